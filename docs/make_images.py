@@ -8,8 +8,7 @@ import numpy as np
 
 import sparsebp as sb
 from sparsebp.bench.tools import pictures
-from sparsebp.patterns import conv_pattern
-from sparsebp.patterns import pool_pattern
+from sparsebp.patterns import conv_pattern, pool_pattern
 
 FOLDER = Path(__file__).parent / "images"
 SIZE = 3

@@ -9,24 +9,21 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from sparsebp.bench.tools import pictures
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import Simulation
-from sparsebp.schedule import gantt
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import dualpipe2018
-from sparsebp.schedule.builders import fast_forward
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import modulo
-from sparsebp.schedule.builders import one_f_one_b
-from sparsebp.schedule.builders import out_of_order
-from sparsebp.schedule.builders import pipedream
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import reverse_first_k
-from sparsebp.schedule.builders import zero_bubble_h1
-from sparsebp.schedule.builders import zero_bubble_h2
+from sparsebp.schedule import Action, Costs, Schedule, Simulation, gantt, simulate
+from sparsebp.schedule.builders import (
+    conventional,
+    dualpipe2018,
+    fast_forward,
+    gpipe,
+    modulo,
+    one_f_one_b,
+    out_of_order,
+    pipedream,
+    place_updates,
+    reverse_first_k,
+    zero_bubble_h1,
+    zero_bubble_h2,
+)
 
 FOLDER = Path(__file__).parent / "images"
 WIDTH, LEFT, RIGHT = 10.0, 1.3, 0.8

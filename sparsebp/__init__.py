@@ -12,37 +12,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from sparsebp import analysis
-    from sparsebp.core import backend
-    from sparsebp import bench
-    from sparsebp import data
-    from sparsebp import interop
-    from sparsebp import jacobians
-    from sparsebp import models
-    from sparsebp import nn
-    from sparsebp import optim
-    from sparsebp import patterns
-    from sparsebp import products
-    from sparsebp.train import recipes
-    from sparsebp import runtime
-    from sparsebp import scan
-    from sparsebp import schedule
-    from sparsebp import train
-    from sparsebp.analysis import gradient_flow
-    from sparsebp.analysis import hidden_jacobians
-    from sparsebp.analysis import lyapunov
-    from sparsebp.core import errors
-    from sparsebp.core import threads
-    from sparsebp.jacobians import TransposedJacobian
-    from sparsebp.jacobians import jacobian_t
-    from sparsebp.nn import prune
-    from sparsebp.nn import value_and_grad
+    from sparsebp import (
+        analysis,
+        bench,
+        data,
+        interop,
+        jacobians,
+        models,
+        nn,
+        optim,
+        patterns,
+        products,
+        runtime,
+        scan,
+        schedule,
+        train,
+    )
+    from sparsebp.analysis import gradient_flow, hidden_jacobians, lyapunov
+    from sparsebp.core import backend, errors, threads
+    from sparsebp.jacobians import TransposedJacobian, jacobian_t
+    from sparsebp.nn import prune, value_and_grad
     from sparsebp.patterns import SparsityPattern
-    from sparsebp.products import ProductPlan
-    from sparsebp.products import plan_product
-    from sparsebp.train import verify
-    from sparsebp.scan import ScanPlan
-    from sparsebp.scan import plan_scan
+    from sparsebp.products import ProductPlan, plan_product
+    from sparsebp.scan import ScanPlan, plan_scan
+    from sparsebp.train import recipes, verify
 
 _ROOMS = (
     "analysis", "backend", "bench", "data", "interop", "jacobians", "models", "nn", "optim", "patterns", "products",

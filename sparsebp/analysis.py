@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
-from typing import Any
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Literal
+
 import numpy as np
+
 from sparsebp.core import backend
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_integer
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.check import Array
+from sparsebp.core.check import Array, Seed, check_choice, check_generator, check_integer
+from sparsebp.core.errors import DTypeError, MemoryLimitError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.locks import cached_property
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.jacobians.jacobian import DEFAULT_MEMORY_LIMIT
-from sparsebp.nn import Layer
-from sparsebp.nn import SequenceClassifier
-from sparsebp.nn import Sequential
-from sparsebp.nn.cells import CellMath
+from sparsebp.nn import Layer, SequenceClassifier, Sequential
+from sparsebp.nn.cells import CellMath, Tape, Weights
 from sparsebp.nn.recurrent import Recurrent
-from sparsebp.nn.cells import Tape
-from sparsebp.nn.cells import Weights
 from sparsebp.patterns import SparsityPattern
-from collections.abc import Iterable
-from dataclasses import dataclass
-from dataclasses import field
-from itertools import chain
-from sparsebp.core.check import check_generator
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.locks import cached_property
-from sparsebp.core.check import Seed
 
-__all__ = [
-    "GradientFlow",
-    "LyapunovSpectrum",
-    "gradient_flow",
-    "hidden_jacobians",
-    "lyapunov",
-    "lyapunov_of",
-]
+__all__ = ["GradientFlow", "LyapunovSpectrum", "gradient_flow", "hidden_jacobians", "lyapunov", "lyapunov_of"]
 
 
 Format = Literal["stacked", "csr"]
@@ -636,6 +615,7 @@ def _norm(matrices: np.ndarray, norm: Norm) -> np.ndarray:
 
 
 # What the Jacobians of a recurrent model say about it: Lyapunov exponents, and how gradients grow over time.
+
 
 def __dir__() -> list[str]:
     return sorted(__all__)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 from typing import Any
-import numpy as np
-from sparsebp import nn
-from sparsebp.core.check import check_generator
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import OptionError
-from sparsebp.core.check import Seed
-from sparsebp.core.check import check_flag
 
-__all__ = [
-    "densenet",
-    "lenet5",
-    "mobilenetv2",
-    "transformer_classifier",
-    "vgg11",
-]
+import numpy as np
+
+from sparsebp import nn
+from sparsebp.core.check import Seed, check_flag, check_generator, check_integer, check_number
+from sparsebp.core.errors import OptionError
+
+__all__ = ["densenet", "lenet5", "mobilenetv2", "transformer_classifier", "vgg11"]
 
 
 _LENET_PADDING = {28: 2, 32: 0}
@@ -320,6 +311,7 @@ def _scaled(channels: int, width: float, multiple: int = 1) -> int:
 
 # A small Transformer that classifies sequences, of vectors or of numbers of words.
 
+
 def transformer_classifier(
     inputs: int,
     classes: int = 10,
@@ -398,6 +390,7 @@ def transformer_classifier(
 
 
 # MODELS: the convolutional networks of the papers, and a small Transformer, as chains of layers.
+
 
 def __dir__() -> list[str]:
     return sorted(__all__)

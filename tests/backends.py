@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 
 from cuda_on_cpu.memory import CheckedNumpy, uninitialised
-from sparsebp.core import backend as seam
 from sparsebp import kernels
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core import backend as seam
 from sparsebp.core.check import Array
+from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.kernels.spec import Kernels
 
 BACKENDS: dict[str, Any] = {

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsebp import models
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.data import ArrayDataset
-from sparsebp.data import epoch_order
-from sparsebp.optim import clip_grad_norm
-from sparsebp.optim import global_norm
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
+from sparsebp import models, nn, optim
+from sparsebp.data import ArrayDataset, epoch_order
+from sparsebp.optim import clip_grad_norm, global_norm
+from sparsebp.schedule import Action, Schedule
 
 IMAGES = np.random.default_rng(5).standard_normal((22, 2, 6, 6)).astype(np.float32)
 SEQUENCES = np.random.default_rng(6).standard_normal((22, 5, 3)).astype(np.float32)

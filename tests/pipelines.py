@@ -9,18 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import models
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.runtime.pipeline import PipelineExecutor
-from sparsebp.comm.transport import Transport
+from sparsebp import models, nn, optim
 from sparsebp.comm.threads import run_ranks
+from sparsebp.comm.transport import Transport
+from sparsebp.runtime.actions import Stages, trained_parameters
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import trained_parameters
+from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import build
+from sparsebp.schedule.builders import build, conventional
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "fast-forward", "modulo")
 

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 import strict_cupy
 from backends import Backend
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
 from sparsebp.kernels.operands import WeightSums
 from strategies import normal, reals, seeds, sizes
 

@@ -8,18 +8,14 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.data import epoch_order
-from sparsebp.runtime.replicas import ReplicaExecutor
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
+from sparsebp.data import epoch_order
 from sparsebp.runtime import Executor
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.replicas import ReplicaExecutor
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import data_parallel
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import reverse_first_k
+from sparsebp.schedule.builders import conventional, data_parallel, place_updates, reverse_first_k
 
 INPUTS = np.random.default_rng(2).standard_normal((23, 5))
 CLASSES = np.random.default_rng(3).integers(3, size=23)

@@ -7,17 +7,7 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from sparsebp.schedule import Action
-from sparsebp.schedule import Cell
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Lane
-from sparsebp.schedule import Link
-from sparsebp.schedule import Overlap
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import parse
-from sparsebp.schedule import parts_of
+from sparsebp.schedule import Action, Cell, Costs, Lane, Link, Overlap, Schedule, StageBytes, StepGraph, parse, parts_of
 
 OPTIONS = [
     {"updates": updates, "weights": weights, "first": first, "synchronised": synchronised}

@@ -10,45 +10,29 @@ import pickle
 import numpy as np
 import pytest
 
+from sparsebp import nn, plan_product, plan_scan
 from sparsebp.core import backend
-from sparsebp import nn
-from sparsebp import plan_product
-from sparsebp import plan_scan
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_generator
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.check import check_sequence
-from sparsebp.core.check import shown
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.check import (
+    check_choice,
+    check_flag,
+    check_generator,
+    check_integer,
+    check_number,
+    check_sequence,
+    shown,
+)
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError, SparseBPError
 from sparsebp.core.files import write_atomically
-from sparsebp.data import ArrayDataset
-from sparsebp.data import BitstreamDataset
+from sparsebp.data import ArrayDataset, BitstreamDataset
 from sparsebp.nn.layer import NamedArrays
 from sparsebp.patterns import SparsityPattern
-from sparsebp.train import verify
-from sparsebp.train.config import read_config
-from sparsebp.train.config import write_config
-from sparsebp.train.recipes import prune_checkpoint
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Link
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import parse
-from sparsebp.schedule import read_csv
-from sparsebp.schedule import simulate
+from sparsebp.schedule import Action, Costs, Link, StepGraph, parse, read_csv, simulate
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.files import read_costs
-from sparsebp.train import Checkpoint
-from sparsebp.train import load_checkpoint
-from sparsebp.train import save_checkpoint
+from sparsebp.train import Checkpoint, load_checkpoint, save_checkpoint, verify
+from sparsebp.train.config import read_config, write_config
 from sparsebp.train.data import as_dataset
+from sparsebp.train.recipes import prune_checkpoint
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), np.array(3)])

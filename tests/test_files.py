@@ -13,17 +13,17 @@ import threading
 import pytest
 
 from sparsebp.core import files
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import OutputError
-from sparsebp.core.files import LOCK_NAME
-from sparsebp.core.files import hold_folder
-from sparsebp.core.files import keep_copy
-from sparsebp.core.files import parse_json
-from sparsebp.core.files import prepare_folder
-from sparsebp.core.files import read_file
-from sparsebp.core.files import remove_temporaries
-from sparsebp.core.files import write_atomically
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError
+from sparsebp.core.files import (
+    LOCK_NAME,
+    hold_folder,
+    keep_copy,
+    parse_json,
+    prepare_folder,
+    read_file,
+    remove_temporaries,
+    write_atomically,
+)
 
 
 def names(folder):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from sparsebp.core import backend
-from sparsebp.core import backend
 from sparsebp.core.cuda_graphs import GraphRecorder
 from sparsebp.core.errors import DeviceError
 
@@ -119,7 +118,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch):
     device = Device()
-    monkeypatch.setattr(cublas.ctypes, "CDLL", lambda name: device.library)
+    monkeypatch.setattr(backend.ctypes, "CDLL", lambda name: device.library)
     return device
 
 
@@ -193,7 +192,7 @@ def test_a_library_that_is_not_there(device, monkeypatch):
     def missing(name):
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(cublas.ctypes, "CDLL", missing)
+    monkeypatch.setattr(backend.ctypes, "CDLL", missing)
     with pytest.raises(DeviceError, match=r"cuBLAS cannot be loaded.*cublas"):
         GraphRecorder(device, 1)
 

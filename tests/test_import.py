@@ -104,8 +104,7 @@ def test_a_progress_bar_without_rich_names_the_extra(monkeypatch):
 
 def test_a_picture_without_matplotlib_names_the_extra(monkeypatch, tmp_path):
     from sparsebp.core.errors import MissingDependencyError
-    from sparsebp.train import History
-    from sparsebp.train import save_loss_curve
+    from sparsebp.train import History, save_loss_curve
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"sparsebp\[plot\]"):

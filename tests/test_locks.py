@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 
 import sparsebp
-from sparsebp.core.backend import SMALLEST
-from sparsebp.core.backend import HostPool
 from sparsebp.core import locks
+from sparsebp.core.backend import SMALLEST, HostPool
 from sparsebp.core.errors import StaleError
-from sparsebp.core.locks import forkable_event
-from sparsebp.core.locks import forkable_lock
+from sparsebp.core.locks import forkable_event, forkable_lock
 from sparsebp.runtime.streams import TwoStreams
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -13,28 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.machine import machine
-from sparsebp.core import machine
-from sparsebp.core.machine import SHIPPED
-from sparsebp.core.machine import load
-from sparsebp.core.machine import now_and_here
-from sparsebp.core.machine import price_path
-from sparsebp.core.machine import prices
-from sparsebp.core.machine import save
-from sparsebp.core.machine import shipped
-from sparsebp.core.machine import CELLS
-from sparsebp.core.machine import STRATEGIES
-from sparsebp.core.machine import parse
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OutputError
+from sparsebp.core import machine as machine_facts
+from sparsebp.core.errors import FileFormatError, OutputError
+from sparsebp.core.machine import (
+    CELLS,
+    SHIPPED,
+    STRATEGIES,
+    load,
+    machine,
+    now_and_here,
+    parse,
+    price_path,
+    prices,
+    save,
+    shipped,
+)
 from sparsebp.nn.cells import LONG
 from sparsebp.products import product
-from sparsebp.products.strategies import OF_KINDS
-from sparsebp.products.strategies import OF_KINDS_AND_STRUCTURE
-from sparsebp.products.strategies import OF_STRUCTURE
-from sparsebp.scan.recurrent import GATES
-from sparsebp.scan.recurrent import SHARED_PRODUCT
-from sparsebp.scan.recurrent import choose_recurrent_backward
+from sparsebp.products.strategies import OF_KINDS, OF_KINDS_AND_STRUCTURE, OF_STRUCTURE
+from sparsebp.scan.recurrent import GATES, SHARED_PRODUCT, choose_recurrent_backward
 
 
 @pytest.fixture
@@ -146,7 +143,7 @@ def test_the_list_has_a_price_for_all_that_is_estimated():
     assert set(GATES) == set(CELLS) == set(shipped().recurrent)
     assert parse(json.loads(SHIPPED.read_text())["prices"], calibrated=False, measured={}).to_json()
     assert {"cpu", "threads", "vector_bytes", "package", "date"} <= shipped().measured.keys()
-    assert machine.this_machine()["vector_bytes"] in (32, 64)
+    assert machine_facts.this_machine()["vector_bytes"] in (32, 64)
 
 
 @given(

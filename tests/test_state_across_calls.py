@@ -19,14 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from scan.chains import Chain, algorithms, make_chain, make_stack
 from scan.chains import dense as dense_block
-from sparsebp import SparsityPattern
-from sparsebp import nn
-from sparsebp import plan_product
-from sparsebp import plan_scan
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import SparseBPError
+from sparsebp import SparsityPattern, nn, plan_product, plan_scan
+from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, SparseBPError
 from sparsebp.products import product
 from strategies import REALS, csr_patterns, normal, reals, seeds, sizes, tolerance
 

@@ -19,10 +19,7 @@ import threadpoolctl
 import sparsebp as sb
 from sparsebp.core import threads
 from sparsebp.core.errors import OptionError
-from sparsebp.nn import GRU
-from sparsebp.nn import CrossEntropyLoss
-from sparsebp.nn import Linear
-from sparsebp.nn import SequenceClassifier
+from sparsebp.nn import GRU, CrossEntropyLoss, Linear, SequenceClassifier
 
 needs_two = pytest.mark.skipif(threads.most_threads() < 2, reason="needs two threads")
 

@@ -9,9 +9,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import DeviceError, MemoryLimitError, OptionError
 from sparsebp.nn.recurrent import RNNMath
 
 

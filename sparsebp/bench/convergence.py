@@ -11,15 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.bench.tools import images
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp import nn, optim
+from sparsebp.bench.tools import images, pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.core.check import Backward
 from sparsebp.data import load_mnist_images

@@ -16,20 +16,14 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
-from sparsebp.core.machine import machine
-from sparsebp.core.machine import prices
 from sparsebp.bench.spgemm import products
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.calibrate import backward_seconds
-from sparsebp.bench.tools.calibrate import call_seconds
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
+from sparsebp.bench.tools.calibrate import backward_seconds, call_seconds
 from sparsebp.bench.tools.matrices import pairs
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import timing
+from sparsebp.core.machine import machine, prices
 from sparsebp.scan import choose_recurrent_backward
 
 WITHIN = 1.5

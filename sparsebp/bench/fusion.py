@@ -20,14 +20,8 @@ import numpy as np
 from sparsebp import kernels
 from sparsebp.bench import optim as updates
 from sparsebp.bench.processes.apart import Apart
-from sparsebp.bench.tools import peers
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.benchmark import fits
+from sparsebp.bench.tools import peers, pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits
 from sparsebp.bench.tools.images import torch_twin
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import timing
@@ -110,10 +104,9 @@ def measure_row(
 
 def ours(model: Any, optimizer: str) -> tuple[dict[Fusion, Any], Callable[[], object]]:
     """Return an executor for each fusion, and the update of all parameters by itself."""
-    from sparsebp import nn
-    from sparsebp import optim
-    from sparsebp.runtime.executor import Executor
+    from sparsebp import nn, optim
     from sparsebp.runtime.actions import Stages
+    from sparsebp.runtime.executor import Executor
     from sparsebp.train.ranks import schedule_of
 
     cls, options = updates.OPTIMIZERS[optimizer]

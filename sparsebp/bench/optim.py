@@ -14,15 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import peers
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.benchmark import fits
-from sparsebp.bench.tools.benchmark import with_threads
+from sparsebp.bench.tools import peers, pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits, with_threads
 from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import timing

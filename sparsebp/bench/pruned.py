@@ -16,19 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.bench.tools import images
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp import nn, optim
+from sparsebp.bench.tools import images, pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import timing
-from sparsebp.data import ImageDataset
-from sparsebp.data import load_mnist_images
+from sparsebp.data import ImageDataset, load_mnist_images
 from sparsebp.models import vgg11
 
 SEED, AMOUNT, TEST = 0, 0.97, 1_000
@@ -254,12 +247,7 @@ BENCHMARK = Benchmark(
         "retrain": {"batch": 16, "steps": 200, "lr": 5e-4},
         "batches": (1, 16),
     },
-    quick={
-        "train": QUICK,
-        "stages": [(amount, QUICK) for amount, _ in STAGES],
-        "retrain": QUICK,
-        "batches": (1, 2),
-    },
+    quick={"train": QUICK, "stages": [(amount, QUICK) for amount, _ in STAGES], "retrain": QUICK, "batches": (1, 2)},
     threads=None,
     measure=measure,
     columns=(

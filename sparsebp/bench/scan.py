@@ -13,20 +13,11 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sparsebp.core import backend
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.benchmark import fits
-from sparsebp.bench.tools.benchmark import with_threads
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits, with_threads
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.workload import SequenceWorkload
-from sparsebp.bench.tools.workload import TorchTwin
-from sparsebp.bench.tools.workload import chunk_count
-from sparsebp.core import timing
+from sparsebp.bench.tools.workload import SequenceWorkload, TorchTwin, chunk_count
+from sparsebp.core import backend, timing
 
 BATCH = 16
 ALGORITHMS = ("bp", "chunked", "hybrid", "blelloch")

@@ -18,26 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import threads as thread_pools
 from sparsebp.core import timing
 from sparsebp.core.errors import SparseBPError
-from sparsebp.runtime.search import FoundSchedule
-from sparsebp.runtime.search import all_schedules
-from sparsebp.runtime.search import steady
-from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.search import TimedExecutor
-from sparsebp.runtime.search import alone_schedule
-from sparsebp.runtime.search import costs_alone
-from sparsebp.runtime.search import costs_beside
-from sparsebp.runtime.search import OutOfOrderExecutor
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.search import (
+    FoundSchedule,
+    OutOfOrderExecutor,
+    TimedExecutor,
+    all_schedules,
+    alone_schedule,
+    costs_alone,
+    costs_beside,
+    steady,
+)
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import two_stream_list
 

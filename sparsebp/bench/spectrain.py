@@ -15,27 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.bench.tools import images
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp import nn, optim
+from sparsebp.bench.tools import images, pictures
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.staged import NETWORKS
-from sparsebp.bench.tools.staged import STAGES
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.runtime.pipeline import PipelineExecutor
-from sparsebp.runtime.pipeline import Distance
-from sparsebp.comm.transport import Transport
+from sparsebp.bench.tools.staged import NETWORKS, STAGES
 from sparsebp.comm.threads import run_ranks
-from sparsebp.runtime.actions import Step
-from sparsebp.runtime.actions import Watch
+from sparsebp.comm.transport import Transport
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.runtime.actions import Step, Watch
+from sparsebp.runtime.pipeline import Distance, PipelineExecutor
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import dualpipe2018
-from sparsebp.schedule.builders import pipedream
+from sparsebp.schedule.builders import dualpipe2018, pipedream
 
 MOMENTUM, POINTS = 0.9, 50
 LEVELS = ("moderate", "high")

@@ -19,14 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.benchmark import refuse_difference
-from sparsebp.bench.tools.benchmark import with_threads
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference, with_threads
 from sparsebp.bench.tools.peers import import_torch
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import timing

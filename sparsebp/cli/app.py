@@ -2,15 +2,10 @@
 
 from sparsebp.cli.bench import bench
 from sparsebp.cli.common import make_app
-from sparsebp.cli.train import demo
-from sparsebp.cli.info import info
-from sparsebp.cli.train import prune
+from sparsebp.cli.info import info, verify, warm_up
 from sparsebp.cli.reproduce import reproduce
 from sparsebp.cli.schedule import schedule_app
-from sparsebp.cli.train import train
-from sparsebp.cli.train import tune
-from sparsebp.cli.info import verify
-from sparsebp.cli.info import warm_up
+from sparsebp.cli.train import demo, prune, train, tune
 
 app = make_app((train, tune, prune, demo, bench, reproduce, verify, warm_up, info), {"schedule": schedule_app})
 

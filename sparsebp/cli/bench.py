@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparsebp.core import backend
-from sparsebp.bench import NAMES
-from sparsebp.bench import load
+from sparsebp.bench import NAMES, load
 from sparsebp.bench.tools import report
-from sparsebp.cli.common import JsonOption
-from sparsebp.cli.common import enumeration
-from sparsebp.cli.common import out_option
-from sparsebp.cli.common import print_line
-from sparsebp.cli.common import print_table
-from sparsebp.cli.common import write_json
-from sparsebp.cli.common import Interrupted
+from sparsebp.cli.common import Interrupted, JsonOption, enumeration, out_option, print_line, print_table, write_json
+from sparsebp.core import backend
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import prepare_folder
 

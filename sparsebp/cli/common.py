@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import contextlib
-import shlex
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-from sparsebp.comm.mpi import launching
 import enum
 import functools
 import inspect
+import shlex
 import sys
 import textwrap
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
+
 from sparsebp import __version__
 from sparsebp.bench.tools import report
 from sparsebp.cli.terminal import status_of
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import OutputError
-from sparsebp.core.errors import SparseBPError
-from sparsebp.core.files import check_path
-from sparsebp.core.files import json_line
+from sparsebp.comm.mpi import launching
+from sparsebp.core.errors import OptionError, OutputError, SparseBPError
+from sparsebp.core.files import check_path, json_line
 
 if TYPE_CHECKING:
     from sparsebp.train.config import Run
 
 
 # What Ctrl-C, or SIGTERM, leaves to be said: where the command was, and which command goes on from there.
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C in a command that knows where it was.

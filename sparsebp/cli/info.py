@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import importlib.metadata
 import os
 import platform
 import time
 from pathlib import Path
-from typing import Annotated
-from typing import Any
-from typing import Literal
+from typing import Annotated, Any, Literal
+
 import numpy as np
 import typer
-from sparsebp import __version__
-from sparsebp.core import backend
-from sparsebp.cli.common import JsonOption
-from sparsebp.cli.common import console
-from sparsebp.cli.common import print_line
-from sparsebp.cli.common import write_json
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
-from sparsebp.cli.common import ThreadsOption
-from sparsebp.cli.common import progress_bar
-from sparsebp.cli.common import use_threads
-from sparsebp.train.config import Device
 
+from sparsebp import __version__
+from sparsebp.cli.common import JsonOption, ThreadsOption, console, print_line, progress_bar, use_threads, write_json
+from sparsebp.core import backend
+from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError
+from sparsebp.train.config import Device
 
 _PACKAGES = (
     "numpy",
@@ -81,12 +71,8 @@ def info(
 
 def _calibrate(quiet: bool) -> None:
     """Measure the prices and write them at the end: an interruption leaves the file as it was."""
-    from sparsebp.core.machine import VARIABLE
-    from sparsebp.core.machine import price_path
-    from sparsebp.core.machine import save
-    from sparsebp.core.files import check_regular
-    from sparsebp.core.files import output_error
-    from sparsebp.core.files import prepare_folder
+    from sparsebp.core.files import check_regular, output_error, prepare_folder
+    from sparsebp.core.machine import VARIABLE, price_path, save
 
     path = price_path()
     if path is None:
@@ -145,8 +131,7 @@ def collect() -> dict[str, Any]:
 
 
 def _prices() -> dict[str, Any]:
-    from sparsebp.core.machine import price_path
-    from sparsebp.core.machine import prices
+    from sparsebp.core.machine import price_path, prices
 
     found, path = prices(), price_path()
     kind = "calibrated" if found.calibrated else "shipped"
@@ -202,6 +187,7 @@ def _prices_line(found: dict[str, Any]) -> str:
 
 # ``sparsebp verify``: does this installation compute right?
 
+
 def verify(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the models and their data.")] = 0,
     details: Annotated[bool, typer.Option("--details", help="Show every check.")] = False,
@@ -250,6 +236,7 @@ def verify(
 
 
 # ``sparsebp warm-up``: compile all kernels of the CPU now, so that nothing waits for it later.
+
 
 def warm_up() -> None:
     """Compile all kernels of the CPU, for float32 and float64; they are kept on disk.

@@ -10,9 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, cast
 
-from sparsebp.cli.terminal import write_nearest
-from sparsebp.cli.terminal import status_of
-from sparsebp.cli.terminal import terminable
+from sparsebp.cli.terminal import status_of, terminable, write_nearest
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,8 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 done; 1 an error of sparsebp's own, or of the standard output, printed as one message; 2 wrong usage,
     an unknown or impossible value of an option among it; 130 interrupted, 143 ended by SIGTERM.
     """
-    from sparsebp.comm.mpi import launched
-    from sparsebp.comm.mpi import quiet_others
+    from sparsebp.comm.mpi import launched, quiet_others
 
     quiet_others()
     try:

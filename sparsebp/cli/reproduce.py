@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsebp.bench.tools import report
-from sparsebp.cli.common import JsonOption
-from sparsebp.cli.common import out_option
-from sparsebp.cli.common import print_line
-from sparsebp.cli.common import print_table
-from sparsebp.cli.common import write_json
-from sparsebp.cli.common import Interrupted
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.cli.common import Interrupted, JsonOption, out_option, print_line, print_table, write_json
+from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.core.files import prepare_folder
 
 if TYPE_CHECKING:
-    from sparsebp.reproduce.figure import Context
-    from sparsebp.reproduce.figure import Figure
+    from sparsebp.reproduce.figure import Context, Figure
 
 _PACKAGES = {"torch": "torch", "audio": "librosa", "data": "mlxtend", "mpi": "mpi4py"}
 _COLUMNS = (
@@ -56,8 +49,7 @@ def reproduce(
       sparsebp reproduce all --quick
       sparsebp reproduce all --measured docs/benchmarks --out docs/papers
     """
-    from sparsebp.reproduce import FIGURES
-    from sparsebp.reproduce import find
+    from sparsebp.reproduce import FIGURES, find
     from sparsebp.reproduce.figure import Context
     from sparsebp.reproduce.page import listing
 

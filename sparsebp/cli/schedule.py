@@ -2,54 +2,50 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-import sys
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
-from typing import Any
-from typing import Literal
-import typer
-from sparsebp.cli.common import choice_option
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import read_costs
-from sparsebp.schedule import read_csv
-from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.files import from_csv
-from sparsebp.schedule.files import Durations
-from sparsebp.schedule.files import parse_durations
-from collections.abc import Iterable
-from itertools import groupby
-from rich.text import Text
-from sparsebp.bench.tools import report
-from sparsebp.cli.common import console
-from sparsebp.cli.common import print_line
-from sparsebp.cli.common import print_table
-from sparsebp.schedule.plot import COLOURS
-from sparsebp.schedule.plot import most_stale
 import inspect
-from sparsebp.cli.common import Group
-from sparsebp.cli.common import JsonOption
-from sparsebp.cli.common import out_option
-from sparsebp.cli.common import taking
-from sparsebp.cli.common import write_json
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
-from sparsebp.core.files import write_atomically
-from sparsebp.core.files import write_figure
-from sparsebp.schedule import for_torch
-from sparsebp.schedule import gantt
-from sparsebp.schedule import lower
-from sparsebp.schedule import simulate
-from sparsebp.schedule import text_chart
-from sparsebp.schedule import to_csv
-from sparsebp.schedule import write_csv
-from sparsebp.schedule import write_programs
-from sparsebp.schedule import write_trace
-from sparsebp.schedule.builders import build as build_schedule
-from sparsebp.schedule.plot import summary
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import typer
+from rich.text import Text
+
+from sparsebp.bench.tools import report
+from sparsebp.cli.common import (
+    Group,
+    JsonOption,
+    choice_option,
+    console,
+    out_option,
+    print_line,
+    print_table,
+    taking,
+    write_json,
+)
+from sparsebp.core.errors import OptionError, SparseBPError
+from sparsebp.core.files import write_atomically, write_figure
+from sparsebp.schedule import (
+    Costs,
+    Schedule,
+    for_torch,
+    gantt,
+    lower,
+    read_costs,
+    read_csv,
+    simulate,
+    text_chart,
+    to_csv,
+    write_csv,
+    write_programs,
+    write_trace,
+)
+from sparsebp.schedule.builders import BUILDERS
+from sparsebp.schedule.builders import build as build_schedule
+from sparsebp.schedule.files import Durations, from_csv, parse_durations
+from sparsebp.schedule.plot import COLOURS, most_stale, summary
 
 # Options that the commands of ``sparsebp schedule`` share, and what they make of them.
 
@@ -139,6 +135,7 @@ def stages_of(text: str | None) -> tuple[int, ...] | None:
 
 
 # What ``sparsebp schedule`` prints: tables, and a chart in the colours of the pictures.
+
 
 def _number(value: float) -> str:
     return f"{value:.4g}"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import codecs
-import unicodedata
-from typing import Any
 import contextlib
 import signal
 import threading
+import unicodedata
 from collections.abc import Iterator
-from typing import NoReturn
-
+from typing import Any, NoReturn
 
 # Text for terminals whose encoding lacks letters of ours: the nearest letter of ASCII in the place of each.
 

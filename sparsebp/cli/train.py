@@ -2,79 +2,67 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import dataclasses
 import importlib.util
+import inspect
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+
 import numpy as np
 import typer
-from sparsebp.cli.common import console
-from sparsebp.cli.common import print_line
-from sparsebp.cli.common import write_json
-from sparsebp.cli.common import Position
-from sparsebp.core.errors import OptionError
-from sparsebp.core.files import json_line
-from sparsebp.core.files import output_error
-from sparsebp.core.files import write_atomically
-from sparsebp.train.recipes import Comparison
-from sparsebp.train.recipes import Agreement
-from sparsebp.train.recipes import compare_histories
-from sparsebp.train.recipes import gradient_agreement
-from sparsebp.train.config import TrainConfig
-from sparsebp.train.config import Run
-from sparsebp.train.config import build
-from sparsebp.train.config import build_retraining
-from sparsebp.train.config import prunes
-from sparsebp.train import JsonLines
-from sparsebp.train import ProgressBar
-from sparsebp.train import save_loss_curve
-from sparsebp.train.data import batch_of
-from sparsebp.train.checkpoint import FILE_NAME
-from sparsebp.train.checkpoint import load_checkpoint
-from sparsebp.train.checkpoint import save_checkpoint
-from sparsebp.train.checkpoint import run_folder
-from sparsebp.train.checkpoint import set_aside
-from typing import Annotated
-from typing import get_args
-from sparsebp.cli.common import JsonOption
-from sparsebp.cli.common import ThreadsOption
-from sparsebp.cli.common import choice_option
-from sparsebp.cli.common import out_option
-from sparsebp.cli.common import use_threads
-from sparsebp.train.config import SequenceModel
-import os
-from sparsebp.cli.common import Interrupted
-from sparsebp.nn.prune import PruneMethod
-import inspect
-from collections.abc import Callable
-from typing import Literal
-from typing import TypeAlias
-from sparsebp.train.config import Option
-from sparsebp.train.config import kind_of
-from sparsebp.train.config import ImageConfig
-from sparsebp.train.config import ImageModel
-from sparsebp.train.config import ImageTask
-from sparsebp.train.config import InstrumentConfig
-from sparsebp.train.config import InstrumentTask
-from sparsebp.train.config import RecurrentConfig
-from sparsebp.train.config import SequenceTask
-from sparsebp.cli.common import taking
-from sparsebp.core.check import check_integer
-from sparsebp.comm.mpi import launched
+
 from sparsebp.bench.tools import report
-from sparsebp.cli.common import enumeration
-from sparsebp.cli.common import print_table
-from sparsebp.cli.common import progress_bar
-from sparsebp.core.check import BACKWARDS
+from sparsebp.cli.common import (
+    Interrupted,
+    JsonOption,
+    Position,
+    ThreadsOption,
+    choice_option,
+    console,
+    enumeration,
+    out_option,
+    print_line,
+    print_table,
+    progress_bar,
+    taking,
+    use_threads,
+    write_json,
+)
+from sparsebp.comm.mpi import launched
+from sparsebp.core.check import BACKWARDS, check_integer
+from sparsebp.core.errors import OptionError
+from sparsebp.core.files import json_line, output_error, write_atomically
+from sparsebp.nn.prune import PruneMethod
 from sparsebp.schedule.builders import Fusion
+from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
+from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, run_folder, save_checkpoint, set_aside
+from sparsebp.train.config import (
+    ImageConfig,
+    ImageModel,
+    ImageTask,
+    InstrumentConfig,
+    InstrumentTask,
+    Option,
+    RecurrentConfig,
+    Run,
+    SequenceModel,
+    SequenceTask,
+    TrainConfig,
+    build,
+    build_retraining,
+    kind_of,
+    prunes,
+)
+from sparsebp.train.data import batch_of
+from sparsebp.train.recipes import Agreement, Comparison, compare_histories, gradient_agreement
 
 if TYPE_CHECKING:
-    from sparsebp.runtime.launch import Timeline
     from sparsebp.comm.transport import Transport
     from sparsebp.nn import PruneReport
+    from sparsebp.runtime.launch import Timeline
 
 
 START_NAME = "start.safetensors"
@@ -383,6 +371,7 @@ def _session_print(result: dict[str, Any]) -> None:
 
 # ``sparsebp demo``: the tour of ``make demo``.
 
+
 def demo(
     out: Annotated[Path, out_option("Folder for checkpoint and picture.")] = Path("runs", "demo"),
     model: Annotated[SequenceModel, choice_option("Recurrent layer", get_args(SequenceModel))] = "gru",
@@ -414,6 +403,7 @@ def demo(
 
 # ``sparsebp prune``: a checkpoint in, a pruned one out.
 
+
 def prune(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of sparsebp train, or its folder.")],
     amount: Annotated[float, typer.Option(help="Share of the weights that is pruned afterwards.")],
@@ -421,8 +411,7 @@ def prune(
         PruneMethod, choice_option("How to share that out over the layers", get_args(PruneMethod))
     ] = "class_blind",
     out: Annotated[
-        Path | None,
-        out_option("The file to write.", show_default="pruned.safetensors beside the checkpoint"),
+        Path | None, out_option("The file to write.", show_default="pruned.safetensors beside the checkpoint")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -577,8 +566,7 @@ def _transport(run: TrainConfig) -> Transport | None:
     if launched() is None:
         return None
     from sparsebp.runtime.launch import connect
-    from sparsebp.train.ranks import FIRST_K
-    from sparsebp.train.ranks import REPLICAS
+    from sparsebp.train.ranks import FIRST_K, REPLICAS
 
     return connect(device=run.device, progress=run.schedule in (REPLICAS, FIRST_K))
 
@@ -661,8 +649,7 @@ def tune(
     """
     from sparsebp.core.files import prepare_folder
     from sparsebp.train import recipes as tuning
-    from sparsebp.train.config import write_config
-    from sparsebp.train.config import config_for
+    from sparsebp.train.config import config_for, write_config
 
     given = {"task": task, **given}
     config = config_for(**given)

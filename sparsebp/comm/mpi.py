@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Protocol
-import numpy as np
-from sparsebp.core.errors import TransportError
-from sparsebp.core.check import Array
 import io
 import os
-import sys
-from typing import TextIO
 import pickle
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from sparsebp.core.locks import forkable_lock
+import sys
 import threading
-from sparsebp.core.locks import forkable_event
-from sparsebp.core import backend
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.check import shown
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
-from sparsebp.comm.transport import DTYPES
-from sparsebp.comm.transport import Handle
-from sparsebp.comm.transport import Transport
-from sparsebp.comm.transport import check_callable
-from sparsebp.comm.transport import packed
-from sparsebp.comm.transport import parts_of
-from sparsebp.comm.transport import sum_in_order
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO
 
+import numpy as np
+
+from sparsebp.comm.transport import DTYPES, Handle, Transport, check_callable, packed, parts_of, sum_in_order
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_flag, check_integer, check_number, shown
+from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
+from sparsebp.core.locks import forkable_event, forkable_lock
 
 # What is under way over MPI: messages between two ranks, and collective calls of one or two exchanges.
 

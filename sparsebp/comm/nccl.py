@@ -15,17 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.comm.transport import DTYPES, Handle, Transport, check_callable, parts_of, sum_in_order
 from sparsebp.core import backend
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import TransportError
 from sparsebp.core.check import Array
-from sparsebp.comm.transport import DTYPES
-from sparsebp.comm.transport import Handle
-from sparsebp.comm.transport import Transport
-from sparsebp.comm.transport import check_callable
-from sparsebp.comm.transport import parts_of
-from sparsebp.comm.transport import sum_in_order
+from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
 
 _KINDS = ("allreduce", "reduce_scatter", "allgather", "exscan")
 _TYPES = {np.dtype(np.float32): "NCCL_FLOAT32", np.dtype(np.float64): "NCCL_FLOAT64",

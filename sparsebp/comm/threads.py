@@ -9,15 +9,11 @@ from collections.abc import Callable, Collection
 from functools import reduce
 from typing import Any, TypeVar
 
+from sparsebp.comm.transport import Handle, Transport, check_callable, packed
 from sparsebp.core import backend
-from sparsebp.core.check import check_integer
+from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import TransportError
 from sparsebp.core.locks import forkable_lock
-from sparsebp.core.check import Array
-from sparsebp.comm.transport import Handle
-from sparsebp.comm.transport import Transport
-from sparsebp.comm.transport import check_callable
-from sparsebp.comm.transport import packed
 
 T = TypeVar("T")
 

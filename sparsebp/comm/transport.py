@@ -5,23 +5,16 @@ Workers are *ranks*, numbered from 0; all of them run the same program on their 
 
 from __future__ import annotations
 
-from __future__ import annotations
 import abc
 import pickle
-from collections.abc import Callable
-from typing import Any
-from typing import Protocol
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import shown
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import TransportError
-from sparsebp.core.check import Array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_integer, shown
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError, TransportError
 
 DTYPES = tuple(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
 
@@ -251,6 +244,7 @@ def _check_array(array: Array, written: bool) -> None:
 
 
 # Sums over ranks: who sums which part, and in which order.
+
 
 def parts_of(flat: Array, ranks: int) -> list[Array]:
     """Return the part of an array that each rank sums: as equal as can be, in the order of the ranks."""

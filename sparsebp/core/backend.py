@@ -6,29 +6,28 @@ so the package works without it.
 
 from __future__ import annotations
 
-from __future__ import annotations
 import contextlib
+import ctypes
+import math
 import sys
 import threading
-from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
-from typing import Protocol
-import numpy as np
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import NamedTuple
-import math
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.locks import forkable_lock
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from sparsebp.core.check import Array
+from sparsebp.core.errors import (
+    DeviceError,
+    DTypeError,
+    LayoutError,
+    MemoryLimitError,
+    MissingDependencyError,
+    ShapeError,
+)
+from sparsebp.core.locks import forkable_lock
 
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
@@ -654,6 +653,7 @@ def empty(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 # Reading from a device without waiting for what it has been given since.
+
 
 class Reading:
     """The values of an array on their way to the host, as the array is when the current stream comes to it.

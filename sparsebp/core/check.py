@@ -5,18 +5,15 @@ And of what the forward of a user's own layer returns.
 
 from __future__ import annotations
 
-from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection
 from numbers import Real
-from typing import Any
-from typing import TypeVar
-import numpy as np
-from sparsebp.core.errors import OptionError
-from typing import Literal
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
+import numpy as np
+
+from sparsebp.core.errors import OptionError
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.backend import Cublas
-from sparsebp.core.errors import DeviceError
 from sparsebp.core.check import Array
+from sparsebp.core.errors import DeviceError
 
 
 class GraphRecorder:

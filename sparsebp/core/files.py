@@ -19,9 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import OutputError
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 
 LOCK_NAME = ".sparsebp-lock"
 _TEMPORARY = ".sparsebp-{token}-{name}"

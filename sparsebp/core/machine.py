@@ -9,32 +9,22 @@ and change no result otherwise.
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import fields
-from typing import Any
 import importlib
 import json
 import os
 import platform
 import warnings
-from datetime import UTC
-from datetime import datetime
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from functools import cache, lru_cache
 from pathlib import Path
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.files import cache_folder
-from sparsebp.core.files import parse_json
-from sparsebp.core.files import prepare_folder
-from sparsebp.core.files import read_file
-from sparsebp.core.files import write_atomically
-from dataclasses import replace
-from functools import lru_cache
 from types import ModuleType
-from sparsebp.core import backend
-from sparsebp.core import threads
+from typing import Any
 
+from sparsebp.core import backend, threads
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.files import cache_folder, parse_json, prepare_folder, read_file, write_atomically
 
 STRATEGIES = (
     "identity", "scale_rows", "scale_columns", "scale_runs", "select_rows", "select_columns", "gather", "dense", "runs",
@@ -349,6 +339,7 @@ def _cpu_line(key: str) -> str:
 # What the cost model knows of a machine: workers, memory, and rates, the host's from its price list.
 #
 # The host's prices are measured (`sparsebp.core.machine`); a device's are told from what its driver says.
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -1,6 +1,6 @@
 """How many threads work: those of the kernels, and those of the BLAS behind NumPy.
 
-The kernels have threads of their own, which sleep until there is work for them (`sparsebp.kernels.host.engine.threads`).
+The kernels have threads of their own, which sleep until there is work (`sparsebp.kernels.host.engine.threads`).
 They need no setting: small work stays on the calling thread, work that other processes slow down goes back to it, and
 no result depends on how many threads took part, or on which thread of a program calls. `set_threads` sets an upper end.
 

@@ -6,37 +6,35 @@ batches that it would have seen.
 
 from __future__ import annotations
 
-from __future__ import annotations
-from typing import Any
-from typing import Protocol
-import numpy as np
-from sparsebp.core.backend import FLOAT_DTYPES
-from sparsebp.core.backend import float_dtype
-from sparsebp.core.backend import namespace
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.check import shown
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.core.check import check_generator
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.check import Seed
 import gzip
 import importlib.util
+import os
 import zlib
 from pathlib import Path
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import MissingDependencyError
-from typing import Literal
-from typing import Self
-from typing import get_args
-from sparsebp.core.check import check_choice
-import os
-from sparsebp.core.files import check_path
-from sparsebp.core.files import read_file
+from typing import Any, Literal, Protocol, Self, get_args
+
+import numpy as np
+
+from sparsebp.core.backend import FLOAT_DTYPES, float_dtype, namespace
+from sparsebp.core.check import (
+    Array,
+    Seed,
+    check_choice,
+    check_flag,
+    check_generator,
+    check_integer,
+    check_number,
+    shown,
+)
+from sparsebp.core.errors import (
+    DTypeError,
+    FileFormatError,
+    MemoryLimitError,
+    MissingDependencyError,
+    OptionError,
+    ShapeError,
+)
+from sparsebp.core.files import check_path, read_file
 
 CLASSES = 10
 

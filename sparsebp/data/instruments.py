@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import dataclasses
-from typing import TypeAlias
-import numpy as np
-from sparsebp.core.check import check_generator
-from sparsebp.core.errors import OptionError
-from sparsebp.core.check import Seed
-from typing import Any
-from typing import Literal
-from sparsebp.core.check import check_choice
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.threads import one_blas_thread
+import hashlib
 import io
 import os
 import zipfile
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OutputError
-from sparsebp.core.files import check_path
-from sparsebp.core.files import write_atomically
-from sparsebp.data.dataset import ArrayDataset
-import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from sparsebp.core.check import check_integer
-from sparsebp.core.files import cache_folder
-from sparsebp.core.files import prepare_folder
-from sparsebp.core.threads import get_threads
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
-__all__ = [
-    "CLASSES",
-    "load_instruments",
-    "mfcc",
-    "read_clip",
-    "synthesise",
-    "synthetic_instruments",
-]
+import numpy as np
+
+from sparsebp.core.check import Seed, check_choice, check_generator, check_integer, check_number
+from sparsebp.core.errors import (
+    DTypeError,
+    FileFormatError,
+    MissingDependencyError,
+    NonFiniteError,
+    OptionError,
+    OutputError,
+    ShapeError,
+)
+from sparsebp.core.files import cache_folder, check_path, prepare_folder, write_atomically
+from sparsebp.core.threads import get_threads, one_blas_thread
+from sparsebp.data.dataset import ArrayDataset
+
+__all__ = ["CLASSES", "load_instruments", "mfcc", "read_clip", "synthesise", "synthetic_instruments"]
 
 
 # Eleven synthetic instruments: what stands in for recordings that cannot be shipped. **None of it is real audio.**
@@ -613,7 +599,7 @@ def _cache(features: FeatureSet, each: int, seed: int) -> Path | None:
     folder = cache_folder()
     if folder is None:
         return None
-    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (_synthetic, _features))
+    sources = Path(__file__).read_bytes()
     versions = f"{np.__version__} {import_librosa().__version__} {features} {each} {seed}"
     digest = hashlib.sha256(sources + versions.encode()).hexdigest()[:16]
     return folder / f"instruments-synthetic-{features}-{digest}.npy"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from sparsebp.interop import cupyx
-from sparsebp.interop import dlpack
-from sparsebp.interop import scipy
-from sparsebp.interop import torch
+from sparsebp.interop import cupyx, dlpack, scipy, torch
 
 __all__ = ["cupyx", "dlpack", "scipy", "torch"]
 

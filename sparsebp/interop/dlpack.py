@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.errors import DeviceError
 from sparsebp.core.check import Array
+from sparsebp.core.errors import DeviceError
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern
 

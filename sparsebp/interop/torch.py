@@ -8,13 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import ShapeError
 from sparsebp.core.check import Array
-from sparsebp.interop.dlpack import dlpack_arrays
-from sparsebp.interop.dlpack import from_dlpack
-from sparsebp.interop.dlpack import jacobian_from_dlpack
+from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError
+from sparsebp.interop.dlpack import dlpack_arrays, from_dlpack, jacobian_from_dlpack
 from sparsebp.jacobians import TransposedJacobian
 
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
+from collections.abc import Callable
 from math import prod
 from operator import index
 from typing import Any
+
 import numpy as np
-from sparsebp.core import backend
+
 from sparsebp import kernels
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import within_memory
-from sparsebp.core.check import Array
+from sparsebp.core import backend
+from sparsebp.core.check import Array, forward_of
+from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
+from sparsebp.core.shortcuts import belongs, is_lone
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import check_patterns
 from sparsebp.products import plan_product
-from collections.abc import Callable
-from sparsebp.core.check import forward_of
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.shortcuts import belongs
-from sparsebp.core.shortcuts import is_lone
 
 
 class TransposedJacobian:

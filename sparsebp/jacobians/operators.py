@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 from collections.abc import Sequence
-import numpy as np
-from sparsebp.core import backend
-from sparsebp import kernels
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.jacobians.jacobian import TransposedJacobian
-from sparsebp.patterns.builders import ConvPattern
-from sparsebp.patterns.windows import Layout
-from sparsebp.patterns.builders import conv_pattern
-from sparsebp.patterns.builders import conv_transpose_pattern
-from sparsebp.patterns.windows import border_pattern
-from sparsebp.patterns.windows import Lengths
-from sparsebp.patterns.windows import Padding
 from math import prod
-from sparsebp.core.check import SlopeFunction
-from sparsebp.patterns import axis_pattern
-from sparsebp.patterns import linear_pattern
-from sparsebp.patterns import pointwise_pattern
-from sparsebp.patterns.windows import packed_mask
 from types import ModuleType
 from typing import Any
-from sparsebp.patterns import PoolPattern
-from sparsebp.core.check import Nonlinearity
-from sparsebp.patterns import SparsityPattern
-from sparsebp.patterns import hidden_pattern
-from sparsebp.patterns import lstm_pattern
+
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.check import Array, Nonlinearity, SlopeFunction
+from sparsebp.core.errors import ShapeError
+from sparsebp.jacobians.jacobian import TransposedJacobian
+from sparsebp.patterns import (
+    PoolPattern,
+    SparsityPattern,
+    axis_pattern,
+    hidden_pattern,
+    linear_pattern,
+    lstm_pattern,
+    pointwise_pattern,
+)
+from sparsebp.patterns.builders import ConvPattern, conv_pattern, conv_transpose_pattern
+from sparsebp.patterns.windows import Layout, Lengths, Padding, border_pattern, packed_mask
 
 
 def conv_jacobian_t(
@@ -170,6 +165,7 @@ def _gathered(structure: ConvPattern, weight: Array) -> TransposedJacobian:
 
 # Transposed Jacobians of what maps every element, or every vector, by itself: a diagonal of numbers or of blocks.
 
+
 def pointwise_jacobian_t(saved: Array, function: SlopeFunction = "given") -> TransposedJacobian:
     """Return the diagonal of an operator's slopes.
 
@@ -304,6 +300,7 @@ def axis_jacobian_t(blocks: Array) -> TransposedJacobian:
 
 # Transposed Jacobians of pooling: zeros and ones by the argmax for a max-pool, constants for an average.
 
+
 def max_pool_jacobian_t(pool: PoolPattern, winner: Array, dtype: Any = np.float32) -> TransposedJacobian:
     """Return the transposed Jacobian of max pooling: 1 where a window takes its maximum, 0 elsewhere (BPPSA §3.3).
 
@@ -394,6 +391,7 @@ def avg_pool_weights(pool: PoolPattern, *, count_include_pad: bool = True, divis
 # Materialised hidden-state Jacobians of recurrent layers, through the kernels: for the general scan engine and users.
 #
 # Training does not need them: the fused kernels work with the factors (BPPSA Eq. 9 and 11) and store no Jacobian.
+
 
 def rnn_hidden_jacobians(h: Array, w_hh: Array, nonlinearity: Nonlinearity) -> Array:
     """Return ``w_hhᵀ · diag(f'(h[t]))`` of every step (BPPSA Eq. 9).

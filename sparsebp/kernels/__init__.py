@@ -19,8 +19,7 @@ def get(xp: ModuleType) -> Kernels:
         from sparsebp.kernels.host import HostKernels
 
         return Kernels(HostKernels())
-    from sparsebp.kernels.device import DeviceKernels
-    from sparsebp.kernels.device import RawModuleLoader
+    from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 
     return Kernels(DeviceKernels(xp, RawModuleLoader(xp)))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from types import ModuleType
 
-from sparsebp.core import backend
 from sparsebp import kernels
+from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array
 

@@ -8,20 +8,15 @@ rows of C (of `Pairs`, tiles) into parts of about equal work, fixed by the plan.
 
 from __future__ import annotations
 
-from __future__ import annotations
-from typing import Any
-import numpy as np
-from sparsebp.core.backend import FLOAT_DTYPES
-from sparsebp.core.backend import INDEX_DTYPES
-from sparsebp.core.backend import check_array
-from sparsebp.core.backend import namespace
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
 import math
-from typing import NamedTuple
-from sparsebp.core import backend
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.backend import FLOAT_DTYPES, INDEX_DTYPES, check_array, namespace
+from sparsebp.core.check import Array
+from sparsebp.core.errors import DTypeError, ShapeError
 
 # What the checks of arguments share: quick tests that pass in a fraction of a microsecond, the full error behind them.
 #
@@ -413,6 +408,7 @@ class WeightSums(NamedTuple):
 
 
 # The weight gradients of a recurrence as products over all steps: for sizes that no kernel sums as it goes.
+
 
 def multiply_sums(ga: Array, sums: WeightSums) -> None:
     """Write `sums` from ga (T, B, columns·H), the gradient at everything that a weight feeds."""

@@ -1,52 +1,61 @@
-"""Elman and gated recurrences over all steps, forward and backward, and their materialised Jacobians."""
+"""Every kernel's name, arguments, shapes, dtypes and checks, stated once; host or device do the work.
+
+Conventions
+-----------
+- ``real`` is float32 or float64, the same for all real arguments of a call; ``index`` is int32 or int64.
+- Every array is C-contiguous. The caller allocates ``out`` and every array that is said to be written; a kernel
+  allocates scratch only. Outputs never alias inputs.
+- The batch B is **last** in everything that belongs to a Jacobian, a product or a scan: data ``(nnz, B)``, vectors
+  ``(n, B)``. Values shared by the batch have a last axis of length 1: ``(nnz, 1)``; wherever ``B*`` is written the
+  length may be 1 or B, and ``out`` has B if any operand has.
+- Recurrent layers are time-major as in torch.nn: ``(T, B, ...)``.
+- A kernel writes its results and returns nothing. A method that returns something asks about sizes: it runs nothing.
+- No atomics: the same input gives bitwise the same output on every run and for every number of threads.
+- Sizes of zero are legal wherever they make sense (no rows, no nonzeros, no batch).
+- A wrong dtype, shape or layout raises (see `sparsebp.core.backend.check_array`); nothing falls through.
+"""
 
 from __future__ import annotations
 
-from __future__ import annotations
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.kernels.operands import INT64
-from sparsebp.kernels.operands import Family
-from sparsebp.kernels.operands import batch_of
-from sparsebp.kernels.operands import batched
-from sparsebp.kernels.operands import exact
-from sparsebp.kernels.operands import rank
-from sparsebp.kernels.operands import real_dtype
-from sparsebp.kernels.operands import rows_of
-from sparsebp.kernels.operands import written
-from sparsebp.core.backend import FLOAT_DTYPES
-from sparsebp.core.backend import check_array
-from sparsebp.core.backend import given
-from sparsebp.core.backend import namespace
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.check import Nonlinearity
-from sparsebp.kernels.operands import WeightSums
 from collections.abc import Sequence
+
 import numpy as np
+
 from sparsebp.core import backend
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.check import UpdateRule
-from sparsebp.kernels.operands import UINT16
-from sparsebp.kernels.operands import index_dtype
-from sparsebp.kernels.operands import position_dtype
-from sparsebp.kernels.operands import word_dtype
-from sparsebp.kernels.operands import Blocks
-from sparsebp.kernels.operands import Columns
-from sparsebp.kernels.operands import Pairs
-from sparsebp.kernels.operands import Places
-from sparsebp.kernels.operands import Rows
-from sparsebp.kernels.operands import Runs
-from sparsebp.kernels.operands import Terms
-from sparsebp.core.check import SLOPES
-from sparsebp.core.check import SlopeFunction
-from sparsebp.kernels.operands import INT32
-from sparsebp.kernels.operands import RowShapes
+from sparsebp.core.backend import FLOAT_DTYPES, check_array, given, namespace
+from sparsebp.core.check import SLOPES, Array, Nonlinearity, SlopeFunction, UpdateRule
+from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.kernels.operands import (
+    INT32,
+    INT64,
+    UINT16,
+    Blocks,
+    Columns,
+    Family,
+    Pairs,
+    Places,
+    Rows,
+    RowShapes,
+    Runs,
+    Terms,
+    WeightSums,
+    batch_of,
+    batched,
+    exact,
+    index_dtype,
+    position_dtype,
+    rank,
+    real_dtype,
+    rows_of,
+    word_dtype,
+    written,
+)
 
 _WINNERS = ("uint8", "int32")
 
 
 # Stacks of small dense blocks: materialised recurrent Jacobians.
+
 
 class DenseKernels(Family):
     """Levels of products, chains and reductions of small dense blocks."""
@@ -513,6 +522,7 @@ def check_chunks(chunks: int, steps: int) -> None:
 # forget", 2000). Its state is the pair (h, c), in this order wherever both stand side by side: a transposed Jacobian
 # has 2H rows and columns, of which the two blocks from h are dense and the two from c diagonal.
 
+
 class LstmKernels(Family):
     """Kernels over all steps of an LSTM; w_hh (4H, H) as torch.nn lays it out, gates i, f, g, o.
 
@@ -786,6 +796,7 @@ def _check_length(name: str, items: Sequence[object], count: int) -> None:
 
 # What goes element by element, or channel by channel: batch normalisation, cutting off, the loss.
 
+
 class PointwiseKernels(Family):
     """Kernels on channels, arrays (B, C, n) with numbers (C,); on arrays cut off at two values; and the loss."""
 
@@ -952,6 +963,7 @@ def _check_elements(out: Array, **read: Array) -> None:
 
 # C = A @ B of sparse matrices on a kept structure: the numeric phase, a kernel a strategy.
 
+
 class ProductKernels(Family):
     """Products of two sparse matrices; what they read of the structures is stated in `sparsebp.kernels.operands`.
 
@@ -1103,6 +1115,7 @@ def _check_cuts(name: str, cuts: Array) -> None:
 
 
 # CSR: a sparse matrix times vectors and diagonals, gathers, and the values of transposed Jacobians.
+
 
 class SparseKernels(Family):
     """Kernels on the values of one sparse matrix, and those that make values of transposed Jacobians, batch last."""
@@ -1259,6 +1272,7 @@ class SparseKernels(Family):
 
 # Convolutions and max pooling.
 
+
 class WindowKernels(Family):
     """Kernels over sliding windows.
 
@@ -1408,19 +1422,6 @@ def _sizes(axes: int, **values: tuple[int, ...]) -> None:
                 got=repr(value), remedy="Pass one for every axis",
             )  # fmt: skip
 
-
-# Every kernel's name, arguments, shapes, dtypes and checks, stated once; host or device do the work.
-#
-# Conventions ----------- - ``real`` is float32 or float64, the same for all real arguments of a call; ``index`` is
-# int32 or int64. - Every array is C-contiguous. The caller allocates ``out`` and every array that is said to be
-# written; a kernel allocates scratch only. Outputs never alias inputs. - The batch B is **last** in everything that
-# belongs to a Jacobian, a product or a scan: data ``(nnz, B)``, vectors ``(n, B)``. Values shared by the batch have a
-# last axis of length 1: ``(nnz, 1)``; wherever ``B*`` is written the length may be 1 or B, and ``out`` has B if any
-# operand has. - Recurrent layers are time-major as in torch.nn: ``(T, B, ...)``. - A kernel writes its results and
-# returns nothing. A method that returns something asks about sizes: it runs nothing. - No atomics: the same input gives
-# bitwise the same output on every run and for every number of threads. - Sizes of zero are legal wherever they make
-# sense (no rows, no nonzeros, no batch). - A wrong dtype, shape or layout raises (see `sparsebp.core.backend.check_array`);
-# nothing falls through.
 
 class Kernels(
     SparseKernels,

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import abc
 import math
 from functools import lru_cache
-from typing import Any
-from typing import ClassVar
-from typing import Literal
-import numpy as np
-from sparsebp.core import backend
-from sparsebp import kernels
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import OptionError
-from sparsebp.core.shortcuts import belongs
-from sparsebp.core.check import Array
-from sparsebp.core.check import SlopeFunction
-from sparsebp.nn.layer import Layer
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
 from math import prod
 from types import ModuleType
-from sparsebp.core.check import check_integer
-from sparsebp.core.errors import ShapeError
-from sparsebp.nn.layer import full
-from sparsebp.nn.layer import parameter_dtype
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.check import Array, SlopeFunction, check_choice, check_flag, check_integer, check_number
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.shortcuts import belongs
+from sparsebp.nn.layer import Layer, check_gy, check_input, full, parameter_dtype
 
 
 class Pointwise(Layer):
@@ -399,6 +388,7 @@ class Softplus(Pointwise):
 
 
 # Softmax over one axis, and its logarithm.
+
 
 class Softmax(Layer):
     """``exp(x) / Σ exp(x)`` over one axis, as `torch.nn.Softmax`.

@@ -2,59 +2,51 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import math
-from types import ModuleType
-from typing import NamedTuple
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
-from sparsebp.core.check import check_default
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_generator
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import OptionError
-from sparsebp.core.check import Seed
-from sparsebp.kernels.dense import matmul
-from sparsebp.kernels.dense import matmul_batches
-from sparsebp.nn.layer import full
-from sparsebp.nn.layer import normal
-from sparsebp.nn.layer import parameter_dtype
-from sparsebp.nn.layer import uniform
-from sparsebp.nn.gradients import Gradients
-from sparsebp.nn.gradients import Shared
-from sparsebp.nn.gradients import gradients_of
-from sparsebp.nn.layer import Layer
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
-from sparsebp.nn.basic import dropout_mask
-from sparsebp.nn.linear import Linear
-from sparsebp.nn.linear import column_sums
-from sparsebp.nn.pool import Lone
-from sparsebp.nn.cells import parse_lengths
-from sparsebp.nn.layer import Work
-from sparsebp import kernels
-from sparsebp.core import masks as masking
-from sparsebp.nn.basic import identity_jacobian_t
-from sparsebp.nn.cells import Lengths
-from collections.abc import Sequence
-from typing import Literal
-from sparsebp.core.check import check_choice
-from sparsebp.nn.layer import input_grad_work
-from sparsebp.nn.activation import GELU
-from sparsebp.nn.activation import ReLU
-from sparsebp.nn.basic import Dropout
-from sparsebp.nn.norm import LayerNorm
-from sparsebp.nn.layer import total_work
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core import masks as masking
+from sparsebp.core.check import (
+    Array,
+    Seed,
+    check_choice,
+    check_default,
+    check_flag,
+    check_generator,
+    check_integer,
+    check_number,
+)
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.kernels.dense import matmul, matmul_batches
+from sparsebp.nn.activation import GELU, ReLU
+from sparsebp.nn.basic import Dropout, dropout_mask, identity_jacobian_t
+from sparsebp.nn.cells import Lengths, parse_lengths
+from sparsebp.nn.gradients import Gradients, Shared, gradients_of
+from sparsebp.nn.layer import (
+    Layer,
+    Work,
+    check_gy,
+    check_input,
+    full,
+    input_grad_work,
+    normal,
+    parameter_dtype,
+    total_work,
+    uniform,
+)
+from sparsebp.nn.linear import Linear, column_sums
+from sparsebp.nn.norm import LayerNorm
+from sparsebp.nn.pool import Lone
 
 # What attention does with the products of queries and keys: masks, as torch.nn takes them, and softmax.
+
 
 class Pairs(NamedTuple):
     """The pairs of steps of an attention: B samples, so many heads, T steps that look at S."""
@@ -511,6 +503,7 @@ def own_generator(rng: np.random.Generator) -> np.random.Generator:
 
 # Embedding: a row of a table for every number of the input.
 
+
 class Embedding(Layer):
     """A row of a table for every number of the input, as `torch.nn.Embedding`. It has to be the first layer.
 
@@ -648,6 +641,7 @@ class Embedding(Layer):
 
 
 # What sequences need before and behind an encoder: a step's position, and the mean over the steps.
+
 
 class PositionalEmbedding(Layer):
     """A learned vector for every position, added to the step there.

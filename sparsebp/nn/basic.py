@@ -9,21 +9,19 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core import backend
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_generator
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.check import check_sequence
-from sparsebp.core.check import shown
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.core.check import Seed
+from sparsebp.core.check import (
+    Array,
+    Seed,
+    check_flag,
+    check_generator,
+    check_integer,
+    check_number,
+    check_sequence,
+    shown,
+)
+from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.draws import draw_rows
-from sparsebp.nn.layer import Layer
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
+from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.pool import SampleLayer
 
 

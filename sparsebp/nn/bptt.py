@@ -7,38 +7,22 @@ gradients at the gates then follow from the gradient at every state without a re
 
 from __future__ import annotations
 
-from __future__ import annotations
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_integer
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.check import BACKWARDS
-from sparsebp.core.check import Array
-from sparsebp.core.check import Backward
-from sparsebp.core.check import ScanAlgorithm
-from sparsebp.nn.cells import CellMath
-from sparsebp.nn.cells import GivenState
-from sparsebp.nn.cells import RunGradients
-from sparsebp.nn.cells import SummedGradients
-from sparsebp.nn.cells import Tape
-from sparsebp.nn.cells import Weights
-from sparsebp.nn.cells import split
-from sparsebp.patterns import SparsityPattern
-from collections.abc import Sequence
-from sparsebp.jacobians.jacobian import DEFAULT_MEMORY_LIMIT
-from sparsebp.nn.cells import Lengths
-from collections.abc import Callable
-from collections.abc import Iterable
-from sparsebp.core.locks import forkable_lock
-from sparsebp.nn.cells import State
 
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import BACKWARDS, Array, Backward, ScanAlgorithm, check_choice, check_integer
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.locks import forkable_lock
+from sparsebp.jacobians.jacobian import DEFAULT_MEMORY_LIMIT
+from sparsebp.nn.cells import CellMath, GivenState, Lengths, RunGradients, State, SummedGradients, Tape, Weights, split
+from sparsebp.patterns import SparsityPattern
 
 FUSED = ("bp", "chunked")
 """Algorithms that are one kernel's, or a few."""
@@ -71,8 +55,7 @@ def choose(
 
     `stack` are ``input_size``, ``layers`` and ``directions``.
     """
-    from sparsebp.scan.recurrent import Choice
-    from sparsebp.scan.recurrent import choose_recurrent_backward
+    from sparsebp.scan.recurrent import Choice, choose_recurrent_backward
 
     if options.algorithm == "auto":
         return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit, **stack)
@@ -170,6 +153,7 @@ def _scan_plan(
 
 
 # Transposed Jacobians of recurrent layers, materialised: for inspection, tests and the general scan engine.
+
 
 def hidden_jacobians_t(cell: CellMath, tape: Tape, weights: Weights) -> list[Any]:
     """Return a `TransposedJacobian` of the state, per sample, for every step of `tape`, all views of one array."""

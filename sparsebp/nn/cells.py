@@ -6,39 +6,32 @@ cell. A cell's state is one array or several, which it names: h, which is the ou
 
 from __future__ import annotations
 
-from __future__ import annotations
-from types import ModuleType
-from typing import Any
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
+import abc
 import contextlib
 import math
-from sparsebp.core.backend import empty
-from sparsebp.core.threads import one_blas_thread_for
-from sparsebp.kernels.dense import matmul
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
-from sparsebp.nn.gradients import Gradients
-import abc
-from typing import ClassVar
-from typing import Literal
-from sparsebp import kernels
-from sparsebp.kernels.spec import Kernels
-from sparsebp.kernels.operands import WeightSums
-from sparsebp.nn import layer
-from sparsebp.patterns import SparsityPattern
-from sparsebp.patterns import hidden_pattern
-from sparsebp.patterns import lstm_pattern
+from types import ModuleType
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.backend import empty
+from sparsebp.core.check import Array
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.threads import one_blas_thread_for
+from sparsebp.kernels.dense import matmul
+from sparsebp.kernels.operands import WeightSums
+from sparsebp.kernels.spec import Kernels
+from sparsebp.nn import layer
+from sparsebp.nn.gradients import Gradients
+from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
 
 # Sequences of different lengths in one batch, padded at the end: masks, and time reversal sample by sample.
+
 
 class Lengths:
     """The valid lengths of a batch, on the device of its data.
@@ -678,6 +671,7 @@ def initial_weights(
 # W_hr``, and every kernel and every scan is there. The first step is fed by h0, which is no projection of anything: its
 # part goes into the projected input, and m begins with zero. h, and what comes to it from y, is then one product over
 # all steps.
+
 
 class LSTMMath(CellMath):
     """The specifics of the LSTM: ga (T, B, 4H) is the gradient at the pre-activations, in the order i, f, g, o."""

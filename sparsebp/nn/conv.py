@@ -7,36 +7,27 @@ the same at every step, so they come from `backend.memory`.
 
 from __future__ import annotations
 
-from __future__ import annotations
 from collections.abc import Iterator
-from types import ModuleType
-from typing import NamedTuple
-from sparsebp.core import backend
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.patterns.windows import Windows
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import Any
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
+
 import numpy as np
+
 from sparsebp import kernels
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import Seed
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
+from sparsebp.core import backend
+from sparsebp.core.check import Array, Seed, check_choice
+from sparsebp.core.errors import ShapeError
+from sparsebp.nn.layer import Work, check_gy, check_input
 from sparsebp.nn.pool import SampleLayer
 from sparsebp.nn.prune import Prunable
-from sparsebp.nn.layer import Work
 from sparsebp.patterns.builders import conv_entries
-from sparsebp.patterns.windows import Lengths
-from sparsebp.patterns.windows import Padding
-from sparsebp.patterns.windows import check_channels
-from sparsebp.patterns.windows import lengths
-
+from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
 
 # Borders of a convolution's input that repeat what is inside it: padding modes beside zeros.
+
 
 class Borders(NamedTuple):
     """The padding of an input (B, C, …), as that of `torch.nn.functional.pad`.
@@ -298,8 +289,7 @@ class Conv(ConvNd):
         return g if self._borders is None else self._borders.folded(xp, g, saved.shape[2:])
 
     def _jacobian_t(self, saved: Array) -> Any:
-        from sparsebp.jacobians.operators import border_jacobian_t
-        from sparsebp.jacobians.operators import conv_jacobian_t
+        from sparsebp.jacobians.operators import border_jacobian_t, conv_jacobian_t
 
         sizes, w = self._padded_sizes(saved.shape[2:]), self._inner
         jacobian = conv_jacobian_t(

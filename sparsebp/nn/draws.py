@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.errors import ShapeError
 from sparsebp.core.check import Array
+from sparsebp.core.errors import ShapeError
 
 __all__ = ["Rows", "draw_rows", "rows_of"]
 

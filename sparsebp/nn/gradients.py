@@ -17,12 +17,10 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core import masks as masking
-from sparsebp.core.check import forward_of
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import StaleError
+from sparsebp.core.check import Array, forward_of
+from sparsebp.core.errors import OptionError, StaleError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.core.shortcuts import belongs
-from sparsebp.core.check import Array
 
 T = TypeVar("T")
 

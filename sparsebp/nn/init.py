@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import check_generator
-from sparsebp.core.check import check_integer
+from sparsebp.core.check import Array, Seed, check_generator, check_integer
 from sparsebp.core.errors import OptionError
-from sparsebp.core.check import Array
-from sparsebp.core.check import Seed
 from sparsebp.nn.conv import Conv
 from sparsebp.nn.linear import Linear
 

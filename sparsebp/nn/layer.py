@@ -7,51 +7,36 @@ chain of I. What users call stands on top: ``y, back = layer.vjp(x)``.
 
 from __future__ import annotations
 
-from __future__ import annotations
-import math
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import Any
-from typing import NoReturn
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core import masks
-from sparsebp.core.check import shown
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-import threading
-from types import TracebackType
-from typing import NamedTuple
 import abc
-from collections.abc import Iterator
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from types import ModuleType
-from typing import ClassVar
-from typing import Self
-from sparsebp.core import masks as masking
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import forward_of
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.shortcuts import belongs
-from sparsebp.core.shortcuts import record
-from sparsebp.core.check import ProductFactors
-from sparsebp.nn.gradients import Back
-from sparsebp.nn.gradients import Gradients
-from sparsebp.nn.gradients import explain
+from types import ModuleType, TracebackType
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
-__all__ = [
-    "NothingKept",
-    "inference_mode",
-    "keeps",
-]
+import numpy as np
+
+from sparsebp.core import backend, masks
+from sparsebp.core import masks as masking
+from sparsebp.core.check import Array, ProductFactors, check_flag, forward_of, shown
+from sparsebp.core.errors import (
+    DeviceError,
+    DTypeError,
+    FileFormatError,
+    LayoutError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+)
+from sparsebp.core.shortcuts import belongs, record
+from sparsebp.nn.gradients import Back, Gradients, explain
+
+__all__ = ["NothingKept", "inference_mode", "keeps"]
 
 
 # A layer's arrays: how new ones are filled; once they are there by name, what takes their place must be like them.
+
 
 class NamedArrays(dict[str, Array]):
     """Parameters or buffers of a layer. Once there, an array is replaced by one of its shape, dtype and device only.
@@ -228,6 +213,7 @@ def checked_like(name: str, value: Any, param: Array) -> Array:
 
 # Whether a forward keeps what the way back needs; calling a layer does not, `inference_mode` says it for more.
 
+
 class _Depth(threading.local):
     value = 0
 
@@ -284,6 +270,7 @@ class NothingKept(list[Any]):
 
 
 # What back-propagation layer by layer costs, told from shapes.
+
 
 class Work(NamedTuple):
     """What one call of a layer's `input_grad` does, for the whole batch.

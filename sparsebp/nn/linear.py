@@ -9,18 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core import backend
 from sparsebp import kernels
-from sparsebp.core.check import check_integer
+from sparsebp.core import backend
+from sparsebp.core.check import Array, ProductFactors, Seed, check_integer
 from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.core.check import ProductFactors
-from sparsebp.core.check import Seed
 from sparsebp.kernels.dense import matmul
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
+from sparsebp.nn.layer import Work, check_gy, check_input
 from sparsebp.nn.prune import Prunable
-from sparsebp.nn.layer import Work
 
 
 class Linear(Prunable):

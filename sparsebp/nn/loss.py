@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import abc
-from typing import Any
-from typing import Literal
-import numpy as np
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
-from types import ModuleType
-from sparsebp.core import backend
-from sparsebp.patterns.pattern import DeviceCopies
-from sparsebp.patterns.pattern import frozen
 import math
 from math import prod
-from typing import NamedTuple
-from sparsebp import kernels
-from sparsebp.core.check import check_integer
-from sparsebp.core.errors import DTypeError
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
-__all__ = [
-    "BCEWithLogitsLoss",
-    "CrossEntropyLoss",
-    "L1Loss",
-    "MSELoss",
-    "NLLLoss",
-    "SmoothL1Loss",
-]
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_choice, check_integer, check_number
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.patterns.pattern import DeviceCopies, frozen
+
+__all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "L1Loss", "MSELoss", "NLLLoss", "SmoothL1Loss"]
 
 
 # What all losses share: how the losses of elements or samples become one number, and the gradient behind it.
@@ -179,6 +164,7 @@ class ElementwiseLoss(Loss):
 
 
 # The loss of answers that are yes or no.
+
 
 class BCEWithLogitsLoss(ElementwiseLoss):
     """Cross-entropy of ``sigmoid(prediction)`` against probabilities, as `torch.nn.BCEWithLogitsLoss`.
@@ -566,6 +552,7 @@ def _against(xp: ModuleType, rows: Array, soft: Array) -> tuple[Array, Array]:
 
 
 # Losses of predicted numbers.
+
 
 class MSELoss(ElementwiseLoss):
     """``(prediction - target)²`` of every element, as `torch.nn.MSELoss`; shapes and dtypes must be equal.

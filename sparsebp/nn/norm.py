@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from functools import partial
-from types import ModuleType
-from typing import Any
-from typing import NamedTuple
-import numpy as np
-from sparsebp.core import backend
-from sparsebp import kernels
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.nn.layer import full
-from sparsebp.nn.layer import parameter_dtype
-from sparsebp.nn.gradients import Gradients
-from sparsebp.nn.layer import Layer
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
-from sparsebp.core.shortcuts import belongs
-from sparsebp.nn.activation import Clamped
-from sparsebp.nn.activation import Hardtanh
-from sparsebp.nn.activation import ReLU
-from sparsebp.nn.linear import Linear
-from sparsebp.nn.activation import ReLU6
 import math
 from collections.abc import Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_flag, check_integer, check_number
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.shortcuts import belongs
+from sparsebp.nn.activation import Clamped, Hardtanh, ReLU, ReLU6
+from sparsebp.nn.gradients import Gradients
+from sparsebp.nn.layer import Layer, check_gy, check_input, full, parameter_dtype
+from sparsebp.nn.linear import Linear
 
 BatchNormSaved = tuple[Array, Array, Array, bool]
 Sums = list[tuple[Array, Array, Any]]
@@ -392,6 +380,7 @@ def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> G
 
 # Normalisation of groups of channels, each sample by itself.
 
+
 class GroupNorm(Layer):
     """Normalise groups of channels of x (B, C, …), each sample by itself, as `torch.nn.GroupNorm`.
 
@@ -502,6 +491,7 @@ class GroupNorm(Layer):
 
 
 # Normalisation of the vectors of the trailing axes to mean 0 and variance 1.
+
 
 class LayerNorm(Layer):
     """``(x - mean) / sqrt(var + eps) · weight + bias`` over the trailing axes, as `torch.nn.LayerNorm`.
@@ -637,6 +627,7 @@ class LayerNorm(Layer):
 
 
 # Normalisation by the mean square of the trailing axes.
+
 
 class RMSNorm(LayerNorm):
     """``x / sqrt(mean(x²) + eps) · weight`` over the trailing axes, as `torch.nn.RMSNorm`.

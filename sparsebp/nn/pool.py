@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import abc
-from typing import Any
-from typing import NamedTuple
-from sparsebp.core import backend
-from sparsebp.core.check import Array
-from sparsebp.nn.layer import Layer
-from sparsebp.nn.layer import Work
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
 from types import ModuleType
-import numpy as np
-from sparsebp import kernels
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_integer
-from sparsebp.core.errors import OptionError
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
-from sparsebp.patterns import PoolPattern
-from sparsebp.patterns import adaptive_pool_pattern
-from sparsebp.patterns.pattern import DeviceCopies
-from sparsebp.patterns.pattern import frozen
-from sparsebp.patterns.builders import window_pattern
-from sparsebp.patterns.pattern import KEPT
-from sparsebp.patterns.windows import LONGEST
-from sparsebp.patterns.windows import PoolWindows
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_flag, check_integer
+from sparsebp.core.errors import OptionError
+from sparsebp.nn.layer import Layer, Work, check_gy, check_input
+from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
+from sparsebp.patterns.builders import window_pattern
+from sparsebp.patterns.pattern import KEPT, DeviceCopies, frozen
+from sparsebp.patterns.windows import LONGEST, PoolWindows
 
 # Layers of samples with so many axes: a batch of them, or a lone one without the batch axis, as torch.nn takes it.
+
 
 class Lone(NamedTuple):
     """What the forward of a lone sample saved: that of a batch of one."""

@@ -11,20 +11,9 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core import masks as masking
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_generator
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.core.check import Seed
-from sparsebp.nn import layer
-from sparsebp.nn.layer import Layer
-from sparsebp.nn.layer import check_layer
-from sparsebp.nn.layer import dotted
+from sparsebp.core.check import Array, Seed, check_choice, check_flag, check_generator, check_number
+from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError
+from sparsebp.nn.layer import Layer, check_layer, dotted, fan_in_bound, parameter_dtype, uniform
 
 MASK = "weight_mask"
 """The buffer's name, that of torch.nn.utils.prune."""
@@ -77,11 +66,11 @@ class Prunable(Layer):
         self, shape: tuple[int, ...], outputs: int, bias: bool, dtype: Any, rng: Seed, device: Any = None
     ) -> None:
         """Draw a weight of `shape` and, if asked for, the bias of so many outputs from U(±1/√fan_in), as torch.nn."""
-        rng, dtype = check_generator("rng", rng), layer.parameter_dtype(dtype, device)
-        bound = layer.fan_in_bound(math.prod(shape[1:]))
-        self.params["weight"] = layer.uniform(rng, shape, bound, dtype)
+        rng, dtype = check_generator("rng", rng), parameter_dtype(dtype, device)
+        bound = fan_in_bound(math.prod(shape[1:]))
+        self.params["weight"] = uniform(rng, shape, bound, dtype)
         if check_flag("bias", bias):
-            self.params["bias"] = layer.uniform(rng, (outputs,), bound, dtype)
+            self.params["bias"] = uniform(rng, (outputs,), bound, dtype)
 
     def buffer_for(self, name: str) -> Array | None:
         """Return room for the mask that a state brings to a layer that has none yet."""

@@ -2,72 +2,54 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Iterator
-from typing import Any
-from typing import ClassVar
-from typing import TypedDict
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_generator
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.core.check import Backward
-from sparsebp.core.check import Seed
-from sparsebp.nn.layer import parameter_dtype
-from sparsebp.nn.layer import NothingKept
-from sparsebp.nn.layer import keeps
-from sparsebp.nn.layer import Layer
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
-from sparsebp.nn.basic import dropout_mask
-from sparsebp.nn.bptt import FUSED
-from sparsebp.nn.bptt import BackwardOptions
-from sparsebp.nn.bptt import choose
-from sparsebp.nn.bptt import run_backward
-from sparsebp.nn.bptt import run_backward_for_weights
-from sparsebp.nn.bptt import RunsBack
-from sparsebp.nn.cells import CellMath
-from sparsebp.nn.cells import initial_weights
-from sparsebp.nn.cells import parse_lengths
-from sparsebp.nn.cells import reverse_time
-from sparsebp.nn.stream import Stream
-from sparsebp.nn.cells import GivenState
-from sparsebp.nn.cells import RecurrentSaved
-from sparsebp.nn.cells import RunGradients
-from sparsebp.nn.cells import State
-from sparsebp.nn.cells import StateGradients
-from sparsebp.nn.cells import SummedGradients
-from sparsebp.nn.cells import Weights
-from typing import NamedTuple
-from sparsebp.core.check import forward_of
-from sparsebp.core.shortcuts import belongs
-from sparsebp.nn.gradients import Gradients
-from sparsebp.nn.gradients import Shared
-from sparsebp.nn.gradients import gradients_of
-from sparsebp.nn.linear import Linear
 import functools
-from collections.abc import Callable
-from typing import TypeVar
-from sparsebp.core.shortcuts import record
-from typing import Unpack
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar, Unpack
+
+import numpy as np
+
+from sparsebp.core import backend
 from sparsebp.core.backend import empty
-from sparsebp.kernels.spec import Kernels
+from sparsebp.core.check import (
+    Array,
+    Backward,
+    Nonlinearity,
+    Seed,
+    check_choice,
+    check_flag,
+    check_generator,
+    check_integer,
+    check_number,
+    forward_of,
+)
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.shortcuts import belongs, record
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.nn.cells import Lengths
-from sparsebp.nn.stream import RecurrentCell
-from sparsebp.nn.cells import Tape
-from sparsebp.nn.cells import split
-from collections.abc import Sequence
-from sparsebp.nn.cells import LSTMMath
-from sparsebp.nn.cells import ProjectedLSTMMath
-from sparsebp.nn.stream import CellGradients
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import Nonlinearity
+from sparsebp.kernels.spec import Kernels
+from sparsebp.nn.basic import dropout_mask
+from sparsebp.nn.bptt import FUSED, BackwardOptions, RunsBack, choose, run_backward, run_backward_for_weights
+from sparsebp.nn.cells import (
+    CellMath,
+    GivenState,
+    Lengths,
+    LSTMMath,
+    ProjectedLSTMMath,
+    RecurrentSaved,
+    RunGradients,
+    State,
+    StateGradients,
+    SummedGradients,
+    Tape,
+    Weights,
+    initial_weights,
+    parse_lengths,
+    reverse_time,
+    split,
+)
+from sparsebp.nn.gradients import Gradients, Shared, gradients_of
+from sparsebp.nn.layer import Layer, NothingKept, check_gy, check_input, keeps, parameter_dtype
+from sparsebp.nn.linear import Linear
+from sparsebp.nn.stream import CellGradients, RecurrentCell, Stream
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -490,6 +472,7 @@ class Recurrent(Layer):
 
 # SequenceClassifier: a recurrent layer, its last hidden state, and a linear head.
 
+
 class ClassifierSaved(NamedTuple):
     """What both parts saved."""
 
@@ -704,6 +687,7 @@ def _with(value: Any, axis: int) -> Any:
 
 
 # GRU (BPPSA Eq. 10), gates in torch's order r, z, n; its hidden Jacobian is Eq. 11.
+
 
 class GRUMath(CellMath):
     """The specifics of the GRU: ga (T, B, 4H) holds the gradients at N, R, Z and M, in the order n, r, z, m.
@@ -996,6 +980,7 @@ def pair(name: str, hx: Any) -> GivenState | None:
 
 
 # RNN: h[t] = f(W_ih x[t] + b_ih + W_hh h[t-1] + b_hh), f = tanh or relu (BPPSA Eq. 9).
+
 
 class RNNMath(CellMath):
     """The specifics of the RNN: ga is the gradient at the pre-activation, (T, B, H)."""

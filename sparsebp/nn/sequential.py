@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Callable
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
-from typing import NamedTuple
-import numpy as np
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.nn.bptt import BackwardOptions
-from sparsebp.nn.layer import Work
 import abc
-from collections.abc import Iterator
-from math import prod
-from sparsebp.core.shortcuts import belongs
-from sparsebp.core.shortcuts import is_lone
-from sparsebp.core.check import Array
-from sparsebp.nn.gradients import gradients_of
-from sparsebp.nn.layer import Layer
-from sparsebp.nn.layer import dotted
-from sparsebp.nn.layer import input_grad_work
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import lru_cache
-from itertools import groupby
-from typing import cast
-from sparsebp.core import backend
-from sparsebp.core.check import ScanAlgorithm
-from sparsebp.nn.gradients import Gradients
-from sparsebp.nn import norm
-from sparsebp.core.check import forward_of
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.nn.gradients import Shared
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
-from sparsebp.nn.layer import check_layer
-from sparsebp.nn.layer import total_work
-import inspect
-from itertools import pairwise
-from sparsebp.core.check import Backward
+from itertools import groupby, pairwise
+from math import prod
+from types import ModuleType
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import Array, Backward, ScanAlgorithm, forward_of
+from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.shortcuts import belongs, is_lone
+from sparsebp.nn import norm
+from sparsebp.nn.bptt import BackwardOptions
+from sparsebp.nn.gradients import Gradients, Shared, gradients_of
+from sparsebp.nn.layer import Layer, Work, check_gy, check_input, check_layer, dotted, input_grad_work, total_work
 
 # ``backward="auto"`` of a chain: layer by layer, or a scan, by estimates that depend on shapes and masks alone.
+
 
 class ChainChoice(NamedTuple):
     """Whether a stretch is scanned, why, and the estimated seconds of ``"bp"`` and of scans with their values."""
@@ -72,11 +53,8 @@ def choose_chain_backward(
         Plans the scan over them; called only if a scan is taken.
     """
     from sparsebp.core.machine import machine
-    from sparsebp.scan.report import MARGIN
-    from sparsebp.scan.report import layerwise_seconds
-    from sparsebp.scan.report import least_scan_seconds
-    from sparsebp.scan.report import values_seconds
     from sparsebp.scan.plan import estimate_scans
+    from sparsebp.scan.report import MARGIN, layerwise_seconds, least_scan_seconds, values_seconds
 
     m, itemsize, limit = machine(xp, options.workers), np.dtype(dtype).itemsize, options.memory_limit
     layerwise = layerwise_seconds(((w.flops, w.values, w.calls) for w in works), m, itemsize)
@@ -126,6 +104,7 @@ def _time(seconds: float) -> str:
 
 
 # Layers that consist of others, and what they know of each of them.
+
 
 class Link(NamedTuple):
     """A layer inside another, what it saved, and the shapes of its input and output, batch first."""
@@ -385,6 +364,7 @@ def _plan(
 
 # Concat: parallel branches on one input, their outputs side by side.
 
+
 class ConcatSaved(NamedTuple):
     """The input, the shapes of the branches' outputs, and what each branch saved."""
 
@@ -498,6 +478,7 @@ def _side_by_side(xp: ModuleType, arrays: Sequence[Array]) -> Array:
 
 # Which layers of a chain get the lengths of sequences that are padded at the end.
 
+
 def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
     """Return the numbers of the layers whose forward takes lengths, and whether one of them leaves no steps behind it.
 
@@ -531,6 +512,7 @@ def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
 
 
 # Residual: the input added to what a body makes of it.
+
 
 class Residual(Container):
     """``y = x + body(x)`` (He et al., "Deep Residual Learning for Image Recognition", 2016, Eq. 1).

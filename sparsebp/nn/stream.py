@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
+
 import numpy as np
+
 from sparsebp import kernels
-from sparsebp.core.backend import empty
-from sparsebp.core.check import check_integer
-from sparsebp.core.errors import OptionError
-from sparsebp.core.shortcuts import belongs
-from sparsebp.core.check import Array
-from sparsebp.nn.layer import Layer
-from sparsebp.nn.layer import check_input
-from sparsebp.nn.cells import GivenState
-from sparsebp.nn.cells import Weights
-from typing import ClassVar
 from sparsebp.core import backend
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_generator
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Seed
-from sparsebp.nn.layer import parameter_dtype
+from sparsebp.core.backend import empty
+from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.shortcuts import belongs
+from sparsebp.nn.cells import CellMath, GivenState, StateGradients, Tape, Weights, initial_weights
 from sparsebp.nn.gradients import Shared
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.cells import CellMath
-from sparsebp.nn.cells import initial_weights
-from sparsebp.nn.cells import StateGradients
-from sparsebp.nn.cells import Tape
+from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
 
 
 class Stream:
@@ -61,7 +48,7 @@ class Stream:
             raise _refused(layer, "no projection (proj_size=0)")
         if layer.device != "cpu":
             raise _refused(layer, "a layer on the host")
-        host = kernels.on_host().stream
+        host = kernels.on_host().inference
         rows = 1 if batch is None else check_integer("batch", batch, 1)
         self._layer, self._batch, self._suffixes = layer, batch, suffixes
         hidden, runs = layer.hidden_size, list(suffixes or ("",))
@@ -165,7 +152,7 @@ class Stream:
 
     def _bind(self) -> None:
         """Look up where the parameters are."""
-        host, params = kernels.on_host().stream, self._layer.params
+        host, params = kernels.on_host().inference, self._layer.params
         bound, addresses = [], []
         for suffix in self._suffixes or ("",):
             weights = Weights.of(params, suffix)
@@ -200,6 +187,7 @@ def _refused(layer: Layer, expected: str) -> OptionError:
 
 
 # The base of RNNCell, GRUCell and LSTMCell: one step of a recurrent layer, differentiated by its state too.
+
 
 class CellGradients(StateGradients):
     """`Gradients` of a cell, those with respect to the state before the step among them."""

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import abc
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import TypeVar
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.optim.optimizer import Optimizer
 import bisect
-from sparsebp.core.check import check_sequence
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Literal
-from sparsebp.core.check import check_choice
-from sparsebp.optim.optimizer import check_fraction
-from sparsebp.core.check import check_default
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import shown
+from typing import Any, Literal, TypeVar
 
+from sparsebp.core.check import (
+    check_choice,
+    check_default,
+    check_flag,
+    check_integer,
+    check_number,
+    check_sequence,
+    shown,
+)
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.optim.optimizer import Optimizer, check_fraction
 
 # The base of learning-rate schedules: each in closed form, and as a factor on what else has changed the rate.
 
@@ -189,6 +183,7 @@ def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> 
 
 # Several learning-rate schedules on one optimizer, at the same time or one after the other, as in torch.optim.
 
+
 class ChainedScheduler:
     """Advances schedules one after the other; each goes on from the rate that those before it have left.
 
@@ -337,6 +332,7 @@ def _parts(states: Any, schedulers: Sequence[Any], what: str, advice: str) -> li
 
 
 # The learning-rate schedule that follows a loss, as torch.optim.lr_scheduler.ReduceLROnPlateau.
+
 
 class ReduceLROnPlateau:
     """Multiply the rates by `factor` when a metric has not improved for more than `patience` steps.

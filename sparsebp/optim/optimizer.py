@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import contextlib
-from collections.abc import Iterable
-from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import OptionError
 import math
-from collections.abc import Iterator
-from sparsebp import kernels
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.check import Array
-from collections.abc import Sequence
-from typing import ClassVar
-from sparsebp.core import masks
-from sparsebp.core.check import ProductFactors
-from sparsebp.core.check import UpdateRule
-from sparsebp.kernels.spec import UPDATE_BUFFERS
-from sparsebp.kernels.spec import UPDATE_OPTIONS
-from sparsebp.core.errors import SparseBPError
-from sparsebp.core.locks import forkable_lock
-from sparsebp.core.check import check_integer
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import ShapeError
-from collections.abc import Callable
-from typing import NamedTuple
-from sparsebp.kernels.operands import momenta
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend, masks
+from sparsebp.core.check import Array, ProductFactors, UpdateRule, check_flag, check_integer, check_number
+from sparsebp.core.errors import (
+    DeviceError,
+    DTypeError,
+    FileFormatError,
+    LayoutError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    SparseBPError,
+)
+from sparsebp.core.locks import forkable_lock
+from sparsebp.kernels.operands import momenta
+from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS
 
 # Checks of what optimizers, schedules and clipping are given: arrays by name, shares.
+
 
 def check_named(what: str, arrays: Any) -> None:
     """Raise `OptionError` unless `arrays` is a mapping."""
@@ -104,6 +94,7 @@ _RUN = {"foreach": True, "fused": True, "capturable": False, "differentiable": F
 
 
 # Clipping by value and by the global norm, each in one pass over all gradients; the check that they are finite.
+
 
 def global_norm(grads: Mapping[str, Array]) -> float:
     """Return the Euclidean norm of all gradients together, accumulated in float64."""
@@ -437,6 +428,7 @@ def _group(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
 
 
 # One update of all parameters, which may be applied piece by piece, in any order.
+
 
 class Update:
     """An update that has begun: `Optimizer.begin` returns it. Every parameter is updated once at most.
@@ -792,6 +784,7 @@ def _restored(state: Mapping[str, Any], prefix: str, group: Mapping[str, Any]) -
 #
 # They are those of `kernels`' updates without what an update does to the buffers. A test compares them with real
 # updates.
+
 
 class State(NamedTuple):
     """What a step depends on.

@@ -10,16 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from sparsebp.core import backend
-from sparsebp.core.check import check_number
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.check import Array
-from sparsebp.optim.optimizer import check_fraction
-from sparsebp.optim.optimizer import check_named
-from sparsebp.optim.optimizer import Optimizer
+from sparsebp.core.check import Array, check_number
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.optim.optimizer import Optimizer, check_fraction, check_named, displace, reads_gradient
 from sparsebp.optim.rules import SGD
-from sparsebp.optim.optimizer import displace
-from sparsebp.optim.optimizer import reads_gradient
 
 Horizon: TypeAlias = Literal["round trip", "update"]
 VERSION = 1

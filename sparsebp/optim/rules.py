@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Mapping
-from typing import Any
-from sparsebp.core.errors import OptionError
-from sparsebp.kernels.spec import UPDATE_OPTIONS
-from sparsebp.optim.optimizer import check_fraction
-from sparsebp.optim.optimizer import Params
-from sparsebp.optim.optimizer import Optimizer
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from sparsebp.core import backend
 from sparsebp.core.check import Array
+from sparsebp.core.errors import OptionError
+from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.optim.optimizer import Optimizer, Params, check_fraction
 
 
 class _WithBetas(Optimizer):
@@ -182,6 +179,7 @@ class Adamax(_WithBetas):
 
 
 # The optimizers but for Adam and its relatives; the updates themselves are kernels.
+
 
 class SGD(Optimizer):
     """torch.optim.SGD's update, in place: stochastic gradient descent with momentum.

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sparsebp.core import masks
-from sparsebp.core.errors import OptionError
 from sparsebp.core.check import Array
-from sparsebp.optim.optimizer import ParameterGroups
-from sparsebp.optim.optimizer import Optimizer
+from sparsebp.core.errors import OptionError
+from sparsebp.optim.optimizer import Optimizer, ParameterGroups
 
 
 class PieceOptimizer:

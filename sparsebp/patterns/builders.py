@@ -7,50 +7,49 @@ entries that random weights fill (BPPSA §3.3; for 3 → 64 channels, 3×3, padd
 
 from __future__ import annotations
 
-from __future__ import annotations
-from dataclasses import dataclass
-from dataclasses import field
-from functools import lru_cache
-from typing import Any
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.locks import cached_property
-from sparsebp.core.check import Array
-from sparsebp.patterns.pattern import DeviceCopies
-from sparsebp.patterns.pattern import frozen
-from sparsebp.patterns.pattern import KEPT
-from sparsebp.patterns.pattern import SparsityPattern
-from sparsebp.patterns.pattern import check_patterns
-from sparsebp.patterns.pattern import check_allocatable
-from sparsebp.patterns.pattern import checked_shape
-from sparsebp.patterns.pattern import checked_sizes
-from sparsebp.patterns.pattern import index_dtype
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
 from math import prod
 from types import ModuleType
-from typing import NamedTuple
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.patterns.windows import Factor
-from sparsebp.patterns.windows import kron
-from sparsebp.patterns.windows import window_factors
-from sparsebp.patterns.windows import count_masked
-from sparsebp.patterns.windows import masked_entries
-from sparsebp.patterns.windows import packed_mask
-from sparsebp.patterns.windows import unpacked_mask
-from sparsebp.patterns.pattern import index_bytes
-from sparsebp.patterns.windows import Layout
-from sparsebp.patterns.windows import Lengths
-from sparsebp.patterns.windows import Padding
-from sparsebp.patterns.windows import Windows
-from sparsebp.patterns.windows import check_channels
-from sparsebp.patterns.windows import lengths
-from functools import reduce
-from sparsebp.patterns.windows import PoolWindows
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import Array
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.locks import cached_property
+from sparsebp.patterns.pattern import (
+    KEPT,
+    DeviceCopies,
+    SparsityPattern,
+    check_allocatable,
+    check_patterns,
+    checked_shape,
+    checked_sizes,
+    frozen,
+    index_bytes,
+    index_dtype,
+)
+from sparsebp.patterns.windows import (
+    Factor,
+    Layout,
+    Lengths,
+    Padding,
+    PoolWindows,
+    Windows,
+    check_channels,
+    count_masked,
+    kron,
+    lengths,
+    masked_entries,
+    packed_mask,
+    unpacked_mask,
+    window_factors,
+)
 
 # Matrices put together of others on a fixed pattern: sums, and matrices side by side.
+
 
 @dataclass(frozen=True, eq=False)
 class AssemblyPlan:
@@ -179,6 +178,7 @@ def _plan(parts: tuple[SparsityPattern, ...]) -> AssemblyPlan:
 
 
 # Patterns of blocks: diagonals (pointwise operators, linear layers), dense ones and triangles (recurrent layers).
+
 
 def pointwise_pattern(size: int) -> SparsityPattern:
     """Return the diagonal of an operator on `size` elements.
@@ -597,6 +597,7 @@ def conv_entries(
 #
 # The matrix is a Kronecker product: one small factor for each spatial axis, and the identity over the channels (BPPSA
 # §3.3; a max-pool's values move within this pattern, the pattern stays).
+
 
 @dataclass(frozen=True, eq=False)
 class PoolPattern:

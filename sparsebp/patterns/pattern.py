@@ -6,25 +6,22 @@ all symbolic work is done once per pattern (BPPSA §3.3: "the sparsity patterns 
 
 from __future__ import annotations
 
-from __future__ import annotations
-from types import ModuleType
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.check import Array
-from operator import index
-from typing import Any
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import PatternError
 import hashlib
 import zlib
 from contextlib import AbstractContextManager
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import within_memory
-from sparsebp.core.locks import cached_property
-from sparsebp.core.check import PatternKind
+from operator import index
+from types import ModuleType
+from typing import Any
 
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import Array, PatternKind
+from sparsebp.core.errors import MemoryLimitError, PatternError, ShapeError, within_memory
+from sparsebp.core.locks import cached_property
 
 # Host arrays that kernels read: nobody writes to them any more, and they are copied to each device once.
+
 
 def frozen(array: np.ndarray) -> np.ndarray:
     """Return a view that can neither be written to nor be made writeable, of an array that nobody else writes to."""

@@ -5,32 +5,24 @@ Patterns and layers read the same options, so what they mean is said once, here;
 
 from __future__ import annotations
 
-from __future__ import annotations
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
-from functools import lru_cache
-from typing import Any
-from typing import Literal
-from typing import TypeAlias
-from typing import TypeGuard
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import shown
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
 from math import prod
-from typing import NamedTuple
-import numpy as np
-from sparsebp.patterns.pattern import index_dtype
-from sparsebp.core.errors import DTypeError
-from sparsebp.patterns.pattern import KEPT
-from sparsebp.patterns.pattern import SparsityPattern
-from sparsebp.patterns.pattern import check_allocatable
-from sparsebp.patterns.pattern import checked_shape
-from sparsebp.patterns.pattern import checked_sizes
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
+import numpy as np
+
+from sparsebp.core.check import check_flag, check_integer, shown
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.patterns.pattern import (
+    KEPT,
+    SparsityPattern,
+    check_allocatable,
+    checked_shape,
+    checked_sizes,
+    index_dtype,
+)
 
 Lengths: TypeAlias = int | Sequence[int]
 """One integer for all axes, or one per axis."""
@@ -329,6 +321,7 @@ def _output_size(windows: Windows, input_size: tuple[int, ...]) -> tuple[int, ..
 #
 # The index, of a convolution's weight or of a place in a pooling window, is the sum of what the factors' entries add.
 
+
 class Factor(NamedTuple):
     """A CSR pattern of the Kronecker product, and what each entry adds to the index."""
 
@@ -399,6 +392,7 @@ def _product(left: Factor, right: Factor, column_type: np.dtype, offset_type: np
 # Patterns of pruned convolutions: the entries of the weights that are kept, found without those of the others.
 #
 # At a sparsity of 97 % the pattern of all weights would take thirty times the memory, and the time to fill it.
+
 
 def packed_mask(mask: np.ndarray, weight_shape: tuple[int, ...]) -> bytes | None:
     """Return `mask` as bytes, eight weights in each, to tell masks apart by content; None if every weight is kept.

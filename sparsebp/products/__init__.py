@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from sparsebp.products.product import plan_addition
-from sparsebp.products.product import ProductGradients
-from sparsebp.products.product import ProductPlan
-from sparsebp.products.product import plan_product
+from sparsebp.products.product import ProductGradients, ProductPlan, plan_addition, plan_product
 
 __all__ = ["ProductGradients", "ProductPlan", "plan_addition", "plan_product"]
 

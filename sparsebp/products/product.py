@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from functools import lru_cache
-import numpy as np
-from sparsebp.core.errors import ShapeError
-from sparsebp.patterns.builders import AssemblyPlan
-from sparsebp.patterns.pattern import KEPT
-from sparsebp.patterns.pattern import SparsityPattern
-from sparsebp.patterns.pattern import check_patterns
-from sparsebp.patterns.pattern import index_dtype
-from sparsebp.core.machine import prices
-from types import ModuleType
-from typing import Literal
-from sparsebp.core import backend
-from sparsebp import kernels
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.locks import cached_property
-from sparsebp.core.check import Array
-from sparsebp.kernels.operands import Terms
-from sparsebp.patterns.pattern import DeviceCopies
-from sparsebp.patterns.pattern import frozen
-from sparsebp.products.strategies import Dense
-from sparsebp.products.symbolic import SymbolicProduct
-from sparsebp.products.symbolic import parts_of_rows
-from dataclasses import dataclass
-from dataclasses import field
-from typing import Any
-from sparsebp.core.check import check_integer
-from sparsebp.core.errors import LayoutError
-from sparsebp.products.strategies import Identity
-from sparsebp.products.strategies import Strategy
 from collections import OrderedDict
 from collections.abc import Iterator
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import within_memory
-from sparsebp.core.locks import forkable_lock
-from sparsebp.products.strategies import OF_STRUCTURE
-from sparsebp.products.strategies import by_kinds
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Literal
 
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_integer
+from sparsebp.core.errors import DTypeError, LayoutError, MemoryLimitError, OptionError, ShapeError, within_memory
+from sparsebp.core.locks import cached_property, forkable_lock
+from sparsebp.core.machine import prices
+from sparsebp.kernels.operands import Terms
+from sparsebp.patterns.builders import AssemblyPlan
+from sparsebp.patterns.pattern import KEPT, DeviceCopies, SparsityPattern, check_patterns, frozen, index_dtype
+from sparsebp.products.strategies import OF_STRUCTURE, Dense, Identity, Strategy, by_kinds
+from sparsebp.products.symbolic import SymbolicProduct, parts_of_rows
 
 # Symbolic work of sums on fixed patterns: where the entries of both operands lie in their union.
+
 
 def plan_addition(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
     """Do the symbolic work of C = A + B once; entries that cancel stay entries.
@@ -73,10 +55,9 @@ def plan_addition(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
 
 @lru_cache(maxsize=KEPT)
 def _addition_plan(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
-    from sparsebp.kernels.host.engine.threads import team
     from sparsebp.kernels.host import symbolic
-    from sparsebp.products.symbolic import parts_for
-    from sparsebp.products.symbolic import row_cuts
+    from sparsebp.kernels.host.engine.threads import team
+    from sparsebp.products.symbolic import parts_for, row_cuts
 
     operands = (a.indptr, a.indices, b.indptr, b.indices)
     cuts = row_cuts(np.add(a.indptr, b.indptr, dtype=np.int64), parts_for(a.nnz + b.nnz))
@@ -94,6 +75,7 @@ def _addition_plan(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
 #
 # A call's price, the bytes that it reads or writes, each counted once, and its products, each at the strategy's price
 # (`sparsebp.core.machine`). Threads share bytes and products where the kernels let them.
+
 
 def seconds(strategy: str, products: int, moved: int, batch: int = 1, threads: int = 1) -> float:
     """Return the estimated seconds of one call on the host.
@@ -279,6 +261,7 @@ def _transposed(xp: ModuleType, pattern: SparsityPattern, data: Array) -> Array:
 
 
 # The plan of a product on a fixed pattern: which kernel runs, and the arrays that it reads.
+
 
 @dataclass(frozen=True, eq=False)
 class ProductPlan:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 from collections.abc import Mapping
-from typing import Any
-from typing import ClassVar
+from math import gcd
+from typing import Any, ClassVar
+
 import numpy as np
+
 from sparsebp.core.check import Array
+from sparsebp.core.locks import cached_property
+from sparsebp.kernels.operands import PAGE, Blocks, Columns, Pairs, Places, Rows, RowShapes, Runs, Terms
 from sparsebp.kernels.spec import Kernels
 from sparsebp.patterns import SparsityPattern
-from sparsebp.products.symbolic import SymbolicProduct
-from sparsebp.kernels.operands import Columns
-from sparsebp.kernels.operands import Rows
-from math import gcd
-from sparsebp.core.locks import cached_property
-from sparsebp.kernels.operands import Blocks
-from sparsebp.patterns.pattern import index_bytes
-from sparsebp.patterns.pattern import index_dtype
-from sparsebp.products.symbolic import parts_of_rows
-from sparsebp.kernels.operands import Places
-from sparsebp.kernels.operands import Pairs
-from sparsebp.products.symbolic import row_cuts
-from sparsebp.kernels.operands import Runs
-from sparsebp.kernels.operands import PAGE
-from sparsebp.kernels.operands import RowShapes
-from sparsebp.kernels.operands import Terms
+from sparsebp.patterns.pattern import index_bytes, index_dtype
+from sparsebp.products.symbolic import SymbolicProduct, parts_of_rows, row_cuts
 
 __all__ = [
-    "Filled",
-    "Gather",
-    "Identity",
     "OF_KINDS",
     "OF_KINDS_AND_STRUCTURE",
     "OF_STRUCTURE",
+    "Filled",
+    "Gather",
+    "Identity",
     "Positions",
     "Strategy",
     "StrategyOfKinds",
@@ -192,6 +181,7 @@ def rows_of_one_type(product: SymbolicProduct, **others: np.ndarray) -> dict[str
 
 # Gustavson's algorithm through a dense row of sums: nothing is kept per product, so it always fits.
 
+
 class Accumulate(Strategy):
     """For products too many to index."""
 
@@ -330,6 +320,7 @@ def _blocks_of(pattern: SparsityPattern, m: int, n: int) -> SparsityPattern:
 
 # A and B are full: one product of dense matrices a sample.
 
+
 class Dense(StrategyOfKinds):
     """A stack of one dense block times another."""
 
@@ -411,6 +402,7 @@ def worth(m: int, k: int, n: int, products: int) -> bool:
 
 # Every entry of C is one product.
 
+
 class Gather(Strategy):
     """The entries of A and B that an entry of C multiplies are kept."""
 
@@ -445,6 +437,7 @@ class Gather(Strategy):
 
 
 # One operand is an identity: the other operand's values.
+
 
 class Identity(StrategyOfKinds):
     """A copy; scans leave it out."""
@@ -753,9 +746,7 @@ class ScaleRuns(Strategy):
         if runs > SCALE_RUNS_SHARE * a.nnz or LENGTH * met > a.nnz:
             return None
         columns, ends, gap = columns[:runs].copy(), ends[:runs].copy(), 0
-        if a.nnz >= PER_COLUMN * a.shape[1] and not symbolic.cross_pages(
-            shape, first, run_ptr, columns, ends, PAGE
-        ):
+        if a.nnz >= PER_COLUMN * a.shape[1] and not symbolic.cross_pages(shape, first, run_ptr, columns, ends, PAGE):
             gap = GAP
             first += first // PAGE * GAP
             columns += columns // PAGE * GAP
@@ -776,6 +767,7 @@ class ScaleRuns(Strategy):
 
 
 # A diagonal operand: rows or columns of the other one are scaled, on its pattern.
+
 
 class ScaleRows(StrategyOfKinds):
     """A is diagonal."""
@@ -838,6 +830,7 @@ class ScaleColumns(StrategyOfKinds):
 
 # B is a selection, at most one entry a row (max-pooling, say): an entry of A makes one product at most.
 
+
 class SelectColumns(Strategy):
     """A position an entry of A, and no loop over rows of B."""
 
@@ -890,6 +883,7 @@ class SelectColumns(Strategy):
 
 
 # A is a selection, at most one entry a row: rows of B are picked and scaled.
+
 
 class SelectRows(Strategy):
     """Whole rows are moved, and nothing is indexed."""

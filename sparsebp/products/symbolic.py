@@ -9,9 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.locks import cached_property
-from sparsebp.patterns.pattern import SparsityPattern
-from sparsebp.patterns.pattern import index_bytes
-from sparsebp.patterns.pattern import index_dtype
+from sparsebp.patterns.pattern import SparsityPattern, index_bytes, index_dtype
 
 _MAX_PARTS = 32
 _PART_WORK = 1 << 15
@@ -237,8 +235,8 @@ class SymbolicProduct:
 
     def starts_of_runs(self, shapes: tuple[np.ndarray, ...], start_ptr: np.ndarray) -> np.ndarray:
         """Return `starts` of `sparsebp.kernels.operands.Runs`."""
-        from sparsebp.kernels.host.engine.threads import team
         from sparsebp.kernels.host import symbolic
+        from sparsebp.kernels.host.engine.threads import team
 
         starts, cuts = np.empty(int(start_ptr[-1]), self.position_dtype), self.row_cuts
         others = (*shapes, start_ptr, self._width, cuts, starts)

@@ -10,11 +10,7 @@ import difflib
 
 from sparsebp.core.check import shown
 from sparsebp.core.errors import OptionError
-from sparsebp.reproduce import bppsa
-from sparsebp.reproduce import dualpipe
-from sparsebp.reproduce import optimizer_fusion
-from sparsebp.reproduce import out_of_order
-from sparsebp.reproduce import preprint
+from sparsebp.reproduce import bppsa, dualpipe, optimizer_fusion, out_of_order, preprint
 from sparsebp.reproduce.figure import Figure
 
 FIGURES: dict[str, Figure] = {

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp.bench.tools.peers import import_torch
-from sparsebp.bench.tools.workload import SequenceWorkload
-from sparsebp.bench.tools.workload import TorchTwin
-from sparsebp.data import Dataset
-from sparsebp.data import epoch_order
+from sparsebp.bench.tools.workload import SequenceWorkload, TorchTwin
+from sparsebp.data import Dataset, epoch_order
 
 _EVERY = 10
 """Steps between two losses: each is the mean over the training batches of so many steps."""

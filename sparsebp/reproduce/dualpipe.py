@@ -10,39 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import models
-from sparsebp import nn
+from sparsebp import models, nn
 from sparsebp.bench.scaling.layers import cut
-from sparsebp.bench.scaling.papers import P40
-from sparsebp.bench.scaling.papers import networks
-from sparsebp.bench.scaling.steps import asynchronous
-from sparsebp.bench.scaling.steps import data_parallel
+from sparsebp.bench.scaling.papers import P40, networks
+from sparsebp.bench.scaling.steps import asynchronous, data_parallel
 from sparsebp.bench.schedule import narrow
-from sparsebp.bench.tools import peers
-from sparsebp.bench.tools import pictures
+from sparsebp.bench.tools import peers, pictures
 from sparsebp.bench.tools.benchmark import Result
 from sparsebp.bench.tools.staged import LastStep
-from sparsebp.core import threads
-from sparsebp.core import timing
+from sparsebp.core import threads, timing
 from sparsebp.reproduce import dualpipe_trained
-from sparsebp.reproduce.dualpipe_trained import RAN
-from sparsebp.reproduce.dualpipe_trained import kept
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Figure
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import claim
-from sparsebp.reproduce.figure import elsewhere
-from sparsebp.reproduce.simulated import draw_ranges
-from sparsebp.reproduce.simulated import drawn_timelines
-from sparsebp.reproduce.simulated import near
-from sparsebp.reproduce.simulated import speed_ups
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Network
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import dualpipe2018
-from sparsebp.schedule.builders import pipedream
+from sparsebp.reproduce.dualpipe_trained import RAN, kept
+from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim, elsewhere
+from sparsebp.reproduce.simulated import draw_ranges, drawn_timelines, near, speed_ups
+from sparsebp.schedule import Action, Costs, Network, simulate
+from sparsebp.schedule.builders import dualpipe2018, pipedream
 
 
 def _units(workers: int) -> Costs:

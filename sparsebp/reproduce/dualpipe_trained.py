@@ -10,16 +10,11 @@ from typing import Any
 import numpy as np
 
 from sparsebp.bench import spectrain
-from sparsebp.bench.scaling.papers import P40
-from sparsebp.bench.scaling.papers import networks
-from sparsebp.bench.scaling.steps import asynchronous
-from sparsebp.bench.scaling.steps import data_parallel
+from sparsebp.bench.scaling.papers import P40, networks
+from sparsebp.bench.scaling.steps import asynchronous, data_parallel
 from sparsebp.bench.tools import pictures
 from sparsebp.bench.tools.staged import NETWORKS
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import elsewhere
+from sparsebp.reproduce.figure import Claim, Context, Found, elsewhere
 
 SIDES = ("synchronous", "vanilla", "stashing", "SpecTrain")
 RAN = {

@@ -12,12 +12,8 @@ from sparsebp import bench
 from sparsebp.bench.tools.benchmark import Result
 from sparsebp.bench.tools.environment import environment
 from sparsebp.bench.tools.report import load as load_result
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.files import json_line
-from sparsebp.core.files import prepare_folder
-from sparsebp.core.files import write_atomically
-from sparsebp.core.files import write_figure
+from sparsebp.core.errors import FileFormatError, MissingDependencyError
+from sparsebp.core.files import json_line, prepare_folder, write_atomically, write_figure
 
 Kind: TypeAlias = Literal["exact", "executed", "measured", "simulated", "elsewhere"]
 """How a number is obtained: computed without rounding or choice; run, whatever the time it takes; timed here; simulated
@@ -251,8 +247,7 @@ def read(path: Path) -> dict[str, Any]:
     FileFormatError
         It is something else.
     """
-    from sparsebp.core.files import parse_json
-    from sparsebp.core.files import read_file
+    from sparsebp.core.files import parse_json, read_file
 
     remedy = "Run sparsebp reproduce again"
     content = read_file(path, f"{path} cannot be read", expected="a result of sparsebp reproduce", remedy=remedy)

@@ -11,11 +11,7 @@ import numpy as np
 
 from sparsebp.bench.tools import pictures
 from sparsebp.core import timing
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Figure
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import at_least
+from sparsebp.reproduce.figure import Claim, Context, Figure, Found, at_least
 from sparsebp.scan.algorithms import level_counts
 
 _SIZE = 4
@@ -85,8 +81,7 @@ class Skeleton:
 
 @lru_cache(maxsize=8)
 def _plan(way: Any, joints: int) -> Any:
-    from sparsebp import SparsityPattern
-    from sparsebp import plan_scan
+    from sparsebp import SparsityPattern, plan_scan
 
     return plan_scan([SparsityPattern.dense(_SIZE, _SIZE)] * joints, way, dtype=np.float64, shared=[True] * joints)
 

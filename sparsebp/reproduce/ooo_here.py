@@ -11,17 +11,11 @@ import numpy as np
 
 from sparsebp.bench import schedule as orders
 from sparsebp.bench.tools import peers
-from sparsebp.core import threads
-from sparsebp.core import timing
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import faster
-from sparsebp.runtime.search import all_schedules
-from sparsebp.runtime.search import MEMORY_RATIO
+from sparsebp.core import threads, timing
+from sparsebp.reproduce.figure import Claim, Context, Found, faster
 from sparsebp.runtime.actions import Stages
-from sparsebp.schedule import actions_of
-from sparsebp.schedule import simulate
+from sparsebp.runtime.search import MEMORY_RATIO, all_schedules
+from sparsebp.schedule import actions_of, simulate
 
 Case = tuple[Callable[[], Any], tuple[int, ...], int]
 """What makes a network, the shape of a batch, and its samples."""

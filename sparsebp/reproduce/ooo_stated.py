@@ -6,31 +6,15 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from sparsebp.bench.scaling.layers import bert
-from sparsebp.bench.scaling.layers import flat
-from sparsebp.bench.scaling.layers import resnet
-from sparsebp.bench.scaling.machines import GIGABIT
-from sparsebp.bench.scaling.machines import Machine
-from sparsebp.bench.scaling.papers import LINKS
-from sparsebp.bench.scaling.papers import PRODUCTS
-from sparsebp.bench.scaling.papers import V100
+from sparsebp.bench.scaling.layers import bert, flat, resnet
+from sparsebp.bench.scaling.machines import GIGABIT, Machine
+from sparsebp.bench.scaling.papers import LINKS, PRODUCTS, V100
 from sparsebp.bench.scaling.steps import asynchronous
 from sparsebp.bench.scaling.steps import data_parallel as replicas
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import elsewhere
-from sparsebp.reproduce.simulated import gain
-from sparsebp.reproduce.simulated import near
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Network
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import fast_forward
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import interleaved_one_f_one_b
-from sparsebp.schedule.builders import modulo
-from sparsebp.schedule.builders import one_f_one_b
+from sparsebp.reproduce.figure import Claim, Context, Found, elsewhere
+from sparsebp.reproduce.simulated import gain, near
+from sparsebp.schedule import Action, Costs, Network, simulate
+from sparsebp.schedule.builders import fast_forward, gpipe, interleaved_one_f_one_b, modulo, one_f_one_b
 
 _RINGS = "Here sums are rings that overtake each other, and most weights of a ResNet are in its last layers"
 _GPU = Machine("V100", PRODUCTS * 15.7e12, 900e9, Network())

@@ -6,26 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sparsebp.bench.tools import peers
-from sparsebp.bench.tools import pictures
+from sparsebp.bench.tools import peers, pictures
 from sparsebp.bench.tools.benchmark import Result
 from sparsebp.core import threads
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Figure
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import claim
-from sparsebp.reproduce.figure import faster
-from sparsebp.reproduce.figure import gained
-from sparsebp.reproduce.figure import median
+from sparsebp.core.errors import OptionError, SparseBPError
+from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim, faster, gained, median
 from sparsebp.reproduce.simulated import drawn_timelines
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Kind
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import place_updates
+from sparsebp.schedule import Costs, Kind, simulate
+from sparsebp.schedule.builders import conventional, place_updates
 
 _DURATIONS: dict[Kind, float] = {"F": 1, "I": 0.5, "W": 0.5, "U": 1}
 _COSTS = Costs(_DURATIONS)
@@ -50,8 +38,7 @@ def depths(context: Context) -> Found:
 
 def global_information(context: Context) -> Found:
     """Table 1: clipping by the global norm is allowed to forward-fusion, and refused to backward-fusion."""
-    from sparsebp import nn
-    from sparsebp import optim
+    from sparsebp import nn, optim
     from sparsebp.train import Trainer
 
     def trains(fusion: str) -> bool:
@@ -245,8 +232,7 @@ def optimizers(result: Result) -> Found:
 def transformer(context: Context) -> Found:
     """§C.4: a Transformer's training step, ours, in all three ways."""
     from sparsebp import models as built
-    from sparsebp.bench.fusion import batch_of
-    from sparsebp.bench.fusion import ours
+    from sparsebp.bench.fusion import batch_of, ours
     from sparsebp.core import timing
 
     size = {"inputs": 8, "steps": 4, "width": 8, "heads": 2, "layers": 2} if context.quick else {

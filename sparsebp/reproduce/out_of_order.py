@@ -9,27 +9,11 @@ from typing import Any
 from sparsebp.bench.schedule import SIDES
 from sparsebp.bench.tools import pictures
 from sparsebp.bench.tools.benchmark import Result
-from sparsebp.reproduce import ooo_here
-from sparsebp.reproduce import ooo_stated
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Figure
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import at_least
-from sparsebp.reproduce.figure import claim
-from sparsebp.reproduce.figure import elsewhere
-from sparsebp.reproduce.figure import faster
-from sparsebp.reproduce.figure import median
-from sparsebp.reproduce.simulated import draw_ranges
-from sparsebp.reproduce.simulated import drawn_timelines
-from sparsebp.reproduce.simulated import speed_ups
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Kind
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import fast_forward
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import modulo
-from sparsebp.schedule.builders import reverse_first_k
+from sparsebp.reproduce import ooo_here, ooo_stated
+from sparsebp.reproduce.figure import Claim, Context, Figure, Found, at_least, claim, elsewhere, faster, median
+from sparsebp.reproduce.simulated import draw_ranges, drawn_timelines, speed_ups
+from sparsebp.schedule import Costs, Kind, simulate
+from sparsebp.schedule.builders import fast_forward, gpipe, modulo, reverse_first_k
 
 _DURATIONS: dict[Kind, float] = {"F": 1, "I": 1, "W": 1, "U": 0}
 _UNITS = Costs(_DURATIONS)

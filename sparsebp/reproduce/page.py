@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from sparsebp.bench.tools.report import where
-from sparsebp.core.files import read_file
-from sparsebp.core.files import write_atomically
+from sparsebp.core.files import read_file, write_atomically
 from sparsebp.reproduce import FIGURES
-from sparsebp.reproduce.figure import PAPERS
-from sparsebp.reproduce.figure import Figure
-from sparsebp.reproduce.figure import read
+from sparsebp.reproduce.figure import PAPERS, Figure, read
 
 _KINDS = {
     "exact": "computed, no rounding and no choice in it", "executed": "run here; the time it takes does not matter",

@@ -10,14 +10,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp.bench.tools import pictures
-from sparsebp.reproduce import kinematics
-from sparsebp.reproduce import sampled
+from sparsebp.reproduce import kinematics, sampled
 from sparsebp.reproduce.bppsa import steps
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Figure
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import claim
+from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim
 
 _RAN = "Blelloch's scan, every level, one image, float32; max-pooling stored as in Alg. 8–10"
 _FULL, _PRUNED = "VGG-11", "97 % pruned VGG-11"

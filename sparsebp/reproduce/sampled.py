@@ -8,12 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import images
-from sparsebp.bench.tools import pictures
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Figure
-from sparsebp.reproduce.figure import Found
+from sparsebp.bench.tools import images, pictures
+from sparsebp.reproduce.figure import Claim, Context, Figure, Found
 
 SHARES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Of the inner columns that are drawn: the share of the exact product's operations."""
@@ -100,8 +96,7 @@ def train(given: Sequence[tuple[np.ndarray, np.ndarray]], share: float, width: i
     The scan multiplies the Jacobians of the linear layers 5 and 4, and of 3 and 2 (each with its ReLU). A sampled
     product weighs its inner units, so the gradients behind it are off, and those within it are not.
     """
-    from sparsebp import nn
-    from sparsebp import optim
+    from sparsebp import nn, optim
 
     rng = np.random.default_rng(0)
     sizes = [int(np.prod(given[0][0].shape[1:])), *[width] * 5, 10]

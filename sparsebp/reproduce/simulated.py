@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparsebp.bench.scaling.papers import WITHIN
-from sparsebp.bench.scaling.papers import judge
+from sparsebp.bench.scaling.papers import WITHIN, judge
 from sparsebp.bench.tools import pictures
 from sparsebp.bench.tools.benchmark import Result
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Found
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import simulate
+from sparsebp.reproduce.figure import Claim, Found
+from sparsebp.schedule import Costs, Schedule, simulate
 
 _WHY = {
     "below": "Simulated from data sheets and one fitted number; what the paper's baseline loses elsewhere is not there",

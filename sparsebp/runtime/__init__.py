@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sparsebp.runtime.search import FoundSchedule
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.search import OutOfOrderExecutor
+from sparsebp.runtime.search import FoundSchedule, OutOfOrderExecutor
 
 __all__ = ["Executor", "FoundSchedule", "OutOfOrderExecutor"]
 

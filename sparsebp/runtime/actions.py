@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
+import math
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core.check import Array, ProductFactors, forward_of
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
-from sparsebp.core.check import Array
-from sparsebp.nn.sequential import taking_lengths
-import math
-from collections.abc import Sequence
-from dataclasses import field
-from types import ModuleType
-from typing import TypeAlias
-import numpy as np
-from sparsebp.optim.optimizer import total_norm
-from collections.abc import Callable
-from typing import NamedTuple
-from sparsebp import kernels
-from sparsebp.core.check import forward_of
 from sparsebp.core.shortcuts import belongs
-from sparsebp.core.check import ProductFactors
-from sparsebp.nn.gradients import Gradients
-from sparsebp.nn.gradients import gradients_of
-from sparsebp.nn.loss import check_mean
 from sparsebp.nn import norm
-from sparsebp.optim.optimizer import clip_grad_norm
-from sparsebp.optim.optimizer import clip_on_device
-from sparsebp.optim.optimizer import square_sums
-from sparsebp.optim.optimizer import squared_norms
-
+from sparsebp.nn.gradients import Gradients, gradients_of
+from sparsebp.nn.loss import check_mean
+from sparsebp.nn.sequential import taking_lengths
+from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums, squared_norms, total_norm
 
 # The stages of a model, as an executor sees them, and which of its parameters an optimizer trains.
+
 
 @dataclass(frozen=True)
 class Stage:

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
+import contextlib
 import math
 from collections import deque
-from types import ModuleType
-from typing import Any
-import numpy as np
-from sparsebp.core.backend import Reading
-from sparsebp.runtime.actions import Step
-from sparsebp.runtime.actions import Watch
-import contextlib
 from collections.abc import Sequence
-from typing import ClassVar
-from sparsebp.core import backend
-from sparsebp.core import threads
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparsebp.core import backend, threads
+from sparsebp.core.backend import Reading
 from sparsebp.core.errors import OptionError
-from sparsebp.runtime.actions import Actions
+from sparsebp.runtime.actions import Actions, Batch, Later, Stages, Step, Watch, check_even, is_ours, trained_parameters
 from sparsebp.runtime.graphs import Graphs
-from sparsebp.runtime.program import Program
-from sparsebp.runtime.program import Task
-from sparsebp.runtime.program import check_fits
-from sparsebp.runtime.program import compile_program
-from sparsebp.runtime.program import fewer
-from sparsebp.runtime.program import without_frozen
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import check_even
-from sparsebp.runtime.actions import is_ours
-from sparsebp.runtime.actions import trained_parameters
-from sparsebp.runtime.actions import Batch
-from sparsebp.runtime.actions import Later
+from sparsebp.runtime.program import Program, Task, check_fits, compile_program, fewer, without_frozen
 from sparsebp.runtime.streams import TwoStreams
 from sparsebp.schedule import Schedule
-
 
 # What steps leave on a device is read one step late: the device never waits for the host to look.
 #
 # The numbers of a step are on their way to the host when its work has been given to the device, and are looked at when
 # that of the next step has been given, too. By then parameters have had one more update.
+
 
 class LateSteps:
     """The steps of an executor that wait to be looked at, in their order.

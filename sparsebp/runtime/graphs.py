@@ -17,12 +17,8 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.cuda_graphs import GraphRecorder
 from sparsebp.core.errors import SparseBPError
-from sparsebp.runtime.actions import Actions
-from sparsebp.runtime.program import Program
-from sparsebp.runtime.program import Task
-from sparsebp.runtime.actions import Batch
-from sparsebp.runtime.actions import Later
-from sparsebp.runtime.actions import Step
+from sparsebp.runtime.actions import Actions, Batch, Later, Step
+from sparsebp.runtime.program import Program, Task
 
 PLAIN = 1
 """Steps of one shape, in a row, that run as ever; so a last, smaller batch of an epoch does."""

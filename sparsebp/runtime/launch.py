@@ -2,56 +2,32 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-import zlib
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import TypeVar
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core import errors
-from sparsebp.core.check import shown
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
-from sparsebp.core.errors import TransportError
-from sparsebp.core.check import Array
-from sparsebp.comm.transport import Transport
 import atexit
 import contextlib
 import os
 import platform
 import signal
 import sys
-from typing import NoReturn
-from sparsebp.core import threads
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_flag
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.comm.mpi import MPITransport
-from sparsebp.comm.mpi import check_timeout
-from sparsebp.comm.mpi import mpi
-from sparsebp.comm.mpi import last_words
-from sparsebp.comm.mpi import launched
-from sparsebp.comm.mpi import speak
-from sparsebp.comm.mpi import TIMEOUT_SECONDS
-from sparsebp.comm.mpi import End
 import time
+import zlib
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import cast
+from typing import Any, NoReturn, TypeVar, cast
+
+import numpy as np
+
+from sparsebp.comm.mpi import TIMEOUT_SECONDS, End, MPITransport, check_timeout, last_words, launched, mpi, speak
+from sparsebp.comm.transport import Transport
+from sparsebp.core import backend, errors, threads
+from sparsebp.core.check import Array, check_choice, check_flag, shown
+from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError, SparseBPError, TransportError
 from sparsebp.core.files import write_figure
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import simulate
+from sparsebp.schedule import Action, Costs, Schedule, simulate
 from sparsebp.schedule.plot import gantt
-from sparsebp.schedule.simulate import Event
-from sparsebp.schedule.simulate import Simulation
+from sparsebp.schedule.simulate import Event, Simulation
 
 _TAG = 0  # messages of one pair and tag arrive in their order, and all of a step's have been waited for
 
@@ -188,6 +164,7 @@ def checksums(arrays: Mapping[str, Array], what: str = "the parameter") -> dict[
 
 
 # Arrays that one rank has the right values of, for all others.
+
 
 def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> None:
     """Write to every array the values that its owner, the rank that comes with it, has for it.

@@ -2,69 +2,40 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-import math
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Sequence
-from typing import Any
-from typing import TypeAlias
-from sparsebp.core.check import Array
-from sparsebp.optim.optimizer import clip_grad_norm
-from sparsebp.runtime.actions import Actions
-from sparsebp.runtime.actions import Run
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import Batch
-from sparsebp.runtime.actions import Step
-from sparsebp.runtime.actions import Watch
-from sparsebp.schedule import Kind
-from collections import defaultdict
-from sparsebp.core.errors import OptionError
-from sparsebp.comm.transport import Transport
-from sparsebp.runtime.program import check_of_model
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import parts_of
-from sparsebp.schedule import validate
-from collections import deque
-from collections.abc import Hashable
-from types import ModuleType
-from typing import NamedTuple
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.errors import ShapeError
-from sparsebp.comm.transport import Handle
-from sparsebp.schedule.lower import Message
 import contextlib
-from collections.abc import Iterator
-from collections.abc import Mapping
-from sparsebp.optim import Predictor
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Overlap
-from sparsebp.schedule import Simulation
-from sparsebp.schedule import simulate
-from sparsebp.runtime.launch import exchange
-from sparsebp.nn.layer import dotted
+import math
 import time
-from sparsebp.core.errors import TransportError
-from sparsebp.runtime.launch import check_marks
-from sparsebp.runtime.launch import checksum
-from sparsebp.runtime.launch import mark_of
-from sparsebp.runtime.launch import options_of
-from sparsebp.runtime.program import fewer
-from sparsebp.runtime.program import without_frozen
-from sparsebp.runtime.actions import check_even
-from sparsebp.runtime.actions import trained_parameters
-from sparsebp.schedule import actions_of
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.lower import lower
-from sparsebp.schedule.lower import Await
-from sparsebp.schedule.lower import Compute
-from sparsebp.schedule.lower import Post
-from sparsebp.schedule.lower import RankProgram
-from sparsebp.schedule.lower import Send
-from sparsebp.schedule.lower import Sent
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
+from sparsebp.comm.transport import Handle, Transport
+from sparsebp.core import backend
+from sparsebp.core.check import Array
+from sparsebp.core.errors import OptionError, ShapeError, TransportError
+from sparsebp.nn.layer import dotted
+from sparsebp.optim import Predictor
+from sparsebp.optim.optimizer import clip_grad_norm
+from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, check_even, trained_parameters
+from sparsebp.runtime.launch import check_marks, checksum, exchange, mark_of, options_of
+from sparsebp.runtime.program import check_of_model, fewer, without_frozen
+from sparsebp.schedule import (
+    Action,
+    Costs,
+    Kind,
+    Overlap,
+    Schedule,
+    Simulation,
+    actions_of,
+    parts_of,
+    simulate,
+    validate,
+)
+from sparsebp.schedule.builders import place_updates
+from sparsebp.schedule.lower import Await, Compute, Message, Post, RankProgram, Send, Sent, lower
 
 # What a rank of a pipeline does for each action: as on one device, but for what comes from others and goes to them.
 
@@ -159,6 +130,7 @@ class PipelineActions(Actions):
 
 
 # Whether the stages of a model can be dealt out to ranks as a schedule says.
+
 
 def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *, predicts: bool) -> None:
     """Refuse a schedule that is not one of this model on these ranks.
@@ -395,6 +367,7 @@ def _shown(form: _Form) -> str:
 # The optimizer updates one set of weights in place, the masters. What else an action reads is written into their place
 # while it runs, and the masters come back afterwards, bit for bit.
 
+
 class Distance(NamedTuple):
     """How far the weights that an action read, and the newest ones by then, were from those that they stood for.
 
@@ -580,6 +553,7 @@ def units(schedule: Schedule) -> Costs:
 
 
 # Brings what each rank has of a model and its optimizer together, so that every rank has all of it.
+
 
 def make_whole(
     transport: Transport, stages: Stages, optimizer: Any, owners: Sequence[int], predictor: Any = None

@@ -8,17 +8,8 @@ from itertools import chain, groupby
 from typing import NamedTuple, TypeAlias
 
 from sparsebp.core.errors import OptionError
-from sparsebp.runtime.actions import Actions
-from sparsebp.runtime.actions import Run
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import Step
-from sparsebp.schedule import Action
-from sparsebp.schedule import Cell
-from sparsebp.schedule import Lane
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import parts_of
-from sparsebp.schedule import validate
+from sparsebp.runtime.actions import Actions, Run, Stages, Step
+from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of, validate
 
 
 @dataclass(frozen=True)

@@ -2,66 +2,32 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-import time
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import ClassVar
-from sparsebp.core import backend
-from sparsebp.core.errors import ScheduleError
-from sparsebp.core.check import Array
-from sparsebp.comm.transport import Handle
-from sparsebp.comm.transport import Transport
-import pickle
-from collections import Counter
-from collections.abc import Sequence
-import numpy as np
-from sparsebp.core.errors import OptionError
-from sparsebp.runtime.launch import check_marks
-from sparsebp.runtime.launch import mark_of
-from sparsebp.runtime.launch import options_of
-from sparsebp.nn.draws import Rows
-from sparsebp.nn.draws import rows_of
-from sparsebp.runtime.actions import Actions
-from sparsebp.runtime.actions import Run
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import is_ours
-from sparsebp.runtime.actions import Batch
-from sparsebp.runtime.actions import Step
-from sparsebp.runtime.actions import Watch
-import math
-from sparsebp.optim.optimizer import clip_grad_norm
-from sparsebp.optim.optimizer import clip_on_device
-from sparsebp.optim.optimizer import square_sums
-from sparsebp.optim.sharded import PieceOptimizer
 import contextlib
+import math
+import pickle
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
-from sparsebp.core.check import check_flag
-from sparsebp.core.errors import TransportError
-from sparsebp.runtime.launch import check_same
-from sparsebp.runtime.launch import checksums
-from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.actions import trained_parameters
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import parts_of
-from sparsebp.schedule import validate
 from statistics import median
-from sparsebp.runtime.search import REPEATED
-from sparsebp.runtime.search import TimedExecutor
-from sparsebp.runtime.search import measured_costs
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Kind
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import reverse_first_k
-from sparsebp.schedule.builders import search_k
-from sparsebp.schedule.files import Durations
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
+from sparsebp.comm.transport import Handle, Transport
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_flag
+from sparsebp.core.errors import OptionError, ScheduleError, TransportError
+from sparsebp.nn.draws import Rows, rows_of
+from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
+from sparsebp.optim.sharded import PieceOptimizer
+from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, is_ours, trained_parameters
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.launch import check_marks, check_same, checksums, mark_of, options_of
+from sparsebp.runtime.search import REPEATED, TimedExecutor, measured_costs
+from sparsebp.schedule import Action, Costs, Kind, Schedule, StageBytes, parts_of, simulate, validate
+from sparsebp.schedule.builders import place_updates, reverse_first_k, search_k
+from sparsebp.schedule.files import Durations
 
 # Gradients of many parameters in a few flat arrays, which are summed over all ranks as soon as they are full.
 
@@ -232,6 +198,7 @@ def parted(
 
 
 # What a replica does for each action of its schedule, beside what one worker does: it shares, sends and waits.
+
 
 class Totals:
     """What a step has in common on all ranks: how many samples, then the mean loss and score over all of them."""
@@ -447,6 +414,7 @@ def _unless_empty(run: Run, m: int) -> Run:
 
 
 # Optimizer states in pieces: each rank has those of a part of every bucket, updates it, and gets the others' parts.
+
 
 class DealtBucket(Bucket):
     """A `Bucket` of which every rank has a stretch of each parameter: one after the other, in a row of its own.

@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import contextlib
 import math
-from dataclasses import dataclass
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.locks import cached_property
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import simulate
-from sparsebp.schedule import write_costs
-from sparsebp.schedule import write_csv
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import out_of_order
-from sparsebp.schedule.builders import two_stream_list
 import time
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Container
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import fields
-from dataclasses import is_dataclass
-from itertools import islice
-from itertools import takewhile
-from statistics import median
-from typing import NamedTuple
-from sparsebp.core import backend
-from sparsebp.runtime.actions import Run
-from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.program import Program
-from sparsebp.runtime.program import Task
-from sparsebp.runtime.program import Together
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import Batch
-from sparsebp.runtime.actions import Step
-from sparsebp.schedule import Action
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule.files import Durations
-from sparsebp.schedule.files import Slowdowns
-from collections.abc import Callable
-from collections.abc import Generator
-from statistics import fmean
-from sparsebp.core import threads
-from sparsebp.runtime.actions import trained_parameters
-from sparsebp.runtime.actions import Watch
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import islice, takewhile
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
+from sparsebp.core import backend, threads
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.locks import cached_property
+from sparsebp.runtime.actions import Batch, Run, Stages, Step, Watch, trained_parameters
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.program import Program, Task, Together
+from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph, simulate, write_costs, write_csv
+from sparsebp.schedule.builders import conventional, out_of_order, two_stream_list
+from sparsebp.schedule.files import Durations, Slowdowns
 
 # The schedules of a step that an out-of-order search tries, and what it knows of each.
 

@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core import backend
-from sparsebp.core import threads
+from sparsebp.core import backend, threads
 from sparsebp.core.errors import StaleError
-from sparsebp.runtime.program import Program
-from sparsebp.runtime.program import Task
 from sparsebp.runtime.actions import Step
+from sparsebp.runtime.program import Program, Task
 
 SHORTEST, LONGEST = 2e-5, 2e-4
 """Seconds between two looks at whether the other stream is done with something."""

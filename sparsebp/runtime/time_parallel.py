@@ -11,57 +11,31 @@ sequence**. Its gradient is known, so its map is a constant, and what the scan g
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
-from typing import NamedTuple
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_sequence
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import PatternError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.runtime.launch import check_same
-from sparsebp.comm.transport import Transport
-from sparsebp.comm.transport import check_transport
-from sparsebp.patterns import SparsityPattern
-from sparsebp.scan import plan_scan
-from sparsebp.scan.cost import sized_seconds
-from sparsebp.scan.reduction import plan_reduction
-from sparsebp.scan.run import check_arguments
-from sparsebp.scan.run import Multiply
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
-from typing import TypeAlias
-from sparsebp.nn.cells import Tape
-from sparsebp.scan.recurrent import Stretch
-from collections.abc import Callable
-from sparsebp import kernels
-from sparsebp.core.check import check_integer
-from sparsebp.core.shortcuts import METHODS
-from sparsebp.core.shortcuts import belongs
-from sparsebp.runtime.launch import checksums
-from sparsebp.comm.transport import Handle
-from sparsebp.nn.gradients import Back
-from sparsebp.nn.gradients import Shared
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
-from sparsebp.nn.bptt import choose
-from sparsebp.nn.bptt import run_backward
-from sparsebp.nn.recurrent import pair
-from sparsebp.nn.recurrent import Recurrent
-from sparsebp.nn.cells import RunGradients
-from sparsebp.nn.cells import State
-from sparsebp.nn.cells import StateGradients
-from sparsebp.nn.cells import Weights
-from sparsebp.nn.cells import joined
-from sparsebp.nn.cells import split
-from sparsebp.scan import algorithms
-from sparsebp.scan.recurrent import estimate_stretch
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.comm.transport import Handle, Transport, check_transport
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_choice, check_integer, check_sequence
+from sparsebp.core.errors import OptionError, PatternError, ShapeError
+from sparsebp.core.shortcuts import METHODS, belongs
+from sparsebp.nn.bptt import choose, run_backward
+from sparsebp.nn.cells import RunGradients, State, StateGradients, Tape, Weights, joined, split
+from sparsebp.nn.gradients import Back, Shared
+from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.nn.recurrent import Recurrent, pair
+from sparsebp.patterns import SparsityPattern
+from sparsebp.runtime.launch import check_same, checksums
+from sparsebp.scan import algorithms, plan_scan
+from sparsebp.scan.cost import sized_seconds
+from sparsebp.scan.recurrent import Stretch, estimate_stretch
+from sparsebp.scan.reduction import plan_reduction
+from sparsebp.scan.run import Multiply, check_arguments
 
 # A chain of transposed Jacobians in pieces on several ranks: layers across workers, back-propagated in parallel.
 #
@@ -266,10 +240,7 @@ def chain_way_seconds(pieces: Sequence[Piece]) -> dict[str, float]:
     reduce = max((piece.reduce for piece in pieces[1:-1]), default=0.0)
     apply = sum(piece.apply for piece in pieces[1:-1])
     rest = max((piece.run for piece in pieces[1:]), default=0.0)
-    return {
-        "vectors": sum(piece.run for piece in pieces),
-        "products": max(pieces[0].run, reduce) + apply + rest,
-    }
+    return {"vectors": sum(piece.run for piece in pieces), "products": max(pieces[0].run, reduce) + apply + rest}
 
 
 # A rank's stretch of a sequence: what its forward keeps, and what the ways back through all stretches cost.

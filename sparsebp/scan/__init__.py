@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from sparsebp.scan.algorithms import ScanStep, Span
+from sparsebp.scan.plan import ScanPlan, plan_scan
+from sparsebp.scan.recurrent import Choice, choose_recurrent_backward
 from sparsebp.scan.report import LayerByLayer
-from sparsebp.scan.plan import ScanPlan
-from sparsebp.scan.plan import plan_scan
-from sparsebp.scan.recurrent import Choice
-from sparsebp.scan.recurrent import choose_recurrent_backward
-from sparsebp.scan.algorithms import ScanStep
-from sparsebp.scan.algorithms import Span
 
 __all__ = ["Choice", "LayerByLayer", "ScanPlan", "ScanStep", "Span", "choose_recurrent_backward", "plan_scan"]
 

@@ -8,35 +8,24 @@ This file holds integers only; sizes, patterns and arrays come later.
 
 from __future__ import annotations
 
-from __future__ import annotations
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal, NamedTuple, TypeAlias
+
 from sparsebp.core import backend
 from sparsebp.core.check import Array
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
-from typing import NamedTuple
-from typing import TypeAlias
 from sparsebp.core.errors import OptionError
-from collections.abc import Iterable
-from dataclasses import replace
 from sparsebp.patterns import SparsityPattern
-from itertools import groupby
 
-__all__ = [
-    "blelloch",
-    "chunk_cuts",
-    "chunked",
-    "hybrid",
-    "linear",
-    "recipe",
-    "tree_levels",
-]
+__all__ = ["blelloch", "chunk_cuts", "chunked", "hybrid", "linear", "recipe", "tree_levels"]
 
 
 # Affine maps of gradients as one array each, so that they can be joined, kept, and sent to another worker.
 #
 # A map takes a gradient g, a row of n numbers, to ``g @ M + v``. It is kept as the matrix M with the row v below it: (n
 # + 1, n), whatever stands before these two axes (samples, chunks). Joining is associative and does not commute.
+
 
 def join(first: Array, then: Array) -> Array:
     """Return the map that does `first`, and `then` after it; both (…, n + 1, n). 2·(n + 1)·n² FLOP."""
@@ -231,6 +220,7 @@ def critical_path(steps: Sequence[AbstractStep], weights: Sequence[int]) -> tupl
 # The first chunk knows its incoming gradient and works with vectors from the start; the last chunk's product is needed
 # by nobody. So only the chunks between multiply matrices, and with one or two chunks the scan is the linear one.
 
+
 def chunk_cuts(n: int, chunks: int) -> tuple[int, ...]:
     """Cut ``range(n)`` into `chunks` parts (at most n) whose lengths differ by at most one; the longer come first."""
     chunks = min(chunks, n)
@@ -383,6 +373,7 @@ def _down_sweep(a: list[Span], first: int) -> list[AbstractStep]:
 
 # The algorithms of a scan as lists of steps: pure integers, no arrays, no patterns.
 
+
 def recipe(algorithm: str, n: int, *, up_levels: int | None = None, chunks: int = 1) -> Recipe:
     """Return the steps of `algorithm` for `n` Jacobians; the others are the options of hybrid and chunked.
 
@@ -411,6 +402,7 @@ def recipe(algorithm: str, n: int, *, up_levels: int | None = None, chunks: int 
 #
 # A chain of 30 000 equal blocks is judged by these counts in microseconds, where building every candidate's list of
 # steps would take seconds.
+
 
 class LevelCount(NamedTuple):
     """One level, or one chain of them: products by kind, and how many follow each other.

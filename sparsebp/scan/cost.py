@@ -5,51 +5,39 @@ The products are planned for real, or estimated (`sparsebp.scan.cost`): the coun
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Sequence
-from typing import NamedTuple
-from sparsebp.core.machine import Machine
-from sparsebp.scan.algorithms import recipe
-from sparsebp.scan.algorithms import tree_levels
-from sparsebp.scan.algorithms import fold_recipe
-from sparsebp.scan.algorithms import Recipe
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-from typing import TypeAlias
+import warnings
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numba
 import numpy as np
+
+from sparsebp.core.check import PatternKind
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.locks import cached_property
-from sparsebp.core.check import PatternKind
+from sparsebp.core.machine import Machine
+from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.threads import in_parts, team
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import index_bytes
-from sparsebp.products import ProductPlan
-from sparsebp.products.strategies import Filled
-from sparsebp.products.strategies import Gather
-from sparsebp.products.strategies import Positions
-from sparsebp.products.strategies import Strategy
-from sparsebp.products.strategies import by_kinds
-from sparsebp.products.strategies import worth
-from bisect import bisect_left
-from bisect import insort
-from collections.abc import Mapping
-from dataclasses import field
-from sparsebp.products import plan_product
-from sparsebp.scan.algorithms import StackProgram
-from sparsebp.scan.algorithms import stack_program
-from sparsebp.scan.algorithms import AbstractStep
-from sparsebp.scan.algorithms import Span
-from collections.abc import Iterable
-from sparsebp.scan.algorithms import level_counts
-import warnings
-import numba
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL
-from sparsebp.kernels.host.engine.compile import SERIAL
-from sparsebp.kernels.host.engine.threads import in_parts
-from sparsebp.kernels.host.engine.threads import team
-
+from sparsebp.products import ProductPlan, plan_product
+from sparsebp.products.strategies import Filled, Gather, Positions, Strategy, by_kinds, worth
+from sparsebp.scan.algorithms import (
+    AbstractStep,
+    Recipe,
+    Span,
+    StackProgram,
+    fold_recipe,
+    level_counts,
+    recipe,
+    stack_program,
+    tree_levels,
+)
 
 # What there is to choose from: the algorithms with their parameters.
+
 
 class Candidate(NamedTuple):
     """An algorithm with its parameter."""
@@ -584,6 +572,7 @@ def assign_slots(
 # "The parallel evaluation of general arithmetic expressions", J. ACM 21, 1974; BPPSA §3.6 counts step and work
 # complexity). Each step adds a kernel call of its own; stacks of dense blocks run a whole level a call and are counted
 # so.
+
 
 class LevelCost(NamedTuple):
     """Work of one level, or of one chain.

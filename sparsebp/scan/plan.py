@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
-from sparsebp.core import backend
-from sparsebp.core.machine import machine
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_sequence
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import PatternError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import SCAN_ALGORITHMS
-from sparsebp.core.check import ScanAlgorithm
-from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.cost import Candidate
-from sparsebp.scan.cost import options_for
-from sparsebp.scan.algorithms import piece_ends
-from sparsebp.scan.cost import Chain
-from sparsebp.scan.cost import Sizes
-from typing import Literal
-import numpy as np
-from sparsebp.core.check import Array
-from sparsebp.scan.report import describe
-from sparsebp.scan.cost import choose
-from sparsebp.scan.cost import estimate
-from sparsebp.scan.run import PlannedScan
-from sparsebp.scan.report import Operator
-from sparsebp.scan.report import plot
-from sparsebp.scan.run import execute
-from sparsebp.scan.run import step_times
+from typing import Any, Literal
 
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import (
+    SCAN_ALGORITHMS,
+    Array,
+    ScanAlgorithm,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_sequence,
+)
+from sparsebp.core.errors import OptionError, PatternError, ShapeError
+from sparsebp.core.machine import machine
+from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.algorithms import piece_ends
+from sparsebp.scan.cost import Candidate, Chain, Sizes, choose, estimate, options_for
+from sparsebp.scan.report import Operator, describe, plot
+from sparsebp.scan.run import PlannedScan, execute, step_times
 
 # Checks of what a scan is planned with: of the arguments of `plan_scan` become a chain and what may run over it.
+
 
 def check_plan(
     patterns: Sequence[SparsityPattern], algorithm: ScanAlgorithm, workers: int | None, up_levels: int | None,
@@ -190,12 +181,7 @@ class ScanPlan(PlannedScan):
         return plot(self, ax, kind, operators, measured)
 
     def profile(
-        self,
-        g: Array,
-        data: Sequence[Array],
-        injections: Sequence[Array | None] | None = None,
-        *,
-        repeats: int = 5,
+        self, g: Array, data: Sequence[Array], injections: Sequence[Array | None] | None = None, *, repeats: int = 5
     ) -> list[float]:
         """Measure every step by itself.
 

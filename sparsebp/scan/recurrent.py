@@ -19,13 +19,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.machine import Machine
-from sparsebp.core.machine import machine
-from sparsebp.core.machine import Prices
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_integer
-from sparsebp.scan.algorithms import tree_levels
-from sparsebp.scan.algorithms import level_counts
+from sparsebp.core.check import check_choice, check_integer
+from sparsebp.core.machine import Machine, Prices, machine
+from sparsebp.scan.algorithms import level_counts, tree_levels
 
 Cell: TypeAlias = Literal["rnn", "gru", "lstm"]
 
@@ -185,10 +181,7 @@ def _choose(
     if m.is_device:
         states["blelloch"] = _stored(T, B, STATES[cell] * H, itemsize, m)
     seconds = {name: len(inputs) * t + weights for name, t in states.items()}
-    memory = {
-        "bp": 0,
-        "chunked": chunks * B * _map_values(cell, B, H, itemsize, m) * itemsize,
-    }
+    memory = {"bp": 0, "chunked": chunks * B * _map_values(cell, B, H, itemsize, m) * itemsize}
     if m.is_device:
         memory["blelloch"] = (
             sum(p.mm for p in level_counts("blelloch", T)) * B * (STATES[cell] * H) ** 2 * itemsize

@@ -14,14 +14,10 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.algorithms import AbstractStep, Recipe, Span
+from sparsebp.scan.cost import is_view, size_recipe, sized_seconds
 from sparsebp.scan.plan import check_plan
-from sparsebp.scan.cost import sized_seconds
-from sparsebp.scan.cost import is_view
-from sparsebp.scan.cost import size_recipe
 from sparsebp.scan.run import Multiply
-from sparsebp.scan.algorithms import AbstractStep
-from sparsebp.scan.algorithms import Recipe
-from sparsebp.scan.algorithms import Span
 
 
 class Reduction:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeAlias
+
+from sparsebp.core.errors import MissingDependencyError, OptionError, ShapeError
+from sparsebp.core.machine import Machine
+from sparsebp.scan.algorithms import ScanStep, Span
 from sparsebp.scan.cost import amount
 from sparsebp.scan.run import PlannedScan
-from sparsebp.scan.algorithms import ScanStep
-from collections.abc import Iterable
-from dataclasses import dataclass
-from sparsebp.core.machine import Machine
-from itertools import groupby
-from typing import Any
-from typing import TypeAlias
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.scan.algorithms import Span
-
 
 # A planned scan as text: what runs and why, the totals, and a table of its steps.
 

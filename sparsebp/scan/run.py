@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from typing import Any
-import numpy as np
-from sparsebp.core.locks import cached_property
-from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.cost import Decision
-from sparsebp.scan.cost import step_seconds
-from sparsebp.scan.cost import Chain
-from sparsebp.scan.algorithms import ScanStep
-from sparsebp.scan.algorithms import Span
-from sparsebp.scan.algorithms import critical_path
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from types import ModuleType
-from typing import NamedTuple
-from sparsebp.core import backend
-from sparsebp import kernels
-from sparsebp.core.check import check_sequence
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from collections.abc import Mapping
-from sparsebp.products import ProductPlan
-from sparsebp.scan.cost import is_view
-from sparsebp.scan.algorithms import AbstractStep
-from itertools import pairwise
-from sparsebp.scan.cost import SizedRecipe
-from sparsebp.scan.cost import shared_spans
-from sparsebp.scan.algorithms import Linear
-from sparsebp.scan.algorithms import Matmul
-from sparsebp.scan.algorithms import Matvec
-from sparsebp.scan.algorithms import Operation
-from sparsebp.scan.algorithms import Reduce
-from sparsebp.scan.algorithms import StackProgram
-import time
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import replace
-from sparsebp.core.check import check_integer
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.scan.cost import Candidate
-from sparsebp.scan.cost import refusal
-from sparsebp.scan.cost import Sizes
-from sparsebp.scan.cost import assign_slots
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_integer, check_sequence
+from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.locks import cached_property
+from sparsebp.patterns import SparsityPattern
+from sparsebp.products import ProductPlan
+from sparsebp.scan.algorithms import (
+    AbstractStep,
+    Linear,
+    Matmul,
+    Matvec,
+    Operation,
+    Reduce,
+    ScanStep,
+    Span,
+    StackProgram,
+    critical_path,
+)
+from sparsebp.scan.cost import (
+    Candidate,
+    Chain,
+    Decision,
+    SizedRecipe,
+    Sizes,
+    assign_slots,
+    is_view,
+    refusal,
+    shared_spans,
+    step_seconds,
+)
 
 # What has been planned of a scan: steps, costs, memory. Those who draw, describe, measure or run it need no more.
+
 
 class PlannedScan:
     """The plan of a scan over a chain of transposed Jacobians. Its attributes are stated in `sparsebp.ScanPlan`.
@@ -354,6 +350,7 @@ def _check_count(name: str, got: int, expected: int) -> None:
 
 # The products of a scan one by one: a matrix with a vector, and two affine maps joined.
 
+
 class Multiply:
     """``A @ x + add`` into a new array; the identity is not multiplied with."""
 
@@ -454,7 +451,7 @@ class Program(NamedTuple):
 def make_program(sized: SizedRecipe, patterns: tuple[SparsityPattern, ...], shared: bytes, batch: int,
                  products: dict[Span, Array]) -> Program:  # fmt: skip
     """Lay a recipe out for a batch and a sharing, with the buffers of its intermediate products."""
-    chain, n = kernels.on_host().chain, len(patterns)
+    chain, n = kernels.on_host().csr, len(patterns)
     is_shared = shared_spans(sized.recipe.steps, patterns, [flag == 1 for flag in shared])
     data = {Span(i + 1, i + 2): 2 + i for i in range(n)}
     add = {Span(i + 1, i + 2): 2 + n + i for i in range(n)}
@@ -513,7 +510,7 @@ def _of_matrix(
 def run_program(plan: PlannedScan, arguments: Arguments, program: Program, products: dict[Span, Array]) -> list[Array]:
     """Run every step; return the results, with a batch axis if g was given one."""
     sized, g, n, maps = plan.sized, arguments.g, len(plan.patterns), None
-    places, given, run_chain = program.places, arguments.places, kernels.on_host().chain.run_chain
+    places, given, run_chain = program.places, arguments.places, kernels.on_host().csr.run_chain
     places[1 : 1 + len(given)] = given
     places[1 + len(given) : 2 + 2 * n] = 0  # no injections
     results = _results(program, arguments)
@@ -537,7 +534,7 @@ def _results(program: Program, arguments: Arguments) -> list[Array]:
     shape = (batch,) if arguments.batched else ()
     where = program.places[2 + 2 * n : 2 + 3 * n]
     if total * batch * g.dtype.itemsize <= TOGETHER:
-        chain = kernels.on_host().chain
+        chain = kernels.on_host().csr
         whole = np.empty(total * batch + chain.SPARE, g.dtype)
         skipped = chain.lay_out(whole, program.ends, batch, where)
         whole = whole[skipped : skipped + total * batch].reshape(total, *shape)
@@ -548,6 +545,7 @@ def _results(program: Program, arguments: Arguments) -> list[Array]:
 
 
 # Run a scan over one stack of equal dense blocks (recurrent Jacobians): a kernel call a level or chain.
+
 
 class StackBuffers(NamedTuple):
     """Buffers of the stacked run for one shape of call.
@@ -682,10 +680,7 @@ class Workspace:
 
 
 def execute(
-    plan: PlannedScan,
-    g: Array,
-    data: Sequence[Array] | Array,
-    injections: Sequence[Array | None] | Array | None,
+    plan: PlannedScan, g: Array, data: Sequence[Array] | Array, injections: Sequence[Array | None] | Array | None
 ) -> list[Array] | Array:
     """Run `plan`; see `ScanPlan.__call__`."""
     arguments = check_arguments(plan, g, data, injections)

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import re
-from dataclasses import dataclass
-from typing import Literal
-from typing import NamedTuple
-from typing import TypeAlias
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import shown
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from collections.abc import Iterator
-from typing import get_args
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_sequence
 from collections import deque
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from sparsebp.core.check import check_choice, check_flag, check_integer, check_sequence, shown
+from sparsebp.core.errors import FileFormatError, OptionError
 
 Kind: TypeAlias = Literal["F", "I", "W", "B", "S", "U"]
 KINDS: dict[Kind, str] = {
@@ -351,6 +338,7 @@ class StepGraph:
 
 
 # The cells of a schedule as a graph of numbers: what waits for what, by lane order, data and transfers.
+
 
 class Send(NamedTuple):
     """Data that one worker sends to another.

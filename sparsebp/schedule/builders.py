@@ -5,35 +5,38 @@ All take keyword arguments only. `BUILDERS` collects them by name; what each nee
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from sparsebp.schedule.placement import Fusion
-from sparsebp.schedule.placement import place_updates
-from sparsebp.schedule.reorder import Region
-from sparsebp.schedule.reorder import RegionTimes
-from sparsebp.schedule.reorder import fast_forward
-from sparsebp.schedule.reorder import list_schedule
-from sparsebp.schedule.reorder import modulo
-from sparsebp.schedule.reorder import conventional
-from sparsebp.schedule.reorder import two_stream_list
-from sparsebp.schedule.reorder import out_of_order
-from sparsebp.schedule.pipelines import dualpipe2018
-from sparsebp.schedule.pipelines import gpipe
-from sparsebp.schedule.pipelines import interleaved_one_f_one_b
-from sparsebp.schedule.pipelines import one_f_one_b
-from sparsebp.schedule.pipelines import pipedream
-from sparsebp.schedule.pipelines import zero_bubble_h1
-from sparsebp.schedule.pipelines import zero_bubble_h2
-from sparsebp.schedule.reorder import data_parallel
-from sparsebp.schedule.reorder import largest_k
-from sparsebp.schedule.reorder import reverse_first_k
-from sparsebp.schedule.reorder import search_k
-from sparsebp.schedule.reorder import synchronise
-from sparsebp.schedule.schedule import Schedule
-from __future__ import annotations
 import inspect
+from collections.abc import Callable
 from typing import Any
+
 from sparsebp.core.errors import OptionError
 from sparsebp.schedule.costs import Costs
+from sparsebp.schedule.pipelines import (
+    dualpipe2018,
+    gpipe,
+    interleaved_one_f_one_b,
+    one_f_one_b,
+    pipedream,
+    zero_bubble_h1,
+    zero_bubble_h2,
+)
+from sparsebp.schedule.placement import Fusion, place_updates
+from sparsebp.schedule.reorder import (
+    Region,
+    RegionTimes,
+    conventional,
+    data_parallel,
+    fast_forward,
+    largest_k,
+    list_schedule,
+    modulo,
+    out_of_order,
+    reverse_first_k,
+    search_k,
+    synchronise,
+    two_stream_list,
+)
+from sparsebp.schedule.schedule import Schedule
 
 __all__ = [
     "BUILDERS",

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import fields
-from typing import Any
-from typing import NamedTuple
-from sparsebp.core.check import check_number
-from sparsebp.core.check import shown
-from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Action
-from sparsebp.schedule.actions import Cell
-from sparsebp.schedule.actions import Kind
-from sparsebp.schedule.actions import Overlap
-from sparsebp.schedule.actions import StepGraph
-from sparsebp.core.check import check_integer
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
+from sparsebp.core.check import check_integer, check_number, shown
+from sparsebp.core.errors import OptionError
+from sparsebp.schedule.actions import Action, Cell, Kind, Overlap, StepGraph
 
 DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 """Where nothing else is said; a B takes as long as its I and W."""

@@ -7,66 +7,49 @@ where an operation begins; where it is waited for follows, see `sparsebp.schedul
 
 from __future__ import annotations
 
-from __future__ import annotations
 import csv
 import io
-import re
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from typing import NamedTuple
-from sparsebp.core.check import shown
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule.actions import Action
-from sparsebp.schedule.actions import Cell
-from sparsebp.schedule.actions import actions_of
-from sparsebp.schedule.actions import parse
-from sparsebp.schedule.actions import parts_of
-from sparsebp.schedule.actions import Lane
-from collections import Counter
-from dataclasses import replace
-from itertools import pairwise
-from sparsebp.schedule.actions import Overlap
-from sparsebp.schedule.schedule import Schedule
-import os
-from collections.abc import Iterable
-from typing import cast
-from sparsebp.core.files import check_path
-from sparsebp.core.files import read_file
-from sparsebp.core.files import write_atomically
-from sparsebp.schedule.actions import KINDS
-from sparsebp.schedule.costs import Costs
-from sparsebp.schedule.actions import First
-from sparsebp.schedule.actions import StepGraph
-from sparsebp.schedule.actions import Updates
-from sparsebp.schedule.actions import Weights
-from sparsebp.schedule.simulate import simulate
-from sparsebp.schedule.schedule import validate
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import fields
-from typing import Any
-from sparsebp.core.files import parse_json
-from sparsebp.schedule.costs import DURATIONS
-from sparsebp.schedule.costs import Link
-from sparsebp.schedule.costs import StageBytes
-from sparsebp.schedule.costs import check_cost
-from sparsebp.schedule.costs import Network
-from sparsebp.schedule.lower import with_waits
-from sparsebp.schedule.lower import Compute
-from sparsebp.schedule.lower import Instruction
-from sparsebp.schedule.lower import Message
-from sparsebp.schedule.lower import Post
-from sparsebp.schedule.lower import RankProgram
-from sparsebp.schedule.lower import Reduce
-from sparsebp.schedule.lower import Send
-from sparsebp.schedule.lower import check_rendezvous
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
+from sparsebp.core.check import shown
+from sparsebp.core.errors import FileFormatError, OptionError, ScheduleError
+from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
+from sparsebp.schedule.actions import (
+    KINDS,
+    Action,
+    Cell,
+    First,
+    Lane,
+    Overlap,
+    StepGraph,
+    Updates,
+    Weights,
+    actions_of,
+    parse,
+    parts_of,
+)
+from sparsebp.schedule.costs import DURATIONS, Costs, Link, Network, StageBytes, check_cost
+from sparsebp.schedule.lower import (
+    Compute,
+    Instruction,
+    Message,
+    Post,
+    RankProgram,
+    Reduce,
+    Send,
+    check_rendezvous,
+    with_waits,
+)
+from sparsebp.schedule.schedule import Schedule, validate
+from sparsebp.schedule.simulate import simulate
 
 # The text of an action CSV as rows of cells that know their line and column.
 
@@ -270,6 +253,7 @@ def _check_workers(rows: Rows, lines: Sequence[int]) -> None:
 
 # A schedule as ``torch.distributed.pipelining`` can run it: with the actions that it knows, and in its order.
 
+
 def for_torch(schedule: Schedule, *, sums: bool = False) -> Schedule:
     """Return `schedule` with the actions that PyTorch knows: see ``to_csv(…, torch=True)``.
 
@@ -357,6 +341,7 @@ def _not_for_torch(problem: str, got: str) -> ScheduleError:
 # ``0:sub``. A first row ``schedule=NAME,first=I,weights=latest,recomputed=0 2`` says what cells cannot; where no stage
 # has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too. PyTorch reads neither row, nor U and
 # S: see ``to_csv(…, torch=True)``.
+
 
 def read_csv(path: str | os.PathLike[str], *, first: First | None = None, weights: Weights | None = None) -> Schedule:
     """Read a schedule that `write_csv` wrote, or ``_dump_csv`` of a schedule of ``torch.distributed.pipelining``.

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import heapq
-from typing import NamedTuple
-from sparsebp.schedule.actions import Action
-from sparsebp.schedule.actions import Cell
-from sparsebp.schedule.actions import actions_of
-from sparsebp.schedule.schedule import Schedule
-from dataclasses import dataclass
-from typing import TypeAlias
-from collections import defaultdict
-from collections import deque
-from collections.abc import Sequence
-from sparsebp.core.errors import ScheduleError
 from bisect import bisect_left
-from collections.abc import Iterator
-from sparsebp.schedule.actions import parts_of
-from sparsebp.schedule.actions import StepGraph
-from sparsebp.schedule.schedule import validate
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
+from sparsebp.core.errors import ScheduleError
+from sparsebp.schedule.actions import Action, Cell, StepGraph, actions_of, parts_of
+from sparsebp.schedule.schedule import Schedule, validate
 
 # One order of all cells of a schedule: what each rank runs one after the other, whatever streams it has.
 
@@ -83,6 +74,7 @@ def _is_sum(cell: Cell) -> bool:
 
 
 # What a rank does in one step: actions, and what it sends, receives and sums with others, in order.
+
 
 class Message(NamedTuple):
     """An array that one rank sends to another.
@@ -414,6 +406,7 @@ def _deadlock(run: _Run, programs: Sequence[RankProgram]) -> ScheduleError:
 
 
 # The pass that places sends, receives and sums among the actions of a schedule.
+
 
 def lower(schedule: Schedule, *, one_stream: bool = False) -> tuple[RankProgram, ...]:
     """Return what every rank does in one step of a schedule, communication included.

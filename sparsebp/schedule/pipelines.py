@@ -7,11 +7,9 @@ from functools import partial
 from typing import TypeAlias
 
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Cell
-from sparsebp.schedule.actions import Overlap
-from sparsebp.schedule.reorder import builder
+from sparsebp.schedule.actions import Cell, Overlap, StepGraph
 from sparsebp.schedule.placement import Partition
-from sparsebp.schedule.actions import StepGraph
+from sparsebp.schedule.reorder import builder
 from sparsebp.schedule.schedule import Schedule
 
 Turn: TypeAlias = tuple[str, int, int]

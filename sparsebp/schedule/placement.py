@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Literal
-from typing import TypeAlias
-from typing import get_args
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
 from sparsebp.core.check import check_choice
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Action
-from sparsebp.schedule.actions import Cell
-from sparsebp.schedule.actions import actions_of
-from sparsebp.schedule.actions import Lane
+from sparsebp.schedule.actions import Action, Cell, Lane, StepGraph, actions_of, trusted
 from sparsebp.schedule.schedule import Schedule
-from dataclasses import dataclass
-from sparsebp.schedule.actions import trusted
-from sparsebp.schedule.actions import StepGraph
-
 
 Fusion: TypeAlias = Literal["none", "forward", "backward"]
 FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
@@ -132,6 +123,7 @@ def without_updates(schedule: Schedule) -> Schedule:
 
 
 # Which worker has which stages: contiguous chunks of them, and what a pipeline does with a chunk as a whole.
+
 
 @dataclass(frozen=True)
 class Partition:

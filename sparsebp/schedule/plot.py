@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from sparsebp.schedule.actions import Action
-from sparsebp.schedule.actions import Lane
-from sparsebp.schedule.schedule import Schedule
-from sparsebp.schedule.simulate import Simulation
-from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
-from typing import NamedTuple
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.schedule.actions import KINDS
-from sparsebp.schedule.actions import Kind
-from sparsebp.schedule.actions import actions_of
-from sparsebp.core.errors import OptionError
+import json
 import math
+import os
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from sparsebp.schedule.simulate import MemoryCurve
-from sparsebp.schedule.simulate import Event
-import json
-import os
-from sparsebp.core.files import write_atomically
-from sparsebp.schedule.simulate import USES
-from sparsebp.schedule.simulate import Transfer
+from typing import Any, NamedTuple
 
+from sparsebp.core.errors import MissingDependencyError, OptionError
+from sparsebp.core.files import write_atomically
+from sparsebp.schedule.actions import KINDS, Action, Kind, Lane, actions_of
+from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.simulate import USES, Event, MemoryCurve, Simulation, Transfer
 
 # What the pictures of a schedule write: into boxes, before rows, above.
+
 
 def numbers(schedule: Schedule, action: Action) -> tuple[str, ...]:
     """Return the numbers that tell `action` from others of its kind and worker: micro-batch, stage, or both."""
@@ -260,6 +249,7 @@ def _new_axes(simulation: Simulation, memory: bool) -> Any:
 
 # A simulation in numbers, as JSON can hold them.
 
+
 def summary(simulation: Simulation) -> dict[str, Any]:
     """Return what a simulation found.
 
@@ -452,6 +442,7 @@ def _blocks(simulation: Simulation, curve: MemoryCurve, letters: float, columns:
 
 
 # A simulated schedule in the format of Chrome's traces: open it in https://ui.perfetto.dev or chrome://tracing.
+
 
 def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]:
     """Return a simulation as the dict of a trace: a process a worker, a thread a stream, counters for the memory.

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Literal
-from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Action
-from sparsebp.schedule.costs import Costs
-from sparsebp.schedule.actions import StepGraph
 import functools
-import inspect
-from typing import Any
-from typing import ParamSpec
-from typing import TypeVar
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.check import check_sequence
 import heapq
-from collections import defaultdict
-from sparsebp.schedule.placement import Partition
-from sparsebp.schedule.schedule import Schedule
-from sparsebp.schedule.placement import Fusion
-from sparsebp.schedule.placement import place_updates
+import inspect
 import math
-from dataclasses import replace
-from typing import TypeAlias
-from typing import get_args
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.schedule.placement import without_updates
-from sparsebp.schedule.actions import Lane
-from sparsebp.schedule.simulate import simulate
-from sparsebp.schedule.simulate import Simulation
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
+from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, check_sequence
+from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp.schedule.actions import Action, Lane, StepGraph
+from sparsebp.schedule.costs import Costs
+from sparsebp.schedule.placement import Fusion, Partition, place_updates, without_updates
+from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.simulate import Simulation, simulate
 
 # Algorithm 1 of the out-of-order paper: which weight gradient runs beside which region of the main stream.
+
 
 @dataclass(frozen=True)
 class Region:
@@ -307,6 +288,7 @@ def _checked(name: str, value: Any) -> Any:
 #
 # Gradient fast-forwarding, with modulo allocation or without: what another worker waits for comes first, W fills gaps.
 
+
 def list_schedule(graph: StepGraph, actions: Iterable[Action], allocation: Sequence[int],
                   urgency: Callable[[Action], Any], costs: Costs) -> list[list[Action]]:  # fmt: skip
     """Return the order in which each worker runs its actions, if none ever waits while one of them is ready.
@@ -466,6 +448,7 @@ def _list_scheduled(name: str, graph: StepGraph, allocation: Sequence[int], k: i
 
 
 # One worker: the conventional order, and list scheduling on the two streams of one device.
+
 
 @builder
 def conventional(*, stages: int, microbatches: int = 1, fusion: Fusion = "none", streams: int = 1,
@@ -790,6 +773,7 @@ def search_k(throughput: Callable[[int], float], stages: int, most: int | None =
 
 
 # Multi-stream out-of-order back-propagation with multi-region joint scheduling, for one device.
+
 
 @builder
 def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
 from sparsebp.core.errors import ScheduleError
 from sparsebp.core.locks import cached_property
-from sparsebp.schedule.actions import Action
-from sparsebp.schedule.actions import Cell
-from sparsebp.schedule.actions import Lane
-from sparsebp.schedule.actions import actions_of
-from sparsebp.schedule.actions import parts_of
-from sparsebp.schedule.actions import CellGraph
-from sparsebp.schedule.actions import carried
-from sparsebp.schedule.actions import cell_graph
-from sparsebp.schedule.actions import StepGraph
-from bisect import bisect_left
-from collections.abc import Collection
-from itertools import pairwise
-from sparsebp.schedule.actions import Kind
+from sparsebp.schedule.actions import (
+    Action,
+    Cell,
+    CellGraph,
+    Kind,
+    Lane,
+    StepGraph,
+    actions_of,
+    carried,
+    cell_graph,
+    parts_of,
+)
 
 
 @dataclass(frozen=True)
@@ -156,6 +153,7 @@ def _check_workers(schedule: Schedule) -> None:
 
 
 # Whether a schedule can come to its end, and every action reads the weights that it should.
+
 
 def validate(schedule: Schedule) -> None:
     """Refuse a schedule that cannot run.

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from heapq import heappush
-from sparsebp.schedule.actions import Action
-from sparsebp.schedule.actions import parts_of
-from sparsebp.schedule.costs import Costs
-from sparsebp.schedule.schedule import Schedule
-from collections.abc import Iterator
-from heapq import heappop
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from math import isfinite
 from operator import itemgetter
-from typing import Any
-from typing import NamedTuple
-from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Kind
-from sparsebp.schedule.actions import Overlap
-from sparsebp.schedule.actions import actions_of
-from sparsebp.schedule.actions import Send
-from sparsebp.schedule.costs import Route
-import math
-from dataclasses import dataclass
-from typing import TypeAlias
-from sparsebp.schedule.actions import trusted
-from bisect import bisect_right
-from dataclasses import field
-from sparsebp.core.check import check_integer
-from sparsebp.core.locks import cached_property
-from sparsebp.schedule.actions import KINDS
-from sparsebp.schedule.actions import Cell
-from sparsebp.schedule.actions import StepGraph
-from sparsebp.schedule.schedule import validate
-from collections.abc import Iterable
-from collections.abc import Mapping
-from sparsebp.core.check import check_number
-from sparsebp.core.check import shown
-from sparsebp.schedule.costs import Link
+from typing import Any, NamedTuple, TypeAlias
 
+from sparsebp.core.check import check_integer, check_number, shown
+from sparsebp.core.errors import OptionError
+from sparsebp.core.locks import cached_property
+from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, Send, StepGraph, actions_of, parts_of, trusted
+from sparsebp.schedule.costs import Costs, Link, Route
+from sparsebp.schedule.schedule import Schedule, validate
 
 # What streams of one worker do to each other: who computes activations again, and how much all are slowed down.
+
 
 class Recomputation:
     """Who computes the activations of a recomputed stage again: the first of its I and W; the other waits for it."""
@@ -616,6 +596,7 @@ class _StageAccount:
 
 # What a schedule takes: times, waiting, staleness of the weights, memory, without running it.
 
+
 class Event(NamedTuple):
     """A cell that ran.
 
@@ -850,6 +831,7 @@ def depth(graph: StepGraph, costs: Costs | None = None) -> float:
 
 
 # How far a simulated step is from a measured one: its length, and when each action starts.
+
 
 @dataclass(frozen=True)
 class Errors:

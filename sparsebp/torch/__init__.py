@@ -20,20 +20,8 @@ except ImportError as error:
         remedy="Install the extra: pip install 'sparsebp[torch]'",
     ) from error
 
-from sparsebp.torch.modules import GRUCell
-from sparsebp.torch.modules import LSTMCell
-from sparsebp.torch.modules import RNNCell
-from sparsebp.torch.modules import GRU
-from sparsebp.torch.modules import LSTM
-from sparsebp.torch.modules import RNN
-from sparsebp.torch.modules import Outcome
-from sparsebp.torch.modules import accelerate
-from sparsebp.torch.modules import explain
-from sparsebp.torch.modules import restore
-from sparsebp.torch.sparse import BatchedCSR
-from sparsebp.torch.sparse import ProductPlan
-from sparsebp.torch.sparse import plan_product
-from sparsebp.torch.sparse import sparse_jacobian
+from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Outcome, RNNCell, accelerate, explain, restore
+from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian
 
 __all__ = [
     "GRU",

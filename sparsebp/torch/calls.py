@@ -5,25 +5,17 @@ The functions take any `torch.nn.RNNBase`, ours and PyTorch's own: they read its
 
 from __future__ import annotations
 
-from __future__ import annotations
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
+
 import torch
 from torch import Tensor
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
-from collections.abc import Callable
-from typing import cast
 from torch.nn import RNNBase
-from torch.nn.utils.rnn import PackedSequence
-from torch.nn.utils.rnn import pack_padded_sequence
-from torch.nn.utils.rnn import pad_packed_sequence
-from sparsebp.core.errors import ShapeError
-from sparsebp.torch.ops import recurrent
-from sparsebp.torch.ops import run_projected
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError, SparseBPError
+from sparsebp.torch.ops import recurrent, run_projected
 
 # What the modules refuse. PyTorch's own modules compute some of it; the messages say so and name them.
 

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from typing import Any
-import torch
-from torch import Tensor
-from sparsebp.core.errors import OptionError
-from sparsebp.torch.calls import autocasts
-from sparsebp.torch.calls import cast_input
-from sparsebp.torch.calls import check_dense
-from sparsebp.torch.calls import check_tensors
-from sparsebp.torch.calls import without_autocast
-from sparsebp.torch.ops import recurrent
-from functools import partial
-from torch.nn.utils.rnn import PackedSequence
-from sparsebp.torch.calls import by_kernels
-from sparsebp.torch.calls import with_lengths
-from typing import NamedTuple
+import contextlib
 import copyreg
 import functools
 import types
-from typing import NoReturn
-from typing import cast
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+
+import torch
+from torch import Tensor
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
-from torch.nn import Module
-from torch.nn import RNNBase
-import contextlib
-import warnings
-from collections.abc import Iterator
-from typing import TypeVar
+from torch.nn import Module, RNNBase
 from torch.nn.utils.parametrize import type_before_parametrizations
+from torch.nn.utils.rnn import PackedSequence
 
+from sparsebp.core.errors import OptionError
+from sparsebp.torch.calls import (
+    autocasts,
+    by_kernels,
+    cast_input,
+    check_dense,
+    check_tensors,
+    with_lengths,
+    without_autocast,
+)
+from sparsebp.torch.ops import recurrent
 
 # RNNCell, GRUCell and LSTMCell: one step, with torch.nn's arguments, parameters and errors.
+
 
 class RNNCell(torch.nn.RNNCell):
     """`torch.nn.RNNCell`, run by this library's kernels."""
@@ -114,6 +112,7 @@ def _check_state(number: int, start: Tensor, x: Tensor, hidden: int) -> None:
 
 
 # RNN, GRU and LSTM: modules of PyTorch in everything but their forward, which this library's kernels run.
+
 
 class Recurrent(torch.nn.RNNBase):
     """What `RNN`, `GRU` and `LSTM` share. Everything but `forward` is `torch.nn.RNNBase`'s.

@@ -8,40 +8,30 @@ mode or transform which compiled graphs do not know raises, and PyTorch goes on 
 
 from __future__ import annotations
 
-from __future__ import annotations
 import contextlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
-from sparsebp.core import backend
-from sparsebp.core.check import Array
-from collections.abc import Sequence
-from torch.autograd import forward_ad
-from functools import lru_cache
-from typing import NamedTuple
-from sparsebp.core.errors import OptionError
-from types import ModuleType
-from sparsebp import kernels
-from sparsebp.core.backend import empty
-from sparsebp.nn.bptt import BackwardOptions
-from sparsebp.nn.bptt import choose
-from sparsebp.nn.cells import CellMath
-from sparsebp.nn.recurrent import GRUMath
-from sparsebp.nn.cells import LSTMMath
-from sparsebp.nn.recurrent import RNNMath
-from sparsebp.nn.cells import State
-from sparsebp.nn.cells import Tape
-from sparsebp.nn.cells import Weights
-from collections.abc import Iterable
-from typing import Any
-from collections.abc import Callable
-import inspect
 from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.backend import empty
+from sparsebp.core.check import Array
+from sparsebp.core.errors import OptionError
+from sparsebp.nn.bptt import BackwardOptions, choose
+from sparsebp.nn.cells import CellMath, LSTMMath, State, Tape, Weights
+from sparsebp.nn.recurrent import GRUMath, RNNMath
 
 # Tensors as arrays and back, without a copy: NumPy's on the CPU, CuPy's on a GPU and on PyTorch's current stream.
+
 
 @contextlib.contextmanager
 def on_its_stream(tensor: Tensor) -> Iterator[None]:
@@ -79,6 +69,7 @@ def to_tensor(array: Array) -> Tensor:
 # PyTorch calls it with forward mode off, at every level: without this, derivatives in forward mode of what it computes
 # are zero, without a word.
 
+
 @contextlib.contextmanager
 def primals(saved: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
     """Give what was saved without its tangents at the level of the ``jvp``; outer levels go on in the block."""
@@ -92,6 +83,7 @@ def primals(saved: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
 # falling length. Between two ends of sequences, steps have the same samples, so their rows are one contiguous array
 # (steps, samples, features): a stretch. No padding is computed, and none is stored. A batch of one length is one
 # stretch.
+
 
 class Stretch(NamedTuple):
     """Steps with the same samples: the first ``batch`` ones, in the rows from ``first`` on."""
@@ -231,7 +223,7 @@ def forward(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights:
     inputs = xp.reshape(projected, (len(x), -1))
     if cell.fits(x, weights, hidden, start):
         k = k.unchecked
-        if len(cuts) > 1 and (compiled := kernels.on_host().stretches).takes(hidden):
+        if len(cuts) > 1 and (compiled := kernels.on_host().cells).takes(hidden):
             compiled.forward(
                 kind, cuts, inputs, weights.weight_hh, weights.bias_hh, projection, states, gates, done.last
             )
@@ -276,7 +268,7 @@ def backward(
         and _are_rows(x, hidden, *states, gy)
         and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
     ):
-        k, compiled = k.unchecked, kernels.on_host().stretches
+        k, compiled = k.unchecked, kernels.on_host().cells
     ga = empty(xp, (len(x), cell.columns * hidden), x.dtype)
     arriving = tuple(
         xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
@@ -815,6 +807,7 @@ torch.library.register_vmap("sparsebp::run_back", _vmapped_run_back)
 # The state h = W_hr·m, of m = o·tanh(c), enters the gates as W_hh·h = (W_hh·W_hr)·m, so m is the state of an LSTM with
 # that product as its weights. A first state h0 is no projection of any m: it enters as features of each sample's first
 # input, with W_hh as their weights, and m starts from zero.
+
 
 def run_projected(
     reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor,

@@ -9,43 +9,30 @@ one likes. An `autograd.Function` has the rules for both modes and for vmap; com
 
 from __future__ import annotations
 
-from __future__ import annotations
-from typing import Any
-import torch
-from sparsebp.core.errors import PatternError
-from sparsebp.patterns import SparsityPattern
 import itertools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakValueDictionary
-from sparsebp import products
-from sparsebp.core.errors import StaleError
-from sparsebp.core.check import Array
-from sparsebp.torch.ops import on_its_stream
-from sparsebp.torch.ops import to_array
-from sparsebp.torch.ops import to_tensor
-from sparsebp.torch.ops import primals
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import ShapeError
+
+import torch
 from torch.nn.utils.parametrize import type_before_parametrizations
-from sparsebp import nn
-from sparsebp.core.errors import OptionError
+
+from sparsebp import nn, products
+from sparsebp.core import backend
+from sparsebp.core.check import Array
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, PatternError, ShapeError, StaleError
 from sparsebp.interop.torch import from_torch
+from sparsebp.jacobians import jacobian_t
+from sparsebp.patterns import SparsityPattern
 from sparsebp.torch import modules
 from sparsebp.torch.modules import dispatch_of
-from sparsebp.core import backend
-from sparsebp.jacobians import jacobian_t
+from sparsebp.torch.ops import on_its_stream, primals, to_array, to_tensor
 
-__all__ = [
-    "BatchedCSR",
-    "ProductPlan",
-    "plan_product",
-    "sparse_jacobian",
-]
+__all__ = ["BatchedCSR", "ProductPlan", "plan_product", "sparse_jacobian"]
 
 
 # The structure of a sparse matrix, of whatever library: a `SparsityPattern` whose values count.
+
 
 def pattern_of(name: str, matrix: Any) -> SparsityPattern:
     """Return the structure of an argument.
@@ -157,13 +144,13 @@ class Form(torch.autograd.Function):
     """The operator with its derivatives."""
 
     @staticmethod
-    def forward(*inputs: Any) -> torch.Tensor:  # noqa: D102
+    def forward(*inputs: Any) -> torch.Tensor:
         with torch._C._AutoDispatchBelowAutograd():
             found: torch.Tensor = product(*inputs)
         return found
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: D102
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         ctx.number, ctx.role, x, y = inputs
         ctx.plan = _plan(ctx.number)  # for the way back, whatever becomes of it meanwhile
         ctx.save_for_backward(x, y)
@@ -184,7 +171,7 @@ class Form(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:  # noqa: D102
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         _, _, dx, dy = tangents
         with primals(ctx.saved_tensors) as (x, y):
             terms = [(tangent, y) for tangent in (dx,) if tangent is not None]
@@ -221,6 +208,7 @@ _LIBRARY.impl("product", Form.apply, "Autograd")
 
 
 # Products of batches of sparse matrices of one pattern, differentiable: planned once, then for any values.
+
 
 @torch.compiler.disable
 def plan_product(a: Any, b: Any) -> ProductPlan:
@@ -351,6 +339,7 @@ def _check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 # A batch of sparse matrices of one structure, with PyTorch's tensors as values.
+
 
 class BatchedCSR:
     """A batch of sparse matrices that differ in their values alone; products and transposes are differentiable.
@@ -569,6 +558,7 @@ def _no_layer(got: str, expected: str) -> OptionError:
 
 
 # Sparse Jacobians of PyTorch's modules: values on a pattern that the architecture tells, without backward passes.
+
 
 def sparse_jacobian(module: Any, x: torch.Tensor) -> torch.Tensor:
     """Return the Jacobian of every sample of a batch as one `torch.sparse_csr` tensor.

@@ -1,15 +1,15 @@
 """TRAIN: binds a model, a loss and an optimizer; checkpoints, history, callbacks."""
 
-from sparsebp.train.callbacks import Callback
-from sparsebp.train.callbacks import JsonLines
-from sparsebp.train.callbacks import ProgressBar
-from sparsebp.train.checkpoint import Checkpoint
-from sparsebp.train.checkpoint import load_checkpoint
-from sparsebp.train.checkpoint import save_checkpoint
-from sparsebp.train.callbacks import EpochRecord
-from sparsebp.train.callbacks import History
-from sparsebp.train.callbacks import plot_history
-from sparsebp.train.callbacks import save_loss_curve
+from sparsebp.train.callbacks import (
+    Callback,
+    EpochRecord,
+    History,
+    JsonLines,
+    ProgressBar,
+    plot_history,
+    save_loss_curve,
+)
+from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from sparsebp.train.trainer import Trainer
 
 __all__ = [

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import dataclasses
-import math
-from collections.abc import Mapping
-from typing import Any
-import numpy as np
-from sparsebp.core.check import shown
-from sparsebp.core.errors import FileFormatError
 import io
-from pathlib import Path
-from typing import TextIO
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.files import json_line
-from sparsebp.optim.lr_schedules import reads_model
+import math
 import os
-from sparsebp.core.files import write_figure
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
 
+import numpy as np
+
+from sparsebp.core.check import shown
+from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError
+from sparsebp.core.files import json_line, write_figure
+from sparsebp.optim.lr_schedules import reads_model
 
 # What a training run has seen: one value a step, one record an epoch.
 
@@ -340,6 +336,7 @@ def _test(value: float | None, digits: int) -> str:
 
 
 # Pictures of a training run. Functions take and return a matplotlib ``Axes``.
+
 
 def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
     """Draw the loss of every step, its running mean, and accuracy after every epoch on a second scale.

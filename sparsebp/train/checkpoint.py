@@ -7,32 +7,32 @@ safetensors reader can open the file: weights are the tensors ``model.*``, the s
 
 from __future__ import annotations
 
-from __future__ import annotations
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-import numpy as np
-from sparsebp.core.check import shown
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.files import check_path
-from sparsebp.core.files import parse_json
-from sparsebp.core.files import read_file
-from sparsebp.core.files import write_atomically
-import contextlib
-from collections.abc import Iterator
-from sparsebp.core.files import LOCK_NAME
-from sparsebp.core.files import check_regular
-from sparsebp.core.files import hold_folder
-from sparsebp.core.files import keep_copy
-from sparsebp.core.files import output_error
-from sparsebp.core.files import prepare_folder
-from sparsebp.core.files import remove_temporaries
 
+import numpy as np
+
+from sparsebp.core.check import shown
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.files import (
+    LOCK_NAME,
+    check_path,
+    check_regular,
+    hold_folder,
+    keep_copy,
+    output_error,
+    parse_json,
+    prepare_folder,
+    read_file,
+    remove_temporaries,
+    write_atomically,
+)
 
 FORMAT = "sparsebp-checkpoint"
 VERSION = 1
@@ -200,6 +200,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 # Training and evaluation, with every layer's own mode as it was afterwards.
 
+
 @contextlib.contextmanager
 def training(model: Any) -> Iterator[None]:
     """Train: a model in evaluation is switched as a whole, one in training keeps layers that are in evaluation."""
@@ -247,6 +248,7 @@ def _switch(model: Any, mode: str) -> None:
 
 
 # The folder of a run: held by one run at a time, and never taken for another one's by a slip of the keyboard.
+
 
 @contextlib.contextmanager
 def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:

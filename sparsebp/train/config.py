@@ -5,63 +5,42 @@ What ``sparsebp train`` and ``sparsebp demo`` run, for programs to use as well.
 
 from __future__ import annotations
 
-from __future__ import annotations
 import abc
 import dataclasses
-import math
-from functools import cache
-from types import UnionType
-from typing import Annotated
-from typing import Any
-from typing import Literal
-from typing import TypeAlias
-from typing import get_args
-from typing import get_type_hints
-import numpy as np
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.check import shown
-from sparsebp.core.errors import OptionError
-from sparsebp.core.check import Backward
-from sparsebp.data import Dataset
-from sparsebp.train.ranks import ON_RANKS
-from sparsebp.schedule.placement import Fusion
-from sparsebp.train.ranks import asynchronous
-from sparsebp.train.ranks import check_schedule
 import json
+import math
 import os
 import tomllib
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.files import check_path
-from sparsebp.core.files import parse_json
-from sparsebp.core.files import read_file
-from sparsebp.core.files import write_atomically
-from sparsebp.data import ImageDataset
-from sparsebp.data import load_cifar10
-from sparsebp.data import load_digit_images
-from sparsebp.data import load_mnist_images
-from sparsebp.nn.prune import PruneMethod
-from sparsebp.data import ArrayDataset
-from sparsebp.data import BitstreamDataset
-from sparsebp.data import load_digits
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeGuard, get_args, get_type_hints
+
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import Backward, check_choice, check_flag, check_integer, check_number, shown
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
+from sparsebp.data import (
+    ArrayDataset,
+    BitstreamDataset,
+    Dataset,
+    ImageDataset,
+    load_cifar10,
+    load_digit_images,
+    load_digits,
+    load_mnist_images,
+)
 from sparsebp.data.dataset import PIXELS
 from sparsebp.data.instruments import CLASSES as instruments_CLASSES
-from sparsebp.data.instruments import load_instruments
-from sparsebp.data.instruments import synthetic_instruments
-from sparsebp.data.instruments import SETTINGS
-from sparsebp.data.instruments import FeatureSet
-from sparsebp.data.instruments import class_names
-from typing import TYPE_CHECKING
-from typing import TypeGuard
-from sparsebp.core import backend
+from sparsebp.data.instruments import SETTINGS, FeatureSet, class_names, load_instruments, synthetic_instruments
+from sparsebp.nn.prune import PruneMethod
+from sparsebp.schedule.placement import Fusion
+from sparsebp.train.ranks import ON_RANKS, asynchronous, check_ranks, check_schedule
 from sparsebp.train.state import load_weights
 from sparsebp.train.trainer import Trainer
-from sparsebp.train.ranks import check_ranks
 
 if TYPE_CHECKING:
     from sparsebp.nn import PruneReport
@@ -809,8 +788,7 @@ def build_retraining(config: ImageConfig, before: Run, **options: Any) -> tuple[
 def _run(
     config: TrainConfig, model: Any, sets: tuple[Dataset, Dataset], epochs: int, lr: float, options: Mapping[str, Any]
 ) -> Run:
-    from sparsebp import nn
-    from sparsebp import optim
+    from sparsebp import nn, optim
 
     kind, more = _OPTIMIZERS[config.optimizer]
     optimizer = getattr(optim, kind)(model.parameters(), lr=lr, **more)

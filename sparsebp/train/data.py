@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
 from sparsebp.core.check import Array
-from sparsebp.data.dataset import ArrayDataset
-from sparsebp.data.dataset import Dataset
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.data.dataset import ArrayDataset, Dataset
 from sparsebp.nn.sequential import taking_lengths
 
 

@@ -2,74 +2,41 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Callable
-from typing import Any
-from sparsebp.runtime.launch import checksums
-from sparsebp.runtime.launch import options_of
-from sparsebp.runtime.launch import exchange
-from sparsebp.comm.transport import Transport
-from sparsebp.train.callbacks import History
-from sparsebp.train.checkpoint import generators_of
+import contextlib
 import difflib
 import inspect
 import os
 import zlib
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
 import numpy as np
-from sparsebp.core.check import check_choice
-from sparsebp.core.check import check_flag
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import check_number
-from sparsebp.core.check import check_sequence
-from sparsebp.core.check import shown
+
+from sparsebp.comm.transport import Transport, check_callable, check_transport
+from sparsebp.core.check import Seed, check_choice, check_flag, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import kept_path
-from sparsebp.core.check import Seed
-from sparsebp.data.dataset import Dataset
-from sparsebp.runtime.pipeline import Note
-from sparsebp.comm.transport import check_callable
-from sparsebp.comm.transport import check_transport
+from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, ImageDataset
 from sparsebp.nn.loss import check_mean
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler
-from sparsebp.runtime.search import FoundSchedule
-from sparsebp.runtime.search import MEMORY_RATIO
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import trained_parameters
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.builders import Fusion
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import data_parallel
-from sparsebp.schedule.builders import build
-from sparsebp.schedule.files import read_csv
-from sparsebp.schedule.files import to_csv
-from sparsebp.train.data import as_dataset
-from sparsebp.train.callbacks import Callback
-from sparsebp.train.checkpoint import FILE_NAME
-from sparsebp.train.checkpoint import checked_config
-import contextlib
-from collections.abc import Iterator
-from sparsebp.data import ArrayDataset
-from sparsebp.data import BitstreamDataset
-from sparsebp.data import Dataset
-from sparsebp.data import ImageDataset
-from sparsebp.runtime.launch import check_same
-from sparsebp.runtime.launch import together
-from sparsebp.runtime.replicas import ReplicaExecutor
-from sparsebp.runtime.replicas import ReverseFirstKExecutor
-from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.patterns.pattern import DeviceCopies
+from sparsebp.runtime.actions import Stages, Watch, trained_parameters
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.actions import Watch
-
+from sparsebp.runtime.launch import check_same, checksums, exchange, options_of, together
+from sparsebp.runtime.pipeline import Note, PipelineExecutor
+from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
+from sparsebp.runtime.search import MEMORY_RATIO, FoundSchedule
+from sparsebp.schedule import Action, Schedule
+from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel
+from sparsebp.schedule.files import read_csv, to_csv
+from sparsebp.train.callbacks import Callback, History
+from sparsebp.train.checkpoint import FILE_NAME, checked_config, generators_of
+from sparsebp.train.data import as_dataset
 
 # What only rank 0 does while all train, and what the others take over from it.
+
 
 def buffers_of_rank_0(transport: Transport, model: Any) -> None:
     """Give all replicas the running statistics of rank 0, which are those that count; all ranks call this."""

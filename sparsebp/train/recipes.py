@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.check import Array
-from sparsebp.core.check import Backward
-from sparsebp.nn import value_and_grad
-from sparsebp.train.config import TrainConfig
-from sparsebp.train.callbacks import History
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.files import check_path
-from sparsebp.train.config import config_of
-from sparsebp.train.checkpoint import FILE_NAME
-from sparsebp.train.checkpoint import Checkpoint
-from sparsebp.train.checkpoint import load_checkpoint
-from sparsebp.train.checkpoint import save_checkpoint
-from sparsebp.train.checkpoint import held_if_run
-from sparsebp.train.state import take_weights
-from sparsebp.train import verify
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from sparsebp.core import timing
-from sparsebp.core.errors import SparseBPError
-from sparsebp.core.threads import set_threads
-from sparsebp.core.threads import thread_counts
-from sparsebp.train.config import build
-from sparsebp.train.config import config_for
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsebp.core import backend, timing
+from sparsebp.core.check import Array, Backward
+from sparsebp.core.errors import FileFormatError, OptionError, ShapeError, SparseBPError
+from sparsebp.core.files import check_path
+from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.nn import value_and_grad
 from sparsebp.runtime.search import OutOfOrderExecutor
+from sparsebp.train import verify
+from sparsebp.train.callbacks import History
+from sparsebp.train.checkpoint import FILE_NAME, Checkpoint, held_if_run, load_checkpoint, save_checkpoint
+from sparsebp.train.config import TrainConfig, build, config_for, config_of
 from sparsebp.train.data import batch_of
+from sparsebp.train.state import take_weights
 from sparsebp.train.trainer import Runner
 
 if TYPE_CHECKING:
     from sparsebp.nn import PruneReport
 
-__all__ = [
-    "Comparison",
-    "compare_histories",
-    "prune_checkpoint",
-    "verify",
-]
+__all__ = ["Comparison", "compare_histories", "prune_checkpoint", "verify"]
 
 
 EARLY = 100
@@ -225,6 +204,7 @@ def _norm(arrays: dict[str, Array]) -> float:
 
 # A checkpoint in, a pruned one out: weights, masks, and the optimizer's state without that of pruned weights.
 
+
 def prune_checkpoint(
     path: str | os.PathLike[str], out: str | os.PathLike[str], amount: float, method: Any = "class_blind"
 ) -> PruneReport:
@@ -290,6 +270,7 @@ def _prune(path: Path, out: Path, amount: float, method: Any) -> PruneReport:
 
 
 # What the command line trains, prunes, compares and verifies: configurations with their data and models.
+
 
 def __dir__() -> list[str]:
     return sorted(__all__)

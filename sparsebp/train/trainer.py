@@ -2,72 +2,53 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Mapping
-from typing import Any
-from sparsebp.core import backend
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.check import Array
 import contextlib
 import math
 import time
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
 import numpy as np
-from sparsebp.runtime.replicas import ReplicaExecutor
-from sparsebp.runtime.replicas import ReverseFirstKExecutor
-from sparsebp.runtime.pipeline import PipelineExecutor
-from sparsebp.optim.lr_schedules import reads_model
-from sparsebp.runtime.search import SCHEDULE_NAME
+
+from sparsebp.core import backend
+from sparsebp.core.check import Array, check_integer, forward_of
+from sparsebp.core.errors import NonFiniteError, OptionError, ShapeError
+from sparsebp.data.dataset import Dataset, epoch_order
+from sparsebp.nn.layer import inference_mode
+from sparsebp.optim.lr_schedules import ChainedScheduler, reads_model
+from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, check_live, options_of, trained_parameters
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.graphs import LENGTHS
-from sparsebp.runtime.search import OutOfOrderExecutor
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import check_live
-from sparsebp.runtime.actions import trained_parameters
-from sparsebp.runtime.actions import Batch
-from sparsebp.runtime.actions import Step
-from sparsebp.runtime.actions import Watch
-from sparsebp.train.ranks import buffers_of_rank_0
-from sparsebp.train.ranks import executor_of
-from sparsebp.train.ranks import Training
-from sparsebp.train.ranks import earlier_schedule
-from collections.abc import Iterator
-from typing import TypeAlias
-from sparsebp.core.check import check_integer
-from sparsebp.core.check import forward_of
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.data.dataset import Dataset
-from sparsebp.data.dataset import epoch_order
 from sparsebp.runtime.launch import together
-from sparsebp.nn.layer import inference_mode
-from sparsebp.optim.lr_schedules import ChainedScheduler
-from sparsebp.runtime.actions import check_even
-from sparsebp.runtime.actions import options_of
-from sparsebp.train.data import as_dataset
-from sparsebp.train.data import batch_of
-from sparsebp.train.data import share_of
-from sparsebp.train.callbacks import RunInfo
-from sparsebp.train.checkpoint import FILE_NAME
-from sparsebp.train.checkpoint import load_checkpoint
-from sparsebp.train.checkpoint import save_checkpoint
-from sparsebp.train.callbacks import EpochRecord
-from sparsebp.train.callbacks import History
-from sparsebp.train.checkpoint import evaluation
-from sparsebp.train.checkpoint import training
-from sparsebp.train.ranks import seconds_of_rank_0
-from sparsebp.train.ranks import agree
-from sparsebp.train.ranks import telling
-from sparsebp.train.checkpoint import run_folder
-from sparsebp.train.checkpoint import set_aside
-from sparsebp.train.state import pack
-from sparsebp.train.state import restore
-from sparsebp.train.ranks import staleness
-
+from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
+from sparsebp.runtime.search import SCHEDULE_NAME, OutOfOrderExecutor
+from sparsebp.train.callbacks import EpochRecord, History, RunInfo
+from sparsebp.train.checkpoint import (
+    FILE_NAME,
+    evaluation,
+    load_checkpoint,
+    run_folder,
+    save_checkpoint,
+    set_aside,
+    training,
+)
+from sparsebp.train.data import as_dataset, batch_of, share_of
+from sparsebp.train.ranks import (
+    Training,
+    agree,
+    buffers_of_rank_0,
+    earlier_schedule,
+    executor_of,
+    seconds_of_rank_0,
+    staleness,
+    telling,
+)
+from sparsebp.train.state import pack, restore
 
 # Finding what is not finite, and saying where: the step, and the parameter or layer.
+
 
 def nonfinite(arrays: Mapping[str, Array]) -> list[str]:
     """Return the names of the arrays that hold a NaN or an infinity."""
@@ -194,6 +175,7 @@ def _watch(forward: Any, name: str, found: list[str]) -> Any:
 
 
 # Binds an executor to a trainer: batches in, history and callbacks out, errors that say where.
+
 
 @dataclass(frozen=True)
 class _Tag:

@@ -10,15 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core import backend
 from sparsebp import nn
-from sparsebp.core.check import check_generator
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.check import BACKWARDS
-from sparsebp.core.check import Array
-from sparsebp.core.check import Backward
-from sparsebp.core.check import Seed
+from sparsebp.core import backend
+from sparsebp.core.check import BACKWARDS, Array, Backward, Seed, check_generator
+from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.nn.recurrent import Recurrent
 
 SCAN_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}

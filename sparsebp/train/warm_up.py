@@ -9,20 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import kernels
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.check import BACKWARDS
-from sparsebp.core.check import SCAN_ALGORITHMS
+from sparsebp import kernels, nn, optim
+from sparsebp.core.check import BACKWARDS, SCAN_ALGORITHMS
 from sparsebp.jacobians import jacobian_t
 from sparsebp.kernels.spec import UPDATE_OPTIONS
 from sparsebp.nn.gradients import value_and_grad
 from sparsebp.patterns.pattern import SparsityPattern
-from sparsebp.products.product import plan_addition
-from sparsebp.products.product import ProductPlan
-from sparsebp.products.product import candidates_of_structure
-from sparsebp.products.product import plan_by
-from sparsebp.products.product import plan_product
+from sparsebp.products.product import ProductPlan, candidates_of_structure, plan_addition, plan_by, plan_product
 from sparsebp.scan.plan import plan_scan
 
 _SAMPLES = 3

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 import sparsebp as sb
-from sparsebp.analysis import gradient_flow
-from sparsebp.analysis import hidden_jacobians
-from sparsebp.analysis import lyapunov
+from sparsebp.analysis import gradient_flow, hidden_jacobians, lyapunov
 from sparsebp.core.errors import OptionError
 
 T, B, I, H = 9, 2, 3, 4

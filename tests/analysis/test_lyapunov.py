@@ -9,13 +9,8 @@ import torch
 from scipy.special import digamma
 
 import sparsebp as sb
-from sparsebp.analysis import lyapunov
-from sparsebp.analysis import lyapunov_of
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.analysis import lyapunov, lyapunov_of
+from sparsebp.core.errors import DeviceError, DTypeError, NonFiniteError, OptionError, ShapeError
 
 
 def rnn(weight, bias=None, kind="tanh"):

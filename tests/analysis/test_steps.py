@@ -7,12 +7,9 @@ import pytest
 import torch
 
 import sparsebp as sb
-from sparsebp.analysis import hidden_jacobians
 from sparsebp import analysis
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.analysis import hidden_jacobians
+from sparsebp.core.errors import MemoryLimitError, NonFiniteError, OptionError, ShapeError
 
 T, B, I, H = 7, 3, 2, 4
 

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from sparsebp.bench import load
-from sparsebp.bench.processes.replicas import Network
-from sparsebp.bench.processes.replicas import mlp
-from sparsebp.bench.processes.replicas import waiting
+from sparsebp.bench.processes.replicas import Network, mlp, waiting
 from sparsebp.bench.ranks import data_parallel
-from sparsebp.core.timing import Timing
 from sparsebp.comm.threads import run_ranks
+from sparsebp.core.timing import Timing
 from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import validate
 from sparsebp.schedule.builders import data_parallel as schedule_of

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsebp.bench import NAMES
-from sparsebp.bench import load
-from sparsebp.bench.tools import documents
-from sparsebp.bench.tools import report
+from sparsebp.bench import NAMES, load
+from sparsebp.bench.tools import documents, report
 from sparsebp.bench.tools.environment import environment
 from sparsebp.core.errors import FileFormatError
 

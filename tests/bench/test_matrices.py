@@ -8,11 +8,8 @@ import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
 from sparsebp.bench.tools import matrices
-from sparsebp.bench.tools.graphs import random_rows
-from sparsebp.bench.tools.graphs import rmat
-from sparsebp.bench.tools.meshes import finite_elements
-from sparsebp.bench.tools.meshes import poisson
-from sparsebp.bench.tools.meshes import prolongation
+from sparsebp.bench.tools.graphs import random_rows, rmat
+from sparsebp.bench.tools.meshes import finite_elements, poisson, prolongation
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 6), (3, 4, 2)])

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from bench.points_example import Point, make, make_fails, make_slowly
-from sparsebp.bench.processes.points import measure_apart
-from sparsebp.bench.processes.points import named
+from sparsebp.bench.processes.points import measure_apart, named
 from sparsebp.bench.tools.benchmark import Run
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -103,8 +102,7 @@ if __name__ == "__main__":
 def test_a_benchmark_that_is_killed_leaves_the_points_that_it_has_measured(
     kind: signal.Signals, tmp_path: Path
 ) -> None:
-    from sparsebp.bench.tools import documents
-    from sparsebp.bench.tools import report
+    from sparsebp.bench.tools import documents, report
 
     (tmp_path / "out").mkdir()
     (tmp_path / "pids").mkdir()

@@ -9,26 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsebp.core import backend
 from sparsebp import nn
-from sparsebp.bench import fusion
-from sparsebp.bench import load
-from sparsebp.bench import pruned
-from sparsebp.bench import scan
-from sparsebp.bench.gpu import device
-from sparsebp.bench.gpu import graphs
-from sparsebp.bench.gpu import grid
-from sparsebp.bench.gpu import numbers
-from sparsebp.bench.recurrent import jax_twin
-from sparsebp.bench.recurrent import training
-from sparsebp.bench.tools import benchmark
-from sparsebp.bench.tools import peers
-from sparsebp.bench.tools.workload import SequenceWorkload
-from sparsebp.bench.tools.workload import TorchTwin
-from sparsebp.core import timing
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
+from sparsebp.bench import fusion, load, pruned, scan
+from sparsebp.bench.gpu import device, graphs, grid, numbers
+from sparsebp.bench.recurrent import jax_twin, training
+from sparsebp.bench.tools import benchmark, peers
+from sparsebp.bench.tools.workload import SequenceWorkload, TorchTwin
+from sparsebp.core import backend, timing
+from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")

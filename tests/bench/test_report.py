@@ -16,16 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.bench.tools import environment as environment_module
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.environment import available_memory
-from sparsebp.bench.tools.environment import environment
-from sparsebp.bench.tools.environment import total_memory
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import OutputError
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Run
+from sparsebp.bench.tools.environment import available_memory, environment, total_memory
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 
 COLUMNS = (
     report.Column("model", "model", number=False),

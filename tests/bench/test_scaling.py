@@ -14,38 +14,20 @@ from hypothesis import strategies as st
 
 from sparsebp.bench import load
 from sparsebp.bench.processes.pipelines import schedule_of
-from sparsebp.bench.scaling import measured
-from sparsebp.bench.scaling import papers
-from sparsebp.bench.scaling.layers import Layer
-from sparsebp.bench.scaling.layers import bert
-from sparsebp.bench.scaling.layers import conv
-from sparsebp.bench.scaling.layers import cut
-from sparsebp.bench.scaling.layers import dense
-from sparsebp.bench.scaling.layers import flat
-from sparsebp.bench.scaling.layers import joined
-from sparsebp.bench.scaling.layers import mlp
-from sparsebp.bench.scaling.layers import resnet
-from sparsebp.bench.scaling.layers import transformer
-from sparsebp.bench.scaling.layers import vgg16
-from sparsebp.bench.scaling.machines import A100
-from sparsebp.bench.scaling.machines import Machine
-from sparsebp.bench.scaling.steps import ASYNCHRONOUS
-from sparsebp.bench.scaling.steps import PIPELINES
-from sparsebp.bench.scaling.steps import REPLICAS
-from sparsebp.bench.scaling.steps import asynchronous
-from sparsebp.bench.scaling.steps import data_parallel
-from sparsebp.bench.scaling.steps import pipeline
-from sparsebp.bench.scaling.steps import sums_at_end
-from sparsebp.bench.scaling.workers import models
-from sparsebp.bench.scaling.workers import simulate_row
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Link
-from sparsebp.schedule import Network
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import parts_of
-from sparsebp.schedule import simulate
-from sparsebp.schedule import validate
+from sparsebp.bench.scaling import measured, papers
+from sparsebp.bench.scaling.layers import Layer, bert, conv, cut, dense, flat, joined, mlp, resnet, transformer, vgg16
+from sparsebp.bench.scaling.machines import A100, Machine
+from sparsebp.bench.scaling.steps import (
+    ASYNCHRONOUS,
+    PIPELINES,
+    REPLICAS,
+    asynchronous,
+    data_parallel,
+    pipeline,
+    sums_at_end,
+)
+from sparsebp.bench.scaling.workers import models, simulate_row
+from sparsebp.schedule import Action, Costs, Link, Network, StageBytes, parts_of, simulate, validate
 
 
 @pytest.mark.parametrize(("layers", "gigaflops", "millions"), [

@@ -8,14 +8,10 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
 from sparsebp import SparsityPattern
-from sparsebp.bench.spgemm import mkl
-from sparsebp.bench.spgemm import products
-from sparsebp.bench.spgemm import sparse_peers
-from sparsebp.bench.tools import environment
-from sparsebp.bench.tools import peers
+from sparsebp.bench.spgemm import mkl, products, sparse_peers
+from sparsebp.bench.tools import environment, peers
 from sparsebp.core.errors import MissingDependencyError
-from sparsebp.products.product import candidates_of_structure
-from sparsebp.products.product import plan_by
+from sparsebp.products.product import candidates_of_structure, plan_by
 
 
 def matrix(m: int, n: int, seed: int) -> sp.csr_array:

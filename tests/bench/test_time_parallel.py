@@ -8,8 +8,7 @@ import pytest
 
 from sparsebp.bench import load
 from sparsebp.bench.processes.ranks import on_ranks
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import MissingDependencyError, SparseBPError
 from sparsebp.core.threads import most_threads
 
 pytest.importorskip("matplotlib")

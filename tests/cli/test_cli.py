@@ -16,10 +16,9 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.core import backend
 from sparsebp.cli.app import app
-from sparsebp.core.threads import set_threads
-from sparsebp.core.threads import thread_counts
+from sparsebp.core import backend
+from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.train import load_checkpoint
 
 TINY = [
@@ -491,9 +490,9 @@ def test_bench_forwards_its_options(tmp_path, monkeypatch):
 
 
 def test_bench_of_several(tmp_path, monkeypatch):
-    from sparsebp.core import backend
     from sparsebp.bench import NAMES
     from sparsebp.bench.processes import series
+    from sparsebp.core import backend
 
     asked = []
 

@@ -142,8 +142,7 @@ def test_retraining_and_the_time_after_training(tmp_path, stop):
 
 def test_tune_and_verify(tmp_path, stop):
     from sparsebp.core import timing
-    from sparsebp.train import recipes
-    from sparsebp.train import verify
+    from sparsebp.train import recipes, verify
 
     few = ["tune", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--steps", "1", "--rounds",
            "1", "--backward", "bp", "--schedule", "conventional", "--threads", "1", "--out",

@@ -10,11 +10,9 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.core.machine import now_and_here
-from sparsebp.core.machine import prices
-from sparsebp.core.machine import shipped
 from sparsebp.bench.tools import calibrate
 from sparsebp.cli.app import app
+from sparsebp.core.machine import now_and_here, prices, shipped
 
 
 @pytest.fixture

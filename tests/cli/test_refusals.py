@@ -18,12 +18,9 @@ from typer.testing import CliRunner
 from sparsebp.cli.app import app
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import hold_folder
-from sparsebp.core.threads import set_threads
-from sparsebp.core.threads import thread_counts
-from sparsebp.train.config import read_config
-from sparsebp.train.config import write_config
-from sparsebp.train import load_checkpoint
-from sparsebp.train import save_checkpoint
+from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.train import load_checkpoint, save_checkpoint
+from sparsebp.train.config import read_config, write_config
 
 TINY = ["train", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--batch-size", "8",
         "--epochs", "1"]  # fmt: skip

@@ -12,14 +12,10 @@ pytest.importorskip("rich", exc_type=ImportError)
 from typer.testing import CliRunner
 
 from sparsebp.cli.app import app
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.threads import set_threads
-from sparsebp.core.threads import thread_counts
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.train import recipes as tuning
-from sparsebp.train.config import read_config
-from sparsebp.train.config import write_config
-from sparsebp.train.config import config_for
+from sparsebp.train.config import config_for, read_config, write_config
 
 TINY = {"task": "bitstream", "hidden": 4, "seq_len": 12, "samples": 16, "batch_size": 8}
 DIGITS = ["digits", "--model", "lenet5", "--samples", "4", "--batch-size", "4"]

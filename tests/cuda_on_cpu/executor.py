@@ -20,8 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cuda_on_cpu.compiler import Library, Mode, build
-from sparsebp.kernels.device.launch import ByValue
-from sparsebp.kernels.device.launch import by_value
+from sparsebp.kernels.device.launch import ByValue, by_value
 
 Order = Literal["forward", "reverse", "random"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse", "random")

@@ -8,9 +8,7 @@ import numpy as np
 
 from cuda_on_cpu.compiler import Mode
 from cuda_on_cpu.executor import SHARED_AT_MOST, AddressTable, Kernel, Module, Order
-from sparsebp.kernels.device.launch import Defines
-from sparsebp.kernels.device.launch import options
-from sparsebp.kernels.device.launch import source
+from sparsebp.kernels.device.launch import Defines, options, source
 
 
 class ExecutorLoader:

@@ -5,8 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import DTypeError, OptionError
 from sparsebp.data import BitstreamDataset
 
 

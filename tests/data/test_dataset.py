@@ -7,19 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.data import ArrayDataset
-from sparsebp.data import BitstreamDataset
-from sparsebp.data import ImageDataset
-from sparsebp.data import epoch_order
-from sparsebp.data import load_cifar10
-from sparsebp.data import load_digit_images
-from sparsebp.data import load_digits
-from sparsebp.data import load_mnist_images
+from sparsebp.core.errors import DTypeError, FileFormatError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.data import (
+    ArrayDataset,
+    BitstreamDataset,
+    ImageDataset,
+    epoch_order,
+    load_cifar10,
+    load_digit_images,
+    load_digits,
+    load_mnist_images,
+)
 
 
 @given(samples=st.integers(0, 50), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))

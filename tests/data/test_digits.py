@@ -5,8 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import MissingDependencyError, OptionError
 from sparsebp.data import load_digits
 
 

@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.data import ImageDataset
-from sparsebp.data import dataset
-from sparsebp.data import load_cifar10
-from sparsebp.data import load_digit_images
-from sparsebp.data import load_digits
-from sparsebp.data import load_mnist_images
+from sparsebp.core.errors import DTypeError, FileFormatError, MissingDependencyError, OptionError, ShapeError
+from sparsebp.data import ImageDataset, dataset, load_cifar10, load_digit_images, load_digits, load_mnist_images
 
 
 def some(n=6, channels=3, size=5, seed=0):

@@ -6,20 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import SparseBPError
-from sparsebp.data import load_instruments
-from sparsebp.data import synthetic_instruments
-from sparsebp.data.instruments import CLASSES
-from sparsebp.data import instruments
-from sparsebp.data.instruments import mfcc
-from sparsebp.data.instruments import read_clip
-from sparsebp.data.instruments import synthesise
-from sparsebp.train.config import build
-from sparsebp.train.config import config_for
+from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError, ShapeError, SparseBPError
+from sparsebp.data import instruments, load_instruments, synthetic_instruments
+from sparsebp.data.instruments import CLASSES, mfcc, read_clip, synthesise
+from sparsebp.train.config import build, config_for
 
 librosa = pytest.importorskip("librosa")
 soundfile = pytest.importorskip("soundfile")

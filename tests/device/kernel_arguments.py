@@ -10,19 +10,8 @@ import numpy as np
 
 from cuda_on_cpu.memory import uninitialised
 from sparsebp.core.check import UpdateRule
-from sparsebp.kernels.spec import Kernels
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS
-from sparsebp.kernels.spec import UPDATE_BUFFERS
-from sparsebp.kernels.spec import UPDATE_OPTIONS
-from sparsebp.kernels.operands import Blocks
-from sparsebp.kernels.operands import Columns
-from sparsebp.kernels.operands import Pairs
-from sparsebp.kernels.operands import Places
-from sparsebp.kernels.operands import Rows
-from sparsebp.kernels.operands import RowShapes
-from sparsebp.kernels.operands import Runs
-from sparsebp.kernels.operands import Terms
-from sparsebp.kernels.operands import WeightSums
+from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, RowShapes, Runs, Terms, WeightSums
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS, Kernels
 
 Arguments = dict[str, Any]
 

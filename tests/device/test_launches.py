@@ -8,15 +8,12 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from sparsebp import kernels, optim
 from sparsebp.core import backend
-from sparsebp import kernels
-from sparsebp import optim
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import OptionError
-from sparsebp.kernels.spec import UPDATE_BUFFERS
-from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.core.errors import DeviceError, OptionError
 from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.device.launch import STATIC_SHARED_LIMIT
+from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.patterns import SparsityPattern
 
 

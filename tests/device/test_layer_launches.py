@@ -43,11 +43,7 @@ def test_launches_of_a_layer(name):
     y, saved = layer.forward(x)  # what is kept is sent, what is compiled is compiled
     gy = cupy.ones(y.shape, y.dtype)
     layer.input_grad(gy, saved), layer.weight_grad(gy, saved)
-    parts = [
-        lambda: layer.forward(x),
-        lambda: layer.input_grad(gy, saved),
-        lambda: layer.weight_grad(gy, saved),
-    ]
+    parts = [lambda: layer.forward(x), lambda: layer.input_grad(gy, saved), lambda: layer.weight_grad(gy, saved)]
     for part, most in zip(parts, budget, strict=True):
         with strict_cupy.counted() as counts:
             part()

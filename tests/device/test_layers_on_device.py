@@ -14,13 +14,7 @@ import numpy as np
 import pytest
 
 from backends import Backend, make_backend, needs_numba
-from sparsebp import jacobian_t
-from sparsebp import kernels
-from sparsebp import models
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp import plan_product
-from sparsebp import plan_scan
+from sparsebp import jacobian_t, kernels, models, nn, optim, plan_product, plan_scan
 from sparsebp.core.backend import to_host
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern

@@ -12,10 +12,9 @@ from backends import Backend
 from cuda_on_cpu.loader import ExecutorLoader
 from cuda_on_cpu.memory import CheckedNumpy, uninitialised
 from device.test_layers_on_device import LAYOUTS, both, device  # noqa: F401  # a fixture
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.kernels.spec import Kernels
+from sparsebp import nn, optim
 from sparsebp.kernels.device import DeviceKernels
+from sparsebp.kernels.spec import Kernels
 from strategies import tolerance
 
 ONE, DEEP = LAYOUTS

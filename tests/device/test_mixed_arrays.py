@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from backends import needs_numba
-from sparsebp.core import backend
 from sparsebp import kernels
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core import backend
+from sparsebp.core.errors import DeviceError, LayoutError, MissingDependencyError
 
 pytestmark = pytest.mark.gpu
 

@@ -17,9 +17,7 @@ import numpy as np
 import pytest
 
 from sass.nvrtc import kept_usage, log_of, usage, usage_key, usage_of
-from sparsebp.kernels.device import SOURCES
-from sparsebp.kernels.device import DeviceKernels
-from sparsebp.kernels.device import source
+from sparsebp.kernels.device import SOURCES, DeviceKernels, source
 from sparsebp.kernels.device.launch import Defines
 from sparsebp.kernels.operands import WeightSums
 

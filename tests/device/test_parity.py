@@ -16,17 +16,11 @@ from cuda_on_cpu.loader import ExecutorLoader
 from cuda_on_cpu.memory import CheckedNumpy
 from device.kernel_arguments import KERNELS, Maker, arrays_of, copies, flat, public, replaced
 from sparsebp import kernels
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import SparseBPError
 from sparsebp.core.check import UpdateRule
-from sparsebp.kernels.spec import Kernels
-from sparsebp.kernels.spec import UPDATE_OPTIONS
-from sparsebp.kernels.device import SOURCES
-from sparsebp.kernels.device import DeviceKernels
-from sparsebp.kernels.device import source
+from sparsebp.core.errors import DTypeError, LayoutError, ShapeError, SparseBPError
+from sparsebp.kernels.device import SOURCES, DeviceKernels, source
 from sparsebp.kernels.host import HostKernels
+from sparsebp.kernels.spec import UPDATE_OPTIONS, Kernels
 from strategies import tolerance
 
 IMPLEMENTATIONS = (HostKernels, DeviceKernels)

@@ -12,11 +12,10 @@ import pytest
 from backends import Backend
 from device.test_layers_on_device import CELLS, both, device  # noqa: F401  # a fixture
 from sparsebp import nn
-from sparsebp.runtime.time_parallel import TimeParallel
-from sparsebp.runtime.time_parallel import stretch
-from sparsebp.comm.transport import Transport
 from sparsebp.comm.threads import run_ranks
+from sparsebp.comm.transport import Transport
 from sparsebp.kernels.device import Launcher
+from sparsebp.runtime.time_parallel import TimeParallel, stretch
 
 
 @pytest.mark.parametrize("cell", [*CELLS, "lstm"])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsebp.core import backend
 from sparsebp import nn
+from sparsebp.core import backend
 
 pytestmark = pytest.mark.gpu
 STEPS, BATCH, HIDDEN = 40, 16, 20

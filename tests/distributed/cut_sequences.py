@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import sparsebp as sb
-from sparsebp.core.check import Array
-from sparsebp.runtime.time_parallel import TimeParallel
 from sparsebp.comm.transport import Transport
+from sparsebp.core.check import Array
 from sparsebp.nn.recurrent import Recurrent
+from sparsebp.runtime.time_parallel import TimeParallel
 
 KINDS: dict[str, Callable[..., Recurrent]] = {
     "tanh": lambda *sizes, **options: sb.nn.RNN(*sizes, nonlinearity="tanh", **options),

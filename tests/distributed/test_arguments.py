@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 import pipelines as p
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import OptionError
-from sparsebp.runtime.time_parallel import ChainParallel
-from sparsebp.runtime.time_parallel import TimeParallel
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
+from sparsebp.core.errors import OptionError
+from sparsebp.runtime.time_parallel import ChainParallel, TimeParallel
 from sparsebp.train import Trainer
 
 

@@ -13,16 +13,11 @@ import sparsebp as sb
 from scan.chains import Chain, dense, make_chain
 from sparsebp import SparsityPattern
 from sparsebp.bench.processes.counted import Counted
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import PatternError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import SparseBPError
-from sparsebp.core.check import Array
-from sparsebp.runtime.time_parallel import ChainParallel
-from sparsebp.runtime.time_parallel import Piece
-from sparsebp.runtime.time_parallel import chain_way_seconds
-from sparsebp.comm.transport import Transport
 from sparsebp.comm.threads import run_ranks
+from sparsebp.comm.transport import Transport
+from sparsebp.core.check import Array
+from sparsebp.core.errors import OptionError, PatternError, ShapeError, SparseBPError
+from sparsebp.runtime.time_parallel import ChainParallel, Piece, chain_way_seconds
 from sparsebp.scan import plan_scan
 from sparsebp.scan.reduction import plan_reduction
 from strategies import seeds, tolerance

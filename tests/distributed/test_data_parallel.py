@@ -12,23 +12,14 @@ from hypothesis import strategies as st
 import orders
 import replicas as rep
 from backends import needs_numba
-from sparsebp.core import backend
 from sparsebp import nn
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ScheduleError
-from sparsebp.core.errors import TransportError
-from sparsebp.runtime.replicas import parted
-from sparsebp.runtime.replicas import ReplicaExecutor
 from sparsebp.comm.threads import run_ranks
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import Watch
-from sparsebp.schedule import Lane
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import synchronise
+from sparsebp.core import backend
+from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError, TransportError
+from sparsebp.runtime.actions import Stages, Watch
+from sparsebp.runtime.replicas import ReplicaExecutor, parted
+from sparsebp.schedule import Lane, StepGraph
+from sparsebp.schedule.builders import conventional, gpipe, place_updates, synchronise
 
 NAMES = list(rep.schedules(Stages(rep.mlp())))
 

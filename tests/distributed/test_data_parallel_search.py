@@ -9,11 +9,10 @@ import pytest
 
 import replicas as rep
 from sparsebp import nn
-from sparsebp.core.errors import OptionError
-from sparsebp.runtime.replicas import ReverseFirstKExecutor
-from sparsebp.runtime.replicas import TimedReplica
 from sparsebp.comm.threads import run_ranks
+from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.replicas import ReverseFirstKExecutor, TimedReplica
 from sparsebp.schedule import Action
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import replicas as rep
 from sparsebp import nn
-from sparsebp.core.errors import OptionError
-from sparsebp.runtime.replicas import ReplicaExecutor
 from sparsebp.comm.threads import run_ranks
+from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.replicas import ReplicaExecutor
 
 NAMES = list(rep.schedules(Stages(rep.mlp())))
 

@@ -7,10 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import TransportError
-from sparsebp.comm.transport import Transport
 from sparsebp.comm.threads import run_ranks
+from sparsebp.comm.transport import Transport
+from sparsebp.core.errors import OptionError, TransportError
 
 
 def test_results_come_in_the_order_of_ranks() -> None:

@@ -8,9 +8,7 @@ import sys
 
 import pytest
 
-from sparsebp.comm.mpi import LAUNCHERS
-from sparsebp.comm.mpi import launched
-from sparsebp.comm.mpi import launching
+from sparsebp.comm.mpi import LAUNCHERS, launched, launching
 
 PROGRAM = """
 import sys

@@ -10,13 +10,10 @@ import pytest
 
 from distributed.nccl_standin import CUPY, World, current_stream, device
 from mpi.cases_transport import refuses_once_closed
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import TransportError
-from sparsebp.core.check import Array
+from sparsebp.comm.nccl import NCCLTransport, nccl
 from sparsebp.comm.threads import run_ranks
-from sparsebp.comm.nccl import NCCLTransport
-from sparsebp.comm.nccl import nccl
+from sparsebp.core.check import Array
+from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
 
 DTYPES = (np.float32, np.float64)
 

@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 
 import pipelines as p
 import schedules
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import TransportError
-from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import Watch
+from sparsebp.core.errors import NonFiniteError, OptionError, TransportError
+from sparsebp.runtime.actions import Stages, Watch
+from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import place_updates
 

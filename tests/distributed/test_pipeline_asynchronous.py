@@ -12,19 +12,13 @@ from hypothesis import strategies as st
 
 import pipelines as p
 import schedules
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import OptionError
-from sparsebp.runtime.pipeline import PipelineExecutor
-from sparsebp.runtime.pipeline import Versions
-from sparsebp.runtime.pipeline import units
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
+from sparsebp.core.errors import OptionError
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.runtime.actions import Stages
-from sparsebp.schedule import Action
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import parts_of
-from sparsebp.schedule import simulate
+from sparsebp.runtime.pipeline import PipelineExecutor, Versions, units
+from sparsebp.schedule import Action, StepGraph, parts_of, simulate
 
 PREDICTORS = {
     "none": None, "momentum": optim.MomentumPredictor, "rule": optim.OptimizerRulePredictor,

@@ -7,11 +7,10 @@ import pytest
 
 import pipelines as p
 from backends import needs_numba
-from sparsebp.core import backend
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
+from sparsebp.core import backend
+from sparsebp.runtime.pipeline import PipelineExecutor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")]
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.runtime.replicas import ReplicaExecutor
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
-from sparsebp.nn.draws import Rows
-from sparsebp.nn.draws import rows_of
-from sparsebp.runtime.executor import Executor
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.nn.draws import Rows, rows_of
 from sparsebp.runtime.actions import Stages
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import data_parallel
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.replicas import ReplicaExecutor
+from sparsebp.schedule.builders import conventional, data_parallel
 from sparsebp.train import Trainer
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.comm.transport import parts_of
-from sparsebp.comm.transport import sum_in_order
+from sparsebp.comm.transport import parts_of, sum_in_order
 
 
 class Huge:

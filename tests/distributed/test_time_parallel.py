@@ -14,18 +14,13 @@ from hypothesis import strategies as st
 import sparsebp as sb
 from distributed.cut_sequences import KINDS, Problem
 from sparsebp.bench.processes.counted import Counted
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import StaleError
-from sparsebp.core.check import Array
-from sparsebp.runtime.time_parallel import stretch_way_seconds
-from sparsebp.runtime.time_parallel import TimeParallel
-from sparsebp.runtime.time_parallel import stretch
-from sparsebp.comm.transport import Transport
 from sparsebp.comm.threads import run_ranks
+from sparsebp.comm.transport import Transport
+from sparsebp.core.check import Array
+from sparsebp.core.errors import OptionError, ShapeError, StaleError
 from sparsebp.nn.recurrent import Recurrent
-from sparsebp.scan.recurrent import Stretch
-from sparsebp.scan.recurrent import estimate_stretch
+from sparsebp.runtime.time_parallel import TimeParallel, stretch, stretch_way_seconds
+from sparsebp.scan.recurrent import Stretch, estimate_stretch
 from strategies import seeds
 
 

@@ -11,8 +11,7 @@ import pytest
 from fuzz.case import BAD, Wrong, run_case, same, target_of
 from fuzz.harness import run_cases, summary
 from fuzz.targets import TARGETS
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import OptionError, SparseBPError
 
 CASES = 40
 
@@ -58,15 +57,7 @@ def nameless(rng):
     raise SparseBPError("no class of its own")
 
 
-TOYS = {
-    "right": right,
-    "refused": refuses,
-    "raw": raw,
-    "wrong": wrong,
-    "memory": memory,
-    "crash": crash,
-    "hang": hang,
-}
+TOYS = {"right": right, "refused": refuses, "raw": raw, "wrong": wrong, "memory": memory, "crash": crash, "hang": hang}
 
 
 def test_the_harness_attributes_what_happens_to_its_case():

@@ -9,8 +9,7 @@ import numpy as np
 
 from gpu_model.kernels import figures
 from sparsebp.kernels.device import DeviceKernels
-from sparsebp.kernels.device.launch import WARP
-from sparsebp.kernels.device.launch import Defines
+from sparsebp.kernels.device.launch import WARP, Defines
 from sparsebp.kernels.operands import WeightSums
 
 

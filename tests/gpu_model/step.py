@@ -64,8 +64,8 @@ def _count(cell: str, backward: str) -> Counts:
 
     strict_cupy.install()
     from sparsebp.bench.tools.workload import SequenceWorkload
-    from sparsebp.runtime.executor import Executor
     from sparsebp.runtime.actions import Stages
+    from sparsebp.runtime.executor import Executor
     from sparsebp.train.ranks import schedule_of
     from strict_cupy import counted
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from device.kernel_arguments import KERNELS, Arguments, Maker, flat
-from sparsebp.kernels.spec import UPDATE_OPTIONS
 from sparsebp.kernels.device import launch
+from sparsebp.kernels.spec import UPDATE_OPTIONS
 
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"batch": 3, "hidden": 5}, {"batch": 2, "hidden": 37}, {"batch": 1, "hidden": 20},

@@ -21,21 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpu_runs.cases import every, line_numbers, run
-from sparsebp.core import backend
 from sparsebp import kernels
 from sparsebp.bench.gpu import numbers
 from sparsebp.bench.gpu.device import HIDDEN as HIDDEN_OF_PAPER
 from sparsebp.bench.gpu.device import Recurrence
-from sparsebp.bench.tools.workload import CELLS
-from sparsebp.bench.tools.workload import chunk_count
+from sparsebp.bench.tools.workload import CELLS, chunk_count
+from sparsebp.core import backend
+from sparsebp.kernels.device import SOURCES, DeviceKernels, RawModuleLoader, source
+from sparsebp.kernels.device.launch import ByValue, Defines, by_value
 from sparsebp.kernels.spec import Kernels
-from sparsebp.kernels.device import SOURCES
-from sparsebp.kernels.device import DeviceKernels
-from sparsebp.kernels.device import RawModuleLoader
-from sparsebp.kernels.device import source
-from sparsebp.kernels.device.launch import ByValue
-from sparsebp.kernels.device.launch import Defines
-from sparsebp.kernels.device.launch import by_value
 
 PROCESSES = 12
 HIDDEN = (1, 7, 20, 32, 33, 64, 128)

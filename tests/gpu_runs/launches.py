@@ -17,11 +17,10 @@ import numpy as np
 
 from gpu_runs.cases import Case, differences, every, line_numbers, run
 from gpu_runs.references import Wanted
-from sparsebp.core import backend
 from sparsebp import kernels
 from sparsebp.bench.processes.points import measure_apart
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools.benchmark import Row, Run
+from sparsebp.core import backend
 
 QUICK = ("clamp_arrays", "gather")
 LIMIT = 15.0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsebp.core import backend
 from sparsebp import kernels
 from sparsebp.bench.gpu.device import Recurrence
-from sparsebp.bench.tools.workload import CELLS
-from sparsebp.bench.tools.workload import chunk_count
+from sparsebp.bench.tools.workload import CELLS, chunk_count
+from sparsebp.core import backend
 
 LENGTH, BATCH = 1000, 16
 

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from gpu_runs.carried import CACHE, sanitizer, unpack
-from sparsebp.core import backend
 from sparsebp.bench.tools.environment import environment
+from sparsebp.core import backend
 
 PACKAGES = (
     "numpy", "scipy", "numba", "llvmlite", "cupy-cuda13x", "cupy-cuda12x", "torch", "jax", "nvidia-cuda-nvrtc",

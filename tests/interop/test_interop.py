@@ -8,15 +8,8 @@ import pytest
 import scipy.sparse
 import torch
 
-from sparsebp import SparsityPattern
-from sparsebp import TransposedJacobian
-from sparsebp import nn
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import PatternError
-from sparsebp.core.errors import ShapeError
+from sparsebp import SparsityPattern, TransposedJacobian, nn
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, PatternError, ShapeError
 from sparsebp.interop import cupyx as to_cupyx_module
 from sparsebp.interop import dlpack
 from sparsebp.interop import scipy as scipy_bridge

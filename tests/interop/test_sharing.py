@@ -8,16 +8,10 @@ import pytest
 import scipy.sparse
 import torch
 
-from sparsebp import SparsityPattern
-from sparsebp import TransposedJacobian
+from sparsebp import SparsityPattern, TransposedJacobian, nn
 from sparsebp.core import backend
-from sparsebp import nn
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.interop import cupyx
-from sparsebp.interop import dlpack
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
+from sparsebp.interop import cupyx, dlpack
 from sparsebp.interop import scipy as scipy_bridge
 from sparsebp.interop import torch as torch_bridge
 

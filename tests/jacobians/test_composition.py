@@ -9,8 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import networks as net
-from sparsebp import jacobian_t
-from sparsebp import nn
+from sparsebp import jacobian_t, nn
 from strategies import seeds
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}

@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 
 import networks as net
 import sparsebp as sb
-from sparsebp import SparsityPattern
-from sparsebp import TransposedJacobian
-from sparsebp import jacobian_t
-from sparsebp import nn
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import PatternError
-from sparsebp.core.errors import ShapeError
+from sparsebp import SparsityPattern, TransposedJacobian, jacobian_t, nn
+from sparsebp.core.errors import DeviceError, DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
 from sparsebp.jacobians import dense_jacobian_t
 from strategies import seeds
 

@@ -6,17 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern
-from sparsebp import jacobian_t
-from sparsebp import nn
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.jacobians import gru_hidden_jacobians
-from sparsebp.jacobians import hidden_elements
-from sparsebp.jacobians import linear_jacobian_t
-from sparsebp.jacobians import pointwise_jacobian_t
-from sparsebp.jacobians import rnn_hidden_jacobians
+from sparsebp import SparsityPattern, jacobian_t, nn
+from sparsebp.core.errors import DeviceError, OptionError, ShapeError
+from sparsebp.jacobians import (
+    gru_hidden_jacobians,
+    hidden_elements,
+    linear_jacobian_t,
+    pointwise_jacobian_t,
+    rnn_hidden_jacobians,
+)
 from strategies import normal, seeds, sizes
 
 POINTWISE = {"ReLU": torch.relu, "Tanh": torch.tanh, "Sigmoid": torch.sigmoid}

@@ -6,14 +6,8 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern
-from sparsebp import TransposedJacobian
-from sparsebp import kernels
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp import SparsityPattern, TransposedJacobian, kernels
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 

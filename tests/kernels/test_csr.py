@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import most_threads
-from sparsebp.core.threads import set_threads
+from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.core.threads import get_threads, most_threads, set_threads
 from sparsebp.kernels.operands import RowShapes
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 

@@ -6,11 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import set_threads
+from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.core.threads import get_threads, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
 
 small = sizes(0, 9)

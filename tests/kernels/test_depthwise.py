@@ -6,12 +6,9 @@ import torch
 from hypothesis import given
 
 from sparsebp import kernels
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import most_threads
-from sparsebp.core.threads import serial_kernels
-from sparsebp.core.threads import set_threads
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
+from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from sparsebp.kernels.host import depthwise
+from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
 from strategies import normal, reals, seeds, sizes, tolerance
 
 

@@ -13,10 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.kernels.host.engine import math
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load_n
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.simd import store_n
+from sparsebp.kernels.host.engine.simd import lanes, load_n, pointer, store_n
 from strategies import seeds
 
 REFERENCES: dict[str, Callable[[Any], Any]] = {

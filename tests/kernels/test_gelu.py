@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DTypeError, ShapeError
 from strategies import normal, reals, seeds, sizes, tolerance
 
 

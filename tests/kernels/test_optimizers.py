@@ -10,19 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core import backend as seam
 from sparsebp import kernels
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import set_threads
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS
-from sparsebp.kernels.spec import UPDATE_BUFFERS
-from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.core import backend as seam
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.operands import momenta
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
 from torch_cases import scalars_in_float64
 

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from sparsebp import SparsityPattern
-from sparsebp import kernels
-from sparsebp import plan_product
-from sparsebp.core.threads import serial_kernels
+from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.check import SLOPES
-from sparsebp.products import product
-from sparsebp.products import strategies
+from sparsebp.core.threads import serial_kernels
+from sparsebp.products import product, strategies
 
 Array = np.ndarray
 BIG = 1_100_003

@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 
 from sparsebp import kernels
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import most_threads
-from sparsebp.core.threads import serial_kernels
-from sparsebp.core.threads import set_threads
+from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal
 
 _OPTIONS = ((1, 1, 1), (0, 0, 0), (1, 1, 1), 1)

@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core import threads
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import set_threads
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS
-from sparsebp.kernels.spec import UPDATE_BUFFERS
-from sparsebp.kernels.spec import UPDATE_OPTIONS
-from sparsebp.kernels.host import matmul
-from sparsebp.kernels.host import matmul_batches
-from sparsebp.kernels.host import matmul_many
-from sparsebp.kernels.host import update_by_product
-from sparsebp.kernels.host import worth_update_by_product
-from sparsebp.kernels.host import dense
+from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.kernels.host import dense, matmul, matmul_batches, matmul_many, update_by_product, worth_update_by_product
 from sparsebp.kernels.host.dense import SMALL
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, sizes, tolerance
 
 LARGE = st.sampled_from([509, 1024, 2048, 3001])

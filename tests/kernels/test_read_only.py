@@ -15,10 +15,9 @@ from numba.core.dispatcher import Dispatcher
 from cuda_on_cpu.memory import CheckedNumpy
 from device.kernel_arguments import KERNELS, Maker, arrays_of, copies, flat, replaced
 from sparsebp import kernels
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import LayoutError
-from sparsebp.kernels.spec import Kernels
+from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.kernels.device import DeviceKernels
+from sparsebp.kernels.spec import Kernels
 
 OPTIONAL_FIELDS = ("a_index", "bias_ih", "bias_hh")
 """Fields of operands that may be None."""

@@ -21,12 +21,8 @@ from recurrent_reference import (
     through_maps,
 )
 from sparsebp import kernels
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import most_threads
-from sparsebp.core.threads import set_threads
+from sparsebp.core.errors import LayoutError, OptionError, ShapeError
+from sparsebp.core.threads import get_threads, most_threads, set_threads
 from strategies import tolerance
 
 NONLINEARITIES = st.sampled_from(["tanh", "relu"])

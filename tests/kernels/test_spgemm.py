@@ -8,16 +8,11 @@ from hypothesis import strategies as st
 
 from backends import needs_numba
 from device.kernel_arguments import flat, replaced
-from sparsebp import SparsityPattern
-from sparsebp import kernels
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import set_threads
-from sparsebp.kernels.operands import Places
-from sparsebp.kernels.operands import Rows
-from sparsebp.products import product
-from sparsebp.products import strategies
+from sparsebp import SparsityPattern, kernels
+from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.kernels.operands import Places, Rows
+from sparsebp.products import product, strategies
 from sparsebp.products.symbolic import row_cuts
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 

@@ -21,16 +21,8 @@ import sparsebp
 from sparsebp.core import threads
 from sparsebp.kernels.host.engine import compile as host_parts
 from sparsebp.kernels.host.engine import threads as teams
-from sparsebp.kernels.host.engine.threads import atomic_add
-from sparsebp.kernels.host.engine.threads import atomic_load
-from sparsebp.kernels.host.engine.threads import usleep
-from sparsebp.kernels.host.engine.compile import VECTOR_GRAIN
-from sparsebp.kernels.host.engine.compile import WORTH
-from sparsebp.kernels.host.engine.compile import parts_for
-from sparsebp.kernels.host.engine.threads import ALONE
-from sparsebp.kernels.host.engine.threads import RESUME
-from sparsebp.kernels.host.engine.threads import in_parts
-from sparsebp.kernels.host.engine.threads import team_for
+from sparsebp.kernels.host.engine.compile import VECTOR_GRAIN, WORTH, parts_for
+from sparsebp.kernels.host.engine.threads import ALONE, RESUME, atomic_add, atomic_load, in_parts, team_for, usleep
 
 JIT: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 pthread_self = types.ExternalFunction("pthread_self", types.uint64())

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import DTypeError, OptionError
 from strategies import index_dtypes, normal, reals, seeds, sizes
 
 SLOPES = {

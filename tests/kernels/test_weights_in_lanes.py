@@ -5,10 +5,7 @@ import pytest
 import torch
 
 from sparsebp import kernels
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import most_threads
-from sparsebp.core.threads import serial_kernels
-from sparsebp.core.threads import set_threads
+from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal
 
 

@@ -8,16 +8,10 @@ from hypothesis import strategies as st
 
 from sparsebp import nn
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense import GROUP
-from sparsebp.kernels.host.dense import multiply
-from sparsebp.kernels.host.dense import pack
-from sparsebp.kernels.host.dense import product_of
+from sparsebp.kernels.host import backward, cells
+from sparsebp.kernels.host.backward import wide_blocks_of, wide_rows, wide_weights
+from sparsebp.kernels.host.dense import GROUP, multiply, pack, product_of
 from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host import backward
-from sparsebp.kernels.host import cells
-from sparsebp.kernels.host.backward import wide_blocks_of
-from sparsebp.kernels.host.backward import wide_rows
-from sparsebp.kernels.host.backward import wide_weights
 
 
 @numba.njit

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsebp import models
-from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp import models, nn
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 
 
 class TorchResidual(torch.nn.Module):

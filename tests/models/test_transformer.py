@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsebp import models
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp import value_and_grad
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp import models, nn, optim, value_and_grad
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 
 SMALL = {"steps": 7, "width": 12, "heads": 3, "layers": 2}
 

@@ -12,8 +12,7 @@ import traceback
 from pathlib import Path
 
 from mpi import cases
-from sparsebp.comm.mpi import MPITransport
-from sparsebp.comm.mpi import End
+from sparsebp.comm.mpi import End, MPITransport
 
 
 def wrong(errors: dict[int, str], fails: str) -> dict[int, str]:

@@ -8,13 +8,11 @@ import replicas as rep
 from distributed.test_random_layers import assert_like, train
 from mpi import on_ranks
 from sparsebp import nn
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.runtime.replicas import ReplicaExecutor
-from sparsebp.runtime.replicas import ReverseFirstKExecutor
-from sparsebp.comm.transport import Transport
 from sparsebp.comm.mpi import MPITransport
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import Watch
+from sparsebp.comm.transport import Transport
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.runtime.actions import Stages, Watch
+from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 
 
 def compare(transport: Transport, name: str, **options: object) -> None:

@@ -11,15 +11,12 @@ import pytest
 import orders
 import pipelines as p
 from mpi import on_ranks, shared_folder
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.runtime.pipeline import PipelineExecutor
-from sparsebp.comm.transport import Transport
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
+from sparsebp.comm.transport import Transport
+from sparsebp.core.errors import NonFiniteError, OptionError
+from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.train import Callback, Trainer
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 SIZES = [3, 2, 3, 1]

@@ -9,8 +9,8 @@ import numpy as np
 from distributed.cut_sequences import Problem
 from mpi import on_ranks
 from scan.chains import make_chain
-from sparsebp.runtime.time_parallel import ChainParallel
 from sparsebp.comm.transport import Transport
+from sparsebp.runtime.time_parallel import ChainParallel
 from sparsebp.scan import plan_scan
 
 

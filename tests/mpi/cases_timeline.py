@@ -8,9 +8,8 @@ from itertools import pairwise
 import pytest
 
 from mpi import on_ranks
-from sparsebp.runtime.launch import clock_offset
-from sparsebp.runtime.launch import measured
 from sparsebp.comm.transport import Transport
+from sparsebp.runtime.launch import clock_offset, measured
 from sparsebp.schedule import Action
 from sparsebp.schedule.builders import build
 

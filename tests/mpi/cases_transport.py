@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from mpi import on_ranks
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import TransportError
-from sparsebp.core.check import Array
 from sparsebp.comm.transport import Transport
+from sparsebp.core.check import Array
+from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeError, TransportError
 
 SIZES = (0, 1, 2, 7, 1000, 4099, 70001)
 DTYPES = (np.float32, np.float64)

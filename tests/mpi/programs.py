@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.runtime.launch import connect
-from sparsebp.comm.transport import Transport
 from sparsebp.comm import mpi
+from sparsebp.comm.transport import Transport
+from sparsebp.runtime.launch import connect
 
 
 def fine(transport: Transport) -> None:
@@ -162,8 +162,7 @@ def signalled(transport: Transport | None) -> None:
 
 def interrupted_unheard(transport: Transport) -> None:
     """Rank 0 ends by a status of its own, as ``sparsebp`` does, while rank 1 hears nothing for a minute."""
-    from sparsebp.runtime.launch import speaks
-    from sparsebp.runtime.launch import take_leave
+    from sparsebp.runtime.launch import speaks, take_leave
 
     transport.barrier()
     if transport.rank:
@@ -178,8 +177,7 @@ def interrupted_unheard(transport: Transport) -> None:
 
 def fails_in_training(transport: Transport) -> None:
     """The rank of the loss fails in the second epoch; the folder is the next argument."""
-    from sparsebp.train.config import build
-    from sparsebp.train.config import config_for
+    from sparsebp.train.config import build, config_for
 
     config = config_for("digits", samples=64, epochs=3, schedule="gpipe", accumulate=2)
     run = build(config, transport=transport, checkpoint_dir=sys.argv[2])

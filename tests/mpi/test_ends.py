@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from mpi.launch import command, environment, mpiexec, run
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import TransportError
-from sparsebp.runtime.launch import connect
 from sparsebp.comm.mpi import LAUNCHERS
+from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
+from sparsebp.runtime.launch import connect
 
 SOON = 30.0  # seconds that a busy machine may take for what takes two; the programs would wait for minutes
 

@@ -11,10 +11,8 @@ import pytest
 
 from mpi.launch import command, environment, run
 from mpi.test_ends import tracebacks
-from sparsebp.train.config import build
-from sparsebp.train.config import config_for
-from sparsebp.train.checkpoint import FILE_NAME
-from sparsebp.train.checkpoint import load_checkpoint
+from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint
+from sparsebp.train.config import build, config_for
 
 pytest.importorskip("typer")
 SECONDS = 120.0

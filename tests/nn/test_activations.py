@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}

@@ -10,12 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import jacobian_t
-from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import StaleError
+from sparsebp import jacobian_t, nn
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError, StaleError
 from strategies import reals, seeds, sizes
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

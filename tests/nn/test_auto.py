@@ -12,21 +12,15 @@ from hypothesis import strategies as st
 from convolutions import configurations
 from networks import networks
 from sparsebp import nn
-from sparsebp.core.machine import machine
 from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.machine import machine
 from sparsebp.models import vgg11
 from sparsebp.nn import sequential
-from sparsebp.nn.sequential import KEPT
-from sparsebp.nn.sequential import ChainBackward
-from sparsebp.nn.sequential import choose_chain_backward
-from sparsebp.nn.sequential import Link
 from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.layer import Work
+from sparsebp.nn.sequential import KEPT, ChainBackward, Link, choose_chain_backward
 from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.report import MARGIN
-from sparsebp.scan.report import layerwise_seconds
-from sparsebp.scan.report import least_scan_seconds
-from sparsebp.scan.report import values_seconds
+from sparsebp.scan.report import MARGIN, layerwise_seconds, least_scan_seconds, values_seconds
 from strategies import reals, seeds
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

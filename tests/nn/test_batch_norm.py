@@ -8,13 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import kernels
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.runtime.executor import Executor
+from sparsebp import kernels, nn, optim
+from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.executor import Executor
 from sparsebp.train.ranks import schedule_of
 from strategies import seeds, sizes
 

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 
 import sparsebp as sb
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import OptionError
-from sparsebp.core.shortcuts import STANDS_FOR
-from sparsebp.core.shortcuts import belongs
-from sparsebp.data import ArrayDataset
-from sparsebp.runtime.time_parallel import TimeParallel
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
+from sparsebp.core.errors import OptionError
+from sparsebp.core.shortcuts import STANDS_FOR, belongs
+from sparsebp.data import ArrayDataset
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.runtime import Executor
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.time_parallel import TimeParallel
 from sparsebp.train import Trainer
 from sparsebp.train.ranks import schedule_of
 

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from networks import networks
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.nn import sequential as chain
 from sparsebp.nn.sequential import ChainBackward
 from strategies import reals, seeds

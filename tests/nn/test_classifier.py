@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import OptionError, ShapeError
 from strategies import seeds
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}

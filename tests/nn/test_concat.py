@@ -12,12 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jacobians import TransposedJacobian
-from sparsebp.patterns import SparsityPattern
-from sparsebp.patterns import plan_concatenation
+from sparsebp.patterns import SparsityPattern, plan_concatenation
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convolutions import configurations, torch_convolve
-from sparsebp import jacobian_t
-from sparsebp import nn
-from sparsebp import prune
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp import jacobian_t, nn, prune
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.patterns import SparsityPattern
 from strategies import seeds
 

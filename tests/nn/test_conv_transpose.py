@@ -9,13 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.jacobians import conv_transpose_jacobian_t
-from sparsebp.patterns import conv_pattern
-from sparsebp.patterns import conv_transpose_pattern
+from sparsebp.patterns import conv_pattern, conv_transpose_pattern
 from strategies import seeds, tolerance
 
 LAYERS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import reals, seeds, sizes, tolerance
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}

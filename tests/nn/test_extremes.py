@@ -9,8 +9,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import OptionError, SparseBPError
 
 X = {1: (2, 3, 8), 2: (2, 3, 8, 8), 3: (1, 3, 4, 4, 4)}
 HUGE = [2**50, 2**62, 2**63, 2**64, 10**30, -(2**62)]

@@ -11,10 +11,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import StaleError
+from sparsebp.core.errors import DeviceError, OptionError, ShapeError, StaleError
 from sparsebp.nn.gradients import Shared
 
 F8 = {"dtype": np.float64}

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.kernels.host.engine.threads import ALONE
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.kernels.host import inference
+from sparsebp.kernels.host.engine.threads import ALONE
 from strategies import tolerance
 
 KINDS: dict[str, Any] = {

@@ -8,11 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core import backend
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core import backend
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}

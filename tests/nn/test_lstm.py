@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.patterns import hidden_pattern
-from sparsebp.patterns import lstm_pattern
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.patterns import hidden_pattern, lstm_pattern
 from strategies import seeds, sizes
 
 ALGORITHMS = ("bp", "linear", "chunked", "blelloch", "hybrid", "auto")

@@ -13,10 +13,8 @@ import pipelines
 import replicas
 import sparsebp as sb
 from orders import Rows
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.train import Trainer
-from sparsebp.train import load_checkpoint
+from sparsebp import nn, optim
+from sparsebp.train import Trainer, load_checkpoint
 
 REAL = {"dtype": np.float64}
 OPTIMIZERS = [optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,

@@ -10,11 +10,8 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from sparsebp import jacobian_t
-from sparsebp import nn
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp import jacobian_t, nn
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jacobians import max_pool_jacobian_t
 from sparsebp.patterns import pool_pattern
 from strategies import seeds

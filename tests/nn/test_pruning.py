@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsebp as sb
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp import nn, optim
+from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
 from strategies import seeds
 
 METHODS = ["class_blind", "class_uniform", "class_distribution"]

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from sparsebp import nn
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.nn import recurrent as recurrent_module
 from strategies import seeds, sizes
 

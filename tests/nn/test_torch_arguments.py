@@ -9,14 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsebp as sb
-from sparsebp import jacobian_t
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp import train
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp import jacobian_t, nn, optim, train
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}

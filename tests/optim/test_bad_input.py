@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from sparsebp import optim
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import DeviceError, DTypeError, FileFormatError, LayoutError, OptionError, SparseBPError
 
 OPTIMIZERS = [
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,

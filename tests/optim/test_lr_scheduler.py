@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebp import optim
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import FileFormatError, OptionError
 
 SCHEDULES = {
     "StepLR": {"step_size": 3, "gamma": 0.5},

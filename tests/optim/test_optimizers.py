@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import optim
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
 from strategies import optimizers, seeds
 from torch_cases import scalars_in_float64
 

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsebp import nn, optim
 from sparsebp.core import backend as seam
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.data import load_digit_images
 from strategies import optimizers, seeds
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from sparsebp import optim
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import OptionError, SparseBPError
 from torch_cases import lists_are_counted, load, scalars_in_float64
 
 NAMES = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop"]

@@ -11,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import PatternError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DTypeError, PatternError, ShapeError
 from sparsebp.patterns import plan_concatenation
-from sparsebp.products import product
-from sparsebp.products import plan_addition
+from sparsebp.products import plan_addition, product
 from strategies import csr_patterns, seeds, sizes
 
 

@@ -10,13 +10,11 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern
-from sparsebp import plan_product
+from sparsebp import SparsityPattern, plan_product
 from sparsebp.kernels.host.symbolic import find_blocks
 from sparsebp.products import product
 from sparsebp.products import strategies as strategy
-from sparsebp.products.strategies import WORTH
-from sparsebp.products.strategies import AddBlocks
+from sparsebp.products.strategies import WORTH, AddBlocks
 from sparsebp.products.symbolic import SymbolicProduct
 from strategies import seeds, sizes
 

@@ -6,12 +6,14 @@ from hypothesis import given
 
 from sparsebp import SparsityPattern
 from sparsebp.core.errors import PatternError
-from sparsebp.patterns import hidden_pattern
-from sparsebp.patterns import linear_pattern
-from sparsebp.patterns import lstm_pattern
-from sparsebp.patterns import pointwise_pattern
-from sparsebp.patterns import sequence_pattern
-from sparsebp.patterns import step_sum_pattern
+from sparsebp.patterns import (
+    hidden_pattern,
+    linear_pattern,
+    lstm_pattern,
+    pointwise_pattern,
+    sequence_pattern,
+    step_sum_pattern,
+)
 from strategies import sizes
 
 small = sizes(0, 5)

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from convolutions import configurations, torch_convolve
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
 from sparsebp.jacobians import conv_jacobian_t
 from sparsebp.patterns import conv_pattern
 from strategies import seeds

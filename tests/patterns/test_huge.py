@@ -12,9 +12,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import within_memory
+from sparsebp.core.errors import MemoryLimitError, ShapeError, within_memory
 from sparsebp.jacobians import TransposedJacobian
 
 

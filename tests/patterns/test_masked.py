@@ -9,13 +9,9 @@ from hypothesis import strategies as st
 
 from convolutions import configurations
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import ShapeError
-from sparsebp.jacobians import conv_jacobian_t
-from sparsebp.jacobians import linear_jacobian_t
-from sparsebp.patterns import conv_pattern
-from sparsebp.patterns import conv_transpose_pattern
+from sparsebp.core.errors import DTypeError, MemoryLimitError, ShapeError
+from sparsebp.jacobians import conv_jacobian_t, linear_jacobian_t
+from sparsebp.patterns import conv_pattern, conv_transpose_pattern
 from strategies import seeds
 
 shares = st.sampled_from([0.0, 0.1, 0.5, 0.97])

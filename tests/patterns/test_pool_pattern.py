@@ -9,10 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.patterns import adaptive_pool_pattern
-from sparsebp.patterns import pool_pattern
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.patterns import adaptive_pool_pattern, pool_pattern
 from strategies import seeds
 
 

@@ -9,25 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends import needs_numba
-from sparsebp import SparsityPattern
-from sparsebp import kernels
-from sparsebp import plan_product
+from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.bench.tools.matrices import convolution_t
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import set_threads
-from sparsebp.products import product
-from sparsebp.products import symbolic
-from sparsebp.products.strategies import OF_KINDS
-from sparsebp.products.strategies import OF_KINDS_AND_STRUCTURE
-from sparsebp.products.strategies import OF_STRUCTURE
-from sparsebp.products.strategies import Gather
-from sparsebp.products import strategies
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.products import product, strategies, symbolic
+from sparsebp.products.strategies import OF_KINDS, OF_KINDS_AND_STRUCTURE, OF_STRUCTURE, Gather
 from sparsebp.products.symbolic import SymbolicProduct
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 

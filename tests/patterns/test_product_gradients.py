@@ -8,11 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends import needs_numba
-from sparsebp import SparsityPattern
-from sparsebp import kernels
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp import SparsityPattern, kernels
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.products import plan_product
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 

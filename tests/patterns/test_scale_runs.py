@@ -9,15 +9,12 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern
-from sparsebp import plan_product
+from sparsebp import SparsityPattern, plan_product
 from sparsebp.bench.tools.matrices import convolution_t
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import set_threads
-from sparsebp.products.product import plan_by
+from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import strategies
-from sparsebp.products.strategies import ScaleColumns
-from sparsebp.products.strategies import ScaleRuns
+from sparsebp.products.product import plan_by
+from sparsebp.products.strategies import ScaleColumns, ScaleRuns
 from sparsebp.products.symbolic import SymbolicProduct
 from strategies import reals, seeds
 

@@ -10,19 +10,18 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern
-from sparsebp import plan_product
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import PatternError
+from sparsebp import SparsityPattern, plan_product
+from sparsebp.core.errors import DeviceError, MemoryLimitError, PatternError
 from sparsebp.interop import scipy as sb_scipy
-from sparsebp.patterns import conv_pattern
-from sparsebp.patterns import hidden_pattern
-from sparsebp.patterns import linear_pattern
-from sparsebp.patterns import lstm_pattern
-from sparsebp.patterns import pointwise_pattern
-from sparsebp.patterns import pool_pattern
-from sparsebp.patterns import sequence_pattern
+from sparsebp.patterns import (
+    conv_pattern,
+    hidden_pattern,
+    linear_pattern,
+    lstm_pattern,
+    pointwise_pattern,
+    pool_pattern,
+    sequence_pattern,
+)
 from sparsebp.products import plan_addition
 from strategies import csr_patterns, seeds
 

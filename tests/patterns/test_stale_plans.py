@@ -9,9 +9,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern
-from sparsebp import TransposedJacobian
-from sparsebp import plan_product
+from sparsebp import SparsityPattern, TransposedJacobian, plan_product
 from sparsebp.bench.tools.matrices import convolution_t
 from sparsebp.core.errors import LayoutError
 from sparsebp.interop import scipy as scipy_bridge

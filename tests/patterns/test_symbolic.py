@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import set_threads
+from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import symbolic
 from sparsebp.products.symbolic import SymbolicProduct
 from strategies import csr_patterns, seeds, sizes

@@ -10,12 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.reproduce import FIGURES
-from sparsebp.reproduce.bppsa import space
-from sparsebp.reproduce.bppsa import staleness
-from sparsebp.reproduce.bppsa import timed
-from sparsebp.reproduce.bppsa.tables import TABLE_4
-from sparsebp.reproduce.bppsa.tables import TABLE_5
-from sparsebp.reproduce.bppsa.tables import TABLE_6
+from sparsebp.reproduce.bppsa import space, staleness, timed
+from sparsebp.reproduce.bppsa.tables import TABLE_4, TABLE_5, TABLE_6
 from sparsebp.reproduce.figure import Context
 
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from sparsebp import nn
 from sparsebp.models import vgg11
-from sparsebp.reproduce import FIGURES
-from sparsebp.reproduce import kinematics
-from sparsebp.reproduce import sampled
+from sparsebp.reproduce import FIGURES, kinematics, sampled
 from sparsebp.reproduce.bppsa import steps
 from sparsebp.reproduce.figure import Context
 from sparsebp.scan.algorithms import recipe

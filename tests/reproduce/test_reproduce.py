@@ -8,19 +8,10 @@ from pathlib import Path
 import pytest
 
 from sparsebp import bench
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.reproduce import FIGURES
-from sparsebp.reproduce import find
-from sparsebp.reproduce.figure import PAPERS
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Figure
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import at_least
-from sparsebp.reproduce.figure import read
-from sparsebp.reproduce.page import main
-from sparsebp.reproduce.page import page
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.reproduce import FIGURES, find
+from sparsebp.reproduce.figure import PAPERS, Claim, Context, Figure, Found, at_least, read
+from sparsebp.reproduce.page import main, page
 
 COUNTED = [
     "bppsa-fig1", "bppsa-fig3", "bppsa-table1", "bppsa-eq6", "ooo-fig5", "spectrain-fig6",

@@ -10,18 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.reproduce import FIGURES
-from sparsebp.reproduce import dualpipe_trained
-from sparsebp.reproduce import ooo_here
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import faster
-from sparsebp.reproduce.figure import gained
-from sparsebp.reproduce.optimizer_fusion import _course
-from sparsebp.reproduce.optimizer_fusion import _trend
-from sparsebp.reproduce.out_of_order import data_parallel
-from sparsebp.reproduce.out_of_order import data_parallel_here
-from sparsebp.reproduce.out_of_order import executed_pipelines
-from sparsebp.reproduce.out_of_order import single_device
+from sparsebp.reproduce import FIGURES, dualpipe_trained, ooo_here
+from sparsebp.reproduce.figure import Context, faster, gained
+from sparsebp.reproduce.optimizer_fusion import _course, _trend
+from sparsebp.reproduce.out_of_order import data_parallel, data_parallel_here, executed_pipelines, single_device
 
 DOCS = Path(__file__).parents[2] / "docs"
 SAID = ("BPPSA", "Preprint", "OOO", "SpecTrain", "Fusion")

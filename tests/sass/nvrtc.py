@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cuda_on_cpu.compiler import cache_folder, cached
-from sparsebp.kernels.device import options
-from sparsebp.kernels.device import source
+from sparsebp.kernels.device import options, source
 from sparsebp.kernels.device.launch import Defines
 
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
@@ -79,12 +78,7 @@ def _flags(defines: Defines, architecture: str, extra: tuple[str, ...]) -> tuple
 
 
 def _kept(
-    kind: str,
-    file: str,
-    defines: Defines,
-    architecture: str,
-    extra: tuple[str, ...],
-    make: Callable[[Compiled], str],
+    kind: str, file: str, defines: Defines, architecture: str, extra: tuple[str, ...], make: Callable[[Compiled], str]
 ) -> str:
     text, flags = source(file), _flags(defines, architecture, extra)
     kept = cache_folder() / f"nvrtc-{_key(text, flags)}.{kind}"

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsebp import SparsityPattern
-from sparsebp.patterns import conv_pattern
-from sparsebp.patterns import pool_pattern
+from sparsebp.patterns import conv_pattern, pool_pattern
 
 VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
 """Channels of the eight convolutions, each with a ReLU, and the five max-poolings."""

@@ -25,7 +25,10 @@ def test_joined_maps_do_what_they_do_one_after_the_other(seed: int, count: int, 
     kept = maps.copy()
     np.testing.assert_allclose(through(algorithms.join_all(maps)[None], g), through(maps, g), rtol=1e-9, atol=1e-9)
     if count == 3:
-        left, right = algorithms.join(algorithms.join(*maps[:2]), maps[2]), algorithms.join(maps[0], algorithms.join(*maps[1:]))
+        left, right = (
+            algorithms.join(algorithms.join(*maps[:2]), maps[2]),
+            algorithms.join(maps[0], algorithms.join(*maps[1:])),
+        )
         np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(maps, kept)
 

@@ -11,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.core.errors import OptionError
-from sparsebp.scan.algorithms import blelloch
-from sparsebp.scan.algorithms import chunk_cuts
-from sparsebp.scan.algorithms import chunked
-from sparsebp.scan.algorithms import hybrid
-from sparsebp.scan.algorithms import linear
-from sparsebp.scan.algorithms import recipe
-from sparsebp.scan.algorithms import LevelCount
-from sparsebp.scan.algorithms import level_counts
-from sparsebp.scan.algorithms import AbstractStep
-from sparsebp.scan.algorithms import Recipe
-from sparsebp.scan.algorithms import Span
-from sparsebp.scan.algorithms import critical_path
+from sparsebp.scan.algorithms import (
+    AbstractStep,
+    LevelCount,
+    Recipe,
+    Span,
+    blelloch,
+    chunk_cuts,
+    chunked,
+    critical_path,
+    hybrid,
+    level_counts,
+    linear,
+    recipe,
+)
 
 lengths = st.one_of(st.sampled_from([1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 21, 31, 32, 33]), st.integers(1, 200))
 

@@ -13,13 +13,9 @@ from hypothesis import strategies as st
 
 from backends import needs_numba
 from scan.chains import Chain, chains, make_chain
-from sparsebp import SparsityPattern
-from sparsebp import kernels
-from sparsebp import plan_scan
+from sparsebp import SparsityPattern, kernels, plan_scan
 from sparsebp.core import threads
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import DTypeError, LayoutError, SparseBPError
 from sparsebp.patterns.pattern import NEIGHBOURS
 from sparsebp.scan import run
 

@@ -7,23 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern
-from sparsebp import plan_scan
-from sparsebp.core.machine import Machine
-from sparsebp.core.machine import machine
+from sparsebp import SparsityPattern, plan_scan
 from sparsebp.core.errors import OptionError
+from sparsebp.core.machine import Machine, machine
 from sparsebp.kernels.device import recurrent
 from sparsebp.scan import choose_recurrent_backward
-from sparsebp.scan.cost import Candidate
-from sparsebp.scan.cost import candidates
-from sparsebp.scan.cost import profile_costs
-from sparsebp.scan.cost import seconds
-from sparsebp.scan.recurrent import _best_chunks
-from sparsebp.scan.recurrent import _choose
-from sparsebp.scan.recurrent import _chunked
-from sparsebp.scan.recurrent import _gpu
-from sparsebp.scan.recurrent import _recursion
-from sparsebp.scan.cost import Sizes
+from sparsebp.scan.cost import Candidate, Sizes, candidates, profile_costs, seconds
+from sparsebp.scan.recurrent import _best_chunks, _choose, _chunked, _gpu, _recursion
 
 GPU = Machine("GPU", 528, 56e9, 0.5, 3.8e12, 0, 8e-6, 0.1e-6, True, "a data sheet")
 SMALL_GPU = Machine("GPU", 80, 54e9, 1 / 64, 0.2e12, 0, 8e-6, 0.1e-6, True, "a data sheet")

@@ -10,10 +10,8 @@ from hypothesis import given, settings
 
 from scan.chains import algorithms, chains, make_chain, make_stack
 from scan.convolutional import vgg_like
-from sparsebp import SparsityPattern
-from sparsebp import plan_scan
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp import SparsityPattern, plan_scan
+from sparsebp.core.errors import OptionError, ShapeError
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

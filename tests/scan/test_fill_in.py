@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 
 from scan.chains import make_chain
 from scan.convolutional import vgg_like
-from sparsebp import SparsityPattern
-from sparsebp import plan_scan
+from sparsebp import SparsityPattern, plan_scan
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.products import plan_product
 from sparsebp.scan import cost
-from sparsebp.scan.cost import Candidate
-from sparsebp.scan.cost import EstimatedPattern
-from sparsebp.scan.cost import FillIn
+from sparsebp.scan.cost import Candidate, EstimatedPattern, FillIn
 
 MANY = 10_000
 
@@ -160,7 +157,7 @@ def test_what_fill_in_costs_is_said_before_it_is_planned(monkeypatch):
     monkeypatch.setattr(cost, "MUCH", 50)
     with monkeypatch.context() as planless:
         planless.setattr(cost, "_planned", lambda *_: pytest.fail("it was planned first"))
-        planless.setattr(choose.warnings, "warn", lambda text, *_, **__: (_ for _ in ()).throw(RuntimeError(text)))
+        planless.setattr(cost.warnings, "warn", lambda text, *_, **__: (_ for _ in ()).throw(RuntimeError(text)))
         with pytest.raises(RuntimeError, match=r"blelloch scan fills in.* times the work of the linear scan"):
             plan_scan(patterns, "blelloch")
     with pytest.warns(RuntimeWarning, match="fills in") as caught:

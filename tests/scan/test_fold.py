@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 
 from scan.chains import Chain, algorithms, dense, random_pattern
 from scan.convolutional import vgg_like
-from sparsebp import SparsityPattern
-from sparsebp import plan_scan
-from sparsebp.patterns import conv_pattern
-from sparsebp.patterns import pool_pattern
+from sparsebp import SparsityPattern, plan_scan
+from sparsebp.patterns import conv_pattern, pool_pattern
 from sparsebp.scan import Span
-from sparsebp.scan.algorithms import recipe
-from sparsebp.scan.algorithms import LIGHT
-from sparsebp.scan.algorithms import fold_recipe
-from sparsebp.scan.algorithms import piece_ends
+from sparsebp.scan.algorithms import LIGHT, fold_recipe, piece_ends, recipe
 
 
 @st.composite

@@ -13,19 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scan.chains import algorithms, chains, dense, make_chain, make_stack
-from sparsebp import SparsityPattern
-from sparsebp import plan_scan
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import PatternError
-from sparsebp.core.errors import ShapeError
+from sparsebp import SparsityPattern, plan_scan
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
 from sparsebp.scan import ScanPlan
-from sparsebp.scan.cost import Slots
-from sparsebp.scan.cost import assign_slots
-from sparsebp.scan.cost import is_view
-from sparsebp.scan.cost import shared_spans
 from sparsebp.scan.algorithms import Span
+from sparsebp.scan.cost import Slots, assign_slots, is_view, shared_spans
 
 
 def ones(pattern: SparsityPattern) -> np.ndarray:

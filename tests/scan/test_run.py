@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 
 from backends import needs_numba
 from scan.chains import Chain, algorithms, chains, make_chain, make_stack
-from sparsebp import SparsityPattern
-from sparsebp import plan_scan
+from sparsebp import SparsityPattern, plan_scan
 from sparsebp.core import backend as seam
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import LayoutError
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MissingDependencyError, ShapeError
 
 
 @pytest.fixture(scope="module", params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from scan.chains import make_chain, make_stack
-from sparsebp import kernels
-from sparsebp import plan_scan
+from sparsebp import kernels, plan_scan
 
 
 @pytest.mark.parametrize("options", [{"algorithm": "hybrid", "up_levels": 1}, {"algorithm": "chunked", "chunks": 3}])

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OutputError
-from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule import KINDS
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Overlap
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import parse
-from sparsebp.schedule import read_csv
-from sparsebp.schedule import simulate
-from sparsebp.schedule import to_csv
-from sparsebp.schedule import write_csv
+from sparsebp.core.errors import FileFormatError, OutputError, ScheduleError
+from sparsebp.schedule import (
+    KINDS,
+    Action,
+    Costs,
+    Overlap,
+    Schedule,
+    StepGraph,
+    parse,
+    read_csv,
+    simulate,
+    to_csv,
+    write_csv,
+)
 from sparsebp.schedule.files import from_csv
 
 

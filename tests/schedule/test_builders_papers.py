@@ -6,24 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import Simulation
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import depth
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import dualpipe2018
-from sparsebp.schedule.builders import fast_forward
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import interleaved_one_f_one_b
-from sparsebp.schedule.builders import modulo
-from sparsebp.schedule.builders import one_f_one_b
-from sparsebp.schedule.builders import pipedream
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import zero_bubble_h1
-from sparsebp.schedule.builders import zero_bubble_h2
+from sparsebp.schedule import Action, Costs, Schedule, Simulation, StageBytes, depth, simulate
+from sparsebp.schedule.builders import (
+    conventional,
+    dualpipe2018,
+    fast_forward,
+    gpipe,
+    interleaved_one_f_one_b,
+    modulo,
+    one_f_one_b,
+    pipedream,
+    place_updates,
+    zero_bubble_h1,
+    zero_bubble_h2,
+)
 
 
 def makespan(schedule: Schedule, **durations: float) -> float:

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import actions_of
-from sparsebp.schedule import depth
-from sparsebp.schedule import simulate
-from sparsebp.schedule import validate
-from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import synchronise
+from sparsebp.schedule import Action, Costs, Schedule, actions_of, depth, simulate, validate
+from sparsebp.schedule.builders import BUILDERS, place_updates, synchronise
 
 KINDS = "FIWSU"
 SHAPES = {

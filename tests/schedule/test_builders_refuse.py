@@ -6,18 +6,17 @@ from inspect import signature
 
 import pytest
 
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
-from sparsebp.schedule import Costs
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import out_of_order
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import reverse_first_k
-from sparsebp.schedule.builders import synchronise
-from sparsebp.schedule.builders import build
+from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp.schedule import Costs, StageBytes, simulate
+from sparsebp.schedule.builders import (
+    BUILDERS,
+    build,
+    conventional,
+    out_of_order,
+    place_updates,
+    reverse_first_k,
+    synchronise,
+)
 
 PIPELINES = [name for name, build in BUILDERS.items() if "workers" in signature(build).parameters]
 

@@ -10,10 +10,7 @@ if not torch.distributed.is_available():
 
 from torch.distributed.pipelining import schedules as peer  # noqa: E402
 
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import interleaved_one_f_one_b
-from sparsebp.schedule.builders import one_f_one_b
-from sparsebp.schedule.builders import zero_bubble_h1
+from sparsebp.schedule.builders import gpipe, interleaved_one_f_one_b, one_f_one_b, zero_bubble_h1  # noqa: E402
 
 SHAPES = [(2, 1, 4), (3, 2, 6), (4, 2, 8), (4, 3, 12), (4, 2, 3), (3, 2, 9), (4, 2, 10), (2, 4, 16)]
 

@@ -11,18 +11,9 @@ from hypothesis import strategies as st
 
 from schedules import costs, lane, schedules
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Link
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import actions_of
-from sparsebp.schedule import parse
-from sparsebp.schedule import simulate
+from sparsebp.schedule import Action, Costs, Link, Schedule, StepGraph, actions_of, parse, simulate
 from sparsebp.schedule.builders import one_f_one_b
-from sparsebp.schedule.simulate import compare
-from sparsebp.schedule.simulate import fit_link
-from sparsebp.schedule.simulate import Simulation
+from sparsebp.schedule.simulate import Simulation, compare, fit_link
 
 
 def spans(found: Simulation, offset: float = 0.0, factor: float = 1.0) -> list[tuple[Action, float, float]]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import place_updates
+from sparsebp.schedule import Schedule, simulate
+from sparsebp.schedule.builders import conventional, gpipe, place_updates
 
 
 def lanes(schedule: Schedule) -> dict[str, str]:

@@ -8,18 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Durations
-from sparsebp.schedule import Link
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import read_costs
-from sparsebp.schedule import write_costs
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.schedule import Action, Costs, Durations, Link, StageBytes, read_costs, write_costs
 from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.files import costs_of
-from sparsebp.schedule.files import parse_durations
+from sparsebp.schedule.files import costs_of, parse_durations
 
 
 def test_the_most_specific_entry_counts():

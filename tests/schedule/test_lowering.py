@@ -10,28 +10,9 @@ from hypothesis import strategies as st
 
 from schedules import lane, schedules
 from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import actions_of
-from sparsebp.schedule import parts_of
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import fast_forward
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import synchronise
-from sparsebp.schedule.builders import build
-from sparsebp.schedule.lower import lower
-from sparsebp.schedule.lower import Await
-from sparsebp.schedule.lower import Compute
-from sparsebp.schedule.lower import Post
-from sparsebp.schedule.lower import Reduce
-from sparsebp.schedule.lower import Reduced
-from sparsebp.schedule.lower import Send
-from sparsebp.schedule.lower import Sent
-from sparsebp.schedule.lower import check_rendezvous
+from sparsebp.schedule import Action, Schedule, StepGraph, actions_of, parts_of, simulate
+from sparsebp.schedule.builders import BUILDERS, build, conventional, fast_forward, gpipe, place_updates, synchronise
+from sparsebp.schedule.lower import Await, Compute, Post, Reduce, Reduced, Send, Sent, check_rendezvous, lower
 
 
 def lowered(schedule: Schedule, one_stream: bool = False):

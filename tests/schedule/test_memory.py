@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedules import lane
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Link
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import parse
-from sparsebp.schedule import simulate
+from sparsebp.schedule import Action, Costs, Link, Schedule, StageBytes, StepGraph, parse, simulate
 
 BYTES = (StageBytes(output=10, saved=100, weights=1000), StageBytes(output=20, saved=200, weights=2000))
 

@@ -12,19 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedules import costs, lane, schedules
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Link
-from sparsebp.schedule import Network
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import parse
-from sparsebp.schedule import read_costs
-from sparsebp.schedule import simulate
-from sparsebp.schedule import write_costs
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.schedule import (
+    Action,
+    Costs,
+    Link,
+    Network,
+    Schedule,
+    StageBytes,
+    StepGraph,
+    parse,
+    read_costs,
+    simulate,
+    write_costs,
+)
 
 FOUR = StageBytes(output=4)
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Durations
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import Region
-from sparsebp.schedule.builders import RegionTimes
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import out_of_order
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import synchronise
+from sparsebp.schedule import Action, Costs, Durations, Schedule, StageBytes, simulate
+from sparsebp.schedule.builders import Region, RegionTimes, conventional, out_of_order, place_updates, synchronise
 
 
 def weight_gradients(schedule: Schedule, stream: str = "sub") -> list[int]:

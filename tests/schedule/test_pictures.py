@@ -10,24 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import OutputError
-from sparsebp.schedule import Costs  # fmt: skip
-from sparsebp.schedule import Link  # fmt: skip
-from sparsebp.schedule import Schedule  # fmt: skip
-from sparsebp.schedule import StageBytes  # fmt: skip
-from sparsebp.schedule import StepGraph  # fmt: skip
-from sparsebp.schedule import chrome_trace  # fmt: skip
-from sparsebp.schedule import gantt  # fmt: skip
-from sparsebp.schedule import parse  # fmt: skip
-from sparsebp.schedule import simulate  # fmt: skip
-from sparsebp.schedule import text_chart  # fmt: skip
-from sparsebp.schedule import write_trace  # fmt: skip
+from sparsebp.core.errors import MissingDependencyError, OptionError, OutputError
+from sparsebp.schedule import (
+    Costs,  # fmt: skip
+    Link,  # fmt: skip
+    Schedule,  # fmt: skip
+    StageBytes,  # fmt: skip
+    StepGraph,  # fmt: skip
+    chrome_trace,  # fmt: skip
+    gantt,  # fmt: skip
+    parse,  # fmt: skip
+    simulate,  # fmt: skip
+    text_chart,  # fmt: skip
+    write_trace,  # fmt: skip
+)
 from sparsebp.schedule.actions import actions_of
 from sparsebp.schedule.builders import build
-from sparsebp.schedule.plot import numbers
-from sparsebp.schedule.plot import row
+from sparsebp.schedule.plot import numbers, row
 
 
 def lane(text: str):

@@ -7,17 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedules import schedules
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import ScheduleError
+from sparsebp.core.errors import FileFormatError, ScheduleError
 from sparsebp.schedule import read_csv
-from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import one_f_one_b
-from sparsebp.schedule.builders import build
-from sparsebp.schedule.files import programs_from_csv
-from sparsebp.schedule.files import programs_to_csv
-from sparsebp.schedule.files import read_programs
-from sparsebp.schedule.files import write_programs
+from sparsebp.schedule.builders import BUILDERS, build, gpipe, one_f_one_b
+from sparsebp.schedule.files import programs_from_csv, programs_to_csv, read_programs, write_programs
 from sparsebp.schedule.lower import lower
 
 TEXT = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0B0,0B1\r\n1RECV_F0,1RECV_F1,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\r\n"

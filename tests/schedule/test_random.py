@@ -11,15 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedules import costs, graphs, schedules
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Link
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import actions_of
-from sparsebp.schedule import depth
-from sparsebp.schedule import parts_of
-from sparsebp.schedule import simulate
+from sparsebp.schedule import Action, Costs, Link, Schedule, StageBytes, actions_of, depth, parts_of, simulate
 
 
 @st.composite

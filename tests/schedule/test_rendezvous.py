@@ -14,25 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedules import lane, schedules
-from sparsebp.core.errors import ScheduleError
 from sparsebp.comm.threads import run_ranks
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule.builders import fast_forward
-from sparsebp.schedule.builders import gpipe
+from sparsebp.core.errors import ScheduleError
+from sparsebp.schedule import Action, Schedule, StepGraph
 from sparsebp.schedule import lower as module
-from sparsebp.schedule.lower import lower
-from sparsebp.schedule.lower import Await
-from sparsebp.schedule.lower import Compute
-from sparsebp.schedule.lower import Message
-from sparsebp.schedule.lower import Post
-from sparsebp.schedule.lower import RankProgram
-from sparsebp.schedule.lower import Reduce
-from sparsebp.schedule.lower import Reduced
-from sparsebp.schedule.lower import Send
-from sparsebp.schedule.lower import Sent
-from sparsebp.schedule.lower import check_rendezvous
+from sparsebp.schedule.builders import fast_forward, gpipe
+from sparsebp.schedule.lower import (
+    Await,
+    Compute,
+    Message,
+    Post,
+    RankProgram,
+    Reduce,
+    Reduced,
+    Send,
+    Sent,
+    check_rendezvous,
+    lower,
+)
 
 
 def program(rank: int, *instructions) -> RankProgram:

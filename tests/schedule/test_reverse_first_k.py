@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparsebp.schedule import Costs
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import fast_forward
-from sparsebp.schedule.builders import largest_k
-from sparsebp.schedule.builders import reverse_first_k
-from sparsebp.schedule.builders import search_k
+from sparsebp.schedule import Costs, StageBytes, simulate
+from sparsebp.schedule.builders import fast_forward, largest_k, reverse_first_k, search_k
 
 SLOW_NETWORK = Costs({"F": 2, "I": 2, "W": 2, "S": 3, "U": 0})
 

@@ -5,17 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schedules import lane
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule import Action
-from sparsebp.schedule import Lane
-from sparsebp.schedule import Overlap
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import actions_of
-from sparsebp.schedule import parse
-from sparsebp.schedule import parts_of
+from sparsebp.core.errors import FileFormatError, OptionError, ScheduleError
+from sparsebp.schedule import Action, Lane, Overlap, Schedule, StepGraph, actions_of, parse, parts_of
 
 
 @pytest.mark.parametrize("text", ["0F0", "12I3", "7W11", "3B2", "4S", "4S1", "0U", "0U5", "(0F1;7B0)OVERLAP_F_B"])

@@ -6,15 +6,7 @@ import pytest
 
 from schedules import lane
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Link
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import depth
-from sparsebp.schedule import parse
-from sparsebp.schedule import simulate
+from sparsebp.schedule import Action, Costs, Link, Schedule, StageBytes, StepGraph, depth, parse, simulate
 from sparsebp.schedule.builders import conventional
 
 

@@ -10,23 +10,10 @@ from pathlib import Path
 import pytest
 
 from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule import Overlap
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import parse
-from sparsebp.schedule import read_csv
-from sparsebp.schedule import write_csv
-from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.builders import build
-from sparsebp.schedule.files import for_torch
-from sparsebp.schedule.files import read_programs
-from sparsebp.schedule.files import write_programs
-from sparsebp.schedule.lower import lower
-from sparsebp.schedule.lower import Compute
-from sparsebp.schedule.lower import Post
-from sparsebp.schedule.lower import Reduce
-from sparsebp.schedule.lower import Send
-from sparsebp.schedule.lower import check_rendezvous
+from sparsebp.schedule import Overlap, Schedule, StepGraph, parse, read_csv, write_csv
+from sparsebp.schedule.builders import BUILDERS, build
+from sparsebp.schedule.files import for_torch, read_programs, write_programs
+from sparsebp.schedule.lower import Compute, Post, Reduce, Send, check_rendezvous, lower
 
 pytest.importorskip("torch")
 pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")

@@ -7,12 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import schedules
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import simulate
-from sparsebp.schedule import validate
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import two_stream_list
+from sparsebp.schedule import Action, Costs, simulate, validate
+from sparsebp.schedule.builders import conventional, two_stream_list
 
 
 @pytest.mark.parametrize("stages", [*range(1, 9), 40])

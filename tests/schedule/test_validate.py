@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 from schedules import all_actions, lane, random_order, schedules
 from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import simulate
-from sparsebp.schedule import validate
+from sparsebp.schedule import Action, Schedule, StepGraph, simulate, validate
 from sparsebp.schedule.schedule import find_race
 
 

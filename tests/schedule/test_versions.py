@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import dualpipe2018
-from sparsebp.schedule.builders import pipedream
+from sparsebp.schedule import Action, Costs, simulate
+from sparsebp.schedule.builders import dualpipe2018, pipedream
 
 
 def test_fifth_batch_of_dualpipe():

@@ -16,10 +16,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence  # noqa: E402
 
 import sparsebp.torch as sparsebp_torch  # noqa: E402
-from sparsebp.core.errors import DTypeError  # noqa: E402
-from sparsebp.core.errors import OptionError  # noqa: E402
-from sparsebp.core.errors import ShapeError  # noqa: E402
-from sparsebp.core.errors import SparseBPError  # noqa: E402
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError, SparseBPError  # noqa: E402
 from torch_modules_reference import assert_same  # noqa: E402
 
 LAYERS = ["RNN", "GRU", "LSTM"]

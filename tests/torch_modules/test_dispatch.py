@@ -22,9 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 import sparsebp.torch as st  # noqa: E402
 from sparsebp.core.errors import OptionError  # noqa: E402
 from sparsebp.torch import modules  # noqa: E402
-from sparsebp.torch.modules import ATTRIBUTES  # noqa: E402
-from sparsebp.torch.modules import dispatch_of  # noqa: E402
-from sparsebp.torch.modules import way_of  # noqa: E402
+from sparsebp.torch.modules import ATTRIBUTES, dispatch_of, way_of  # noqa: E402
 from torch_modules_reference import assert_same, tensors  # noqa: E402
 
 KINDS = ["RNN", "GRU", "LSTM"]

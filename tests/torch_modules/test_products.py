@@ -14,11 +14,7 @@ from hypothesis import strategies as hs
 
 import sparsebp.torch as st
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import PatternError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import StaleError
+from sparsebp.core.errors import DTypeError, OptionError, PatternError, ShapeError, StaleError
 from sparsebp.products import plan_product
 from sparsebp.torch.sparse import columns
 from strategies import csr_patterns, seeds, sizes

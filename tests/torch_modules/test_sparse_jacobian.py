@@ -9,10 +9,7 @@ from torch.nn import utils
 
 import sparsebp.torch as st
 from sparsebp import nn
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
 
 tn = torch.nn
 MODULES = {

@@ -9,13 +9,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import orders
-from sparsebp import nn
-from sparsebp import optim
+from sparsebp import nn, optim
 from sparsebp.core import threads
 from sparsebp.core.errors import OptionError
+from sparsebp.runtime.actions import Stages, Watch
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import Watch
 from sparsebp.schedule import StepGraph
 from sparsebp.train import Trainer
 from within import within

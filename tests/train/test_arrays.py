@@ -7,15 +7,10 @@ import pytest
 import torch
 
 import orders
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import DTypeError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.core.errors import SparseBPError
+from sparsebp import nn, optim
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError, SparseBPError
 from sparsebp.data import ArrayDataset
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
+from sparsebp.train import Callback, Trainer
 
 LENGTHS = np.random.default_rng(8).integers(1, 6, size=22)
 

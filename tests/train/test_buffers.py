@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from sparsebp import nn
-from sparsebp import optim
+from sparsebp import nn, optim
 from sparsebp.train import Trainer
 
 

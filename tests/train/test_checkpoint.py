@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OutputError
+from sparsebp.core.errors import FileFormatError, OutputError
 from sparsebp.core.files import prepare_folder
-from sparsebp.train import Checkpoint
-from sparsebp.train import load_checkpoint
-from sparsebp.train import save_checkpoint
+from sparsebp.train import Checkpoint, load_checkpoint, save_checkpoint
 
 arrays = hnp.arrays(
     st.sampled_from([np.float32, np.float64, np.int64, np.uint8]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)

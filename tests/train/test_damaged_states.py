@@ -9,19 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
+from sparsebp import nn, optim
+from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.data import ArrayDataset
-from sparsebp.train.recipes import prune_checkpoint
-from sparsebp.train import Checkpoint
-from sparsebp.train import History
-from sparsebp.train import Trainer
-from sparsebp.train import load_checkpoint
-from sparsebp.train import save_checkpoint
-from sparsebp.train.checkpoint import FILE_NAME
+from sparsebp.train import Checkpoint, History, Trainer, load_checkpoint, save_checkpoint
 from sparsebp.train.callbacks import EpochRecord
+from sparsebp.train.checkpoint import FILE_NAME
+from sparsebp.train.recipes import prune_checkpoint
 from sparsebp.train.state import load_weights
 
 HUGE = 10**400

@@ -12,23 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import orders
-from sparsebp import nn
-from sparsebp import optim
+from sparsebp import nn, optim
 from sparsebp.core import threads
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ScheduleError
-from sparsebp.runtime.executor import Executor
+from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError
 from sparsebp.runtime.actions import Stages
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import out_of_order
+from sparsebp.runtime.executor import Executor
+from sparsebp.schedule import Action, Schedule, StepGraph
+from sparsebp.schedule.builders import conventional, gpipe, out_of_order
 from sparsebp.schedule.files import write_csv
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
+from sparsebp.train import Callback, Trainer
 
 
 def train(model, data, optimizer, schedule, *, epochs=2, batch_size=6, **options):

@@ -10,14 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import orders
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
+from sparsebp import nn, optim
+from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.nn.gradients import Gradients
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
-from sparsebp.train import load_checkpoint
+from sparsebp.train import Callback, Trainer, load_checkpoint
 
 FUSIONS = ("none", "forward", "backward")
 

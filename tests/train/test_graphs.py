@@ -12,26 +12,17 @@ import numpy as np
 import pytest
 
 import orders
+from sparsebp import nn, optim
 from sparsebp.core import backend
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.backend import Cublas
-from sparsebp.core.backend import operand
+from sparsebp.core.backend import Cublas, operand
 from sparsebp.core.cuda_graphs import GraphRecorder
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import DeviceError, NonFiniteError, OptionError
 from sparsebp.runtime import graphs
+from sparsebp.runtime.actions import Stages, Watch
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.graphs import Graphs
-from sparsebp.runtime.graphs import in_turn
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import Watch
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import out_of_order
-from sparsebp.train import Callback
-from sparsebp.train import ProgressBar
-from sparsebp.train import Trainer
+from sparsebp.runtime.graphs import Graphs, in_turn
+from sparsebp.schedule.builders import conventional, out_of_order
+from sparsebp.train import Callback, ProgressBar, Trainer
 from sparsebp.train.ranks import schedule_of
 
 BATCH = (orders.IMAGES, orders.CLASSES)

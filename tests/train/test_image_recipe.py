@@ -7,17 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.threads import set_threads
-from sparsebp.core.threads import thread_counts
-from sparsebp.train.recipes import prune_checkpoint
-from sparsebp.train.recipes import gradient_agreement
-from sparsebp.train.config import build
-from sparsebp.train.config import build_retraining
-from sparsebp.train.config import config_for
-from sparsebp.train.config import config_of
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.train import load_checkpoint
+from sparsebp.train.config import build, build_retraining, config_for, config_of
+from sparsebp.train.recipes import gradient_agreement, prune_checkpoint
 
 pytest.importorskip("sklearn")
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sparsebp import nn, optim
 from sparsebp.core import backend
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.optim.optimizer import clip_on_device
-from sparsebp.optim.optimizer import square_sums
+from sparsebp.core.errors import NonFiniteError, OptionError
+from sparsebp.optim.optimizer import clip_on_device, square_sums
+from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.graphs import MOST
-from sparsebp.runtime.actions import Stages
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
+from sparsebp.train import Callback, Trainer
 from sparsebp.train.ranks import schedule_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")]

@@ -7,13 +7,9 @@ import pytest
 
 from sparsebp.core.backend import Reading
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.optim.optimizer import clip_grad_norm
-from sparsebp.optim.optimizer import clip_on_device
-from sparsebp.optim.optimizer import square_sums
+from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
+from sparsebp.runtime.actions import Later, Step, Watch
 from sparsebp.runtime.executor import LateSteps
-from sparsebp.runtime.actions import Later
-from sparsebp.runtime.actions import Step
-from sparsebp.runtime.actions import Watch
 
 
 class Spy(Watch):

@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import NonFiniteError
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
-from sparsebp.train import load_checkpoint
-from sparsebp.train.trainer import loss_error
-from sparsebp.train.trainer import nonfinite
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.train import Callback, Trainer, load_checkpoint
+from sparsebp.train.trainer import loss_error, nonfinite
 
 
 class Spoil(Callback):

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
+from sparsebp import nn, optim
+from sparsebp.core.errors import FileFormatError, OptionError, SparseBPError
 from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import write_csv
 from sparsebp.schedule.builders import conventional

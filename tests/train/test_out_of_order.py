@@ -9,34 +9,27 @@ from hypothesis import strategies as st
 
 import orders
 from schedules import costs as any_costs
-from sparsebp import models
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.errors import OptionError
+from sparsebp import models, nn, optim
+from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.runtime import Executor
-from sparsebp.runtime.search import COSTS_NAME
-from sparsebp.runtime.search import SCHEDULE_NAME
-from sparsebp.runtime.search import FoundSchedule
-from sparsebp.runtime.search import Trial
-from sparsebp.runtime.search import all_schedules
-from sparsebp.runtime.search import candidates
-from sparsebp.runtime.search import Span
-from sparsebp.runtime.search import _arrays
-from sparsebp.runtime.search import measured_costs
-from sparsebp.runtime.search import measured_slowdowns
-from sparsebp.runtime.search import with_handing
-from sparsebp.runtime.search import MEASURED
-from sparsebp.runtime.search import ROUNDS
-from sparsebp.runtime.search import OutOfOrderExecutor
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import read_costs
-from sparsebp.schedule import read_csv
-from sparsebp.schedule import simulate
-from sparsebp.schedule.costs import Costs
-from sparsebp.schedule.costs import StageBytes
+from sparsebp.runtime.search import (
+    COSTS_NAME,
+    MEASURED,
+    ROUNDS,
+    SCHEDULE_NAME,
+    FoundSchedule,
+    OutOfOrderExecutor,
+    Span,
+    Trial,
+    _arrays,
+    all_schedules,
+    candidates,
+    measured_costs,
+    measured_slowdowns,
+    with_handing,
+)
+from sparsebp.schedule import Action, Schedule, StepGraph, read_costs, read_csv, simulate
+from sparsebp.schedule.costs import Costs, StageBytes
 from sparsebp.train import Trainer
 
 IMAGES = np.random.default_rng(0).standard_normal((60, 3, 8, 8)).astype(np.float32)
@@ -262,10 +255,7 @@ def test_getting_to_work_is_part_of_it():
 def test_waiting_for_the_gradients_inside_a_stage_is_no_work():
     own = Action(1, "I", 0)
     graph = StepGraph(2, first="I")
-    schedule = Schedule.of(
-        graph,
-        [{"main": [own, FORWARD, Action(1, "F", 0)], "sub": [Action(1, "W", 0), WEIGHT]}],
-    )
+    schedule = Schedule.of(graph, [{"main": [own, FORWARD, Action(1, "F", 0)], "sub": [Action(1, "W", 0), WEIGHT]}])
     spans = [Span(own, 0.0, 2.0), Span(Action(1, "W", 0), 0.0, 3.0)]
     assert with_handing(spans, schedule, {1})[1] == Span(Action(1, "W", 0), 2.0, 3.0)
     assert with_handing(spans, schedule) == spans

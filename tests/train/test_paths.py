@@ -9,17 +9,12 @@ import sys
 import pytest
 
 import orders
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
+from sparsebp import nn, optim
+from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import write_csv
 from sparsebp.schedule.builders import conventional
-from sparsebp.train import Callback
-from sparsebp.train import JsonLines
-from sparsebp.train import Trainer
-from sparsebp.train import load_checkpoint
+from sparsebp.train import Callback, JsonLines, Trainer, load_checkpoint
 
 
 class Moves(Callback):

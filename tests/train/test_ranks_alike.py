@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 import pipelines as p
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import TransportError
-from sparsebp.data import ArrayDataset
-from sparsebp.comm.transport import Transport
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
+from sparsebp.comm.transport import Transport
+from sparsebp.core.errors import OptionError, TransportError
+from sparsebp.data import ArrayDataset
+from sparsebp.train import Callback, Trainer
 from train.test_transport import TIGHT, images
 
 

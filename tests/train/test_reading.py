@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import nn
-from sparsebp import optim
+from sparsebp import nn, optim
 from sparsebp.data import ArrayDataset
-from sparsebp.train import Callback
-from sparsebp.train import ProgressBar
-from sparsebp.train import Trainer
+from sparsebp.train import Callback, ProgressBar, Trainer
 
 
 def fit(fusion, data, scheduler=None, callbacks=()):
@@ -116,8 +113,7 @@ def test_updates_wait_where_nobody_looks(data, scheduler, steps):
 
 
 def test_our_own_data_sets_do_not_look():
-    from sparsebp.data import BitstreamDataset
-    from sparsebp.data import ImageDataset
+    from sparsebp.data import BitstreamDataset, ImageDataset
     from sparsebp.optim.lr_schedules import reads_model
 
     assert not any(reads_model(thing) for thing in (

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 
 from sparsebp import nn
-from sparsebp.core.errors import OptionError
-from sparsebp.core.threads import set_threads
-from sparsebp.core.threads import thread_counts
 from sparsebp.comm.threads import run_ranks
+from sparsebp.core.errors import OptionError
+from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.train.config import build, config_for
+from sparsebp.train.ranks import ON_RANKS, asynchronous
 from sparsebp.train.recipes import gradient_agreement
-from sparsebp.train.config import build
-from sparsebp.train.config import config_for
-from sparsebp.train.ranks import ON_RANKS
-from sparsebp.train.ranks import asynchronous
 
 SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}
 

@@ -8,16 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import OutputError
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import OutputError, ShapeError
+from sparsebp.train import History, JsonLines, ProgressBar, plot_history, save_loss_curve
+from sparsebp.train.callbacks import EpochRecord, epoch_line
 from sparsebp.train.recipes import compare_histories
-from sparsebp.train import History
-from sparsebp.train import JsonLines
-from sparsebp.train import ProgressBar
-from sparsebp.train import plot_history
-from sparsebp.train import save_loss_curve
-from sparsebp.train.callbacks import epoch_line
-from sparsebp.train.callbacks import EpochRecord
 
 
 def history_of(losses, accuracy=0.5, samples=None):

@@ -9,11 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import OutputError
-from sparsebp.train import Callback
-from sparsebp.train import load_checkpoint
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError
+from sparsebp.train import Callback, load_checkpoint
 
 SCRIPT = Path(__file__).with_name("tiny.py")
 

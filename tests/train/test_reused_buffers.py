@@ -8,8 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from sparsebp import nn
-from sparsebp import optim
+from sparsebp import nn, optim
 from sparsebp.train import Trainer
 
 X = np.random.default_rng(0).standard_normal((18, 5))

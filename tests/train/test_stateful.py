@@ -11,11 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import orders
 from sparsebp import nn
-from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.executor import Executor
 from sparsebp.schedule import StepGraph
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
+from sparsebp.train import Callback, Trainer
 from within import within
 
 SIZES = st.sampled_from([1, 2, 5, 6, 19, 30])

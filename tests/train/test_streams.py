@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp.core import backend
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core import threads
-from sparsebp.runtime.executor import Executor
+from sparsebp import nn, optim
+from sparsebp.core import backend, threads
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.streams import TwoStreams
-from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.builders import out_of_order
+from sparsebp.schedule.builders import conventional, out_of_order
 
 
 class FakeDevice:

@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp import prune
+from sparsebp import nn, optim, prune
 from sparsebp.core import threads
 from sparsebp.kernels.host import dense
 from sparsebp.runtime import streams
-from sparsebp.runtime.actions import Actions
+from sparsebp.runtime.actions import Actions, Stages
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.search import TimedExecutor
-from sparsebp.runtime.actions import Stages
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StepGraph
+from sparsebp.schedule import Action, Schedule, StepGraph
 from sparsebp.schedule.builders import conventional
 
 

@@ -8,15 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import orders
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp import runtime
+from sparsebp import nn, optim, runtime
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import conventional
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
+from sparsebp.train import Callback, Trainer
 
 NETS = ("mlp", "conv", "mlp, hybrid", "shared", "gru", "wide", "transformer", "transformer, words")
 

@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import ShapeError
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
+from sparsebp import nn, optim
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.train import Callback, Trainer
 
 
 def test_the_loss_falls_and_classes_are_found(tiny):

@@ -10,17 +10,12 @@ import pytest
 import orders
 import pipelines as p
 from backends import needs_numba
-from sparsebp.core import backend
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import TransportError
-from sparsebp.data import epoch_order
+from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
-from sparsebp.train import Callback
-from sparsebp.train import Trainer
+from sparsebp.core import backend
+from sparsebp.core.errors import FileFormatError, NonFiniteError, OptionError, TransportError
+from sparsebp.data import epoch_order
+from sparsebp.train import Callback, Trainer
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 FIELDS = ("loss", "accuracy", "grad_norm", "lr", "samples")

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.core import backend
 from sparsebp.bench.tools.benchmark import Run
 from sparsebp.bench.tools.workload import chunk_count
-from sparsebp.core import timing
+from sparsebp.core import backend, timing
 from sparsebp.core.check import Array
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.scan.recurrent import choose_recurrent_backward

@@ -13,25 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.core import backend
-from sparsebp.bench.gpu.device import SECONDS
-from sparsebp.bench.gpu.device import begin
+from sparsebp.bench.gpu.device import SECONDS, begin
 from sparsebp.bench.processes.points import measure_apart
-from sparsebp.bench.schedule import find
-from sparsebp.bench.schedule import optimizer_of
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.schedule import find, optimizer_of
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.workload import CELLS
-from sparsebp.bench.tools.workload import SequenceWorkload
-from sparsebp.core import timing
-from sparsebp.runtime.search import all_schedules
-from sparsebp.runtime.executor import Executor
+from sparsebp.bench.tools.workload import CELLS, SequenceWorkload
+from sparsebp.core import backend, timing
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.search import all_schedules
 from sparsebp.schedule import Schedule
 from sparsebp.train.ranks import schedule_of
 
@@ -153,8 +145,7 @@ def _sequence(xp: ModuleType, sizes: tuple[str, int, int]) -> Callable[[], Parts
 
 
 def _densenet(xp: ModuleType, sizes: Mapping[str, Any]) -> Callable[[], Parts]:
-    from sparsebp import models
-    from sparsebp import nn
+    from sparsebp import models, nn
 
     size, samples, side = sizes["densenet"]
     device = "cpu" if backend.is_host(xp) else "cuda"

@@ -14,31 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.core import backend
 from sparsebp import kernels
-from sparsebp.bench.gpu.device import COLOURS
-from sparsebp.bench.gpu.device import HIDDEN
-from sparsebp.bench.gpu.device import SECONDS
-from sparsebp.bench.gpu.device import Rates
-from sparsebp.bench.gpu.device import Recurrence
-from sparsebp.bench.gpu.device import begin
-from sparsebp.bench.gpu.device import device_rates
+from sparsebp.bench.gpu.device import COLOURS, HIDDEN, SECONDS, Rates, Recurrence, begin, device_rates
 from sparsebp.bench.gpu.graphs import Steps
 from sparsebp.bench.processes.points import measure_apart
 from sparsebp.bench.recurrent.training import measure_row
-from sparsebp.bench.tools import peers
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools import peers, pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.workload import CELLS
-from sparsebp.bench.tools.workload import SequenceWorkload
-from sparsebp.bench.tools.workload import TorchTwin
-from sparsebp.bench.tools.workload import chunk_count
-from sparsebp.core import timing
+from sparsebp.bench.tools.workload import CELLS, SequenceWorkload, TorchTwin, chunk_count
+from sparsebp.core import backend, timing
 from sparsebp.core.errors import SparseBPError
 
 LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)

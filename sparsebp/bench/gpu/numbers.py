@@ -16,30 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.core import backend
 from sparsebp import kernels
-from sparsebp.core.cuda_graphs import GraphRecorder
-from sparsebp.bench.gpu.device import BATCH
-from sparsebp.bench.gpu.device import COLOURS
-from sparsebp.bench.gpu.device import HIDDEN
-from sparsebp.bench.gpu.device import SECONDS
-from sparsebp.bench.gpu.device import Recurrence
-from sparsebp.bench.gpu.device import begin
-from sparsebp.bench.gpu.device import chosen_chunks
+from sparsebp.bench.gpu.device import BATCH, COLOURS, HIDDEN, SECONDS, Recurrence, begin, chosen_chunks
 from sparsebp.bench.processes.points import measure_apart
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS
-from sparsebp.core import timing
+from sparsebp.core import backend, timing
+from sparsebp.core.cuda_graphs import GraphRecorder
 from sparsebp.core.errors import SparseBPError
+from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 from sparsebp.kernels.spec import Kernels
-from sparsebp.kernels.device import DeviceKernels
-from sparsebp.kernels.device import RawModuleLoader
 
 STEPS = 4000
 """Of the sequential kernels: what a launch costs is little of it."""

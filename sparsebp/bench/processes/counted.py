@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from sparsebp.comm.transport import Handle, Transport
 from sparsebp.core.check import Array
-from sparsebp.comm.transport import Handle
-from sparsebp.comm.transport import Transport
 
 
 class Counted(Transport):

@@ -8,20 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.bench.processes.replicas import SGD
-from sparsebp.bench.processes.replicas import mlp
-from sparsebp.core.threads import set_threads
-from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp import nn, optim
+from sparsebp.bench.processes.replicas import SGD, mlp
 from sparsebp.comm.transport import Transport
-from sparsebp.runtime.actions import Run
-from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.actions import Step
-from sparsebp.schedule import Action
-from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import build
+from sparsebp.core.threads import set_threads
+from sparsebp.runtime.actions import Run, Stages, Step
+from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.schedule import Action, Schedule
+from sparsebp.schedule.builders import build, place_updates
 
 TRANSFERS = 20
 """Round trips of each size."""

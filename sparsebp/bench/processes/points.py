@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sparsebp.bench.processes.spawned import Spawned
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools.benchmark import Row, Run
 
 Maker = Callable[..., Callable[[Any], Row]]
 """A function of a module: builds, from what is pickled to it, the function that measures a point."""

@@ -16,8 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import MissingDependencyError, SparseBPError
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 

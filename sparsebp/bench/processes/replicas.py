@@ -11,20 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import nn
-from sparsebp import optim
+from sparsebp import nn, optim
 from sparsebp.bench.tools.benchmark import refuse_difference
 from sparsebp.bench.tools.images import torch_twin
 from sparsebp.bench.tools.peers import import_torch
+from sparsebp.comm.transport import Handle, Transport
 from sparsebp.core.threads import set_threads
-from sparsebp.runtime.replicas import ReplicaExecutor
-from sparsebp.runtime.replicas import ReverseFirstKExecutor
-from sparsebp.comm.transport import Handle
-from sparsebp.comm.transport import Transport
+from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import data_parallel
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import reverse_first_k
+from sparsebp.schedule.builders import data_parallel, place_updates, reverse_first_k
 
 SGD: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9}
 _FEW = 64  # bytes

@@ -14,8 +14,7 @@ from typing import Any
 from sparsebp.bench import load
 from sparsebp.bench.tools import report
 from sparsebp.bench.tools.environment import commit
-from sparsebp.core.errors import FileFormatError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import FileFormatError, SparseBPError
 
 _PATIENCE = 5
 """Seconds in which a benchmark that is interrupted has to end, before it is told again, and before it is killed."""

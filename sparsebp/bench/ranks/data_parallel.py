@@ -19,15 +19,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp.bench.processes.ranks import on_ranks
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.core.timing import Timing
-from sparsebp.core.timing import ratio
+from sparsebp.core.timing import Timing, ratio
 
 RANKS = 2
 TARGETS = {"hidden": 0.6, "share": 0.2}

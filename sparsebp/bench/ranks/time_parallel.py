@@ -15,21 +15,14 @@ import numpy as np
 from sparsebp import nn
 from sparsebp.bench.processes.counted import Counted
 from sparsebp.bench.processes.ranks import on_ranks
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.benchmark import refuse_difference
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS
-from sparsebp.core import timing
-from sparsebp.core.threads import most_threads
-from sparsebp.core.threads import set_threads
-from sparsebp.runtime.time_parallel import TimeParallel
-from sparsebp.runtime.time_parallel import stretch
 from sparsebp.comm.transport import Transport
+from sparsebp.core import timing
+from sparsebp.core.threads import most_threads, set_threads
+from sparsebp.runtime.time_parallel import TimeParallel, stretch
 
 WAYS = ("maps", "vectors")
 PARTS = ("forward", "backward", "step")

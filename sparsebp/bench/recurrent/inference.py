@@ -16,13 +16,8 @@ import numpy as np
 
 from sparsebp import nn
 from sparsebp.bench.recurrent import onnx_twin
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.benchmark import refuse_difference
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference
 from sparsebp.bench.tools.peers import import_torch
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import timing

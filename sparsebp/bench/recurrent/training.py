@@ -16,17 +16,10 @@ import numpy as np
 
 from sparsebp.bench.processes.apart import Apart
 from sparsebp.bench.recurrent import jax_twin
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.benchmark import refuse_difference
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.workload import LEARNING_RATE
-from sparsebp.bench.tools.workload import SequenceWorkload
-from sparsebp.bench.tools.workload import TorchTwin
+from sparsebp.bench.tools.workload import LEARNING_RATE, SequenceWorkload, TorchTwin
 from sparsebp.core import timing
 
 PEERS = {"torch": "torch.nn", "jax": "JAX"}

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sparsebp.bench.scaling.layers import Layer
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Network
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import parts_of
+from sparsebp.schedule import Action, Costs, Network, StageBytes, parts_of
 
 MOVED = 20
 """Bytes a weight that an update with momentum moves in float32: it reads three values and writes two."""

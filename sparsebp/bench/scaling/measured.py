@@ -14,25 +14,23 @@ from typing import Any
 
 from sparsebp.bench.processes.pipelines import schedule_of
 from sparsebp.bench.processes.ranks import on_ranks
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Durations
-from sparsebp.schedule import Link
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import actions_of
-from sparsebp.schedule import compare
-from sparsebp.schedule import fit_link
-from sparsebp.schedule import parse
-from sparsebp.schedule import parts_of
-from sparsebp.schedule import simulate
+from sparsebp.schedule import (
+    Action,
+    Costs,
+    Durations,
+    Link,
+    Schedule,
+    StageBytes,
+    actions_of,
+    compare,
+    fit_link,
+    parse,
+    parts_of,
+    simulate,
+)
 
 TARGET = 0.15
 """Relative error of the length of a step, as for one worker."""

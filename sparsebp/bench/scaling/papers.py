@@ -11,32 +11,14 @@ from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any
 
-from sparsebp.bench.scaling.layers import Layer
-from sparsebp.bench.scaling.layers import bert
-from sparsebp.bench.scaling.layers import cut
-from sparsebp.bench.scaling.layers import flat
-from sparsebp.bench.scaling.layers import joined
-from sparsebp.bench.scaling.layers import lstm
-from sparsebp.bench.scaling.layers import mlp
-from sparsebp.bench.scaling.layers import resnet
-from sparsebp.bench.scaling.layers import transformer
-from sparsebp.bench.scaling.layers import vgg16
-from sparsebp.bench.scaling.machines import GIGABIT
-from sparsebp.bench.scaling.machines import Machine
-from sparsebp.bench.scaling.steps import asynchronous
-from sparsebp.bench.scaling.steps import data_parallel
+from sparsebp.bench.scaling.layers import Layer, bert, cut, flat, joined, lstm, mlp, resnet, transformer, vgg16
+from sparsebp.bench.scaling.machines import GIGABIT, Machine
+from sparsebp.bench.scaling.steps import asynchronous, data_parallel
 from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Network
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import fast_forward
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import modulo
+from sparsebp.schedule import Costs, Network, simulate
+from sparsebp.schedule.builders import fast_forward, gpipe, modulo
 
 OOO, SPECTRAIN = "Oh et al., 2022", "Chen et al., 2018"
 ETHERNET = 0.35

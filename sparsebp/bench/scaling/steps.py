@@ -10,27 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sparsebp.bench.scaling.layers import Layer
-from sparsebp.bench.scaling.layers import cut
+from sparsebp.bench.scaling.layers import Layer, cut
 from sparsebp.bench.scaling.machines import Machine
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import Simulation
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import simulate
-from sparsebp.schedule.builders import dualpipe2018
-from sparsebp.schedule.builders import fast_forward
-from sparsebp.schedule.builders import gpipe
-from sparsebp.schedule.builders import interleaved_one_f_one_b
-from sparsebp.schedule.builders import modulo
-from sparsebp.schedule.builders import one_f_one_b
-from sparsebp.schedule.builders import pipedream
-from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.builders import reverse_first_k
-from sparsebp.schedule.builders import synchronise
-from sparsebp.schedule.builders import zero_bubble_h1
-from sparsebp.schedule.builders import zero_bubble_h2
+from sparsebp.schedule import Action, Costs, Schedule, Simulation, StepGraph, simulate
+from sparsebp.schedule.builders import (
+    dualpipe2018,
+    fast_forward,
+    gpipe,
+    interleaved_one_f_one_b,
+    modulo,
+    one_f_one_b,
+    pipedream,
+    place_updates,
+    reverse_first_k,
+    synchronise,
+    zero_bubble_h1,
+    zero_bubble_h2,
+)
 
 CHUNKS = 2
 """Parts of the model a worker, for schedules that deal out more than one."""

@@ -11,26 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from sparsebp.bench.scaling.layers import Layer
-from sparsebp.bench.scaling.layers import flat
-from sparsebp.bench.scaling.layers import joined
-from sparsebp.bench.scaling.layers import resnet
-from sparsebp.bench.scaling.layers import transformer
-from sparsebp.bench.scaling.layers import vgg16
+from sparsebp.bench.scaling.layers import Layer, flat, joined, resnet, transformer, vgg16
 from sparsebp.bench.scaling.machines import A100
-from sparsebp.bench.scaling.steps import ASYNCHRONOUS
-from sparsebp.bench.scaling.steps import PIPELINES
-from sparsebp.bench.scaling.steps import REPLICAS
-from sparsebp.bench.scaling.steps import Found
-from sparsebp.bench.scaling.steps import asynchronous
-from sparsebp.bench.scaling.steps import data_parallel
-from sparsebp.bench.scaling.steps import pipeline
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.scaling.steps import ASYNCHRONOUS, PIPELINES, REPLICAS, Found, asynchronous, data_parallel, pipeline
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 
 ROUNDS = 4

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import MissingDependencyError, SparseBPError
 
 _GENERAL, _AS_IT_IS = 20, 10  # SPARSE_MATRIX_TYPE_GENERAL, SPARSE_OPERATION_NON_TRANSPOSE
 _FULL, _VALUES, _STRUCTURE = 90, 92, 93  # SPARSE_STAGE_FULL_MULT, _FINALIZE_MULT, _FULL_MULT_NO_VAL

@@ -16,18 +16,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp.bench.spgemm import sparse_peers
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.benchmark import refuse_difference
-from sparsebp.bench.tools.benchmark import with_threads
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference, with_threads
 from sparsebp.bench.tools.environment import copy_bandwidth
-from sparsebp.bench.tools.matrices import Pair
-from sparsebp.bench.tools.matrices import Targets
-from sparsebp.bench.tools.matrices import pairs
+from sparsebp.bench.tools.matrices import Pair, Targets, pairs
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import timing
 
@@ -66,8 +58,7 @@ def plan_pair(pair: Pair) -> tuple[Any, float]:
 
 def _fresh_plan(pair: Pair) -> Any:
     from sparsebp.patterns import SparsityPattern
-    from sparsebp.products import plan_product
-    from sparsebp.products import product
+    from sparsebp.products import plan_product, product
 
     product._cache.clear()
     return plan_product(SparsityPattern.from_scipy(pair.a), SparsityPattern.from_scipy(pair.b))

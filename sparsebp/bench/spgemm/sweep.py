@@ -13,13 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp.bench.spgemm import products
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.benchmark import Benchmark
-from sparsebp.bench.tools.benchmark import Result
-from sparsebp.bench.tools.benchmark import Row
-from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.benchmark import with_threads
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, with_threads
 from sparsebp.bench.tools.matrices import Pair
 from sparsebp.bench.tools.meshes import sorted_csr
 from sparsebp.bench.tools.report import Column

@@ -15,14 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sparsebp.bench.tools import peers
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools import report
-from sparsebp.bench.tools.environment import available_memory
-from sparsebp.bench.tools.environment import environment
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.errors import SparseBPError
+from sparsebp.bench.tools import peers, pictures, report
+from sparsebp.bench.tools.environment import available_memory, environment
+from sparsebp.core.errors import MissingDependencyError, OptionError, SparseBPError
 
 Row: TypeAlias = dict[str, Any]
 Result: TypeAlias = Mapping[str, Any]

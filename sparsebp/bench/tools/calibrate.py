@@ -16,30 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import kernels
-from sparsebp import nn
-from sparsebp.core.machine import now_and_here
-from sparsebp.core.machine import CELLS
-from sparsebp.core.machine import STRATEGIES
-from sparsebp.core.machine import CellPrices
-from sparsebp.core.machine import Prices
+from sparsebp import kernels, nn
 from sparsebp.bench.tools.environment import copy_bandwidth
-from sparsebp.bench.tools.matrices import convolution_t
-from sparsebp.bench.tools.matrices import max_pool_t
+from sparsebp.bench.tools.matrices import convolution_t, max_pool_t
 from sparsebp.bench.tools.meshes import finite_elements
-from sparsebp.core.threads import most_threads
-from sparsebp.core.threads import one_core
+from sparsebp.core.machine import CELLS, STRATEGIES, CellPrices, Prices, now_and_here
+from sparsebp.core.threads import most_threads, one_core
 from sparsebp.patterns import SparsityPattern
-from sparsebp.products import ProductPlan
-from sparsebp.products import plan_product
-from sparsebp.products.product import candidates
-from sparsebp.products.product import candidates_of_structure
-from sparsebp.products.product import plan_by
+from sparsebp.products import ProductPlan, plan_product
+from sparsebp.products.product import candidates, candidates_of_structure, plan_by
 from sparsebp.scan import plan_scan
-from sparsebp.scan.recurrent import chunked_units
-from sparsebp.scan.recurrent import recursion_units
-from sparsebp.scan.recurrent import spent
-from sparsebp.scan.recurrent import weights_units
+from sparsebp.scan.recurrent import chunked_units, recursion_units, spent, weights_units
 
 BATCH = 16
 LEAST = 1e-13

@@ -21,13 +21,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsebp.bench import NAMES
-from sparsebp.bench import load
+from sparsebp.bench import NAMES, load
 from sparsebp.bench.tools import report
 from sparsebp.bench.tools.benchmark import Benchmark
 from sparsebp.core.errors import FileFormatError
-from sparsebp.core.files import read_file
-from sparsebp.core.files import write_atomically
+from sparsebp.core.files import read_file, write_atomically
 
 FOLDER = Path("docs/benchmarks")
 _BLOCK = re.compile(r"<!-- bench:([\w-]+)( short)? -->\n.*?<!-- /bench:\1 -->", re.DOTALL)

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import nn
-from sparsebp import optim
+from sparsebp import nn, optim
 from sparsebp.bench.tools.peers import import_torch
-from sparsebp.data import ImageDataset
-from sparsebp.data import epoch_order
+from sparsebp.data import ImageDataset, epoch_order
 
 
 def torch_twin(model: nn.Sequential) -> Any:

@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sparsebp.bench.tools.graphs import random_rows
-from sparsebp.bench.tools.graphs import rmat
-from sparsebp.bench.tools.meshes import finite_elements
-from sparsebp.bench.tools.meshes import poisson
-from sparsebp.bench.tools.meshes import prolongation
-from sparsebp.bench.tools.meshes import sorted_csr
+from sparsebp.bench.tools.graphs import random_rows, rmat
+from sparsebp.bench.tools.meshes import finite_elements, poisson, prolongation, sorted_csr
 
 if TYPE_CHECKING:
     from sparsebp.patterns import SparsityPattern

@@ -9,9 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.threads import get_threads
-from sparsebp.core.threads import most_threads
-from sparsebp.core.threads import set_threads
+from sparsebp.core.threads import get_threads, most_threads, set_threads
 
 
 @contextlib.contextmanager

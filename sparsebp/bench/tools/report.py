@@ -22,10 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsebp.core.errors import FileFormatError
-from sparsebp.core.files import parse_json
-from sparsebp.core.files import prepare_folder
-from sparsebp.core.files import read_file
-from sparsebp.core.files import write_atomically
+from sparsebp.core.files import parse_json, prepare_folder, read_file, write_atomically
 
 DEFAULT_FOLDER = Path("runs/bench")
 _KEYS = {"benchmark": str, "title": str, "leaves_out": str, "quick": bool, "environment": dict, "settings": dict,

@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import models
-from sparsebp import nn
+from sparsebp import models, nn
 from sparsebp.core.check import Array
-from sparsebp.data import Dataset
-from sparsebp.data import load_digits
-from sparsebp.data import load_mnist_images
-from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layer import check_input
+from sparsebp.data import Dataset, load_digits, load_mnist_images
+from sparsebp.nn.layer import check_gy, check_input
 
 STAGES = 4
 

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core import backend
-from sparsebp import nn
-from sparsebp import optim
+from sparsebp import nn, optim
 from sparsebp.bench.tools.peers import import_torch
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.core.errors import OptionError
+from sparsebp.core import backend
+from sparsebp.core.errors import MissingDependencyError, OptionError
 
 CELLS: dict[str, tuple[int, int]] = {"RNN": (1, 20), "GRU": (38, 20)}
 """Input and hidden size of the paper's two models (BPPSA §4.1, §4.2 with its S features)."""

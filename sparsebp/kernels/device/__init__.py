@@ -6,19 +6,11 @@ allocates scratch only, and never waits for the device.
 
 from __future__ import annotations
 
-from sparsebp.kernels.device.launch import Launcher
-from sparsebp.kernels.device.spgemm import CsrKernels
 from sparsebp.kernels.device.dense import DenseKernels
-from sparsebp.kernels.device.launch import RawModuleLoader
-from sparsebp.kernels.device.launch import options
-from sparsebp.kernels.device.launch import source
-from sparsebp.kernels.device.optimizers import OptimizerKernels
-from sparsebp.kernels.device.optimizers import PointwiseKernels
-from sparsebp.kernels.device.recurrent import RecurrentKernels
-from sparsebp.kernels.device.recurrent import SOURCES
-from sparsebp.kernels.device.spgemm import SpgemmKernels
-from sparsebp.kernels.device.spgemm import ValueKernels
-from sparsebp.kernels.device.optimizers import WindowKernels
+from sparsebp.kernels.device.launch import Launcher, RawModuleLoader, options, source
+from sparsebp.kernels.device.optimizers import OptimizerKernels, PointwiseKernels, WindowKernels
+from sparsebp.kernels.device.recurrent import SOURCES, RecurrentKernels
+from sparsebp.kernels.device.spgemm import CsrKernels, SpgemmKernels, ValueKernels
 
 __all__ = ["SOURCES", "DeviceKernels", "Launcher", "RawModuleLoader", "options", "source"]
 

@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.check import Array
-from sparsebp.kernels.device.launch import BLOCK
-from sparsebp.kernels.device.launch import WARP
-from sparsebp.kernels.device.launch import Launcher
-from sparsebp.kernels.device.launch import ceil_div
-from sparsebp.kernels.device.launch import real_define
-from sparsebp.kernels.device.launch import step
-from sparsebp.kernels.device.launch import thread_block
+from sparsebp.kernels.device.launch import BLOCK, WARP, Launcher, ceil_div, real_define, step, thread_block
 
 _TILE = 4  # as TILE in dense.cu
 _MATMUL_BLOCK = 128
@@ -122,18 +116,7 @@ class DenseKernels(Launcher):
             real_define(a),
             (len(chunk_ptr) - 1) * tiles if n else 0,
             block,
-            (
-                a,
-                step(a, batch),
-                chunk_ptr,
-                start,
-                add,
-                every_step,
-                last,
-                np.int32(n),
-                np.int32(batch),
-                np.int32(tiles),
-            ),
+            (a, step(a, batch), chunk_ptr, start, add, every_step, last, np.int32(n), np.int32(batch), np.int32(tiles)),
             shared,
         )
 

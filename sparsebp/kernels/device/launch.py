@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
-from typing import Protocol
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.errors import DeviceError
-from sparsebp.core.errors import OptionError
-from sparsebp.core.locks import forkable_lock
-from sparsebp.core.check import Array
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from types import ModuleType
+from typing import Any, Protocol
 
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import Array
+from sparsebp.core.errors import DeviceError, OptionError
+from sparsebp.core.locks import forkable_lock
 
 _NULL = np.uint64(0)
 WARP = 32

@@ -5,31 +5,27 @@ A launch's arguments hold the addresses, sizes, steps and options of its arrays,
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
-import numpy as np
-from sparsebp.core import backend
-from sparsebp.core.check import Array
-from sparsebp.core.check import UpdateRule
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS
-from sparsebp.kernels.spec import UPDATE_BUFFERS
-from sparsebp.kernels.spec import UPDATE_OPTIONS
-from sparsebp.kernels.device.launch import BLOCK
-from sparsebp.kernels.device.launch import WARP
-from sparsebp.kernels.device.launch import ByValue
-from sparsebp.kernels.device.launch import Defines
-from sparsebp.kernels.device.launch import Launcher
-from sparsebp.kernels.device.launch import by_value
-from sparsebp.kernels.device.launch import ceil_div
-from sparsebp.kernels.device.launch import real_define
-from sparsebp.kernels.device.launch import check_int32
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from sparsebp.kernels.device.launch import winner_define
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import Array, UpdateRule
+from sparsebp.kernels.device.launch import (
+    BLOCK,
+    WARP,
+    ByValue,
+    Defines,
+    Launcher,
+    by_value,
+    ceil_div,
+    check_int32,
+    real_define,
+    winner_define,
+)
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 
 Check = Callable[[], None]
 _FILE = "optimizers.cu"
@@ -167,6 +163,7 @@ def _rows_a_launch(columns: int, options: int) -> int:
 
 
 # Launchers of kernels of one pass over memory: ``channels.cu``, ``clamp.cu``, ``gelu.cu`` and ``training.cu``.
+
 
 class PointwiseKernels(Launcher):
     """Device side of these kernels in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""

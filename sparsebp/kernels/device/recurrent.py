@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import math
-from functools import cache
-from functools import lru_cache
-from typing import NamedTuple
-from sparsebp.kernels.device.launch import MAX_THREADS
-from sparsebp.kernels.device.launch import WARP
-from sparsebp.kernels.device.launch import ceil_div
-from dataclasses import dataclass
-from dataclasses import replace
-from typing import Any
-import numpy as np
-from sparsebp.core.errors import OptionError
-from sparsebp.core.check import Array
-from sparsebp.kernels.spec import MOST_INPUTS
-from sparsebp.kernels.spec import room_for
-from sparsebp.kernels.spec import room_for_sums
-from sparsebp.kernels.device.launch import Defines
-from sparsebp.kernels.device.launch import Launcher
-from sparsebp.kernels.device.launch import real_define
-from sparsebp.kernels.device.launch import thread_block
-from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.operands import multiply_sums
-from sparsebp.core.check import Nonlinearity
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from itertools import product
-from sparsebp.kernels.spec import HELD_INPUTS
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from sparsebp.core.check import Array, Nonlinearity
+from sparsebp.core.errors import OptionError
+from sparsebp.kernels.device.launch import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
+from sparsebp.kernels.operands import WeightSums, multiply_sums
+from sparsebp.kernels.spec import HELD_INPUTS, MOST_INPUTS, room_for, room_for_sums
 
 # Cycles that the recurrent backward takes on a GPU: rows a lane and numbers of chunks are chosen by them, here alone.
 #

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 from typing import Any
-import numpy as np
-from sparsebp.core.check import Array
-from sparsebp.kernels.device.launch import BLOCK
-from sparsebp.kernels.device.launch import WARP
-from sparsebp.kernels.device.launch import Launcher
-from sparsebp.kernels.device.launch import ceil_div
-from sparsebp.kernels.device.launch import step
-from sparsebp.kernels.device.launch import thread_block
-from sparsebp.kernels.device.launch import types
-from sparsebp.kernels.operands import RowShapes
-from sparsebp.kernels.device.launch import Defines
-from sparsebp.kernels.device.launch import position_define
-from sparsebp.kernels.device.launch import real_define
-from sparsebp.kernels.device.launch import word_define
-from sparsebp.kernels.operands import Blocks
-from sparsebp.kernels.operands import Columns
-from sparsebp.kernels.operands import Pairs
-from sparsebp.kernels.operands import Places
-from sparsebp.kernels.operands import Rows
-from sparsebp.kernels.operands import Runs
-from sparsebp.kernels.operands import Terms
-from sparsebp.core.check import SLOPES
-from sparsebp.kernels.device.launch import winner_define
 
+import numpy as np
+
+from sparsebp.core.check import SLOPES, Array
+from sparsebp.kernels.device.launch import (
+    BLOCK,
+    WARP,
+    Defines,
+    Launcher,
+    ceil_div,
+    position_define,
+    real_define,
+    step,
+    thread_block,
+    types,
+    winner_define,
+    word_define,
+)
+from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, RowShapes, Runs, Terms
 
 # Launchers of the CSR kernels (``cuda/csr.cu``).
 
@@ -172,6 +166,7 @@ class SpgemmKernels(Launcher):
 
 
 # Launchers of the kernels that make values of transposed Jacobians (``cuda/slopes.cu``, ``cuda/pool.cu``).
+
 
 class ValueKernels(Launcher):
     """Device side of the values part of `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""

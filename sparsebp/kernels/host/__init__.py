@@ -10,37 +10,26 @@ from sparsebp.kernels.host.engine.compile import drop_stale
 _PACKAGE = Path(__file__).parents[2]
 drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
-from sparsebp.kernels.host.pointwise import ChannelKernels  # noqa: E402
-from sparsebp.kernels.host.dense import matmul_batches  # noqa: E402
-from sparsebp.kernels.host.dense import DenseKernels  # noqa: E402
-from sparsebp.kernels.host.dense import matmul_many  # noqa: E402
-from sparsebp.kernels.host.dense import matmul  # noqa: E402
+from sparsebp.kernels.host import cells, csr, inference  # noqa: E402
+from sparsebp.kernels.host.cells import GruKernels, LstmKernels, RnnKernels  # noqa: E402
+from sparsebp.kernels.host.conv import ConvolutionKernels  # noqa: E402
+from sparsebp.kernels.host.csr import CsrKernels, ValueKernels  # noqa: E402
+from sparsebp.kernels.host.dense import DenseKernels, matmul, matmul_batches, matmul_many  # noqa: E402
 from sparsebp.kernels.host.engine.arguments import find  # noqa: E402
 from sparsebp.kernels.host.engine.compile import accept_read_only  # noqa: E402
-from sparsebp.kernels.host.pointwise import GeluKernels  # noqa: E402
-from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
-from sparsebp.kernels.host.product_update import bytes_at_once
-from sparsebp.kernels.host.product_update import update_by_product
-from sparsebp.kernels.host.product_update import worth_update_by_product
-from sparsebp.kernels.host.pointwise import PointwiseKernels  # noqa: E402
-from sparsebp.kernels.host.pointwise import add_between  # noqa: E402
-from sparsebp.kernels.host import inference  # noqa: E402
-from sparsebp.kernels.host import cells  # noqa: E402
-from sparsebp.kernels.host.cells import GruKernels  # noqa: E402
 from sparsebp.kernels.host.inference import infer  # noqa: E402
-from sparsebp.kernels.host.cells import LstmKernels  # noqa: E402
-from sparsebp.kernels.host.cells import RnnKernels  # noqa: E402
-from sparsebp.kernels.host import csr  # noqa: E402
-from sparsebp.kernels.host.spgemm import BlockKernels  # noqa: E402
-from sparsebp.kernels.host.csr import CsrKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm import FilledKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm import PairKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm import PositionKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm import RunKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm import SelectionKernels  # noqa: E402
-from sparsebp.kernels.host.csr import ValueKernels  # noqa: E402
-from sparsebp.kernels.host.conv import ConvolutionKernels  # noqa: E402
+from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
+from sparsebp.kernels.host.pointwise import ChannelKernels, GeluKernels, PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.pool import MaxPoolKernels  # noqa: E402
+from sparsebp.kernels.host.product_update import bytes_at_once, update_by_product, worth_update_by_product  # noqa: E402
+from sparsebp.kernels.host.spgemm import (  # noqa: E402
+    BlockKernels,
+    FilledKernels,
+    PairKernels,
+    PositionKernels,
+    RunKernels,
+    SelectionKernels,
+)
 
 accept_read_only([module for name, module in sys.modules.items() if name.startswith(__name__ + ".")])
 
@@ -48,14 +37,14 @@ __all__ = [
     "HostKernels",
     "add_between",
     "bytes_at_once",
-    "chain",
+    "cells",
+    "csr",
     "find",
     "infer",
+    "inference",
     "matmul",
     "matmul_batches",
     "matmul_many",
-    "stream",
-    "stretches",
     "update_by_product",
     "worth_update_by_product",
 ]

@@ -21,58 +21,56 @@ step_map(saved, previous, at, hidden, w, width, rows, out, room)
 
 from __future__ import annotations
 
-from __future__ import annotations
+from collections.abc import Callable
 from typing import Any
+
 import numba
 import numpy as np
-from sparsebp.kernels.host.dense import panel_of
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import aligned_pointer
-from sparsebp.kernels.host.engine.simd import clear as simd_clear
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import keep_alive
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load
-from sparsebp.kernels.host.engine.simd import load_n
-from sparsebp.kernels.host.engine.simd import load_up_to
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.simd import store
-from sparsebp.kernels.host.engine.simd import store_up_to
-from sparsebp.kernels.host.forward import SAMPLES
-from sparsebp.kernels.host.forward import gate_at
-from sparsebp.kernels.host.forward import item_of
-from sparsebp.kernels.host.forward import padded
-from sparsebp.kernels.host.forward import part_at
-from sparsebp.kernels.host.forward import row_of_columns
-from sparsebp.kernels.host.forward import add_outer
-from sparsebp.kernels.host.forward import multiply
-from sparsebp.kernels.host.forward import multiply_row
-from sparsebp.core import threads
-from sparsebp.kernels.host.dense import GROUP
-from sparsebp.kernels.host.dense import PANEL_ROWS
-from sparsebp.kernels.host.dense import multiply as packed_multiply
-from sparsebp.kernels.host.dense import pack
-from sparsebp.kernels.host.engine.compile import span
-from sparsebp.kernels.host.engine.simd import copy
-from sparsebp.kernels.host.forward import padded_width
-from collections.abc import Callable
-from sparsebp.kernels.host.dense import product_of
-from sparsebp.kernels.host.engine.simd import broadcast
-from sparsebp.kernels.host.engine.simd import filled
-from sparsebp.kernels.host.engine.simd import fma
-from sparsebp.kernels.host.engine.simd import store_n
-from sparsebp.kernels.host.forward import blocks_of
-from sparsebp.kernels.host.forward import clear
-from sparsebp.kernels.host.forward import launch
-from sparsebp.kernels.host.forward import multiply_add
-from sparsebp.kernels.host.forward import pack_rows
-from sparsebp.kernels.host.forward import numbers_of_row
-from sparsebp.kernels.host.forward import parts_of
-from sparsebp.kernels.operands import WeightSums
 
+from sparsebp.core import threads
+from sparsebp.kernels.host.dense import GROUP, PANEL_ROWS, pack, panel_of, product_of
+from sparsebp.kernels.host.dense import multiply as packed_multiply
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, span
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    advance,
+    aligned_pointer,
+    broadcast,
+    copy,
+    device,
+    filled,
+    fma,
+    keep_alive,
+    lanes,
+    load,
+    load_n,
+    load_up_to,
+    pointer,
+    store,
+    store_n,
+    store_up_to,
+)
+from sparsebp.kernels.host.engine.simd import clear as simd_clear
+from sparsebp.kernels.host.forward import (
+    SAMPLES,
+    add_outer,
+    blocks_of,
+    clear,
+    gate_at,
+    item_of,
+    launch,
+    multiply,
+    multiply_add,
+    multiply_row,
+    numbers_of_row,
+    pack_rows,
+    padded,
+    padded_width,
+    part_at,
+    parts_of,
+    row_of_columns,
+)
+from sparsebp.kernels.operands import WeightSums
 
 # A chunk of steps taken back through any recurrent cell on the host, the weight gradients summed on the way.
 #

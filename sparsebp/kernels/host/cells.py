@@ -9,75 +9,80 @@ two products of H × H, and no Jacobian of 2H × 2H is formed.
 
 from __future__ import annotations
 
-from __future__ import annotations
+from collections.abc import Sequence
 from typing import Any
+
 import numba
 import numpy as np
-from sparsebp.kernels.host.dense import product_of
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import broadcast
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import fma
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load
-from sparsebp.kernels.host.engine.simd import load_n
-from sparsebp.kernels.host.engine.simd import load_up_to
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.simd import store
-from sparsebp.kernels.host.engine.simd import store_n
-from sparsebp.kernels.host.engine.simd import store_up_to
-from sparsebp.kernels.host.engine.threads import in_parts
-from sparsebp.kernels.host import forward as host_forward
-from sparsebp.kernels.host.backward import back_propagate
-from sparsebp.kernels.host.backward import multiply_map
-from sparsebp.kernels.host.backward import reduce_all
-from sparsebp.kernels.host.backward import reduce_part
-from sparsebp.kernels.host.backward import write_jacobian
-from sparsebp.kernels.host.backward import back_part
-from sparsebp.kernels.host.forward import blocks_of
-from sparsebp.kernels.host.forward import launch
-from sparsebp.kernels.host.forward import forward_part
-from sparsebp.kernels.host.forward import item_of
-from sparsebp.kernels.host.forward import pack
-from sparsebp.kernels.host.forward import part_at
-from sparsebp.kernels.host.forward import parts_of
-from sparsebp.kernels.host.forward import set_bias
-from sparsebp.kernels.host.forward import weights_of
-from sparsebp.kernels.host.backward import LEAST
-from sparsebp.kernels.host.backward import wide_back
-from sparsebp.kernels.host.backward import wide_blocks_of
-from sparsebp.kernels.host.backward import wide_forward
-from sparsebp.kernels.host.backward import wide_weights
-from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.host.engine import math
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.engine.simd import aligned_pointer
-from sparsebp.kernels.host.engine.simd import copy
-from sparsebp.kernels.host.engine.simd import zeros
-from sparsebp.kernels.host.backward import map_rows
-from sparsebp.kernels.host.backward import write_row
-from sparsebp.kernels.host.forward import SAMPLES
-from sparsebp.kernels.host.forward import multiply_add
-from sparsebp.core.check import Nonlinearity
-from sparsebp.kernels.host.engine.simd import where_within
-from sparsebp.kernels.host.forward import padded_width
-from collections.abc import Sequence
-from sparsebp.core import threads
-from sparsebp.core.check import Array
-from sparsebp.kernels.host.engine.threads import ALONE
-from sparsebp.kernels.host.engine.threads import team
-from sparsebp.kernels.host.forward import WORTH_THREADS
-from sparsebp.kernels.host.forward import pack_rows
 
+from sparsebp.core import threads
+from sparsebp.core.check import Array, Nonlinearity
+from sparsebp.kernels.host import forward as host_forward
+from sparsebp.kernels.host.backward import (
+    LEAST,
+    back_part,
+    back_propagate,
+    map_rows,
+    multiply_map,
+    reduce_all,
+    reduce_part,
+    wide_back,
+    wide_blocks_of,
+    wide_forward,
+    wide_weights,
+    write_jacobian,
+    write_row,
+)
+from sparsebp.kernels.host.dense import product_of
+from sparsebp.kernels.host.engine import math
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    advance,
+    aligned_pointer,
+    broadcast,
+    copy,
+    device,
+    fma,
+    lanes,
+    load,
+    load_n,
+    load_up_to,
+    pointer,
+    store,
+    store_n,
+    store_up_to,
+    where_within,
+    zeros,
+)
+from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
+from sparsebp.kernels.host.forward import (
+    SAMPLES,
+    WORTH_THREADS,
+    blocks_of,
+    forward_part,
+    item_of,
+    launch,
+    multiply_add,
+    pack,
+    pack_rows,
+    padded_width,
+    part_at,
+    parts_of,
+    set_bias,
+    weights_of,
+)
+from sparsebp.kernels.operands import WeightSums
 
 # Recurrent kernels of the GRU (BPPSA Eq. 10 and 11) on the host; see `common` for the layout, `back` for the scan.
+
 
 @device
 def _gru_cell(extra: None, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
     inner = load(z, part_at(3, 3, apart, item_of(z)) + j)
-    v, reset, update, new = host_forward.gru(load(z, j), load(z, apart + j), load(z, 2 * apart + j), inner, load(state, j))
+    v, reset, update, new = host_forward.gru(
+        load(z, j), load(z, apart + j), load(z, 2 * apart + j), inner, load(state, j)
+    )
     store(state, j, v)
     n = hidden - j
     store_up_to(kept[0], at + j, v, n)
@@ -155,7 +160,23 @@ def gru_back_part_of(
     """Take a part's samples back, see `back_part`."""
     saved = pointer(h), pointer(gates)
     back_part(
-        _gru_step_back, 3, 4, 1, saved, pointer(h0), part, groups, h.shape, w, gy, first_chunk, bounds, ga, x, before, sums
+        _gru_step_back,
+        3,
+        4,
+        1,
+        saved,
+        pointer(h0),
+        part,
+        groups,
+        h.shape,
+        w,
+        gy,
+        first_chunk,
+        bounds,
+        ga,
+        x,
+        before,
+        sums,
     )
 
 
@@ -261,7 +282,9 @@ class GruKernels:
         if batch and hidden >= LEAST:
             blocks, weights = wide_blocks_of(batch), wide_weights(3, 4, w_ih, b_ih, b_hh, w_hh)
             weights[2][3 * (len(weights[2]) // 4) :][:hidden] = b_hn
-            launch(_gru_forward_wide, blocks, 6 * h.size * hidden, blocks, product_of(h.dtype), x, *weights, h0, h, gates)
+            launch(
+                _gru_forward_wide, blocks, 6 * h.size * hidden, blocks, product_of(h.dtype), x, *weights, h0, h, gates
+            )
         elif batch:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
             _gru_forward(*parts_of(blocks_of(batch), 6 * h.size * hidden), x, *weights, w_hh, b_hn, h0, h, gates)
@@ -281,7 +304,9 @@ class GruKernels:
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
         saved = (h, h0, gates)
-        back_propagate(_gru_backward, _gru_backward_wide, _gru_reduce, 4, saved, w_hh, gy, (grad_h_n,), ga, (gh0,), chunks, sums)
+        back_propagate(
+            _gru_backward, _gru_backward_wide, _gru_reduce, 4, saved, w_hh, gy, (grad_h_n,), ga, (gh0,), chunks, sums
+        )
 
     def gru_maps(
         self,
@@ -309,7 +334,9 @@ PLANES = 9
 
 
 @device
-def _lstm_cell(extra: None, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+def _lstm_cell(
+    extra: None, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any
+) -> None:
     seen, value, enter, keep, new, show = host_forward.lstm(
         load(z, j), load(z, apart + j), load(z, 2 * apart + j), load(z, 3 * apart + j), load(state, width + j)
     )
@@ -577,7 +604,18 @@ class LstmKernels:
         """Parallel over blocks of samples, and over chunks."""
         last, initial = (grad_h_n, grad_c_n), (gh0, gc0)
         back_propagate(
-            _lstm_backward, _lstm_backward_wide, _lstm_reduce, GATES, (c, c0, gates), w_hh, gy, last, ga, initial, chunks, sums
+            _lstm_backward,
+            _lstm_backward_wide,
+            _lstm_reduce,
+            GATES,
+            (c, c0, gates),
+            w_hh,
+            gy,
+            last,
+            ga,
+            initial,
+            chunks,
+            sums,
         )
 
     def lstm_maps(
@@ -663,8 +701,8 @@ def rnn_back_part_of(
 ) -> None:  # fmt: skip
     """Take a part's samples back, see `back_part`."""
     back_part(
-        _rnn_step_back, 1, 1, 1, (pointer(h), relu), pointer(h), part, groups, h.shape, w, gy, first_chunk, bounds, gz, x,
-        before, sums,
+        _rnn_step_back, 1, 1, 1, (pointer(h), relu), pointer(h), part, groups, h.shape, w, gy, first_chunk, bounds, gz,
+        x, before, sums,
     )  # fmt: skip
 
 
@@ -774,7 +812,9 @@ class RnnKernels:
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
         saved = (h, nonlinearity == "relu")
-        back_propagate(_rnn_backward, _rnn_backward_wide, _rnn_reduce, 1, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks, sums)
+        back_propagate(
+            _rnn_backward, _rnn_backward_wide, _rnn_reduce, 1, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks, sums
+        )
 
     def rnn_maps(
         self, h: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None, nonlinearity: Nonlinearity, maps: np.ndarray

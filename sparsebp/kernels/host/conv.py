@@ -11,49 +11,42 @@ the infinity. They are for finite numbers: weights are looked at before, gradien
 
 from __future__ import annotations
 
-from __future__ import annotations
 from functools import lru_cache
+from itertools import chain, starmap
+from itertools import product as itertools_product
 from math import prod
+
 import numba
 import numpy as np
-from sparsebp.core.check import Array
-from sparsebp.kernels.host.engine.compile import INNER_APART
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.compile import span
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import aligned_pointer
-from sparsebp.kernels.host.engine.simd import broadcast
-from sparsebp.kernels.host.engine.simd import fma
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load
-from sparsebp.kernels.host.engine.simd import load_up_to
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.simd import store
-from sparsebp.kernels.host.engine.simd import store_up_to
-from sparsebp.kernels.host.engine.simd import zeros
-from sparsebp.kernels.host.engine.threads import parallel
-from sparsebp.kernels.host.engine.threads import team_for
-from sparsebp.kernels.host.engine.simd import high_in_turn
-from sparsebp.kernels.host.engine.simd import low_in_turn
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import clear
-from sparsebp.kernels.host.depthwise import contiguous
-from sparsebp.kernels.host.depthwise import turn_in
-from itertools import chain
-from itertools import product as itertools_product
-from itertools import starmap
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL
-from sparsebp.kernels.host.engine.simd import copy
+
 from sparsebp.core import backend
+from sparsebp.core.check import Array
 from sparsebp.core.threads import one_blas_thread
-from sparsebp.kernels.host.dense import blas_of
-from sparsebp.kernels.host.dense import product
-from sparsebp.kernels.host.engine.compile import SERIAL
-from sparsebp.kernels.host.engine.simd import number
-from sparsebp.kernels.host import depthwise
-from sparsebp.kernels.host import winograd
+from sparsebp.kernels.host import depthwise, winograd
+from sparsebp.kernels.host.dense import blas_of, product
+from sparsebp.kernels.host.depthwise import contiguous, turn_in
+from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, INNER_SERIAL, JIT, SERIAL, span
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    advance,
+    aligned_pointer,
+    broadcast,
+    clear,
+    copy,
+    device,
+    fma,
+    high_in_turn,
+    lanes,
+    load,
+    load_up_to,
+    low_in_turn,
+    number,
+    pointer,
+    store,
+    store_up_to,
+    zeros,
+)
+from sparsebp.kernels.host.engine.threads import parallel, team_for
 
 Axes = tuple[int, ...]
 
@@ -71,7 +64,6 @@ _DIRECT_MOST_BYTES = 1 << 18
 """Of a panel: half of a second cache."""
 _DIRECT_LEAST_PARTS, _LEAST_ROWS = 8, 32
 """Parts that are wanted, and rows of one: the panels of few elements are packed for several parts."""
-
 
 
 def direct_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
@@ -553,7 +545,6 @@ _SPLITS = 2
 """Parts of a single product: every further one lays out the columns once more, for thinner products."""
 _LEAST_WORK = 1 << 20
 """Multiply-adds of a part: below, its product is not worth what it takes to lay out the columns."""
-
 
 
 class ConvolutionKernels:

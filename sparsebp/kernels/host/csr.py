@@ -6,30 +6,15 @@ has loops of its own, because there the entries are what lies side by side.
 
 from __future__ import annotations
 
-from __future__ import annotations
 import numba
 import numpy as np
-from sparsebp.core.check import Array
+
+from sparsebp.core.check import SLOPES, Array
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL
-from sparsebp.kernels.host.engine.compile import SERIAL
-from sparsebp.kernels.host.engine.compile import parts_for
-from sparsebp.kernels.host.engine.compile import row_at
-from sparsebp.kernels.host.engine.compile import share
-from sparsebp.kernels.host.engine.simd import Values
-from sparsebp.kernels.host.engine.simd import flat
-from sparsebp.kernels.host.engine.simd import pointers
-from sparsebp.kernels.host.engine.simd import put
-from sparsebp.kernels.host.engine.simd import take
-from sparsebp.kernels.host.engine.threads import in_parts
-from sparsebp.kernels.host.engine.threads import team
-from sparsebp.kernels.operands import PAGE
-from sparsebp.kernels.operands import Rows
-from sparsebp.kernels.operands import RowShapes
-from sparsebp.kernels.host.engine.compile import INNER_SUMS
-from sparsebp.kernels.host.engine.compile import parts_of
-from sparsebp.kernels.host.engine.threads import ALONE
-from sparsebp.core.check import SLOPES
+from sparsebp.kernels.host.engine.compile import INNER_SERIAL, INNER_SUMS, SERIAL, parts_for, parts_of, row_at, share
+from sparsebp.kernels.host.engine.simd import Values, flat, pointers, put, take
+from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
+from sparsebp.kernels.operands import PAGE, Rows, RowShapes
 
 
 class CsrKernels:

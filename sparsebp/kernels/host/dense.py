@@ -13,51 +13,47 @@ Three things make them faster than NumPy's, and results the same for every numbe
 
 from __future__ import annotations
 
-from __future__ import annotations
 import ctypes
 import sys
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import get_cython_function_address
 from threadpoolctl import threadpool_info
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.simd import intrinsic
-from functools import lru_cache
-from typing import NamedTuple
+
 from sparsebp.core import threads
 from sparsebp.core.check import Array
-from sparsebp.kernels.operands import written
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.compile import span
-from sparsebp.kernels.host.engine.threads import parallel
-from sparsebp.kernels.host.engine.threads import team_for
-from sparsebp.kernels.host.optim import CHUNK
-from sparsebp.kernels.host.engine.compile import parts_for
-from sparsebp.kernels.host.engine.threads import team
-from sparsebp.kernels.host.dense_blocks import matvec_of_block
-from sparsebp.kernels.host.dense_blocks import shared_rows
-from sparsebp.kernels.host.dense_blocks import tile
-from sparsebp.kernels.host.dense_blocks import reduce_matrices
-from sparsebp.kernels.host.dense_blocks import reduce_vectors
-from sparsebp.kernels.host.dense_blocks import run_chains
+from sparsebp.kernels.host.dense_blocks import (
+    matvec_of_block,
+    reduce_matrices,
+    reduce_vectors,
+    run_chains,
+    shared_rows,
+    tile,
+)
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.compile import SERIAL
-from collections.abc import Sequence
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.engine.simd import WORD
-from sparsebp.kernels.host.engine.simd import SimdType
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import call_llvm
-from sparsebp.kernels.host.engine.simd import llvm_vector
-from sparsebp.kernels.host.engine.simd import splat
-from sparsebp.kernels.host.engine.simd import vector_name
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, SERIAL, parts_for, span
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    WORD,
+    SimdType,
+    advance,
+    call_llvm,
+    intrinsic,
+    lanes,
+    llvm_vector,
+    splat,
+    vector_name,
+)
+from sparsebp.kernels.host.engine.threads import parallel, team, team_for
+from sparsebp.kernels.host.optim import CHUNK
+from sparsebp.kernels.operands import written
 
 _FAST = 4  # multiply-adds of a BLAS in the time of one of another kernel
 
@@ -431,6 +427,7 @@ def _batches_products(part, parts, blas, sizes, a, b, c):  # type: ignore[no-unt
 #
 # The rows of all products of a level are one range, split evenly; chains are split by chunk and lane block.
 
+
 class DenseKernels:
     """Host side of the dense part of `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
@@ -551,6 +548,7 @@ def _matvec(part, parts, a, a_index, x, x_index, add, add_index, has_add, out, o
 #
 # Between two calls a thread needs the interpreter's lock, and waits until another one gives it up: in a net of small
 # layers that takes longer than the products.
+
 
 def matmul_many(pairs: Sequence[tuple[Array, Array]]) -> list[Array] | None:
     """Return ``a @ b`` of every pair, bit for bit what `matmul` writes; None where it would have to be another way.
@@ -739,7 +737,9 @@ def _tile(rows: int, vectors: int) -> Any:
     return tile
 
 
-_TILES = {(rows, vectors): _tile(rows, vectors) for rows in range(1, PANEL_ROWS + 1) for vectors in range(1, VECTORS + 1)}
+_TILES = {
+    (rows, vectors): _tile(rows, vectors) for rows in range(1, PANEL_ROWS + 1) for vectors in range(1, VECTORS + 1)
+}
 _tile_11, _tile_21, _tile_31, _tile_41 = (_TILES[rows, 1] for rows in range(1, PANEL_ROWS + 1))
 _tile_12, _tile_22, _tile_32, _tile_42 = (_TILES[rows, 2] for rows in range(1, PANEL_ROWS + 1))
 _tile_13, _tile_23, _tile_33, _tile_43 = (_TILES[rows, 3] for rows in range(1, PANEL_ROWS + 1))

@@ -9,13 +9,10 @@ Numba does not notice changes of this file in what it has cached: delete ``__pyc
 
 from __future__ import annotations
 
-from __future__ import annotations
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.simd import put
-from sparsebp.kernels.host.engine.simd import take
 from sparsebp.kernels.host.engine.compile import SERIAL
+from sparsebp.kernels.host.engine.simd import put, take
 from sparsebp.kernels.host.engine.threads import parallel
-
 
 # The functions below are inlined into compiled ones: their arguments are pointers, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"

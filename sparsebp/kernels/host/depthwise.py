@@ -10,39 +10,37 @@ each, over which the next one is written; phases have `_SLACK` elements behind t
 
 from __future__ import annotations
 
-from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
+
 import numba
 import numpy as np
+
 from sparsebp.core.check import Array
-from sparsebp.kernels.host.engine.compile import INNER_APART
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.compile import parts_for
-from sparsebp.kernels.host.engine.compile import span
-from sparsebp.kernels.host.engine.simd import high_in_turn
-from sparsebp.kernels.host.engine.simd import low_in_turn
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import aligned_pointer
-from sparsebp.kernels.host.engine.simd import clear
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import fma
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load
-from sparsebp.kernels.host.engine.simd import load_up_to
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.simd import store
-from sparsebp.kernels.host.engine.simd import store_up_to
-from sparsebp.kernels.host.engine.simd import zeros
-from sparsebp.kernels.host.engine.threads import parallel
-from sparsebp.kernels.host.engine.threads import team
-from sparsebp.kernels.host.engine.simd import evens
-from sparsebp.kernels.host.engine.simd import odds
-from sparsebp.kernels.host.engine.simd import broadcast
+from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, parts_for, span
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    advance,
+    aligned_pointer,
+    broadcast,
+    clear,
+    device,
+    evens,
+    fma,
+    high_in_turn,
+    lanes,
+    load,
+    load_up_to,
+    low_in_turn,
+    odds,
+    pointer,
+    store,
+    store_up_to,
+    zeros,
+)
+from sparsebp.kernels.host.engine.threads import parallel, team
 
 Axes = tuple[int, ...]
 

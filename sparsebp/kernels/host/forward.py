@@ -16,40 +16,42 @@ kept: `at` is where the sample's row begins in an array (T, B, H), `kept` are po
 
 from __future__ import annotations
 
-from __future__ import annotations
 from typing import Any
-from sparsebp.kernels.host.engine import math
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import fma
-from sparsebp.kernels.host.engine.simd import maximum
-import numpy as np
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import broadcast
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load
-from sparsebp.kernels.host.engine.simd import store
-from sparsebp.kernels.host.engine.simd import zeros
-from sparsebp.kernels.host.engine.threads import ALONE
-from sparsebp.kernels.host.engine.threads import team
-from sparsebp.kernels.host.dense import panel_of
+
 import numba
-from sparsebp.core import threads
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.simd import aligned_pointer
-from sparsebp.kernels.host.engine.simd import copy
-from sparsebp.kernels.host.engine.simd import keep_alive
-from sparsebp.kernels.host.engine.simd import load_n
-from sparsebp.kernels.host.engine.simd import pointer
+import numpy as np
 from llvmlite import ir
 from numba.core import types
-from sparsebp.kernels.host.engine.simd import WORD
-from sparsebp.kernels.host.engine.simd import intrinsic
 
+from sparsebp.core import threads
+from sparsebp.kernels.host.dense import panel_of
+from sparsebp.kernels.host.engine import math
+from sparsebp.kernels.host.engine.compile import INNER_JIT
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    WORD,
+    advance,
+    aligned_pointer,
+    broadcast,
+    copy,
+    device,
+    fma,
+    intrinsic,
+    keep_alive,
+    lanes,
+    load,
+    load_n,
+    maximum,
+    pointer,
+    store,
+    zeros,
+)
+from sparsebp.kernels.host.engine.threads import ALONE, team
 
 # The equations of the cells, on vectors of hidden units: pre-activations and state in, the new state and gates out.
 #
 # Training, inference and streams differ in where these come from and what is kept of them; the arithmetic is here.
+
 
 @device
 def rnn(relu: bool, zero: Any, z: Any) -> Any:
@@ -191,6 +193,7 @@ def multiply_add(
 # Each works on a tile that stays in registers: four rows by up to three vectors, of which each vector of weights that
 # is loaded serves four multiply-adds and each number that is broadcast three. Every result is one chain of multiply-
 # adds in the order of its terms, whatever tile it falls into, and for one row as for four.
+
 
 @device
 def multiply(
@@ -610,6 +613,7 @@ def forward_part(
 #
 # With rows as long as all gates, the pieces of a panel are thousands of bytes apart, fall into a few sets of the caches
 # and drive each other out; a third of the time of a step of 128 units went there.
+
 
 @intrinsic
 def _unknown(typingctx: Any, value: Any) -> Any:

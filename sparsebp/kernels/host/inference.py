@@ -11,46 +11,49 @@ LSTM's c has room for one step, which the next one writes over.
 
 from __future__ import annotations
 
-from __future__ import annotations
 from typing import Any
+
 import numba
 import numpy as np
-from sparsebp.core.check import Array
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import aligned_pointer
-from sparsebp.kernels.host.engine.simd import copy
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import keep_alive
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load
-from sparsebp.kernels.host.engine.simd import load_n
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.simd import store
-from sparsebp.kernels.host.engine.simd import store_up_to
-from sparsebp.kernels.host.engine.simd import zeros
-from sparsebp.kernels.host.engine.threads import in_parts
-from sparsebp.kernels.host import forward
-from sparsebp.kernels.host.forward import SAMPLES
-from sparsebp.kernels.host.forward import item_of
-from sparsebp.kernels.host.forward import padded
-from sparsebp.kernels.host.forward import part_at
-from sparsebp.kernels.host.forward import parts_of
-from sparsebp.kernels.host.forward import row_of_columns
-from sparsebp.kernels.host.forward import weights_of
-from sparsebp.kernels.host.forward import multiply_panels
-from sparsebp.kernels.host.forward import multiply_panels_by_pair
-from sparsebp.kernels.host.forward import multiply_panels_by_row
-from sparsebp.kernels.host.forward import pack_panels
 from llvmlite import ir
 from numba.core import types
-from sparsebp.kernels.host.engine.simd import address
-from sparsebp.kernels.host.engine.simd import fma
-from sparsebp.kernels.host.engine.simd import intrinsic
-from sparsebp.kernels.host.engine.simd import store_n
 
+from sparsebp.core.check import Array
+from sparsebp.kernels.host import forward
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    address,
+    advance,
+    aligned_pointer,
+    copy,
+    device,
+    fma,
+    intrinsic,
+    keep_alive,
+    lanes,
+    load,
+    load_n,
+    pointer,
+    store,
+    store_n,
+    store_up_to,
+    zeros,
+)
+from sparsebp.kernels.host.engine.threads import in_parts
+from sparsebp.kernels.host.forward import (
+    SAMPLES,
+    item_of,
+    multiply_panels,
+    multiply_panels_by_pair,
+    multiply_panels_by_row,
+    pack_panels,
+    padded,
+    part_at,
+    parts_of,
+    row_of_columns,
+    weights_of,
+)
 
 ROWS_AHEAD = 16
 """Rows of the input that are projected together, of several steps where there are few samples."""

@@ -7,46 +7,40 @@ addresses of parameter, gradient and buffers, `o` the options, as in `sparsebp.k
 
 from __future__ import annotations
 
-from __future__ import annotations
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
 import numba
 import numpy as np
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.simd import absolute
-from sparsebp.kernels.host.engine.simd import address
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import filled
-from sparsebp.kernels.host.engine.simd import fma
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load_up_to
-from sparsebp.kernels.host.engine.simd import maximum
-from sparsebp.kernels.host.engine.simd import minimum
-from sparsebp.kernels.host.engine.simd import square_root
-from sparsebp.kernels.host.engine.simd import store_up_to
-from sparsebp.kernels.operands import momenta
-from collections.abc import Callable
-from collections.abc import Sequence
-from functools import cache
-from typing import NamedTuple
-from sparsebp.core import backend
-from sparsebp.core.errors import DeviceError
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.simd import word_at
 from llvmlite import ir
 from numba.core import types
-from sparsebp.core.check import Array
-from sparsebp.core.check import UpdateRule
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS
-from sparsebp.kernels.spec import UPDATE_BUFFERS
-from sparsebp.kernels.host.engine.compile import parts_for
-from sparsebp.kernels.host.engine.compile import span
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import intrinsic
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.threads import parallel
-from sparsebp.kernels.host.engine.threads import team
 
+from sparsebp.core import backend
+from sparsebp.core.check import Array, UpdateRule
+from sparsebp.core.errors import DeviceError
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, parts_for, span
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    absolute,
+    address,
+    advance,
+    device,
+    filled,
+    fma,
+    intrinsic,
+    lanes,
+    load_up_to,
+    maximum,
+    minimum,
+    pointer,
+    square_root,
+    store_up_to,
+    word_at,
+)
+from sparsebp.kernels.host.engine.threads import parallel, team
+from sparsebp.kernels.operands import momenta
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 
 _momenta = numba.njit(**INNER_JIT)(momenta)
 

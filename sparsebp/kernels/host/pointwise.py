@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import math
 from typing import Any
+
 import numba
 import numpy as np
-from sparsebp.core.check import Array
-from sparsebp.kernels.host.engine.compile import INNER_APART
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.compile import parts_for
-from sparsebp.kernels.host.engine.compile import span
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import fma
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load
-from sparsebp.kernels.host.engine.simd import maximum
-from sparsebp.kernels.host.engine.simd import minimum
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.simd import store
-from sparsebp.kernels.host.engine.simd import where_within
-from sparsebp.kernels.host.engine.simd import zeros
-from sparsebp.kernels.host.engine.threads import parallel
-from sparsebp.kernels.host.engine.threads import team
-from sparsebp.kernels.host.engine.math import normal
-from sparsebp.kernels.host.engine.math import tanh
-from sparsebp.kernels.host.engine.simd import load_n
-from sparsebp.kernels.host.engine.simd import store_n
-from sparsebp.kernels.host.engine.compile import SERIAL
 
+from sparsebp.core.check import Array
+from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, SERIAL, parts_for, span
+from sparsebp.kernels.host.engine.math import normal, tanh
+from sparsebp.kernels.host.engine.simd import (
+    advance,
+    device,
+    fma,
+    lanes,
+    load,
+    load_n,
+    maximum,
+    minimum,
+    pointer,
+    store,
+    store_n,
+    where_within,
+    zeros,
+)
+from sparsebp.kernels.host.engine.threads import parallel, team
 
 # Kernels over the channels of arrays on the host: what batch normalisation is made of.
 #

@@ -6,15 +6,9 @@ import numba
 import numpy as np
 
 from sparsebp.core.check import Array
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL
-from sparsebp.kernels.host.engine.compile import SERIAL
-from sparsebp.kernels.host.engine.compile import parts_for
-from sparsebp.kernels.host.engine.compile import span
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import clear
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.threads import parallel
-from sparsebp.kernels.host.engine.threads import team
+from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL, parts_for, span
+from sparsebp.kernels.host.engine.simd import advance, clear, pointer
+from sparsebp.kernels.host.engine.threads import parallel, team
 
 
 class MaxPoolKernels:

@@ -14,32 +14,12 @@ import numba
 import numpy as np
 
 from sparsebp.core import threads
-from sparsebp.core.check import Array
-from sparsebp.core.check import UpdateRule
+from sparsebp.core.check import Array, UpdateRule
+from sparsebp.kernels.host.dense import ITEM, SMALL, STEP, THIN, M, N, Plan, blas_of, describe, part_range, strip
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
+from sparsebp.kernels.host.engine.threads import atomic_exchange, atomic_store, parallel, team_for
+from sparsebp.kernels.host.optim import CHUNK, add_chunks, chunk_rows, rule_address, square_sum, update_range
 from sparsebp.kernels.spec import check_update
-from sparsebp.kernels.host.dense import blas_of
-from sparsebp.kernels.host.dense import ITEM
-from sparsebp.kernels.host.dense import SMALL
-from sparsebp.kernels.host.dense import STEP
-from sparsebp.kernels.host.dense import THIN
-from sparsebp.kernels.host.dense import M
-from sparsebp.kernels.host.dense import N
-from sparsebp.kernels.host.dense import Plan
-from sparsebp.kernels.host.dense import describe
-from sparsebp.kernels.host.dense import part_range
-from sparsebp.kernels.host.dense import strip
-from sparsebp.kernels.host.engine.threads import atomic_exchange
-from sparsebp.kernels.host.engine.threads import atomic_store
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.threads import parallel
-from sparsebp.kernels.host.engine.threads import team_for
-from sparsebp.kernels.host.optim import CHUNK
-from sparsebp.kernels.host.optim import add_chunks
-from sparsebp.kernels.host.optim import chunk_rows
-from sparsebp.kernels.host.optim import rule_address
-from sparsebp.kernels.host.optim import square_sum
-from sparsebp.kernels.host.optim import update_range
 
 LEAST = 1 << 17
 """Numbers of a gradient from which this is worth it: half a second cache's, in float32."""

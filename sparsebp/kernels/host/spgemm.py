@@ -8,46 +8,24 @@ stand: loops then hardly change their length. With a batch they are visited as t
 
 from __future__ import annotations
 
-from __future__ import annotations
 import numba
 import numpy as np
-from sparsebp.core.check import Array
-from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL
-from sparsebp.kernels.host.engine.compile import SERIAL
-from sparsebp.kernels.host.engine.compile import parts_for
-from sparsebp.kernels.host.engine.simd import Values
-from sparsebp.kernels.host.engine.simd import flat
-from sparsebp.kernels.host.engine.simd import pointers
-from sparsebp.kernels.host.engine.simd import put
-from sparsebp.kernels.host.engine.simd import take
-from sparsebp.kernels.host.engine.threads import in_parts
-from sparsebp.kernels.host.engine.threads import team
-from sparsebp.kernels.host.csr import row_pointers
-from sparsebp.kernels.operands import Columns
-from sparsebp.kernels.operands import Rows
-from sparsebp.kernels.host.engine.threads import add_product
-from sparsebp.kernels.host.engine.threads import take_block
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.operands import Blocks
-from sparsebp.core.backend import empty
-from sparsebp.kernels.host.dense import DenseKernels
-from sparsebp.kernels.host.engine.compile import span
-from sparsebp.kernels.operands import Pairs
-from sparsebp.kernels.operands import Places
-from sparsebp.kernels.host.csr import whole
-from sparsebp.kernels.operands import Runs
-from sparsebp.kernels.host.engine.compile import row_at
-from sparsebp.kernels.host.engine.compile import share
-from sparsebp.kernels.host.csr import scale_entries
-from sparsebp.kernels.operands import Terms
 
+from sparsebp.core.backend import empty
+from sparsebp.core.check import Array
+from sparsebp.kernels.host.csr import row_pointers, scale_entries, whole
+from sparsebp.kernels.host.dense import DenseKernels
+from sparsebp.kernels.host.engine import simd
+from sparsebp.kernels.host.engine.compile import INNER_JIT, INNER_SERIAL, JIT, SERIAL, parts_for, row_at, share, span
+from sparsebp.kernels.host.engine.simd import Values, flat, pointers, put, take
+from sparsebp.kernels.host.engine.threads import add_product, in_parts, take_block, team
+from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms
 
 # Products that keep nothing per product, on the host: a dense row collects the sums (Gustavson's algorithm).
 #
 # For products too many to index, and where C has far fewer entries than there are products: then the columns of B, read
 # again and again, stay in the cache, while an index of every product would come from memory.
+
 
 class AccumulateKernels:
     """Host side of `spgemm_accumulate`."""
@@ -156,6 +134,7 @@ def _accumulate_row(rows, b_indices, c_indices, row, v, a_batched, b_batched, r,
 # One place stands for a product of two blocks. The block of A stays in registers while it meets the blocks of B's rows,
 # and a row of a block is one vector. Every sum takes its products in the order of Gustavson's algorithm. A kernel is
 # compiled for each size of blocks that is met; with a batch, where a vector holds samples, one serves all sizes.
+
 
 class BlockKernels:
     """Host side of `spgemm_blocks`."""
@@ -539,6 +518,7 @@ def _add_samples(total, words, p, shift, v, a_batched, b_batched, s, full):
 # holds as many samples as fit; the positions of a row are read once per block of samples, the first time from memory,
 # then from the cache.
 
+
 class PositionKernels:
     """Host side of `spgemm_positions`."""
 
@@ -644,6 +624,7 @@ def _positions_row(rows, product_ptr, positions, v, a_batched, b_batched, r, s, 
 # single numbers. Rows of B with the same columns (the channels of a pixel, in a channels-last convolution) meet in one
 # go: the sums stay in registers while the entries of A that name those rows follow one another, in the order of
 # Gustavson's algorithm, so every sum has the order that it has there.
+
 
 class RunKernels:
     """Host side of `spgemm_runs`."""
@@ -813,6 +794,7 @@ def _add_entry(rows, v, k, stop, offset, c, s, b_batched, full):
 # A selection on the left picks rows of B and scales them: the entries of a row of C lie side by side as they do in B,
 # so whole vectors are moved and nothing is indexed. A selection on the right (max-pooling, say) sends every entry of A
 # to one place in its row of C: one position an entry of A, and no loop over rows of B.
+
 
 class SelectionKernels:
     """Host side of `spgemm_select_rows` and `spgemm_select_columns`."""

@@ -7,18 +7,13 @@ bytes, and the set is read in order. What is written does not depend on how rows
 
 from __future__ import annotations
 
-from __future__ import annotations
 import numba
 import numpy as np
-from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.compile import SERIAL
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL
-from sparsebp.kernels.host.engine.threads import in_parts
-from sparsebp.kernels.host.engine.simd import count
-from sparsebp.kernels.host.engine.simd import look_64
-from sparsebp.kernels.host.engine.simd import lowest
-from sparsebp.kernels.host.engine.simd import take_64
 
+from sparsebp.kernels.host.engine import simd
+from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.simd import count, look_64, lowest, take_64
+from sparsebp.kernels.host.engine.threads import in_parts
 
 # What repeats in a pattern, on the host: dense blocks, and rows that are equal but for a shift.
 

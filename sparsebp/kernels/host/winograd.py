@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
 import numba
 import numpy as np
-from sparsebp.kernels.host.dense import gemm
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL
-from sparsebp.kernels.host.engine.compile import SERIAL
-from sparsebp.kernels.host.engine.simd import advance
-from sparsebp.kernels.host.engine.simd import clear
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import lanes
-from sparsebp.kernels.host.engine.simd import load
-from sparsebp.kernels.host.engine.simd import number
-from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.engine.simd import store
-from sparsebp.kernels.host.engine.simd import zeros
-from sparsebp.kernels.host.engine.threads import parallel
-from sparsebp.core import backend
-from sparsebp.core.threads import one_blas_thread
-from sparsebp.core.check import Array
-from sparsebp.kernels.host.dense import blas_of
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.engine.threads import team_for
 
+from sparsebp.core import backend
+from sparsebp.core.check import Array
+from sparsebp.core.threads import one_blas_thread
+from sparsebp.kernels.host.dense import blas_of, gemm
+from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    advance,
+    clear,
+    device,
+    lanes,
+    load,
+    number,
+    pointer,
+    store,
+    zeros,
+)
+from sparsebp.kernels.host.engine.threads import parallel, team_for
 
 CHUNK = 16
 """Channels that one part maps together: a cache line of float32."""

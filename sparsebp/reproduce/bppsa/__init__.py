@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from sparsebp.reproduce.bppsa import counted
-from sparsebp.reproduce.bppsa import space
-from sparsebp.reproduce.bppsa import staleness
-from sparsebp.reproduce.bppsa import timed
+from sparsebp.reproduce.bppsa import counted, space, staleness, timed
 from sparsebp.reproduce.figure import Figure
 
 FIGURES = (

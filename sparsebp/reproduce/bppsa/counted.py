@@ -10,10 +10,7 @@ import numpy as np
 
 from sparsebp.bench.tools import pictures
 from sparsebp.bench.tools.benchmark import Result
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import claim
+from sparsebp.reproduce.figure import Claim, Context, Found, claim
 
 
 def levels(context: Context) -> Found:
@@ -36,8 +33,7 @@ def levels(context: Context) -> Found:
 
 def draw_tree(data: Mapping[str, Any]) -> Any:
     """Draw the scan of eight operators."""
-    from sparsebp import SparsityPattern
-    from sparsebp import plan_scan
+    from sparsebp import SparsityPattern, plan_scan
 
     plan = plan_scan([SparsityPattern.dense(2, 2)] * 8, "blelloch")
     drawing, axes = pictures.figure(height=5)
@@ -61,9 +57,7 @@ def hybrid(context: Context) -> Found:
 
 def sparsity(context: Context) -> Found:
     """Table 1 and §3.3: guaranteed zeros of VGG-11's first operators on 32×32."""
-    from sparsebp.patterns import SparsityPattern
-    from sparsebp.patterns import conv_pattern
-    from sparsebp.patterns import pool_pattern
+    from sparsebp.patterns import SparsityPattern, conv_pattern, pool_pattern
 
     conv = conv_pattern(3, 64, input_size=(32, 32), kernel_size=3, padding=1).pattern
     found = {
@@ -254,8 +248,7 @@ def draw_pruned(data: Mapping[str, Any]) -> Any:
 
 def features(context: Context) -> Found:
     """Table 3: the features of 3 s of audio."""
-    from sparsebp.data.instruments import mfcc
-    from sparsebp.data.instruments import synthesise
+    from sparsebp.data.instruments import mfcc, synthesise
 
     clip = synthesise("cel")
     wanted = {"S": (259, 38), "M": (517, 24), "L": (1034, 12)}
@@ -266,8 +259,7 @@ def features(context: Context) -> Found:
 def told_apart(context: Context) -> Found:
     """§5.2: GRU(20) on **synthetic** instruments, beside a linear model on all features; L in a quick run, else S."""
     from sparsebp.data import synthetic_instruments
-    from sparsebp.train.config import build
-    from sparsebp.train.config import config_for
+    from sparsebp.train.config import build, config_for
 
     features, each = ("L", 2) if context.quick else ("S", 120)
     sets = synthetic_instruments(features, each=each)  # type: ignore[arg-type]
@@ -312,8 +304,7 @@ def bitstream(context: Context) -> Found:
 
 def gru_jacobian(context: Context) -> Found:
     """Eq. 11: the transposed Jacobian of a GRU's step."""
-    from sparsebp import hidden_jacobians
-    from sparsebp import nn
+    from sparsebp import hidden_jacobians, nn
 
     rng = np.random.default_rng(0)
     layer = nn.GRU(3, 5, dtype="float64", rng=rng)

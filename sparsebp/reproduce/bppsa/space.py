@@ -8,17 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsebp.bench.tools import pictures
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import claim
-from sparsebp.scan.algorithms import recipe
-from sparsebp.scan.algorithms import level_counts
-from sparsebp.scan.algorithms import Span
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Schedule
-from sparsebp.schedule import simulate
+from sparsebp.reproduce.figure import Claim, Context, Found, claim
+from sparsebp.scan.algorithms import Span, level_counts, recipe
+from sparsebp.schedule import Action, Costs, Schedule, simulate
 from sparsebp.schedule.builders import gpipe
 from sparsebp.schedule.costs import StageBytes
 

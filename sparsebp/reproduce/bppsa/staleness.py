@@ -8,20 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp.bench.spectrain import interval
-from sparsebp.bench.spectrain import schedule_of
-from sparsebp.bench.tools import images
-from sparsebp.bench.tools import pictures
-from sparsebp.bench.tools.staged import NETWORKS
-from sparsebp.bench.tools.staged import STAGES
-from sparsebp.runtime.pipeline import PipelineExecutor
-from sparsebp.comm.transport import Transport
+from sparsebp import nn, optim
+from sparsebp.bench.spectrain import interval, schedule_of
+from sparsebp.bench.tools import images, pictures
+from sparsebp.bench.tools.staged import NETWORKS, STAGES
 from sparsebp.comm.threads import run_ranks
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Found
+from sparsebp.comm.transport import Transport
+from sparsebp.reproduce.figure import Claim, Context, Found
+from sparsebp.runtime.pipeline import PipelineExecutor
 
 _RATE, _BATCH, _TOPS = 1e-3, 32, (1, 5)
 _SIDES = ("in turn", "PipeDream")

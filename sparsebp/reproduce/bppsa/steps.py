@@ -12,12 +12,9 @@ import numpy as np
 
 from sparsebp import nn
 from sparsebp.patterns import SparsityPattern
-from sparsebp.products import ProductPlan
-from sparsebp.products import plan_product
-from sparsebp.scan.algorithms import recipe
+from sparsebp.products import ProductPlan, plan_product
+from sparsebp.scan.algorithms import Span, critical_path, recipe
 from sparsebp.scan.run import Multiply
-from sparsebp.scan.algorithms import Span
-from sparsebp.scan.algorithms import critical_path
 
 OPERATORS = 21
 """Of VGG-11, in front of its linear layer (BPPSA §5.3)."""

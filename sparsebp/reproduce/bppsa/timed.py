@@ -11,17 +11,9 @@ import numpy as np
 
 from sparsebp.bench.tools import pictures
 from sparsebp.bench.tools.benchmark import Result
-from sparsebp.core import threads
-from sparsebp.core import timing
-from sparsebp.reproduce.bppsa.tables import TABLE_4
-from sparsebp.reproduce.bppsa.tables import TABLE_5
-from sparsebp.reproduce.bppsa.tables import TABLE_6
-from sparsebp.reproduce.bppsa.tables import Sides
-from sparsebp.reproduce.figure import Claim
-from sparsebp.reproduce.figure import Context
-from sparsebp.reproduce.figure import Found
-from sparsebp.reproduce.figure import at_least
-from sparsebp.reproduce.figure import median
+from sparsebp.core import threads, timing
+from sparsebp.reproduce.bppsa.tables import TABLE_4, TABLE_5, TABLE_6, Sides
+from sparsebp.reproduce.figure import Claim, Context, Found, at_least, median
 
 _NO_CUDNN = "The paper's peer is cuDNN on a GPU, ours are PyTorch and JAX on the CPU"
 _WORK = "A scan does about 20 times the work of the recursion, and two cores are few workers"

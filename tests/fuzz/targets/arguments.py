@@ -8,8 +8,7 @@ import numpy as np
 
 from fuzz.case import accepted, expect, refused
 from fuzz.draw import JUNK, NO_ARRAYS, chance, one_of
-from sparsebp import models
-from sparsebp import nn
+from sparsebp import models, nn
 
 INTEGERS = (np.int64(3), np.uint8(2), 1)
 SIZE, FLAG, NUMBER, SHARE, EPS, SEED, DTYPE = "size", "flag", "number", "share", "eps", "seed", "dtype"

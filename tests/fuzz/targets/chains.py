@@ -9,8 +9,7 @@ import torch
 
 from fuzz.case import accepted, expect, refused, same
 from fuzz.draw import JUNK, chance, laid_out, normal, one_of, real, size
-from sparsebp import jacobian_t
-from sparsebp import nn
+from sparsebp import jacobian_t, nn
 from sparsebp.core.errors import MemoryLimitError
 
 BACKWARDS = ("bp", "auto", "linear", "blelloch", "hybrid", "chunked")

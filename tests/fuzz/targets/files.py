@@ -13,16 +13,10 @@ import numpy as np
 from fuzz.case import accepted, expect, refused, same
 from fuzz.draw import JUNK, chance, one_of, size
 from fuzz.mutate import VALUES, mutated_bytes, mutated_json
-from sparsebp import nn
-from sparsebp import optim
-from sparsebp import train
+from sparsebp import nn, optim, train
 from sparsebp.core.errors import SparseBPError
-from sparsebp.train.config import read_config
-from sparsebp.train.config import write_config
-from sparsebp.train.config import config_for
-from sparsebp.train.checkpoint import Checkpoint
-from sparsebp.train.checkpoint import load_checkpoint
-from sparsebp.train.checkpoint import save_checkpoint
+from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from sparsebp.train.config import config_for, read_config, write_config
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "samples": (1, 10),

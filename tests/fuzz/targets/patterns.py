@@ -11,9 +11,7 @@ from scipy import sparse
 
 from fuzz.case import accepted, expect, refused, same
 from fuzz.draw import JUNK, chance, normal, of_mask, one_of, pattern, real, size
-from sparsebp import SparsityPattern
-from sparsebp import TransposedJacobian
-from sparsebp import interop
+from sparsebp import SparsityPattern, TransposedJacobian, interop
 
 
 def case(rng: np.random.Generator) -> None:

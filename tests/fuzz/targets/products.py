@@ -6,8 +6,7 @@ import numpy as np
 
 from fuzz.case import Wrong, accepted, expect, refused, same
 from fuzz.draw import JUNK, WRONG_DTYPES, chance, dense, normal, one_of, pattern, real, size
-from sparsebp import SparsityPattern
-from sparsebp import plan_product
+from sparsebp import SparsityPattern, plan_product
 from sparsebp.core.errors import MemoryLimitError
 
 HIGH = 17

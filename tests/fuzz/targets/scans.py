@@ -8,8 +8,7 @@ import numpy as np
 
 from fuzz.case import accepted, expect, refused, same
 from fuzz.draw import JUNK, NO_ARRAYS, WRONG_DTYPES, chance, normal, one_of, pattern, real, size
-from sparsebp import SparsityPattern
-from sparsebp import plan_scan
+from sparsebp import SparsityPattern, plan_scan
 from sparsebp.core.errors import MemoryLimitError
 
 ALGORITHMS = ("linear", "blelloch", "hybrid", "chunked", "auto")

@@ -17,19 +17,21 @@ from fuzz.draw import JUNK, chance, one_of, size
 from fuzz.mutate import mutated_bytes, mutated_json
 from schedules import OPTIONS, random_schedule
 from sparsebp.core.errors import MemoryLimitError
-from sparsebp.schedule import KINDS
-from sparsebp.schedule import Action
-from sparsebp.schedule import Costs
-from sparsebp.schedule import Link
-from sparsebp.schedule import StageBytes
-from sparsebp.schedule import StepGraph
-from sparsebp.schedule import parse
-from sparsebp.schedule import read_costs
-from sparsebp.schedule import read_csv
-from sparsebp.schedule import simulate
-from sparsebp.schedule import to_csv
-from sparsebp.schedule import validate
-from sparsebp.schedule import write_costs
+from sparsebp.schedule import (
+    KINDS,
+    Action,
+    Costs,
+    Link,
+    StageBytes,
+    StepGraph,
+    parse,
+    read_costs,
+    read_csv,
+    simulate,
+    to_csv,
+    validate,
+    write_costs,
+)
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.files import from_csv
 

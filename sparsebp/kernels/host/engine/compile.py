@@ -8,44 +8,42 @@ calls, or an address, is compiled with the other options of `parts`.
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Iterator
-from pathlib import Path
-from numba import config
-from numba.core.caching import _CacheLocator
-from numba.misc.appdirs import AppDirs
 import sys
+from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import numba
+import numpy as np
+from numba import config
+from numba.core import types
+from numba.core.caching import _CacheLocator
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase
 from numba.core.compiler_machinery import PassManager
-from numba.core.typed_passes import AnnotateTypes
-from numba.core.typed_passes import IRLegalization
-from numba.core.typed_passes import NativeLowering
-from numba.core.typed_passes import NoPythonBackend
-from numba.core.typed_passes import NopythonTypeInference
-from numba.core.typed_passes import PreLowerStripPhis
-from numba.core.untyped_passes import FixupArgs
-from numba.core.untyped_passes import GenericRewrites
-from numba.core.untyped_passes import IRProcessing
-from numba.core.untyped_passes import ReconstructSSA
-from numba.core.untyped_passes import TranslateByteCode
-import numba
-import numpy as np
+from numba.core.dispatcher import Dispatcher
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    IRLegalization,
+    NativeLowering,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import FixupArgs, GenericRewrites, IRProcessing, ReconstructSSA, TranslateByteCode
+from numba.misc.appdirs import AppDirs
+
 from sparsebp.core import threads
 from sparsebp.core.check import Array
-from collections.abc import Iterable
-from types import ModuleType
-from numba.core import types
-from numba.core.dispatcher import Dispatcher
-
 
 # Keeps Numba's cache on disk honest.
 #
 # A cached function is compiled again when the file that it stands in changes, but not when a file changes whose
 # functions it inlines, or whose tuples it takes apart (`simd`, `functions`, `sparsebp.kernels.operands`, …). After an
 # update of the sources, old machine code would run unnoticed.
+
 
 def drop_stale(sources: Path, *others: Path) -> int:
     """Delete every index of functions below these folders that is older than the newest source below the first.
@@ -68,7 +66,7 @@ def drop_stale(sources: Path, *others: Path) -> int:
     newest = max(source.stat().st_mtime_ns for source in sources.rglob("*.py"))
     below = {source.parent for folder in (sources, *others) for source in folder.rglob("*.py")}
     dropped = 0
-    for index in (index for folder in below for cache in caches(folder) for index in cache.glob("*.nbi")):
+    for index in (index for folder in below for place in caches(folder) for index in place.glob("*.nbi")):
         try:
             if index.stat().st_mtime_ns < newest:
                 index.unlink()
@@ -251,6 +249,7 @@ def row_at(indptr: Array, entry: int) -> int:
 # code is the same, and that a kernel writes to no read-only array is what `sparsebp.kernels.spec` look after. So the
 # first call with one enters the compiled function under the other type too; no call pays for it. Constants, each a type
 # of its own to Numba, are treated alike: LLVM sees their values when it inlines.
+
 
 def accept_read_only(modules: Iterable[ModuleType]) -> None:
     """Let every compiled function of `modules` take read-only arrays without being compiled for them."""

@@ -26,15 +26,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsebp.kernels.host.engine.simd import absolute
-from sparsebp.kernels.host.engine.simd import copysign
-from sparsebp.kernels.host.engine.simd import device
-from sparsebp.kernels.host.engine.simd import fma
-from sparsebp.kernels.host.engine.simd import is_double
-from sparsebp.kernels.host.engine.simd import maximum
-from sparsebp.kernels.host.engine.simd import minimum
-from sparsebp.kernels.host.engine.simd import power_of_two
-from sparsebp.kernels.host.engine.simd import where_positive
+from sparsebp.kernels.host.engine.simd import (
+    absolute,
+    copysign,
+    device,
+    fma,
+    is_double,
+    maximum,
+    minimum,
+    power_of_two,
+    where_positive,
+)
 
 # y = n·ln2 + r: adding SHIFT rounds y/ln2 to an integer n and leaves n in the low bits of the mantissa; ln2 is split so
 # that n times the high part is exact.

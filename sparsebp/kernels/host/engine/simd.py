@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-from collections.abc import Callable
-from typing import Any
-import numba
-from llvmlite import binding
-from llvmlite import ir
-from numba.core import cgutils
-from numba.core import types
-from numba.extending import intrinsic as _intrinsic
-from numba.extending import models
-from numba.extending import register_model
-from sparsebp.kernels.host.engine import compile
 import operator
-from numba.core.typing.templates import AbstractTemplate
-from numba.core.typing.templates import infer_global
-from numba.core.typing.templates import signature
-from numba.extending import lower_builtin
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numba
+from llvmlite import binding, ir
+from numba.core import cgutils, types
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic as _intrinsic
+from numba.extending import lower_builtin, models, register_model
+
 from sparsebp.core.check import Array
+from sparsebp.kernels.host.engine import compile
 
 __all__ = [
-    "SimdType",
     "VECTOR_BYTES",
     "WORD",
+    "SimdType",
     "absolute",
     "address",
     "advance",
@@ -197,6 +191,7 @@ def count(typingctx: Any, mask: Any) -> Any:
 
 # Operators of vectors, and functions that LLVM lowers to an instruction or two.
 
+
 def _vector_of(args: tuple[Any, ...]) -> SimdType | None:
     """Return the vector type of a mix of vectors and numbers, None if it is not such a mix."""
     found = {a for a in args if isinstance(a, SimdType)}
@@ -360,6 +355,7 @@ def is_double(typingctx: Any, x: Any) -> Any:
 
 
 # Four numbers at a time, whatever the machine's vectors: for runs of three or four that lie anywhere.
+
 
 @intrinsic
 def multiply_four(typingctx: Any, out: Any, k: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
@@ -709,6 +705,7 @@ def load_up_to(ptr: Any, offset: int, n: int) -> Any:
 #
 # Numba does not notice changes of this file in what it has cached: delete ``__pycache__`` after editing it.
 
+
 class Values(NamedTuple):
     """Two operands and what is made of them, flat; inside compiled code, pointers."""
 
@@ -753,6 +750,7 @@ def put(values: Any, entry: int, batch: int, s: int, n: int, full: bool, value: 
 
 
 # Vectors of `simd` whose lanes change places: every second number of two vectors, and two vectors in turn.
+
 
 def _shuffle(places: Callable[[int], list[int]]) -> Any:
     """Return the function of two vectors whose lane i is ``places(lanes)[i]`` of both, one behind the other."""

@@ -19,28 +19,25 @@ given a core at once when it is woken, also by a scheduler that has other proces
 
 from __future__ import annotations
 
-from __future__ import annotations
-import sys
-import time
-from typing import Any
-import numba
-import numpy as np
-from llvmlite import ir
-from numba.core import cgutils
-from numba.core import types
-from sparsebp.kernels.host.engine.compile import INNER_JIT
-from sparsebp.kernels.host.engine.compile import JIT
-from sparsebp.kernels.host.engine.simd import intrinsic
-import os
 import ctypes
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+
 from sparsebp.core import threads
 from sparsebp.kernels.host.engine import compile
-from sparsebp.kernels.host.engine.compile import WORTH
-
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, WORTH
+from sparsebp.kernels.host.engine.simd import intrinsic
 
 # Atomic words, and the few functions of the C library that `team` needs, inside Numba functions.
 #
