@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import sparsebp as sb
-from sparsebp.bench.tools import pictures
+from benchmarks.tools import pictures
 
 FOLDER = Path(__file__).parent / "images"
 UNITS, SAMPLES = 100, 3

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import sparsebp as sb
-from sparsebp.bench.tools import pictures
+from benchmarks.tools import pictures
 from sparsebp.patterns import conv_pattern, pool_pattern
 
 FOLDER = Path(__file__).parent / "images"

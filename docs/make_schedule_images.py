@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from sparsebp.bench.tools import pictures
+from benchmarks.tools import pictures
 from sparsebp.schedule import Action, Costs, Schedule, Simulation, gantt, simulate
 from sparsebp.schedule.builders import (
     conventional,

@@ -14,7 +14,6 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from sparsebp import (
         analysis,
-        bench,
         data,
         interop,
         jacobians,
@@ -35,14 +34,15 @@ if TYPE_CHECKING:
     from sparsebp.patterns import SparsityPattern
     from sparsebp.products import ProductPlan, plan_product
     from sparsebp.scan import ScanPlan, plan_scan
-    from sparsebp.train import recipes, verify
+    from sparsebp.train import verify
 
 _ROOMS = (
-    "analysis", "backend", "bench", "data", "interop", "jacobians", "models", "nn", "optim", "patterns", "products",
-    "recipes", "runtime", "scan", "schedule", "train",
+    "analysis", "data", "interop", "jacobians", "models", "nn", "optim", "patterns", "products", "runtime", "scan",
+    "schedule", "train",
 )  # fmt: skip
 _MODULES = {
     **{name: f"sparsebp.{name}" for name in _ROOMS},
+    "backend": "sparsebp.core.backend",
     "errors": "sparsebp.core.errors",
     "threads": "sparsebp.core.threads",
     "verify": "sparsebp.train.verify",
@@ -69,7 +69,6 @@ __all__ = [
     "__version__",
     "analysis",
     "backend",
-    "bench",
     "data",
     "errors",
     "gradient_flow",
@@ -86,7 +85,6 @@ __all__ = [
     "plan_scan",
     "products",
     "prune",
-    "recipes",
     "runtime",
     "scan",
     "schedule",

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from sparsebp import __version__
-from sparsebp.bench.tools import report
 from sparsebp.cli.terminal import status_of
 from sparsebp.comm.mpi import launching
+from sparsebp.core import tables
 from sparsebp.core.errors import OptionError, OutputError, SparseBPError
 from sparsebp.core.files import check_path, json_line
 
@@ -46,10 +46,10 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(where)
         self.where, self.resume = where, resume
 
-    def describe(self, arguments: Sequence[str]) -> str:
-        """Return the message, with the command to go on with; `arguments` are those of the command that was stopped."""
+    def describe(self, program: str, arguments: Sequence[str]) -> str:
+        """Return the message, with the command to go on with: the program and arguments that were stopped."""
         left = _resumed(arguments) if self.resume else arguments
-        command = shlex.join([*launching(), "sparsebp", *left])
+        command = shlex.join([*launching(), *program.split(), *left])
         return f"Interrupted {self.where}. {'Go on from it' if self.resume else 'Begin again'}: {command}"
 
 
@@ -110,8 +110,8 @@ ThreadsOption = Annotated[
 ]
 
 
-class Group(TyperGroup):
-    """A group of commands in which an error of sparsebp's own is one message, without a traceback.
+class _Ends:
+    """Ends a command: an error of sparsebp's own is one message, without a traceback.
 
     The exit code is 2 for an option that cannot be had (wrong usage), 130 for Ctrl-C, 143 for SIGTERM, else 1.
     """
@@ -119,12 +119,12 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the command's arguments as they are, for the message of an interruption."""
         ctx.meta.setdefault(_ARGUMENTS, tuple(args))
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, args)  # type: ignore[misc]
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:
-            return super().invoke(ctx)
+            return super().invoke(ctx)  # type: ignore[misc]
         except (SparseBPError, MemoryError) as error:
             own = isinstance(error, SparseBPError)
             if _speaks(error):
@@ -132,7 +132,11 @@ class Group(TyperGroup):
                 typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
             raise typer.Exit(2 if isinstance(error, OptionError) else 1) from error
         except KeyboardInterrupt as error:
-            told = error.describe(ctx.meta[_ARGUMENTS]) if isinstance(error, Interrupted) else "Interrupted."
+            told = (
+                error.describe(ctx.find_root().info_name, ctx.meta[_ARGUMENTS])
+                if isinstance(error, Interrupted)
+                else "Interrupted."
+            )
             if _speaks(error):
                 typer.echo(told, err=True)
             raise typer.Exit(status_of(error)) from error
@@ -195,6 +199,33 @@ def taking(place: str, make: Callable[..., Any]) -> Callable[[Callable[..., None
     return decorate
 
 
+class Group(_Ends, TyperGroup):
+    """Commands, by name."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; of those that have left the package, say where they are."""
+        if args[0] in _MOVED:
+            raise OptionError(f"sparsebp {args[0]} is no longer a command", expected=f"{_MOVED[args[0]]}, in a clone of "
+                              "the repository", got=args[0])  # fmt: skip
+        return super().resolve_command(ctx, args)
+
+
+class Command(_Ends, TyperCommand):
+    """A command that is a program of its own."""
+
+
+_MOVED = {"bench": "python -m benchmarks", "reproduce": "python -m papers"}
+_OPTIONS = {"add_completion": False, "pretty_exceptions_enable": False,
+            "context_settings": {"help_option_names": ["-h", "--help"]}}  # fmt: skip
+
+
+def make_program(command: Callable[..., None]) -> typer.Typer:
+    """Return a command as an application of its own."""
+    application = typer.Typer(**_OPTIONS)
+    application.command(cls=Command, help=inspect.getdoc(command))(command)
+    return application
+
+
 def make_app(commands: Iterable[Callable[..., None]], groups: Mapping[str, typer.Typer]) -> typer.Typer:
     """Return the application with `commands` and `groups` of further ones by name.
 
@@ -203,9 +234,7 @@ def make_app(commands: Iterable[Callable[..., None]], groups: Mapping[str, typer
     application = typer.Typer(
         cls=Group,
         no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        **_OPTIONS,
         help="Back-propagation as sparse linear algebra: train networks by scanning transposed Jacobians.",
         epilog="Each command has examples: sparsebp train --help",
     )
@@ -242,16 +271,16 @@ def print_line(label: str, text: str, margin: int) -> None:
 
     Lines end at spaces alone, so that paths stay whole; a no-break space, printed as a space, ends none.
     """
-    line, width = f"{label:<{margin}}{text}", report.letters()
+    line, width = f"{label:<{margin}}{text}", tables.letters()
     if width is not None:
         line = textwrap.fill(line, width, subsequent_indent=" " * margin, break_long_words=False,
                              break_on_hyphens=False)  # fmt: skip
     console().print(line.replace("\xa0", " "), markup=False)
 
 
-def print_table(columns: Sequence[report.Column], rows: Iterable[Mapping[str, Any]]) -> None:
+def print_table(columns: Sequence[tables.Column], rows: Iterable[Mapping[str, Any]]) -> None:
     """Print a table that fits the terminal."""
-    console().print(report.text_table(columns, rows, report.letters()), markup=False)
+    console().print(tables.text_table(columns, rows, tables.letters()), markup=False)
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def _calibrate(quiet: bool) -> None:
         check_regular(path)
     except OSError as error:
         raise output_error(path, error) from error
-    from sparsebp.bench.tools.calibrate import calibrate
+    from benchmarks.tools.calibrate import calibrate
 
     start = time.perf_counter()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import signal
@@ -13,8 +14,12 @@ from typing import Any, TextIO, cast
 from sparsebp.cli.terminal import status_of, terminable, write_nearest
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(
+    arguments: Sequence[str] | None = None, application: str = "sparsebp.cli.app", program: str = "sparsebp"
+) -> None:
     """Run the command line on `arguments` (``sys.argv`` if None) and exit.
+
+    `application` is the module that has the commands, as ``app``; `program` is how they are called.
 
     Exit codes: 0 done; 1 an error of sparsebp's own, or of the standard output, printed as one message; 2 wrong usage,
     an unknown or impossible value of an option among it; 130 interrupted, 143 ended by SIGTERM.
@@ -25,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         try:
             with terminable(), _streams():
-                _run(arguments)
+                _run(arguments, application, program)
         except KeyboardInterrupt as error:  # also while modules are imported
             print("Interrupted.", file=sys.stderr)
             raise SystemExit(status_of(error)) from None
@@ -46,7 +51,7 @@ def _take_leave(status: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run(arguments: Sequence[str] | None) -> None:
+def _run(arguments: Sequence[str] | None, application: str, program: str) -> None:
     missing = [name for name in ("typer", "rich") if not _installed(name)]
     if missing:
         print(
@@ -55,9 +60,8 @@ def _run(arguments: Sequence[str] | None) -> None:
             file=sys.stderr,
         )
         raise SystemExit(1)
-    from sparsebp.cli.app import app
-
-    app(args=None if arguments is None else list(arguments), prog_name="sparsebp")
+    app = importlib.import_module(application).app
+    app(args=None if arguments is None else list(arguments), prog_name=program)
 
 
 class _UnwritableError(Exception):

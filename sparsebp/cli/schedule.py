@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from sparsebp.bench.tools import report
 from sparsebp.cli.common import (
     Group,
     JsonOption,
@@ -25,6 +24,7 @@ from sparsebp.cli.common import (
     taking,
     write_json,
 )
+from sparsebp.core import tables
 from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.core.files import write_atomically, write_figure
 from sparsebp.schedule import (
@@ -152,28 +152,28 @@ def _runs(numbers: Iterable[int]) -> str:
 
 
 COMPARED = (
-    report.Column("builder", "builder", number=False),
-    report.Column("workers", "workers"),
-    report.Column("micro-batches", "microbatches"),
-    report.Column("makespan", "makespan", _number),
-    report.Column("per micro-batch", "per_microbatch", _number),
-    report.Column("faster", "speedup", report.times),
-    report.Column("bubble", "bubble", _share),
-    report.Column("peak memory", "peak_memory", _number),
-    report.Column("staleness", "staleness"),
+    tables.Column("builder", "builder", number=False),
+    tables.Column("workers", "workers"),
+    tables.Column("micro-batches", "microbatches"),
+    tables.Column("makespan", "makespan", _number),
+    tables.Column("per micro-batch", "per_microbatch", _number),
+    tables.Column("faster", "speedup", tables.times),
+    tables.Column("bubble", "bubble", _share),
+    tables.Column("peak memory", "peak_memory", _number),
+    tables.Column("staleness", "staleness"),
 )
 _WORKERS = (
-    report.Column("worker", "worker"),
-    report.Column("stages", "stages", _runs, number=False),
-    report.Column("busy", "busy", lambda busy: ", ".join(f"{s} {v:.1%}" for s, v in busy.items()), number=False),
-    report.Column("peak memory", "peak_memory", _number),
+    tables.Column("worker", "worker"),
+    tables.Column("stages", "stages", _runs, number=False),
+    tables.Column("busy", "busy", lambda busy: ", ".join(f"{s} {v:.1%}" for s, v in busy.items()), number=False),
+    tables.Column("peak memory", "peak_memory", _number),
 )
 _STAGES = (
-    report.Column("stage", "stage"),
-    report.Column("staleness F", "staleness", lambda entry: str(entry.get("forward", "–"))),
-    report.Column("staleness B", "staleness", lambda entry: str(entry.get("backward", "–"))),
-    report.Column("version difference F", "version_difference", lambda entry: str(entry.get("forward", "–"))),
-    report.Column("version difference B", "version_difference", lambda entry: str(entry.get("backward", "–"))),
+    tables.Column("stage", "stage"),
+    tables.Column("staleness F", "staleness", lambda entry: str(entry.get("forward", "–"))),
+    tables.Column("staleness B", "staleness", lambda entry: str(entry.get("backward", "–"))),
+    tables.Column("version difference F", "version_difference", lambda entry: str(entry.get("forward", "–"))),
+    tables.Column("version difference B", "version_difference", lambda entry: str(entry.get("backward", "–"))),
 )
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 import numpy as np
 import typer
 
-from sparsebp.bench.tools import report
 from sparsebp.cli.common import (
     Interrupted,
     JsonOption,
@@ -32,6 +31,7 @@ from sparsebp.cli.common import (
     write_json,
 )
 from sparsebp.comm.mpi import launched
+from sparsebp.core import tables
 from sparsebp.core.check import BACKWARDS, check_integer
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import json_line, output_error, write_atomically
@@ -594,11 +594,11 @@ def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
 # ``sparsebp tune``: which order of a step, backward and threads are the fastest for a model on this machine.
 
 _COLUMNS = (
-    *(report.Column(name, name, number=False) for name in ("fusion", "schedule", "backward")),
-    report.Column("threads", "threads"),
-    report.Column("step", "step", report.seconds),
-    report.Column("quartiles", "quartiles", lambda found: " – ".join(map(report.seconds, found))),
-    report.Column("over the fastest", "over", lambda ratio: f"{ratio:.2f}×"),
+    *(tables.Column(name, name, number=False) for name in ("fusion", "schedule", "backward")),
+    tables.Column("threads", "threads"),
+    tables.Column("step", "step", tables.seconds),
+    tables.Column("quartiles", "quartiles", lambda found: " – ".join(map(tables.seconds, found))),
+    tables.Column("over the fastest", "over", lambda ratio: f"{ratio:.2f}×"),
 )
 
 _FUSIONS = enumeration("Fusion", get_args(Fusion))

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsebp.bench import load
-from sparsebp.bench.processes.replicas import Network, mlp, waiting
-from sparsebp.bench.ranks import data_parallel
+from benchmarks import load
+from benchmarks.processes.replicas import Network, mlp, waiting
+from benchmarks.ranks import data_parallel
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.timing import Timing
 from sparsebp.runtime.actions import Stages

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsebp.bench import NAMES, load
-from sparsebp.bench.tools import documents, report
-from sparsebp.bench.tools.environment import environment
+from benchmarks import NAMES, load
+from benchmarks.tools import documents, report
+from benchmarks.tools.environment import environment
 from sparsebp.core.errors import FileFormatError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ def test_of_a_run_that_was_broken_off_what_it_has_measured_is_shown(tmp_path: Pa
 
 def test_names_with_a_hyphen_have_blocks(tmp_path: Path) -> None:
     text = documents.fill(TEXT.replace("jacobian", "gpu-grid"), {}, tmp_path)
-    assert "Not measured yet: `sparsebp bench gpu-grid" in text and "old" not in text
+    assert "Not measured yet: `python -m benchmarks gpu-grid" in text and "old" not in text
 
 
 def test_the_long_form_has_title_notes_and_picture(tmp_path: Path) -> None:
@@ -117,5 +117,5 @@ def test_the_committed_tables_equal_what_the_json_files_give(document: str) -> N
     text = path.read_text(encoding="utf-8")
     assert "<!-- bench:recurrent" in text
     assert documents.fill(text, documents.find_results(ROOT / documents.FOLDER), path.parent) == text, (
-        "run: python -m sparsebp.bench.tools.documents README.md docs/benchmarks.md"
+        "run: python -m benchmarks.tools.documents README.md docs/benchmarks.md"
     )

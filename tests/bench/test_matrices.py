@@ -7,9 +7,9 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
-from sparsebp.bench.tools import matrices
-from sparsebp.bench.tools.graphs import random_rows, rmat
-from sparsebp.bench.tools.meshes import finite_elements, poisson, prolongation
+from benchmarks.tools import matrices
+from benchmarks.tools.graphs import random_rows, rmat
+from benchmarks.tools.meshes import finite_elements, poisson, prolongation
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 6), (3, 4, 2)])

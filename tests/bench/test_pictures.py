@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsebp.bench import load
-from sparsebp.bench.tools import report
+from benchmarks import load
+from benchmarks.tools import report
 
 RESULTS = sorted((Path(__file__).resolve().parents[2] / "docs" / "benchmarks").glob("*.json"))
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bench.points_example import Point, make, make_fails, make_slowly
-from sparsebp.bench.processes.points import measure_apart, named
-from sparsebp.bench.tools.benchmark import Run
+from benchmarks.processes.points import measure_apart, named
+from benchmarks.tools.benchmark import Run
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -86,7 +86,7 @@ from bench.points_example import Point, make
 from bench.test_points import run_of
 from dataclasses import replace
 from bench.test_report import BENCHMARK
-from sparsebp.bench.processes.points import measure_apart
+from benchmarks.processes.points import measure_apart
 
 def measure(run):
     points = [Point("well", 1), Point("well", 2), Point("hangs"), Point("well", 3)]
@@ -102,7 +102,7 @@ if __name__ == "__main__":
 def test_a_benchmark_that_is_killed_leaves_the_points_that_it_has_measured(
     kind: signal.Signals, tmp_path: Path
 ) -> None:
-    from sparsebp.bench.tools import documents, report
+    from benchmarks.tools import documents, report
 
     (tmp_path / "out").mkdir()
     (tmp_path / "pids").mkdir()

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import fusion, load, pruned, scan
+from benchmarks.gpu import device, graphs, grid, numbers
+from benchmarks.recurrent import jax_twin, training
+from benchmarks.tools import benchmark, peers
+from benchmarks.tools.workload import SequenceWorkload, TorchTwin
 from sparsebp import nn
-from sparsebp.bench import fusion, load, pruned, scan
-from sparsebp.bench.gpu import device, graphs, grid, numbers
-from sparsebp.bench.recurrent import jax_twin, training
-from sparsebp.bench.tools import benchmark, peers
-from sparsebp.bench.tools.workload import SequenceWorkload, TorchTwin
 from sparsebp.core import backend, timing
 from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError
 

@@ -15,16 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.bench.tools import environment as environment_module
-from sparsebp.bench.tools import pictures, report
-from sparsebp.bench.tools.benchmark import Benchmark, Run
-from sparsebp.bench.tools.environment import available_memory, environment, total_memory
+from benchmarks.tools import environment as environment_module
+from benchmarks.tools import pictures, report
+from benchmarks.tools.benchmark import Benchmark, Run
+from benchmarks.tools.environment import available_memory, environment, total_memory
+from sparsebp.core import tables
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 
 COLUMNS = (
-    report.Column("model", "model", number=False),
-    report.Column("time", "ours", report.seconds),
-    report.Column("ratio", "ratio", report.times),
+    tables.Column("model", "model", number=False),
+    tables.Column("time", "ours", tables.seconds),
+    tables.Column("ratio", "ratio", tables.times),
 )
 ROWS = [
     {"model": "RNN", "ours": {"median": 0.00123}, "ratio": {"median": 12.34, "low": 11.9, "high": 12.8}},
@@ -37,32 +38,32 @@ ROWS = [
     [(2.0, "2.00 s"), (0.0123, "12.3 ms"), (123e-6, "123 µs"), (5e-9, "5 ns"), ({"median": 1e-3}, "1.00 ms")],
 )
 def test_seconds(value: Any, text: str) -> None:
-    assert report.seconds(value) == text
+    assert tables.seconds(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (999, "999 B"), (2048, "2.00 KiB"), (768 << 20, "768 MiB")])
 def test_sizes(value: int, text: str) -> None:
-    assert report.size(value) == text
+    assert tables.size(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(12, "12.0"), (1500, "1.50 k"), (7.7e9, "7.70 G"), (2e13, "20.0 T")])
 def test_counts(value: float, text: str) -> None:
-    assert report.count(value) == text
+    assert tables.count(value) == text
 
 
 def test_ratios_show_their_spread() -> None:
-    assert report.times(ROWS[0]["ratio"]) == "12.3× (11.9–12.8)"
-    assert report.times(0.5) == "0.500×"
+    assert tables.times(ROWS[0]["ratio"]) == "12.3× (11.9–12.8)"
+    assert tables.times(0.5) == "0.500×"
 
 
 def test_tables() -> None:
-    assert report.markdown_table(COLUMNS, ROWS).splitlines() == [
+    assert tables.markdown_table(COLUMNS, ROWS).splitlines() == [
         "| model | time | ratio |",
         "| --- | ---: | ---: |",
         "| RNN | 1.23 ms | 12.3× (11.9–12.8) |",
         "| GRU | 2.00 s | – |",
     ]
-    assert report.text_table(COLUMNS, ROWS).splitlines() == [
+    assert tables.text_table(COLUMNS, ROWS).splitlines() == [
         "model     time              ratio",
         "RNN    1.23 ms  12.3× (11.9–12.8)",
         "GRU     2.00 s                  –",
@@ -77,9 +78,9 @@ def test_tables() -> None:
     cells=st.lists(st.lists(st.sampled_from(["1", "two words", "12.5%"]), min_size=6, max_size=6), max_size=3),
 )
 def test_a_table_in_any_width_shows_every_cell(width: int, headings: list[str], cells: list[list[str]]) -> None:
-    columns = [report.Column(heading, str(i), number=i > 0) for i, heading in enumerate(headings)]
+    columns = [tables.Column(heading, str(i), number=i > 0) for i, heading in enumerate(headings)]
     rows = [dict(zip(map(str, range(len(headings))), row, strict=False)) for row in cells]
-    whole, text = report.text_table(columns, rows), report.text_table(columns, rows, width)
+    whole, text = tables.text_table(columns, rows), tables.text_table(columns, rows, width)
     if max(map(len, whole.splitlines())) <= width:
         assert text == whole
         return
@@ -146,7 +147,7 @@ def test_a_run_writes_json_and_picture_and_prints_the_table_last(tmp_path: Path)
     assert (tmp_path / "recurrent.png").read_bytes().startswith(b"\x89PNG")
     assert lines[:2] == ["model RNN; ratio 12.3× (11.9–12.8)", "model GRU; ratio –"]
     assert lines.count("note: a peer is missing") == 1
-    assert lines[-1] == report.text_table(COLUMNS, ROWS)
+    assert lines[-1] == tables.text_table(COLUMNS, ROWS)
 
 
 def test_rows_are_kept_as_they_come_and_a_run_that_is_broken_off_leaves_them(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_rows_that_could_not_be_measured_are_in_no_table_and_no_picture(tmp_path
     ).run(tmp_path, echo=lines.append)
     assert result["rows"][1]["error"] and drawn == [ROWS[:1]]
     assert "model LSTM: ValueError: no such cell" in lines
-    assert lines[-1] == report.text_table(COLUMNS, ROWS[:1])
+    assert lines[-1] == tables.text_table(COLUMNS, ROWS[:1])
 
 
 def test_seconds_that_a_benchmark_does_not_count_are_refused(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsebp.bench import load
-from sparsebp.bench.processes.pipelines import schedule_of
-from sparsebp.bench.scaling import measured, papers
-from sparsebp.bench.scaling.layers import Layer, bert, conv, cut, dense, flat, joined, mlp, resnet, transformer, vgg16
-from sparsebp.bench.scaling.machines import A100, Machine
-from sparsebp.bench.scaling.steps import (
+from benchmarks import load
+from benchmarks.processes.pipelines import schedule_of
+from benchmarks.scaling import measured, papers
+from benchmarks.scaling.layers import Layer, bert, conv, cut, dense, flat, joined, mlp, resnet, transformer, vgg16
+from benchmarks.scaling.machines import A100, Machine
+from benchmarks.scaling.steps import (
     ASYNCHRONOUS,
     PIPELINES,
     REPLICAS,
@@ -26,7 +26,7 @@ from sparsebp.bench.scaling.steps import (
     pipeline,
     sums_at_end,
 )
-from sparsebp.bench.scaling.workers import models, simulate_row
+from benchmarks.scaling.workers import models, simulate_row
 from sparsebp.schedule import Action, Costs, Link, Network, StageBytes, parts_of, simulate, validate
 
 

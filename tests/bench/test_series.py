@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sparsebp.bench.processes import series
+from benchmarks.processes import series
 from sparsebp.core.errors import SparseBPError
 
 pytest.importorskip("typer", exc_type=ImportError)
@@ -83,7 +83,7 @@ def test_an_interrupted_benchmark_is_waited_for(monkeypatch):
 
 
 def test_two_benchmarks_from_the_command_line(tmp_path):
-    command = [sys.executable, "-m", "sparsebp", "bench", "scaling-papers", "scaling", "--quick"]
+    command = [sys.executable, "-m", "benchmarks", "scaling-papers", "scaling", "--quick"]
     found = subprocess.run([*command, "--out", tmp_path], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert "1 of 2: scaling-papers" in found.stdout and "2 of 2: scaling" in found.stdout

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks import spectrain
+from benchmarks.tools import staged
 from sparsebp import nn
-from sparsebp.bench import spectrain
-from sparsebp.bench.tools import staged
 
 pytest.importorskip("mlxtend")
 SIDES = [side for side, (schedule, *_) in spectrain.SIDES.items() if schedule]

@@ -7,9 +7,9 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
+from benchmarks.spgemm import mkl, products, sparse_peers
+from benchmarks.tools import environment, peers
 from sparsebp import SparsityPattern
-from sparsebp.bench.spgemm import mkl, products, sparse_peers
-from sparsebp.bench.tools import environment, peers
 from sparsebp.core.errors import MissingDependencyError
 from sparsebp.products.product import candidates_of_structure, plan_by
 

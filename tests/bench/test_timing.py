@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sparsebp.bench.tools import peers
+from benchmarks.tools import peers
 from sparsebp.core import timing
 from sparsebp.core.errors import OptionError
 from sparsebp.core.threads import get_threads

@@ -475,7 +475,7 @@ def test_verify_says_which_models_agree(monkeypatch, ok):
 
 
 def test_bench_forwards_its_options(tmp_path, monkeypatch):
-    from sparsebp.bench.tools.benchmark import Benchmark
+    from benchmarks.tools.benchmark import Benchmark
 
     def fake(self, out=None, *, quick=False, threads=None, seconds=None, echo=print):
         echo("a table")
@@ -490,8 +490,8 @@ def test_bench_forwards_its_options(tmp_path, monkeypatch):
 
 
 def test_bench_of_several(tmp_path, monkeypatch):
-    from sparsebp.bench import NAMES
-    from sparsebp.bench.processes import series
+    from benchmarks import NAMES
+    from benchmarks.processes import series
     from sparsebp.core import backend
 
     asked = []

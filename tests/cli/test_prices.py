@@ -10,7 +10,7 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.bench.tools import calibrate
+from benchmarks.tools import calibrate
 from sparsebp.cli.app import app
 from sparsebp.core.machine import now_and_here, prices, shipped
 

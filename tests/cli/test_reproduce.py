@@ -1,4 +1,4 @@
-"""``sparsebp reproduce`` from the command line."""
+"""``python -m papers`` from the command line."""
 
 import json
 import sys
@@ -10,8 +10,8 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
+from papers import FIGURES
 from sparsebp.cli.app import app
-from sparsebp.reproduce import FIGURES
 
 
 def invoke(*arguments):
@@ -42,7 +42,7 @@ def test_json_on_standard_output(tmp_path):
 
 
 def test_json_of_all_is_json_where_figures_are_left_out(tmp_path, monkeypatch):
-    from sparsebp import reproduce
+    import papers as reproduce
 
     command = sys.modules["sparsebp.cli.reproduce"]
     monkeypatch.setattr(reproduce, "FIGURES", {name: FIGURES[name] for name in ("ooo-fig4", "bppsa-fig13")})
@@ -56,7 +56,7 @@ def test_json_of_all_is_json_where_figures_are_left_out(tmp_path, monkeypatch):
     ("hidden", "extra", "figure"), [("torch", "torch", "bppsa-fig7"), ("librosa", "audio", "bppsa-table3")]
 )
 def test_all_leaves_out_what_is_not_installed(hidden, extra, figure, tmp_path, monkeypatch):
-    from sparsebp import reproduce
+    import papers as reproduce
 
     monkeypatch.setitem(sys.modules, hidden, None)  # as find_spec and import see it
     monkeypatch.setattr(reproduce, "FIGURES", {name: FIGURES[name] for name in ("ooo-fig4", figure)})
@@ -69,7 +69,7 @@ def test_all_leaves_out_what_is_not_installed(hidden, extra, figure, tmp_path, m
 
 def test_all_in_a_small_form(tmp_path, monkeypatch):
     """One figure of every kind that takes a second or so; ``reproduce all --quick`` takes minutes."""
-    from sparsebp import reproduce
+    import papers as reproduce
 
     for package in ("librosa", "matplotlib"):
         pytest.importorskip(package)
@@ -82,7 +82,7 @@ def test_all_in_a_small_form(tmp_path, monkeypatch):
 
 
 def test_an_interruption_says_at_which_figure(tmp_path, monkeypatch):
-    from sparsebp.reproduce.figure import Figure
+    from papers.figure import Figure
 
     reproduce = Figure.reproduce
 
@@ -100,7 +100,7 @@ def test_an_interruption_says_at_which_figure(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "sparsebp reproduce list prints them"), (["ooo-fig55"], "ooo-fig5"),
+        (["nothing"], "python -m papers list prints them"), (["ooo-fig55"], "ooo-fig5"),
         (["ooo-fig5", "--measured", "absent"], "Leave --measured out"), (["all", "ooo-fig5"], "stand alone"),
         (["ooo-fig5", "list"], "stand alone"),
     ],
@@ -112,7 +112,7 @@ def test_wrong_usage_is_one_message(arguments, said):
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_run(tmp_path, monkeypatch):
-    from sparsebp.reproduce.figure import Figure
+    from papers.figure import Figure
 
     monkeypatch.setattr(Figure, "_found", lambda *_: pytest.fail("it was run"))
     (tmp_path / "file").touch()

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsebp as sb
+from benchmarks.processes.counted import Counted
 from scan.chains import Chain, dense, make_chain
 from sparsebp import SparsityPattern
-from sparsebp.bench.processes.counted import Counted
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.core.check import Array

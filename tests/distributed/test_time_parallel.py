@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsebp as sb
+from benchmarks.processes.counted import Counted
 from distributed.cut_sequences import KINDS, Problem
-from sparsebp.bench.processes.counted import Counted
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.core.check import Array

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.gpu import numbers
+from benchmarks.gpu.device import HIDDEN as HIDDEN_OF_PAPER
+from benchmarks.gpu.device import Recurrence
+from benchmarks.tools.workload import CELLS, chunk_count
 from gpu_runs.cases import every, line_numbers, run
 from sparsebp import kernels
-from sparsebp.bench.gpu import numbers
-from sparsebp.bench.gpu.device import HIDDEN as HIDDEN_OF_PAPER
-from sparsebp.bench.gpu.device import Recurrence
-from sparsebp.bench.tools.workload import CELLS, chunk_count
 from sparsebp.core import backend
 from sparsebp.kernels.device import SOURCES, DeviceKernels, RawModuleLoader, source
 from sparsebp.kernels.device.launch import ByValue, Defines, by_value

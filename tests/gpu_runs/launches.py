@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.processes.points import measure_apart
+from benchmarks.tools.benchmark import Row, Run
 from gpu_runs.cases import Case, differences, every, line_numbers, run
 from gpu_runs.references import Wanted
 from sparsebp import kernels
-from sparsebp.bench.processes.points import measure_apart
-from sparsebp.bench.tools.benchmark import Row, Run
 from sparsebp.core import backend
 
 QUICK = ("clamp_arrays", "gather")

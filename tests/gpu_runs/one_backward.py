@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.gpu.device import Recurrence
+from benchmarks.tools.workload import CELLS, chunk_count
 from sparsebp import kernels
-from sparsebp.bench.gpu.device import Recurrence
-from sparsebp.bench.tools.workload import CELLS, chunk_count
 from sparsebp.core import backend
 
 LENGTH, BATCH = 1000, 16

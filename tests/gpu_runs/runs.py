@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import load
+from benchmarks.tools import report
 from gpu_runs.carried import ARCHIVE, ROOT, sanitizer
 from gpu_runs.stages import Session, Stage
-from sparsebp.bench import load
-from sparsebp.bench.tools import report
 
 WORKERS = 6
 FINISH = 15.0
@@ -86,7 +86,7 @@ def versions(quick: bool) -> Stage:
 
 def bench(name: str, out: Path, quick: bool) -> Callable[[float], list[str]]:
     """Return the command of a benchmark, which keeps within the time that it has."""
-    command = [sys.executable, "-m", "sparsebp", "bench", name, "--out", str(out.absolute())]
+    command = [sys.executable, "-m", "benchmarks", name, "--out", str(out.absolute())]
     return lambda limit: [*command, "--seconds", f"{max(limit - FINISH, 1):.0f}", *(["--quick"] if quick else [])]
 
 

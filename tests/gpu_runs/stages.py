@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.tools.environment import commit
 from gpu_runs.carried import ROOT, environment
-from sparsebp.bench.tools.environment import commit
 from sparsebp.core.files import write_atomically
 
 GRACE = 15.0

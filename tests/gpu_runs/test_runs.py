@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tools import report
 from gpu_runs import cases, runs
 from gpu_runs.carried import ROOT
 from gpu_runs.compile_all import kernels_of, sets, small_sets
-from sparsebp.bench.tools import report
 from sparsebp.kernels.device import SOURCES
 
 STANDIN = ROOT / "tests" / "gpu_runs" / "standin"

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+from benchmarks.tools.environment import environment
 from gpu_runs.carried import CACHE, sanitizer, unpack
-from sparsebp.bench.tools.environment import environment
 from sparsebp.core import backend
 
 PACKAGES = (

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.reproduce import FIGURES
-from sparsebp.reproduce.bppsa import space, staleness, timed
-from sparsebp.reproduce.bppsa.tables import TABLE_4, TABLE_5, TABLE_6
-from sparsebp.reproduce.figure import Context
+from papers import FIGURES
+from papers.bppsa import space, staleness, timed
+from papers.bppsa.tables import TABLE_4, TABLE_5, TABLE_6
+from papers.figure import Context
 
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 

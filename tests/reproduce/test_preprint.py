@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from papers import FIGURES, kinematics, sampled
+from papers.bppsa import steps
+from papers.figure import Context
 from sparsebp import nn
 from sparsebp.models import vgg11
-from sparsebp.reproduce import FIGURES, kinematics, sampled
-from sparsebp.reproduce.bppsa import steps
-from sparsebp.reproduce.figure import Context
 from sparsebp.scan.algorithms import recipe
 
 PREPRINT = [name for name, figure in FIGURES.items() if figure.paper == "Preprint"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sparsebp import bench
+import benchmarks as bench
+from papers import FIGURES, find
+from papers.figure import PAPERS, Claim, Context, Figure, Found, at_least, read
+from papers.page import main, page
 from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.reproduce import FIGURES, find
-from sparsebp.reproduce.figure import PAPERS, Claim, Context, Figure, Found, at_least, read
-from sparsebp.reproduce.page import main, page
 
 COUNTED = [
     "bppsa-fig1", "bppsa-fig3", "bppsa-table1", "bppsa-eq6", "ooo-fig5", "spectrain-fig6",
@@ -181,7 +181,7 @@ def test_the_documentations_page_is_that_of_the_results():
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"figure": 1}', b"\xff"])
 def test_what_is_no_result_is_refused(content, tmp_path):
     (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(FileFormatError, match="no result of sparsebp reproduce"):
+    with pytest.raises(FileFormatError, match="no result of python -m papers"):
         read(tmp_path / "x.json")
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.reproduce import FIGURES, dualpipe_trained, ooo_here
-from sparsebp.reproduce.figure import Context, faster, gained
-from sparsebp.reproduce.optimizer_fusion import _course, _trend
-from sparsebp.reproduce.out_of_order import data_parallel, data_parallel_here, executed_pipelines, single_device
+from papers import FIGURES, dualpipe_trained, ooo_here
+from papers.figure import Context, faster, gained
+from papers.optimizer_fusion import _course, _trend
+from papers.out_of_order import data_parallel, data_parallel_here, executed_pipelines, single_device
 
 DOCS = Path(__file__).parents[2] / "docs"
 SAID = ("BPPSA", "Preprint", "OOO", "SpecTrain", "Fusion")

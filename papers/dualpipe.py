@@ -1,0 +1,424 @@
+"""Efficient and Robust Parallel DNN Training through Model Parallelism on Multi-GPU Platform: DualPipe and SpecTrain
+(Chen, Yang and Cheng, 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, geometric_mean
+from typing import Any
+
+import numpy as np
+
+from benchmarks.scaling.layers import cut
+from benchmarks.scaling.papers import P40, networks
+from benchmarks.scaling.steps import asynchronous, data_parallel
+from benchmarks.schedule import narrow
+from benchmarks.tools import peers, pictures
+from benchmarks.tools.benchmark import Result
+from benchmarks.tools.staged import LastStep
+from papers import dualpipe_trained
+from papers.dualpipe_trained import RAN, kept
+from papers.figure import Claim, Context, Figure, Found, claim, elsewhere
+from papers.simulated import draw_ranges, drawn_timelines, near, speed_ups
+from sparsebp import models, nn
+from sparsebp.core import threads, timing
+from sparsebp.schedule import Action, Costs, Network, simulate
+from sparsebp.schedule.builders import dualpipe2018, pipedream
+
+
+def _units(workers: int) -> Costs:
+    """Return equal units; the last worker runs forward and backward of a batch in one."""
+    return Costs(lambda action: 0 if action.kind == "U" else 0.5 if action.stage == workers - 1 else 1)
+
+
+def versions(context: Context) -> Found:
+    """Eq. 5 and 6: version differences, read off the simulated schedule."""
+    claims = []
+    for workers in range(2, 9):
+        found = simulate(dualpipe2018(workers=workers, stages=workers, microbatches=5 * workers), _units(workers))
+        batch, devices = 2 * workers + 1, range(workers)
+        claims += [
+            claim(f"forward, N = {workers}: 2N − k − 2", [2 * workers - k - 2 for k in devices],
+                  [found.version_difference(Action(k, "F", batch)) for k in devices]),
+            claim(f"backward, N = {workers}: k", list(devices),
+                  [found.version_difference(Action(k, "B", batch)) for k in devices]),
+        ]  # fmt: skip
+    return Found(tuple(claims))
+
+
+def fifth_batch(context: Context) -> Found:
+    """Fig. 8: the round trip of a batch on three devices."""
+    found = simulate(dualpipe2018(workers=3, stages=3, microbatches=20), _units(3))
+    trip = [Action(0, "F", 9), Action(1, "F", 9), Action(2, "F", 9), Action(1, "B", 9), Action(0, "B", 9)]
+    return Found((
+        claim("units from the first forward to the last backward", [0, 1, 2, 3, 4],
+              [round(found.start(action) - found.start(trip[0])) for action in trip]),
+        claim("version differences on the way", [4, 3, 2, 1, 0], [found.version_difference(action) for action in trip]),
+    ))  # fmt: skip
+
+
+def timelines(context: Context) -> Found:
+    """Fig. 6: PipeDream and DualPipe on four devices."""
+    found = simulate(dualpipe2018(workers=4, stages=4, microbatches=20), _units(4))
+    starts = [round(found.start(Action(k, "F", 10))) for k in range(4)]
+    back = found.start(Action(0, "B", 10))
+    return Found((
+        claim("DualPipe: forward of batch m on device k begins in unit m + k", [10, 11, 12, 13], starts),
+        claim("its backward on the first device in unit m + 2N − 2", 16, round(back)),
+    ))  # fmt: skip
+
+
+def prediction(result: Result) -> Found:
+    """Fig. 9's footnote: the error of predicted weights beside that of stale ones, of other networks too."""
+    rows = [row for row in result["rows"]
+            if row["side"] == "SpecTrain" and "predicted_forward" in row]  # fmt: skip
+    claims = tuple(
+        Claim(f"{row['network']}, rate {row['rate']:g}: RMSE of predicted over stale weights, forward", "below 1",
+              f"{row['predicted_forward'] / row['stale_forward']:.2f}", row["predicted_forward"] < row["stale_forward"],
+              "" if row["predicted_forward"] < row["stale_forward"] else "The direction of the steps changes too often",
+              RAN["SpecTrain"])
+        for row in rows
+    )  # fmt: skip
+    return Found(claims, {"rows": [
+        {"name": f"{row['network']}, {row['level']}", "predicted": row["predicted_forward"],
+         "stale": row["stale_forward"]} for row in rows
+    ]})  # fmt: skip
+
+
+def draw_prediction(data: Mapping[str, Any]) -> Any:
+    """Draw both errors."""
+    rows = data["rows"]
+    drawing, ax = pictures.bar_chart(
+        [row["name"] for row in rows],
+        [("predicted", "#1e40af", [row["predicted"] for row in rows]),
+         ("stale", "#c2410c", [row["stale"] for row in rows])],
+        "RMSE from the weights that are used later", each=0.5,
+    )  # fmt: skip
+    ax.legend(fontsize=8)
+    return drawing
+
+
+def accuracy(result: Result) -> Found:
+    """Table 1 after few steps, where staleness hurts: accuracy minus that of training without staleness."""
+    claims = []
+    for row in result["rows"]:
+        if row["side"] not in RAN:
+            continue
+        lost, width = row["difference"]["mean"], row["difference"]["interval"]
+        met, why = kept(lost, width)
+        if row["side"] != "SpecTrain":
+            met, why = None, "Shown beside the claim, not a target"
+        paper = "as synchronous" if row["side"] == "SpecTrain" else "below synchronous"
+        what = f"{row['network']}, rate {row['rate']:g}, {row['side']}: accuracy minus synchronous"
+        claims.append(Claim(what, paper, f"{lost:+.3f} ± {width:.3f}", met, why, RAN[row["side"]]))
+    return Found(tuple(claims))
+
+
+def learning_curves(result: Result) -> Found:
+    """Fig. 5 and 12: learning curves of the Transformer."""
+    rows = [row for row in result["rows"]
+            if row["network"] == "Transformer" and row.get("loss") is not None]  # fmt: skip
+    kept = {f"{row['side']}, {row['level']}": np.asarray(row["loss"], float).tolist() for row in rows}
+    last = {name: float(np.mean(loss[-10:])) for name, loss in kept.items() if np.ndim(loss) == 1 and loss}
+    claims = []
+    for level in dict.fromkeys(row["level"] for row in rows):
+        alone, vanilla, predicted = (last.get(f"{side}, {level}") for side in ("synchronous", "vanilla", "SpecTrain"))
+        if alone is None or vanilla is None or predicted is None:
+            continue
+        for other, loss, paper, met, why in (
+            ("stale weights", vanilla, "SpecTrain's is lower", predicted < vanilla, "The prediction overshoots"),
+            ("synchronous training", alone, "similar (here: within 5 %)", abs(predicted - alone) <= 0.05 * alone,
+             "Stale weights are far off at this rate, which is not the paper's"),
+        ):  # fmt: skip
+            what = f"Transformer, {level} rate: last losses of SpecTrain and of {other}"
+            ours = f"{predicted:.3f} and {loss:.3f}"
+            claims.append(Claim(what, paper, ours, met, "" if met else why, RAN["SpecTrain"]))
+    return Found(tuple(claims), {"curves": kept})
+
+
+def draw_curves(data: Mapping[str, Any]) -> Any:
+    """Draw the losses."""
+    drawing, axes = pictures.figure()
+    for name, loss in data["curves"].items():
+        if name.endswith("moderate") and np.ndim(loss) == 1:
+            axes[0, 0].plot(loss, linewidth=1, label=name.split(",")[0])
+    axes[0, 0].set(xlabel="step", ylabel="training loss")
+    if axes[0, 0].lines:  # every run may have diverged
+        axes[0, 0].legend(fontsize=8)
+    return drawing
+
+
+def throughput(result: Result) -> Found:
+    """Fig. 10: over data-parallel and over PipeDream, simulated; means are geometric."""
+    return speed_ups(result, lambda row: row["source"].startswith("Chen"))
+
+
+_WORKERS, _SAMPLES = 4, 128
+
+
+def transfers(context: Context) -> Found:
+    """Fig. 3: bytes that four GPUs hand each other for a batch, from the shapes of the networks."""
+    ratios, claims = {}, []
+    for name, (_, layers) in networks().items():
+        inside = cut(layers, _WORKERS)[:-1]
+        gradients = 2 * (_WORKERS - 1) * sum(layer.weights for layer in layers)  # to a server and back
+        activations = 2 * _SAMPLES * sum(part.output for part in inside)  # and their gradients
+        ratios[name] = gradients / activations
+        claims.append(Claim(f"{name}: data-parallel over model-parallel", "more", f"{ratios[name]:.3g}×",
+                            gradients > activations))  # fmt: skip
+    most = max(ratios.values())
+    return Found((
+        *claims,
+        near("the largest (within 10 %)", 528, most, ""),
+        near("mean, geometric (within 10 %)", 13.4, geometric_mean(ratios.values()),
+             "Five networks, without Inception v4; the paper does not say how it counts"),
+    ), {"rows": [{"name": name, "ratio": ratio} for name, ratio in ratios.items()]})  # fmt: skip
+
+
+def draw_transfers(data: Mapping[str, Any]) -> Any:
+    """Draw the ratios."""
+    rows = data["rows"]
+    drawing, ax = pictures.bar_chart([row["name"] for row in rows], [("", "#1e40af", [row["ratio"] for row in rows])],
+                                     "bytes a batch, data-parallel over model-parallel", each=0.4)  # fmt: skip
+    ax.set_xscale("log")
+    return drawing
+
+
+def breakdown(context: Context) -> Found:
+    """Fig. 4 and 11: shares of a step in transfers and in waiting for slower workers, simulated for four P40."""
+    shares: dict[str, list[float]] = {name: [] for name in ("data-parallel", "PipeDream", "DualPipe", "uneven", "even")}
+    alone = replace(P40, network=Network())
+    recurrent = []
+    for group, layers in networks().values():
+        free = data_parallel("dp-overlap", layers, alone, _WORKERS, 32).seconds
+        shares["data-parallel"].append(1 - free / data_parallel("dp-overlap", layers, P40, _WORKERS, 32).seconds)
+        if group != "CNN":
+            recurrent.append(shares["data-parallel"][-1])
+        for name in ("PipeDream", "DualPipe"):
+            found, free = (asynchronous(name.lower(), layers, machine, _WORKERS, 16, _SAMPLES).seconds
+                           for machine in (P40, alone))  # fmt: skip
+            shares[name].append(1 - free / found)
+        parts = cut(layers, _WORKERS)
+        forward, backward = [p.forward for p in parts], [p.input_grad + p.weight_grad for p in parts]
+        both = list(map(sum, zip(forward, backward, strict=True)))
+        units = [max(pair[(worker + parity) % 2] for worker, pair in enumerate(zip(forward, backward, strict=True)))
+                 for parity in (0, 1)]  # fmt: skip
+        shares["uneven"].append(1 - fmean(both) / sum(units))
+        shares["even"].append(1 - fmean(both) / max(both))
+
+    def mean(what: str, paper: float, values: Sequence[float]) -> Claim:
+        return near(what, paper, 100 * fmean(values), _SIMULATED)
+
+    return Found((
+        mean("transfers, data-parallel, mean, % of a step", 26.7, shares["data-parallel"]),
+        mean("transfers, data-parallel, FCN/RNN, %", 49.8, recurrent),
+        near("transfers, data-parallel, the largest, %", 76.6, 100 * max(shares["data-parallel"]), _SIMULATED),
+        mean("transfers, PipeDream, mean, %", 1.9, shares["PipeDream"]),
+        mean("transfers, DualPipe, mean, %", 2.2, shares["DualPipe"]),
+        mean("idle by imbalance, PipeDream, all waiting after every unit, mean, %", 38.6, shares["uneven"]),
+        mean("idle by imbalance, DualPipe, the same, mean, %", 11.5, shares["even"]),
+        elsewhere("computing, data-parallel over pipelines, mean", "1.611×",
+                  "Smaller batches use a GPU less well; the simulator counts FLOPs"),
+    ))  # fmt: skip
+
+
+_SIMULATED = "Simulated from data sheets; five networks, without Inception v4, in parts of even FLOPs"
+
+
+def backward_time(context: Context) -> Found:
+    """Fig. 7: time of a backward over that of a forward, of networks like the paper's six, on this machine."""
+    rounds = {"rounds": 2, "least_rounds": 2, "warmup": 1} if context.quick else {"rounds": 9, "budget": 6.0}
+    claims, rows = [], []
+    count = threads.most_threads()
+    with peers.threads(count):
+        for name, (make, shape, samples) in _networks(context.quick).items():
+            model, loss, rng = make(), nn.CrossEntropyLoss(), np.random.default_rng(0)
+            x, target = rng.standard_normal(shape, np.float32), rng.integers(10, size=samples)
+
+            def back(kept: Any, model: Any = model, loss: Any = loss) -> None:
+                model.weight_grad(loss.input_grad(kept[0]), kept[1])
+
+            def forth(model: Any = model, loss: Any = loss, x: Any = x, target: Any = target) -> Any:
+                logits, saved = model.forward(x)
+                return loss.forward(logits, target)[1], saved
+
+            timings = timing.measure({"forward": forth, "backward": timing.Call(back, forth)}, **rounds)
+            ratio = timings["backward"].median / timings["forward"].median
+            rows.append({"name": name, "ratio": ratio})
+            claims.append(Claim(f"{name}: backward over forward", "above 1, up to 3.3×", f"{ratio:.2f}×",
+                                1 < ratio <= 3.3, "" if 1 < ratio <= 3.3 else "Other kernels, on a CPU",
+                                f"bp, one stream, {count} threads"))  # fmt: skip
+    return Found(tuple(claims), {"rows": rows})
+
+
+def _networks(quick: bool) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], int]]:
+    """Return what makes each network, the shape of a batch, and its samples."""
+    if quick:
+        return {"SNN, 4 × 16": (lambda: narrow(4, 16), (8, 16), 8)}
+    return {
+        "SNN, 32 × 2048": (lambda: narrow(32, 2048), (_SAMPLES, 2048), _SAMPLES),
+        "VGG-11": (lambda: models.vgg11(rng=0), (32, 3, 32, 32), 32),
+        "DenseNet, L = 40, k = 12": (lambda: models.densenet(rng=0), (8, 3, 32, 32), 8),
+        "MobileNetV2-style": (lambda: models.mobilenetv2(rng=0), (8, 3, 32, 32), 8),
+        "Transformer, 6 × 512, 20 steps":
+            (lambda: models.transformer_classifier(512, steps=20, width=512, heads=8, layers=6, rng=0),
+             (32, 20, 512), 32),
+        "LSTM, 8 × 512, T = 20": (lambda: _lstms(8, 512), (20, 32, 512), 32),
+    }  # fmt: skip
+
+
+def _lstms(layers: int, units: int) -> Any:
+    head = nn.Linear(units, 10, rng=np.random.default_rng(0))
+    return nn.Sequential(*(nn.LSTM(units, units, rng=number) for number in range(layers)), LastStep(), head)
+
+
+def draw_ratios(data: Mapping[str, Any]) -> Any:
+    """Draw the ratios beside the paper's largest."""
+    rows = data["rows"]
+    drawing, ax = pictures.bar_chart([row["name"] for row in rows], [("", "#1e40af", [row["ratio"] for row in rows])],
+                                     "backward over forward time (dashed: the paper's largest)", each=0.4)  # fmt: skip
+    ax.axvline(3.3, color="#6b7280", linewidth=0.8, linestyle="--")
+    return drawing
+
+
+FIGURES = (
+    Figure(
+        name="spectrain-fig3",
+        paper="SpecTrain",
+        source="Fig. 1–3",
+        kind="exact",
+        run=transfers,
+        draw=draw_transfers,
+        states="bytes between four GPUs a batch: data-parallel 13.4 times model-parallel on average, 528 at most",
+    ),
+    Figure(
+        name="spectrain-fig4",
+        paper="SpecTrain",
+        source="Fig. 4 and 11",
+        kind="simulated",
+        seconds=2,
+        run=breakdown,
+        gpu=True,
+        states="shares of a step: transfers 26.7, 1.9 and 2.2 %, idle by imbalance 38.6 and 11.5 %",
+    ),
+    Figure(
+        name="spectrain-fig6",
+        paper="SpecTrain",
+        source="Fig. 6",
+        kind="exact",
+        run=timelines,
+        draw=lambda data: drawn_timelines(
+            [build(workers=4, stages=4, microbatches=12) for build in (pipedream, dualpipe2018)], _units(4)
+        ),
+        states="timelines of PipeDream and DualPipe",
+    ),
+    Figure(
+        name="spectrain-fig7",
+        paper="SpecTrain",
+        source="Fig. 7",
+        kind="measured",
+        seconds=60,
+        run=backward_time,
+        draw=draw_ratios,
+        gpu=True,
+        states="a backward takes up to 3.3 times a forward",
+    ),
+    Figure(
+        name="spectrain-fig8",
+        paper="SpecTrain",
+        source="Fig. 8",
+        kind="exact",
+        run=fifth_batch,
+        states="the round trip of the 5th batch and its weight versions",
+    ),
+    Figure(
+        name="spectrain-eq5",
+        paper="SpecTrain",
+        source="Eq. 5 and 6",
+        kind="exact",
+        run=versions,
+        states="version differences 2N − k − 2 and k",
+    ),
+    Figure(
+        name="spectrain-fig9",
+        paper="SpecTrain",
+        source="Fig. 9, Eq. 1 and 4",
+        kind="executed",
+        seconds=20,
+        run=dualpipe_trained.prediction,
+        draw=dualpipe_trained.draw_prediction,
+        needs=("data",),
+        states="an SNN: RMSE of predicted and of stale weights by version difference",
+    ),
+    Figure(
+        name="spectrain-fig9-nets",
+        rests_on="spectrain",
+        paper="SpecTrain",
+        source="Fig. 9, footnote 3",
+        kind="executed",
+        seconds=1500,
+        shows=prediction,
+        draw=draw_prediction,
+        needs=("data",),
+        states="other models show similar results",
+    ),
+    Figure(
+        name="spectrain-table1",
+        paper="SpecTrain",
+        source="Table 1",
+        kind="executed",
+        seconds=420,
+        run=dualpipe_trained.accuracy,
+        needs=("data",),
+        states="SpecTrain keeps the accuracy that staleness costs; here with the paper's rates and batch, smaller "
+        "networks, digits, and 250 to 400 steps in place of 5000",
+    ),
+    Figure(
+        name="spectrain-hard",
+        rests_on="spectrain",
+        paper="SpecTrain",
+        source="Table 1",
+        kind="executed",
+        seconds=1500,
+        shows=accuracy,
+        needs=("data",),
+        states="the same within 60 to 250 steps of batch 32, where staleness hurts",
+    ),
+    Figure(
+        name="spectrain-fig13",
+        paper="SpecTrain",
+        source="Fig. 13",
+        kind="simulated",
+        seconds=420,
+        run=dualpipe_trained.to_convergence,
+        gpu=True,
+        needs=("data",),
+        states="time to convergence: 33.8 % of data-parallel, 42.1 % of PipeDream; steps trained here, their time "
+        "simulated",
+    ),
+    Figure(
+        name="spectrain-fig12",
+        rests_on="spectrain",
+        paper="SpecTrain",
+        source="Fig. 5 and 12",
+        kind="executed",
+        seconds=1500,
+        shows=learning_curves,
+        draw=draw_curves,
+        needs=("data",),
+        states="learning curves of the Transformer",
+    ),
+    Figure(
+        name="spectrain-fig10",
+        rests_on="scaling-papers",
+        paper="SpecTrain",
+        source="Fig. 10",
+        kind="simulated",
+        seconds=30,
+        shows=throughput,
+        draw=draw_ranges,
+        gpu=True,
+        states="throughput: 2.64× data-parallel, 1.68× PipeDream, geometric means",
+    ),
+)

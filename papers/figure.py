@@ -1,0 +1,297 @@
+"""What a figure of a paper is, how it is run, and what a run leaves: JSON, and a picture with the paper's axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import benchmarks as bench
+from benchmarks.tools.benchmark import Result
+from benchmarks.tools.environment import environment
+from benchmarks.tools.report import load as load_result
+from sparsebp.core.errors import FileFormatError, MissingDependencyError
+from sparsebp.core.files import json_line, prepare_folder, write_atomically, write_figure
+
+Kind: TypeAlias = Literal["exact", "executed", "measured", "simulated", "elsewhere"]
+"""How a number is obtained: computed without rounding or choice; run, whatever the time it takes; timed here; simulated
+for the paper's machines; or not here at all, for want of a GPU or a cluster."""
+PAPERS = {
+    "BPPSA": "Wang, Bai and Pekhimenko, 2020",
+    "Preprint": "Wang, Bai and Pekhimenko, BPPSA's preprint of 2019",
+    "OOO": "Oh et al., 2022",
+    "SpecTrain": "Chen, Yang and Cheng, 2018",
+    "Fusion": "Jiang et al., 2021",
+}
+
+_LACKING = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What a benchmark's result raises that is not as a figure reads it; it may come from a file."""
+_LEFT_OUT = "A quick run leaves it out: its networks are too large"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One statement of a figure, and what comes out here.
+
+    Attributes
+    ----------
+    what
+        What is stated.
+    paper, ours
+        The paper's number and ours, as texts.
+    met
+        Whether ours is as good; None: it is not decided, or cannot be compared.
+    why
+        Why it is missed, not decided or cannot be compared.
+    ran
+        What ran, where that is a choice: the way back (``bp``, ``blelloch``, …), the order, the schedule, the
+        optimizer. Every claim of a measured figure says it.
+    """
+
+    what: str
+    paper: str
+    ours: str
+    met: bool | None
+    why: str = ""
+    ran: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a figure's run returns: its claims, and what its picture shows."""
+
+    claims: tuple[Claim, ...]
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a figure is run with.
+
+    Attributes
+    ----------
+    quick
+        Small sizes and few rounds: that it runs, not what it measures.
+    folder
+        Where results of benchmarks go.
+    measured
+        A folder with results of ``python -m benchmarks`` that are taken instead of measuring again.
+    echo
+        Takes every line that is printed.
+    """
+
+    quick: bool
+    folder: Path
+    measured: Path | None
+    echo: Callable[[str], None]
+    results: dict[str, Result] = dataclasses.field(default_factory=dict)
+    """What benchmarks have left already: several figures may rest on one."""
+
+    def benchmark(self, name: str) -> Result:
+        """Return the result of a benchmark: that in `measured` if it is there, else of a run now.
+
+        Raises
+        ------
+        FileFormatError
+            What is there is no whole result of that benchmark.
+        """
+        if name not in self.results:
+            path = None if self.measured is None else self.measured / f"{name}.json"
+            if path is not None and path.exists():
+                found = load_result(path)
+                if found["benchmark"] != name or not found.get("complete", True):
+                    raise FileFormatError(
+                        f"{path} is no whole result", expected=f"what python -m benchmarks {name} leaves at its end",
+                        got=found["benchmark"] if found["benchmark"] != name else "a run that was stopped",
+                        remedy="Run the benchmark again, or remove the file to have it run",
+                    )  # fmt: skip
+                self.results[name] = found
+            else:
+                self.results[name] = bench.load(name).run(self.folder, quick=self.quick, echo=self.echo)
+        return self.results[name]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure, a table or a numbered statement of a paper.
+
+    Attributes
+    ----------
+    name
+        What ``python -m papers`` calls it.
+    paper
+        A key of `PAPERS`.
+    source
+        Its place in the paper.
+    states
+        What it states, in a line.
+    kind
+        How ours is obtained.
+    seconds
+        What a whole run takes here; 0: less than one.
+    run
+        Returns what comes out.
+    rests_on, shows
+        Instead of `run`: the benchmark that it rests on, and what returns what its result shows. Without either it is
+        not run here, and `why` says what it would take.
+    draw
+        Draws the data into a Matplotlib figure, with the paper's axes; None: there is nothing to draw.
+    needs
+        What a run needs beside the package: ``"torch"``, ``"audio"``, ``"data"``, ``"mpi"``.
+    gpu
+        Whether the paper's own form needs a GPU.
+    why
+        Why it is not run here.
+    """
+
+    name: str
+    paper: str
+    source: str
+    states: str
+    kind: Kind
+    seconds: int = 0
+    run: Callable[[Context], Found] | None = None
+    rests_on: str | None = None
+    shows: Callable[[Result], Found] | None = None
+    draw: Callable[[Mapping[str, Any]], Any] | None = None
+    needs: tuple[str, ...] = ()
+    gpu: bool = False
+    why: str = ""
+
+    @property
+    def here(self) -> bool:
+        """Whether it is run here."""
+        return self.run is not None or self.shows is not None
+
+    @property
+    def command(self) -> str:
+        """What runs it."""
+        return f"python -m papers {self.name}"
+
+    def reproduce(self, context: Context, out: Path) -> dict[str, Any]:
+        """Run the figure, write ``<name>.json`` and ``<name>.png`` into `out`, and return what the JSON holds.
+
+        Raises
+        ------
+        MissingDependencyError
+            A package that it needs is not installed.
+        FileFormatError
+            The result of the benchmark that it rests on lacks what it shows.
+        OutputError
+            A file cannot be written.
+        """
+        begin = time.monotonic()
+        found = self._found(context)
+        shown = context.results[self.rests_on] if self.rests_on else {"quick": context.quick}
+        result = {
+            "figure": self.name, "quick": shown["quick"], "environment": shown.get("environment") or environment(),
+            "seconds": round(time.monotonic() - begin, 2),
+            "claims": [dataclasses.asdict(claim) for claim in found.claims], "data": dict(found.data),
+        }  # fmt: skip
+        drawing = self._drawing(context, found)
+        prepare_folder(out)
+        write_atomically(out / f"{self.name}.json", json_line(result, indent=1).encode())
+        if drawing is not None:
+            write_figure(drawing, out / f"{self.name}.png", dpi=110)
+        return result
+
+    def _found(self, context: Context) -> Found:
+        """Run it; what a benchmark's result lacks is said in a sentence, for it may come from a file."""
+        if self.run is not None:
+            return self.run(context)
+        if self.rests_on is None or self.shows is None:
+            return Found((Claim(self.states, "see there", "not run here", None, self.why),))
+        result = context.benchmark(self.rests_on)  # whose own errors are not the file's
+        try:
+            found = self.shows(result)
+            if not found.claims and not result["quick"]:
+                raise LookupError("no row that it shows")
+        except _LACKING as error:
+            raise self._lacks(error) from error
+        if found.claims:
+            return found
+        return Found((Claim(self.states, "see there", "not measured", None, _LEFT_OUT),), found.data)
+
+    def _drawing(self, context: Context, found: Found) -> Any:
+        """Return the picture; None if there is nothing to draw, or nothing to draw it with."""
+        if self.draw is None:
+            return None
+        try:
+            drawing = self.draw(found.data)
+        except MissingDependencyError as error:
+            context.echo(f"No picture: {error}")
+            return None
+        except _LACKING as error:
+            if self.rests_on is None:
+                raise
+            raise self._lacks(error) from error
+        drawing.suptitle(f"{self.paper}, {self.source}: {self.states}", fontsize=9, wrap=True)
+        return drawing
+
+    def _lacks(self, error: Exception) -> FileFormatError:
+        """Return what to say of a benchmark's result that is not as it has to be."""
+        return FileFormatError(
+            f"The result of python -m benchmarks {self.rests_on} lacks what {self.name} shows",
+            expected="the fields and rows of a whole run of this version", got=f"{type(error).__name__}: {error}",
+            remedy=f"Run python -m benchmarks {self.rests_on} again",
+        )  # fmt: skip
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what `Figure.reproduce` has written.
+
+    Raises
+    ------
+    FileFormatError
+        It is something else.
+    """
+    from sparsebp.core.files import parse_json, read_file
+
+    remedy = "Run python -m papers again"
+    content = read_file(path, f"{path} cannot be read", expected="a result of python -m papers", remedy=remedy)
+    try:
+        found = parse_json(content)
+    except ValueError as error:
+        found = str(error)
+    if not isinstance(found, dict) or not {"figure", "claims", "seconds", "environment"} <= found.keys():
+        raise FileFormatError(f"{path} is no result of python -m papers", expected="figure, claims, seconds, …",
+                              got=found if isinstance(found, str) else "other fields", remedy=remedy)  # fmt: skip
+    return found
+
+
+def claim(what: str, paper: Any, ours: Any, *, why: str = "", ran: str = "") -> Claim:
+    """Return a claim that holds if both are equal."""
+    return Claim(what, str(paper), str(ours), ours == paper, why, ran)
+
+
+def at_least(what: str, paper: float, ours: float, *, why: str = "", form: str = "{:.3g}×", ran: str = "") -> Claim:
+    """Return a claim that holds if ours is not below the paper's; `why` is said if it is missed."""
+    met = ours >= paper
+    return Claim(what, form.format(paper), form.format(ours), met, "" if met else why, ran)
+
+
+def gained(what: str, paper: str, least: float, ratio: Mapping[str, float], *, ran: str, why: str) -> Claim:
+    """Return a claim that a measured ratio of times is at least so much; a gain within its quartiles is not decided."""
+    met: bool | None = ratio["median"] >= least
+    if met and ratio["low"] < 1:
+        met, why = None, "Not decided: the quartiles reach below 1"
+    return Claim(what, paper, f"{ratio['median']:.2f}×", met, "" if met else why, ran)
+
+
+def faster(what: str, paper: str, least: float, base: Mapping[str, float], ours: Mapping[str, float], *, ran: str,
+           why: str) -> Claim:  # fmt: skip
+    """Return a claim that `base` takes at least so many times longer than `ours`; timings as benchmarks keep them."""
+    ratio = {"median": base["median"] / ours["median"], "low": base["low"] / ours["high"]}
+    return gained(what, paper, least, ratio, ran=ran, why=why)
+
+
+def elsewhere(what: str, paper: str, why: str) -> Claim:
+    """Return a claim that nothing was run for here."""
+    return Claim(what, paper, "not run here", None, why, "nothing")
+
+
+def median(row: Mapping[str, Any], key: str) -> float:
+    """Return the median of what a benchmark measured."""
+    return float(row[key]["median"])
