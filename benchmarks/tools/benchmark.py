@@ -19,6 +19,7 @@ from benchmarks.tools import peers, pictures, report
 from benchmarks.tools.environment import available_memory, environment
 from sparsebp.core import tables
 from sparsebp.core.errors import MissingDependencyError, OptionError, SparseBPError
+from sparsebp.core.tables import Column
 
 Row: TypeAlias = dict[str, Any]
 Result: TypeAlias = Mapping[str, Any]
@@ -120,7 +121,7 @@ class Benchmark:
     title: str
     leaves_out: str
     measure: Callable[[Run], Iterator[Row]]
-    columns: tuple[tables.Column, ...]
+    columns: tuple[Column, ...]
     tables: Mapping[str, tuple[str, ...]]
     short: tuple[str, ...]
     picture: Callable[[Result], Any]
@@ -202,7 +203,7 @@ class Benchmark:
         self._finish(run, out)
         return result
 
-    def named(self, keys: Iterable[str]) -> list[tables.Column]:
+    def named(self, keys: Iterable[str]) -> list[Column]:
         """Return the columns of these keys."""
         by_key = {column.key: column for column in self.columns}
         return [by_key[key] for key in keys]

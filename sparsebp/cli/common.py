@@ -132,11 +132,9 @@ class _Ends:
                 typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
             raise typer.Exit(2 if isinstance(error, OptionError) else 1) from error
         except KeyboardInterrupt as error:
-            told = (
-                error.describe(ctx.find_root().info_name, ctx.meta[_ARGUMENTS])
-                if isinstance(error, Interrupted)
-                else "Interrupted."
-            )
+            told = "Interrupted."
+            if isinstance(error, Interrupted):
+                told = error.describe(ctx.find_root().info_name or "sparsebp", ctx.meta[_ARGUMENTS])
             if _speaks(error):
                 typer.echo(told, err=True)
             raise typer.Exit(status_of(error)) from error
@@ -205,8 +203,8 @@ class Group(_Ends, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; of those that have left the package, say where they are."""
         if args[0] in _MOVED:
-            raise OptionError(f"sparsebp {args[0]} is no longer a command", expected=f"{_MOVED[args[0]]}, in a clone of "
-                              "the repository", got=args[0])  # fmt: skip
+            raise OptionError(f"sparsebp {args[0]} is no longer a command",
+                              expected=f"{_MOVED[args[0]]}, in a clone of the repository", got=args[0])  # fmt: skip
         return super().resolve_command(ctx, args)
 
 
@@ -215,7 +213,7 @@ class Command(_Ends, TyperCommand):
 
 
 _MOVED = {"bench": "python -m benchmarks", "reproduce": "python -m papers"}
-_OPTIONS = {"add_completion": False, "pretty_exceptions_enable": False,
+_OPTIONS: Any = {"add_completion": False, "pretty_exceptions_enable": False,
             "context_settings": {"help_option_names": ["-h", "--help"]}}  # fmt: skip
 
 

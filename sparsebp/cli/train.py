@@ -35,7 +35,7 @@ from sparsebp.core import tables
 from sparsebp.core.check import BACKWARDS, check_integer
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import json_line, output_error, write_atomically
-from sparsebp.nn.prune import PruneMethod
+from sparsebp.nn.pruning import PruneMethod
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, run_folder, save_checkpoint, set_aside

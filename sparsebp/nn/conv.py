@@ -22,7 +22,7 @@ from sparsebp.core.check import Array, Seed, check_choice
 from sparsebp.core.errors import ShapeError
 from sparsebp.nn.layer import Work, check_gy, check_input
 from sparsebp.nn.pool import SampleLayer
-from sparsebp.nn.prune import Prunable
+from sparsebp.nn.pruning import Prunable
 from sparsebp.patterns.builders import conv_entries
 from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
 

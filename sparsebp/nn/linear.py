@@ -15,7 +15,7 @@ from sparsebp.core.check import Array, ProductFactors, Seed, check_integer
 from sparsebp.core.errors import ShapeError
 from sparsebp.kernels.dense import matmul
 from sparsebp.nn.layer import Work, check_gy, check_input
-from sparsebp.nn.prune import Prunable
+from sparsebp.nn.pruning import Prunable
 
 
 class Linear(Prunable):

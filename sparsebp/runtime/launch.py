@@ -27,7 +27,7 @@ from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionErro
 from sparsebp.core.files import write_figure
 from sparsebp.schedule import Action, Costs, Schedule, simulate
 from sparsebp.schedule.plot import gantt
-from sparsebp.schedule.simulate import Event, Simulation
+from sparsebp.schedule.simulation import Event, Simulation
 
 _TAG = 0  # messages of one pair and tag arrive in their order, and all of a step's have been waited for
 

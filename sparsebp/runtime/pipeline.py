@@ -35,7 +35,7 @@ from sparsebp.schedule import (
     validate,
 )
 from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.lower import Await, Compute, Message, Post, RankProgram, Send, Sent, lower
+from sparsebp.schedule.lowering import Await, Compute, Message, Post, RankProgram, Send, Sent, lower
 
 # What a rank of a pipeline does for each action: as on one device, but for what comes from others and goes to them.
 

@@ -19,10 +19,10 @@ from sparsebp.schedule.files import (
     write_csv,
     write_programs,
 )
-from sparsebp.schedule.lower import Message, RankProgram, check_rendezvous, lower
+from sparsebp.schedule.lowering import Message, RankProgram, check_rendezvous, lower
 from sparsebp.schedule.plot import chrome_trace, gantt, summary, text_chart, write_trace
 from sparsebp.schedule.schedule import Schedule, validate
-from sparsebp.schedule.simulate import (
+from sparsebp.schedule.simulation import (
     Errors,
     Event,
     MemoryCurve,

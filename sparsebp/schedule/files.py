@@ -2,7 +2,7 @@
 
 One row a rank, in its order. ``0SEND_F1`` and ``1RECV_F1`` are the two ends of what stage 0 sends to stage 1 for
 micro-batch 1, ``1SEND_B1`` and ``0RECV_B1`` those of the gradient on its way back, and ``0REDUCE_GRAD`` is S. They say
-where an operation begins; where it is waited for follows, see `sparsebp.schedule.lower`.
+where an operation begins; where it is waited for follows, see `sparsebp.schedule.lowering`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparsebp.schedule.actions import (
     parts_of,
 )
 from sparsebp.schedule.costs import DURATIONS, Costs, Link, Network, StageBytes, check_cost
-from sparsebp.schedule.lower import (
+from sparsebp.schedule.lowering import (
     Compute,
     Instruction,
     Message,
@@ -49,7 +49,7 @@ from sparsebp.schedule.lower import (
     with_waits,
 )
 from sparsebp.schedule.schedule import Schedule, validate
-from sparsebp.schedule.simulate import simulate
+from sparsebp.schedule.simulation import simulate
 
 # The text of an action CSV as rows of cells that know their line and column.
 

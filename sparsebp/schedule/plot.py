@@ -16,7 +16,7 @@ from sparsebp.core.errors import MissingDependencyError, OptionError
 from sparsebp.core.files import write_atomically
 from sparsebp.schedule.actions import KINDS, Action, Kind, Lane, actions_of
 from sparsebp.schedule.schedule import Schedule
-from sparsebp.schedule.simulate import USES, Event, MemoryCurve, Simulation, Transfer
+from sparsebp.schedule.simulation import USES, Event, MemoryCurve, Simulation, Transfer
 
 # What the pictures of a schedule write: into boxes, before rows, above.
 

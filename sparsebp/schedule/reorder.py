@@ -18,7 +18,7 @@ from sparsebp.schedule.actions import Action, Lane, StepGraph
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.placement import Fusion, Partition, place_updates, without_updates
 from sparsebp.schedule.schedule import Schedule
-from sparsebp.schedule.simulate import Simulation, simulate
+from sparsebp.schedule.simulation import Simulation, simulate
 
 # Algorithm 1 of the out-of-order paper: which weight gradient runs beside which region of the main stream.
 

@@ -36,7 +36,7 @@ from sparsebp.data import (
 from sparsebp.data.dataset import PIXELS
 from sparsebp.data.instruments import CLASSES as instruments_CLASSES
 from sparsebp.data.instruments import SETTINGS, FeatureSet, class_names, load_instruments, synthetic_instruments
-from sparsebp.nn.prune import PruneMethod
+from sparsebp.nn.pruning import PruneMethod
 from sparsebp.schedule.placement import Fusion
 from sparsebp.train.ranks import ON_RANKS, asynchronous, check_ranks, check_schedule
 from sparsebp.train.state import load_weights

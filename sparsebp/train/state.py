@@ -15,7 +15,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import shown
 from sparsebp.core.errors import FileFormatError, SparseBPError
-from sparsebp.nn.prune import MASK
+from sparsebp.nn.pruning import MASK
 from sparsebp.train.callbacks import History
 from sparsebp.train.checkpoint import Checkpoint, generators_of, load_checkpoint
 from sparsebp.train.ranks import Training

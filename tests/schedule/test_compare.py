@@ -13,7 +13,7 @@ from schedules import costs, lane, schedules
 from sparsebp.core.errors import OptionError
 from sparsebp.schedule import Action, Costs, Link, Schedule, StepGraph, actions_of, parse, simulate
 from sparsebp.schedule.builders import one_f_one_b
-from sparsebp.schedule.simulate import Simulation, compare, fit_link
+from sparsebp.schedule.simulation import Simulation, compare, fit_link
 
 
 def spans(found: Simulation, offset: float = 0.0, factor: float = 1.0) -> list[tuple[Action, float, float]]:

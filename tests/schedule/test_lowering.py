@@ -12,7 +12,7 @@ from schedules import lane, schedules
 from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule import Action, Schedule, StepGraph, actions_of, parts_of, simulate
 from sparsebp.schedule.builders import BUILDERS, build, conventional, fast_forward, gpipe, place_updates, synchronise
-from sparsebp.schedule.lower import Await, Compute, Post, Reduce, Reduced, Send, Sent, check_rendezvous, lower
+from sparsebp.schedule.lowering import Await, Compute, Post, Reduce, Reduced, Send, Sent, check_rendezvous, lower
 
 
 def lowered(schedule: Schedule, one_stream: bool = False):

@@ -11,7 +11,7 @@ from sparsebp.core.errors import FileFormatError, ScheduleError
 from sparsebp.schedule import read_csv
 from sparsebp.schedule.builders import BUILDERS, build, gpipe, one_f_one_b
 from sparsebp.schedule.files import programs_from_csv, programs_to_csv, read_programs, write_programs
-from sparsebp.schedule.lower import lower
+from sparsebp.schedule.lowering import lower
 
 TEXT = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0B0,0B1\r\n1RECV_F0,1RECV_F1,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\r\n"
 SCHEDULE = gpipe(workers=2, stages=2, microbatches=2)

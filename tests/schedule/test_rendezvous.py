@@ -19,7 +19,7 @@ from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule import Action, Schedule, StepGraph
 from sparsebp.schedule import lower as module
 from sparsebp.schedule.builders import fast_forward, gpipe
-from sparsebp.schedule.lower import (
+from sparsebp.schedule.lowering import (
     Await,
     Compute,
     Message,

@@ -13,7 +13,7 @@ from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule import Overlap, Schedule, StepGraph, parse, read_csv, write_csv
 from sparsebp.schedule.builders import BUILDERS, build
 from sparsebp.schedule.files import for_torch, read_programs, write_programs
-from sparsebp.schedule.lower import Compute, Post, Reduce, Send, check_rendezvous, lower
+from sparsebp.schedule.lowering import Compute, Post, Reduce, Send, check_rendezvous, lower
 
 pytest.importorskip("torch")
 pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")

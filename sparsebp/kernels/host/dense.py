@@ -319,14 +319,14 @@ def _in_rows(matrix: Array) -> Array:
 
 
 @numba.njit(**INNER_JIT)
-def part_range(part, parts, step, length):  # type: ignore[no-untyped-def]
+def part_range(part, parts, step, length):
     """Return where a part begins and ends: at multiples of `step`."""
     low, high = span(part, parts, -(-length // step))
     return min(low * step, length), min(high * step, length)
 
 
 @parallel(**JIT)
-def _product(part, parts, blas, sizes, a, b, c):  # type: ignore[no-untyped-def]
+def _product(part, parts, blas, sizes, a, b, c):
     outer, step = sizes[OUTER], sizes[STEP]
     low, high = part_range(part, parts, step, sizes[outer])
     if outer == K and parts > 1:
@@ -336,13 +336,13 @@ def _product(part, parts, blas, sizes, a, b, c):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**INNER_JIT)
-def _of(axis, outer, along_outer, inner, along_inner, other):  # type: ignore[no-untyped-def]
+def _of(axis, outer, along_outer, inner, along_inner, other):
     """Return what belongs to an axis: the outer one's, the inner one's, or the other's."""
     return along_outer if axis == outer else along_inner if axis == inner else other
 
 
 @numba.njit(**INNER_JIT)
-def strip(blas, sizes, a, b, c, low, first, last):  # type: ignore[no-untyped-def]
+def strip(blas, sizes, a, b, c, low, first, last):
     """Compute with the rows from `first` to `last` of the large matrix; `low` is where its part begins."""
     outer, inner, rows, width = sizes[OUTER], sizes[INNER], sizes[ROWS], sizes[WIDTH]
     lda, ldb, ldc, item = sizes[LDA], sizes[LDB], sizes[LDC], sizes[ITEM]
@@ -363,7 +363,7 @@ def strip(blas, sizes, a, b, c, low, first, last):  # type: ignore[no-untyped-de
 
 
 @parallel(**JIT)
-def _add(part, parts, sums, out):  # type: ignore[no-untyped-def]
+def _add(part, parts, sums, out):
     low, high = span(part, parts, len(out))
     for i in range(low, high):
         total = sums[0, i]
@@ -413,7 +413,7 @@ def _readable(matrices: Array) -> tuple[Array, bool, int]:
 
 
 @parallel(**JIT)
-def _batches_products(part, parts, blas, sizes, a, b, c):  # type: ignore[no-untyped-def]
+def _batches_products(part, parts, blas, sizes, a, b, c):
     m, n, k = sizes[BATCH_M], sizes[BATCH_N], sizes[BATCH_K]
     low, high = span(part, parts, sizes[COUNT])
     for i in range(low, high):
@@ -586,7 +586,7 @@ def _description(a: Array, b: Array) -> tuple[int, ...] | None:
 
 
 @numba.njit(**JIT)
-def _many_products(blas, sizes, addresses):  # type: ignore[no-untyped-def]
+def _many_products(blas, sizes, addresses):
     for i in range(len(sizes)):
         own, (a, b, c) = sizes[i], (addresses[i, 0], addresses[i, 1], addresses[i, 2])
         if own[PARTS] == 0:

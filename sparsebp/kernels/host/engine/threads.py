@@ -59,12 +59,12 @@ if sys.platform == "linux":
 else:
 
     @numba.njit(**JIT)
-    def sched_setaffinity(thread, size, cores):  # type: ignore[no-untyped-def]
+    def sched_setaffinity(thread, size, cores):
         """Return -1: nobody may choose cores."""
         return np.int32(-1)
 
     @numba.njit(**JIT)
-    def sched_getcpu():  # type: ignore[no-untyped-def]
+    def sched_getcpu():
         """Return -1: nobody knows on which core the calling thread runs."""
         return np.int32(-1)
 
@@ -129,13 +129,13 @@ def _clock(typingctx: Any, kind: Any) -> Any:
 
 
 @numba.njit(**INNER_JIT)
-def wall_clock():  # type: ignore[no-untyped-def]
+def wall_clock():
     """Return nanoseconds that have passed since some beginning."""
     return _clock(_WALL)
 
 
 @numba.njit(**INNER_JIT)
-def own_clock():  # type: ignore[no-untyped-def]
+def own_clock():
     """Return nanoseconds for which the calling thread has had a core."""
     return _clock(_OWN)
 
@@ -225,7 +225,7 @@ def own_cores() -> np.ndarray:
 
 
 @numba.njit(**INNER_JIT)
-def leave(core, cores):  # type: ignore[no-untyped-def]
+def leave(core, cores):
     """Move the calling thread from a core to another one of those it may run on; return whether it has."""
     if not 0 <= core < _CORES:
         return False
