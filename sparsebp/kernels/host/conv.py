@@ -233,7 +233,6 @@ def planes_correlate(y: Array, x: Array, out: Array) -> None:
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @parallel(**JIT)
@@ -341,7 +340,6 @@ def rows_correlate(y: Array, x: Array, stride: Axes, dilation: Axes, out: Array)
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @parallel(**JIT)
@@ -430,7 +428,6 @@ def _met(outputs: int, length: int, stride: int, shift: int) -> tuple[int, int]:
 
 
 # The functions below are compiled: their arguments are pointers and sizes.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**INNER_APART)
@@ -704,7 +701,6 @@ def _splits(weight: Array, groups: int, blocks: int, y: Array) -> int:
 
 
 # The functions below are compiled: their arguments are arrays, geometries and bounds.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @parallel(**SERIAL)

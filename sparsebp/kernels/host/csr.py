@@ -386,7 +386,6 @@ def lay_out(whole: Array, ends: Array, batch: int, places: Array) -> int:
 
 
 # The functions below are compiled: their arguments are arrays, addresses, sizes and flags.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)
@@ -523,7 +522,6 @@ class ValueKernels:
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**INNER_SERIAL)

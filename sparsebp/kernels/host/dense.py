@@ -485,7 +485,6 @@ def _lane_blocks(dtype: np.dtype, batch: int) -> int:
 
 
 # The functions below are compiled: their arguments are arrays and flags.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @simd.device
@@ -745,7 +744,6 @@ _tile_12, _tile_22, _tile_32, _tile_42 = (_TILES[rows, 2] for rows in range(1, P
 _tile_13, _tile_23, _tile_33, _tile_43 = (_TILES[rows, 3] for rows in range(1, PANEL_ROWS + 1))
 
 # The functions below are compiled: their arguments are pointers and sizes.
-# mypy: disable-error-code="no-untyped-def"
 
 
 def _multiply(x, x_group, x_row, x_step, rows, depth, w, vectors, out, out_stride):

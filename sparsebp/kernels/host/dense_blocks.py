@@ -144,7 +144,6 @@ def matvec_of_block(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane,
 # threads.
 
 # The functions below are compiled: their arguments are arrays and flags.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @parallel(**SERIAL)

@@ -436,7 +436,6 @@ def _parts(y: Array, layout: _Layout, most: int) -> int:
 
 
 # The functions below are compiled: their arguments are arrays, a layout and bounds.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**INNER_JIT)

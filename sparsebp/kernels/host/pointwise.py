@@ -366,7 +366,6 @@ class GeluKernels:
 
 
 # The functions below are compiled: their arguments are vectors, arrays and bounds.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @device
@@ -455,7 +454,6 @@ def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
 
 
 # The functions below are compiled: their arguments are arrays and bounds.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @parallel(**SERIAL)

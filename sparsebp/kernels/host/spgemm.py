@@ -151,7 +151,6 @@ class BlockKernels:
 
 
 # The functions below are compiled: their arguments are tuples of flat arrays or pointers, sizes and flags.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**JIT)
@@ -289,7 +288,6 @@ def _fill(indptr: Array, indices: Array, data: Array, matrix: Array) -> bool:
 
 
 # The functions below are compiled: their arguments are index arrays, values (nnz,), dense matrices, sizes.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)
@@ -354,7 +352,6 @@ class PairKernels:
 
 
 # The functions below are compiled: their arguments are tuples of flat arrays or pointers, sizes and flags.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)
@@ -531,7 +528,6 @@ class PositionKernels:
 
 
 # The functions below are compiled: their arguments are tuples of flat arrays or pointers, sizes and flags.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)
@@ -637,7 +633,6 @@ class RunKernels:
 
 
 # The functions below are compiled: their arguments are tuples of flat arrays or pointers, sizes and flags.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)
@@ -814,7 +809,6 @@ class SelectionKernels:
 
 
 # The functions below are compiled: their arguments are tuples of flat arrays or pointers, sizes and flags.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)

@@ -174,7 +174,6 @@ WRITTEN_OUT = 8
 """Entries with up to so many products are counted a tile."""
 
 # The functions below are compiled: their arguments are index arrays, sizes and flags. `cuts`: rows where parts begin.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)
@@ -296,7 +295,6 @@ SLACK = 128
 """Entries behind the last one of a part that `find_rows` may write to."""
 
 # The functions below are compiled: their arguments are index arrays, sizes and flags. `cuts`: rows where parts begin.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)
@@ -605,7 +603,6 @@ def _write_starts(
 # Union of two sparse structures on the host: rows are merged, as both are sorted.
 
 # The functions below are compiled: their arguments are index arrays.
-# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)
