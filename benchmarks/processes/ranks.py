@@ -52,7 +52,7 @@ def on_ranks(
     if found is None or importlib.util.find_spec("mpi4py") is None:
         raise MissingDependencyError("mpi4py, or mpiexec, is not installed", expected="an MPI library", got="none",
                                      remedy="Install the extra `mpi`: pip install 'sparsebp[mpi]'")  # fmt: skip
-    root = str(Path(__file__).parents[3])  # this sparsebp, whatever else there is
+    root = str(Path(__file__).parents[2])  # this sparsebp, whatever else there is
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     environment = os.environ | dict.fromkeys(_THREADS, str(threads)) | {"PYTHONPATH": paths}
     with tempfile.TemporaryDirectory() as folder:
