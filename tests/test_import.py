@@ -19,7 +19,20 @@ HEAVY = (
     "safetensors",
 )
 OPTIONAL = ("cupy", "torch", "typer", "click", "matplotlib", "rich", "mlxtend")
-ROOMS = ("core.errors", "core.types", "backend", "kernels", "nn", "optim", "data", "runtime", "train", "recipes", "cli")
+ROOMS = ("core.errors", "core.check", "core.backend", "kernels", "nn", "optim", "data", "runtime", "train",
+         "train.recipes", "cli")  # fmt: skip
+    "core.errors",
+    "core.check",
+    "core.backend",
+    "kernels",
+    "nn",
+    "optim",
+    "data",
+    "runtime",
+    "train",
+    "train.recipes",
+    "cli",
+)
 
 
 def run(code):

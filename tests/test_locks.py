@@ -238,9 +238,9 @@ def train(steps=1):
         adam.step(value_and_grad(x, target)[1])
 
 def take(rng):
-    from sparsebp.core.backend import memory
+    from sparsebp.core import backend
     for size in rng.integers(1 << 18, 1 << 20, 20):
-        memory.empty(np, (int(size),), np.uint8)
+        backend.empty(np, (int(size),), np.uint8)
 
 multiply(rng); train(); take(rng)
 stop = []

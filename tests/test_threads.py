@@ -442,7 +442,7 @@ def test_a_child_after_a_fork_computes_the_same() -> None:
 def test_a_child_after_a_fork_hires_helpers_of_its_own() -> None:
     run_alone(
         """
-        from sparsebp.kernels.host.engine import team
+        from sparsebp.kernels.host.engine import threads as team
         team.team()
         child = os.fork()
         if not child:
@@ -495,7 +495,7 @@ def test_helpers_neither_compile_nor_import() -> None:
         Dispatcher.compile = noted(Dispatcher.compile)
         builtins.__import__ = noted(builtins.__import__)
         forward()
-        from sparsebp.kernels.host.engine import team
+        from sparsebp.kernels.host.engine import threads as team
         while team._team._room[team.SLEEPERS // 8] == 0:  # until it has reached its loop
             time.sleep(0.01)
         assert who == {"MainThread"}, who
@@ -538,7 +538,7 @@ def test_kernels_run_where_no_file_can_be_opened() -> None:
         for file in files:
             os.close(file)
         assert forward() == wanted
-        from sparsebp.kernels.host.engine import team
+        from sparsebp.kernels.host.engine import threads as team
         assert team.team() != team.ALONE
         """
     )

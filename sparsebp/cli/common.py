@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from sparsebp import __version__
 from sparsebp.cli.terminal import status_of
-from sparsebp.comm.mpi import launching
+from sparsebp.comm.launcher import launching
 from sparsebp.core import tables
 from sparsebp.core.errors import OptionError, OutputError, SparseBPError
 from sparsebp.core.files import check_path, json_line
@@ -134,7 +134,7 @@ class _Ends:
         except KeyboardInterrupt as error:
             told = "Interrupted."
             if isinstance(error, Interrupted):
-                told = error.describe(ctx.find_root().info_name or "sparsebp", ctx.meta[_ARGUMENTS])
+                told = error.describe(ctx.obj, ctx.meta[_ARGUMENTS])
             if _speaks(error):
                 typer.echo(told, err=True)
             raise typer.Exit(status_of(error)) from error
@@ -142,7 +142,7 @@ class _Ends:
 
 def _speaks(error: BaseException) -> bool:
     """Say whether this process prints an error that ends it: of several ranks, one does."""
-    from sparsebp.comm.mpi import launched
+    from sparsebp.comm.launcher import launched
 
     if launched() is None:
         return True
@@ -213,14 +213,19 @@ class Command(_Ends, TyperCommand):
 
 
 _MOVED = {"bench": "python -m benchmarks", "reproduce": "python -m papers"}
-_OPTIONS: Any = {"add_completion": False, "pretty_exceptions_enable": False,
-            "context_settings": {"help_option_names": ["-h", "--help"]}}  # fmt: skip
+_PLAIN: Any = {"add_completion": False, "pretty_exceptions_enable": False}
+
+
+def _settings(program: str) -> dict[str, Any]:
+    """Return a context's settings; its ``obj`` is how the program is called."""
+    return {"help_option_names": ["-h", "--help"], "obj": program}
 
 
 def make_program(command: Callable[..., None]) -> typer.Typer:
     """Return a command as an application of its own."""
-    application = typer.Typer(**_OPTIONS)
-    application.command(cls=Command, help=inspect.getdoc(command))(command)
+    application = typer.Typer(**_PLAIN)
+    settings = _settings(f"python -m {command.__module__.partition('.')[0]}")
+    application.command(cls=Command, help=inspect.getdoc(command), context_settings=settings)(command)
     return application
 
 
@@ -232,7 +237,8 @@ def make_app(commands: Iterable[Callable[..., None]], groups: Mapping[str, typer
     application = typer.Typer(
         cls=Group,
         no_args_is_help=True,
-        **_OPTIONS,
+        **_PLAIN,
+        context_settings=_settings("sparsebp"),
         help="Back-propagation as sparse linear algebra: train networks by scanning transposed Jacobians.",
         epilog="Each command has examples: sparsebp train --help",
     )

@@ -24,7 +24,7 @@ def main(
     Exit codes: 0 done; 1 an error of sparsebp's own, or of the standard output, printed as one message; 2 wrong usage,
     an unknown or impossible value of an option among it; 130 interrupted, 143 ended by SIGTERM.
     """
-    from sparsebp.comm.mpi import launched, quiet_others
+    from sparsebp.comm.launcher import launched, quiet_others
 
     quiet_others()
     try:

@@ -30,7 +30,7 @@ from sparsebp.cli.common import (
     use_threads,
     write_json,
 )
-from sparsebp.comm.mpi import launched
+from sparsebp.comm.launcher import launched
 from sparsebp.core import tables
 from sparsebp.core.check import BACKWARDS, check_integer
 from sparsebp.core.errors import OptionError

@@ -19,7 +19,8 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
-from sparsebp.comm.mpi import TIMEOUT_SECONDS, End, MPITransport, check_timeout, last_words, launched, mpi, speak
+from sparsebp.comm.launcher import last_words, launched, speak
+from sparsebp.comm.mpi import TIMEOUT_SECONDS, End, MPITransport, check_timeout, mpi
 from sparsebp.comm.transport import Transport
 from sparsebp.core import backend, errors, threads
 from sparsebp.core.check import Array, check_choice, check_flag, shown

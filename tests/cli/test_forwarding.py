@@ -39,8 +39,7 @@ def ran(monkeypatch):
 
     calls, threads = Calls(), Calls()
     monkeypatch.setattr(train, "run_session", calls)
-    for command in ("train", "demo"):
-        monkeypatch.setattr(sys.modules[f"sparsebp.cli.app.{command}"], "use_threads", threads)
+    monkeypatch.setattr(train, "use_threads", threads)
     calls.threads = threads
     return calls
 
@@ -187,7 +186,7 @@ def test_schedule_build(monkeypatch):
     from sparsebp.schedule.builders import conventional
 
     calls = Calls(conventional(stages=2))
-    monkeypatch.setattr(schedule, "build", calls)
+    monkeypatch.setattr(schedule, "build_schedule", calls)
     invoke(
         "schedule", "build", "gpipe", *as_options(BUILT), "--streams", 2, "--regions", 8, "--memory-ratio", 1.25,
         "--memory-limit", 9, "--priority", "first-ready", "--unweighted", "1,3", "--recomputed", "0", "--fusion",

@@ -178,5 +178,5 @@ def test_prune(tmp_path, stop):
 def test_ranks_are_started_again_together(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "3")
-    told = Interrupted("at step 2 of 9", resume=True).describe(["train", "digits", "--schedule", "1f1b"])
+    told = Interrupted("at step 2 of 9", resume=True).describe("sparsebp", ["train", "digits", "--schedule", "1f1b"])
     assert told.endswith(": mpiexec -n 3 sparsebp train digits --schedule 1f1b --resume")

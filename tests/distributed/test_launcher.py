@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from sparsebp.comm.mpi import LAUNCHERS, launched, launching
+from sparsebp.comm.launcher import LAUNCHERS, launched, launching
 
 PROGRAM = """
 import sys
-from sparsebp.comm.mpi import quiet_others, speak
+from sparsebp.comm.launcher import quiet_others, speak
 quiet_others()
 print("out")
 print("err", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mpi.launch import command, environment, mpiexec, run
-from sparsebp.comm.mpi import LAUNCHERS
+from sparsebp.comm.launcher import LAUNCHERS
 from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.runtime.launch import connect
 

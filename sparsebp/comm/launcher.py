@@ -1,0 +1,77 @@
+"""What the program that started this process tells it: which rank it is. Nothing else is imported here."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TextIO
+
+# Rank and number of processes, as MPICH and Intel MPI, Open MPI, and Slurm's srun tell their children.
+LAUNCHERS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+             ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))  # fmt: skip
+_KEPT = 1000  # characters
+_stderr: TextIO | None = None
+
+
+def launched() -> tuple[int, int] | None:
+    """Return this process's rank and the number of ranks as the launcher tells them; None if there was none.
+
+    MPI need not be installed.
+    """
+    for rank, size in LAUNCHERS:
+        try:
+            return int(os.environ[rank]), int(os.environ[size])
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def launching() -> list[str]:
+    """Return what stands before a command that starts it on as many ranks; nothing where no launcher was used."""
+    ranks = launched()
+    if ranks is None:
+        return []
+    size = str(ranks[1])
+    by_srun = os.environ.get(LAUNCHERS[-1][1]) == size  # whichever interface it tells the ranks by
+    return ["srun" if by_srun else "mpiexec", "-n", size]
+
+
+def quiet_others() -> None:
+    """Let all ranks but 0 print nothing from here on, but for an error that `speak` was called for."""
+    global _stderr  # noqa: PLW0603 (there is one standard error)
+    ranks = launched()
+    if ranks is not None and ranks[0] > 0 and _stderr is None:
+        _stderr = sys.stderr
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
+        sys.stderr = _Unheard()
+
+
+class _Unheard(io.StringIO):
+    """Keeps the end of what was written."""
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        if self.tell() > _KEPT:
+            end = self.getvalue()[-_KEPT:]
+            self.seek(0)
+            self.truncate()
+            super().write(end)
+        return super().write(text)
+
+
+def last_words() -> str:
+    """Return the end of what this rank has written to a standard error that nobody sees, in one line."""
+    text = sys.stderr.getvalue()[-_KEPT:] if isinstance(sys.stderr, _Unheard) else ""
+    return " ".join(text.translate(dict.fromkeys(map(ord, "╭─╮│╰╯"))).split())
+
+
+def speak() -> None:
+    """Let this rank print on standard error again: it has an error to tell."""
+    if _stderr is not None:
+        sys.stderr = _stderr
+
+
+def say(text: str) -> None:
+    """Print a line on standard error, also on a rank that `quiet_others` has silenced."""
+    print(text, file=_stderr or sys.stderr, flush=True)
