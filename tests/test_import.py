@@ -19,20 +19,7 @@ HEAVY = (
     "safetensors",
 )
 OPTIONAL = ("cupy", "torch", "typer", "click", "matplotlib", "rich", "mlxtend")
-ROOMS = ("core.errors", "core.check", "core.backend", "kernels", "nn", "optim", "data", "runtime", "train",
-         "train.recipes", "cli")  # fmt: skip
-    "core.errors",
-    "core.check",
-    "core.backend",
-    "kernels",
-    "nn",
-    "optim",
-    "data",
-    "runtime",
-    "train",
-    "train.recipes",
-    "cli",
-)
+ROOMS = ("core.errors", "core.check", "core.backend", "kernels", "nn", "optim", "data", "runtime", "train", "cli")
 
 
 def run(code):

@@ -234,7 +234,7 @@ def test_the_picture_is_drawn_last(tmp_path, monkeypatch):
     def killed(*arguments, **options):
         raise KilledError
 
-    monkeypatch.setattr("sparsebp.train.callbacks.save_loss_curve", killed)
+    monkeypatch.setattr("sparsebp.cli.train.save_loss_curve", killed)
     with pytest.raises(KilledError):
         invoke(*TINY, "--out", tmp_path)
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == 2

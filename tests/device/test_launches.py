@@ -186,12 +186,12 @@ def test_shared_memory_is_asked_for_once(cupy):
     k = DeviceKernels(cupy, kernels.get(cupy)._run.loader)
     large = STATIC_SHARED_LIMIT + 4096
     for shared in (1024, STATIC_SHARED_LIMIT, large, large, large - 1024, large + 1024, 2048):
-        k._launch("clamp.cu", "clamp", {"REAL": "float"}, 1, (1,), (), shared)
+        k._launch("pointwise.cu", "clamp", {"REAL": "float"}, 1, (1,), (), shared)
     assert [note for note in cupy.notes if note != "clamp"] == [f"allow {large}", f"allow {large + 1024}"]
     for grid, shared in ((1, 228 * 1024), (2**31, 0)):
         with pytest.raises(OptionError, match="too large"):
-            k._launch("clamp.cu", "clamp", {"REAL": "float"}, grid, (1,), (), shared)
-    k._launch("clamp.cu", "clamp", {"REAL": "float"}, 0, (1,), ())
+            k._launch("pointwise.cu", "clamp", {"REAL": "float"}, grid, (1,), (), shared)
+    k._launch("pointwise.cu", "clamp", {"REAL": "float"}, 0, (1,), ())
     assert len(cupy.launches) == 7
 
 

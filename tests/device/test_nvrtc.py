@@ -66,7 +66,7 @@ def test_compiles_without_spills(
         assert kernel.spill_stores == kernel.spill_loads == 0, f"{kernel} with {defines} on {architecture}"
 
 
-@pytest.mark.parametrize("case", [("clamp.cu", ARCHITECTURE), ("scan.cu", OTHERS[0]), ("csr.cu", OTHERS[1])])
+@pytest.mark.parametrize("case", [("pointwise.cu", ARCHITECTURE), ("scan.cu", OTHERS[0]), ("csr.cu", OTHERS[1])])
 def test_what_is_kept_of_a_compilation_is_what_the_compiler_says(case: tuple[str, str]) -> None:
     file, architecture = case
     defines = next(defines for name, defines, target in cases() if (name, target) == case)

@@ -22,7 +22,7 @@ from sparsebp.kernels.spec import Kernels
 OPTIONAL_FIELDS = ("a_index", "bias_ih", "bias_hh")
 """Fields of operands that may be None."""
 NAMES = list(KERNELS)
-OF_PATTERNS = ("structure", "union", "block_structure", "pair_lists")
+OF_PATTERNS = ("symbolic",)
 """Modules of functions that plans are made with."""
 
 

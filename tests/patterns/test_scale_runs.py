@@ -25,7 +25,7 @@ def strategy_of(kind, pattern):
 
 def forced(pattern, gaps):
     """Return the plan that scales runs however small the matrix is, with or without gaps where those are possible."""
-    limits = {"LEAST": 0, "LENGTH": 1, "SHARE": 1, "PER_COLUMN": 0 if gaps else 2**40}
+    limits = {"SCALE_RUNS_LEAST": 0, "LENGTH": 1, "SCALE_RUNS_SHARE": 1, "PER_COLUMN": 0 if gaps else 2**40}
     with mock.patch.multiple(strategies, **limits):
         strategy = strategy_of(ScaleRuns, pattern)
         assert strategy.fits

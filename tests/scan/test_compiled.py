@@ -225,7 +225,7 @@ def test_a_program_keeps_the_arrays_that_its_table_names():
     plan = plan_scan([SparsityPattern.from_scipy(m) for m in matrices], "linear")
     g = np.ones(20)
     plan(g, [m.data for m in matrices])
-    names = plan.workspaces[0].program.table[:, kernels.on_host().chain.INDEX]
+    names = plan.workspaces[0].program.table[:, kernels.on_host().csr.INDEX]
     for pattern in plan.patterns:
         del pattern.__dict__["fours"]  # as when another thread made them at the same time
     kept = {array.ctypes.data for array in plan.workspaces[0].program.indices}

@@ -162,7 +162,7 @@ def _rows_a_launch(columns: int, options: int) -> int:
     return _ROOM // (8 * (columns + _LAYOUT + options))
 
 
-# Launchers of kernels of one pass over memory: ``channels.cu``, ``clamp.cu``, ``gelu.cu`` and ``training.cu``.
+# Launchers of kernels of one pass over memory: ``pointwise.cu``.
 
 
 class PointwiseKernels(Launcher):
@@ -216,7 +216,7 @@ class PointwiseKernels(Launcher):
     def _channels(self, name: str, x: Array, blocks: int, *arrays: Array) -> None:
         check_int32(name, {"the elements of a channel": x.shape[0] * x.shape[2]})
         args = (*arrays, *map(np.int32, x.shape))
-        self._launch("channels.cu", name, real_define(x), blocks, (BLOCK,), args)
+        self._launch("pointwise.cu", name, real_define(x), blocks, (BLOCK,), args)
 
     def channel_track(
         self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
@@ -232,7 +232,7 @@ class PointwiseKernels(Launcher):
 
     def _numbers(self, name: str, like: Array, *args: Any) -> None:
         grid = ceil_div(len(like), BLOCK)
-        self._launch("channels.cu", name, real_define(like), grid, (BLOCK,), (*args, np.int32(len(like))))
+        self._launch("pointwise.cu", name, real_define(like), grid, (BLOCK,), (*args, np.int32(len(like))))
 
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """Every element between the limits; a thread an element."""
@@ -245,7 +245,7 @@ class PointwiseKernels(Launcher):
     def _elements(self, name: str, low: float, high: float, out: Array, *arrays: Array) -> None:
         limit = out.dtype.type
         args = (*arrays, limit(low), limit(high), out, np.int64(out.size))
-        self._launch("clamp.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+        self._launch("pointwise.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
 
     def gelu(self, x: Array, approximate: bool, out: Array) -> None:
         """Every element times its probability; a thread an element."""
@@ -257,14 +257,14 @@ class PointwiseKernels(Launcher):
 
     def _activation(self, name: str, approximate: bool, out: Array, *arrays: Array) -> None:
         args = (*arrays, np.int32(approximate), out, np.int64(out.size))
-        self._launch("gelu.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+        self._launch("pointwise.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
 
     def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
         """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN."""
         rows, classes = logits.shape
         block = (WARP, BLOCK // WARP)
         self._launch(
-            "training.cu",
+            "pointwise.cu",
             "softmax_cross_entropy",
             real_define(logits),
             ceil_div(rows, block[1]),

@@ -128,7 +128,7 @@ class SpgemmKernels(Launcher):
         defines = types(a_data, rows.a_indptr) | position_define(blocks.positions)
         sizes = (np.int32(size) for size in (blocks.m, blocks.k, blocks.n))
         arrays = (*rows, blocks.product_ptr, blocks.positions, *sizes)
-        self._rows("spgemm_blocks.cu", "spgemm_blocks", defines, WARP, arrays, a_data, b_data, out)
+        self._rows("spgemm.cu", "spgemm_blocks", defines, WARP, arrays, a_data, b_data, out)
 
     def spgemm_accumulate(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch; places are searched in C's row."""
@@ -165,7 +165,7 @@ class SpgemmKernels(Launcher):
         self._launch(file, name, defines, grid, block, args, _ROW_BYTES if capacity else 0)
 
 
-# Launchers of the kernels that make values of transposed Jacobians (``cuda/slopes.cu``, ``cuda/pool.cu``).
+# Launchers of the kernels that make values of transposed Jacobians (``cuda/pointwise.cu``, ``cuda/pool.cu``).
 
 
 class ValueKernels(Launcher):
@@ -178,13 +178,13 @@ class ValueKernels(Launcher):
         if batch == 1:
             args: tuple[object, ...] = (kept, code, out, np.int64(size))
             self._launch(
-                "slopes.cu", "pointwise_slopes_single", real_define(out), ceil_div(size, BLOCK), (BLOCK,), args
+                "pointwise.cu", "pointwise_slopes_single", real_define(out), ceil_div(size, BLOCK), (BLOCK,), args
             )
         else:
             tiles = ceil_div(size, WARP)
             args = (kept, code, out, np.int64(size), np.int64(batch), np.int64(tiles))
             grid, block = tiles * ceil_div(batch, WARP), (WARP, BLOCK // WARP)
-            self._launch("slopes.cu", "pointwise_slopes", real_define(out), grid, block, args)
+            self._launch("pointwise.cu", "pointwise_slopes", real_define(out), grid, block, args)
 
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
