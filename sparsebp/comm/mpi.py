@@ -198,11 +198,9 @@ class Call:
         own = self.headers[self._transport.rank]
         for rank, other in enumerate(self.headers):
             if list(own[:3] if self._same else own[:1]) != list(other[:3] if self._same else other[:1]):
-                return TransportError(
-                    f"Rank {rank} makes another collective call than rank {self._transport.rank}",
-                    expected=_described(own), got=_described(other),
-                    remedy="Give all ranks the same model, batches and schedule",
-                )  # fmt: skip
+                return TransportError(f"Rank {rank} makes another collective call than rank {self._transport.rank}",
+                                      expected=_described(own), got=_described(other),
+                                      remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
         return None
 
 
@@ -359,18 +357,15 @@ class Peers:
             return
         for rank, end in self.ends.items():
             if end.error is not None and end.own:
-                raise TransportError(
-                    f"Rank {rank} has failed", expected="all ranks to go on", got=end.error,
-                    remedy="See that rank's own error",
-                )  # fmt: skip
+                raise TransportError(f"Rank {rank} has failed", expected="all ranks to go on", got=end.error,
+                                     remedy="See that rank's own error")  # fmt: skip
         for rank in needs:
             if rank in self.ends and time.monotonic() - self._seen[rank] > LEFT_SECONDS:
                 end = self.ends[rank]
-                raise TransportError(
-                    f"Rank {rank} has ended, and rank {self.rank} waits for it",
-                    expected="the same program on all ranks", got=end.error or end.left or "the end of its program",
-                    remedy="Let all ranks take the same number of steps",
-                )  # fmt: skip
+                raise TransportError(f"Rank {rank} has ended, and rank {self.rank} waits for it",
+                                     expected="the same program on all ranks",
+                                     got=end.error or end.left or "the end of its program",
+                                     remedy="Let all ranks take the same number of steps")  # fmt: skip
 
     def tell(self, end: End) -> None:
         """Tell all others how this rank ends; only the first time counts."""
@@ -458,7 +453,7 @@ class Patience:
         if waited >= self._timeout:
             raise TransportError(
                 f"{self._who()} for {waited:.0f} s", expected=f"an answer within {self._timeout:.0f} s", got="none",
-                remedy="See what that rank does, and whether its machine is there; connect(timeout=) waits longer",
+                remedy="See what that rank does, and whether its machine is there; connect(timeout=) waits longer"
             )  # fmt: skip
         self._next = min(2 * self._next, self._timeout)
         if self._peers.speaks_of_waiting():
@@ -560,7 +555,7 @@ def mpi() -> Any:
     except (ImportError, RuntimeError) as error:  # the second: no MPI library
         raise MissingDependencyError(
             "mpi4py is not installed, or finds no MPI library", got=str(error).splitlines()[0],
-            remedy="Install the extra `mpi`: pip install 'sparsebp[mpi]'",
+            remedy="Install the extra `mpi`: pip install 'sparsebp[mpi]'"
         ) from error  # fmt: skip
     return MPI
 
@@ -641,10 +636,9 @@ class MPITransport(Transport):
 
         def suspect() -> None:
             if any(self._messages.Iprobe(source=source, tag=other) for other in others):
-                raise TransportError(
-                    f"Rank {self.rank} expected other data of rank {source}", expected=f"{out.dtype} {out.shape}",
-                    got="another dtype", remedy="Give all ranks the same model, batches and schedule",
-                )  # fmt: skip
+                raise TransportError(f"Rank {self.rank} expected other data of rank {source}",
+                                     expected=f"{out.dtype} {out.shape}", got="another dtype",
+                                     remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
 
         request = self._messages.Irecv(buffer, source=source, tag=full)
         return self._begun(Message(self, [request], (source,), out=out, finish=finish, suspect=suspect))
@@ -875,8 +869,7 @@ def check_timeout(timeout: float) -> float:
         They are no positive number.
     """
     if check_number("timeout", timeout) <= 0:
-        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout,
-                          remedy="Leave it out for half an hour")  # fmt: skip
+        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout)
     return timeout
 
 

@@ -35,8 +35,8 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
     raise OptionError(
         f"{name} is not an integer" if number is None else f"{name} is too {'small' if number < least else 'large'}",
         expected=f"an integer, {least} or more" if most is None else f"an integer from {least} to {most}",
-        got=shown(value), remedy=f"Pass another {name.removeprefix('The ')}",
-    )  # fmt: skip
+        got=shown(value),
+    )
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -48,8 +48,7 @@ def check_flag(name: str, value: Any) -> bool:
         It is something else.
     """
     if not isinstance(value, (bool, np.bool_)):
-        raise OptionError(f"{name} is no truth value", expected="True or False", got=shown(value),
-                          remedy="Pass one of the two")  # fmt: skip
+        raise OptionError(f"{name} is no truth value", expected="True or False", got=shown(value))
     return bool(value)
 
 
@@ -72,11 +71,9 @@ def check_number(
         return number
     below = "below " if float(f"{most:g}") > most else ""  # the float before a round number
     bounds = f" from {least:g} to {below}{most:g}" if math.isfinite(most) else f", {least:g} or more"
-    raise OptionError(
-        f"{name} is out of range" if real else f"{name} is not a number",
-        expected=("a finite number" if finite else "a number") + (bounds if math.isfinite(least) else ""),
-        got=shown(value), remedy=f"Pass another {name.removeprefix('The ')}",
-    )  # fmt: skip
+    raise OptionError(f"{name} is out of range" if real else f"{name} is not a number",
+                      expected=("a finite number" if finite else "a number") + (bounds if math.isfinite(least) else ""),
+                      got=shown(value))  # fmt: skip
 
 
 def check_choice(name: str, value: T, choices: Collection[T]) -> T:
@@ -88,8 +85,7 @@ def check_choice(name: str, value: T, choices: Collection[T]) -> T:
         It is something else.
     """
     if not isinstance(value, str) or value not in choices:
-        raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)), got=shown(value),
-                          remedy="Pass one of them")  # fmt: skip
+        raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)), got=shown(value))
     return value
 
 
@@ -119,8 +115,7 @@ def check_sequence(name: str, value: Any, of: str) -> list[Any]:
             return list(value)
     except TypeError:
         pass
-    raise OptionError(f"{name} is no sequence", expected=f"a sequence of {of}", got=shown(value),
-                      remedy=f"Pass a list of {of}")  # fmt: skip
+    raise OptionError(f"{name} is no sequence", expected=f"a sequence of {of}", got=shown(value))
 
 
 def check_generator(name: str, rng: Any) -> np.random.Generator:
@@ -151,10 +146,9 @@ def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any
             list(layer.modules())  # says so if the layer is inside itself
         raise
     if not isinstance(found, tuple) or len(found) != 2 or not hasattr(found[0], "dtype"):
-        raise OptionError(
-            f"{type(layer).__name__}.forward does not return what it should", expected="(output, saved): an array, and "
-            "what the way back needs, or None", got=_described(found), remedy="Write: return y, saved",
-        )  # fmt: skip
+        raise OptionError(f"{type(layer).__name__}.forward does not return what it should",
+                          expected="(output, saved): an array, and what the way back needs, or None",
+                          got=_described(found), remedy="Write: return y, saved")  # fmt: skip
     y, saved = found
     return y, saved
 

@@ -115,8 +115,8 @@ def write_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> P
     try:
         figure.savefig(picture, format=path.suffix[1:], **options)
     except ValueError as error:
-        raise OutputError(f"{path} cannot be written", expected="a suffix such as .png, .svg or .pdf", got=error,
-                          remedy="Choose one of these suffixes") from error  # fmt: skip
+        raise OutputError(f"{path} cannot be written", expected="a suffix such as .png, .svg or .pdf",
+                          got=error) from error  # fmt: skip
     write_atomically(path, picture.getvalue())
     return path
 
@@ -160,12 +160,9 @@ def remove_temporaries(path: Path) -> None:
 
 def output_error(path: Path, error: OSError | ValueError) -> OutputError:
     """Return the error that says why `path` cannot be written."""
-    return OutputError(
-        f"{_shown(path)} cannot be written",
-        expected="a regular file, or a new one, in a folder with write permission and free space",
-        got=reason(error),
-        remedy="Choose another path",
-    )
+    return OutputError(f"{_shown(path)} cannot be written",
+                       expected="a regular file, or a new one, in a folder with write permission and free space",
+                       got=reason(error))  # fmt: skip
 
 
 def _new_file(path: Path) -> tuple[int, str]:
@@ -241,11 +238,9 @@ def _lock(file: io.FileIO, folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise OutputError(
-            f"{folder} is in use by another run", expected="a folder that no other run writes to",
-            got=f"a lock of process {file.read(20).decode('ascii', 'replace').strip() or 'unknown'}",
-            remedy="Wait until it has ended, or choose another folder",
-        ) from error  # fmt: skip
+        raise OutputError(f"{folder} is in use by another run", expected="a folder that no other run writes to",
+                          got=f"a lock of process {file.read(20).decode('ascii', 'replace').strip() or 'unknown'}",
+                          remedy="Wait until it has ended, or choose another folder") from error  # fmt: skip
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise output_error(folder / LOCK_NAME, error) from error
@@ -328,8 +323,8 @@ def check_path(name: str, value: Any) -> Path:
     try:
         return Path(value)
     except TypeError as error:
-        raise OptionError(f"{name} is no path", expected="a text, or a pathlib.Path", got=type(value).__name__,
-                          remedy="Pass the name of a file or folder") from error  # fmt: skip
+        raise OptionError(f"{name} is no path", expected="a text, or a pathlib.Path",
+                          got=type(value).__name__) from error  # fmt: skip
 
 
 def kept_path(name: str, value: Any) -> Path:
@@ -347,7 +342,7 @@ def kept_path(name: str, value: Any) -> Path:
         return path.absolute()  # links and .. are left to the system
     except OSError as error:
         raise FileFormatError(f"{name} is relative to a folder that is gone", expected="an absolute path",
-                              got=_shown(path), remedy="Change to a folder that is there") from error  # fmt: skip
+                              got=_shown(path)) from error  # fmt: skip
 
 
 def reason(error: OSError | ValueError) -> str:

@@ -163,12 +163,8 @@ def set_threads(threads: int) -> dict[str, int]:
     global _count  # noqa: PLW0603
     most = most_threads()
     if isinstance(threads, bool) or not hasattr(threads, "__index__") or not 1 <= threads <= most:
-        raise OptionError(
-            "The number of threads cannot be had",
-            expected=f"1 to {most}",
-            got=threads,
-            remedy="Set the environment variable NUMBA_NUM_THREADS before starting to raise the upper end",
-        )
+        raise OptionError("The number of threads cannot be had", expected=f"1 to {most}", got=threads, remedy="Set the "
+                          "environment variable NUMBA_NUM_THREADS before starting to raise the upper end")  # fmt: skip
     _count = int(threads)
     for variable in _VARIABLES:  # for a library that is loaded later
         os.environ[variable] = str(_count)

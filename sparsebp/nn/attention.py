@@ -130,11 +130,9 @@ def softmax_grad(g: Array, y: Array) -> None:
 def _check(name: str, mask: Array, shapes: tuple[tuple[int, ...], ...], like: Array) -> None:
     backend.namespace(**{name: mask}, like=like)
     if mask.dtype not in (bool, like.dtype):
-        raise DTypeError(f"{name} has the wrong dtype", expected=f"bool or {like.dtype}", got=mask.dtype,
-                         remedy="Pass True for what is left out, or numbers of x's dtype")  # fmt: skip
+        raise DTypeError(f"{name} has the wrong dtype", expected=f"bool or {like.dtype}", got=mask.dtype)
     if mask.shape not in shapes:
-        raise ShapeError(f"{name} has the wrong shape", expected=" or ".join(map(str, shapes)), got=mask.shape,
-                         remedy="Pass a mask for the steps of query and key")  # fmt: skip
+        raise ShapeError(f"{name} has the wrong shape", expected=" or ".join(map(str, shapes)), got=mask.shape)
 
 
 class AttentionSaved(NamedTuple):
@@ -237,10 +235,8 @@ class MultiheadAttention(Layer):
             check_integer("embed_dim", embed_dim, 1), check_integer("num_heads", num_heads, 1),
         )  # fmt: skip
         if embed_dim % num_heads:
-            raise OptionError(
-                "The heads cannot share the vectors out", expected="embed_dim divisible by num_heads",
-                got=f"embed_dim={embed_dim}, num_heads={num_heads}", remedy="Pass another number of heads",
-            )  # fmt: skip
+            raise OptionError("The heads cannot share the vectors out", expected="embed_dim divisible by num_heads",
+                              got=f"embed_dim={embed_dim}, num_heads={num_heads}")  # fmt: skip
         for name, length in (("kdim", kdim), ("vdim", vdim)):
             if length != embed_dim:
                 check_default(name, length, None)
@@ -300,8 +296,7 @@ class MultiheadAttention(Layer):
         weight = self.params["in_proj_weight"]
         inputs: tuple[Any, ...] = (query,) if key is None and value is None else (query, key, value)
         if any(array is None for array in inputs):
-            raise OptionError("key and value come together", expected="both or none of them", got="one",
-                              remedy="Pass the key as value too")  # fmt: skip
+            raise OptionError("key and value come together", expected="both or none of them", got="one")
         backend.namespace(*inputs, weight)
         options: dict[str, Any] = {"attn_mask": attn_mask, "lengths": lengths}
         if check_flag("is_causal", is_causal) and attn_mask is None:
@@ -348,10 +343,8 @@ class MultiheadAttention(Layer):
         turn = -1 if self.batch_first else 1
         (steps, batch), (looked_at, others) = inputs[0].shape[:2][::turn], inputs[-1].shape[:2][::turn]
         if others != batch or (len(inputs) > 1 and inputs[1].shape != inputs[2].shape):
-            raise ShapeError(
-                "query, key and value do not fit", expected="one batch, and key and value of one shape",
-                got=" and ".join(str(array.shape) for array in inputs), remedy="Pass sequences of one batch",
-            )  # fmt: skip
+            raise ShapeError("query, key and value do not fit", expected="one batch, and key and value of one shape",
+                             got=" and ".join(str(array.shape) for array in inputs))  # fmt: skip
         valid = parse_lengths(lengths, looked_at, batch, xp) if inputs[0].size else None
         pairs = Pairs(batch, self.num_heads, steps, looked_at)
         masks = pairs.masks(xp, weight, attn_mask, key_padding_mask, None if valid is None else valid.valid[:, :, 0].T)
@@ -590,11 +583,10 @@ class Embedding(Layer):
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Raise `OptionError`: the input are integers."""
-        raise OptionError(
-            "Embedding has no gradient at its input", expected="an Embedding as the first layer, of which only the "
-            "weights' gradients are asked for", got="a request for the gradient with respect to integers",
-            remedy="Put what is to be trained behind the Embedding, and ask for weight_grad (g.weights) alone",
-        )  # fmt: skip
+        raise OptionError("Embedding has no gradient at its input", expected="an Embedding as the first layer, of "
+                          "which only the weights' gradients are asked for",
+                          got="a request for the gradient with respect to integers", remedy="Put what is to be trained "
+                          "behind the Embedding, and ask for weight_grad (g.weights) alone")  # fmt: skip
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": Σ gy}``, over all places of a row's number; zero for the row of `padding_idx`."""
@@ -634,10 +626,9 @@ class Embedding(Layer):
             return
         low, high = int(x.min()), int(x.max())
         if low < 0 or high >= self.num_embeddings:
-            raise OptionError(
-                "x names a row that is not there", expected=f"numbers from 0 to {self.num_embeddings - 1}",
-                got=f"numbers from {low} to {high}", remedy="Number from 0, or build a larger Embedding",
-            )  # fmt: skip
+            raise OptionError("x names a row that is not there",
+                              expected=f"numbers from 0 to {self.num_embeddings - 1}",
+                              got=f"numbers from {low} to {high}")  # fmt: skip
 
 
 # What sequences need before and behind an encoder: a step's position, and the mean over the steps.
@@ -696,8 +687,7 @@ class PositionalEmbedding(Layer):
         check_input(x, dtype=weight.dtype, shape=(None, None, self.embedding_dim), like=weight)
         steps = x.shape[1 if self.batch_first else 0]
         if steps > self.max_length:
-            raise ShapeError("x has too many steps", expected=f"at most {self.max_length} (max_length)", got=steps,
-                             remedy="Cut the sequences, or build the layer with a larger max_length")  # fmt: skip
+            raise ShapeError("x has too many steps", expected=f"at most {self.max_length} (max_length)", got=steps)
         return x + (weight[:steps] if self.batch_first else weight[:steps, None]), x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
@@ -777,7 +767,7 @@ class MeanOverSteps(Layer):
         xp = check_input(x, shape=(None, None, None))
         steps = x.shape[self._axis]
         if steps == 0:
-            raise ShapeError("x has no steps", expected="at least one", got=x.shape, remedy="Skip empty sequences")
+            raise ShapeError("x has no steps", expected="at least one", got=x.shape)
         valid = parse_lengths(lengths, steps, x.shape[1 - self._axis], xp) if x.size else None
         if valid is None:
             return x.mean(axis=self._axis), MeanSaved(x, None)

@@ -92,20 +92,13 @@ def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType) -> Lengt
     except ValueError:  # a ragged list
         values = np.asarray(None)
     if values.dtype.kind not in "iu":
-        raise DTypeError(
-            "lengths has the wrong dtype", expected="integers", got=values.dtype, remedy="Count valid steps a sample"
-        )
+        raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype)
     if values.shape != (batch,):
-        raise ShapeError(
-            "lengths has the wrong shape", expected=(batch,), got=values.shape, remedy="Pass one length for each sample"
-        )
+        raise ShapeError("lengths has the wrong shape", expected=(batch,), got=values.shape)
     if values.min() < 1 or values.max() > steps:
-        raise OptionError(
-            "lengths is out of range",
-            expected=f"1 to {steps} (the number of steps of x)",
-            got=f"{values.min()} to {values.max()}",
-            remedy="Leave empty sequences out, and pad x to the longest one",
-        )
+        raise OptionError("lengths is out of range", expected=f"1 to {steps} (the number of steps of x)",
+                          got=f"{values.min()} to {values.max()}",
+                          remedy="Leave empty sequences out, and pad x to the longest one")  # fmt: skip
     if values.min() == steps:
         return None
     return Lengths(values.astype(np.int64), steps, xp)

@@ -91,7 +91,7 @@ def draw_rows(
     if rest:
         raise ShapeError(
             "Random numbers have no rows for each sample", expected=f"a multiple of {own} samples on axis {axis}",
-            got=shape, remedy="Say on which axis the samples are; None, if what is drawn is the same for any batch",
+            got=shape, remedy="Say on which axis the samples are; None, if what is drawn is the same for any batch"
         )  # fmt: skip
     whole = make(generator, (*shape[:axis], total * each, *shape[axis + 1 :]))
     at: tuple[Any, ...] = (slice(None),) * axis + (slice(begin * each, (begin + own) * each),)

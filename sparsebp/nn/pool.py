@@ -380,8 +380,7 @@ class AvgPool2d(AvgPool):
         if divisor_override is not None:
             self.divisor_override = check_integer("divisor_override", divisor_override, -(2**31), 2**31)
             if self.divisor_override == 0:
-                raise OptionError("divisor_override is zero", expected="None or another integer", got=0,
-                                  remedy="Leave it out")  # fmt: skip
+                raise OptionError("divisor_override is zero", expected="None or another integer", got=0)
 
 
 @dataclass(frozen=True)
@@ -410,12 +409,9 @@ class AdaptiveAvgPool(Pool):
         super().__init__()
         sizes = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size,) * self.dims
         if len(sizes) != self.dims:
-            raise OptionError(
-                f"output_size does not fit {self.dims} axes",
-                expected=f"one size, or {self.dims}",
-                got=repr(output_size),
-                remedy="Pass the sizes as torch.nn takes them, None to keep an axis",
-            )
+            raise OptionError(f"output_size does not fit {self.dims} axes", expected=f"one size, or {self.dims}",
+                              got=repr(output_size),
+                              remedy="Pass the sizes as torch.nn takes them, None to keep an axis")  # fmt: skip
         self.output_size = tuple(None if n is None else check_integer("output_size", n, 1, LONGEST) for n in sizes)
 
     def _forward(self, x: Array) -> tuple[Array, AdaptiveSaved]:

@@ -409,12 +409,9 @@ class Concat(Container):
             raise ShapeError("x is a lone sample, of which the channels are not the second axis",
                              expected="(B, channels, …)", got=x.shape, remedy="Pass x[None]")  # fmt: skip
         if outputs[0].ndim < 2 or len({(y.shape[0], *y.shape[2:]) for y in outputs}) > 1:
-            raise ShapeError(
-                "The outputs of the branches do not stand side by side",
-                expected="(B, channels, …) that differ in the channels alone",
-                got=", ".join(str(y.shape) for y in outputs),
-                remedy="Choose strides and paddings that give every branch the same positions",
-            )
+            raise ShapeError("The outputs of the branches do not stand side by side",
+                             expected="(B, channels, …) that differ in the channels alone",
+                             got=", ".join(str(y.shape) for y in outputs))  # fmt: skip
         return _side_by_side(xp, outputs), ConcatSaved(x, [out.shape for out in outputs], list(saved))
 
     def gradients(self, gy: Array, saved: ConcatSaved) -> Gradients:
@@ -506,8 +503,7 @@ def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
                 f"Layer {name or 'of the model'} does not take lengths, and may mix steps with padding",
                 expected="forward(x, lengths=...), or stepwise = True in the class, up to a MeanOverSteps",
                 got=f"{type(layer).__name__}.forward({', '.join(inspect.signature(layer.forward).parameters)})",
-                remedy="Leave lengths out, or use layers that take them",
-            )  # fmt: skip
+            )
     return found, False
 
 
@@ -543,10 +539,8 @@ class Residual(Container):
         check_input(x)
         y, saved = forward_of(self.children["body"], x)
         if y.shape != x.shape:
-            raise ShapeError(
-                "The body of Residual changes the shape", expected=f"an output of the input's shape {x.shape}",
-                got=y.shape, remedy="Choose a body that keeps the shape",
-            )  # fmt: skip
+            raise ShapeError("The body of Residual changes the shape",
+                             expected=f"an output of the input's shape {x.shape}", got=y.shape)  # fmt: skip
         return _sum(x, y), (x, saved)
 
     def gradients(self, gy: Array, saved: tuple[Array, Any]) -> Gradients:
@@ -753,11 +747,9 @@ class Sequential(Container):
             except ShapeError as error:
                 if not saved:  # x itself, of which the layer speaks
                     raise
-                raise ShapeError(
-                    f"x of shape {shapes[0]} does not fit the chain at layer {name} ({type(layer).__name__}): "
-                    f"{error.problem}", expected=error.expected, got=error.got,
-                    remedy="Pass x of the size that the model is made for, or make the layers fit",
-                ) from error  # fmt: skip
+                raise ShapeError(f"x of shape {shapes[0]} does not fit the chain at layer {name} "
+                                 f"({type(layer).__name__}): {error.problem}", expected=error.expected,
+                                 got=error.got) from error  # fmt: skip
             saved.append(layer_saved)
             if found is not None:
                 shapes.append(x.shape)
@@ -843,11 +835,9 @@ class Sequential(Container):
         axes = [layer.batch_axes for layer in self.children.values()]
         for (_, given), (taken, _) in pairwise(axes):
             if given != taken:
-                raise OptionError(
-                    "The layers put the batch on different axes", expected="one axis from layer to layer",
-                    got=f"an output with the batch on axis {given}, then an input with it on axis {taken}",
-                    remedy="Build recurrent layers with batch_first=True",
-                )  # fmt: skip
+                raise OptionError("The layers put the batch on different axes", expected="one axis from layer to layer",
+                                  got=f"an output with the batch on axis {given}, then an input with it on axis "
+                                  f"{taken}", remedy="Build recurrent layers with batch_first=True")  # fmt: skip
         return axes[0][0], axes[-1][1]
 
     @property

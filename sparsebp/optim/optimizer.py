@@ -33,8 +33,7 @@ from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS
 def check_named(what: str, arrays: Any) -> None:
     """Raise `OptionError` unless `arrays` is a mapping."""
     if not isinstance(arrays, Mapping):
-        raise OptionError(f"{what} are not a mapping", expected="arrays by name", got=type(arrays).__name__,
-                          remedy="Pass a dict with the names of the parameters")  # fmt: skip
+        raise OptionError(f"{what} are not a mapping", expected="arrays by name", got=type(arrays).__name__)
 
 
 def check_is_array(what: str, array: Any) -> ModuleType:
@@ -66,7 +65,7 @@ def check_parameter(name: Any, param: Any) -> None:
 def check_fraction(name: str, value: float) -> None:
     """Raise `OptionError` unless ``0 <= value < 1``."""
     if not 0 <= check_number(name, value) < 1:
-        raise OptionError(f"Invalid {name}", expected="a number in [0, 1)", got=value, remedy=f"Pass another {name}")
+        raise OptionError(f"Invalid {name}", expected="a number in [0, 1)", got=value)
 
 
 def check_run(kind: str, run: Mapping[str, Any], options: Iterable[str]) -> None:
@@ -77,7 +76,7 @@ def check_run(kind: str, run: Mapping[str, Any], options: Iterable[str]) -> None
     unknown = sorted(run.keys() - _RUN.keys())
     if unknown:
         raise OptionError(f"{kind} does not know an argument", expected=f"any of {', '.join(options)}",
-                          got=", ".join(unknown), remedy="Leave it out")  # fmt: skip
+                          got=", ".join(unknown))  # fmt: skip
     for name, value in run.items():
         if value is not None or not _RUN[name]:
             check_flag(name, value)
@@ -142,10 +141,9 @@ def check_finite(grads: Mapping[str, Array]) -> None:
     spaces = {name: check_is_array(f"The gradient of {name}", grad) for name, grad in grads.items()}
     bad = [name for name, xp in spaces.items() if not bool(xp.isfinite(grads[name]).all())]
     if bad:
-        raise NonFiniteError(
-            "A gradient is not finite", expected="finite numbers", got=f"NaN or infinity in {', '.join(bad)}",
-            remedy="Lower the learning rate, or clip with clip_grad_norm from the start",
-        )  # fmt: skip
+        raise NonFiniteError("A gradient is not finite", expected="finite numbers",
+                             got=f"NaN or infinity in {', '.join(bad)}",
+                             remedy="Lower the learning rate, or clip with clip_grad_norm from the start")  # fmt: skip
 
 
 def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float | None = None) -> float:
@@ -309,10 +307,9 @@ class ParameterGroups:
             for group, buffers in zip(self.param_groups, self._group_buffers, strict=True):
                 self._check(group)
                 if self._buffers_of(group) != buffers:
-                    raise OptionError(
-                        "An option cannot be switched on or off after the optimizer has been built", expected=buffers,
-                        got=self._buffers_of(group), remedy="Build a new optimizer",
-                    )  # fmt: skip
+                    raise OptionError("An option cannot be switched on or off after the optimizer has been built",
+                                      expected=buffers, got=self._buffers_of(group),
+                                      remedy="Build a new optimizer")  # fmt: skip
             options = np.array([self._options(group) for group in self.param_groups], np.float64)
             self._expanded, self._seen = options[self._group_of], values
         return self._expanded
@@ -386,8 +383,7 @@ class ParameterGroups:
     def _adopt(self, group: Mapping[str, Any]) -> None:
         for name, param in group["params"].items():
             if name in self.params:
-                raise OptionError(f"The parameter {name} is in two groups", expected="every parameter once", got=name,
-                                  remedy="Leave it out of one of them")  # fmt: skip
+                raise OptionError(f"The parameter {name} is in two groups", expected="every parameter once", got=name)
             check_parameter(name, param)
             self.params[name] = param
             for buffer in self._buffers_of(group):
@@ -400,11 +396,9 @@ def _listed(params: Params) -> Sequence[Mapping[str, Any]]:
     groups = list(params) if isinstance(params, Iterable) and not isinstance(params, str) else [params]
     for group in groups:
         if not isinstance(group, Mapping):
-            raise OptionError(
-                "The parameters have no names", expected="arrays by name, or a list of groups of them",
-                got=type(group).__name__ if params is group else f"{type(params).__name__} of {type(group).__name__}",
-                remedy="Pass model.parameters(), or a part of it",
-            )  # fmt: skip
+            raise OptionError("The parameters have no names", expected="arrays by name, or a list of groups of them",
+                              got=type(group).__name__ if params is group else f"{type(params).__name__} of "
+                              f"{type(group).__name__}", remedy="Pass model.parameters(), or a part of it")  # fmt: skip
     return groups
 
 
@@ -412,15 +406,12 @@ def _group(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     """Return a group with all its options."""
     unknown = sorted(given.keys() - defaults.keys() - {"params"})
     if unknown or "params" not in given:
-        raise OptionError(
-            "A parameter group is not understood", expected=f"params, and any of {', '.join(defaults)}",
-            got=", ".join(map(str, given)) or "an empty group", remedy="Use the names of the optimizer's arguments",
-        )  # fmt: skip
+        raise OptionError("A parameter group is not understood", expected=f"params, and any of {', '.join(defaults)}",
+                          got=", ".join(map(str, given)) or "an empty group")  # fmt: skip
     if not isinstance(given["params"], Mapping):
-        raise OptionError(
-            "A group's params are not a mapping", expected="arrays by name", got=type(given["params"]).__name__,
-            remedy="Pass model.parameters(), or a part of it",
-        )  # fmt: skip
+        raise OptionError("A group's params are not a mapping", expected="arrays by name",
+                          got=type(given["params"]).__name__,
+                          remedy="Pass model.parameters(), or a part of it")  # fmt: skip
     chosen = {key: given.get(key, value) for key, value in defaults.items()}
     return {"params": dict(given["params"])} | {
         key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()
@@ -514,11 +505,9 @@ class Update:
             return
         wrong = [name for name in names if name not in self._open]
         known = [name for name in wrong if name in self._optimizer.params]
-        raise OptionError(
-            "A parameter has been updated already" if known else "A gradient belongs to no parameter",
-            expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
-            remedy="Apply each parameter's gradient once; begin() opens the next update",
-        )  # fmt: skip
+        raise OptionError("A parameter has been updated already" if known else "A gradient belongs to no parameter",
+                          expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
+                          remedy="Apply each parameter's gradient once; begin() opens the next update")  # fmt: skip
 
 
 class DeviceUpdate(Update):
@@ -649,11 +638,8 @@ class Optimizer(ParameterGroups):
         if grads.keys() != self.params.keys():
             missing = sorted(self.params.keys() - grads.keys())
             unexpected = sorted(map(str, grads.keys() - self.params.keys()))
-            raise OptionError(
-                "The gradients do not belong to the parameters", expected=", ".join(self.params),
-                got=f"missing {missing}, unexpected {unexpected}",
-                remedy="Pass what weight_grad of the same model returned",
-            )  # fmt: skip
+            raise OptionError("The gradients do not belong to the parameters", expected=", ".join(self.params),
+                              got=f"missing {missing}, unexpected {unexpected}")  # fmt: skip
         launch(self, grads, self._options_now())
 
     def begin(self) -> Update:
@@ -713,22 +699,19 @@ class Optimizer(ParameterGroups):
         expected = expected.union(*options)
         if state.keys() != expected:
             missing, unexpected = sorted(expected - state.keys()), sorted(map(str, state.keys() - expected))
-            raise FileFormatError(
-                f"The state does not fit this {type(self).__name__}", expected=", ".join(sorted(expected)),
-                got=f"missing {missing}, unexpected {unexpected}",
-                remedy="Use the options and the model that the state was made with",
-            )  # fmt: skip
+            raise FileFormatError(f"The state does not fit this {type(self).__name__}",
+                                  expected=", ".join(sorted(expected)),
+                                  got=f"missing {missing}, unexpected {unexpected}",
+                                  remedy="Use the options and the model that the state was made with")  # fmt: skip
         for name, target in targets.items():
             value = state[name]
             if not (hasattr(value, "shape") and hasattr(value, "dtype")):
                 raise DTypeError(f"{name} is no array", expected=f"{target.dtype}, shape {target.shape}",
-                                 got=type(value).__name__, remedy="Pass what state_dict returned")  # fmt: skip
+                                 got=type(value).__name__)  # fmt: skip
             if tuple(value.shape) != target.shape:
-                raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape),
-                                 remedy="Use the model that the state was made with")  # fmt: skip
+                raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape))
             if value.dtype != target.dtype:
-                raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype,
-                                 remedy="Use the dtype that the state was made with")  # fmt: skip
+                raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype)
         restored = [_restored(state, f"group{i}.", group) for i, group in enumerate(self.param_groups)]
         for group in restored:
             self._check(group)
@@ -747,8 +730,7 @@ def _check_kind(mark: str, state: Mapping[str, Any]) -> None:
     kinds = sorted(name for name in state if name.endswith(_MARK) and "." not in name.removesuffix(_MARK))
     raise FileFormatError(
         "The state is that of another optimizer, or of another version of this one", expected=f"{mark} = {VERSION}",
-        got=", ".join(f"{name} = {state[name]}" for name in kinds) or "a state without such a name",
-        remedy="Use the optimizer that the state was made with",
+        got=", ".join(f"{name} = {state[name]}" for name in kinds) or "a state without such a name"
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class PieceOptimizer:
     def __init__(self, optimizer: Optimizer, pieces: Mapping[str, tuple[int, int]]) -> None:
         if not isinstance(optimizer, Optimizer):
             raise OptionError("The optimizer cannot be parted", expected="one of sparsebp.optim",
-                              got=type(optimizer).__name__, remedy="Use one of them, or leave sharded out")  # fmt: skip
+                              got=type(optimizer).__name__)  # fmt: skip
         self.optimizer, self.pieces = optimizer, dict(pieces)
         self._part = self._parted()
         self.kinds: Mapping[str, Sequence[str]]
@@ -156,9 +156,9 @@ class Moved(dict[str, Any]):
     def refuse(self, *_: Any) -> NoReturn:
         """Raise `OptionError`."""
         raise OptionError("The optimizer's state is in pieces on several ranks", expected="its whole state",
-                          got=f"pieces of {len(self.owner.pieces)} parameters on this one",
-                          remedy="Call gather_state of the executor that parted it, on all ranks; after an error "
-                          "build a new optimizer")  # fmt: skip
+                          got=f"pieces of {len(self.owner.pieces)} parameters on this one", remedy="Call gather_state "
+                          "of the executor that parted it, on all ranks; after an error build a new "
+                          "optimizer")  # fmt: skip
 
     def __iter__(self) -> Iterator[str]:
         self.refuse()

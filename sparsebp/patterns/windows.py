@@ -135,12 +135,9 @@ class Windows:
         axes = zip(output_size, self.stride, self.reach, self.padding, strict=True)
         sizes = tuple((n - 1) * s + r - before - after for n, s, r, (before, after) in axes)
         if min(output_size, default=1) < 1 or min(sizes, default=1) < 1:
-            raise ShapeError(
-                "The transposed convolution has no output",
-                expected="at least 1 element on every axis of input and output",
-                got=f"input {tuple(output_size)}, output {sizes}",
-                remedy="Use less padding, or a larger input",
-            )
+            raise ShapeError("The transposed convolution has no output",
+                             expected="at least 1 element on every axis of input and output",
+                             got=f"input {tuple(output_size)}, output {sizes}")  # fmt: skip
         return sizes
 
 
@@ -180,12 +177,8 @@ class PoolWindows(Windows):
         windows = cls(kernel, strides, tuple((pad, pad) for pad in pads), dilations, check_flag("ceil_mode", ceil_mode))
         for pad, length in zip(pads, kernel, strict=True):
             if pad > length // 2:
-                raise OptionError(
-                    "The padding is more than half of the kernel",
-                    expected=f"padding <= {length // 2} for a kernel of {length}",
-                    got=pad,
-                    remedy="Use less padding or a larger kernel",
-                )
+                raise OptionError("The padding is more than half of the kernel",
+                                  expected=f"padding <= {length // 2} for a kernel of {length}", got=pad)  # fmt: skip
         return windows
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
@@ -205,20 +198,13 @@ class PoolWindows(Windows):
             if self.ceil_mode and (count - 1) * stride >= length + pad:
                 count -= 1  # the last window must begin in the input or in the padding before it
             if length < 1 or count < 1:
-                raise ShapeError(
-                    "The kernel is larger than the padded input",
-                    expected=f"at least {reach} elements with the padding",
-                    got=f"{length} + 2 * {pad}",
-                    remedy="Use a smaller kernel, more padding, or a larger input",
-                )
+                raise ShapeError("The kernel is larger than the padded input",
+                                 expected=f"at least {reach} elements with the padding",
+                                 got=f"{length} + 2 * {pad}")  # fmt: skip
             steps_over = ((start - pad) % step >= length for start in range(0, min(count * stride, pad), stride))
             if any(steps_over):
-                raise ShapeError(
-                    "The dilation steps over the whole input, so that a window holds padding only",
-                    expected=f"an input of at least {step} elements",
-                    got=length,
-                    remedy="Use less dilation, no padding, or a larger input",
-                )
+                raise ShapeError("The dilation steps over the whole input, so that a window holds padding only",
+                                 expected=f"an input of at least {step} elements", got=length)  # fmt: skip
             out.append(count)
         return tuple(out)
 
@@ -241,12 +227,9 @@ def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]
     except OptionError:
         result = ()
     if len(result) != ndim:
-        raise OptionError(
-            f"{name} does not fit {ndim} axes",
-            expected=f"an integer or {ndim} integers, from {least} to {LONGEST}",
-            got=shown(value),
-            remedy=f"Pass one {name} for all axes, or one per axis",
-        )
+        raise OptionError(f"{name} does not fit {ndim} axes",
+                          expected=f"an integer or {ndim} integers, from {least} to {LONGEST}",
+                          got=shown(value))  # fmt: skip
     return result
 
 
@@ -278,12 +261,8 @@ def _pairs(
         return ((0, 0),) * ndim
     if isinstance(padding, str) and padding == "same":
         if max(stride, default=1) > 1:
-            raise OptionError(
-                'padding="same" needs stride 1',
-                expected="stride 1 on every axis",
-                got=stride,
-                remedy="Give the padding in numbers",
-            )
+            raise OptionError('padding="same" needs stride 1', expected="stride 1 on every axis", got=stride,
+                              remedy="Give the padding in numbers")  # fmt: skip
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
     if _is_sequence(padding) and len(padding) == ndim and all(_is_sequence(pair) for pair in padding):
@@ -291,10 +270,7 @@ def _pairs(
         return tuple((before, after) for before, after in before_after)
     if isinstance(padding, str):
         raise OptionError(
-            "Unknown padding",
-            expected="integers, pairs (before, after), 'same' or 'valid'",
-            got=repr(padding),
-            remedy="Pass one of them",
+            "Unknown padding", expected="integers, pairs (before, after), 'same' or 'valid'", got=repr(padding)
         )
     return tuple((n, n) for n in lengths("padding", padding, ndim, 0))  # type: ignore[arg-type]
 
@@ -307,13 +283,9 @@ def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
 def _output_size(windows: Windows, input_size: tuple[int, ...]) -> tuple[int, ...]:
     padded = windows.padded_size(input_size)
     if any(r > n for r, n in zip(windows.reach, padded, strict=True)):
-        raise ShapeError(
-            "The kernel is larger than the padded input",
-            expected=f"at least {windows.reach} elements with padding, for kernel {windows.kernel} and "
-            f"dilation {windows.dilation}",
-            got=f"{padded}: input {input_size} with padding {windows.padding}",
-            remedy="Use a smaller kernel or dilation, more padding, or a larger input",
-        )
+        raise ShapeError("The kernel is larger than the padded input", expected=f"at least {windows.reach} elements "
+                         f"with padding, for kernel {windows.kernel} and dilation {windows.dilation}",
+                         got=f"{padded}: input {input_size} with padding {windows.padding}")  # fmt: skip
     return tuple((n - r) // s + 1 for n, r, s in zip(padded, windows.reach, windows.stride, strict=True))
 
 
@@ -408,10 +380,7 @@ def packed_mask(mask: np.ndarray, weight_shape: tuple[int, ...]) -> bytes | None
             "mask has the wrong dtype", expected="an array of bool", got=got, remedy="Pass weight != 0, say"
         )
     if mask.shape != weight_shape:
-        raise ShapeError(
-            "mask has another shape than the weights", expected=weight_shape, got=mask.shape,
-            remedy="Pass one truth value for every weight",
-        )  # fmt: skip
+        raise ShapeError("mask has another shape than the weights", expected=weight_shape, got=mask.shape)
     return None if mask.all() else np.packbits(mask).tobytes()
 
 

@@ -154,8 +154,7 @@ def trained_parameters(model: Any, optimizer: Any) -> dict[str, Array]:
     """
     live = model.parameters()
     if not live:
-        raise OptionError("The model has no parameters", expected="at least one", got="none",
-                          remedy="There is nothing to train")  # fmt: skip
+        raise OptionError("The model has no parameters", expected="at least one", got="none")
     params = getattr(optimizer, "params", None)
     if not isinstance(params, Mapping):
         return dict(live)
@@ -176,17 +175,12 @@ def check_live(model: Any, params: Mapping[str, Array]) -> None:
         return
     replaced = [name for name in wrong if name in live]
     unknown = [name for name in wrong if name not in live]
-    raise OptionError(
-        "The optimizer would train arrays that the model does not use",
-        expected="the arrays of model.parameters(), by those names, or some of them",
-        got="; ".join(
-            f"{what}: {_shown(names)}"
-            for what, names in (("other arrays than the model's", replaced), ("not in the model", unknown))
-            if names
-        ),
-        remedy="Build the optimizer on model.parameters() once the model is what it is to be: to(...) and a new array "
-        "in layer.params replace parameters; assign into them (param[...] = values) to keep them",
-    )
+    raise OptionError("The optimizer would train arrays that the model does not use",
+                      expected="the arrays of model.parameters(), by those names, or some of them", got="; ".join(
+                      f"{what}: {_shown(names)}" for what, names in (("other arrays than the model's", replaced), (
+                      "not in the model", unknown)) if names), remedy="Build the optimizer on model.parameters() once "
+                      "the model is what it is to be: to(...) and a new array in layer.params replace parameters; "
+                      "assign into them (param[...] = values) to keep them")  # fmt: skip
 
 
 def check_even(optimizer: Any, names: Iterable[str]) -> None:
@@ -197,12 +191,10 @@ def check_even(optimizer: Any, names: Iterable[str]) -> None:
         return
     most = max(counts.values())
     behind = [name for name, count in counts.items() if count < most]
-    raise OptionError(
-        "An update was broken off half-way: some parameters are a step behind the others",
-        expected=f"{most} updates of every parameter", got=f"fewer of {_shown(behind)}",
-        remedy="Load model and optimizer as they were before it (fit(resume=True) takes the last checkpoint), or build "
-        "a new optimizer to go on from the parameters as they are",
-    )  # fmt: skip
+    raise OptionError("An update was broken off half-way: some parameters are a step behind the others",
+                      expected=f"{most} updates of every parameter", got=f"fewer of {_shown(behind)}",
+                      remedy="Load model and optimizer as they were before it (fit(resume=True) takes the last "
+                      "checkpoint), or build a new optimizer to go on from the parameters as they are")  # fmt: skip
 
 
 def _shown(names: list[str]) -> str:

@@ -177,12 +177,10 @@ class Executor:
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
         if clip_norm is not None and not program.gathered:
-            raise OptionError(
-                "The norm of all gradients is not known before the first update",
-                expected="all W before the first U, as with fusion='none' or fusion='forward'",
-                got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}",
-                remedy="Use fusion='forward', or do not clip by the norm",
-            )  # fmt: skip
+            raise OptionError("The norm of all gradients is not known before the first update",
+                              expected="all W before the first U, as with fusion='none' or fusion='forward'",
+                              got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}",
+                              remedy="Use fusion='forward', or do not clip by the norm")  # fmt: skip
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._two = TwoStreams(xp) if len(program.streams) > 1 else None
         on_device = not backend.is_host(xp)

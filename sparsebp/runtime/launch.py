@@ -114,10 +114,9 @@ def _shared(transport: Transport, what: str, value: Any) -> list[Any]:
     everyone = transport.share((what, value))
     for rank, other in enumerate(everyone):
         if not isinstance(other, tuple) or other[:1] != (what,):
-            raise TransportError(
-                f"Rank {rank} is at another place of the program than rank {transport.rank}", expected=what,
-                got=shown(other), remedy="Let all ranks run the same program, with the same options",
-            )  # fmt: skip
+            raise TransportError(f"Rank {rank} is at another place of the program than rank {transport.rank}",
+                                 expected=what, got=shown(other),
+                                 remedy="Let all ranks run the same program, with the same options")  # fmt: skip
     return [own for _, own in everyone]
 
 
@@ -144,12 +143,10 @@ def check_marks(marks: Sequence[float]) -> None:
     """
     for rank, mark in enumerate(marks):
         if mark != marks[0]:
-            raise TransportError(
-                f"The optimizer of rank {rank} has other options than that of rank 0", expected="the same on all ranks",
-                got="another learning rate, or another option",
-                remedy="Change rates on all ranks alike: by the same learning-rate schedule, or by a callback that "
-                "reads the model",
-            )  # fmt: skip
+            raise TransportError(f"The optimizer of rank {rank} has other options than that of rank 0",
+                                 expected="the same on all ranks", got="another learning rate, or another option",
+                                 remedy="Change rates on all ranks alike: by the same learning-rate schedule, or by a "
+                                 "callback that reads the model")  # fmt: skip
 
 
 def checksum(array: Array) -> str:
@@ -239,14 +236,12 @@ def connect(*, device: str = "cpu", progress: bool = False, timeout: float = TIM
         raise TransportError("This process is alone", expected="several, started together", got="no mpiexec",
                              remedy="Start it by mpiexec -n 4, say")  # fmt: skip
     if MPI.COMM_WORLD.size != ranks[1]:
-        raise TransportError(
-            "MPI knows other processes than the launcher has started", expected=f"{ranks[1]} ranks",
-            got=MPI.COMM_WORLD.size, remedy=f"Use the mpiexec of {MPI.Get_library_version().split()[0]}",
-        )  # fmt: skip
+        raise TransportError("MPI knows other processes than the launcher has started", expected=f"{ranks[1]} ranks",
+                             got=MPI.COMM_WORLD.size,
+                             remedy=f"Use the mpiexec of {MPI.Get_library_version().split()[0]}")  # fmt: skip
     for rank, text in enumerate(meet(None)):
         if text is not None:
-            raise TransportError(f"Rank {rank} has ended before the start", expected="all ranks to start", got=text,
-                                 remedy="Start all ranks with the same command")  # fmt: skip
+            raise TransportError(f"Rank {rank} has ended before the start", expected="all ranks to start", got=text)
     transport = MPITransport(progress=progress, timeout=timeout)
     _Ending(transport).install()
     _share_cores(transport)
@@ -316,10 +311,9 @@ def own_device(transport: MPITransport) -> int:
         if text is not None:
             raise problem or DeviceError(f"Rank {other} has no GPU", got=text)
         if found < wanted:
-            raise DeviceError(
-                "There is no GPU for every rank", expected=f"{wanted} GPUs on the machine of rank {other}", got=found,
-                remedy="Start fewer ranks on it, or train on the CPUs",
-            )  # fmt: skip
+            raise DeviceError("There is no GPU for every rank",
+                              expected=f"{wanted} GPUs on the machine of rank {other}", got=found,
+                              remedy="Start fewer ranks on it, or train on the CPUs")  # fmt: skip
     return rank
 
 
@@ -366,10 +360,9 @@ class _Ending:
         peers.tell(End(left=f"os._exit({status})"))
         if peers.settle(ALIKE_SECONDS):
             return status
-        error = TransportError(
-            f"Rank {peers.rank} has left by os._exit({status}) while others work", expected="the end of all ranks",
-            got=f"that of {len(peers.ends)} of {peers.size}", remedy="Let all come to their end, or raise an error",
-        )  # fmt: skip
+        error = TransportError(f"Rank {peers.rank} has left by os._exit({status}) while others work",
+                               expected="the end of all ranks",
+                               got=f"that of {len(peers.ends)} of {peers.size}")  # fmt: skip
         speak()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return status or 1

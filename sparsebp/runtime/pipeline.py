@@ -162,7 +162,7 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
                           got="stages on several ranks", remedy="Call model.set_backward('bp')")  # fmt: skip
     if graph.updates == "microbatch" and stages.shared():
         raise OptionError("Stages share a parameter that each would update by itself", expected="none",
-                          got=", ".join(stages.shared()), remedy="Use a synchronous schedule")  # fmt: skip
+                          got=", ".join(stages.shared()))  # fmt: skip
     _check_apart(schedule, stages)
 
 
@@ -192,14 +192,12 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
     counted = [named[key] for key, ranks in counting.items() if len(ranks) > 1]
     if counted:
         raise OptionError("A layer with running statistics is in stages on several ranks", got=", ".join(counted),
-                          expected="all of its stages on one", remedy="Use a layer of its own in each")  # fmt: skip
+                          expected="all of its stages on one")  # fmt: skip
     drawn_by = [", ".join(layers[key]) for key, drawing in generators.items() if not _draw_in_turn(schedule, drawing)]
     if drawn_by:
-        raise OptionError(
-            "Layers on several ranks, or in another order than in one worker, draw from one random generator",
-            expected="a generator for each of them", got="; ".join(drawn_by),
-            remedy="Build each with a seed of its own: rng=1, rng=2, …",
-        )  # fmt: skip
+        raise OptionError("Layers on several ranks, or in another order than in one worker, draw from one random "
+                          "generator", expected="a generator for each of them", got="; ".join(drawn_by),
+                          remedy="Build each with a seed of its own: rng=1, rng=2, …")  # fmt: skip
 
 
 def _draw_in_turn(schedule: Schedule, stages: set[int]) -> bool:
@@ -309,7 +307,7 @@ class Mail:
         elif self._forms[key] != form:
             raise ShapeError(
                 f"What {message.source} returns has another shape than before, or than what it is a gradient of",
-                expected=_shown(self._forms[key]), got=_shown(form), remedy="Let shapes follow from the input's alone",
+                expected=_shown(self._forms[key]), got=_shown(form), remedy="Let shapes follow from the input's alone"
             )  # fmt: skip
         carried = self._carried(array)
         sends.append((self._transport.isend(carried, message.receiver, message.tag), carried))
@@ -712,11 +710,10 @@ class PipelineExecutor:
         programs = lower(schedule)
         self._gathered = all(_gathers(program) for program in programs)
         if clip_norm is not None and not self._gathered:
-            raise OptionError(
-                "The norm of all gradients is not known before the first update",
-                expected="all gradients before the first U, on every rank", remedy="Do not clip by the norm",
-                got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}",
-            )  # fmt: skip
+            raise OptionError("The norm of all gradients is not known before the first update",
+                              expected="all gradients before the first U, on every rank",
+                              remedy="Do not clip by the norm",
+                              got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}")  # fmt: skip
         self._compiled(schedule.graph.microbatches)
         self._failed = False
         self._apart = False  # whether other ranks have updated their stages since these were brought up to date
@@ -824,10 +821,10 @@ class PipelineExecutor:
         check_marks([mark for _, _, _, mark in shared])
         for rank, (_, _, samples, _) in enumerate(shared):
             if samples != shared[0][2]:
-                raise TransportError(
-                    f"Rank {rank} has other samples than rank 0", expected="the same batches on all ranks",
-                    got="inputs or targets of another checksum", remedy="Give all ranks the same data, in one order",
-                )  # fmt: skip
+                raise TransportError(f"Rank {rank} has other samples than rank 0",
+                                     expected="the same batches on all ranks",
+                                     got="inputs or targets of another checksum",
+                                     remedy="Give all ranks the same data, in one order")  # fmt: skip
         for number, step in enumerate(steps):
             step.values, step.scores = (list(part) for part in shared[self._owners[-1]][0][number])
             step.squares = {name: value for _, squares, _, _ in shared for name, value in squares[number].items()}
@@ -870,7 +867,7 @@ class PipelineExecutor:
                     if message.source.kind == "F" or message.source.stage > self.stages.first:
                         tasks.append(self._carries(one, message))
                 case _:
-                    raise OptionError("A pipeline has no replicas", expected="no S", got=str(one), remedy="Leave S out")
+                    raise OptionError("A pipeline has no replicas", expected="no S", got=str(one))
         if gathers:
             tasks.append(self._gather)
         return tasks

@@ -224,8 +224,7 @@ class Totals:
             self._under_way = None
             check_marks(self._counts[0].tolist())
             if not self._counts[1:].any():
-                raise OptionError("A step has no samples", expected="at least one, on some rank", got="none on any",
-                                  remedy="Leave the step out")  # fmt: skip
+                raise OptionError("A step has no samples", expected="at least one, on some rank", got="none on any")
         return [int(count) for count in self._counts[1 + m]]
 
     def share(self, step: Step) -> None:
@@ -399,7 +398,7 @@ def _draws_alone(name: str) -> OptionError:
     return OptionError(
         f"The layer {name} draws random numbers by itself: the same for the samples of every replica",
         expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
-        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the how-to guide 'Write a layer'",
+        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the how-to guide 'Write a layer'"
     )  # fmt: skip
 
 
@@ -834,18 +833,17 @@ def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
     """
     lanes = [lane for lane in schedule.lanes if any(part.kind == "S" for part in _parts(lane.cells))]
     if not schedule.graph.synchronised or len(lanes) > 1:
-        raise OptionError(
-            "The schedule does not say in which order gradients are synchronised",
-            expected="one S a stage, on one stream", got=f"{schedule.name or 'one'} with S on {len(lanes)} streams",
-            remedy="Pass synchronise(schedule) on, with place_updates after it",
-        )  # fmt: skip
+        raise OptionError("The schedule does not say in which order gradients are synchronised",
+                          expected="one S a stage, on one stream",
+                          got=f"{schedule.name or 'one'} with S on {len(lanes)} streams",
+                          remedy="Pass synchronise(schedule) on, with place_updates after it")  # fmt: skip
     sent = [part.stage for lane in lanes for part in _parts(lane.cells) if part.kind == "S"]
     blocking = any(part.kind != "S" for lane in lanes for part in _parts(lane.cells))
     kept = (replace(lane, cells=tuple(p for p in _parts(lane.cells) if p.kind != "S")) for lane in schedule.lanes)
     compute = tuple(lane for lane in kept if lane.cells)
     if len(compute) > 1:
         raise OptionError("A replica computes on one stream", expected="one stream beside that of the S",
-                          got=", ".join(lane.stream for lane in compute), remedy="Join them")  # fmt: skip
+                          got=", ".join(lane.stream for lane in compute))  # fmt: skip
     graph = replace(schedule.graph, synchronised=False)
     return sent, blocking, replace(schedule, graph=graph, lanes=compute)
 
@@ -954,7 +952,7 @@ class ReverseFirstKExecutor:
         """
         if len(batches) != 1:
             raise OptionError("Reverse first-k scheduling is for one micro-batch a step", expected="accumulate=1",
-                              got=len(batches), remedy="Use another schedule, or a smaller batch")  # fmt: skip
+                              got=len(batches))  # fmt: skip
         timed = self._executor if isinstance(self._executor, TimedReplica) else None
         if timed is not None:
             timed.counts = self._left <= self._wanted

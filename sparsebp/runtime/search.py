@@ -138,7 +138,7 @@ def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[
     least = min(trial.memory for trial in trials)
     if least > memory_ratio:
         raise MemoryLimitError("No schedule of a step stays below the memory ratio", got=memory_ratio,
-                               expected=f"memory_ratio={least:.4g} or more", remedy="Raise the ratio")  # fmt: skip
+                               expected=f"memory_ratio={least:.4g} or more")  # fmt: skip
     return trials[:1] + [trial for trial in trials[1:] if trial.memory <= memory_ratio]
 
 

@@ -122,10 +122,9 @@ class TwoStreams:
             return
         self._thread, self._jobs = None, queue.SimpleQueue()
         if step is not None and not step.events[-1]:
-            raise StaleError(
-                "The process has forked while the second stream was at work on a step", expected="the parent's thread",
-                got="a child process without it", remedy="Fork before the first step, or behind finish()",
-            )  # fmt: skip
+            raise StaleError("The process has forked while the second stream was at work on a step",
+                             expected="the parent's thread", got="a child process without it",
+                             remedy="Fork before the first step, or behind finish()")  # fmt: skip
 
     def _start(self) -> None:
         if self._thread is None:

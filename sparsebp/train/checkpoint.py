@@ -75,7 +75,7 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
         content = save(tensors, metadata)
     except (SafetensorError, TypeError, ValueError) as error:
         raise OptionError("A checkpoint cannot hold these arrays", expected="real or boolean arrays by name",
-                          got=str(error), remedy="Convert them, or leave them out") from error  # fmt: skip
+                          got=str(error)) from error  # fmt: skip
     write_atomically(path, content)
 
 
@@ -93,7 +93,7 @@ def json_text(name: str, value: Mapping[str, Any], *, finite: bool = False) -> s
         return json.dumps(value, default=_listed, allow_nan=not finite)
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(f"{name} cannot be kept as JSON", expected="texts, numbers, truth values, lists and dicts",
-                          got=str(error), remedy="Convert what is something else") from error  # fmt: skip
+                          got=str(error)) from error  # fmt: skip
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -119,12 +119,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         header_bytes = int.from_bytes(content[:8], "little")
         metadata = parse_json(content[8 : 8 + header_bytes]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError) as error:  # KeyError: a dtype that NumPy does not have
-        raise FileFormatError(
-            f"{path} is damaged or no checkpoint at all",
-            expected="a safetensors file",
-            got=f"{len(content)} bytes that do not read as one ({error})",
-            remedy=f"Take another copy ({PREVIOUS_NAME} holds the run before), or start anew",
-        ) from error
+        raise FileFormatError(f"{path} is damaged or no checkpoint at all", expected="a safetensors file",
+                              got=f"{len(content)} bytes that do not read as one ({error})", remedy="Take another copy "
+                              f"({PREVIOUS_NAME} holds the run before), or start anew") from error  # fmt: skip
     if metadata.get("format") != FORMAT:
         raise FileFormatError(
             f"{path} was not written by sparsebp's trainer",
@@ -133,20 +130,13 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             remedy="Weights alone are loaded with model.load_state_dict(safetensors.numpy.load_file(path))",
         )
     if metadata.get("version") != str(VERSION):
-        raise FileFormatError(
-            f"{path} has a version that this sparsebp does not read",
-            expected=repr(str(VERSION)),
-            got=shown(metadata.get("version")),
-            remedy="Use the version of sparsebp that wrote it",
-        )
+        raise FileFormatError(f"{path} has a version that this sparsebp does not read", expected=repr(str(VERSION)),
+                              got=shown(metadata.get("version")),
+                              remedy="Use the version of sparsebp that wrote it")  # fmt: skip
     text = metadata.get("state", "")
     if metadata.get("digest") != _digest(tensors, text):
-        raise FileFormatError(
-            f"{path} is damaged",
-            expected=f"content of digest {metadata.get('digest')}",
-            got=_digest(tensors, text),
-            remedy="Take another copy, or start anew",
-        )
+        raise FileFormatError(f"{path} is damaged", expected=f"content of digest {metadata.get('digest')}",
+                              got=_digest(tensors, text), remedy="Take another copy, or start anew")  # fmt: skip
     return Checkpoint(tensors, _state(path, text))
 
 
@@ -193,7 +183,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(config, Mapping):
         raise OptionError("config is no mapping", expected="a dict of what describes the run",
-                          got=type(config).__name__, remedy="Pass a dict")  # fmt: skip
+                          got=type(config).__name__)  # fmt: skip
     described: dict[str, Any] = json.loads(json_text("config", dict(config), finite=True))
     return described
 
@@ -266,11 +256,10 @@ def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
         yield
         return
     if resume and not any(os.path.lexists(folder / name) for name in (FILE_NAME, LOCK_NAME)):
-        raise FileFormatError(
-            f"There is no run to resume in the folder {folder}", expected=f"{FILE_NAME} of an earlier run",
-            got="no such file" if os.path.isdir(folder) else "no such folder",
-            remedy="Name the folder of the run, or start a new one without resume",
-        )  # fmt: skip
+        raise FileFormatError(f"There is no run to resume in the folder {folder}",
+                              expected=f"{FILE_NAME} of an earlier run",
+                              got="no such file" if os.path.isdir(folder) else "no such folder",
+                              remedy="Name the folder of the run, or start a new one without resume")  # fmt: skip
     prepare_folder(folder)
     with hold_folder(folder):
         for name in (FILE_NAME, PREVIOUS_NAME):  # said now, and not by the first checkpoint after an epoch's work

@@ -167,16 +167,14 @@ class TrainConfig(abc.ABC):
         if kind is float:
             number = check_number(name, value, most=_WIDEST if name == "width" else math.inf)
             if not number > 0 and about.positive:
-                raise OptionError(f"{name} is not positive", expected="more than 0", got=value,
-                                  remedy="Pass 0.001, say")  # fmt: skip
+                raise OptionError(f"{name} is not positive", expected="more than 0", got=value)
             return number
         if kind is bool:
             return check_flag(name, value)
         if kind is not str:
             return check_choice(name, value, get_args(kind))
         if not isinstance(value, str):
-            raise OptionError(f"{name} is no text", expected="a text", got=shown(value),
-                              remedy=f"Pass another {name}")  # fmt: skip
+            raise OptionError(f"{name} is no text", expected="a text", got=shown(value))
         return value
 
     @property
@@ -216,10 +214,7 @@ def check_samples(samples: int, most: int | None) -> None:
     """Check that there are so many samples; `most` is None where they are made up."""
     if samples < 1 or (most is not None and samples > most):
         raise OptionError(
-            "The number of samples cannot be had",
-            expected="1 or more" if most is None else f"1 to {most}",
-            got=samples,
-            remedy="Pass --samples in that range",
+            "The number of samples cannot be had", expected="1 or more" if most is None else f"1 to {most}", got=samples
         )
 
 
@@ -287,15 +282,14 @@ def write_config(options: Mapping[str, Any], path: str | os.PathLike[str]) -> No
             raise ValueError("a file that would not be read as the same options")
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError("These options cannot be kept in a file", expected="texts, finite numbers and truth values",
-                          got=str(error), remedy="Leave the others out") from error  # fmt: skip
+                          got=str(error)) from error  # fmt: skip
     write_atomically(path, content)
 
 
 def _parser(path: Path) -> Callable[[str], Any]:
     parsers: dict[str, Callable[[str], Any]] = {".toml": _parse_toml, ".json": parse_json}
     if path.suffix not in parsers:
-        raise OptionError("The format of the file is unknown", expected=".toml or .json", got=path.suffix or "none",
-                          remedy="Give the file one of these suffixes")  # fmt: skip
+        raise OptionError("The format of the file is unknown", expected=".toml or .json", got=path.suffix or "none")
     return parsers[path.suffix]
 
 
@@ -359,16 +353,13 @@ class ImageConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.schedule == "ooo" and self.backward != "bp":
-            raise OptionError(
-                "A scan computes all input gradients at once: nothing runs beside it, out of order",
-                expected="backward='bp' with schedule='ooo'", got=repr(self.backward),
-                remedy="Use schedule='conventional', or backward='bp'",
-            )  # fmt: skip
+            raise OptionError("A scan computes all input gradients at once: nothing runs beside it, out of order",
+                              expected="backward='bp' with schedule='ooo'", got=repr(self.backward),
+                              remedy="Use schedule='conventional', or backward='bp'")  # fmt: skip
         if self.prune is not None and not 0 <= self.prune < 1:
-            raise OptionError(
-                "The amount to prune is out of range", expected="a number from 0 to below 1", got=self.prune,
-                remedy="Pass the share of the weights that is to go, 0.97 say",
-            )  # fmt: skip
+            raise OptionError("The amount to prune is out of range", expected="a number from 0 to below 1",
+                              got=self.prune,
+                              remedy="Pass the share of the weights that is to go, 0.97 say")  # fmt: skip
         if (self.task == "cifar10") != (self.data is not None):
             raise OptionError(
                 "A folder of images belongs to cifar10 alone" if self.data else "CIFAR-10 is not part of any package",
@@ -377,7 +368,7 @@ class ImageConfig(TrainConfig):
                 remedy="Leave --data out" if self.data else "Unpack cifar-10-binary.tar.gz and pass --data FOLDER",
             )
         if self.model == "lenet5" and self.width != 1:
-            raise OptionError("lenet5 has no width", expected="1", got=self.width, remedy="Leave --width out")
+            raise OptionError("lenet5 has no width", expected="1", got=self.width)
 
     @property
     def title(self) -> str:
@@ -513,12 +504,8 @@ class RecurrentConfig(SequenceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.task == "seqmnist" and PIXELS % self.seq_len:
-            raise OptionError(
-                "The sequence length does not divide the image",
-                expected="a divisor of 784",
-                got=self.seq_len,
-                remedy="Pass 784 for pixel by pixel or 28 for row by row",
-            )
+            raise OptionError("The sequence length does not divide the image", expected="a divisor of 784",
+                              got=self.seq_len, remedy="Pass 784 for pixel by pixel or 28 for row by row")  # fmt: skip
 
     @property
     def title(self) -> str:
@@ -664,7 +651,7 @@ def config_for(task: str, **options: Any) -> TrainConfig:
     given = {name: value for name, value in options.items() if value is not None}
     foreign = sorted(given.keys() - {field.name for field in dataclasses.fields(family)})
     if foreign:
-        raise OptionError(f"An option does not belong to {task}", got=", ".join(foreign), remedy="Leave it out")
+        raise OptionError(f"An option does not belong to {task}", got=", ".join(foreign))
     chosen = _DEFAULTS[task] | {name: family.checked(name, value) for name, value in given.items()}
     if family is ImageConfig:
         chosen = _MODEL_DEFAULTS[chosen["model"]] | chosen

@@ -35,8 +35,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
     if isinstance(data, tuple):
         if len(data) not in (2, 3) or (len(data) == 3 and lengths is not None):
             raise OptionError("The arrays to train on are not understood", expected="(x, target), or with lengths",
-                              got=f"{len(data)} arrays{'' if lengths is None else ' and lengths='}",
-                              remedy="Pass inputs and targets, one of each for every sample")  # fmt: skip
+                              got=f"{len(data)} arrays{'' if lengths is None else ' and lengths='}")  # fmt: skip
         x, target, lengths = (*data, lengths)[:3]
         x, target = _array("x", x), _array("target", target)
         first = sample_axis(model)
@@ -44,7 +43,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
         dataset: Any = ArrayDataset(x, target, dtype=dtype, lengths=lengths, batch_first=first == 0)
         if first == 1 and dataset.inputs.ndim != 3:
             raise ShapeError("x has the wrong shape", expected="(N, T, I): samples, steps, features",
-                             got=dataset.inputs.shape, remedy="Add the missing axis")  # fmt: skip
+                             got=dataset.inputs.shape)  # fmt: skip
     elif not hasattr(data, "batch") or not hasattr(data, "__len__"):
         raise OptionError("Not a data set", expected="len(…) and batch(indices), or arrays (x, target)",
                           got=type(data).__name__, remedy="Pass a tuple of arrays, or an ArrayDataset")  # fmt: skip
@@ -55,8 +54,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
         dataset = data
         _check_axis(dataset, model)
     if len(dataset) == 0:
-        raise ShapeError("The data set is empty", expected="at least one sample", got=0,
-                         remedy="Pass a data set with samples")  # fmt: skip
+        raise ShapeError("The data set is empty", expected="at least one sample", got=0)
     if getattr(dataset, "lengths", None) is not None:
         check_takes_lengths(model)
     return dataset
@@ -87,7 +85,7 @@ def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]
     batch = dataset.batch(indices)
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise OptionError("The data set's batch is not understood", expected="input and target, or with lengths",
-                          got=type(batch).__name__, remedy="Return a tuple from batch(indices)")  # fmt: skip
+                          got=type(batch).__name__)  # fmt: skip
     if len(batch) == 3:
         check_takes_lengths(model)
     device = backend.device_of(next(iter(model.parameters().values())))
@@ -134,7 +132,7 @@ def _check_axis(dataset: Any, model: Any) -> None:
         raise OptionError(
             "The model reads the data set's steps as samples", expected=f"samples on axis {first.batch_axes[0]}",
             got=f"on axis {given} of the data set's batches",
-            remedy="Pass the arrays (x, target) themselves, or give data set and recurrent layer the same batch_first",
+            remedy="Pass the arrays (x, target) themselves, or give data set and recurrent layer the same batch_first"
         )  # fmt: skip
 
 
@@ -153,8 +151,6 @@ def check_takes_lengths(model: Any) -> None:
         if "lengths" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values()):
             return
         got = f"{type(stages[0][1]).__name__}.forward({', '.join(taken)})"
-    raise OptionError(
-        "The model does not take lengths", expected="forward(x, lengths=...), as SequenceClassifier and GRU have it, "
-        "or a chain with a MeanOverSteps", got=got,
-        remedy="Leave lengths out, or make one layer of the model that hands them on",
-    )  # fmt: skip
+    raise OptionError("The model does not take lengths", expected="forward(x, lengths=...), as SequenceClassifier and "
+                      "GRU have it, or a chain with a MeanOverSteps", got=got,
+                      remedy="Leave lengths out, or make one layer of the model that hands them on")  # fmt: skip

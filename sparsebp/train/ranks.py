@@ -152,9 +152,7 @@ class Training:
         trained_parameters(model, optimizer)
         for name, value in (("clip_norm", clip_norm), ("memory_ratio", memory_ratio)):
             if value is not None and check_number(name, value) <= 0:
-                raise OptionError(
-                    f"{name} is not positive", expected="more than 0, or None", got=value, remedy=f"Raise {name}"
-                )
+                raise OptionError(f"{name} is not positive", expected="more than 0, or None", got=value)
         if checkpoint_every is not None:
             checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
         self.model, self.loss, self.optimizer = model, loss, optimizer
@@ -173,7 +171,7 @@ class Training:
         self.saved: int | None = None
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport= beside them",
-                              got="transport=None", remedy="Leave them out")  # fmt: skip
+                              got="transport=None")  # fmt: skip
         if predictor is not None and not isinstance(predictor, Predictor):
             raise OptionError("Not a predictor", expected="a sparsebp.optim.Predictor", got=shown(predictor),
                               remedy="Build one: MomentumPredictor(optimizer)")  # fmt: skip
@@ -181,8 +179,7 @@ class Training:
             check_callable("note", note)
         if predictor is not None and predictor.optimizer is not optimizer:
             raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
-                              got=f"another {type(predictor.optimizer).__name__}",
-                              remedy="Build it on this one")  # fmt: skip
+                              got=f"another {type(predictor.optimizer).__name__}")  # fmt: skip
         self.predictor, self.note = predictor, note
         self.transport, self.sharded = transport, check_flag("sharded", sharded)
         self._leads = transport is None or transport.rank == 0
@@ -204,8 +201,7 @@ class Training:
         training_set = as_dataset(dataset, self.model, lengths)
         held_out = None if validation is None else as_dataset(validation, self.model)
         if check_flag("resume", resume) and self.checkpoint_dir is None:
-            raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None,
-                              remedy="Pass checkpoint_dir=")  # fmt: skip
+            raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None)
         return training_set, held_out, {"batch_size": batch_size, "samples": len(training_set)}, epochs
 
     def _last_good(self) -> str:
@@ -249,16 +245,13 @@ def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
     ):  # fmt: skip
         lacking = [attribute for attribute in wanted if not hasattr(thing, attribute)]
         if lacking or isinstance(thing, type):
-            raise OptionError(
-                f"The {name} cannot be used", expected=", ".join(wanted),
-                got=f"the class {thing.__name__} itself" if isinstance(thing, type) else
-                f"{type(thing).__name__} without {', '.join(lacking)}", remedy=f"Pass a {name} of sparsebp",
-            )  # fmt: skip
+            raise OptionError(f"The {name} cannot be used", expected=", ".join(wanted), got="the class "
+                              f"{thing.__name__} itself" if isinstance(thing, type) else f"{type(thing).__name__} "
+                              f"without {', '.join(lacking)}")  # fmt: skip
     check_mean(loss)
     for callback in check_sequence("callbacks", callbacks, "callbacks"):
         if not hasattr(callback, "sees_model"):
-            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__,
-                              remedy="Derive it from Callback")  # fmt: skip
+            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__)
 
 
 def scheduler_of(given: Any, optimizer: Any) -> Any:
@@ -274,7 +267,7 @@ def scheduler_of(given: Any, optimizer: Any) -> Any:
     chained = ChainedScheduler(given if isinstance(given, list | tuple) else [given])
     if chained.optimizer is not None and chained.optimizer is not optimizer:
         raise OptionError("The learning-rate schedule is of another optimizer", expected="the trainer's optimizer",
-                          got=f"another {type(chained.optimizer).__name__}", remedy="Build it on this one")  # fmt: skip
+                          got=f"another {type(chained.optimizer).__name__}")  # fmt: skip
     return chained if isinstance(given, list | tuple) else given
 
 
@@ -290,7 +283,7 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
     check_integer("accumulate", accumulate, 1)
     if not isinstance(schedule, str | os.PathLike | Schedule):
         raise OptionError("Not a schedule", expected="'conventional', 'ooo', a path, or a sparsebp.schedule.Schedule",
-                          got=type(schedule).__name__, remedy="Pass one of them")  # fmt: skip
+                          got=type(schedule).__name__)  # fmt: skip
     ooo, clips = schedule == "ooo", clip_norm is not None
     for wrong, problem, expected, got, remedy in (
         (fusion == "backward" and clips, "Backward-fusion updates before the norm of all gradients is known",
@@ -321,11 +314,9 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
         check_transport(transport)
     _check_known(schedule)
     if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
-        raise OptionError(
-            f"The schedule {schedule!r} is of several workers", expected="a transport between them",
-            got="transport=None", remedy="Pass transport=, under mpiexec that of MPI: mpiexec -n 4 sparsebp train …; "
-            "see the how-to guide on many workers",
-        )  # fmt: skip
+        raise OptionError(f"The schedule {schedule!r} is of several workers", expected="a transport between them",
+                          got="transport=None", remedy="Pass transport=, under mpiexec that of MPI: mpiexec -n 4 "
+                          "sparsebp train …; see the how-to guide on many workers")  # fmt: skip
     if transport is not None and transport.size > 1 and schedule in ("conventional", "ooo"):
         raise OptionError("Several ranks need a schedule of theirs", expected=", ".join(ON_RANKS), got=repr(schedule),
                           remedy="Pass schedule='1f1b', say, or start one process")  # fmt: skip
@@ -340,7 +331,7 @@ def _check_known(schedule: Any) -> None:
     near = difflib.get_close_matches(schedule.lower(), SCHEDULES, 1)
     raise OptionError(
         "Unknown schedule", expected=f"{', '.join(SCHEDULES)}, or the path of an action CSV", got=repr(schedule),
-        remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there",
+        remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there"
     )  # fmt: skip
 
 
@@ -369,7 +360,7 @@ def schedule_of(
     given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
     if given.graph.microbatches != accumulate:
         raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
-                          got=given.graph.microbatches, remedy="Pass accumulate= as the schedule has it")  # fmt: skip
+                          got=given.graph.microbatches)  # fmt: skip
     return given
 
 

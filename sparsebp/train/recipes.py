@@ -109,12 +109,9 @@ def compare_histories(first: History, second: History, backward: str, reference:
         The two runs took different numbers of steps, or none.
     """
     if first.steps != second.steps or first.steps == 0:
-        raise ShapeError(
-            "The two runs cannot be compared step by step",
-            expected="the same number of steps, at least 1",
-            got=f"{first.steps} and {second.steps}",
-            remedy="Train both with the same data, batch size and epochs",
-        )
+        raise ShapeError("The two runs cannot be compared step by step",
+                         expected="the same number of steps, at least 1", got=f"{first.steps} and {second.steps}",
+                         remedy="Train both with the same data, batch size and epochs")  # fmt: skip
     difference = np.abs(np.asarray(first.loss) - np.asarray(second.loss))
     return Comparison(
         backward=backward,
@@ -240,18 +237,15 @@ def _prune(path: Path, out: Path, amount: float, method: Any) -> PruneReport:
     source = path / FILE_NAME if os.path.isdir(path) else path
     checkpoint = load_checkpoint(source)
     if os.path.exists(out) and os.path.samefile(source, out):
-        raise OptionError("out is the checkpoint itself, which would be lost", expected="another file", got=out,
-                          remedy="Give the pruned network another name")  # fmt: skip
+        raise OptionError("out is the checkpoint itself, which would be lost", expected="another file", got=out)
     try:
         described = checkpoint.state.get("config")
         model = config_of(described if isinstance(described, dict) else {}).build_model()
     except OptionError as error:
         raise FileFormatError(
-            f"{path} does not say what network it is of",
-            expected="a checkpoint that sparsebp train wrote",
-            got=str(error),
-            remedy="Load the weights into your model, call sparsebp.prune, and save its state_dict",
-        ) from error
+            f"{path} does not say what network it is of", expected="a checkpoint that sparsebp train wrote",
+            got=str(error), remedy="Load the weights into your model, call sparsebp.prune, and save its state_dict"
+        ) from error  # fmt: skip
     model.to("cpu")
     take_weights(model, checkpoint, path)
     report = nn.prune(model, amount, method)
@@ -263,7 +257,7 @@ def _prune(path: Path, out: Path, amount: float, method: Any) -> PruneReport:
             if stored.startswith("optimizer.") and stored.endswith(f".{name}.weight"):
                 if tensors[stored].shape != mask.shape:
                     raise FileFormatError(f"{path} is damaged: {stored}", expected=mask.shape,
-                                          got=tensors[stored].shape, remedy="Take another copy")  # fmt: skip
+                                          got=tensors[stored].shape)  # fmt: skip
                 tensors[stored] = tensors[stored] * mask
     save_checkpoint(out, Checkpoint(tensors, {**checkpoint.state, "pruning": report.to_json()}))
     return report
@@ -359,7 +353,7 @@ def tune(
     """
     for name, value in (("steps", steps), ("rounds", rounds)):
         if value < 1:
-            raise OptionError(f"{name} is too small", expected="1 or more", got=value, remedy=f"Raise {name}")
+            raise OptionError(f"{name} is too small", expected="1 or more", got=value)
     before = thread_counts()["kernels"]
     sides: dict[int, _Side] = {}
     refused: list[Trial] = []
@@ -375,8 +369,7 @@ def tune(
                 refused.append(Trial(choice, refused=str(error)))
         if not sides:
             reasons = dict.fromkeys(trial.refused for trial in refused)
-            raise OptionError("No combination can be had", expected="one at least", got="; ".join(map(str, reasons)),
-                              remedy="Try others")  # fmt: skip
+            raise OptionError("No combination can be had", expected="one at least", got="; ".join(map(str, reasons)))
         progress("while they were measured", len(tried), len(tried))
         calls = {str(number): timing.Call(side.run, side.prepare) for number, side in sides.items()}
         measured = timing.measure(calls, rounds=rounds, least_rounds=min(2, rounds), warmup=1, budget=budget)

@@ -63,12 +63,9 @@ def nonfinite(arrays: Mapping[str, Array]) -> list[str]:
 def gradient_error(step: int, epoch: int, grads: Mapping[str, Array], last_good: str) -> NonFiniteError:
     """Return the exception for a gradient that is not finite."""
     names = nonfinite(grads)
-    return NonFiniteError(
-        f"The gradient is not finite at step {step} (epoch {epoch + 1})",
-        expected="finite gradients",
-        got=f"NaN or infinity in {', '.join(names)}",
-        remedy=f"Lower the learning rate, clip the gradient's norm, or use float64. {last_good}",
-    )
+    return NonFiniteError(f"The gradient is not finite at step {step} (epoch {epoch + 1})", expected="finite gradients",
+                          got=f"NaN or infinity in {', '.join(names)}", remedy="Lower the learning rate, clip the "
+                          f"gradient's norm, or use float64. {last_good}")  # fmt: skip
 
 
 def check_counted(loss: Any, target: Array, step: int, epoch: int, last_good: str) -> None:
@@ -82,23 +79,20 @@ def check_counted(loss: Any, target: Array, step: int, epoch: int, last_good: st
     ignored = getattr(loss, "ignore_index", None)
     if ignored is None or target.dtype.kind not in "iu" or not bool((target == ignored).all()):  # synchronize!
         return
-    raise NonFiniteError(
-        f"The loss ignores a whole batch, micro-batch or rank's share at step {step} (epoch {epoch + 1})",
-        expected="a position that counts", got=f"ignore_index={ignored} at all {target.size} positions",
-        remedy="Leave such samples out, or use larger batches, fewer micro-batches (accumulate=) or fewer ranks. "
-        f"{last_good}",
-    )  # fmt: skip
+    raise NonFiniteError(f"The loss ignores a whole batch, micro-batch or rank's share at step {step} (epoch "
+                         f"{epoch + 1})", expected="a position that counts",
+                         got=f"ignore_index={ignored} at all {target.size} positions", remedy="Leave such samples out, "
+                         "or use larger batches, fewer micro-batches (accumulate=) or fewer ranks. "
+                         f"{last_good}")  # fmt: skip
 
 
 def parameter_error(step: int, epoch: int, names: list[str], last_good: str) -> NonFiniteError:
     """Return the exception for parameters that are not finite, before step 0 or after an update."""
     when = "before training" if step == 0 else f"after step {step - 1} (epoch {epoch + 1})"
     return NonFiniteError(
-        f"Parameters are not finite {when}",
-        expected="finite parameters",
-        got=f"NaN or infinity in {', '.join(names)}",
-        remedy=f"Initialise or load the model again, or lower the learning rate. {last_good}",
-    )
+        f"Parameters are not finite {when}", expected="finite parameters", got=f"NaN or infinity in {', '.join(names)}",
+        remedy=f"Initialise or load the model again, or lower the learning rate. {last_good}"
+    )  # fmt: skip
 
 
 def loss_error(
@@ -109,12 +103,9 @@ def loss_error(
     The order of the search is that of the computation: parameters, the batch, the model's layers, the loss itself. No
     `prediction` means that parameters have been updated since: what they were is not known any more.
     """
-    return NonFiniteError(
-        f"The loss is not finite at step {step} (epoch {epoch + 1})",
-        expected="a finite loss",
-        got=f"{value}; {_where(model, x, target, prediction)}",
-        remedy=f"Lower the learning rate, clip the gradient's norm, or use float64. {last_good}",
-    )
+    return NonFiniteError(f"The loss is not finite at step {step} (epoch {epoch + 1})", expected="a finite loss",
+                          got=f"{value}; {_where(model, x, target, prediction)}", remedy="Lower the learning rate, "
+                          f"clip the gradient's norm, or use float64. {last_good}")  # fmt: skip
 
 
 def _where(model: Any, x: Array, target: Array, prediction: Array | None) -> str:
@@ -526,7 +517,7 @@ class Trainer(Training):
         with telling(self.transport):
             if self._runner is not None:
                 raise OptionError("This trainer is training already", expected="one fit at a time",
-                                  got="fit within fit", remedy="Let it end first")  # fmt: skip
+                                  got="fit within fit")  # fmt: skip
             training_set, held_out, shape, epochs = together(
                 self.transport, lambda: self._asked(dataset, validation, lengths, epochs, batch_size, resume)
             )
@@ -645,7 +636,7 @@ class Trainer(Training):
         for count, prediction, _ in self._predictions(data, batch_size):
             if prediction.ndim == 0 or len(prediction) != count:
                 raise ShapeError("The model's output has not one row a sample", expected=f"({count}, ...)",
-                                 got=prediction.shape, remedy="Put the samples first")  # fmt: skip
+                                 got=prediction.shape)  # fmt: skip
             parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
         return xp.concatenate(parts)
 
