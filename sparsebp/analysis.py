@@ -137,11 +137,6 @@ class SteppedRun:
         ----------
         backwards
             From the last part to the first.
-
-        Raises
-        ------
-        NonFiniteError
-            An entry is NaN or infinite.
         """
         length = max(1, PART // max(1, 8 * self.batch * self.size**2))
         begins = range(0, self.steps, length)
@@ -157,13 +152,7 @@ class SteppedRun:
 
 
 def own_layer(model: Any) -> Layer:
-    """Return a model of ours, or ours with the weights of one of PyTorch.
-
-    Raises
-    ------
-    OptionError
-        It is something else, or a module that we have no layer for.
-    """
+    """Return a model of ours, or ours with the weights of one of PyTorch."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from sparsebp.torch.sparse import layer_of

@@ -292,11 +292,6 @@ def _scaled(channels: int, width: float, multiple: int = 1) -> int:
     """Return ``channels * width`` rounded to a multiple, at least one of it.
 
     Rounding down by more than a tenth is avoided, as in the reference code of MobileNetV2.
-
-    Raises
-    ------
-    OptionError
-        `width` is not positive.
     """
     width = check_number("width", width)
     if width <= 0:

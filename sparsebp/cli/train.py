@@ -108,18 +108,6 @@ def run_session(
     transport
         Between several ranks, all of which call this. Rank 0 prints, writes and returns the result; on the others it is
         empty.
-
-    Raises
-    ------
-    OptionError
-        Both `weights` and `resume` are given; several ranks are to compare, or to prune; or plain back-propagation
-        would be compared with itself.
-    FileFormatError
-        There is nothing to resume in `folder`.
-    OutputError
-        Another run holds `folder`, or it cannot be written.
-    Interrupted
-        Ctrl-C, with the step, and whether there is a checkpoint to go on from.
     """
     if weights is not None and resume:
         raise OptionError(

@@ -346,13 +346,7 @@ class Peers:
                     self._seen[source] = time.monotonic()
 
     def check(self, needs: Iterable[int]) -> None:
-        """Refuse to wait any longer for ranks of which one has failed, or is gone.
-
-        Raises
-        ------
-        TransportError
-            That is so.
-        """
+        """Refuse to wait any longer for ranks of which one has failed, or is gone."""
         if not self.ends:
             return
         for rank, end in self.ends.items():
@@ -437,13 +431,7 @@ class Patience:
         self._next, self._told, self._said = min(SILENT_SECONDS, timeout) / 2, False, False
 
     def look(self, waited: float) -> None:
-        """Do what is to be done after so many seconds.
-
-        Raises
-        ------
-        TransportError
-            They are too many.
-        """
+        """Do what is to be done after so many seconds."""
         if waited < self._next:
             return
         if not self._told:  # the others tell so too: who does not is the one that all wait for
@@ -543,13 +531,7 @@ _KEPT_BUFFERS = 16
 
 
 def mpi() -> Any:
-    """Import and return ``mpi4py.MPI``.
-
-    Raises
-    ------
-    MissingDependencyError
-        It, or an MPI library, is not installed.
-    """
+    """Import and return ``mpi4py.MPI``."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the second: no MPI library
@@ -861,13 +843,7 @@ class MPITransport(Transport):
 
 
 def check_timeout(timeout: float) -> float:
-    """Return the seconds that a rank waits for others.
-
-    Raises
-    ------
-    OptionError
-        They are no positive number.
-    """
+    """Return the seconds that a rank waits for others."""
     if check_number("timeout", timeout) <= 0:
         raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout)
     return timeout

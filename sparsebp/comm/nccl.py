@@ -26,13 +26,7 @@ _TYPES = {np.dtype(np.float32): "NCCL_FLOAT32", np.dtype(np.float64): "NCCL_FLOA
 
 
 def nccl() -> ModuleType:
-    """Return CuPy's binding of NCCL.
-
-    Raises
-    ------
-    MissingDependencyError
-        CuPy was built without it, or the library is not there.
-    """
+    """Return CuPy's binding of NCCL."""
     try:
         from cupy.cuda import nccl as binding
     except ImportError as error:

@@ -193,13 +193,7 @@ class Transport(abc.ABC):
 
 
 def check_transport(transport: Any) -> Transport:
-    """Return an argument that is a transport.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an argument that is a transport."""
     if isinstance(transport, Transport):
         return transport
     raise OptionError("Not a transport", expected="a sparsebp.distributed Transport", got=shown(transport),
@@ -207,13 +201,7 @@ def check_transport(transport: Any) -> Transport:
 
 
 def packed(value: Any) -> bytes:
-    """Return an object as bytes that another rank makes it of again.
-
-    Raises
-    ------
-    OptionError
-        It cannot be pickled.
-    """
+    """Return an object as bytes that another rank makes it of again."""
     try:
         return pickle.dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -222,13 +210,7 @@ def packed(value: Any) -> bytes:
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Refuse an argument that is no function.
-
-    Raises
-    ------
-    OptionError
-        That is so.
-    """
+    """Refuse an argument that is no function."""
     if not callable(value):
         raise OptionError(f"{name} is no function", expected="a function", got=shown(value))
 

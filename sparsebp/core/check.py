@@ -19,13 +19,7 @@ T = TypeVar("T")
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return an option that is an integer, Python's or NumPy's, from `least` to `most`. A truth value is none.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an option that is an integer, Python's or NumPy's, from `least` to `most`. A truth value is none."""
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
@@ -40,13 +34,7 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return an option that is True or False; what Python would take for one of them is refused.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an option that is True or False; what Python would take for one of them is refused."""
     if not isinstance(value, (bool, np.bool_)):
         raise OptionError(f"{name} is no truth value", expected="True or False", got=shown(value))
     return bool(value)
@@ -55,13 +43,7 @@ def check_flag(name: str, value: Any) -> bool:
 def check_number(
     name: str, value: Any, least: float = -math.inf, most: float = math.inf, *, finite: bool = True
 ) -> float:
-    """Return an option that is a real number from `least` to `most`, finite unless `finite` is false, and never NaN.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an option that is a real number from `least` to `most`, finite unless `finite` is false, and never NaN."""
     real = isinstance(value, Real) and not isinstance(value, bool)
     try:
         number = float(value) if real else math.nan
@@ -77,39 +59,21 @@ def check_number(
 
 
 def check_choice(name: str, value: T, choices: Collection[T]) -> T:
-    """Return an option that is one of some texts.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an option that is one of some texts."""
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)), got=shown(value))
     return value
 
 
 def check_default(name: str, value: Any, default: Any) -> None:
-    """Refuse an option that is there for the names and places of PyTorch's arguments, unless it has its default.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Refuse an option that is there for the names and places of PyTorch's arguments, unless it has its default."""
     if not (value is default or (type(value) is type(default) and value == default)):
         raise OptionError(f"{name} is not supported", expected=f"{name}={default!r}", got=shown(value),
                           remedy="Leave it out; see 'Beside torch.nn' in the reference")  # fmt: skip
 
 
 def check_sequence(name: str, value: Any, of: str) -> list[Any]:
-    """Return the entries of a sequence, `of` whatever; a text, or what cannot be gone through, is refused.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return the entries of a sequence, `of` whatever; a text, or what cannot be gone through, is refused."""
     try:
         if not isinstance(value, (str, bytes)):
             return list(value)
@@ -119,26 +83,14 @@ def check_sequence(name: str, value: Any, of: str) -> list[Any]:
 
 
 def check_generator(name: str, rng: Any) -> np.random.Generator:
-    """Return a generator, or the new one of a seed; of None, one of fresh entropy.
-
-    Raises
-    ------
-    OptionError
-        It is no seed.
-    """
+    """Return a generator, or the new one of a seed; of None, one of fresh entropy."""
     if rng is None or isinstance(rng, np.random.Generator):
         return np.random.default_rng(rng)
     return np.random.default_rng(check_integer(name, rng, 0))
 
 
 def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any]:
-    """Return what ``layer.forward(x)`` returns, after making sure that it is an array and what the way back needs.
-
-    Raises
-    ------
-    OptionError
-        It is something else: a layer of one's own may have forgotten one of the two. Or the layer is inside itself.
-    """
+    """Return what ``layer.forward(x)`` returns, after making sure that it is an array and what the way back needs."""
     try:
         found = layer.forward(x, *more, **options)
     except RecursionError:

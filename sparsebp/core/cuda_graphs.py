@@ -38,11 +38,6 @@ class GraphRecorder:
     ----------
     streams
         The streams, contexts in which work is given to them.
-
-    Raises
-    ------
-    DeviceError
-        cuBLAS cannot be loaded, or refuses.
     """
 
     def __init__(self, xp: ModuleType, count: int) -> None:
@@ -74,15 +69,7 @@ class GraphRecorder:
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """Capture work in place of running it.
-
-        Raises
-        ------
-        DeviceError
-            The work sends something from the host.
-        RuntimeError
-            It does something else that cannot be captured: CuPy's and the CUDA runtime's error. Nothing has run.
-        """
+        """Capture work in place of running it."""
         first = self.streams[0]
         gc.collect()  # old graphs go now: not during the capture, where nobody may wait for the device
         self._xp.cuda.Device().synchronize()  # synchronize!

@@ -37,13 +37,7 @@ _held: set[tuple[int, int, int]] = set()
 
 
 def prepare_folder(folder: str | os.PathLike[str]) -> Path:
-    """Create `folder` if need be, and make sure that a file can be written there.
-
-    Raises
-    ------
-    OutputError
-        It cannot.
-    """
+    """Create `folder` if need be, and make sure that a file can be written there."""
     folder = check_path("folder", folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,12 +70,6 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
     Whoever reads `path` finds the old content or the new one, whole, even after a power cut, and so does whoever writes
     it at the same time. Whatever fails, no temporary file stays (unless the process is killed).
-
-    Raises
-    ------
-    OutputError
-        The folder does not exist or cannot be written, the disk is full, or something else than a regular file is at
-        `path`: a link is not followed, and not replaced. What was there is untouched.
     """
     path = check_path("path", path)
     try:
@@ -103,13 +91,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def write_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> Path:
-    """Write a Matplotlib figure in the format that the suffix of `path` names, and return the path.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written, or Matplotlib knows no such format.
-    """
+    """Write a Matplotlib figure in the format that the suffix of `path` names, and return the path."""
     path = check_path("path", path)
     picture = io.BytesIO()
     try:
@@ -125,11 +107,6 @@ def keep_copy(path: Path, name: str) -> None:
     """Let the file `path` have a second name in its folder, in place of what has it; `path` itself stays.
 
     Nothing is copied: when `path` is replaced, the old content keeps the second name.
-
-    Raises
-    ------
-    OutputError
-        The folder cannot be written, or something else than a regular file has one of the names: nothing is changed.
     """
     try:
         check_regular(path)
@@ -209,11 +186,6 @@ def hold_folder(folder: Path) -> Iterator[None]:
     The lock is that of an open file (``flock``): it ends with the process, however that ends, so the file
     ``.sparsebp-lock``, which stays, means nothing by itself. A thread may hold a folder more than once. On a file
     system without such locks nobody is kept out.
-
-    Raises
-    ------
-    OutputError
-        Another process or thread holds it, or the lock file cannot be made.
     """
     path = folder / LOCK_NAME
     try:
@@ -255,13 +227,7 @@ def _lock(file: io.FileIO, folder: Path) -> None:
 def read_file(
     path: str | os.PathLike[str], problem: str, *, expected: str, remedy: str, regular: bool = False
 ) -> bytes:
-    """Return the content of a file; if `regular`, of no FIFO or device, which might be waited for without end.
-
-    Raises
-    ------
-    FileFormatError
-        It cannot be read: `problem`, and why.
-    """
+    """Return the content of a file; if `regular`, of no FIFO or device, which might be waited for without end."""
     path = check_path("path", path)
     try:
         if regular:
@@ -287,13 +253,7 @@ def _finite(value: Any) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a JSON text holds.
-
-    Raises
-    ------
-    ValueError
-        It is none, nested too deeply, or an object in it has a key twice.
-    """
+    """Return what a JSON text holds."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except RecursionError as error:
@@ -310,13 +270,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Return an argument that is a path.
-
-    Raises
-    ------
-    OptionError
-        It is something else, or an empty text, which `pathlib` would take for the current folder.
-    """
+    """Return an argument that is a path."""
     if isinstance(value, str) and value == "":
         raise OptionError(f"{name} is empty", expected="the name of a file or folder", got="''",
                           remedy="Pass '.' for the current folder")  # fmt: skip
@@ -328,15 +282,7 @@ def check_path(name: str, value: Any) -> Path:
 
 
 def kept_path(name: str, value: Any) -> Path:
-    """Return an argument that is a path as an absolute one: it is used later, and the current folder may be another.
-
-    Raises
-    ------
-    OptionError
-        It is no path; see `check_path`.
-    FileFormatError
-        It is relative, and the current folder has been removed.
-    """
+    """Return an argument that is a path as an absolute one: it is used later, and the current folder may be another."""
     path = check_path(name, value)
     try:
         return path.absolute()  # links and .. are left to the system

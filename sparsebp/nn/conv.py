@@ -50,13 +50,7 @@ class Borders(NamedTuple):
         return None if mode == "zeros" or not any(map(any, windows.padding)) else cls(mode, windows.padding)
 
     def check(self, sizes: tuple[int, ...]) -> None:
-        """Check that an input with axes of such lengths has enough to repeat.
-
-        Raises
-        ------
-        ShapeError
-            It has not: a reflection needs more elements than it has padding, a circle as many.
-        """
+        """Check that an input with axes of such lengths has enough to repeat."""
         spare = {"reflect": 1, "circular": 0}.get(self.mode)
         if spare is not None and any(max(pair) + spare > n for n, pair in zip(sizes, self.padding, strict=True)):
             raise ShapeError(f"The {self.mode} padding is larger than what it repeats",
@@ -149,13 +143,7 @@ class ConvNd(SampleLayer, Prunable):
         self._draw(shape, out_channels, bias, dtype, rng, device)
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the lengths of the output's axes after the channels.
-
-        Raises
-        ------
-        ShapeError
-            There is no output: the input is smaller than a window, or all of a transposed convolution's is cut off.
-        """
+        """Return the lengths of the output's axes after the channels."""
         return self.windows.input_size(input_size) if self.transposed else self.windows.output_size(input_size)
 
     @property

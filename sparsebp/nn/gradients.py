@@ -155,13 +155,6 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
     """Return the gradients of a layer's parameters, after making sure that they are those.
 
     Of a layer with children they are by dotted names; one that is there more than once may have a gradient a use.
-
-    Raises
-    ------
-    OptionError
-        Names are missing or unexpected, or it is no mapping.
-    ShapeError, DTypeError, DeviceError
-        A gradient is not like its parameter.
     """
     params = layer.params
     if getattr(layer, "children", None):
@@ -187,11 +180,6 @@ def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gr
 
     Those of `input_grad` and `weight_grad` of an object that has these alone, or of a layer that overrides one of them
     and inherits `gradients`.
-
-    Raises
-    ------
-    OptionError
-        There are options, which `gradients` alone takes.
     """
     if belongs(layer, "gradients"):
         found: Gradients = layer.gradients(gy, saved, **options)

@@ -42,13 +42,6 @@ class NamedArrays(dict[str, Array]):
     """Parameters or buffers of a layer. Once there, an array is replaced by one of its shape, dtype and device only.
 
     So whatever a layer computes with fits the layer; a bias of shape (1,) in place of one of (n,) would be broadcast.
-
-    Raises
-    ------
-    DeviceError, DTypeError, ShapeError, LayoutError
-        On assignment, if it is no such array; `sparsebp.nn.Layer.to` changes dtype and device of a whole layer.
-    OptionError
-        On removal: a layer without a bias is built with ``bias=False``.
     """
 
     def __init__(self, arrays: Mapping[str, Array] | Iterable[tuple[str, Array]] = ()) -> None:
@@ -110,15 +103,7 @@ class NamedArrays(dict[str, Array]):
 
 
 def parameter_dtype(dtype: Any, device: Any = None) -> np.dtype:
-    """Return the dtype of new parameters, float32 for None as in PyTorch.
-
-    Raises
-    ------
-    DTypeError
-        It is neither float32 nor float64.
-    DeviceError
-        `device` is neither None nor the host: parameters are drawn there.
-    """
+    """Return the dtype of new parameters, float32 for None as in PyTorch."""
     if device is not None and str(device) != "cpu":
         raise DeviceError("Layers are built on the host", expected="device=None or 'cpu'", got=shown(device),
                           remedy="Build the layer and call to('cuda')")  # fmt: skip
@@ -126,37 +111,19 @@ def parameter_dtype(dtype: Any, device: Any = None) -> np.dtype:
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> np.ndarray:
-    """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes.
-
-    Raises
-    ------
-    OptionError
-        No machine has room for so many.
-    """
+    """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes."""
     _check_size(shape)
     return rng.uniform(-bound, bound, shape).astype(dtype)
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], deviation: float, dtype: Any) -> np.ndarray:
-    """Draw from N(0, deviation²), the same numbers, rounded, in both dtypes.
-
-    Raises
-    ------
-    OptionError
-        No machine has room for so many.
-    """
+    """Draw from N(0, deviation²), the same numbers, rounded, in both dtypes."""
     _check_size(shape)
     return rng.normal(0.0, deviation, shape).astype(dtype)
 
 
 def full(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
-    """Return an array of one value.
-
-    Raises
-    ------
-    OptionError
-        No machine has room for it.
-    """
+    """Return an array of one value."""
     _check_size(shape)
     return np.full(shape, value, dtype)
 
@@ -172,13 +139,7 @@ def fan_in_bound(fan_in: int) -> float:
 
 
 def checked_like(name: str, value: Any, param: Array) -> Array:
-    """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness.
-
-    Raises
-    ------
-    DTypeError, ShapeError, NonFiniteError
-        It is no array, another one, or holds NaN or infinity.
-    """
+    """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness."""
     xp = backend.namespace(param)
     try:
         array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
@@ -693,13 +654,7 @@ def dotted(prefix: str, name: str) -> str:
 
 
 def check_layer(name: str, value: Any) -> Layer:
-    """Return an argument that is a layer.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an argument that is a layer."""
     if not isinstance(value, Layer):
         raise OptionError(f"{name} is no layer", expected="a layer of sparsebp.nn", got=type(value).__name__,
                           remedy="Pass an instance: ReLU(), not ReLU")  # fmt: skip
@@ -723,11 +678,6 @@ def check_input(
         Lengths it must have, None for any length; None: any shape.
     like
         An array whose namespace it must share, or None.
-
-    Raises
-    ------
-    DeviceError, DTypeError, ShapeError
-        The argument differs.
     """
     if type(array) is type(like) is np.ndarray:  # as nearly always
         xp: ModuleType = np

@@ -116,13 +116,7 @@ class Loss(abc.ABC):
 
 
 def check_mean(loss: Any) -> None:
-    """Refuse a loss whose value over a batch is not the mean over its parts, which training takes it for.
-
-    Raises
-    ------
-    OptionError
-        Its `reduction` is another one.
-    """
+    """Refuse a loss whose value over a batch is not the mean over its parts, which training takes it for."""
     reduction = getattr(loss, "reduction", "mean")
     if reduction != "mean":
         raise OptionError("Training takes the mean over samples, micro-batches and ranks",

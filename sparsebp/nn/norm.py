@@ -343,11 +343,6 @@ def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
         Two of which `together` holds.
     x
         What comes to the first one.
-
-    Raises
-    ------
-    ShapeError, DTypeError
-        As ``layer.forward(x)``.
     """
     if not isinstance(layer, BatchNorm2d | Linear) or not isinstance(behind, Clamped) or type(x) is not np.ndarray:
         return None

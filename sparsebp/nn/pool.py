@@ -40,13 +40,7 @@ class SampleLayer(Layer):
     """
 
     def forward(self, x: Array) -> tuple[Array, Any]:
-        """Return the output for x (B, …) or a lone sample (…), and what the way back needs.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x has another number of axes, is too small, or does not fit the layer in another way.
-        """
+        """Return the output for x (B, …) or a lone sample (…), and what the way back needs."""
         backend.namespace(x=x)
         if x.ndim != self.sample_axes:
             return self._forward(x)

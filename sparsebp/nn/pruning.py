@@ -35,11 +35,6 @@ class Prunable(Layer):
         ----------
         mask
             Bool, of the weight's shape, NumPy or CuPy; it is copied to the weight's device.
-
-        Raises
-        ------
-        DTypeError, ShapeError
-            It is something else.
         """
         weight = self.params["weight"]
         if mask is None or (backend.namespace(mask) and mask.dtype != bool):

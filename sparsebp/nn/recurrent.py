@@ -961,13 +961,7 @@ class LSTMCell(RecurrentCell):
 
 
 def pair(name: str, hx: Any) -> GivenState | None:
-    """Return (h0, c0) after checking that it is a pair.
-
-    Raises
-    ------
-    OptionError
-        It is not.
-    """
+    """Return (h0, c0) after checking that it is a pair."""
     if hx is None:
         return None
     if isinstance(hx, (tuple, list)) and len(hx) == 2:

@@ -206,11 +206,6 @@ class ChainBackward:
             In the order of forward.
         last
             The gradients of the last one.
-
-        Raises
-        ------
-        MemoryLimitError
-            Jacobians and scan of a stretch need more than the options' limit.
         """
         gy, found = last.gy, list[Gradients]()  # from the last link to the first
 
@@ -486,11 +481,6 @@ def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
     ----------
     stages
         Names and layers, as `Layer.stages` returns them.
-
-    Raises
-    ------
-    OptionError
-        A layer may mix valid steps with those behind a sample's end.
     """
     found = []
     for number, (name, layer) in enumerate(stages):

@@ -228,13 +228,7 @@ class RecurrentCell(Layer):
         self.params.update(weights.named())
 
     def forward(self, x: Array, h: Array | None = None) -> tuple[Array, Tape]:
-        """Return the next state (B, hidden_size) for x (B, input_size) and h (B, hidden_size) or None for zeros.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            An argument does not fit, or the batch is empty.
-        """
+        """Return the next state (B, hidden_size) for x (B, input_size) and h (B, hidden_size) or None for zeros."""
         return self._forward(x, None if h is None else (h,))
 
     def stream(self, batch: int | None = None, state: Any = None) -> Stream:

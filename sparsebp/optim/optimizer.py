@@ -550,11 +550,6 @@ def launch(optimizer: ParameterGroups, grads: Mapping[str, Array], options: Arra
     """Update the parameters that `grads` names; `options` has a row for each of all parameters.
 
     So has `steps`, see `ParameterGroups._run`.
-
-    Raises
-    ------
-    ShapeError, DTypeError, LayoutError, DeviceError
-        A gradient does not fit; the message names it. Nothing has been updated then.
     """
     names, kinds = optimizer._names, optimizer._kinds
     whole = len(grads) == len(names)

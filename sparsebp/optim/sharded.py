@@ -30,11 +30,6 @@ class PieceOptimizer:
         Of every kind, the pieces' parts by the name of the parameter, one-dimensional.
     kinds
         Of every kind of buffer, the parameters that have one.
-
-    Raises
-    ------
-    OptionError
-        The optimizer is not one of `sparsebp.optim`, or its state has moved to other pieces.
     """
 
     def __init__(self, optimizer: Optimizer, pieces: Mapping[str, tuple[int, int]]) -> None:

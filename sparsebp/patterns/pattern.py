@@ -73,13 +73,7 @@ def index_bytes(nnz: int, shape: tuple[int, int]) -> int:
 
 
 def checked_shape(shape: Any) -> tuple[int, int]:
-    """Return `shape` as two Python integers.
-
-    Raises
-    ------
-    PatternError
-        It is not a pair of integers from 0 to 2**63 - 1, what an index can say.
-    """
+    """Return `shape` as two Python integers."""
     try:
         rows, columns = map(index, shape)
         valid = 0 <= rows < _INT64_END and 0 <= columns < _INT64_END
@@ -93,13 +87,7 @@ def checked_shape(shape: Any) -> tuple[int, int]:
 
 
 def checked_sizes(**sizes: Any) -> tuple[int, ...]:
-    """Return sizes as Python integers.
-
-    Raises
-    ------
-    PatternError
-        One is no integer from 0 on.
-    """
+    """Return sizes as Python integers."""
     try:
         found = tuple(map(index, sizes.values()))
     except TypeError:
@@ -111,13 +99,7 @@ def checked_sizes(**sizes: Any) -> tuple[int, ...]:
 
 
 def check_allocatable(nnz: int, shape: tuple[int, int]) -> None:
-    """Check that a structure of so many entries can be in this process's memory at all.
-
-    Raises
-    ------
-    MemoryLimitError
-        Its arrays would take more than the process can address.
-    """
+    """Check that a structure of so many entries can be in this process's memory at all."""
     need = index_bytes(nnz, shape)
     try:
         np.empty(need, np.uint8)
@@ -127,14 +109,7 @@ def check_allocatable(nnz: int, shape: tuple[int, int]) -> None:
 
 
 def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return both arrays as host integer arrays whose rows and columns exist; order and duplicates are not looked at.
-
-    Raises
-    ------
-    PatternError
-        `indptr` has the wrong length, does not start at 0, decreases or does not end at ``len(indices)``; an index is
-        outside the columns; an array is not one-dimensional or not of integers.
-    """
+    """Return both arrays as host integer arrays whose rows and columns exist; order and duplicates are not looked at."""
     indptr, indices = _integers("indptr", indptr), _integers("indices", indices)
     rows, columns = shape
     if len(indptr) != rows + 1:
@@ -166,13 +141,7 @@ def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tup
 
 
 def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
-    """Check that the columns of every row are strictly increasing.
-
-    Raises
-    ------
-    PatternError
-        They are not; the remedy is one that moves the values along.
-    """
+    """Check that the columns of every row are strictly increasing."""
     bad = np.empty(len(indices) + 1, bool)
     np.less_equal(indices[1:], indices[:-1], out=bad[1:-1])
     bad[indptr] = False  # where a new row begins, the column may fall
@@ -533,13 +502,7 @@ def _sum(array: np.ndarray) -> bytes:
 
 
 def check_patterns(**patterns: object) -> None:
-    """Check that arguments are patterns; the message has their names.
-
-    Raises
-    ------
-    PatternError
-        One is not.
-    """
+    """Check that arguments are patterns; the message has their names."""
     for name, pattern in patterns.items():
         if not isinstance(pattern, SparsityPattern):
             raise PatternError(

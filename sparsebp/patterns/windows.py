@@ -62,11 +62,6 @@ class Windows:
         """Read the options as torch.nn's convolutions take them, for `ndim` axes; padding may differ at both ends.
 
         ``"same"`` keeps the length for stride 1; where the padding is odd, the end gets the larger part, as in PyTorch.
-
-        Raises
-        ------
-        OptionError
-            An option is out of range or has another number of axes, or ``"same"`` meets a stride above 1.
         """
         kernel = lengths("kernel_size", kernel_size, ndim, 1)
         strides = lengths("stride", stride, ndim, 1)
@@ -82,11 +77,6 @@ class Windows:
 
         `output_padding` elements at the end of the output are in no window unless the padding reaches over them: they
         shorten the padding there, which may become negative.
-
-        Raises
-        ------
-        OptionError
-            As for `of`, or `output_padding` is as large as both stride and dilation.
         """  # fmt: skip
         windows = cls.of(ndim, kernel_size, stride, padding, dilation)
         extra = lengths("output_padding", output_padding, ndim, 0)
@@ -115,23 +105,11 @@ class Windows:
         return tuple(n + before + after for n, (before, after) in zip(input_size, self.padding, strict=True))
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how many windows fit on each axis: ``(padded - reach) // stride + 1``.
-
-        Raises
-        ------
-        ShapeError
-            A window is larger than the padded input.
-        """
+        """Return how many windows fit on each axis: ``(padded - reach) // stride + 1``."""
         return _output_size(self, tuple(input_size))
 
     def input_size(self, output_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the input on which so many windows fit exactly: the output of a transposed convolution.
-
-        Raises
-        ------
-        ShapeError
-            There are no windows, or they lie in the padding alone.
-        """
+        """Return the input on which so many windows fit exactly: the output of a transposed convolution."""
         axes = zip(output_size, self.stride, self.reach, self.padding, strict=True)
         sizes = tuple((n - 1) * s + r - before - after for n, s, r, (before, after) in axes)
         if min(output_size, default=1) < 1 or min(sizes, default=1) < 1:
@@ -163,14 +141,7 @@ class PoolWindows(Windows):
         dilation: Lengths = 1,
         ceil_mode: bool = False,
     ) -> PoolWindows:
-        """Read the options as torch.nn's pooling layers take them; `stride` None: windows that do not overlap.
-
-        Raises
-        ------
-        OptionError
-            A size is not a positive integer, there are not `ndim` of them, or the padding is more than half of the
-            kernel.
-        """
+        """Read the options as torch.nn's pooling layers take them; `stride` None: windows that do not overlap."""
         kernel = lengths("kernel_size", kernel_size, ndim, 1)
         strides = lengths("stride", kernel_size if stride is None else stride, ndim, 1)
         pads, dilations = lengths("padding", padding, ndim, 0), lengths("dilation", dilation, ndim, 1)
@@ -182,13 +153,7 @@ class PoolWindows(Windows):
         return windows
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how many windows there are along each axis of an input (torch.nn.MaxPool2d, "Shape").
-
-        Raises
-        ------
-        ShapeError
-            The kernel is larger than the padded input, or its dilation steps over all of the input.
-        """
+        """Return how many windows there are along each axis of an input (torch.nn.MaxPool2d, "Shape")."""
         out = []
         for length, reach, stride, pad, step in zip(
             input_size, self.reach, self.stride, self.before, self.dilation, strict=True
@@ -214,13 +179,7 @@ LONGEST = 2**48
 
 
 def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]:
-    """Return `value` as `ndim` integers, each at least `least` and at most `LONGEST`.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return `value` as `ndim` integers, each at least `least` and at most `LONGEST`."""
     try:
         given = list(value) if _is_sequence(value) else [value] * ndim
         result = tuple(check_integer(name, n, least, LONGEST) for n in given)
@@ -234,13 +193,7 @@ def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]
 
 
 def check_channels(in_channels: int, out_channels: int, groups: int) -> tuple[int, int, int]:
-    """Return the numbers after checking that they are integers from 1 on, and `groups` divides both channels.
-
-    Raises
-    ------
-    OptionError
-        They are not.
-    """
+    """Return the numbers after checking that they are integers from 1 on, and `groups` divides both channels."""
     named = {"in_channels": in_channels, "out_channels": out_channels, "groups": groups}
     in_channels, out_channels, groups = (check_integer(name, value, 1) for name, value in named.items())
     if in_channels % groups or out_channels % groups:
@@ -367,13 +320,7 @@ def _product(left: Factor, right: Factor, column_type: np.dtype, offset_type: np
 
 
 def packed_mask(mask: np.ndarray, weight_shape: tuple[int, ...]) -> bytes | None:
-    """Return `mask` as bytes, eight weights in each, to tell masks apart by content; None if every weight is kept.
-
-    Raises
-    ------
-    DTypeError, ShapeError
-        It is not bool, or not of the weights' shape.
-    """
+    """Return `mask` as bytes, eight weights in each, to tell masks apart by content; None if every weight is kept."""
     if not hasattr(mask, "dtype") or mask.dtype != np.dtype(bool):
         got = getattr(mask, "dtype", type(mask).__name__)
         raise DTypeError(

@@ -101,13 +101,7 @@ class Stages:
 
     @cached_property
     def taking_lengths(self) -> frozenset[int]:
-        """The stages whose forward takes the lengths of padded sequences; a model of one stage is taken at its word.
-
-        Raises
-        ------
-        OptionError
-            A stage neither does, nor works on each step by itself.
-        """
+        """The stages whose forward takes the lengths of padded sequences; a model of one stage is taken at its word."""
         if len(self.all) == 1:
             return frozenset({0})
         return frozenset(taking_lengths([(stage.name, stage.layer) for stage in self.all])[0])
@@ -146,11 +140,6 @@ def trained_parameters(model: Any, optimizer: Any) -> dict[str, Array]:
     """Return the parameters that `optimizer` trains, by name, in the model's order.
 
     Its ``params`` say so, arrays by name; an optimizer of the user's own that has none trains all.
-
-    Raises
-    ------
-    OptionError
-        The model has none, or some of the optimizer's are not the model's: they would be updated, and nothing learnt.
     """
     live = model.parameters()
     if not live:

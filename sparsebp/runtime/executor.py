@@ -50,13 +50,7 @@ class LateSteps:
         return bool(self._steps or self._looked_at)
 
     def exchange(self, steps: list[Step]) -> list[Step]:
-        """Take steps whose work is all given to the device; return those that another one has been given after.
-
-        Raises
-        ------
-        Exception
-            What is wrong with one that is looked at. Those after it are forgotten; `drain` returns those before it.
-        """
+        """Take steps whose work is all given to the device; return those that another one has been given after."""
         if not self.waiting and all(step.later is None for step in steps):
             return steps
         for step in steps:
@@ -67,13 +61,7 @@ class LateSteps:
         return self._look(len(self._steps) - left)
 
     def drain(self) -> list[Step]:
-        """Return all steps, after waiting for their numbers.
-
-        Raises
-        ------
-        Exception
-            As `exchange`.
-        """
+        """Return all steps, after waiting for their numbers."""
         return self._look(len(self._steps))
 
     def forget(self) -> None:

@@ -99,11 +99,6 @@ class Graphs:
         """Run a step on the streams that are captured, or replay it; None if it proves not to be capturable.
 
         In that case nothing has run, `obstacles` says why, and a warning does.
-
-        Raises
-        ------
-        Exception
-            Whatever an action raises.
         """
         key, model = _shapes(batches), self._state()
         found = self._recorded.get(key)

@@ -38,13 +38,7 @@ T = TypeVar("T")
 
 
 def check_same(transport: Transport, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
-    """Compare `facts` with those of all ranks, and return what each has as `own`, in their order: a collective call.
-
-    Raises
-    ------
-    OptionError
-        They differ: on all ranks, with the name of the first one that does, and a rank that has it otherwise.
-    """
+    """Compare `facts` with those of all ranks, and return what each has as `own`, in their order: a collective call."""
     everyone = _shared(transport, "a comparison", (dict(facts), own))
     first = everyone[0][0]
     for rank, (other, _) in enumerate(everyone):
@@ -65,13 +59,6 @@ def together(transport: Transport | None, prepare: Callable[[], T]) -> T:
 
     What `prepare` refuses by an error of sparsebp is raised on all ranks, and they can go on with something else, on
     the same transport. It talks to other ranks by `check_same` at most; without a transport it is called, no more.
-
-    Raises
-    ------
-    SparseBPError
-        What this rank has refused; if it has not, what another one has, with its number.
-    TransportError
-        A rank has failed.
     """
     if transport is None:
         return prepare()
@@ -134,13 +121,7 @@ def mark_of(options: list[dict[str, Any]]) -> float:
 
 
 def check_marks(marks: Sequence[float]) -> None:
-    """Compare the `mark_of` of every rank's options, in the order of the ranks.
-
-    Raises
-    ------
-    TransportError
-        They differ: something has changed them on some ranks alone.
-    """
+    """Compare the `mark_of` of every rank's options, in the order of the ranks."""
     for rank, mark in enumerate(marks):
         if mark != marks[0]:
             raise TransportError(f"The optimizer of rank {rank} has other options than that of rank 0",
@@ -289,15 +270,7 @@ def _share_cores(transport: MPITransport) -> None:
 
 
 def own_device(transport: MPITransport) -> int:
-    """Return the number of the GPU that is this rank's: ranks of one machine take one each.
-
-    Raises
-    ------
-    DeviceError
-        There are too few, on the machine of some rank.
-    MissingDependencyError
-        CuPy is not installed there.
-    """
+    """Return the number of the GPU that is this rank's: ranks of one machine take one each."""
 
     MPI = mpi()
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)

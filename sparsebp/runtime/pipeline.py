@@ -133,16 +133,7 @@ class PipelineActions(Actions):
 
 
 def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *, predicts: bool) -> None:
-    """Refuse a schedule that is not one of this model on these ranks.
-
-    Raises
-    ------
-    OptionError
-        It is for other stages or another number of ranks, asks for what ranks do not do, or deals out stages that have
-        something in common.
-    ScheduleError
-        It cannot run.
-    """
+    """Refuse a schedule that is not one of this model on these ranks."""
     graph, ranks = schedule.graph, transport.size
     check_of_model(
         schedule, stages,
@@ -273,13 +264,7 @@ class Mail:
             self._receive(message, self._forms[self._key(message)])
 
     def take(self, message: Message) -> Array:
-        """Return the array of a message when it is there.
-
-        Raises
-        ------
-        TransportError
-            It will never be, or is another one than was expected.
-        """
+        """Return the array of a message when it is there."""
         while message not in self._posted:
             first = self._due[message.sender].popleft()
             key = self._key(first)
@@ -291,13 +276,7 @@ class Mail:
         return backend.as_namespace(array, self._xp)
 
     def send(self, message: Message, array: Array) -> None:
-        """Begin to send.
-
-        Raises
-        ------
-        ShapeError
-            The array has another shape or dtype than before for an input of the same shape, or one that cannot be sent.
-        """
+        """Begin to send."""
         key, form = self._key(message), _Form(array.shape, array.dtype)
         sends = self._sent.setdefault(message, [])
         if message.source.kind == "F" and key[1] not in self._known:

@@ -83,15 +83,7 @@ class Program:
 
 
 def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") -> None:
-    """Refuse a schedule that is not one of this model on one device; `plain` is one that any model can run by.
-
-    Raises
-    ------
-    OptionError
-        It is for other stages, for several workers, or asks for what this executor does not do.
-    ScheduleError
-        It cannot run.
-    """
+    """Refuse a schedule that is not one of this model on one device; `plain` is one that any model can run by."""
     graph = schedule.graph
     lanes = [_parts(lane) for lane in schedule.lanes if lane.cells]
     weights = [{part.stage for part in lane if part.kind == "W"} for lane in lanes]
@@ -122,11 +114,6 @@ def check_of_model(schedule: Schedule, stages: Stages, *rows: tuple[bool, str, o
     """Refuse a schedule that is not one of this model, or that is wrong as one of `rows` says.
 
     Each row has: whether it is wrong, what the schedule does, what was expected, what came, and what to do.
-
-    Raises
-    ------
-    OptionError
-        The message has the first row that is wrong.
     """
     graph = schedule.graph
     wanted = {"stages": len(stages), "unweighted": sorted(stages.unweighted)}

@@ -134,13 +134,7 @@ class Buckets:
         bucket.handle = self.transport.allreduce(bucket.flat)
 
     def wait(self, bucket: Bucket) -> None:
-        """Return when the sums of a bucket are there.
-
-        Raises
-        ------
-        ScheduleError
-            They are not begun.
-        """
+        """Return when the sums of a bucket are there."""
         if bucket.summed:
             return
         if bucket.handle is None:
@@ -658,13 +652,6 @@ class ReplicaExecutor(Executor):
     buckets
         Where gradients are summed; ``buckets.waited`` has the seconds that this rank has waited for that.
 
-    Raises
-    ------
-    OptionError
-        As `Executor`; or the schedule has no S; or ranks differ in their parameters or schedules.
-    ScheduleError
-        The schedule cannot run.
-
     Notes
     -----
     After an error a rank's sums are not those that the others wait for: it takes no further steps, and `flush` does
@@ -771,15 +758,6 @@ class ReplicaExecutor(Executor):
         -------
         list of Step
             As `Executor.step` returns them; of a schedule that begins with updates, the step before.
-
-        Raises
-        ------
-        OptionError
-            As `Executor.step`; or no rank has a sample.
-        TransportError
-            Another rank has failed, or this one has in an earlier step; or its optimizer has other options.
-        Exception
-            Whatever an action raises.
         """
         if self._failed is not None:
             raise TransportError("A step of this rank has failed before", expected="the same steps on all ranks",
@@ -824,13 +802,7 @@ class ReplicaExecutor(Executor):
 
 
 def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
-    """Return the stages in the order of their S, whether S wait for their end, and the schedule without them.
-
-    Raises
-    ------
-    OptionError
-        It has none, or they stand on more than one stream.
-    """
+    """Return the stages in the order of their S, whether S wait for their end, and the schedule without them."""
     lanes = [lane for lane in schedule.lanes if any(part.kind == "S" for part in _parts(lane.cells))]
     if not schedule.graph.synchronised or len(lanes) > 1:
         raise OptionError("The schedule does not say in which order gradients are synchronised",
@@ -943,13 +915,7 @@ class ReverseFirstKExecutor:
         return place_updates(reverse_first_k(**size, k=k, costs=self.costs), "forward")
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step; see `ReplicaExecutor.step`.
-
-        Raises
-        ------
-        OptionError
-            It has several micro-batches.
-        """
+        """Run one step; see `ReplicaExecutor.step`."""
         if len(batches) != 1:
             raise OptionError("Reverse first-k scheduling is for one micro-batch a step", expected="accumulate=1",
                               got=len(batches))  # fmt: skip

@@ -125,13 +125,7 @@ class FoundSchedule:
 
 
 def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[Trial]:
-    """Return what is to be measured: the conventional schedule, and of `all_schedules` what stays below the ratio.
-
-    Raises
-    ------
-    MemoryLimitError
-        None is below the ratio; the message names the least that one is.
-    """
+    """Return what is to be measured: the conventional schedule, and of `all_schedules` what stays below the ratio."""
     found = all_schedules(size, costs, memory_ratio)
     peaks = {name: simulate(schedule, costs).peak for name, schedule in found.items()}
     trials = [Trial(name, found[name], _share(peak, peaks["conventional"])) for name, peak in peaks.items()]

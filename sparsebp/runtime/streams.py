@@ -56,15 +56,7 @@ class TwoStreams:
         self._error: BaseException | None = None
 
     def run(self, program: Program, step: Step, before: Step | None) -> None:
-        """Run a step; of a program that is late, the second stream may be at work on it until `finish`.
-
-        Raises
-        ------
-        BaseException
-            The first one that a stream has raised; both have ended then.
-        StaleError
-            The process has forked, and its parent's second stream was at work on the step before.
-        """
+        """Run a step; of a program that is late, the second stream may be at work on it until `finish`."""
         self._check_thread(before)
         self._start()
         step.events = [False] * (program.events + 1)  # the last one: the second stream is done
@@ -86,13 +78,7 @@ class TwoStreams:
             raise self._abort(step, error, before) from None
 
     def finish(self, program: Program, step: Step) -> None:
-        """Compute the gradients that a step has left over on either stream.
-
-        Raises
-        ------
-        BaseException
-            As `run`.
-        """
+        """Compute the gradients that a step has left over on either stream."""
         self._check_thread(step)
         try:
             with self._streams[0]:

@@ -83,11 +83,6 @@ def json_text(name: str, value: Mapping[str, Any], *, finite: bool = False) -> s
     """Return `value` as JSON; arrays in it (of the states of random generators) become lists.
 
     NaN and infinities are written as Python reads them, or refused if `finite`.
-
-    Raises
-    ------
-    OptionError
-        JSON cannot hold it: `name`, and why.
     """
     try:
         return json.dumps(value, default=_listed, allow_nan=not finite)
@@ -174,13 +169,7 @@ def _digest(tensors: Mapping[str, np.ndarray], state: str) -> str:
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a run as a checkpoint gives it back.
-
-    Raises
-    ------
-    OptionError
-        JSON cannot hold it, or it holds NaN or infinity: no resumed run could be compared with it.
-    """
+    """Return the configuration of a run as a checkpoint gives it back."""
     if not isinstance(config, Mapping):
         raise OptionError("config is no mapping", expected="a dict of what describes the run",
                           got=type(config).__name__)  # fmt: skip
@@ -242,16 +231,7 @@ def _switch(model: Any, mode: str) -> None:
 
 @contextlib.contextmanager
 def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
-    """Create the folder of a run if need be and hold it meanwhile; None is no folder.
-
-    Raises
-    ------
-    FileFormatError
-        `resume`, and no run has ever begun there: a run that was killed before its first checkpoint has left its lock
-        file, and begins anew; a folder by another name is not created.
-    OutputError
-        Another run holds the folder, it cannot be written, or a folder or a link has the name of a checkpoint.
-    """
+    """Create the folder of a run if need be and hold it meanwhile; None is no folder."""
     if folder is None:
         yield
         return
@@ -273,13 +253,7 @@ def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_if_run(folder: Path) -> Iterator[None]:
-    """Hold a folder meanwhile if runs have ever written there; any other is left without a lock file.
-
-    Raises
-    ------
-    OutputError
-        A run holds the folder.
-    """
+    """Hold a folder meanwhile if runs have ever written there; any other is left without a lock file."""
     with hold_folder(folder) if os.path.lexists(folder / LOCK_NAME) else contextlib.nullcontext():
         yield
 
@@ -288,11 +262,6 @@ def set_aside(folder: Path) -> None:
     """Let the checkpoint of an earlier run, if there is one, have the name `PREVIOUS_NAME` as well.
 
     Its own name stays until the new run's first checkpoint takes it: at any moment the folder holds a checkpoint.
-
-    Raises
-    ------
-    OutputError
-        The folder cannot be written, or something else than a regular file has one of the names.
     """
     if os.path.lexists(folder / FILE_NAME):
         keep_copy(folder / FILE_NAME, PREVIOUS_NAME)

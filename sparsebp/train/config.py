@@ -151,13 +151,7 @@ class TrainConfig(abc.ABC):
 
     @classmethod
     def checked(cls, name: str, value: Any) -> Any:
-        """Return the value of an option as the configuration keeps it.
-
-        Raises
-        ------
-        OptionError
-            It has another type, or is outside its choices or range.
-        """
+        """Return the value of an option as the configuration keeps it."""
         hint, about = cls.options()[name]
         kind = kind_of(hint)
         if value is None and hint is not kind:
@@ -235,13 +229,6 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     One flat table: names as `config_for` takes them, ``task`` and ``threads`` among them, with texts, numbers or truth
     values. What they may be is checked by who uses them.
-
-    Raises
-    ------
-    FileFormatError
-        There is no such file, or it holds something else.
-    OptionError
-        The suffix is unknown.
     """
     path = check_path("path", path)
     parse = _parser(path)
@@ -259,15 +246,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def write_config(options: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write options, without those that are None.
-
-    Raises
-    ------
-    OptionError
-        The suffix is unknown, or a value is no text, finite number or truth value.
-    OutputError
-        The file cannot be written.
-    """
+    """Write options, without those that are None."""
     path = check_path("path", path)
     parse = _parser(path)
     kept = {name: value for name, value in options.items() if value is not None}
@@ -639,13 +618,7 @@ _RETRAINING = {"prune_method", "retrain_epochs", "retrain_lr"}
 
 
 def config_for(task: str, **options: Any) -> TrainConfig:
-    """Return the configuration of `task` with its defaults; options that are None keep the default.
-
-    Raises
-    ------
-    OptionError
-        A value is outside its choices or range, or an option does not belong to the task.
-    """
+    """Return the configuration of `task` with its defaults; options that are None keep the default."""
     check_choice("task", task, _DEFAULTS)
     family = _FAMILIES.get(task, ImageConfig)
     given = {name: value for name, value in options.items() if value is not None}
@@ -690,13 +663,7 @@ class Run:
 
 
 def config_of(described: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration that a run's checkpoint keeps, with defaults for what may change on resuming.
-
-    Raises
-    ------
-    OptionError
-        It is not a recipe's.
-    """
+    """Return the configuration that a run's checkpoint keeps, with defaults for what may change on resuming."""
     if not {"task", "model"} <= described.keys():
         raise OptionError("The run was not built by a recipe", expected="a configuration with task and model",
                           got=sorted(described) or "nothing", remedy="Build the model yourself")  # fmt: skip
@@ -731,13 +698,6 @@ def build(
         A checkpoint (or its folder) whose weights and pruning masks the run starts from; None draws them from the seed.
     **options
         ``callbacks``, ``checkpoint_dir``, ``checkpoint_every`` and ``transport``: see `Trainer`.
-
-    Raises
-    ------
-    DeviceError, MissingDependencyError
-        The device is not there, or a package that the data or the device needs.
-    FileFormatError
-        `weights` is no checkpoint, or one of another architecture.
     """
     check_ranks(config.schedule, options.get("transport"))  # before any time is spent on data
     backend.device_namespace(config.device)

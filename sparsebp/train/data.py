@@ -24,13 +24,6 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
         takes them. Inputs are converted to the dtype that the model takes.
     lengths
         Of arrays: the valid steps of every sample.
-
-    Raises
-    ------
-    OptionError
-        It is neither, `lengths` comes with a data set of its own, or the model does not take lengths.
-    ShapeError, DTypeError
-        As `ArrayDataset`, or the data set is empty.
     """
     if isinstance(data, tuple):
         if len(data) not in (2, 3) or (len(data) == 3 and lengths is not None):
@@ -75,13 +68,7 @@ def _array(name: str, value: Any) -> Array:
 
 
 def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]:
-    """Return input, target and, if the data set has them, lengths of some samples, on the model's device.
-
-    Raises
-    ------
-    OptionError
-        The data set gives something else, or lengths to a model that takes none.
-    """
+    """Return input, target and, if the data set has them, lengths of some samples, on the model's device."""
     batch = dataset.batch(indices)
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise OptionError("The data set's batch is not understood", expected="input and target, or with lengths",
@@ -108,13 +95,7 @@ def _own(array: Array, device: str) -> Array:
 
 
 def sample_axis(model: Any) -> int:
-    """Return the axis of the input on which the model has its samples.
-
-    Raises
-    ------
-    OptionError
-        Its output has them elsewhere than first, which no target of one row a sample fits.
-    """
+    """Return the axis of the input on which the model has its samples."""
     given, returned = getattr(model, "batch_axes", (0, 0))
     if returned != 0:
         raise OptionError("The model is time-major: its output has the samples second", expected="batch_first=True",

@@ -102,13 +102,7 @@ def asynchronous(schedule: Any) -> bool:
 
 
 def staleness(schedule: str | os.PathLike[str] | Schedule, accumulate: int, transport: Transport | None) -> str | None:
-    """Return what the losses of an asynchronous schedule depend on, in words; None for schedules of one update a step.
-
-    Raises
-    ------
-    FileFormatError, ScheduleError
-        A file holds no schedule.
-    """
+    """Return what the losses of an asynchronous schedule depend on, in words; None for schedules of one update a step."""
     if isinstance(schedule, str):
         if not asynchronous(schedule):
             return None
@@ -232,13 +226,7 @@ class Training:
 
 
 def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
-    """Refuse what cannot be trained with, before anything is done.
-
-    Raises
-    ------
-    OptionError
-        The message says which, and what it lacks.
-    """
+    """Refuse what cannot be trained with, before anything is done."""
     for name, thing, wanted in (
         ("model", model, ("forward", "parameters", "state_dict")), ("loss", loss, ("forward",)),
         ("optimizer", optimizer, ("lr",)),
@@ -255,13 +243,7 @@ def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
 
 
 def scheduler_of(given: Any, optimizer: Any) -> Any:
-    """Return the learning-rate schedule of a trainer: the one given, or those given chained; None for none.
-
-    Raises
-    ------
-    OptionError
-        It is none, or one of another optimizer, whose rates it would change.
-    """
+    """Return the learning-rate schedule of a trainer: the one given, or those given chained; None for none."""
     if given is None or (isinstance(given, list | tuple) and not given):
         return None
     chained = ChainedScheduler(given if isinstance(given, list | tuple) else [given])
@@ -272,13 +254,7 @@ def scheduler_of(given: Any, optimizer: Any) -> Any:
 
 
 def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
-    """Refuse options that do not go together, before there is a model to run.
-
-    Raises
-    ------
-    OptionError
-        The message says which, and why.
-    """
+    """Refuse options that do not go together, before there is a model to run."""
     check_choice("fusion", fusion, get_args(Fusion))
     check_integer("accumulate", accumulate, 1)
     if not isinstance(schedule, str | os.PathLike | Schedule):
@@ -302,14 +278,7 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
 
 
 def check_ranks(schedule: Any, transport: Transport | None) -> None:
-    """Refuse a schedule's name that is not for as many ranks, before there is a model to run.
-
-    Raises
-    ------
-    OptionError
-        There is neither such a name nor such a file; it is of several workers and there is no transport, or of one and
-        there are several ranks; or the transport is none.
-    """
+    """Refuse a schedule's name that is not for as many ranks, before there is a model to run."""
     if transport is not None:
         check_transport(transport)
     _check_known(schedule)
@@ -341,13 +310,6 @@ def schedule_of(
     """Return the schedule that the trainer's options ask for; `check_schedule` has seen them.
 
     But for ``"ooo"`` and ``"reverse-first-k"``, which measure before they have one.
-
-    Raises
-    ------
-    OptionError
-        A given one has another number of micro-batches, or a builder's name has none for as many ranks.
-    FileFormatError, ScheduleError
-        A file holds no schedule.
     """
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
@@ -404,13 +366,7 @@ def executor_of(
 
 
 def _check_heeded(trainer: Training, *, replicas: bool, asynchronous: bool) -> None:
-    """Refuse options that a schedule of this kind would not heed.
-
-    Raises
-    ------
-    OptionError
-        The message says which.
-    """
+    """Refuse options that a schedule of this kind would not heed."""
     for wrong, name, expected in (
         (trainer.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k'"),
         (trainer.note is not None and not asynchronous, "note", "an asynchronous pipeline, as schedule='pipedream'"),
@@ -441,11 +397,6 @@ def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset, validat
     Of a data set of `sparsebp.data` some samples are compared, of any other its length alone: to ask it for a batch may
     have effects, and what it gives may be drawn anew each time. Ranks of a pipeline also compare what it gives them in
     every step, which is the same for all; replicas have samples of their own, of which no other rank can tell.
-
-    Raises
-    ------
-    OptionError
-        They are not; see `check_same`.
     """
     transport: Any = trainer.transport
     own = together(transport, lambda: _facts(trainer, dataset, validation))

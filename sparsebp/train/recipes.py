@@ -345,11 +345,6 @@ def tune(
     -------
     list of Trial
         The fastest first; then those that cannot be had, with the reason.
-
-    Raises
-    ------
-    OptionError
-        A number is too small, or nothing can be had.
     """
     for name, value in (("steps", steps), ("rounds", rounds)):
         if value < 1:

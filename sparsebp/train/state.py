@@ -44,13 +44,7 @@ def pack(trainer: Training, position: Mapping[str, int]) -> Checkpoint:
 
 
 def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
-    """Check that `checkpoint` belongs to this run, load it into `trainer`, and return the next (epoch, batch).
-
-    Raises
-    ------
-    FileFormatError
-        Something differs, or is damaged; nothing has been changed then.
-    """
+    """Check that `checkpoint` belongs to this run, load it into `trainer`, and return the next (epoch, batch)."""
     history = _checked_history(path, checkpoint)
     state = checkpoint.state
     position = state["position"]
@@ -100,11 +94,6 @@ def load_weights(model: Any, path: str | os.PathLike[str]) -> None:
         A layer of the checkpoint's architecture and dtype.
     path
         A checkpoint of a training or of `prune_checkpoint`, or the folder of one.
-
-    Raises
-    ------
-    FileFormatError
-        It is no checkpoint, or of another architecture; nothing has been changed then.
     """
     take_weights(model, load_checkpoint(path), Path(path))
 

@@ -69,13 +69,7 @@ def gradient_error(step: int, epoch: int, grads: Mapping[str, Array], last_good:
 
 
 def check_counted(loss: Any, target: Array, step: int, epoch: int, last_good: str) -> None:
-    """Refuse a batch, micro-batch or rank's share whose mean loss is NaN because it is one of nothing.
-
-    Raises
-    ------
-    NonFiniteError
-        The loss ignores all of `target`.
-    """
+    """Refuse a batch, micro-batch or rank's share whose mean loss is NaN because it is one of nothing."""
     ignored = getattr(loss, "ignore_index", None)
     if ignored is None or target.dtype.kind not in "iu" or not bool((target == ignored).all()):  # synchronize!
         return
@@ -216,11 +210,6 @@ class Runner(Watch):
         """Run one step, and record and tell what is known by then.
 
         `samples` is their number on all ranks together, where that is not the batches'.
-
-        Raises
-        ------
-        OptionError
-            Somebody has replaced a parameter that the optimizer trains.
         """
         trainer = self.trainer
         check_live(trainer.model, self._trained)
