@@ -93,20 +93,12 @@ def hidden_jacobians(
 
 
 class SteppedRun:
-    """One run of a recurrent layer over a sequence, whose Jacobians are made when they are asked for.
+    """One run of a recurrent layer over a sequence, whose Jacobians are made when they are asked for."""
 
-    Parameters
-    ----------
-    model, x, h0, layer, direction
-        As for `hidden_jacobians`; `h0` may also be a `numpy.random.Generator`, which draws the states from U(-1, 1).
-
-    Attributes
-    ----------
-    steps, batch, size
-        T, B and the number n of states of a sample.
-    values_a_step
-        Entries of one sample's Jacobian.
-    """
+    # model, x, h0, layer, direction: As for `hidden_jacobians`; `h0` may also be a `numpy.random.Generator`, which
+    # draws the states from U(-1, 1).
+    # steps, batch, size: T, B and the number n of states of a sample.
+    # values_a_step: Entries of one sample's Jacobian.
 
     def __init__(self, model: Any, x: Any, h0: Any, layer: int, direction: int) -> None:
         own = own_layer(model)
@@ -131,13 +123,8 @@ class SteppedRun:
         return self._cell.state_jacobians(_part(self._tape, begin, end), self._weights)
 
     def parts(self, backwards: bool = False) -> Iterator[np.ndarray]:
-        """Yield the Jacobians (t, B, n, n) of a few steps at a time, on the host, in float64; each part in time order.
-
-        Parameters
-        ----------
-        backwards
-            From the last part to the first.
-        """
+        """Yield the Jacobians (t, B, n, n) of a few steps at a time, on the host, in float64, in time order."""
+        # backwards: From the last part to the first.
         length = max(1, PART // max(1, 8 * self.batch * self.size**2))
         begins = range(0, self.steps, length)
         for begin in reversed(begins) if backwards else begins:

@@ -289,10 +289,8 @@ def _classifier(layers: list[nn.Layer], features: int, classes: int, options: di
 
 
 def _scaled(channels: int, width: float, multiple: int = 1) -> int:
-    """Return ``channels * width`` rounded to a multiple, at least one of it.
-
-    Rounding down by more than a tenth is avoided, as in the reference code of MobileNetV2.
-    """
+    """Return ``channels * width`` rounded to a multiple, at least one of it."""
+    # Rounding down by more than a tenth is avoided, as in the reference code of MobileNetV2.
     width = check_number("width", width)
     if width <= 0:
         raise OptionError("Invalid width", expected="a finite number above 0", got=width)

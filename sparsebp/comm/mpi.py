@@ -41,23 +41,14 @@ class CallWaits(Protocol):
 
 
 class Message:
-    """A send, a receive, or any requests that only have to come to their end.
+    """A send, a receive, or any requests that only have to come to their end."""
 
-    Parameters
-    ----------
-    transport
-        Whose it is.
-    requests
-        Of MPI: sends and receives, whose arrays mpi4py keeps alive until then.
-    needs
-        Ranks that the end depends on.
-    out
-        The array to receive, whose size is compared with what came; None for other requests.
-    finish
-        What to do with what has come.
-    suspect
-        What to look for when it takes long.
-    """
+    # transport: Whose it is.
+    # requests: Of MPI: sends and receives, whose arrays mpi4py keeps alive until then.
+    # needs: Ranks that the end depends on.
+    # out: The array to receive, whose size is compared with what came; None for other requests.
+    # finish: What to do with what has come.
+    # suspect: What to look for when it takes long.
 
     def __init__(
         self, transport: CallWaits, requests: list[Any], needs: Sequence[int], *, out: Array | None = None,
@@ -116,29 +107,17 @@ class Message:
 
 
 class Call:
-    """A collective call: what all ranks say that it is, a first exchange, and perhaps a second one.
+    """A collective call: what all ranks say that it is, a first exchange, and perhaps a second one."""
 
-    Parameters
-    ----------
-    transport
-        Whose it is.
-    number
-        How many this rank had made before.
-    heading, headers
-        The request that brings what the ranks say, and where to.
-    first
-        Requests of the first exchange.
-    between
-        What to do when they have ended; returns the requests of the second exchange, or None.
-    finish
-        What the thread that waits does at the end.
-    work
-        Memory that is used meanwhile.
-    needs
-        Ranks that the end depends on.
-    same
-        Whether all ranks must give arrays of one size.
-    """
+    # transport: Whose it is.
+    # number: How many this rank had made before.
+    # heading, headers: The request that brings what the ranks say, and where to.
+    # first: Requests of the first exchange.
+    # between: What to do when they have ended; returns the requests of the second exchange, or None.
+    # finish: What the thread that waits does at the end.
+    # work: Memory that is used meanwhile.
+    # needs: Ranks that the end depends on.
+    # same: Whether all ranks must give arrays of one size.
 
     def __init__(
         self, transport: CallWaits, number: int, heading: Any, headers: np.ndarray, first: list[Any],
@@ -219,10 +198,8 @@ _stderr: TextIO | None = None
 
 
 def launched() -> tuple[int, int] | None:
-    """Return this process's rank and the number of ranks as the launcher tells them; None if there was none.
-
-    MPI need not be installed.
-    """
+    """Return this process's rank and the number of ranks as the launcher tells them; None if there was none."""
+    # MPI need not be installed.
     for rank, size in LAUNCHERS:
         try:
             return int(os.environ[rank]), int(os.environ[size])
@@ -293,21 +270,11 @@ SETTLE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class End:
-    """How a rank has ended.
+    """How a rank has ended."""
 
-    Attributes
-    ----------
-    error
-        What it failed with, None if it did not.
-    own
-        Whether that was its own error; else it only heard of another rank's.
-    left
-        What it ended by, if that was no error and not the end of its program: ``sys.exit(0)``, say.
-    """
-
-    error: str | None = None
-    own: bool = False
-    left: str | None = None
+    error: str | None = None  # What it failed with, None if it did not
+    own: bool = False  # Whether that was its own error; else it only heard of another rank's
+    left: str | None = None  # What it ended by, if that was no error and not the end of its program: `sys.exit(0)`, say
 
 
 @dataclass(frozen=True)
@@ -389,10 +356,8 @@ class Peers:
             return [rank for rank in range(self.size) if rank not in self.waiting and rank not in self.ends]
 
     def settle(self, seconds: float | None = SETTLE_SECONDS) -> bool:
-        """Wait until all ranks have told how they end, and return whether they have.
-
-        At most for `seconds`; if that is None, for ever, or until one has failed.
-        """
+        """Wait until all ranks have told how they end, and return whether they have."""
+        # At most for `seconds`; if that is None, for ever, or until one has failed.
         began = time.monotonic()
         while True:
             self.poll()
@@ -416,15 +381,10 @@ class Peers:
 
 
 class Patience:
-    """One wait of a rank for others: it tells of it when it takes long, and gives up in the end.
+    """One wait of a rank for others: it tells of it when it takes long, and gives up in the end."""
 
-    Parameters
-    ----------
-    peers
-        What the rank knows of the others.
-    timeout
-        Seconds after which it gives up.
-    """
+    # peers: What the rank knows of the others.
+    # timeout: Seconds after which it gives up.
 
     def __init__(self, peers: Peers, timeout: float) -> None:
         self._peers, self._timeout = peers, timeout
@@ -469,11 +429,10 @@ PAUSE_SECONDS = 2e-4  # a look costs 4 microseconds, a sleep and the interpreter
 
 
 class Progress:
-    """Calls ``go_on()`` again and again as long as it returns True, in a thread; `wake` begins anew.
+    """Calls ``go_on()`` again and again as long as it returns True, in a thread; `wake` begins anew."""
 
-    It needs the interpreter's lock for a moment at each call: kernels that release it are what this runs beside.
-    An error ends the thread; whoever waits for an operation then meets it.
-    """
+    # It needs the interpreter's lock for a moment at each call: kernels that release it are what this runs beside. An
+    # error ends the thread; whoever waits for an operation then meets it.
 
     def __init__(self, go_on: Callable[[], bool]) -> None:
         self._go_on = go_on
@@ -509,10 +468,8 @@ MOST_SECONDS = 1e-3
 
 
 def until(ready: Callable[[], bool], meanwhile: Callable[[float], None]) -> float:
-    """Return, when `ready`, how many seconds that took; between two questions call ``meanwhile(seconds)``, and sleep.
-
-    The sleep grows with what has been waited, so that it adds an eighth at most.
-    """
+    """Return, when `ready`, how many seconds that took; between questions call ``meanwhile(seconds)``, and sleep."""
+    # The sleep grows with what has been waited, so that it adds an eighth at most.
     began = time.perf_counter()
     while not ready():
         waited = time.perf_counter() - began
@@ -800,11 +757,9 @@ class MPITransport(Transport):
         return self._begun(call)
 
     def _exchange(self, sent: Sequence[Array], received: Sequence[Array], part: int, call: int | None = None) -> list:
-        """Begin to send and to receive an array for each other rank, in one of the two parts of a collective call.
-
-        By messages, which MPICH copies in one piece: its own collective calls, where nobody waits for them, take one
-        look of the rank for every 16 KiB. The number of the `call`, None for the next one, keeps them apart.
-        """
+        """Begin to send and to receive an array for each other rank, in one of the two parts of a collective call."""
+        # By messages, which MPICH copies in one piece: its own collective calls, where nobody waits for them, take one
+        # look of the rank for every 16 KiB. The number of the `call`, None for the next one, keeps them apart.
         tag = (2 * (self._made if call is None else call) + part) % (self._most_tag + 1)
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         requests = [self._parts.Irecv(received[other], source=other, tag=tag) for other in reversed(others)]

@@ -65,7 +65,7 @@ class _World:
         self.waiting: dict[int, Callable[[], bool]] = {}
 
     def wait(self, rank: int, ready: Callable[[], bool], needs: Callable[[], Collection[int]]) -> None:
-        """Return to `rank` when `ready`, which other ranks see to: those that it `needs`. The caller holds `changed`."""
+        """Return to `rank` when `ready`, which the ranks that it `needs` see to. The caller holds `changed`."""
         self.waiting[rank] = ready
         try:
             while not ready():

@@ -24,21 +24,12 @@ from sparsebp.core.errors import DeviceError
 
 
 class GraphRecorder:
-    """Streams whose work can be captured, the graph of it, and all memory that the graph uses.
+    """Streams whose work can be captured, the graph of it, and all memory that the graph uses."""
 
-    Parameters
-    ----------
-    xp
-        CuPy.
-    count
-        Number of streams, the first one of the highest priority. What runs on a further one begins with a wait for an
-        event of the first (a fork), and the first waits for its end (a join).
-
-    Attributes
-    ----------
-    streams
-        The streams, contexts in which work is given to them.
-    """
+    # xp: CuPy.
+    # count: Number of streams, the first one of the highest priority. What runs on a further one begins with a wait for
+    # an event of the first (a fork), and the first waits for its end (a join).
+    # streams: The streams, contexts in which work is given to them.
 
     def __init__(self, xp: ModuleType, count: int) -> None:
         self._xp = xp

@@ -66,11 +66,9 @@ def cache_folder() -> Path | None:
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path` by way of a temporary file of its own beside it.
-
-    Whoever reads `path` finds the old content or the new one, whole, even after a power cut, and so does whoever writes
-    it at the same time. Whatever fails, no temporary file stays (unless the process is killed).
-    """
+    """Write `content` to `path` by way of a temporary file of its own beside it."""
+    # Whoever reads `path` finds the old content or the new one, whole, even after a power cut, and so does whoever
+    # writes it at the same time. Whatever fails, no temporary file stays (unless the process is killed).
     path = check_path("path", path)
     try:
         check_regular(path)
@@ -104,10 +102,8 @@ def write_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> P
 
 
 def keep_copy(path: Path, name: str) -> None:
-    """Let the file `path` have a second name in its folder, in place of what has it; `path` itself stays.
-
-    Nothing is copied: when `path` is replaced, the old content keeps the second name.
-    """
+    """Let the file `path` have a second name in its folder, in place of what has it; `path` itself stays."""
+    # Nothing is copied: when `path` is replaced, the old content keeps the second name.
     try:
         check_regular(path)
         check_regular(path.with_name(name))
@@ -143,10 +139,8 @@ def output_error(path: Path, error: OSError | ValueError) -> OutputError:
 
 
 def _new_file(path: Path) -> tuple[int, str]:
-    """Create a temporary file for `path`, with the usual mode, and return its descriptor, open for writing, and name.
-
-    Nobody else has the name, and a link that is put there is not followed.
-    """
+    """Create a temporary file for `path`, with the usual mode, and return its descriptor, open to write, and name."""
+    # Nobody else has the name, and a link that is put there is not followed.
     name = _TEMPORARY.format(token=secrets.token_hex(8), name=path.name[:40])  # at most 255 bytes
     temporary = os.path.join(path.parent, name)
     return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
@@ -181,12 +175,10 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, so that no other run writes there meanwhile.
-
-    The lock is that of an open file (``flock``): it ends with the process, however that ends, so the file
-    ``.sparsebp-lock``, which stays, means nothing by itself. A thread may hold a folder more than once. On a file
-    system without such locks nobody is kept out.
-    """
+    """Hold the lock of a folder, so that no other run writes there meanwhile."""
+    # The lock is that of an open file (`flock`): it ends with the process, however that ends, so the file
+    # `.sparsebp-lock`, which stays, means nothing by itself. A thread may hold a folder more than once. On a file
+    # system without such locks nobody is kept out.
     path = folder / LOCK_NAME
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

@@ -396,7 +396,7 @@ def load_digits(
 
 
 def held_out(labels: np.ndarray, test: int) -> np.ndarray:
-    """Return which samples are for testing, bool (N,): `test` of them, of every class the same number, always the same."""
+    """Return which samples are for testing, bool (N,): `test` of them, as many of every class, always the same."""
     most = CLASSES * (int(np.bincount(labels, minlength=CLASSES).min()) - 1)
     test = check_integer("test", test, 0)
     if test % CLASSES or not CLASSES <= test <= most:

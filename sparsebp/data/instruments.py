@@ -54,45 +54,24 @@ _Range: TypeAlias = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Instrument:
-    """The ranges that an instrument's parameters are drawn from.
+    """The ranges that an instrument's parameters are drawn from."""
 
-    Attributes
-    ----------
-    pitch
-        Of its tones, as MIDI numbers.
-    slope
-        How steeply the partials fall, in dB an octave.
-    even
-        Strength of the even partials (a clarinet has hardly any).
-    attack, decay
-        Seconds until a tone is whole, and until it has fallen to 1/e; infinite: it is held.
-    bright
-        How much sooner high partials decay, or, of held tones, how much later they come.
-    vibrato, depth
-        Rate in Hz and depth in cents.
-    tremolo
-        Depth, with the vibrato's rate.
-    noise
-        Breath or bow beside the tone.
-    tones, rest, chord
-        Tones a second, the share of them that is silence, and how many at once.
-    formant
-        The frequency in Hz about which the body is loudest, and by how many dB.
-    """
-
-    pitch: _Range
-    slope: _Range
-    even: float
+    pitch: _Range  # Of its tones, as MIDI numbers
+    slope: _Range  # How steeply the partials fall, in dB an octave
+    even: float  # Strength of the even partials (a clarinet has hardly any)
+    # attack, decay: Seconds until a tone is whole, and until it has fallen to 1/e; infinite: it is held.
     attack: _Range
     decay: _Range
-    bright: _Range
+    bright: _Range  # How much sooner high partials decay, or, of held tones, how much later they come
+    # vibrato, depth: Rate in Hz and depth in cents.
     vibrato: _Range
     depth: _Range
-    tremolo: _Range
-    noise: _Range
+    tremolo: _Range  # Depth, with the vibrato's rate
+    noise: _Range  # Breath or bow beside the tone
+    # tones, rest, chord: Tones a second, the share of them that is silence, and how many at once.
     tones: _Range
     rest: _Range
-    formant: tuple[float, float]
+    formant: tuple[float, float]  # The frequency in Hz about which the body is loudest, and by how many dB
     chord: tuple[int, int]
 
 
@@ -209,10 +188,8 @@ def _partials(
     instrument: Instrument, phase: np.ndarray, lowest: float, slope: float, bright: float, rise: np.ndarray,
     fall: np.ndarray | None, highest: float,
 ) -> np.ndarray:  # fmt: skip
-    """Return the sum of the partials: high ones decay sooner, or come later.
-
-    ``sin(k φ)`` is ``2 cos φ sin((k-1) φ) - sin((k-2) φ)``, and every partial's envelope a factor times the one before.
-    """
+    """Return the sum of the partials: high ones decay sooner, or come later."""
+    # `sin(k φ)` is `2 cos φ sin((k-1) φ) - sin((k-2) φ)`, and every partial's envelope a factor times the one before.
     count = max(1, min(_PARTIALS, int(0.45 * RATE / highest)))
     step = (fall if fall is not None else rise) ** np.float32(bright / 6)
     envelope = rise if fall is None else rise * fall

@@ -76,20 +76,9 @@ def conv_jacobian_t(
 
 
 def border_jacobian_t(x: Array, mode: str, padding: tuple[tuple[int, int], ...]) -> TransposedJacobian:
-    """Return the transposed Jacobian of a border that repeats elements of x (B, C, …): ones, shared by the batch.
-
-    Parameters
-    ----------
-    x
-        The input, for its shape, dtype and namespace.
-    mode, padding
-        As in `sparsebp.patterns.border_pattern`.
-
-    Returns
-    -------
-    TransposedJacobian
-        Shape (elements of a sample, elements with the border).
-    """
+    """Return the transposed Jacobian of a border that repeats elements of x (B, C, …): ones, shared by the batch."""
+    # x: The input, for its shape, dtype and namespace.
+    # Returns TransposedJacobian: Shape (elements of a sample, elements with the border).
     pattern = border_pattern(x.shape[1], x.shape[2:], padding, mode)
     return TransposedJacobian(pattern, backend.namespace(x).ones(pattern.nnz, dtype=x.dtype))
 

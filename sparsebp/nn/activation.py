@@ -20,25 +20,16 @@ from sparsebp.nn.layer import Layer, check_gy, check_input, full, parameter_dtyp
 
 
 class Pointwise(Layer):
-    """``y = f(x)`` element by element; `saved` is y, or x where a subclass says that its slope needs x.
+    """``y = f(x)`` element by element; `saved` is y, or x where a subclass says that its slope needs x."""
 
-    Attributes
-    ----------
-    saves
-        ``"y"`` or ``"x"``: what is saved for `slope`. An f that is monotone tells f' from y.
-    kernel_slope
-        The kernels' name of f where they know its slope, else None.
-
-    Notes
-    -----
-    Infinite and huge elements follow IEEE arithmetic without a warning: ``∞ · 0`` gives NaN, as in PyTorch.
-    """
+    # Infinite and huge elements follow IEEE arithmetic without a warning: `∞ · 0` gives NaN, as in PyTorch.
 
     replayable = True
     stepwise = True
 
+    # `"y"` or `"x"`: what is saved for `slope`. An f that is monotone tells f' from y.
     saves: ClassVar[Literal["x", "y"]] = "y"
-    kernel_slope: ClassVar[SlopeFunction | None] = None
+    kernel_slope: ClassVar[SlopeFunction | None] = None  # The kernels' name of f where they know its slope, else None
 
     @abc.abstractmethod
     def function(self, x: Array) -> Array:
@@ -74,13 +65,9 @@ class Pointwise(Layer):
 
 
 class InPlace(Pointwise):
-    """A `Pointwise` that torch.nn can run in place.
+    """A `Pointwise` that torch.nn can run in place."""
 
-    Parameters
-    ----------
-    inplace
-        Has no effect: the input is never written to, as the way back may need it.
-    """
+    # inplace: Has no effect: the input is never written to, as the way back may need it.
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()

@@ -59,19 +59,11 @@ class Pairs(NamedTuple):
     def masks(
         self, xp: ModuleType, like: Array, attn_mask: Array | None, key_padding_mask: Array | None, valid: Array | None
     ) -> list[Array]:
-        """Return masks (B, heads, T, S), each of these axes full or of length 1: True is left out, a number is added.
-
-        Parameters
-        ----------
-        like
-            An array of the products' dtype.
-        attn_mask
-            (T, S) or (B · heads, T, S), bool or of that dtype.
-        key_padding_mask
-            (B, S), likewise.
-        valid
-            (B, S), bool, False for what is left out.
-        """
+        """Return masks (B, heads, T, S), each axis full or of length 1: True is left out, a number is added."""
+        # like: An array of the products' dtype.
+        # attn_mask: (T, S) or (B · heads, T, S), bool or of that dtype.
+        # key_padding_mask: (B, S), likewise.
+        # valid: (B, S), bool, False for what is left out.
         batch, heads, steps, looked_at = self
         found = []
         if attn_mask is not None:
@@ -99,10 +91,8 @@ class Pairs(NamedTuple):
 
 
 def softmax(scores: Array, masked: bool = False) -> None:
-    """Turn scores into weights that add up to 1 along the last axis, in place.
-
-    Where masks leave a step nothing to look at, its weights are 0, as in torch's scaled_dot_product_attention.
-    """
+    """Turn scores into weights that add up to 1 along the last axis, in place."""
+    # Where masks leave a step nothing to look at, its weights are 0, as in torch's scaled_dot_product_attention.
     if scores.size == 0:
         return
     xp = backend.namespace(scores)
@@ -131,27 +121,14 @@ def _check(name: str, mask: Array, shapes: tuple[tuple[int, ...], ...], like: Ar
 
 
 class AttentionSaved(NamedTuple):
-    """What `MultiheadAttention.forward` keeps.
+    """What `MultiheadAttention.forward` keeps."""
 
-    Attributes
-    ----------
-    inputs
-        x of a sequence that looks at itself; else query, key and value.
-    heads
-        Queries (scaled by 1/√head_dim), keys and values, (B · num_heads, steps, head_dim) each.
-    attention
-        How much each step looks at each (B · num_heads, T, S); rows add up to 1.
-    mask
-        The dropout mask that they were multiplied with, or None.
-    merged
-        What `out_proj` saved.
-    """
-
-    inputs: tuple[Array, ...]
+    inputs: tuple[Array, ...]  # x of a sequence that looks at itself; else query, key and value
+    # Queries (scaled by 1/√head_dim), keys and values, (B · num_heads, steps, head_dim) each.
     heads: tuple[Array, Array, Array]
-    attention: Array
-    mask: Array | None
-    merged: Array
+    attention: Array  # How much each step looks at each (B · num_heads, T, S); rows add up to 1
+    mask: Array | None  # The dropout mask that they were multiplied with, or None
+    merged: Array  # What `out_proj` saved
 
 
 class AttentionGradients(Gradients):
@@ -429,10 +406,8 @@ class MultiheadAttention(Layer):
         return tuple(heads)
 
     def _core(self, xp: ModuleType, g: Array, saved: AttentionSaved) -> tuple[list[Array], dict[str, Array]]:
-        """Return the gradients at what `in_proj_weight` gives, from the one at what `out_proj` takes.
-
-        They are merged as one for a sequence that looks at itself. And those at ``bias_k`` and ``bias_v``.
-        """
+        """Return the gradients at what `in_proj_weight` gives, from the one at what `out_proj` takes."""
+        # They are merged as one for a sequence that looks at itself. And those at `bias_k` and `bias_v`.
         (queries, keys, values), attention, mask = saved.heads, saved.attention, saved.mask
         (g,) = self._split(xp, g)
         given = attention if mask is None else attention * mask
@@ -482,10 +457,8 @@ class MultiheadAttention(Layer):
 
 
 def own_generator(rng: np.random.Generator) -> np.random.Generator:
-    """Return a generator of a layer's own, seeded by one draw: its masks depend on its own forwards alone.
-
-    With one generator for all, they would depend on the order in which the layers of a pipeline run.
-    """
+    """Return a generator of a layer's own, seeded by one draw: its masks depend on its own forwards alone."""
+    # With one generator for all, they would depend on the order in which the layers of a pipeline run.
     return np.random.default_rng(int(rng.integers(2**63)))
 
 

@@ -342,10 +342,8 @@ class Dropout2d(Dropout):
 
 
 def dropout_mask(rng: np.random.Generator, like: Array, p: float, batch_axis: int = 0) -> Array:
-    """Draw a mask of zeros and 1/(1-p) in the shape, dtype and namespace of `like`, which has samples on `batch_axis`.
-
-    One integer is drawn from `rng` and seeds the draw on the array's own device, so that no mask is transferred.
-    """
+    """Draw a mask of zeros and 1/(1-p) of the shape, dtype and namespace of `like`, with samples on `batch_axis`."""
+    # One integer is drawn from `rng` and seeds the draw on the array's own device, so that no mask is transferred.
     xp = backend.namespace(like)
     if p == 1:
         return xp.zeros_like(like)

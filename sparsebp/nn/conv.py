@@ -30,19 +30,12 @@ from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels,
 
 
 class Borders(NamedTuple):
-    """The padding of an input (B, C, …), as that of `torch.nn.functional.pad`.
+    """The padding of an input (B, C, …), as that of `torch.nn.functional.pad`."""
 
-    Attributes
-    ----------
-    mode
-        ``"reflect"``: mirrored at the outermost elements, which are not repeated; ``"replicate"``: the outermost
-        elements again; ``"circular"``: the elements of the other end.
-    padding
-        Elements (before, after) on each axis behind the channels.
-    """
-
+    # `"reflect"`: mirrored at the outermost elements, which are not repeated; `"replicate"`: the outermost elements
+    # again; `"circular"`: the elements of the other end.
     mode: str
-    padding: tuple[tuple[int, int], ...]
+    padding: tuple[tuple[int, int], ...]  # Elements (before, after) on each axis behind the channels
 
     @classmethod
     def of(cls, mode: str, windows: Windows) -> Borders | None:
@@ -109,15 +102,10 @@ def _source(mode: str, before: int, n: int, after: int = 0, *, first: bool) -> s
 
 
 class ConvNd(SampleLayer, Prunable):
-    """The base of `Conv` and `ConvTranspose`, over `ndim` axes.
+    """The base of `Conv` and `ConvTranspose`, over `ndim` axes."""
 
-    Parameters
-    ----------
-    in_channels, out_channels, groups, bias, padding_mode, dtype, rng, device
-        As the subclasses state.
-    windows
-        Those of the convolution; of a transposed one, they slide over the output.
-    """
+    # in_channels, out_channels, groups, bias, padding_mode, dtype, rng, device: As the subclasses state.
+    # windows: Those of the convolution; of a transposed one, they slide over the output.
 
     replayable = True
 

@@ -34,10 +34,8 @@ _within = _Within()
 
 @contextlib.contextmanager
 def rows_of(rows: Callable[[], Rows]) -> Iterator[set[int]]:
-    """Let forwards of this thread draw the rows of a larger batch; yields the identities of generators that did.
-
-    `rows` is called when a layer draws: a model that draws nothing need not know.
-    """
+    """Let forwards of this thread draw the rows of a larger batch; yields the identities of generators that did."""
+    # `rows` is called when a layer draws: a model that draws nothing need not know.
     before = _within.rows, _within.drawn
     _within.rows, _within.drawn = rows, set()
     try:

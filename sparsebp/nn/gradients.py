@@ -26,15 +26,10 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """A value that is computed when it is first asked for, once, by whichever thread asks.
+    """A value that is computed when it is first asked for, once, by whichever thread asks."""
 
-    Parameters
-    ----------
-    compute
-        Returns the value. If it raises, the next call tries again.
-    xp
-        On a GPU, another stream waits for the computation.
-    """
+    # compute: Returns the value. If it raises, the next call tries again.
+    # xp: On a GPU, another stream waits for the computation.
 
     __slots__ = ("_compute", "_lock", "_mark", "_value", "_xp")
 
@@ -152,10 +147,8 @@ def _without_pruned(layer: Any, grads: dict[str, Array]) -> dict[str, Array]:
 
 
 def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
-    """Return the gradients of a layer's parameters, after making sure that they are those.
-
-    Of a layer with children they are by dotted names; one that is there more than once may have a gradient a use.
-    """
+    """Return the gradients of a layer's parameters, after making sure that they are those."""
+    # Of a layer with children they are by dotted names; one that is there more than once may have a gradient a use.
     params = layer.params
     if getattr(layer, "children", None):
         params = layer.parameters()
@@ -176,11 +169,9 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
 
 
 def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gradients:
-    """Return ``layer.gradients(gy, saved, **options)``.
-
-    Those of `input_grad` and `weight_grad` of an object that has these alone, or of a layer that overrides one of them
-    and inherits `gradients`.
-    """
+    """Return ``layer.gradients(gy, saved, **options)``."""
+    # Those of `input_grad` and `weight_grad` of an object that has these alone, or of a layer that overrides one of
+    # them and inherits `gradients`.
     if belongs(layer, "gradients"):
         found: Gradients = layer.gradients(gy, saved, **options)
         return found

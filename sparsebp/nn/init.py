@@ -63,6 +63,11 @@ def chrono_update_gate(weights: dict[str, Array], hidden_size: int, max_length: 
         The longest dependency expected, in steps; at least 3.
     rng
         Generator or seed.
+
+    Raises
+    ------
+    OptionError
+        `max_length` is below 3, or no bias of that length is there.
     """
     _chrono("GRU", 3, {1: 1}, weights, hidden_size, max_length, rng)  # rows r, z, n
 
@@ -84,6 +89,11 @@ def chrono_forget_gate(weights: dict[str, Array], hidden_size: int, max_length: 
         The longest dependency expected, in steps; at least 3.
     rng
         Generator or seed.
+
+    Raises
+    ------
+    OptionError
+        `max_length` is below 3, or no bias of that length is there.
     """
     _chrono("LSTM", 4, {1: 1, 0: -1}, weights, hidden_size, max_length, rng)  # rows i, f, g, o
 

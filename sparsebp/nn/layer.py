@@ -39,10 +39,9 @@ __all__ = ["NothingKept", "inference_mode", "keeps"]
 
 
 class NamedArrays(dict[str, Array]):
-    """Parameters or buffers of a layer. Once there, an array is replaced by one of its shape, dtype and device only.
+    """Parameters or buffers of a layer. Once there, an array is replaced by one of its shape, dtype and device only."""
 
-    So whatever a layer computes with fits the layer; a bias of shape (1,) in place of one of (n,) would be broadcast.
-    """
+    # So whatever a layer computes with fits the layer; a bias of shape (1,) in place of one of (n,) would be broadcast.
 
     def __init__(self, arrays: Mapping[str, Array] | Iterable[tuple[str, Array]] = ()) -> None:
         super().__init__()
@@ -220,23 +219,12 @@ class NothingKept(list[Any]):
 
 
 class Work(NamedTuple):
-    """What one call of a layer's `input_grad` does, for the whole batch.
+    """What one call of a layer's `input_grad` does, for the whole batch."""
 
-    Attributes
-    ----------
-    flops
-        Floating-point operations; pruned weights count, since a matrix product computes with the zeros.
-    values
-        Values read and written, those of intermediate arrays included.
-    calls
-        Array operations one after the other.
-    entries
-        Entries of the layer's transposed Jacobian as far as shapes and masks tell them; 0 where they do not.
-    """
-
-    flops: int
-    values: int
-    calls: int
+    flops: int  # Floating-point operations; pruned weights count, since a matrix product computes with the zeros
+    values: int  # Values read and written, those of intermediate arrays included
+    calls: int  # Array operations one after the other
+    # Entries of the layer's transposed Jacobian as far as shapes and masks tell them; 0 where they do not.
     entries: int = 0
 
 
@@ -664,21 +652,12 @@ def check_layer(name: str, value: Any) -> Layer:
 def check_input(
     array: Array, *, name: str = "x", dtype: Any = None, shape: tuple[int | None, ...] | None = None, like: Array = None
 ) -> ModuleType:
-    """Check a layer's array argument and return its namespace. Strides are free: layers copy where a kernel needs it.
-
-    Parameters
-    ----------
-    array
-        The argument.
-    name
-        Its name in messages.
-    dtype
-        The dtype it must have; None: float32 or float64.
-    shape
-        Lengths it must have, None for any length; None: any shape.
-    like
-        An array whose namespace it must share, or None.
-    """
+    """Check a layer's array argument and return its namespace. Strides are free: layers copy where they must."""
+    # array: The argument.
+    # name: Its name in messages.
+    # dtype: The dtype it must have; None: float32 or float64.
+    # shape: Lengths it must have, None for any length; None: any shape.
+    # like: An array whose namespace it must share, or None.
     if type(array) is type(like) is np.ndarray:  # as nearly always
         xp: ModuleType = np
     else:

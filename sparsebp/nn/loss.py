@@ -361,16 +361,12 @@ class ClassLoss(Loss):
 
     @abc.abstractmethod
     def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
-        """Return the losses of rows (M, C), multiplied with what each counts, and their slopes.
-
-        Without `counts` a class may be out of range: its row is NaN.
-        """
+        """Return the losses of rows (M, C), multiplied with what each counts, and their slopes."""
+        # Without `counts` a class may be out of range: its row is NaN.
 
     def _may_ignore(self, target: Array, seen: bool = False) -> bool:
-        """Whether a class may be the one to ignore; the host looks at its own arrays only, or at all if `seen`.
-
-        On a device the default, which hardly anybody has there, is taken for absent: it would cost launches.
-        """
+        """Whether a class may be the one to ignore; the host looks at its own arrays only, or at all if `seen`."""
+        # On a device the default, which hardly anybody has there, is taken for absent: it would cost launches.
         if target.dtype.kind == "f":
             return False
         if seen or backend.is_host(backend.namespace(target)):

@@ -335,15 +335,9 @@ def together(layer: Any, behind: Any) -> bool:
 
 
 def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
-    """Return the output of both and what `layer` saves; the output is what `behind` saves. None: they run apart.
-
-    Parameters
-    ----------
-    layer, behind
-        Two of which `together` holds.
-    x
-        What comes to the first one.
-    """
+    """Return the output of both and what `layer` saves; the output is what `behind` saves. None: they run apart."""
+    # layer, behind: Two of which `together` holds.
+    # x: What comes to the first one.
     if not isinstance(layer, BatchNorm2d | Linear) or not isinstance(behind, Clamped) or type(x) is not np.ndarray:
         return None
     if not (belongs(layer, "forward_between") and belongs(behind, "limits")):
@@ -352,17 +346,10 @@ def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
 
 
 def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> Gradients | None:
-    """Return the `Gradients` of `layer` for `gy` at the output of `behind`. None: they run apart.
-
-    Parameters
-    ----------
-    layer, behind
-        Two of which `together` holds.
-    gy
-        The gradient at the output of `behind`.
-    saved, y
-        What either has saved.
-    """
+    """Return the `Gradients` of `layer` for `gy` at the output of `behind`. None: they run apart."""
+    # layer, behind: Two of which `together` holds.
+    # gy: The gradient at the output of `behind`.
+    # saved, y: What either has saved.
     if not isinstance(layer, BatchNorm2d) or not isinstance(behind, Clamped):
         return None
     if type(gy) is not np.ndarray or gy.shape != y.shape or not layer.couples_samples(saved):

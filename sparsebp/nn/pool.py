@@ -33,11 +33,10 @@ class Lone(NamedTuple):
 
 
 class SampleLayer(Layer):
-    """The base of layers whose samples have `sample_axes` axes. Subclasses say what a batch (B, …) does.
+    """The base of layers whose samples have `sample_axes` axes. Subclasses say what a batch (B, …) does."""
 
-    A lone sample gets a batch axis in front, and what comes of it loses it. It has no batch for a scan: in a chain, the
-    layer runs its `input_grad`.
-    """
+    # A lone sample gets a batch axis in front, and what comes of it loses it. It has no batch for a scan: in a chain,
+    # the layer runs its `input_grad`.
 
     def forward(self, x: Array) -> tuple[Array, Any]:
         """Return the output for x (B, …) or a lone sample (…), and what the way back needs."""
@@ -101,10 +100,9 @@ def _batch_of(gy: Array) -> Array:
 
 @dataclass(frozen=True)
 class PoolSaved:
-    """What the forward of a pooling layer leaves: the input's shape and dtype, and each window's winner or weight.
+    """What the forward of a pooling layer leaves: the input's shape and dtype, and each window's winner or weight."""
 
-    `choice` is (B, C, …) places of the maxima for a max-pool, (…) weights of the windows for an average.
-    """
+    # `choice` is (B, C, …) places of the maxima for a max-pool, (…) weights of the windows for an average.
 
     shape: tuple[int, ...]
     dtype: np.dtype

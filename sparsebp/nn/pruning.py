@@ -20,22 +20,16 @@ MASK = "weight_mask"
 
 
 class Prunable(Layer):
-    """What `Linear`, convolutions and transposed ones share: a parameter ``weight`` of which a mask keeps a part.
+    """What `Linear`, convolutions and transposed ones share: a parameter ``weight`` of which a mask keeps a part."""
 
-    The mask is the buffer ``weight_mask``, bool, of the weight's shape; it is there once something has been pruned. The
-    layer computes with 0 for the other weights, whatever the array holds there; their gradients are 0, and the
-    transposed Jacobian has no entries for them. So it is in every layer that shares the array, and if several of them
-    have a mask, weights are kept where all of them say so.
-    """
+    # The mask is the buffer `weight_mask`, bool, of the weight's shape; it is there once something has been pruned. The
+    # layer computes with 0 for the other weights, whatever the array holds there; their gradients are 0, and the
+    # transposed Jacobian has no entries for them. So it is in every layer that shares the array, and if several of them
+    # have a mask, weights are kept where all of them say so.
 
     def keep_weights(self, mask: Array) -> None:
-        """Keep the weights where `mask` is true, and set the others to 0, in place.
-
-        Parameters
-        ----------
-        mask
-            Bool, of the weight's shape, NumPy or CuPy; it is copied to the weight's device.
-        """
+        """Keep the weights where `mask` is true, and set the others to 0, in place."""
+        # mask: Bool, of the weight's shape, NumPy or CuPy; it is copied to the weight's device.
         weight = self.params["weight"]
         if mask is None or (backend.namespace(mask) and mask.dtype != bool):
             raise DTypeError("The mask has the wrong dtype", expected="bool", got=getattr(mask, "dtype", None),
@@ -205,10 +199,8 @@ def _masks(layers: dict[str, Prunable], amount: float, method: PruneMethod) -> d
 
 
 def _magnitudes(layer: Prunable, in_deviations: bool) -> np.ndarray:
-    """Return the absolute weights, flat, float64 on the host; those that are pruned already are -1: they go first.
-
-    `in_deviations`: in units of the standard deviation of the layer's weights that are left.
-    """
+    """Return the absolute weights, flat, float64 on the host; those that are pruned already are -1: they go first."""
+    # `in_deviations`: in units of the standard deviation of the layer's weights that are left.
     weight = backend.to_host(layer.params["weight"]).reshape(-1).astype(np.float64)
     magnitudes = np.abs(weight)
     if not np.isfinite(magnitudes).all():

@@ -321,11 +321,9 @@ class Recurrent(Layer):
     def _scan(
         self, arriving: Array | None, saved: RecurrentSaved, last: GivenState, for_weights: bool
     ) -> tuple[dict[int, RunGradients], dict[int, SummedGradients]]:
-        """Take the gradients through all runs, from the last layer to the first.
-
-        What arrives below a layer needs ga of its runs; those of the first one may leave sums alone, `for_weights`. On
-        the host they leave the same sums, to the bit, where the input is asked for first.
-        """
+        """Take the gradients through all runs, from the last layer to the first."""
+        # What arrives below a layer needs ga of its runs; those of the first one may leave sums alone, `for_weights`.
+        # On the host they leave the same sums, to the bit, where the input is asked for first.
         found: dict[int, RunGradients] = {}
         summing = for_weights or backend.is_host(backend.namespace(saved.h_n))
         for layer in reversed(range(self.num_layers)):
@@ -616,15 +614,9 @@ class LoneGradients(Gradients):
 
 
 def takes_lone(sample_axes: int, state_axis: int) -> Callable[[L], L]:
-    """Let a recurrent layer or cell take an x of so many axes, without that of the batch; states are without it too.
-
-    Parameters
-    ----------
-    sample_axes
-        2 of a layer, (T, features), 1 of a cell.
-    state_axis
-        Where a batch is in the states: 1 of a layer, 0 of a cell.
-    """
+    """Let a recurrent layer or cell take an x of so many axes, without that of the batch; states are without it too."""
+    # sample_axes: 2 of a layer, (T, features), 1 of a cell.
+    # state_axis: Where a batch is in the states: 1 of a layer, 0 of a cell.
 
     def within(cls: L) -> L:
         forward, gradients = cls.forward, cls.gradients
@@ -688,11 +680,10 @@ def _with(value: Any, axis: int) -> Any:
 
 
 class GRUMath(CellMath):
-    """The specifics of the GRU: ga (T, B, 4H) holds the gradients at N, R, Z and M, in the order n, r, z, m.
+    """The specifics of the GRU: ga (T, B, 4H) holds the gradients at N, R, Z and M, in the order n, r, z, m."""
 
-    M = W_hn h + b_hn has a gradient of its own, so the first three quarters belong to the input weights and the last
-    three to the hidden weights, and neither product copies.
-    """
+    # M = W_hn h + b_hn has a gradient of its own, so the first three quarters belong to the input weights and the last
+    # three to the hidden weights, and neither product copies.
 
     name = kind = "gru"
     gates = 3

@@ -195,21 +195,12 @@ class CellGradients(StateGradients):
 
 
 class RecurrentCell(Layer):
-    """One step: ``h' = cell(x, h)``, with torch.nn's parameters ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``.
+    """One step, ``h' = cell(x, h)``; torch.nn's ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``."""
 
-    Parameters
-    ----------
-    cell
-        The cell's specifics (given by the subclass).
-    input_size, hidden_size, bias
-        As in torch.nn.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64.
-    rng
-        Generator or seed of the initial values.
-    """
+    # cell: The cell's specifics (given by the subclass).
+    # device: None or `"cpu"`: layers are built on the host, and moved by `to`.
+    # dtype: float32 or float64.
+    # rng: Generator or seed of the initial values.
 
     replayable = True
     gradients_class: ClassVar[type[CellGradients]] = CellGradients
@@ -278,10 +269,8 @@ class RecurrentCell(Layer):
         return xp.ascontiguousarray(grad)
 
     def hidden_jacobian_t(self, saved: Tape) -> Any:
-        """Return the transposed Jacobian of the new state with respect to the old one, per sample (BPPSA Eq. 11).
-
-        It is (H, H); of an LSTM, whose state is (h, c), (2H, 2H).
-        """
+        """Return the transposed Jacobian of the new state with respect to the old one, per sample (BPPSA Eq. 11)."""
+        # It is (H, H); of an LSTM, whose state is (h, c), (2H, 2H).
         from sparsebp.nn.bptt import hidden_jacobians_t
 
         return hidden_jacobians_t(self.cell, saved, Weights.of(self.params))[0]

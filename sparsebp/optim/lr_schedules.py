@@ -117,11 +117,9 @@ class LRScheduler(abc.ABC):
 
 
 def reads_model(thing: Any) -> bool:
-    """Whether something that is run during training may look at the model's parameters or at the optimizer.
-
-    Its class, or the object itself, says that it does not: ``reads_model = False``. A subclass says so anew, for what
-    it overrides may look.
-    """
+    """Whether something that is run during training may look at the model's parameters or at the optimizer."""
+    # Its class, or the object itself, says that it does not: `reads_model = False`. A subclass says so anew, for what
+    # it overrides may look.
     own = getattr(thing, "__dict__", {})
     return bool(own.get("reads_model", vars(type(thing)).get("reads_model", True)))
 

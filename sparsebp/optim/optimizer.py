@@ -69,10 +69,8 @@ def check_fraction(name: str, value: float) -> None:
 
 
 def check_run(kind: str, run: Mapping[str, Any], options: Iterable[str]) -> None:
-    """Raise `OptionError` unless `run` holds what torch.optim's optimizers take besides an update's `options`.
-
-    None of it changes an update; ``differentiable=True`` would, and is refused.
-    """
+    """Raise `OptionError` unless `run` holds what torch.optim's optimizers take besides an update's `options`."""
+    # None of it changes an update; `differentiable=True` would, and is refused.
     unknown = sorted(run.keys() - _RUN.keys())
     if unknown:
         raise OptionError(f"{kind} does not know an argument", expected=f"any of {', '.join(options)}",
@@ -101,11 +99,9 @@ def global_norm(grads: Mapping[str, Array]) -> float:
 
 
 def squared_norms(grads: Mapping[str, Array]) -> dict[str, float]:
-    """Return the sum of squares of each gradient, accumulated in float64; it does not depend on the others.
-
-    One pass over all gradients. The order of the additions depends on an array's size alone: with any number of threads
-    the bits are the same.
-    """
+    """Return the sum of squares of each gradient, accumulated in float64; it does not depend on the others."""
+    # One pass over all gradients. The order of the additions depends on an array's size alone: with any number of
+    # threads the bits are the same.
     check_named("The gradients", grads)
     squares = dict.fromkeys(grads, 0.0)
     for names, sums in square_sums(grads):
@@ -173,19 +169,11 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
 
 
 def clip_on_device(grads: Mapping[str, Array], max_norm: float, sums: Iterable[Array]) -> None:
-    """Scale the gradients in place as `clip_grad_norm` does, without a number that the host reads.
-
-    Nothing is scaled where the norm is not finite.
-
-    Parameters
-    ----------
-    grads
-        Gradients by name, on one device.
-    max_norm
-        The largest norm.
-    sums
-        Their sums of squares, as `square_sums` yields them.
-    """
+    """Scale the gradients in place as `clip_grad_norm` does, without a number that the host reads."""
+    # Nothing is scaled where the norm is not finite.
+    # grads: Gradients by name, on one device.
+    # max_norm: The largest norm.
+    # sums: Their sums of squares, as `square_sums` yields them.
     first, *others = (part.sum() for part in sums)
     total = sum(others, first)
     for xp, names in _kinds(grads):
@@ -326,11 +314,9 @@ class ParameterGroups:
         return tuple(map(group.__getitem__, UPDATE_OPTIONS[self.rule]))
 
     def _run(self, rows: Sequence[int], grads: list[Array], options: Array, steps: Array | None) -> None:
-        """Update the parameters of these rows, rising and of one dtype and namespace, in one call.
-
-        grads: one for each of the rows. options: one row for each of all parameters. steps: the numbers of their last
-        updates on the device, which are counted on there; None counts on the host's.
-        """
+        """Update the parameters of these rows, rising and of one dtype and namespace, in one call."""
+        # grads: one for each of the rows. options: one row for each of all parameters. steps: the numbers of their last
+        # updates on the device, which are counted on there; None counts on the host's.
         first, end = rows[0], rows[-1] + 1
         if len(rows) == end - first:  # one or all, mostly: views, no copies
             at: Any = slice(first, end)
@@ -547,10 +533,8 @@ class DeviceUpdate(Update):
 
 
 def launch(optimizer: ParameterGroups, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
-    """Update the parameters that `grads` names; `options` has a row for each of all parameters.
-
-    So has `steps`, see `ParameterGroups._run`.
-    """
+    """Update the parameters that `grads` names; `options` has a row for each of all parameters."""
+    # So has `steps`, see `ParameterGroups._run`.
     names, kinds = optimizer._names, optimizer._kinds
     whole = len(grads) == len(names)
     rows = range(len(names)) if whole else sorted(map(optimizer._rows.__getitem__, grads))
@@ -764,24 +748,12 @@ def _restored(state: Mapping[str, Any], prefix: str, group: Mapping[str, Any]) -
 
 
 class State(NamedTuple):
-    """What a step depends on.
+    """What a step depends on."""
 
-    Attributes
-    ----------
-    grad
-        The gradient in the direction of descent, weight decay included; None where the rule does not read one.
-    group
-        The options.
-    buffers
-        The parameter's own, by name.
-    updates
-        How many there have been, 1 or more.
-    """
-
-    grad: Any
-    group: Mapping[str, Any]
-    buffers: Mapping[str, Array]
-    updates: int
+    grad: Any  # The gradient in the direction of descent, weight decay included; None where the rule does not read one
+    group: Mapping[str, Any]  # The options
+    buffers: Mapping[str, Array]  # The parameter's own, by name
+    updates: int  # How many there have been, 1 or more
 
 
 def reads_gradient(rule: UpdateRule, group: Mapping[str, Any]) -> bool:
@@ -794,21 +766,13 @@ def reads_gradient(rule: UpdateRule, group: Mapping[str, Any]) -> bool:
 def displace(
     optimizer: Optimizer, group: Mapping[str, Any], name: str, s: float, out: Array, grad: Array | None
 ) -> None:
-    """Subtract s steps of the optimizer's rule from `out`, in place.
-
-    Parameters
-    ----------
-    optimizer
-        Of the parameter; before its first update nothing is subtracted.
-    group, name
-        The parameter, and its group's options.
-    s
-        How many steps.
-    out
-        Like the parameter.
-    grad
-        The gradient that the rule is to read, if it reads one; None: there has been none, nothing is subtracted then.
-    """
+    """Subtract s steps of the optimizer's rule from `out`, in place."""
+    # optimizer: Of the parameter; before its first update nothing is subtracted.
+    # group, name: The parameter, and its group's options.
+    # s: How many steps.
+    # out: Like the parameter.
+    # grad: The gradient that the rule is to read, if it reads one; None: there has been none, nothing is subtracted
+    # then.
     needs, count = reads_gradient(optimizer.rule, group), int(optimizer._steps[optimizer._rows[name]])
     if count == 0 or (needs and grad is None):
         return

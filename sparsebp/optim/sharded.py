@@ -13,24 +13,13 @@ from sparsebp.optim.optimizer import Optimizer, ParameterGroups
 
 
 class PieceOptimizer:
-    """The part of an optimizer that updates one piece of each of some parameters; all rules go element by element.
+    """The part of an optimizer that updates one piece of each of some parameters; all rules go element by element."""
 
-    The state moves here: until `restore`, `optimizer` has options and numbers of updates, and no buffers.
-
-    Parameters
-    ----------
-    optimizer
-        Its options hold here, as they are when an update begins.
-    pieces
-        Begin and end of the piece of every parameter that has one, in its elements.
-
-    Attributes
-    ----------
-    buffers
-        Of every kind, the pieces' parts by the name of the parameter, one-dimensional.
-    kinds
-        Of every kind of buffer, the parameters that have one.
-    """
+    # The state moves here: until `restore`, `optimizer` has options and numbers of updates, and no buffers.
+    # optimizer: Its options hold here, as they are when an update begins.
+    # pieces: Begin and end of the piece of every parameter that has one, in its elements.
+    # buffers: Of every kind, the pieces' parts by the name of the parameter, one-dimensional.
+    # kinds: Of every kind of buffer, the parameters that have one.
 
     def __init__(self, optimizer: Optimizer, pieces: Mapping[str, tuple[int, int]]) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -122,15 +111,9 @@ class PieceUpdate:
         return tuple(self._open)
 
     def apply(self, names: Sequence[str], grads: Mapping[str, Array]) -> None:
-        """Update the pieces of the parameters `names`, as `Update.apply` does.
-
-        Parameters
-        ----------
-        names
-            All that are updated, those without a piece as well.
-        grads
-            The gradients of the pieces, one-dimensional.
-        """
+        """Update the pieces of the parameters `names`, as `Update.apply` does."""
+        # names: All that are updated, those without a piece as well.
+        # grads: The gradients of the pieces, one-dimensional.
         if grads:
             self._update.apply(grads)
             for name in grads if masks.some() else ():

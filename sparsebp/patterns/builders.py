@@ -577,10 +577,8 @@ def _channels(c: _Convolution) -> Factor:
 def conv_entries(
     in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, mask: np.ndarray | None
 ) -> int:
-    """Return the entries that `conv_pattern` would have for these checked arguments, without building it.
-
-    Those of a transposed convolution are as many, with `sizes` the lengths of its output and the channels exchanged.
-    """
+    """Return the entries that `conv_pattern` would have for these checked arguments, without building it."""
+    # Those of a transposed convolution are as many, with `sizes` the lengths of its output and the channels exchanged.
     axes = window_factors(sizes, windows)
     if mask is not None:
         return count_masked(mask, axes)

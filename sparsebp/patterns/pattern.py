@@ -32,13 +32,9 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 class DeviceCopies:
-    """Arrays of the host and their copies on the devices that asked for them.
+    """Arrays of the host and their copies on the devices that asked for them."""
 
-    Parameters
-    ----------
-    arrays
-        Arrays that nobody writes to afterwards.
-    """
+    # arrays: Arrays that nobody writes to afterwards.
 
     def __init__(self, *arrays: np.ndarray) -> None:
         self._host = arrays
@@ -109,7 +105,7 @@ def check_allocatable(nnz: int, shape: tuple[int, int]) -> None:
 
 
 def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return both arrays as host integer arrays whose rows and columns exist; order and duplicates are not looked at."""
+    """Return both arrays as host integer arrays whose rows and columns exist; order and duplicates are not checked."""
     indptr, indices = _integers("indptr", indptr), _integers("indices", indices)
     rows, columns = shape
     if len(indptr) != rows + 1:
@@ -461,10 +457,8 @@ class SparsityPattern:
 
     @cached_property
     def _checksum(self) -> int:
-        """A hash of the content for dictionaries, which look for equality besides: many times as quick as `digest`.
-
-        The sum of all indices, and some of them as they stand.
-        """
+        """A hash of the content for dictionaries, which look for equality besides: many times as quick as `digest`."""
+        # The sum of all indices, and some of them as they stand.
         checksum = zlib.crc32(repr((self.shape, self._identity, self.nnz)).encode())
         for array in (self.indptr, self.indices):
             some = np.ascontiguousarray(array[:: 1 + len(array) // _SAMPLED])

@@ -36,33 +36,20 @@ Layout = Literal["chw", "hwc"]
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a convolution; hashable, one entry per axis everywhere.
+    """The windows of a convolution; hashable, one entry per axis everywhere."""
 
-    Parameters
-    ----------
-    kernel
-        Taps of a window.
-    stride
-        Distance between windows.
-    padding
-        Zeros (before, after) the input; a negative number leaves out elements at the end.
-    dilation
-        Distance between the taps of a window.
-    """
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
+    kernel: tuple[int, ...]  # Taps of a window
+    stride: tuple[int, ...]  # Distance between windows
+    # Zeros (before, after) the input; a negative number leaves out elements at the end.
     padding: tuple[tuple[int, int], ...]
-    dilation: tuple[int, ...]
+    dilation: tuple[int, ...]  # Distance between the taps of a window
 
     @classmethod
     def of(
         cls, ndim: int, kernel_size: Lengths, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1
     ) -> Windows:
-        """Read the options as torch.nn's convolutions take them, for `ndim` axes; padding may differ at both ends.
-
-        ``"same"`` keeps the length for stride 1; where the padding is odd, the end gets the larger part, as in PyTorch.
-        """
+        """Read the options as torch.nn's convolutions take them, for `ndim` axes; padding may differ at both ends."""
+        # `"same"` keeps the length for stride 1; where the padding is odd, the end gets the larger part, as in PyTorch.
         kernel = lengths("kernel_size", kernel_size, ndim, 1)
         strides = lengths("stride", stride, ndim, 1)
         dilations = lengths("dilation", dilation, ndim, 1)
@@ -73,11 +60,9 @@ class Windows:
         cls, ndim: int, kernel_size: Lengths, stride: Lengths = 1, padding: Padding = 0, output_padding: Lengths = 0,
         dilation: Lengths = 1,
     ) -> Windows:  # fmt: skip
-        """Read the options as torch.nn's transposed convolutions take them; the windows slide over their output.
-
-        `output_padding` elements at the end of the output are in no window unless the padding reaches over them: they
-        shorten the padding there, which may become negative.
-        """  # fmt: skip
+        """Read the options as torch.nn's transposed convolutions take them; the windows slide over their output."""
+        # `output_padding` elements at the end of the output are in no window unless the padding reaches over them: they
+        # shorten the padding there, which may become negative.
         windows = cls.of(ndim, kernel_size, stride, padding, dilation)
         extra = lengths("output_padding", output_padding, ndim, 0)
         if any(n >= max(s, d) for n, s, d in zip(extra, windows.stride, windows.dilation, strict=True)):
@@ -121,15 +106,9 @@ class Windows:
 
 @dataclass(frozen=True)
 class PoolWindows(Windows):
-    """The windows of a pooling layer; make them with `PoolWindows.of`.
+    """The windows of a pooling layer; make them with `PoolWindows.of`."""
 
-    Parameters
-    ----------
-    ceil_mode
-        Whether a last window may reach past the padded input.
-    """
-
-    ceil_mode: bool = False
+    ceil_mode: bool = False  # Whether a last window may reach past the padded input
 
     @classmethod
     def of(
@@ -345,25 +324,15 @@ def count_masked(mask: np.ndarray, axes: list[Factor]) -> int:
 
 
 def masked_entries(mask: np.ndarray, axes: list[Factor], in_channels: int, channels_last: bool) -> Factor:
-    """Return the entries of a convolution's pattern for the weights that `mask` keeps; offsets are indices of weights.
-
-    Parameters
-    ----------
-    mask
-        Bool, (out_channels, in_channels // groups, *kernel).
-    axes
-        The pattern of every axis (`window_factors`), the offset of an entry its tap's share of the index of the weight.
-    in_channels
-        Channels of the input.
-    channels_last
-        Whether rows and columns count the channels last.
-
-    Notes
-    -----
-    The kept weights are sorted as their columns are within a row. Then the entries are a selection from the table
-    (input position, weight), those where the weight's tap meets an output; read row by row they are in CSR order, so no
-    entry is sorted.
-    """
+    """Return the entries of a convolution's pattern for the weights that `mask` keeps; offsets index the weights."""
+    # mask: Bool, (out_channels, in_channels // groups, *kernel).
+    # axes: The pattern of every axis (`window_factors`), the offset of an entry its tap's share of the index of the
+    # weight.
+    # in_channels: Channels of the input.
+    # channels_last: Whether rows and columns count the channels last.
+    # The kept weights are sorted as their columns are within a row. Then the entries are a selection from the table
+    # (input position, weight), those where the weight's tap meets an output; read row by row they are in CSR order, so
+    # no entry is sorted.
     out_channels, from_group = mask.shape[:2]
     taps = prod(mask.shape[2:])
     met, n_outputs = _outputs_of(axes, taps)
@@ -458,22 +427,11 @@ def _pad(channels: int, height: int, width: int, left: int, right: int, above: i
 def border_pattern(
     channels: int, sizes: tuple[int, ...], padding: tuple[tuple[int, int], ...], mode: str
 ) -> SparsityPattern:
-    """Return the pattern of a border that repeats elements of the input: one entry a column, several in some rows.
-
-    Parameters
-    ----------
-    channels, sizes
-        Channels, and the lengths of the axes behind them.
-    padding
-        Elements (before, after) on each axis, as many as the mode has something to repeat for.
-    mode
-        ``"reflect"``, ``"replicate"`` or ``"circular"``, as `torch.nn.functional.pad` has them.
-
-    Returns
-    -------
-    SparsityPattern
-        A row for each element of the input, a column for each of the padded one.
-    """
+    """Return the pattern of a border that repeats elements of the input: one entry a column, several in some rows."""
+    # channels, sizes: Channels, and the lengths of the axes behind them.
+    # padding: Elements (before, after) on each axis, as many as the mode has something to repeat for.
+    # mode: `"reflect"`, `"replicate"` or `"circular"`, as `torch.nn.functional.pad` has them.
+    # Returns SparsityPattern: A row for each element of the input, a column for each of the padded one.
     nnz = channels * prod(n + sum(pair) for n, pair in zip(sizes, padding, strict=True))
     shape = checked_shape((channels * prod(sizes), nnz))
     check_allocatable(nnz, shape)

@@ -27,17 +27,11 @@ from sparsebp.schedule import Schedule
 
 
 class LateSteps:
-    """The steps of an executor that wait to be looked at, in their order.
+    """The steps of an executor that wait to be looked at, in their order."""
 
-    Parameters
-    ----------
-    xp
-        The namespace of the model's arrays.
-    loss
-        Its ``forward`` says what is wrong with a target.
-    watch
-        Is told of losses and of gradients that are not finite.
-    """
+    # xp: The namespace of the model's arrays.
+    # loss: Its `forward` says what is wrong with a target.
+    # watch: Is told of losses and of gradients that are not finite.
 
     def __init__(self, xp: ModuleType, loss: Any, watch: Watch) -> None:
         self._xp, self._loss, self._watch = xp, loss, watch

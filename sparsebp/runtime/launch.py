@@ -55,11 +55,9 @@ def check_same(transport: Transport, facts: Mapping[str, Any], own: Any = None) 
 
 
 def together(transport: Transport | None, prepare: Callable[[], T]) -> T:
-    """Return ``prepare()`` once no rank has refused: a collective call, after which none waits for one that has.
-
-    What `prepare` refuses by an error of sparsebp is raised on all ranks, and they can go on with something else, on
-    the same transport. It talks to other ranks by `check_same` at most; without a transport it is called, no more.
-    """
+    """Return ``prepare()`` once no rank has refused: a collective call, after which none waits for one that has."""
+    # What `prepare` refuses by an error of sparsebp is raised on all ranks, and they can go on with something else, on
+    # the same transport. It talks to other ranks by `check_same` at most; without a transport it is called, no more.
     if transport is None:
         return prepare()
     found: Any = None
@@ -145,10 +143,8 @@ def checksums(arrays: Mapping[str, Array], what: str = "the parameter") -> dict[
 
 
 def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> None:
-    """Write to every array the values that its owner, the rank that comes with it, has for it.
-
-    All ranks call it together, with arrays of the same names, in the same order, of the same shapes and dtypes.
-    """
+    """Write to every array the values that its owner, the rank that comes with it, has for it."""
+    # All ranks call it together, with arrays of the same names, in the same order, of the same shapes and dtypes.
     rank, size = transport.rank, transport.size
     under_way = []
     others: dict[str, Array] = {}
@@ -240,10 +236,8 @@ _met = False
 
 
 def meet(ending: str | None) -> list[str | None]:
-    """Wait for all ranks, each of which says why it is about to end, or None: it goes on.
-
-    MPI's own start waits for all processes, for ever: one that never comes there would leave the others behind.
-    """
+    """Wait for all ranks, each of which says why it is about to end, or None: it goes on."""
+    # MPI's own start waits for all processes, for ever: one that never comes there would leave the others behind.
     global _met  # noqa: PLW0603 (processes start once)
     _met = True
     said: list[str | None] = mpi().COMM_WORLD.allgather(ending)
@@ -323,10 +317,8 @@ class _Ending:
         atexit.register(self.leave)  # before MPI's own end, which waits for all, for ever
 
     def at_once(self, status: int) -> int:
-        """Return the status for ``os._exit``, of which neither `leave` nor MPI would hear: not 0 if others still work.
-
-        ``mpiexec`` ends those at once, and reports that status.
-        """
+        """Return the status for ``os._exit``, of which neither `leave` nor MPI hears: not 0 if others still work."""
+        # `mpiexec` ends those at once, and reports that status.
         peers = self._transport.peers
         if len(peers.ends) == peers.size:  # all have told their end
             return status
@@ -368,11 +360,9 @@ class _Ending:
 
 
 def speaks(error: BaseException) -> bool:
-    """Tell the other ranks of an error that ends this process, and return whether it is for this one to print it.
-
-    It is for the lowest rank that failed by itself; before `connect`, where all ranks fail alike, for rank 0; and of
-    course for a process that is alone.
-    """
+    """Tell the other ranks of an error that ends this process, and return whether it is for this one to print it."""
+    # It is for the lowest rank that failed by itself; before `connect`, where all ranks fail alike, for rank 0; and of
+    # course for a process that is alone.
     if _Ending.current is not None:
         return _Ending.current.failed(error)
     ranks = launched()

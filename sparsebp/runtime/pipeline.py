@@ -43,13 +43,9 @@ Shared: TypeAlias = Callable[[Step], None]
 
 
 class RankStep(Step):
-    """A step, or one micro-batch of an asynchronous one, as a rank of a pipeline has it.
+    """A step, or one micro-batch of an asynchronous one, as a rank of a pipeline has it."""
 
-    Attributes
-    ----------
-    outbox
-        What is to be sent: the output of F, or the gradient of I, of a stage and micro-batch.
-    """
+    # outbox: What is to be sent: the output of F, or the gradient of I, of a stage and micro-batch.
 
     __slots__ = ("outbox",)
 
@@ -59,17 +55,11 @@ class RankStep(Step):
 
 
 class PipelineActions(Actions):
-    """The actions of some of the stages.
+    """The actions of some of the stages."""
 
-    Parameters
-    ----------
-    stages, loss, optimizer, clip_norm, watch
-        As for `Actions`.
-    own
-        The numbers of the stages that this rank has.
-    share
-        Makes the numbers of a step known to all ranks; before the first update, where all gradients are there by then.
-    """
+    # own: The numbers of the stages that this rank has.
+    # share: Makes the numbers of a step known to all ranks; before the first update, where all gradients are there by
+    # then.
 
     def __init__(
         self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, own: Collection[int],
@@ -215,21 +205,13 @@ class _Form(NamedTuple):
 
 
 class Mail:
-    """Sends and receives the messages of a rank's steps.
+    """Sends and receives the messages of a rank's steps."""
 
-    Parameters
-    ----------
-    transport
-        Carries them.
-    xp
-        The namespace of the model's arrays.
-
-    Notes
-    -----
-    In a step with an input of a new shape, a receive begins when an array is waited for, behind all that its sender has
-    sent before, and no send is waited for before the step's end. The order of the computations alone then keeps the
-    ranks from waiting for each other for ever, and `sparsebp.schedule.schedule` has seen to that.
-    """
+    # transport: Carries them.
+    # xp: The namespace of the model's arrays.
+    # In a step with an input of a new shape, a receive begins when an array is waited for, behind all that its sender
+    # has sent before, and no send is waited for before the step's end. The order of the computations alone then keeps
+    # the ranks from waiting for each other for ever, and `sparsebp.schedule.schedule` has seen to that.
 
     def __init__(self, transport: Transport, xp: ModuleType) -> None:
         self._transport, self._xp = transport, xp
@@ -243,13 +225,8 @@ class Mail:
         self._defers = False
 
     def begin(self, inputs: Sequence[Hashable]) -> None:
-        """Begin a step.
-
-        Parameters
-        ----------
-        inputs
-            What tells the shapes of each micro-batch's input: equal where they are.
-        """
+        """Begin a step."""
+        # inputs: What tells the shapes of each micro-batch's input: equal where they are.
         self._inputs = inputs
         self._defers = not self._known.issuperset(inputs)
         self._posted.clear()
@@ -368,28 +345,16 @@ Note: TypeAlias = Callable[[Distance], None]
 
 
 class Versions:
-    """The versions of the weights of some stages, in the steps of an asynchronous schedule.
+    """The versions of the weights of some stages, in the steps of an asynchronous schedule."""
 
-    Parameters
-    ----------
-    names
-        For every stage the names of its parameters that are trained.
-    live
-        Those parameters, as the optimizer updates them.
-    stashed
-        Whether a backward reads the version that its forward read, or the newest one.
-    predictor
-        Whose weights F and I read, as its ``kinds`` say; None: those of the schedule.
-    note
-        Is told how far weights were from those that they stood for, as soon as these are there. That takes a copy of
-        what each action reads until then.
-
-    Attributes
-    ----------
-    reads
-        For every forward and backward of the last step, how often its stage had been updated in the step when what it
-        read, or what that was predicted from, was there.
-    """
+    # names: For every stage the names of its parameters that are trained.
+    # live: Those parameters, as the optimizer updates them.
+    # stashed: Whether a backward reads the version that its forward read, or the newest one.
+    # predictor: Whose weights F and I read, as its `kinds` say; None: those of the schedule.
+    # note: Is told how far weights were from those that they stood for, as soon as these are there. That takes a copy
+    # of what each action reads until then.
+    # reads: For every forward and backward of the last step, how often its stage had been updated in the step when what
+    # it read, or what that was predicted from, was there.
 
     def __init__(
         self, names: Mapping[int, Sequence[str]], live: Mapping[str, Array], *, stashed: bool,
@@ -400,11 +365,9 @@ class Versions:
         self.begin({})
 
     def ahead(self, schedule: Schedule) -> dict[Action, int]:
-        """Return how many updates ahead the weights are that each F and I stands for, read off the simulated schedule.
-
-        Until its micro-batch's round trip is over, see `Simulation.version_difference`, or as the predictor's
-        ``horizon`` says. Nothing, if nobody asks for it.
-        """
+        """Return how many updates ahead the weights are that each F and I stands for, by the simulated schedule."""
+        # Until its micro-batch's round trip is over, see `Simulation.version_difference`, or as the predictor's
+        # `horizon` says. Nothing, if nobody asks for it.
         if self._predictor is None and self._note is None:
             return {}
         found = simulate(schedule, units(schedule))
@@ -511,10 +474,8 @@ class Versions:
 
 
 def units(schedule: Schedule) -> Costs:
-    """Return costs by which the time unit of every worker is as long: a forward and a backward of all of its stages.
-
-    A worker that overlaps them has the whole unit for each; one that runs them in sequence, half of it.
-    """
+    """Return costs by which the time unit of every worker is as long: a forward and a backward of all of its stages."""
+    # A worker that overlaps them has the whole unit for each; one that runs them in sequence, half of it.
     overlaps = {lane.worker for lane in schedule.lanes if any(isinstance(cell, Overlap) for cell in lane.cells)}
     home = schedule.allocation
 
@@ -535,22 +496,13 @@ def units(schedule: Schedule) -> Costs:
 def make_whole(
     transport: Transport, stages: Stages, optimizer: Any, owners: Sequence[int], predictor: Any = None
 ) -> None:
-    """Give every rank the parameters, buffers, random generators and optimizer state of all stages.
-
-    Parameters
-    ----------
-    transport
-        All ranks call this together.
-    stages
-        Of the model.
-    optimizer
-        ``state_dict`` and ``load_state_dict`` as `sparsebp.optim.Optimizer` has them: what belongs to one parameter has
-        a name that ends with the parameter's.
-    owners
-        The rank of every stage: that whose values count.
-    predictor
-        Has state like the optimizer's, of the parameters that it has seen updates of; None is none.
-    """
+    """Give every rank the parameters, buffers, random generators and optimizer state of all stages."""
+    # transport: All ranks call this together.
+    # stages: Of the model.
+    # optimizer: `state_dict` and `load_state_dict` as `sparsebp.optim.Optimizer` has them: what belongs to one
+    # parameter has a name that ends with the parameter's.
+    # owners: The rank of every stage: that whose values count.
+    # predictor: Has state like the optimizer's, of the parameters that it has seen updates of; None is none.
     arrays: dict[str, tuple[int, Array]] = {}
     generators: dict[str, tuple[int, np.random.Generator]] = {}
     live = stages.model.parameters()

@@ -37,19 +37,13 @@ its bytes, small enough that the last one, beside which nothing is computed any 
 
 
 class Bucket:
-    """The gradients of some parameters, one after the other in one array that is kept from step to step.
+    """The gradients of some parameters, one after the other in one array that is kept from step to step."""
 
-    Attributes
-    ----------
-    names, sizes
-        The parameters, and how many elements each has.
-    flat
-        Their gradients: those of this rank, then, once they have been waited for, the sums over all ranks. Zeros at the
-        end make it as many equal parts as there are ranks.
-    views
-        The gradient of each parameter within `flat`, of the parameter's shape.
-    """
+    # names, sizes: The parameters, and how many elements each has.
+    # views: The gradient of each parameter within `flat`, of the parameter's shape.
 
+    # Their gradients: those of this rank, then, once they have been waited for, the sums over all ranks. Zeros at the
+    # end make it as many equal parts as there are ranks.
     flat: Array
 
     def __init__(self, params: Mapping[str, Array], ranks: int) -> None:
@@ -78,28 +72,15 @@ class Bucket:
 
 
 class Buckets:
-    """Sums gradients over all ranks, bucket by bucket.
+    """Sums gradients over all ranks, bucket by bucket."""
 
-    The buckets are begun in their order, whatever the order in which they are filled: it is the same on all ranks.
-
-    Parameters
-    ----------
-    params
-        The parameters.
-    parts
-        Their names, bucket by bucket, in the order in which their gradients are to be sent: see `parted`.
-    transport
-        Sums them.
-    blocking
-        Whether to wait for each sum as soon as it has begun.
-
-    Attributes
-    ----------
-    all : list of Bucket
-        In the order of their sums.
-    waited
-        Seconds that this rank has waited for sums, in all.
-    """
+    # The buckets are begun in their order, whatever the order in which they are filled: it is the same on all ranks.
+    # params: The parameters.
+    # parts: Their names, bucket by bucket, in the order in which their gradients are to be sent: see `parted`.
+    # transport: Sums them.
+    # blocking: Whether to wait for each sum as soon as it has begun.
+    # all: In the order of their sums.
+    # waited: Seconds that this rank has waited for sums, in all.
 
     kind: ClassVar[type[Bucket]] = Bucket
 
@@ -167,17 +148,11 @@ class Buckets:
 def parted(
     params: Mapping[str, Array], complete: Mapping[str, int], used: Mapping[str, int], limit: int
 ) -> list[list[str]]:
-    """Return the names of the parameters of each bucket: those that follow each other and have one dtype.
-
-    Parameters
-    ----------
-    params
-        The parameters in the order in which their gradients are to be sent.
-    complete, used
-        When each one's gradient is complete, and when it is used: of one bucket all are complete before any is used.
-    limit
-        Bytes from which on a bucket is full.
-    """
+    """Return the names of the parameters of each bucket: those that follow each other and have one dtype."""
+    # params: The parameters in the order in which their gradients are to be sent.
+    # complete, used: When each one's gradient is complete, and when it is used: of one bucket all are complete before
+    # any is used.
+    # limit: Bytes from which on a bucket is full.
     out: list[list[str]] = []
     dtype: Any = None
     size, last, first = limit, 0, 0
@@ -273,17 +248,10 @@ class Totals:
 
 
 class ReplicaActions(Actions):
-    """`Actions` of one of several replicas; micro-batches of which this rank has no samples are passed over.
+    """`Actions` of one of several replicas; micro-batches of which this rank has no samples are passed over."""
 
-    Parameters
-    ----------
-    stages, loss, optimizer, clip_norm, watch
-        As `Actions` takes them.
-    buckets
-        Where gradients are summed.
-    totals
-        The samples and the loss of all ranks.
-    """
+    # buckets: Where gradients are summed.
+    # totals: The samples and the loss of all ranks.
 
     def __init__(
         self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, *,
@@ -410,16 +378,12 @@ def _unless_empty(run: Run, m: int) -> Run:
 
 
 class DealtBucket(Bucket):
-    """A `Bucket` of which every rank has a stretch of each parameter: one after the other, in a row of its own.
+    """A `Bucket` of which every rank has a stretch of each parameter: one after the other, in a row of its own."""
 
-    So which elements a rank has depends on the parameter's size alone, not on what else is in the bucket, and with it
-    on the order of the sums: sums of squares are of the same stretches in every schedule, and have the same bits.
-
-    Attributes
-    ----------
-    slots
-        Where every parameter begins in each row, and how many elements a row has of it; the last ones may have fewer.
-    """
+    # So which elements a rank has depends on the parameter's size alone, not on what else is in the bucket, and with it
+    # on the order of the sums: sums of squares are of the same stretches in every schedule, and have the same bits.
+    # slots: Where every parameter begins in each row, and how many elements a row has of it; the last ones may have
+    # fewer.
 
     def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
         """Make the array: a row a rank, with zeros where a parameter has no elements left."""
@@ -460,17 +424,11 @@ class DealtBucket(Bucket):
 
 
 class Shard:
-    """This rank's part of a bucket.
+    """This rank's part of a bucket."""
 
-    Attributes
-    ----------
-    flat
-        As long on all ranks: first the sums of this part of the gradients, then, updated, of the parameters.
-    places
-        Where each parameter has its piece in `flat`, as slices.
-    pieces
-        Begin and end of each one's piece in the parameter's own elements.
-    """
+    # flat: As long on all ranks: first the sums of this part of the gradients, then, updated, of the parameters.
+    # places: Where each parameter has its piece in `flat`, as slices.
+    # pieces: Begin and end of each one's piece in the parameter's own elements.
 
     def __init__(self, bucket: DealtBucket, rank: int, size: int) -> None:
         self.flat: Array = backend.namespace(bucket.flat).zeros(bucket.flat.size // size, bucket.flat.dtype)
@@ -488,13 +446,9 @@ class Shard:
 
 
 class ShardedBuckets(Buckets):
-    """`Buckets` of which each rank has the sums of its own part alone.
+    """`Buckets` of which each rank has the sums of its own part alone."""
 
-    Attributes
-    ----------
-    shards
-        This rank's part of every bucket.
-    """
+    # shards: This rank's part of every bucket.
 
     kind = DealtBucket
     all: list[DealtBucket]  # type: ignore[assignment]
@@ -702,10 +656,8 @@ class ReplicaExecutor(Executor):
         return ShardedActions(self.stages, loss, self._pieces, clip_norm, watch, **rest)
 
     def gather_state(self, *, everywhere: bool = False) -> None:
-        """Make the optimizer's state whole on rank 0, or everywhere, until the next step; all ranks call this.
-
-        Call `flush` first. Where optimizer states are not sharded they are whole anyway.
-        """
+        """Make the optimizer's state whole on rank 0, or everywhere, until the next step; all ranks call this."""
+        # Call `flush` first. Where optimizer states are not sharded they are whole anyway.
         if self._pieces is not None and isinstance(self.buckets, ShardedBuckets):
             keep = everywhere or self.transport.rank == 0
             with self._failing():
@@ -747,18 +699,11 @@ class ReplicaExecutor(Executor):
         return own
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step; all ranks do, with as many micro-batches.
-
-        Parameters
-        ----------
-        batches, tag
-            As `Executor.step` takes them; any of this rank's micro-batches may be empty, though not all on all ranks.
-
-        Returns
-        -------
-        list of Step
-            As `Executor.step` returns them; of a schedule that begins with updates, the step before.
-        """
+        """Run one step; all ranks do, with as many micro-batches."""
+        # batches, tag: As `Executor.step` takes them; any of this rank's micro-batches may be empty, though not all on
+        # all ranks.
+        # Returns list of Step: As `Executor.step` returns them; of a schedule that begins with updates, the step
+        # before.
         if self._failed is not None:
             raise TransportError("A step of this rank has failed before", expected="the same steps on all ranks",
                                  got=self._failed, remedy="Make a new executor on every rank")  # fmt: skip
@@ -872,29 +817,14 @@ class TimedReplica(TimedExecutor, ReplicaExecutor):
 
 
 class ReverseFirstKExecutor:
-    """Replicas that measure their first steps, search the k of reverse first-k scheduling, and go on with that.
+    """Replicas that measure their first steps, search the k of reverse first-k scheduling, and go on with that."""
 
-    Offers what `ReplicaExecutor` does. Rank 0 decides, from the durations of its own actions and of the sums, and tells
-    the others; the results are those of any other schedule. Updates come right before the next forwards.
-
-    Parameters
-    ----------
-    model, loss, optimizer, transport, clip_norm, watch, sharded
-        As `ReplicaExecutor` takes them.
-    steps
-        How many are measured.
-
-    Attributes
-    ----------
-    k
-        How many stages' weight gradients come last, in the order of the next forwards; None until it is known.
-    costs
-        The measured ones, on all ranks those of rank 0; None until then.
-
-    Notes
-    -----
-    Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1 and Algorithm 2; `sparsebp.schedule.builders.search_k`.
-    """
+    # Offers what `ReplicaExecutor` does. Rank 0 decides, from the durations of its own actions and of the sums, and
+    # tells the others; the results are those of any other schedule. Updates come right before the next forwards.
+    # steps: How many are measured.
+    # k: How many stages' weight gradients come last, in the order of the next forwards; None until it is known.
+    # costs: The measured ones, on all ranks those of rank 0; None until then.
+    # Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1 and Algorithm 2; `sparsebp.schedule.builders.search_k`.
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, transport: Transport, *, clip_norm: float | None = None,

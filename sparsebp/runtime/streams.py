@@ -38,13 +38,9 @@ class _Aborted(Exception):
 
 
 class TwoStreams:
-    """Runs programs of two streams: the first on the calling thread, the second on one of its own.
+    """Runs programs of two streams: the first on the calling thread, the second on one of its own."""
 
-    Parameters
-    ----------
-    xp
-        The namespace of the model's arrays.
-    """
+    # xp: The namespace of the model's arrays.
 
     def __init__(self, xp: ModuleType = np) -> None:
         self._xp = xp
@@ -203,11 +199,9 @@ class TwoStreams:
         backend.wait(self._xp, step.marks[event])
 
     def _abort(self, step: Step, error: BaseException, before: Step | None = None) -> BaseException:
-        """Let the second stream end `step`; return what to raise.
-
-        The second stream may still be at work on the step before, and wait for the first one: `finish` goes on with
-        that, and `step` ends behind it.
-        """
+        """Let the second stream end `step`; return what to raise."""
+        # The second stream may still be at work on the step before, and wait for the first one: `finish` goes on with
+        # that, and `step` ends behind it.
         _release(step)
         if before is None or before.aborted or before.events[-1]:
             _await(step, -1)
@@ -231,11 +225,9 @@ def _release(step: Step) -> None:
 
 
 def _await(step: Step, event: int, current: Step | None = None) -> None:
-    """Wait until something is done, or `current` is given up, by looking again and again, ever less often.
-
-    Who has done it just says so. To wake a thread that sleeps until then takes a system call and, on a virtual machine,
-    an interrupt of another core: some 100 us at the expense of who goes on, several times a small action.
-    """
+    """Wait until something is done, or `current` is given up, by looking again and again, ever less often."""
+    # Who has done it just says so. To wake a thread that sleeps until then takes a system call and, on a virtual
+    # machine, an interrupt of another core: some 100 us at the expense of who goes on, several times a small action.
     pause = SHORTEST
     while not step.events[event] and not (current is not None and event != -1 and current.aborted):
         time.sleep(pause)

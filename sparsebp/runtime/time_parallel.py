@@ -58,10 +58,9 @@ CHAIN_WAYS = ("auto", "products", "vectors")
 
 
 class Piece(NamedTuple):
-    """What a rank says of its Jacobians: columns of the first and rows of the last (None: it has none), and seconds.
+    """What a rank says of its Jacobians: columns of the first and rows of the last (None: it has none), and seconds."""
 
-    Seconds are of going through them with vectors, of their reduction, and of the product with a vector.
-    """
+    # Seconds are of going through them with vectors, of their reduction, and of the product with a vector.
 
     columns: int | None
     rows: int | None
@@ -228,11 +227,9 @@ def _chained(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
 
 
 def chain_way_seconds(pieces: Sequence[Piece]) -> dict[str, float]:
-    """Return about how long either way takes, without what is sent.
-
-    With products the ranks between the first and the last reduce while the first runs; then their products are applied
-    one after the other, and the slowest rank runs its Jacobians.
-    """
+    """Return about how long either way takes, without what is sent."""
+    # With products the ranks between the first and the last reduce while the first runs; then their products are
+    # applied one after the other, and the slowest rank runs its Jacobians.
     reduce = max((piece.reduce for piece in pieces[1:-1]), default=0.0)
     apply = sum(piece.apply for piece in pieces[1:-1])
     rest = max((piece.run for piece in pieces[1:]), default=0.0)
@@ -247,31 +244,16 @@ STRETCH_WAYS: tuple[Way, ...] = ("auto", "maps", "vectors")
 
 @dataclass
 class StretchSaved:
-    """What `TimeParallel.forward` keeps.
+    """What `TimeParallel.forward` keeps."""
 
-    Attributes
-    ----------
-    last
-        The states (num_layers, B, n) at the end of the rank's stretch: on rank 0 the sequence's last. n is H; of an
-        LSTM 2H, h before c.
-    way
-        ``"maps"`` or ``"vectors"``: how gradients get from rank to rank.
-    reason
-        Why.
-    inner
-        The `scan.planning.recurrent.Choice` of how the rank goes back through its own steps.
-    chunks
-        Into how many chunks it cuts them to reduce them.
-    tapes
-        The runs, one a layer; of no steps where the stretch is empty.
-    """
-
+    # The states (num_layers, B, n) at the end of the rank's stretch: on rank 0 the sequence's last. n is H; of an LSTM
+    # 2H, h before c.
     last: Array
-    way: Way
-    reason: str
-    inner: Any
-    chunks: int
-    tapes: list[Tape]
+    way: Way  # `"maps"` or `"vectors"`: how gradients get from rank to rank
+    reason: str  # Why
+    inner: Any  # The `scan.planning.recurrent.Choice` of how the rank goes back through its own steps
+    chunks: int  # Into how many chunks it cuts them to reduce them
+    tapes: list[Tape]  # The runs, one a layer; of no steps where the stretch is empty
 
     @property
     def h_n(self) -> Array:
@@ -285,12 +267,10 @@ class StretchSaved:
 
 
 def stretch_way_seconds(estimates: list[Stretch], layers: int = 1) -> dict[Way, float]:
-    """Return about how long the gradients of the states take by either way, without what is sent.
-
-    By vectors a rank goes on with the next layer while the others have this one: the ranks' turns and one more a
-    further layer. By maps a layer is finished when the slowest rank has its map, or rank 0 its vector, and the slowest
-    has gone back through its steps.
-    """
+    """Return about how long the gradients of the states take by either way, without what is sent."""
+    # By vectors a rank goes on with the next layer while the others have this one: the ranks' turns and one more a
+    # further layer. By maps a layer is finished when the slowest rank has its map, or rank 0 its vector, and the
+    # slowest has gone back through its steps.
     run = max(estimate.run for estimate in estimates)
     reduce = max((estimate.reduce for estimate in estimates[1:-1]), default=0.0)
     return {

@@ -153,11 +153,10 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What is known when training starts: epochs of the whole run, steps per epoch, the first step's number.
+    """What is known when training starts: epochs of the whole run, steps per epoch, the first step's number."""
 
-    On a GPU, unless ``Trainer(graph=False)``, and with ``graph=True`` anywhere, `graph` says whether steps are captured
-    into CUDA graphs, and if not, why.
-    """
+    # On a GPU, unless `Trainer(graph=False)`, and with `graph=True` anywhere, `graph` says whether steps are captured
+    # into CUDA graphs, and if not, why.
 
     epochs: int
     steps_per_epoch: int

@@ -80,10 +80,8 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
 
 
 def json_text(name: str, value: Mapping[str, Any], *, finite: bool = False) -> str:
-    """Return `value` as JSON; arrays in it (of the states of random generators) become lists.
-
-    NaN and infinities are written as Python reads them, or refused if `finite`.
-    """
+    """Return `value` as JSON; arrays in it (of the states of random generators) become lists."""
+    # NaN and infinities are written as Python reads them, or refused if `finite`.
     try:
         return json.dumps(value, default=_listed, allow_nan=not finite)
     except (TypeError, ValueError, RecursionError) as error:
@@ -259,9 +257,7 @@ def held_if_run(folder: Path) -> Iterator[None]:
 
 
 def set_aside(folder: Path) -> None:
-    """Let the checkpoint of an earlier run, if there is one, have the name `PREVIOUS_NAME` as well.
-
-    Its own name stays until the new run's first checkpoint takes it: at any moment the folder holds a checkpoint.
-    """
+    """Let the checkpoint of an earlier run, if there is one, have the name `PREVIOUS_NAME` as well."""
+    # Its own name stays until the new run's first checkpoint takes it: at any moment the folder holds a checkpoint.
     if os.path.lexists(folder / FILE_NAME):
         keep_copy(folder / FILE_NAME, PREVIOUS_NAME)

@@ -15,16 +15,10 @@ from sparsebp.nn.sequential import taking_lengths
 
 
 def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
-    """Return a data set for `model`: `data` itself, or one of its arrays.
-
-    Parameters
-    ----------
-    data
-        A data set; or ``(x, target)`` or ``(x, target, lengths)``, arrays with the sample first, as `ArrayDataset`
-        takes them. Inputs are converted to the dtype that the model takes.
-    lengths
-        Of arrays: the valid steps of every sample.
-    """
+    """Return a data set for `model`: `data` itself, or one of its arrays."""
+    # data: A data set; or `(x, target)` or `(x, target, lengths)`, arrays with the sample first, as `ArrayDataset`
+    # takes them. Inputs are converted to the dtype that the model takes.
+    # lengths: Of arrays: the valid steps of every sample.
     if isinstance(data, tuple):
         if len(data) not in (2, 3) or (len(data) == 3 and lengths is not None):
             raise OptionError("The arrays to train on are not understood", expected="(x, target), or with lengths",
@@ -118,10 +112,8 @@ def _check_axis(dataset: Any, model: Any) -> None:
 
 
 def check_takes_lengths(model: Any) -> None:
-    """Raise `OptionError` unless ``model.forward`` takes ``lengths``, and so do the stages that a step runs.
-
-    Behind a chain of several stages no steps may be left: the loss would see those behind a sample's end.
-    """
+    """Raise `OptionError` unless ``model.forward`` takes ``lengths``, and so do the stages that a step runs."""
+    # Behind a chain of several stages no steps may be left: the loss would see those behind a sample's end.
     stages = model.stages() if hasattr(model, "stages") else [("", model)]
     if len(stages) > 1:
         if taking_lengths(stages)[1]:

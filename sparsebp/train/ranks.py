@@ -45,12 +45,9 @@ def buffers_of_rank_0(transport: Transport, model: Any) -> None:
 
 
 def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
-    """Tell callbacks of an event, on rank 0, and give all ranks what these have changed.
-
-    Of parameters, of the optimizer's options, and of random generators, from which a callback may draw.
-
-    Where a callback sees the model at the event, all ranks call this together.
-    """
+    """Tell callbacks of an event, on rank 0, and give all ranks what these have changed."""
+    # Of parameters, of the optimizer's options, and of random generators, from which a callback may draw.
+    # Where a callback sees the model at the event, all ranks call this together.
     transport = trainer.transport
     if transport is None or transport.size == 1 or event == "close" or not trainer._sees(event):
         tell()
@@ -102,7 +99,7 @@ def asynchronous(schedule: Any) -> bool:
 
 
 def staleness(schedule: str | os.PathLike[str] | Schedule, accumulate: int, transport: Transport | None) -> str | None:
-    """Return what the losses of an asynchronous schedule depend on, in words; None for schedules of one update a step."""
+    """Return what the losses of an asynchronous schedule depend on, in words; None with one update a step."""
     if isinstance(schedule, str):
         if not asynchronous(schedule):
             return None
@@ -307,10 +304,8 @@ def _check_known(schedule: Any) -> None:
 def schedule_of(
     stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule, ranks: int = 1
 ) -> Schedule:  # fmt: skip
-    """Return the schedule that the trainer's options ask for; `check_schedule` has seen them.
-
-    But for ``"ooo"`` and ``"reverse-first-k"``, which measure before they have one.
-    """
+    """Return the schedule that the trainer's options ask for; `check_schedule` has seen them."""
+    # But for `"ooo"` and `"reverse-first-k"`, which measure before they have one.
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
     if schedule == REPLICAS:
@@ -344,10 +339,8 @@ _PURE = (ArrayDataset.batch, BitstreamDataset.batch, ImageDataset.batch)
 def executor_of(
     trainer: Training, stages: Stages, watch: Watch, found: Schedule | None = None
 ) -> Executor | PipelineExecutor | ReverseFirstKExecutor:
-    """Return what runs the steps of a trainer: on one device, or on the ranks of its transport.
-
-    By the schedule that was `found` before, or that the trainer's options ask for.
-    """
+    """Return what runs the steps of a trainer: on one device, or on the ranks of its transport."""
+    # By the schedule that was `found` before, or that the trainer's options ask for.
     parts, transport = (trainer.model, trainer.loss, trainer.optimizer), trainer.transport
     clips: dict[str, Any] = {"clip_norm": trainer.clip_norm, "watch": watch}
     if transport is not None and trainer.schedule == FIRST_K:
@@ -379,10 +372,8 @@ def _check_heeded(trainer: Training, *, replicas: bool, asynchronous: bool) -> N
 
 @contextlib.contextmanager
 def telling(transport: Transport | None) -> Iterator[None]:
-    """Tell the other ranks of an error inside the ``with`` block, so that they do not wait for this one.
-
-    But not of one that all ranks raise alike: they can go on, on the same transport.
-    """
+    """Tell the other ranks of an error inside the ``with`` block, so that they do not wait for this one."""
+    # But not of one that all ranks raise alike: they can go on, on the same transport.
     try:
         yield
     except BaseException as error:
@@ -392,12 +383,11 @@ def telling(transport: Transport | None) -> Iterator[None]:
 
 
 def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset, validation: Dataset | None = None) -> None:
-    """Make sure that all ranks are about to train the same thing, and agree on what only rank 0 knows.
-
-    Of a data set of `sparsebp.data` some samples are compared, of any other its length alone: to ask it for a batch may
-    have effects, and what it gives may be drawn anew each time. Ranks of a pipeline also compare what it gives them in
-    every step, which is the same for all; replicas have samples of their own, of which no other rank can tell.
-    """
+    """Make sure that all ranks are about to train the same thing, and agree on what only rank 0 knows."""
+    # Of a data set of `sparsebp.data` some samples are compared, of any other its length alone: to ask it for a batch
+    # may have effects, and what it gives may be drawn anew each time. Ranks of a pipeline also compare what it gives
+    # them in every step, which is the same for all; replicas have samples of their own, of which no other rank can
+    # tell.
     transport: Any = trainer.transport
     own = together(transport, lambda: _facts(trainer, dataset, validation))
     seeds = transport.share(trainer.seed if trainer._seed_given else None)
@@ -439,10 +429,8 @@ def _facts(trainer: Training, dataset: Dataset, validation: Dataset | None) -> d
 
 
 def _rates_of(scheduler: Any) -> Any:
-    """Return what a learning-rate schedule says of itself; of functions of the user's own that is nothing.
-
-    Those are compared step by step, by the rates that they make.
-    """
+    """Return what a learning-rate schedule says of itself; of functions of the user's own that is nothing."""
+    # Those are compared step by step, by the rates that they make.
     if scheduler is None:
         return None
     own = vars(scheduler) if hasattr(scheduler, "__dict__") else {}

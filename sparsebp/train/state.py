@@ -86,15 +86,9 @@ def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int],
 
 
 def load_weights(model: Any, path: str | os.PathLike[str]) -> None:
-    """Load weights, buffers and pruning masks of the checkpoint `path` into `model`, and nothing else.
-
-    Parameters
-    ----------
-    model
-        A layer of the checkpoint's architecture and dtype.
-    path
-        A checkpoint of a training or of `prune_checkpoint`, or the folder of one.
-    """
+    """Load weights, buffers and pruning masks of the checkpoint `path` into `model`, and nothing else."""
+    # model: A layer of the checkpoint's architecture and dtype.
+    # path: A checkpoint of a training or of `prune_checkpoint`, or the folder of one.
     take_weights(model, load_checkpoint(path), Path(path))
 
 
