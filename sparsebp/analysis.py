@@ -86,27 +86,19 @@ def hidden_jacobians(
         raise MemoryLimitError(
             "The Jacobians of all steps would need too much memory", expected=f"at most {limit} bytes",
             got=f"{need} bytes for T = {run.steps}, B = {run.batch}, {run.size} states",
-            remedy="Pass fewer steps or samples, or raise memory_limit; lyapunov and gradient_flow need little",
+            remedy="Pass fewer steps or samples, or raise memory_limit; lyapunov and gradient_flow need little"
         )  # fmt: skip
     values, pattern = run.values(0, run.steps)
     return [TransposedJacobian(pattern, step) for step in values] if format == "csr" else _stacked(values, pattern)
 
 
 class SteppedRun:
-    """One run of a recurrent layer over a sequence, whose Jacobians are made when they are asked for.
+    """One run of a recurrent layer over a sequence, whose Jacobians are made when they are asked for."""
 
-    Parameters
-    ----------
-    model, x, h0, layer, direction
-        As for `hidden_jacobians`; `h0` may also be a `numpy.random.Generator`, which draws the states from U(-1, 1).
-
-    Attributes
-    ----------
-    steps, batch, size
-        T, B and the number n of states of a sample.
-    values_a_step
-        Entries of one sample's Jacobian.
-    """
+    # model, x, h0, layer, direction: As for `hidden_jacobians`; `h0` may also be a `numpy.random.Generator`, which
+    # draws the states from U(-1, 1).
+    # steps, batch, size: T, B and the number n of states of a sample.
+    # values_a_step: Entries of one sample's Jacobian.
 
     def __init__(self, model: Any, x: Any, h0: Any, layer: int, direction: int) -> None:
         own = own_layer(model)
@@ -131,18 +123,8 @@ class SteppedRun:
         return self._cell.state_jacobians(_part(self._tape, begin, end), self._weights)
 
     def parts(self, backwards: bool = False) -> Iterator[np.ndarray]:
-        """Yield the Jacobians (t, B, n, n) of a few steps at a time, on the host, in float64; each part in time order.
-
-        Parameters
-        ----------
-        backwards
-            From the last part to the first.
-
-        Raises
-        ------
-        NonFiniteError
-            An entry is NaN or infinite.
-        """
+        """Yield the Jacobians (t, B, n, n) of a few steps at a time, on the host, in float64, in time order."""
+        # backwards: From the last part to the first.
         length = max(1, PART // max(1, 8 * self.batch * self.size**2))
         begins = range(0, self.steps, length)
         for begin in reversed(begins) if backwards else begins:
@@ -151,20 +133,13 @@ class SteppedRun:
             if not np.isfinite(part).all():
                 raise NonFiniteError(
                     "The Jacobians are not finite", expected="finite states along the whole sequence",
-                    got=f"NaN or infinity between the steps {begin} and {begin + len(part)}",
-                    remedy="Look at the model's weights and states there",
+                    got=f"NaN or infinity between the steps {begin} and {begin + len(part)}"
                 )  # fmt: skip
             yield part
 
 
 def own_layer(model: Any) -> Layer:
-    """Return a model of ours, or ours with the weights of one of PyTorch.
-
-    Raises
-    ------
-    OptionError
-        It is something else, or a module that we have no layer for.
-    """
+    """Return a model of ours, or ours with the weights of one of PyTorch."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from sparsebp.torch.sparse import layer_of
@@ -202,10 +177,9 @@ def _recurrent_of(model: Layer, x: Array) -> tuple[Recurrent, Array]:
 
 
 def _no_recurrent(got: str) -> OptionError:
-    return OptionError(
-        "The model has no recurrent layer", expected="an RNN, GRU or LSTM, ours or PyTorch's, or a SequenceClassifier "
-        "or Sequential with one", got=got, remedy="Pass the recurrent layer and its input",
-    )  # fmt: skip
+    return OptionError("The model has no recurrent layer", expected="an RNN, GRU or LSTM, ours or PyTorch's, or a "
+                       "SequenceClassifier or Sequential with one", got=got,
+                       remedy="Pass the recurrent layer and its input")  # fmt: skip
 
 
 def _number(recurrent: Recurrent, layer: int, direction: int) -> int:
@@ -350,10 +324,8 @@ class LyapunovSpectrum:
         if whole == self.states:
             return float(self.states)
         if whole == len(self.mean):
-            raise OptionError(
-                "The dimension needs more exponents", expected="as many as sum to below zero",
-                got=f"{len(self.mean)} of {self.states}, with the sum {sums[-1]:.3g}", remedy="Pass a larger k",
-            )  # fmt: skip
+            raise OptionError("The dimension needs more exponents", expected="as many as sum to below zero",
+                              got=f"{len(self.mean)} of {self.states}, with the sum {sums[-1]:.3g}")  # fmt: skip
         return whole + float(sums[whole] / abs(self.mean[whole]))
 
 
@@ -440,16 +412,15 @@ def lyapunov_of(jacobians: Any, k: int | None = None, *, warm_up: int = 0, rng: 
     try:
         steps = iter(jacobians)
     except TypeError as error:
-        raise OptionError("There is no chain of Jacobians", got=type(jacobians).__name__,
-                          expected="an array (T, n, n) or (T, B, n, n), or an iterable of Jacobians",
-                          remedy="Pass the Jacobians of the steps in their order") from error  # fmt: skip
+        raise OptionError("There is no chain of Jacobians", got=type(jacobians).__name__, expected="an array (T, n, n) "
+                          "or (T, B, n, n), or an iterable of Jacobians") from error  # fmt: skip
     try:
         first = _matrix(0, next(steps))
     except StopIteration:
         first = np.empty(0)
     if first.ndim not in (2, 3) or first.shape[-1] != first.shape[-2] or first.size == 0:
         raise ShapeError("There is no chain of Jacobians", expected="(n, n) or (B, n, n) for every step, one or more",
-                         got=first.shape, remedy="Pass the Jacobians of the steps in their order")  # fmt: skip
+                         got=first.shape)  # fmt: skip
     batch = 1 if first.ndim == 2 else first.shape[0]
     return _spectrum(_checked(first, steps), batch, first.shape[-1], k, warm_up, check_generator("rng", rng))
 
@@ -466,10 +437,9 @@ def _matrix(number: int, given: Any) -> np.ndarray:
     except ValueError:  # lists of different lengths
         found = np.asarray(None)
     if found.dtype.kind not in "biuf":
-        raise DTypeError(
-            f"The Jacobian of step {number} has no real numbers", expected="an array of floats", remedy="Pass real "
-            "arrays; of sparse matrices J.toarray()", got=f"{type(given).__name__} of {found.dtype}",
-        )  # fmt: skip
+        raise DTypeError(f"The Jacobian of step {number} has no real numbers", expected="an array of floats",
+                         remedy="Pass real arrays; of sparse matrices J.toarray()",
+                         got=f"{type(given).__name__} of {found.dtype}")  # fmt: skip
     return found.astype(np.float64, copy=False)
 
 
@@ -478,11 +448,10 @@ def _checked(first: np.ndarray, rest: Iterator[Any]) -> Iterator[np.ndarray]:
     for number, given in enumerate(chain([first], rest)):
         step = given if number == 0 else _matrix(number, given)
         if step.shape != first.shape:
-            raise ShapeError(f"The Jacobian of step {number} has another shape", expected=first.shape, got=step.shape,
-                             remedy="Pass Jacobians of one system")  # fmt: skip
+            raise ShapeError(f"The Jacobian of step {number} has another shape", expected=first.shape, got=step.shape)
         if not np.isfinite(step).all():
             raise NonFiniteError(f"The Jacobian of step {number} is not finite", expected="finite entries",
-                                 got="NaN or infinity", remedy="Look at the system's state there")  # fmt: skip
+                                 got="NaN or infinity")  # fmt: skip
         yield step.reshape(-1, *step.shape[-2:])
 
 
@@ -499,8 +468,7 @@ def _spectrum(
         if number >= warm_up:
             growth.append(np.abs(np.diagonal(triangle, axis1=1, axis2=2)))
     if not growth:
-        raise OptionError("No step is left to count", expected="more steps than warm_up", got=f"warm_up={warm_up}",
-                          remedy="Pass a longer input, or a smaller warm_up")  # fmt: skip
+        raise OptionError("No step is left to count", expected="more steps than warm_up", got=f"warm_up={warm_up}")
     with np.errstate(divide="ignore"):  # a direction that is mapped to zero has the exponent -inf
         return LyapunovSpectrum(np.log(np.stack(growth)), size)
 

@@ -65,8 +65,7 @@ def lenet5(
     """
     size, classes = check_integer("size", size, 1), check_integer("classes", classes, 1)
     if size not in _LENET_PADDING:
-        raise OptionError("LeNet-5 does not fit the images", expected="size 28 or 32", got=size,
-                          remedy="Scale or pad the images")  # fmt: skip
+        raise OptionError("LeNet-5 does not fit the images", expected="size 28 or 32", got=size)
     options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     return nn.Sequential(
         nn.Conv2d(in_channels, 6, 5, padding=_LENET_PADDING[size], **options), nn.ReLU(), nn.MaxPool2d(2),
@@ -259,11 +258,9 @@ def densenet(
     )
     in_channels, classes = check_integer("in_channels", in_channels, 1), check_integer("classes", classes, 1)
     if depth < 1 + 2 * blocks or (depth - 1 - blocks) % blocks:
-        raise OptionError(
-            "The layers of this depth cannot be shared out over the blocks",
-            expected="depth = blocks · n + blocks + 1, n ≥ 1", got=f"depth={depth}, blocks={blocks}",
-            remedy="Pass depth=40 and blocks=3, say",
-        )  # fmt: skip
+        raise OptionError("The layers of this depth cannot be shared out over the blocks",
+                          expected="depth = blocks · n + blocks + 1, n ≥ 1", got=f"depth={depth}, blocks={blocks}",
+                          remedy="Pass depth=40 and blocks=3, say")  # fmt: skip
     options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     channels, added = _scaled(_DENSENET_FIRST, width), _scaled(growth, width)
     layers: list[nn.Layer] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False, **options)]
@@ -292,18 +289,11 @@ def _classifier(layers: list[nn.Layer], features: int, classes: int, options: di
 
 
 def _scaled(channels: int, width: float, multiple: int = 1) -> int:
-    """Return ``channels * width`` rounded to a multiple, at least one of it.
-
-    Rounding down by more than a tenth is avoided, as in the reference code of MobileNetV2.
-
-    Raises
-    ------
-    OptionError
-        `width` is not positive.
-    """
+    """Return ``channels * width`` rounded to a multiple, at least one of it."""
+    # Rounding down by more than a tenth is avoided, as in the reference code of MobileNetV2.
     width = check_number("width", width)
     if width <= 0:
-        raise OptionError("Invalid width", expected="a finite number above 0", got=width, remedy="Pass width=1")
+        raise OptionError("Invalid width", expected="a finite number above 0", got=width)
     wanted = channels * width
     rounded = max(multiple, int(wanted + multiple / 2) // multiple * multiple)
     return rounded + multiple if rounded < 0.9 * wanted else rounded

@@ -76,12 +76,10 @@ def _calibrate(quiet: bool) -> None:
 
     path = price_path()
     if path is None:
-        raise OptionError(
-            "There is no file for the prices",
-            expected=f"{VARIABLE} with the name of a file, or unset and a home folder",
-            got=f"{VARIABLE}=''" if VARIABLE in os.environ else "no home folder",
-            remedy=f"Set {VARIABLE}, or leave --calibrate out",
-        )
+        raise OptionError("There is no file for the prices",
+                          expected=f"{VARIABLE} with the name of a file, or unset and a home folder",
+                          got=f"{VARIABLE}=''" if VARIABLE in os.environ else "no home folder",
+                          remedy=f"Set {VARIABLE}, or leave --calibrate out")  # fmt: skip
     path = Path(os.path.realpath(path))  # a link stays one
     prepare_folder(path.parent)  # refused now rather than after the measurement
     try:

@@ -379,8 +379,7 @@ def plot(
     elif out.suffix in (".png", ".svg", ".pdf"):
         write_figure(gantt(simulation, memory=memory).figure, out, dpi=150, bbox_inches="tight")
     else:
-        raise OptionError("Unknown kind of picture", expected=".png, .svg, .pdf, .json or .txt", got=repr(out.suffix),
-                          remedy="Choose another ending of --out")  # fmt: skip
+        raise OptionError("Unknown kind of picture", expected=".png, .svg, .pdf, .json or .txt", got=repr(out.suffix))
 
 
 def lower_file(
@@ -418,8 +417,7 @@ def lower_file(
     elif out.suffix == ".csv":
         write_programs(programs, out)
     else:
-        raise OptionError("Unknown kind of programs", expected=".csv or .txt", got=repr(out.suffix),
-                          remedy="Choose another ending of --out")  # fmt: skip
+        raise OptionError("Unknown kind of programs", expected=".csv or .txt", got=repr(out.suffix))
 
 
 @taking("prices", costs_from)

@@ -108,23 +108,11 @@ def run_session(
     transport
         Between several ranks, all of which call this. Rank 0 prints, writes and returns the result; on the others it is
         empty.
-
-    Raises
-    ------
-    OptionError
-        Both `weights` and `resume` are given; several ranks are to compare, or to prune; or plain back-propagation
-        would be compared with itself.
-    FileFormatError
-        There is nothing to resume in `folder`.
-    OutputError
-        Another run holds `folder`, or it cannot be written.
-    Interrupted
-        Ctrl-C, with the step, and whether there is a checkpoint to go on from.
     """
     if weights is not None and resume:
         raise OptionError(
             "A run that resumes has weights already", expected="--weights or --resume", got="both",
-            remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them",
+            remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them"
         )  # fmt: skip
     leads = transport is None or transport.rank == 0
     if transport is not None:
@@ -578,8 +566,7 @@ def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
     options = {} if path is None else read_config(path)
     task = given["task"]
     if task is not None and options.get("task", task) != task:
-        raise OptionError("The file is of another task", expected=options["task"], got=task,
-                          remedy="Leave the task or --config out")  # fmt: skip
+        raise OptionError("The file is of another task", expected=options["task"], got=task)
     options |= {name: value for name, value in given.items() if value is not None}
     if "task" not in options and path is not None:
         raise OptionError("There is no task", expected="a task, or a file that names one", got="none",
@@ -655,8 +642,7 @@ def tune(
     config = config_for(**given)
     tried = tuning.combinations(config, map(str, fusion or ()), schedule or (), map(str, backward or ()), threads or ())
     if out.suffix not in (".toml", ".json"):  # before any time is spent
-        raise OptionError("The format of the file is unknown", expected=".toml or .json", got=out.suffix or "none",
-                          remedy="Give --out one of these suffixes")  # fmt: skip
+        raise OptionError("The format of the file is unknown", expected=".toml or .json", got=out.suffix or "none")
     prepare_folder(out.parent)
     with progress_bar("combination", "; nothing was written") as told:
         trials = tuning.tune(given, tried, steps=steps, rounds=rounds, progress=told)

@@ -40,23 +40,14 @@ class CallWaits(Protocol):
 
 
 class Message:
-    """A send, a receive, or any requests that only have to come to their end.
+    """A send, a receive, or any requests that only have to come to their end."""
 
-    Parameters
-    ----------
-    transport
-        Whose it is.
-    requests
-        Of MPI: sends and receives, whose arrays mpi4py keeps alive until then.
-    needs
-        Ranks that the end depends on.
-    out
-        The array to receive, whose size is compared with what came; None for other requests.
-    finish
-        What to do with what has come.
-    suspect
-        What to look for when it takes long.
-    """
+    # transport: Whose it is.
+    # requests: Of MPI: sends and receives, whose arrays mpi4py keeps alive until then.
+    # needs: Ranks that the end depends on.
+    # out: The array to receive, whose size is compared with what came; None for other requests.
+    # finish: What to do with what has come.
+    # suspect: What to look for when it takes long.
 
     def __init__(
         self, transport: CallWaits, requests: list[Any], needs: Sequence[int], *, out: Array | None = None,
@@ -115,29 +106,17 @@ class Message:
 
 
 class Call:
-    """A collective call: what all ranks say that it is, a first exchange, and perhaps a second one.
+    """A collective call: what all ranks say that it is, a first exchange, and perhaps a second one."""
 
-    Parameters
-    ----------
-    transport
-        Whose it is.
-    number
-        How many this rank had made before.
-    heading, headers
-        The request that brings what the ranks say, and where to.
-    first
-        Requests of the first exchange.
-    between
-        What to do when they have ended; returns the requests of the second exchange, or None.
-    finish
-        What the thread that waits does at the end.
-    work
-        Memory that is used meanwhile.
-    needs
-        Ranks that the end depends on.
-    same
-        Whether all ranks must give arrays of one size.
-    """
+    # transport: Whose it is.
+    # number: How many this rank had made before.
+    # heading, headers: The request that brings what the ranks say, and where to.
+    # first: Requests of the first exchange.
+    # between: What to do when they have ended; returns the requests of the second exchange, or None.
+    # finish: What the thread that waits does at the end.
+    # work: Memory that is used meanwhile.
+    # needs: Ranks that the end depends on.
+    # same: Whether all ranks must give arrays of one size.
 
     def __init__(
         self, transport: CallWaits, number: int, heading: Any, headers: np.ndarray, first: list[Any],
@@ -197,11 +176,9 @@ class Call:
         own = self.headers[self._transport.rank]
         for rank, other in enumerate(self.headers):
             if list(own[:3] if self._same else own[:1]) != list(other[:3] if self._same else other[:1]):
-                return TransportError(
-                    f"Rank {rank} makes another collective call than rank {self._transport.rank}",
-                    expected=_described(own), got=_described(other),
-                    remedy="Give all ranks the same model, batches and schedule",
-                )  # fmt: skip
+                return TransportError(f"Rank {rank} makes another collective call than rank {self._transport.rank}",
+                                      expected=_described(own), got=_described(other),
+                                      remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
         return None
 
 
@@ -222,21 +199,11 @@ SETTLE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class End:
-    """How a rank has ended.
+    """How a rank has ended."""
 
-    Attributes
-    ----------
-    error
-        What it failed with, None if it did not.
-    own
-        Whether that was its own error; else it only heard of another rank's.
-    left
-        What it ended by, if that was no error and not the end of its program: ``sys.exit(0)``, say.
-    """
-
-    error: str | None = None
-    own: bool = False
-    left: str | None = None
+    error: str | None = None  # What it failed with, None if it did not
+    own: bool = False  # Whether that was its own error; else it only heard of another rank's
+    left: str | None = None  # What it ended by, if that was no error and not the end of its program: `sys.exit(0)`, say
 
 
 @dataclass(frozen=True)
@@ -275,29 +242,20 @@ class Peers:
                     self._seen[source] = time.monotonic()
 
     def check(self, needs: Iterable[int]) -> None:
-        """Refuse to wait any longer for ranks of which one has failed, or is gone.
-
-        Raises
-        ------
-        TransportError
-            That is so.
-        """
+        """Refuse to wait any longer for ranks of which one has failed, or is gone."""
         if not self.ends:
             return
         for rank, end in self.ends.items():
             if end.error is not None and end.own:
-                raise TransportError(
-                    f"Rank {rank} has failed", expected="all ranks to go on", got=end.error,
-                    remedy="See that rank's own error",
-                )  # fmt: skip
+                raise TransportError(f"Rank {rank} has failed", expected="all ranks to go on", got=end.error,
+                                     remedy="See that rank's own error")  # fmt: skip
         for rank in needs:
             if rank in self.ends and time.monotonic() - self._seen[rank] > LEFT_SECONDS:
                 end = self.ends[rank]
-                raise TransportError(
-                    f"Rank {rank} has ended, and rank {self.rank} waits for it",
-                    expected="the same program on all ranks", got=end.error or end.left or "the end of its program",
-                    remedy="Let all ranks take the same number of steps",
-                )  # fmt: skip
+                raise TransportError(f"Rank {rank} has ended, and rank {self.rank} waits for it",
+                                     expected="the same program on all ranks",
+                                     got=end.error or end.left or "the end of its program",
+                                     remedy="Let all ranks take the same number of steps")  # fmt: skip
 
     def tell(self, end: End) -> None:
         """Tell all others how this rank ends; only the first time counts."""
@@ -327,10 +285,8 @@ class Peers:
             return [rank for rank in range(self.size) if rank not in self.waiting and rank not in self.ends]
 
     def settle(self, seconds: float | None = SETTLE_SECONDS) -> bool:
-        """Wait until all ranks have told how they end, and return whether they have.
-
-        At most for `seconds`; if that is None, for ever, or until one has failed.
-        """
+        """Wait until all ranks have told how they end, and return whether they have."""
+        # At most for `seconds`; if that is None, for ever, or until one has failed.
         began = time.monotonic()
         while True:
             self.poll()
@@ -354,28 +310,17 @@ class Peers:
 
 
 class Patience:
-    """One wait of a rank for others: it tells of it when it takes long, and gives up in the end.
+    """One wait of a rank for others: it tells of it when it takes long, and gives up in the end."""
 
-    Parameters
-    ----------
-    peers
-        What the rank knows of the others.
-    timeout
-        Seconds after which it gives up.
-    """
+    # peers: What the rank knows of the others.
+    # timeout: Seconds after which it gives up.
 
     def __init__(self, peers: Peers, timeout: float) -> None:
         self._peers, self._timeout = peers, timeout
         self._next, self._told, self._said = min(SILENT_SECONDS, timeout) / 2, False, False
 
     def look(self, waited: float) -> None:
-        """Do what is to be done after so many seconds.
-
-        Raises
-        ------
-        TransportError
-            They are too many.
-        """
+        """Do what is to be done after so many seconds."""
         if waited < self._next:
             return
         if not self._told:  # the others tell so too: who does not is the one that all wait for
@@ -385,7 +330,7 @@ class Patience:
         if waited >= self._timeout:
             raise TransportError(
                 f"{self._who()} for {waited:.0f} s", expected=f"an answer within {self._timeout:.0f} s", got="none",
-                remedy="See what that rank does, and whether its machine is there; connect(timeout=) waits longer",
+                remedy="See what that rank does, and whether its machine is there; connect(timeout=) waits longer"
             )  # fmt: skip
         self._next = min(2 * self._next, self._timeout)
         if self._peers.speaks_of_waiting():
@@ -413,11 +358,10 @@ PAUSE_SECONDS = 2e-4  # a look costs 4 microseconds, a sleep and the interpreter
 
 
 class Progress:
-    """Calls ``go_on()`` again and again as long as it returns True, in a thread; `wake` begins anew.
+    """Calls ``go_on()`` again and again as long as it returns True, in a thread; `wake` begins anew."""
 
-    It needs the interpreter's lock for a moment at each call: kernels that release it are what this runs beside.
-    An error ends the thread; whoever waits for an operation then meets it.
-    """
+    # It needs the interpreter's lock for a moment at each call: kernels that release it are what this runs beside. An
+    # error ends the thread; whoever waits for an operation then meets it.
 
     def __init__(self, go_on: Callable[[], bool]) -> None:
         self._go_on = go_on
@@ -453,10 +397,8 @@ MOST_SECONDS = 1e-3
 
 
 def until(ready: Callable[[], bool], meanwhile: Callable[[float], None]) -> float:
-    """Return, when `ready`, how many seconds that took; between two questions call ``meanwhile(seconds)``, and sleep.
-
-    The sleep grows with what has been waited, so that it adds an eighth at most.
-    """
+    """Return, when `ready`, how many seconds that took; between questions call ``meanwhile(seconds)``, and sleep."""
+    # The sleep grows with what has been waited, so that it adds an eighth at most.
     began = time.perf_counter()
     while not ready():
         waited = time.perf_counter() - began
@@ -475,19 +417,13 @@ _KEPT_BUFFERS = 16
 
 
 def mpi() -> Any:
-    """Import and return ``mpi4py.MPI``.
-
-    Raises
-    ------
-    MissingDependencyError
-        It, or an MPI library, is not installed.
-    """
+    """Import and return ``mpi4py.MPI``."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the second: no MPI library
         raise MissingDependencyError(
             "mpi4py is not installed, or finds no MPI library", got=str(error).splitlines()[0],
-            remedy="Install the extra `mpi`: pip install 'sparsebp[mpi]'",
+            remedy="Install the extra `mpi`: pip install 'sparsebp[mpi]'"
         ) from error  # fmt: skip
     return MPI
 
@@ -568,10 +504,9 @@ class MPITransport(Transport):
 
         def suspect() -> None:
             if any(self._messages.Iprobe(source=source, tag=other) for other in others):
-                raise TransportError(
-                    f"Rank {self.rank} expected other data of rank {source}", expected=f"{out.dtype} {out.shape}",
-                    got="another dtype", remedy="Give all ranks the same model, batches and schedule",
-                )  # fmt: skip
+                raise TransportError(f"Rank {self.rank} expected other data of rank {source}",
+                                     expected=f"{out.dtype} {out.shape}", got="another dtype",
+                                     remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
 
         request = self._messages.Irecv(buffer, source=source, tag=full)
         return self._begun(Message(self, [request], (source,), out=out, finish=finish, suspect=suspect))
@@ -751,11 +686,9 @@ class MPITransport(Transport):
         return self._begun(call)
 
     def _exchange(self, sent: Sequence[Array], received: Sequence[Array], part: int, call: int | None = None) -> list:
-        """Begin to send and to receive an array for each other rank, in one of the two parts of a collective call.
-
-        By messages, which MPICH copies in one piece: its own collective calls, where nobody waits for them, take one
-        look of the rank for every 16 KiB. The number of the `call`, None for the next one, keeps them apart.
-        """
+        """Begin to send and to receive an array for each other rank, in one of the two parts of a collective call."""
+        # By messages, which MPICH copies in one piece: its own collective calls, where nobody waits for them, take one
+        # look of the rank for every 16 KiB. The number of the `call`, None for the next one, keeps them apart.
         tag = (2 * (self._made if call is None else call) + part) % (self._most_tag + 1)
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         requests = [self._parts.Irecv(received[other], source=other, tag=tag) for other in reversed(others)]
@@ -794,16 +727,9 @@ class MPITransport(Transport):
 
 
 def check_timeout(timeout: float) -> float:
-    """Return the seconds that a rank waits for others.
-
-    Raises
-    ------
-    OptionError
-        They are no positive number.
-    """
+    """Return the seconds that a rank waits for others."""
     if check_number("timeout", timeout) <= 0:
-        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout,
-                          remedy="Leave it out for half an hour")  # fmt: skip
+        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout)
     return timeout
 
 

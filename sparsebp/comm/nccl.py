@@ -26,13 +26,7 @@ _TYPES = {np.dtype(np.float32): "NCCL_FLOAT32", np.dtype(np.float64): "NCCL_FLOA
 
 
 def nccl() -> ModuleType:
-    """Return CuPy's binding of NCCL.
-
-    Raises
-    ------
-    MissingDependencyError
-        CuPy was built without it, or the library is not there.
-    """
+    """Return CuPy's binding of NCCL."""
     try:
         from cupy.cuda import nccl as binding
     except ImportError as error:
@@ -45,7 +39,7 @@ def nccl() -> ModuleType:
 def _missing(got: str) -> MissingDependencyError:
     return MissingDependencyError(
         "NCCL cannot be used", expected="cupy.cuda.nccl", got=got,
-        remedy="Install the library of your CUDA version: pip install nvidia-nccl-cu13, or nvidia-nccl-cu12",
+        remedy="Install the library of your CUDA version: pip install nvidia-nccl-cu13, or nvidia-nccl-cu12"
     )  # fmt: skip
 
 
@@ -116,17 +110,14 @@ class NCCLTransport(Transport):
 
         def compare() -> None:
             if list(came) != list(expected):
-                raise TransportError(
-                    f"Rank {self.rank} expected other data of rank {source}", expected=_described(expected),
-                    got=_described(came), remedy="Receive in the order in which the other rank sends",
-                )  # fmt: skip
+                raise TransportError(f"Rank {self.rank} expected other data of rank {source}",
+                                     expected=_described(expected), got=_described(came))  # fmt: skip
 
         return _OnStream(self, [self.host.irecv(came, source, tag)], channel.stream.record(), (out,), compare)
 
     def _channel(self, sender: int, receiver: int) -> _Channel:
         if sender == receiver:
-            raise TransportError("A rank sends to itself", expected="another rank", got=sender,
-                                 remedy="Keep the array")  # fmt: skip
+            raise TransportError("A rank sends to itself", expected="another rank", got=sender)
         return self._channels[sender, receiver]
 
     # ---- all ranks ---------------------------------------------------------------------------------------------------
@@ -253,11 +244,9 @@ class NCCLTransport(Transport):
         def compare() -> None:
             for rank, other in enumerate(headers):
                 if list(other) != list(header):
-                    raise TransportError(
-                        f"Rank {rank} makes another collective call than rank {self.rank}",
-                        expected=_described_call(header), got=_described_call(other),
-                        remedy="Give all ranks the same model, batches and schedule",
-                    )  # fmt: skip
+                    raise TransportError(f"Rank {rank} makes another collective call than rank {self.rank}",
+                                         expected=_described_call(header), got=_described_call(other),
+                                         remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
 
         return _OnStream(self, [said], self._stream.record(), kept, compare)
 

@@ -65,13 +65,7 @@ class _World:
         self.waiting: dict[int, Callable[[], bool]] = {}
 
     def wait(self, rank: int, ready: Callable[[], bool], needs: Callable[[], Collection[int]]) -> None:
-        """Return to `rank` when `ready`, which other ranks see to: those that it `needs`. The caller holds `changed`.
-
-        Raises
-        ------
-        TransportError
-            A rank has failed, or has left and is needed; or all ranks wait for each other.
-        """
+        """Return to `rank` when `ready`, which the ranks that it `needs` see to. The caller holds `changed`."""
         self.waiting[rank] = ready
         try:
             while not ready():
@@ -89,19 +83,17 @@ class _World:
     def _check(self, rank: int, needs: Collection[int]) -> None:
         if self.failed is not None:
             failed, error = self.failed
-            raise TransportError(
-                f"Rank {failed} has failed", expected="all ranks to go on",
-                got=f"{type(error).__name__}: {error}".rstrip("."), remedy="See that rank's own error",
-            )  # fmt: skip
+            raise TransportError(f"Rank {failed} has failed", expected="all ranks to go on",
+                                 got=f"{type(error).__name__}: {error}".rstrip("."),
+                                 remedy="See that rank's own error")  # fmt: skip
         for other in self.left.intersection(needs):
-            raise TransportError(
-                f"Rank {other} has ended, and rank {rank} waits for it", expected="the same program on all ranks",
-                got="the end of its program", remedy="Let all ranks take the same number of steps",
-            )  # fmt: skip
+            raise TransportError(f"Rank {other} has ended, and rank {rank} waits for it",
+                                 expected="the same program on all ranks", got="the end of its program",
+                                 remedy="Let all ranks take the same number of steps")  # fmt: skip
         if len(self.waiting) + len(self.left) == self.size and not any(ready() for ready in self.waiting.values()):
             raise TransportError(
                 "All ranks wait for each other", expected="a rank that goes on", got=f"{len(self.waiting)} that wait",
-                remedy="Let every message have its receive, in an order that can come to an end",
+                remedy="Let every message have its receive, in an order that can come to an end"
             )  # fmt: skip
 
 
@@ -263,11 +255,9 @@ class InProcess(Transport):
         own = given[self.rank][0]
         for rank, (what, _) in enumerate(given):
             if what != own:
-                raise TransportError(
-                    f"Rank {rank} makes another collective call than rank {self.rank}",
-                    expected=f"{own}, the {call + 1}th call", got=what,
-                    remedy="Give all ranks the same model, batches and schedule",
-                )  # fmt: skip
+                raise TransportError(f"Rank {rank} makes another collective call than rank {self.rank}",
+                                     expected=f"{own}, the {call + 1}th call", got=what,
+                                     remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
         return [value for _, value in given]
 
     def abort(self, error: BaseException) -> None:

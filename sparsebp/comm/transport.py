@@ -152,8 +152,7 @@ class Transport(abc.ABC):
             That is so.
         """
         if self.closed:
-            raise TransportError("The transport is closed", expected="calls before close()", got="one after it",
-                                 remedy="Close it at the end, or make another one on all ranks")  # fmt: skip
+            raise TransportError("The transport is closed", expected="calls before close()", got="one after it")
 
     def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:
         """Refuse what cannot be sent or received.
@@ -186,22 +185,15 @@ class Transport(abc.ABC):
             return
         _check_array(part, not written)
         if part.dtype != array.dtype:
-            raise DTypeError("The arrays of a collective call differ", expected=array.dtype, got=part.dtype,
-                             remedy="Convert one of them")  # fmt: skip
+            raise DTypeError("The arrays of a collective call differ", expected=array.dtype, got=part.dtype)
         if part.size * parts != array.size:
             raise ShapeError("The arrays of a collective call do not go together",
                              expected=f"{parts} times as many values in one as in the other",
-                             got=f"{array.size} and {part.size}", remedy="Pad the larger one")  # fmt: skip
+                             got=f"{array.size} and {part.size}")  # fmt: skip
 
 
 def check_transport(transport: Any) -> Transport:
-    """Return an argument that is a transport.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an argument that is a transport."""
     if isinstance(transport, Transport):
         return transport
     raise OptionError("Not a transport", expected="a sparsebp.distributed Transport", got=shown(transport),
@@ -209,13 +201,7 @@ def check_transport(transport: Any) -> Transport:
 
 
 def packed(value: Any) -> bytes:
-    """Return an object as bytes that another rank makes it of again.
-
-    Raises
-    ------
-    OptionError
-        It cannot be pickled.
-    """
+    """Return an object as bytes that another rank makes it of again."""
     try:
         return pickle.dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -224,23 +210,15 @@ def packed(value: Any) -> bytes:
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Refuse an argument that is no function.
-
-    Raises
-    ------
-    OptionError
-        That is so.
-    """
+    """Refuse an argument that is no function."""
     if not callable(value):
-        raise OptionError(f"{name} is no function", expected="a function", got=shown(value),
-                          remedy="Pass the function itself")  # fmt: skip
+        raise OptionError(f"{name} is no function", expected="a function", got=shown(value))
 
 
 def _check_array(array: Array, written: bool) -> None:
     backend.check_array("The array", array, written=written)
     if array.dtype not in DTYPES:
-        raise DTypeError("The array cannot be carried", expected=" or ".join(map(str, DTYPES)), got=array.dtype,
-                         remedy="Convert it")  # fmt: skip
+        raise DTypeError("The array cannot be carried", expected=" or ".join(map(str, DTYPES)), got=array.dtype)
 
 
 # Sums over ranks: who sums which part, and in which order.

@@ -81,12 +81,9 @@ def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
     cupy = sys.modules.get("cupy")  # an array of CuPy's can only exist once CuPy has been imported
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
-    raise DeviceError(
-        f"{name} is not an array",
-        expected="a NumPy or CuPy array",
-        got=f"{type(array).__module__}.{type(array).__qualname__}",
-        remedy="Convert it with numpy.asarray(...), or cupy.from_dlpack(...) for another framework's device tensor",
-    )
+    raise DeviceError(f"{name} is not an array", expected="a NumPy or CuPy array",
+                      got=f"{type(array).__module__}.{type(array).__qualname__}", remedy="Convert it with "
+                      "numpy.asarray(...), or cupy.from_dlpack(...) for another framework's device tensor")  # fmt: skip
 
 
 def _check_plain(array: Array, name: str) -> None:
@@ -144,7 +141,7 @@ def device_namespace(device: str) -> ModuleType:
         return np
     if isinstance(device, str) and device == "cuda":
         return cupy()
-    raise DeviceError("Unknown device", expected="'cpu' or 'cuda'", got=repr(device), remedy="Pass one of the two")
+    raise DeviceError("Unknown device", expected="'cpu' or 'cuda'", got=repr(device))
 
 
 def check_module(xp: ModuleType) -> ModuleType:
@@ -156,8 +153,7 @@ def check_module(xp: ModuleType) -> ModuleType:
         It is something else.
     """
     if xp is not np and (xp is None or xp is not sys.modules.get("cupy")):
-        raise DeviceError("xp is no module of arrays", expected="numpy or cupy", got=repr(xp)[:80],
-                          remedy="Pass xp=numpy")  # fmt: skip
+        raise DeviceError("xp is no module of arrays", expected="numpy or cupy", got=repr(xp)[:80])
     return xp
 
 
@@ -321,9 +317,7 @@ def float_dtype(dtype: Any) -> np.dtype:
     except TypeError:  # no dtype at all
         resolved = repr(dtype)
     if resolved not in FLOAT_DTYPES:
-        raise DTypeError(
-            "Unsupported dtype", expected="float32 or float64", got=resolved, remedy="Convert with .astype(...)"
-        )
+        raise DTypeError("Unsupported dtype", expected="float32 or float64", got=resolved)
     return resolved
 
 
@@ -352,31 +346,18 @@ def check_array(
     if type(array) is not np.ndarray:
         _namespace_of(array, name)
     if dtype is not None and array.dtype != dtype:
-        raise DTypeError(
-            f"{name} has the wrong dtype",
-            expected=np.dtype(dtype),
-            got=array.dtype,
-            remedy=f"Convert it with {name}.astype({np.dtype(dtype).name!r}); nothing is converted silently",
-        )
+        raise DTypeError(f"{name} has the wrong dtype", expected=np.dtype(dtype), got=array.dtype, remedy="Convert it "
+                         f"with {name}.astype({np.dtype(dtype).name!r}); nothing is converted silently")  # fmt: skip
     if shape is not None and array.shape != shape and not _fits(array.shape, shape):
         wanted = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
-        raise ShapeError(
-            f"{name} has the wrong shape", expected=wanted, got=array.shape, remedy="Pass an array of that shape"
-        )
+        raise ShapeError(f"{name} has the wrong shape", expected=wanted, got=array.shape)
     if contiguous and not array.flags.c_contiguous:
-        raise LayoutError(
-            f"{name} is not C-contiguous",
-            expected="a C-contiguous array",
-            got=f"strides {array.strides} for shape {array.shape}",
-            remedy=f"Pass numpy.ascontiguousarray({name})",
-        )
+        raise LayoutError(f"{name} is not C-contiguous", expected="a C-contiguous array",
+                          got=f"strides {array.strides} for shape {array.shape}",
+                          remedy=f"Pass numpy.ascontiguousarray({name})")  # fmt: skip
     if written and not getattr(array.flags, "writeable", True):  # CuPy's arrays always are
-        raise LayoutError(
-            f"{name} is read-only, and it is written",
-            expected="a writeable array",
-            got="flags.writeable = False",
-            remedy="Pass a copy, or a fresh array",
-        )
+        raise LayoutError(f"{name} is read-only, and it is written", expected="a writeable array",
+                          got="flags.writeable = False", remedy="Pass a copy, or a fresh array")  # fmt: skip
 
 
 # Matrix products on a GPU, by cuBLAS's own entry points.
@@ -464,7 +445,7 @@ class Cublas:
         xp = self._xp
         if a.dtype != b.dtype or a.dtype not in _TYPES:
             raise DTypeError("These arrays have no product", expected="float32 twice, or float64 twice",
-                             got=f"{a.dtype} @ {b.dtype}", remedy="Convert them with .astype(...)")  # fmt: skip
+                             got=f"{a.dtype} @ {b.dtype}")  # fmt: skip
         if a.ndim == 1 or b.ndim == 1:
             left, right = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
             shape = (*(() if a.ndim == 1 else a.shape[:-1]), *(() if b.ndim == 1 else b.shape[-1:]))
@@ -473,7 +454,7 @@ class Cublas:
             return self.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
         if a.ndim > 3 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
             raise ShapeError("These arrays have no product", expected="(…, m, k) @ (k, n), or (b, m, k) @ (b, k, n)",
-                             got=f"{a.shape} @ {b.shape}", remedy="Bring the batch to one axis")  # fmt: skip
+                             got=f"{a.shape} @ {b.shape}")  # fmt: skip
         out = xp.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
         if out.size == 0 or a.shape[-1] == 0:
             out.fill(0)
@@ -525,8 +506,7 @@ class Cublas:
     def _call(self, name: str, *args: Any, handle: bool = True) -> None:
         status = getattr(self._library, name)(*((self._handle,) if handle else ()), *args)
         if status != 0:
-            raise DeviceError(f"{name} failed", expected="status 0", got=status,
-                              remedy="Look the status up in cuBLAS's documentation")  # fmt: skip
+            raise DeviceError(f"{name} failed", expected="status 0", got=status)
 
 
 _own = threading.local()
@@ -607,10 +587,9 @@ class HostPool:
             if memory is None:
                 memory = np.empty(size + ALIGNMENT, np.uint8)
         except (MemoryError, ValueError, OverflowError) as error:  # the latter: more than NumPy counts
-            raise MemoryLimitError(
-                f"An array of shape {tuple(shape)} does not fit in memory", expected="memory for its elements",
-                got=f"{size} bytes of {dtype}", remedy="Use smaller batches, a smaller input or less padding",
-            ) from error  # fmt: skip
+            raise MemoryLimitError(f"An array of shape {tuple(shape)} does not fit in memory",
+                                   expected="memory for its elements",
+                                   got=f"{size} bytes of {dtype}") from error  # fmt: skip
         return np.asarray(_Block(self, memory, tuple(shape), dtype))
 
     def release(self) -> int:

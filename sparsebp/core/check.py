@@ -19,13 +19,7 @@ T = TypeVar("T")
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return an option that is an integer, Python's or NumPy's, from `least` to `most`. A truth value is none.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an option that is an integer, Python's or NumPy's, from `least` to `most`. A truth value is none."""
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
@@ -35,34 +29,21 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
     raise OptionError(
         f"{name} is not an integer" if number is None else f"{name} is too {'small' if number < least else 'large'}",
         expected=f"an integer, {least} or more" if most is None else f"an integer from {least} to {most}",
-        got=shown(value), remedy=f"Pass another {name.removeprefix('The ')}",
-    )  # fmt: skip
+        got=shown(value),
+    )
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return an option that is True or False; what Python would take for one of them is refused.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an option that is True or False; what Python would take for one of them is refused."""
     if not isinstance(value, (bool, np.bool_)):
-        raise OptionError(f"{name} is no truth value", expected="True or False", got=shown(value),
-                          remedy="Pass one of the two")  # fmt: skip
+        raise OptionError(f"{name} is no truth value", expected="True or False", got=shown(value))
     return bool(value)
 
 
 def check_number(
     name: str, value: Any, least: float = -math.inf, most: float = math.inf, *, finite: bool = True
 ) -> float:
-    """Return an option that is a real number from `least` to `most`, finite unless `finite` is false, and never NaN.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an option that is a real number from `least` to `most`, finite unless `finite` is false, and never NaN."""
     real = isinstance(value, Real) and not isinstance(value, bool)
     try:
         number = float(value) if real else math.nan
@@ -72,78 +53,44 @@ def check_number(
         return number
     below = "below " if float(f"{most:g}") > most else ""  # the float before a round number
     bounds = f" from {least:g} to {below}{most:g}" if math.isfinite(most) else f", {least:g} or more"
-    raise OptionError(
-        f"{name} is out of range" if real else f"{name} is not a number",
-        expected=("a finite number" if finite else "a number") + (bounds if math.isfinite(least) else ""),
-        got=shown(value), remedy=f"Pass another {name.removeprefix('The ')}",
-    )  # fmt: skip
+    raise OptionError(f"{name} is out of range" if real else f"{name} is not a number",
+                      expected=("a finite number" if finite else "a number") + (bounds if math.isfinite(least) else ""),
+                      got=shown(value))  # fmt: skip
 
 
 def check_choice(name: str, value: T, choices: Collection[T]) -> T:
-    """Return an option that is one of some texts.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an option that is one of some texts."""
     if not isinstance(value, str) or value not in choices:
-        raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)), got=shown(value),
-                          remedy="Pass one of them")  # fmt: skip
+        raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)), got=shown(value))
     return value
 
 
 def check_default(name: str, value: Any, default: Any) -> None:
-    """Refuse an option that is there for the names and places of PyTorch's arguments, unless it has its default.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Refuse an option that is there for the names and places of PyTorch's arguments, unless it has its default."""
     if not (value is default or (type(value) is type(default) and value == default)):
         raise OptionError(f"{name} is not supported", expected=f"{name}={default!r}", got=shown(value),
                           remedy="Leave it out; see 'Beside torch.nn' in the reference")  # fmt: skip
 
 
 def check_sequence(name: str, value: Any, of: str) -> list[Any]:
-    """Return the entries of a sequence, `of` whatever; a text, or what cannot be gone through, is refused.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return the entries of a sequence, `of` whatever; a text, or what cannot be gone through, is refused."""
     try:
         if not isinstance(value, (str, bytes)):
             return list(value)
     except TypeError:
         pass
-    raise OptionError(f"{name} is no sequence", expected=f"a sequence of {of}", got=shown(value),
-                      remedy=f"Pass a list of {of}")  # fmt: skip
+    raise OptionError(f"{name} is no sequence", expected=f"a sequence of {of}", got=shown(value))
 
 
 def check_generator(name: str, rng: Any) -> np.random.Generator:
-    """Return a generator, or the new one of a seed; of None, one of fresh entropy.
-
-    Raises
-    ------
-    OptionError
-        It is no seed.
-    """
+    """Return a generator, or the new one of a seed; of None, one of fresh entropy."""
     if rng is None or isinstance(rng, np.random.Generator):
         return np.random.default_rng(rng)
     return np.random.default_rng(check_integer(name, rng, 0))
 
 
 def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any]:
-    """Return what ``layer.forward(x)`` returns, after making sure that it is an array and what the way back needs.
-
-    Raises
-    ------
-    OptionError
-        It is something else: a layer of one's own may have forgotten one of the two. Or the layer is inside itself.
-    """
+    """Return what ``layer.forward(x)`` returns, after making sure that it is an array and what the way back needs."""
     try:
         found = layer.forward(x, *more, **options)
     except RecursionError:
@@ -151,10 +98,9 @@ def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any
             list(layer.modules())  # says so if the layer is inside itself
         raise
     if not isinstance(found, tuple) or len(found) != 2 or not hasattr(found[0], "dtype"):
-        raise OptionError(
-            f"{type(layer).__name__}.forward does not return what it should", expected="(output, saved): an array, and "
-            "what the way back needs, or None", got=_described(found), remedy="Write: return y, saved",
-        )  # fmt: skip
+        raise OptionError(f"{type(layer).__name__}.forward does not return what it should",
+                          expected="(output, saved): an array, and what the way back needs, or None",
+                          got=_described(found), remedy="Write: return y, saved")  # fmt: skip
     y, saved = found
     return y, saved
 

@@ -24,26 +24,12 @@ from sparsebp.core.errors import DeviceError
 
 
 class GraphRecorder:
-    """Streams whose work can be captured, the graph of it, and all memory that the graph uses.
+    """Streams whose work can be captured, the graph of it, and all memory that the graph uses."""
 
-    Parameters
-    ----------
-    xp
-        CuPy.
-    count
-        Number of streams, the first one of the highest priority. What runs on a further one begins with a wait for an
-        event of the first (a fork), and the first waits for its end (a join).
-
-    Attributes
-    ----------
-    streams
-        The streams, contexts in which work is given to them.
-
-    Raises
-    ------
-    DeviceError
-        cuBLAS cannot be loaded, or refuses.
-    """
+    # xp: CuPy.
+    # count: Number of streams, the first one of the highest priority. What runs on a further one begins with a wait for
+    # an event of the first (a fork), and the first waits for its end (a join).
+    # streams: The streams, contexts in which work is given to them.
 
     def __init__(self, xp: ModuleType, count: int) -> None:
         self._xp = xp
@@ -74,15 +60,7 @@ class GraphRecorder:
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """Capture work in place of running it.
-
-        Raises
-        ------
-        DeviceError
-            The work sends something from the host.
-        RuntimeError
-            It does something else that cannot be captured: CuPy's and the CUDA runtime's error. Nothing has run.
-        """
+        """Capture work in place of running it."""
         first = self.streams[0]
         gc.collect()  # old graphs go now: not during the capture, where nobody may wait for the device
         self._xp.cuda.Device().synchronize()  # synchronize!

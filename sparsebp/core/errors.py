@@ -1,4 +1,4 @@
-"""Exceptions: every one says what was expected, what came, and what to do about it.
+"""Exceptions: every one says what was expected and what came, and where it helps what to do about it.
 
 Each class also derives from the built-in exception that NumPy or the standard library would raise in its place,
 so ``except ValueError`` keeps working.
@@ -35,7 +35,7 @@ class SparseBPError(Exception):
             parts.append(f"Expected {expected}.")
         if got is not None:
             parts.append(f"Got {got}.")
-        if remedy is not None:
+        if remedy:
             parts.append(remedy.rstrip(".") + ".")
         super().__init__(" ".join(parts))
 

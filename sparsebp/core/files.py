@@ -37,13 +37,7 @@ _held: set[tuple[int, int, int]] = set()
 
 
 def prepare_folder(folder: str | os.PathLike[str]) -> Path:
-    """Create `folder` if need be, and make sure that a file can be written there.
-
-    Raises
-    ------
-    OutputError
-        It cannot.
-    """
+    """Create `folder` if need be, and make sure that a file can be written there."""
     folder = check_path("folder", folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,17 +66,9 @@ def cache_folder() -> Path | None:
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path` by way of a temporary file of its own beside it.
-
-    Whoever reads `path` finds the old content or the new one, whole, even after a power cut, and so does whoever writes
-    it at the same time. Whatever fails, no temporary file stays (unless the process is killed).
-
-    Raises
-    ------
-    OutputError
-        The folder does not exist or cannot be written, the disk is full, or something else than a regular file is at
-        `path`: a link is not followed, and not replaced. What was there is untouched.
-    """
+    """Write `content` to `path` by way of a temporary file of its own beside it."""
+    # Whoever reads `path` finds the old content or the new one, whole, even after a power cut, and so does whoever
+    # writes it at the same time. Whatever fails, no temporary file stays (unless the process is killed).
     path = check_path("path", path)
     try:
         check_regular(path)
@@ -103,34 +89,21 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def write_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> Path:
-    """Write a Matplotlib figure in the format that the suffix of `path` names, and return the path.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written, or Matplotlib knows no such format.
-    """
+    """Write a Matplotlib figure in the format that the suffix of `path` names, and return the path."""
     path = check_path("path", path)
     picture = io.BytesIO()
     try:
         figure.savefig(picture, format=path.suffix[1:], **options)
     except ValueError as error:
-        raise OutputError(f"{path} cannot be written", expected="a suffix such as .png, .svg or .pdf", got=error,
-                          remedy="Choose one of these suffixes") from error  # fmt: skip
+        raise OutputError(f"{path} cannot be written", expected="a suffix such as .png, .svg or .pdf",
+                          got=error) from error  # fmt: skip
     write_atomically(path, picture.getvalue())
     return path
 
 
 def keep_copy(path: Path, name: str) -> None:
-    """Let the file `path` have a second name in its folder, in place of what has it; `path` itself stays.
-
-    Nothing is copied: when `path` is replaced, the old content keeps the second name.
-
-    Raises
-    ------
-    OutputError
-        The folder cannot be written, or something else than a regular file has one of the names: nothing is changed.
-    """
+    """Let the file `path` have a second name in its folder, in place of what has it; `path` itself stays."""
+    # Nothing is copied: when `path` is replaced, the old content keeps the second name.
     try:
         check_regular(path)
         check_regular(path.with_name(name))
@@ -160,19 +133,14 @@ def remove_temporaries(path: Path) -> None:
 
 def output_error(path: Path, error: OSError | ValueError) -> OutputError:
     """Return the error that says why `path` cannot be written."""
-    return OutputError(
-        f"{_shown(path)} cannot be written",
-        expected="a regular file, or a new one, in a folder with write permission and free space",
-        got=reason(error),
-        remedy="Choose another path",
-    )
+    return OutputError(f"{_shown(path)} cannot be written",
+                       expected="a regular file, or a new one, in a folder with write permission and free space",
+                       got=reason(error))  # fmt: skip
 
 
 def _new_file(path: Path) -> tuple[int, str]:
-    """Create a temporary file for `path`, with the usual mode, and return its descriptor, open for writing, and name.
-
-    Nobody else has the name, and a link that is put there is not followed.
-    """
+    """Create a temporary file for `path`, with the usual mode, and return its descriptor, open to write, and name."""
+    # Nobody else has the name, and a link that is put there is not followed.
     name = _TEMPORARY.format(token=secrets.token_hex(8), name=path.name[:40])  # at most 255 bytes
     temporary = os.path.join(path.parent, name)
     return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
@@ -207,17 +175,10 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, so that no other run writes there meanwhile.
-
-    The lock is that of an open file (``flock``): it ends with the process, however that ends, so the file
-    ``.sparsebp-lock``, which stays, means nothing by itself. A thread may hold a folder more than once. On a file
-    system without such locks nobody is kept out.
-
-    Raises
-    ------
-    OutputError
-        Another process or thread holds it, or the lock file cannot be made.
-    """
+    """Hold the lock of a folder, so that no other run writes there meanwhile."""
+    # The lock is that of an open file (`flock`): it ends with the process, however that ends, so the file
+    # `.sparsebp-lock`, which stays, means nothing by itself. A thread may hold a folder more than once. On a file
+    # system without such locks nobody is kept out.
     path = folder / LOCK_NAME
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -241,11 +202,9 @@ def _lock(file: io.FileIO, folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise OutputError(
-            f"{folder} is in use by another run", expected="a folder that no other run writes to",
-            got=f"a lock of process {file.read(20).decode('ascii', 'replace').strip() or 'unknown'}",
-            remedy="Wait until it has ended, or choose another folder",
-        ) from error  # fmt: skip
+        raise OutputError(f"{folder} is in use by another run", expected="a folder that no other run writes to",
+                          got=f"a lock of process {file.read(20).decode('ascii', 'replace').strip() or 'unknown'}",
+                          remedy="Wait until it has ended, or choose another folder") from error  # fmt: skip
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise output_error(folder / LOCK_NAME, error) from error
@@ -260,13 +219,7 @@ def _lock(file: io.FileIO, folder: Path) -> None:
 def read_file(
     path: str | os.PathLike[str], problem: str, *, expected: str, remedy: str, regular: bool = False
 ) -> bytes:
-    """Return the content of a file; if `regular`, of no FIFO or device, which might be waited for without end.
-
-    Raises
-    ------
-    FileFormatError
-        It cannot be read: `problem`, and why.
-    """
+    """Return the content of a file; if `regular`, of no FIFO or device, which might be waited for without end."""
     path = check_path("path", path)
     try:
         if regular:
@@ -292,13 +245,7 @@ def _finite(value: Any) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a JSON text holds.
-
-    Raises
-    ------
-    ValueError
-        It is none, nested too deeply, or an object in it has a key twice.
-    """
+    """Return what a JSON text holds."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except RecursionError as error:
@@ -315,39 +262,25 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Return an argument that is a path.
-
-    Raises
-    ------
-    OptionError
-        It is something else, or an empty text, which `pathlib` would take for the current folder.
-    """
+    """Return an argument that is a path."""
     if isinstance(value, str) and value == "":
         raise OptionError(f"{name} is empty", expected="the name of a file or folder", got="''",
                           remedy="Pass '.' for the current folder")  # fmt: skip
     try:
         return Path(value)
     except TypeError as error:
-        raise OptionError(f"{name} is no path", expected="a text, or a pathlib.Path", got=type(value).__name__,
-                          remedy="Pass the name of a file or folder") from error  # fmt: skip
+        raise OptionError(f"{name} is no path", expected="a text, or a pathlib.Path",
+                          got=type(value).__name__) from error  # fmt: skip
 
 
 def kept_path(name: str, value: Any) -> Path:
-    """Return an argument that is a path as an absolute one: it is used later, and the current folder may be another.
-
-    Raises
-    ------
-    OptionError
-        It is no path; see `check_path`.
-    FileFormatError
-        It is relative, and the current folder has been removed.
-    """
+    """Return an argument that is a path as an absolute one: it is used later, and the current folder may be another."""
     path = check_path(name, value)
     try:
         return path.absolute()  # links and .. are left to the system
     except OSError as error:
         raise FileFormatError(f"{name} is relative to a folder that is gone", expected="an absolute path",
-                              got=_shown(path), remedy="Change to a folder that is there") from error  # fmt: skip
+                              got=_shown(path)) from error  # fmt: skip
 
 
 def reason(error: OSError | ValueError) -> str:

@@ -27,14 +27,9 @@ _forget = _known.pop
 
 
 def forkable_lock(drop: Callable[[], None] | None = None) -> Any:
-    """Return a new `threading.RLock`, which is free in a child unless the thread that forked held it.
-
-    Parameters
-    ----------
-    drop
-        A function or method without arguments. The child calls it if another thread held the lock when the process
-        forked: it drops what the lock guards. A method keeps its object alive no longer.
-    """
+    """Return a new `threading.RLock`, which is free in a child unless the thread that forked held it."""
+    # drop: A function or method without arguments. The child calls it if another thread held the lock when the process
+    # forked: it drops what the lock guards. A method keeps its object alive no longer.
     lock = threading.RLock()
     if drop is None:  # nearly all, some a step
         _known[weakref.ref(lock, _forget)] = None

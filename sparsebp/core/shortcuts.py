@@ -54,31 +54,18 @@ class _Written:
 
 
 def record(kind: type, *, is_base: bool = False) -> None:
-    """Note the methods of a class as it was written; what is assigned to it later has replaced them.
-
-    Parameters
-    ----------
-    kind
-        A class; its own decorator may call this again.
-    is_base
-        Whether its shortcuts are defaults that are right for any layer.
-    """
+    """Note the methods of a class as it was written; what is assigned to it later has replaced them."""
+    # kind: A class; its own decorator may call this again.
+    # is_base: Whether its shortcuts are defaults that are right for any layer.
     names = {*METHODS, *_INNER, *STANDS_FOR}
     kind._written = _Written({name: getattr(kind, name, None) for name in names}, is_base)  # type: ignore[attr-defined]
 
 
 def belongs(layer: Any, shortcut: str, methods: Sequence[str] | None = None) -> bool:
-    """Whether a layer has a method `shortcut` that was written for the methods that it has.
-
-    Parameters
-    ----------
-    layer
-        Any object.
-    shortcut
-        A name in `STANDS_FOR`.
-    methods
-        Those in whose place it is called here; None: as `STANDS_FOR` says.
-    """
+    """Whether a layer has a method `shortcut` that was written for the methods that it has."""
+    # layer: Any object.
+    # shortcut: A name in `STANDS_FOR`.
+    # methods: Those in whose place it is called here; None: as `STANDS_FOR` says.
     kind = type(layer)
     try:  # asked several times a layer and step
         names, methods_of, seen, answer = kind.__dict__["_written"].answers[shortcut, methods]

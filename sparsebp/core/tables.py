@@ -12,25 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes
-    ----------
-    heading, key
-        What stands above it, and the key of its values in a row.
-    show
-        How a value is written.
-    number
-        Whether it is a number, which stands to the right.
-    on_terminal
-        Whether the table that a run prints has it.
-    """
-
+    # heading, key: What stands above it, and the key of its values in a row.
     heading: str
     key: str
-    show: Callable[[Any], str] = str
-    number: bool = True
-    on_terminal: bool = True
+    show: Callable[[Any], str] = str  # How a value is written
+    number: bool = True  # Whether it is a number, which stands to the right
+    on_terminal: bool = True  # Whether the table that a run prints has it
 
     def cell(self, row: Mapping[str, Any]) -> str:
         """Return the text of this column's cell; a dash where the row has no value."""
@@ -94,11 +83,9 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]])
 
 
 def text_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], width: int | None = None) -> str:
-    """Return the same table for a terminal of `width` letters; None is as wide as it takes.
-
-    Where it does not fit, its headings stand on several lines; where that is not enough either, it comes in parts, one
-    below the other, each with the first column.
-    """
+    """Return the same table for a terminal of `width` letters; None is as wide as it takes."""
+    # Where it does not fit, its headings stand on several lines; where that is not enough either, it comes in parts,
+    # one below the other, each with the first column.
     rows = list(rows)
     cells = [[column.cell(row) for row in rows] for column in columns]
     heads, gap = [[column.heading] for column in columns], "  "

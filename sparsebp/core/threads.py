@@ -51,11 +51,10 @@ _count: int | None = None
 
 
 class _Block:
-    """Stands for a ``with`` block that a thread is inside, in sets that hold it weakly.
+    """Stands for a ``with`` block that a thread is inside, in sets that hold it weakly."""
 
-    An interrupt (Ctrl-C) may come before any line, also the first one of an ``__exit__``. A block that nobody holds any
-    more has ended, whatever lines were left out.
-    """
+    # An interrupt (Ctrl-C) may come before any line, also the first one of an `__exit__`. A block that nobody holds any
+    # more has ended, whatever lines were left out.
 
     __slots__ = ("__weakref__", "thread")
 
@@ -65,39 +64,24 @@ class _Block:
 
 
 class _Library(NamedTuple):
-    """A loaded BLAS library: its file, whose numbers of threads it has, and the two functions that a block calls.
-
-    Attributes
-    ----------
-    by_thread
-        Whether each thread has its own number of threads.
-    """
+    """A loaded BLAS library: its file, whose numbers of threads it has, and the two functions that a block calls."""
 
     filepath: str
-    by_thread: bool
+    by_thread: bool  # Whether each thread has its own number of threads
     get_num_threads: Callable[[], int]
     set_num_threads: Callable[[int], Any]
 
 
 class _Numbers:
-    """The numbers of threads of some BLAS libraries: one while somebody is inside, else those that are wanted.
+    """The numbers of threads of some BLAS libraries: one while somebody is inside, else those that are wanted."""
 
-    `settle` makes them so whatever was left half done by an interrupt, in any order of calls, also by the handler of a
-    signal that comes in the middle of another one.
-
-    Attributes
-    ----------
-    inside
-        The `_Block` of each who is inside.
-    wanted
-        Threads of each library when nobody is inside.
-    one
-        Whether the libraries have been set to one thread; None if that is not known.
-    told
-        How often `want` was called, and with what.
-    obeys
-        Of a thread's own numbers: how often the process had been told when they last followed.
-    """
+    # `settle` makes them so whatever was left half done by an interrupt, in any order of calls, also by the handler of
+    # a signal that comes in the middle of another one.
+    # inside: The `_Block` of each who is inside.
+    # wanted: Threads of each library when nobody is inside.
+    # one: Whether the libraries have been set to one thread; None if that is not known.
+    # told: How often `want` was called, and with what.
+    # obeys: Of a thread's own numbers: how often the process had been told when they last followed.
 
     def __init__(self) -> None:
         self.inside: set[weakref.ref[_Block]] = set()
@@ -163,12 +147,8 @@ def set_threads(threads: int) -> dict[str, int]:
     global _count  # noqa: PLW0603
     most = most_threads()
     if isinstance(threads, bool) or not hasattr(threads, "__index__") or not 1 <= threads <= most:
-        raise OptionError(
-            "The number of threads cannot be had",
-            expected=f"1 to {most}",
-            got=threads,
-            remedy="Set the environment variable NUMBA_NUM_THREADS before starting to raise the upper end",
-        )
+        raise OptionError("The number of threads cannot be had", expected=f"1 to {most}", got=threads, remedy="Set the "
+                          "environment variable NUMBA_NUM_THREADS before starting to raise the upper end")  # fmt: skip
     _count = int(threads)
     for variable in _VARIABLES:  # for a library that is loaded later
         os.environ[variable] = str(_count)
@@ -261,11 +241,9 @@ _NOTHING = contextlib.nullcontext()
 
 
 def one_blas_thread_for(work: int) -> contextlib.AbstractContextManager[None]:
-    """Return `one_blas_thread` for a product of so many multiply-adds.
-
-    Nothing where a BLAS wakes no second one, or the calling thread is inside such a block: to begin and end another one
-    takes longer than to look.
-    """
+    """Return `one_blas_thread` for a product of so many multiply-adds."""
+    # Nothing where a BLAS wakes no second one, or the calling thread is inside such a block: to begin and end another
+    # one takes longer than to look.
     return _NOTHING if work <= _ALONE or _held() else _OneThread()
 
 
@@ -356,10 +334,8 @@ def _set(library: _Library, count: int) -> None:
 
 @cache
 def _numpy_blas() -> tuple[tuple[_Library, ...], tuple[_Library, ...]]:
-    """Return the BLAS libraries loaded by the first call, NumPy's and SciPy's among them.
-
-    First those whose number of threads belongs to the process, then those where each thread has its own.
-    """
+    """Return the BLAS libraries loaded by the first call, NumPy's and SciPy's among them."""
+    # First those whose number of threads belongs to the process, then those where each thread has its own.
     import scipy.linalg.cython_blas  # noqa: F401  # the BLAS of products inside kernels
 
     libraries = _blas_libraries()

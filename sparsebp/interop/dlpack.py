@@ -25,12 +25,9 @@ def from_dlpack(tensor: Any) -> Array:
         host nor CUDA.
     """
     if not hasattr(tensor, "__dlpack_device__"):
-        raise DeviceError(
-            "The tensor does not speak DLPack",
-            expected="an object with __dlpack__ and __dlpack_device__",
-            got=type(tensor).__qualname__,
-            remedy="Convert it to an array of NumPy or CuPy",
-        )
+        raise DeviceError("The tensor does not speak DLPack",
+                          expected="an object with __dlpack__ and __dlpack_device__",
+                          got=type(tensor).__qualname__)  # fmt: skip
     try:
         kind = int(tensor.__dlpack_device__()[0])
         if kind == _CPU:
@@ -39,16 +36,10 @@ def from_dlpack(tensor: Any) -> Array:
             return backend.cupy().from_dlpack(tensor)
     except (BufferError, ValueError) as error:  # in the words of the tensor's framework
         raise DeviceError(
-            "DLPack cannot describe the tensor",
-            expected="a dense tensor on the host or CUDA",
-            got=str(error),
-            remedy="Make it dense, or move it to a device",
+            "DLPack cannot describe the tensor", expected="a dense tensor on the host or CUDA", got=str(error)
         ) from error
     raise DeviceError(
-        "The tensor is on an unknown device",
-        expected="the host or CUDA",
-        got=f"DLPack device type {kind}",
-        remedy="Move it first",
+        "The tensor is on an unknown device", expected="the host or CUDA", got=f"DLPack device type {kind}"
     )
 
 

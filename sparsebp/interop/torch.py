@@ -104,28 +104,13 @@ def load_into_torch(module: Any, layer: Any) -> None:
     torch = _torch()
     ours, theirs = layer.state_dict(), module.state_dict()
     if ours.keys() != theirs.keys():
-        raise ShapeError(
-            "The weights have different names",
-            expected=f"{sorted(theirs)}",
-            got=f"{sorted(ours)}",
-            remedy="Build both models with the same layers and arguments",
-        )
+        raise ShapeError("The weights have different names", expected=f"{sorted(theirs)}", got=f"{sorted(ours)}")
     for name, array in ours.items():
         there = theirs[name]
         if tuple(array.shape) != tuple(there.shape):
-            raise ShapeError(
-                f"{name} has another shape",
-                expected=tuple(there.shape),
-                got=array.shape,
-                remedy="Build both models with the same sizes",
-            )
+            raise ShapeError(f"{name} has another shape", expected=tuple(there.shape), got=array.shape)
         if np.dtype(array.dtype).name != str(there.dtype).removeprefix("torch."):
-            raise DTypeError(
-                f"{name} has another dtype",
-                expected=there.dtype,
-                got=array.dtype,
-                remedy="Build both models with one dtype; nothing is converted silently",
-            )
+            raise DTypeError(f"{name} has another dtype", expected=there.dtype, got=array.dtype)
     with torch.no_grad():
         for name, array in ours.items():
             theirs[name].copy_(to_torch(array))
@@ -135,8 +120,6 @@ def _torch() -> ModuleType:
     try:
         import torch
     except ImportError as error:
-        raise MissingDependencyError(
-            "PyTorch is not installed, and this bridge needs it",
-            remedy="Install the extra: pip install 'sparsebp[torch]'",
-        ) from error
+        raise MissingDependencyError("PyTorch is not installed, and this bridge needs it",
+                                     remedy="Install the extra: pip install 'sparsebp[torch]'") from error  # fmt: skip
     return torch

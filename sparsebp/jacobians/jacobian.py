@@ -54,12 +54,9 @@ class TransposedJacobian:
         backend.namespace(data=data)
         backend.float_dtype(data.dtype)
         if data.ndim not in (1, 2) or data.shape[0] != pattern.nnz:
-            raise ShapeError(
-                "data does not fit the pattern",
-                expected=f"({pattern.nnz},) shared by the batch, or ({pattern.nnz}, B)",
-                got=data.shape,
-                remedy="Pass one value per entry of the pattern, the batch last",
-            )
+            raise ShapeError("data does not fit the pattern",
+                             expected=f"({pattern.nnz},) shared by the batch, or ({pattern.nnz}, B)",
+                             got=data.shape)  # fmt: skip
         backend.check_array("data", data)
         self.pattern, self.data = pattern, data
         n_in, n_out = pattern.shape
@@ -143,14 +140,11 @@ class TransposedJacobian:
         if batch is None:
             return self.data
         if sample is None and batch > 1:
-            raise OptionError(
-                "Every sample has a Jacobian of its own", expected=f"sample=0 to sample={batch - 1}",
-                got=f"no sample=, of a batch of {batch}", remedy="Say which one with sample=",
-            )  # fmt: skip
+            raise OptionError("Every sample has a Jacobian of its own", expected=f"sample=0 to sample={batch - 1}",
+                              got=f"no sample=, of a batch of {batch}",
+                              remedy="Say which one with sample=")  # fmt: skip
         if not 0 <= (sample or 0) < batch:
-            raise OptionError(
-                "There is no such sample", expected=f"0 <= sample < {batch}", got=sample, remedy="Count samples from 0"
-            )
+            raise OptionError("There is no such sample", expected=f"0 <= sample < {batch}", got=sample)
         return self.data[:, sample or 0]
 
     def __matmul__(self, other: TransposedJacobian | Array) -> TransposedJacobian | Array:
@@ -185,18 +179,11 @@ class TransposedJacobian:
         n_in, n_out = self.shape
         if g.ndim not in (1, 2) or g.shape[0] != n_out:
             raise ShapeError(
-                "The gradient does not fit the Jacobian",
-                expected=f"({n_out},) or ({n_out}, B)",
-                got=g.shape,
-                remedy="Pass the gradient with respect to the operator's output, the batch last",
+                "The gradient does not fit the Jacobian", expected=f"({n_out},) or ({n_out}, B)", got=g.shape
             )
         if self.batch is not None and g.ndim == 2 and g.shape[1] != self.batch:
-            raise ShapeError(
-                "The gradient has another batch size than the Jacobian",
-                expected=f"({n_out}, {self.batch})",
-                got=g.shape,
-                remedy="Pass the gradients of the same samples",
-            )
+            raise ShapeError("The gradient has another batch size than the Jacobian",
+                             expected=f"({n_out}, {self.batch})", got=g.shape)  # fmt: skip
         backend.check_array("g", g, dtype=self.dtype)
         columns = g if g.ndim == 2 else g[:, None]
         if self.batch is not None and columns.shape[1] != self.batch:  # one gradient for all samples
@@ -267,12 +254,9 @@ class TransposedJacobian:
         if not fits or self.batch not in (None, rows.shape[0]):
             batch = "B" if self.batch is None else self.batch
             layouts = [with_batch(shape, batch, axis)] + [(batch, prod(shape))] * (len(shape) != 1)
-            raise ShapeError(
-                f"{name} does not fit the Jacobian",
-                expected=" or ".join("(" + ", ".join(map(str, layout)) + ")" for layout in layouts),
-                got=array.shape,
-                remedy="Pass one array for every sample, in the layer's layout",
-            )
+            raise ShapeError(f"{name} does not fit the Jacobian",
+                             expected=" or ".join("(" + ", ".join(map(str, layout)) + ")" for layout in layouts),
+                             got=array.shape)  # fmt: skip
         backend.check_array(name, array, dtype=self.dtype, contiguous=False)
         columns = xp.ascontiguousarray(rows.reshape(len(rows), prod(shape)).T)
         mapped = (self @ columns).T.reshape(len(rows), *self.input_shape)
@@ -341,12 +325,9 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     """
     ways = ("jacobian_t", "input_grad", "gradients")
     if not _has(layer, "forward") or not any(_has(layer, way) for way in ways):
-        raise OptionError(
-            "There is no transposed Jacobian of this object",
-            expected="a layer or model with forward and one of " + ", ".join(ways),
-            got=type(layer).__qualname__,
-            remedy="Pass a layer of sparsebp.nn",
-        )
+        raise OptionError("There is no transposed Jacobian of this object",
+                          expected="a layer or model with forward and one of " + ", ".join(ways),
+                          got=type(layer).__qualname__)  # fmt: skip
     backend.namespace(x=x)
     with within_memory(
         f"The transposed Jacobian of {type(layer).__qualname__} does not fit in memory",
@@ -389,24 +370,20 @@ def _input_grad(layer: Any, saved: Any) -> Callable[[Array], Array]:
         raise OptionError(
             f"{type(layer).__qualname__} overrides the way back, and does not say whether samples depend on each other",
             expected="couples_samples(saved) beside it", got="an inherited couples_samples",
-            remedy="Define it, or restate the inherited one in the class",
+            remedy="Define it, or restate the inherited one in the class"
         )  # fmt: skip
     if _has(layer, "couples_samples") and layer.couples_samples(saved):
-        raise OptionError(
-            "The samples of this layer depend on each other, so no sample has a Jacobian of its own",
-            expected="a layer that maps each sample by itself", got=type(layer).__qualname__,
-            remedy="Use its input gradient",
-        )  # fmt: skip
+        raise OptionError("The samples of this layer depend on each other, so no sample has a Jacobian of its own",
+                          expected="a layer that maps each sample by itself", got=type(layer).__qualname__,
+                          remedy="Use its input gradient")  # fmt: skip
     if belongs(layer, "gradients"):
         return lambda gy: layer.gradients(gy, saved).input
     return lambda gy: layer.input_grad(gy, saved)
 
 
 def _no_batch_axis(x: Array) -> ShapeError:
-    return ShapeError(
-        "x has no batch axis that the layer keeps", expected="a batch of samples, (B, …)", got=x.shape,
-        remedy="Pass x[None] for a single sample, x[:, None] for samples of one number each",
-    )  # fmt: skip
+    return ShapeError("x has no batch axis that the layer keeps", expected="a batch of samples, (B, …)", got=x.shape,
+                      remedy="Pass x[None] for a single sample, x[:, None] for samples of one number each")  # fmt: skip
 
 
 def _has(layer: Any, method: str) -> bool:
@@ -462,11 +439,9 @@ def dense_jacobian_t(
     need = n_in * n_out * (batch * dtype.itemsize + 4) + 4 * n_in
     limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
     if need > limit:
-        raise MemoryLimitError(
-            "The dense Jacobian would need too much memory", expected=f"at most {limit} bytes",
-            got=f"{need} bytes for {batch} samples of {n_in} x {n_out}",
-            remedy="Use input_grad, which multiplies with it without building it, or pass fewer samples",
-        )  # fmt: skip
+        raise MemoryLimitError("The dense Jacobian would need too much memory", expected=f"at most {limit} bytes",
+                               got=f"{need} bytes for {batch} samples of {n_in} x {n_out}", remedy="Use input_grad, "
+                               "which multiplies with it without building it, or pass fewer samples")  # fmt: skip
     in_axis, out_axis = batch_axes
     expected = with_batch(input_shape, batch, in_axis)
     data = xp.empty((n_in, n_out, batch), dtype=dtype)
@@ -475,10 +450,7 @@ def dense_jacobian_t(
         gy[:, output] = 1
         gx = input_grad(xp.moveaxis(gy.reshape(batch, *output_shape), 0, out_axis))
         if gx.shape != expected:
-            raise ShapeError(
-                "input_grad returns another shape than the input's", expected=expected, got=gx.shape,
-                remedy="Return the gradient with respect to the input, in its shape",
-            )  # fmt: skip
+            raise ShapeError("input_grad returns another shape than the input's", expected=expected, got=gx.shape)
         data[:, output] = xp.moveaxis(gx, in_axis, 0).reshape(batch, n_in).T
     return TransposedJacobian(
         SparsityPattern.dense(n_in, n_out), data.reshape(n_in * n_out, batch),

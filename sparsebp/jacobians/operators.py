@@ -76,20 +76,9 @@ def conv_jacobian_t(
 
 
 def border_jacobian_t(x: Array, mode: str, padding: tuple[tuple[int, int], ...]) -> TransposedJacobian:
-    """Return the transposed Jacobian of a border that repeats elements of x (B, C, …): ones, shared by the batch.
-
-    Parameters
-    ----------
-    x
-        The input, for its shape, dtype and namespace.
-    mode, padding
-        As in `sparsebp.patterns.border_pattern`.
-
-    Returns
-    -------
-    TransposedJacobian
-        Shape (elements of a sample, elements with the border).
-    """
+    """Return the transposed Jacobian of a border that repeats elements of x (B, C, …): ones, shared by the batch."""
+    # x: The input, for its shape, dtype and namespace.
+    # Returns TransposedJacobian: Shape (elements of a sample, elements with the border).
     pattern = border_pattern(x.shape[1], x.shape[2:], padding, mode)
     return TransposedJacobian(pattern, backend.namespace(x).ones(pattern.nnz, dtype=x.dtype))
 
@@ -146,12 +135,9 @@ def _sizes(weight: Array, input_size: Lengths) -> tuple[int, ...]:
     backend.float_dtype(weight.dtype)
     sizes = tuple(input_size) if isinstance(input_size, Sequence) else (input_size,)
     if weight.ndim != len(sizes) + 2:
-        raise ShapeError(
-            "weight does not fit the input",
-            expected=f"{len(sizes) + 2} axes: two of channels and {len(sizes)} of the kernel",
-            got=weight.shape,
-            remedy="Pass the weight of a convolution over as many axes as input_size has",
-        )
+        raise ShapeError("weight does not fit the input",
+                         expected=f"{len(sizes) + 2} axes: two of channels and {len(sizes)} of the kernel",
+                         got=weight.shape)  # fmt: skip
     return sizes
 
 
@@ -193,7 +179,7 @@ def pointwise_jacobian_t(saved: Array, function: SlopeFunction = "given") -> Tra
     """
     xp = backend.namespace(saved=saved)
     if saved.ndim == 0:
-        raise ShapeError("saved has no batch axis", expected="(B, …)", got=saved.shape, remedy="Add an axis in front")
+        raise ShapeError("saved has no batch axis", expected="(B, …)", got=saved.shape)
     batch = saved.shape[0]
     size = prod(saved.shape[1:])
     rows = xp.ascontiguousarray(saved.reshape(batch, size))
@@ -228,9 +214,7 @@ def linear_jacobian_t(weight: Array, positions: int = 1, *, mask: np.ndarray | N
     """
     xp = backend.namespace(weight=weight)
     if weight.ndim != 2:
-        raise ShapeError(
-            "weight is not a matrix", expected="(out_features, in_features)", got=weight.shape, remedy="Reshape it"
-        )
+        raise ShapeError("weight is not a matrix", expected="(out_features, in_features)", got=weight.shape)
     if mask is not None and packed_mask(mask, weight.shape) is not None and positions > 0:
         # A convolution of width 1 over the positions has the same weights at each.
         return conv_jacobian_t(weight[:, :, None], (positions,), layout="hwc", mask=mask[:, :, None])
@@ -259,10 +243,8 @@ def block_jacobian_t(blocks: Array) -> TransposedJacobian:
     """
     xp = backend.namespace(blocks=blocks)
     if blocks.ndim != 4:
-        raise ShapeError(
-            "blocks has the wrong number of axes", expected="(B, positions, n_in, n_out)", got=blocks.shape,
-            remedy="Pass one block a position of a sample",
-        )  # fmt: skip
+        raise ShapeError("blocks has the wrong number of axes", expected="(B, positions, n_in, n_out)",
+                         got=blocks.shape)  # fmt: skip
     batch, positions, n_in, n_out = blocks.shape
     values = blocks.reshape(batch, positions * n_in * n_out).T
     return TransposedJacobian(linear_pattern(n_in, n_out, positions), xp.ascontiguousarray(values))
@@ -289,10 +271,7 @@ def axis_jacobian_t(blocks: Array) -> TransposedJacobian:
     """
     xp = backend.namespace(blocks=blocks)
     if blocks.ndim != 5 or blocks.shape[2] != blocks.shape[3]:
-        raise ShapeError(
-            "blocks has the wrong shape", expected="(B, outer, n, n, inner)", got=blocks.shape,
-            remedy="Pass one square block a place of a sample",
-        )  # fmt: skip
+        raise ShapeError("blocks has the wrong shape", expected="(B, outer, n, n, inner)", got=blocks.shape)
     batch, outer, n, _, inner = blocks.shape
     values = blocks.transpose(1, 2, 4, 3, 0).reshape(outer * n * inner * n, batch)
     return TransposedJacobian(axis_pattern(outer, n, inner), xp.ascontiguousarray(values))
@@ -330,10 +309,7 @@ def max_pool_jacobian_t(pool: PoolPattern, winner: Array, dtype: Any = np.float3
     n_out = pool.pattern.shape[1]
     if winner.ndim == 0 or winner.size != winner.shape[0] * n_out:
         raise ShapeError(
-            "winner does not fit the pattern",
-            expected=f"(B, …) with {n_out} windows a sample",
-            got=winner.shape,
-            remedy="Pass the place of the maximum in every window",
+            "winner does not fit the pattern", expected=f"(B, …) with {n_out} windows a sample", got=winner.shape
         )
     if winner.dtype not in ("uint8", "int32"):
         winner = winner.astype("int32")

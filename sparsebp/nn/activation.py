@@ -20,25 +20,16 @@ from sparsebp.nn.layer import Layer, check_gy, check_input, full, parameter_dtyp
 
 
 class Pointwise(Layer):
-    """``y = f(x)`` element by element; `saved` is y, or x where a subclass says that its slope needs x.
+    """``y = f(x)`` element by element; `saved` is y, or x where a subclass says that its slope needs x."""
 
-    Attributes
-    ----------
-    saves
-        ``"y"`` or ``"x"``: what is saved for `slope`. An f that is monotone tells f' from y.
-    kernel_slope
-        The kernels' name of f where they know its slope, else None.
-
-    Notes
-    -----
-    Infinite and huge elements follow IEEE arithmetic without a warning: ``∞ · 0`` gives NaN, as in PyTorch.
-    """
+    # Infinite and huge elements follow IEEE arithmetic without a warning: `∞ · 0` gives NaN, as in PyTorch.
 
     replayable = True
     stepwise = True
 
+    # `"y"` or `"x"`: what is saved for `slope`. An f that is monotone tells f' from y.
     saves: ClassVar[Literal["x", "y"]] = "y"
-    kernel_slope: ClassVar[SlopeFunction | None] = None
+    kernel_slope: ClassVar[SlopeFunction | None] = None  # The kernels' name of f where they know its slope, else None
 
     @abc.abstractmethod
     def function(self, x: Array) -> Array:
@@ -74,18 +65,9 @@ class Pointwise(Layer):
 
 
 class InPlace(Pointwise):
-    """A `Pointwise` that torch.nn can run in place.
+    """A `Pointwise` that torch.nn can run in place."""
 
-    Parameters
-    ----------
-    inplace
-        Has no effect: the input is never written to, as the way back may need it.
-
-    Raises
-    ------
-    OptionError
-        It is no truth value.
-    """
+    # inplace: Has no effect: the input is never written to, as the way back may need it.
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
@@ -172,10 +154,8 @@ class Hardtanh(Clamped):
             check_number(name, value, finite=False) for name, value in (("min_val", min_val), ("max_val", max_val))
         )
         if not max_val > min_val:
-            raise OptionError(
-                "The limits of Hardtanh are in the wrong order", expected="max_val > min_val",
-                got=f"min_val={min_val}, max_val={max_val}", remedy="Swap them",
-            )  # fmt: skip
+            raise OptionError("The limits of Hardtanh are in the wrong order", expected="max_val > min_val",
+                              got=f"min_val={min_val}, max_val={max_val}")  # fmt: skip
         self.min_val, self.max_val = min_val, max_val
 
     def limits(self) -> tuple[float, float]:
@@ -372,7 +352,7 @@ class Softplus(Pointwise):
         super().__init__()
         self.beta, self.threshold = check_number("beta", beta), check_number("threshold", threshold)
         if self.beta == 0:
-            raise OptionError("beta is zero", expected="another number", got=beta, remedy="Pass beta=1, say")
+            raise OptionError("beta is zero", expected="another number", got=beta)
 
     def function(self, x: Array) -> Array:
         """Return the softplus of x."""
@@ -426,8 +406,7 @@ class Softmax(Layer):
         """
         xp = check_input(x)
         if not -max(x.ndim, 1) <= self.dim < max(x.ndim, 1):
-            raise OptionError("x has no such axis", expected=f"dim from {-x.ndim} to {x.ndim - 1}", got=self.dim,
-                              remedy="Pass the number of an axis of x")  # fmt: skip
+            raise OptionError("x has no such axis", expected=f"dim from {-x.ndim} to {x.ndim - 1}", got=self.dim)
         y = self._of(xp, xp.atleast_1d(x)).reshape(x.shape)
         return y, y
 
@@ -466,7 +445,7 @@ class Softmax(Layer):
         if self.couples_samples(saved):
             raise OptionError(
                 f"{type(self).__name__} over the batch couples the samples, so no sample has a Jacobian of its own",
-                expected="dim of another axis than the first", got=self.dim, remedy="Use input_grad",
+                expected="dim of another axis than the first", got=self.dim, remedy="Use input_grad"
             )  # fmt: skip
         axis, shape = self.dim % max(saved.ndim, 1), saved.shape
         n = shape[axis]
@@ -646,10 +625,8 @@ class PReLU(Layer):
         weight = self.params["weight"]
         xp = check_input(x, dtype=weight.dtype, like=weight)
         if self.num_parameters > 1 and (x.ndim < 2 or x.shape[1] != self.num_parameters):
-            raise ShapeError(
-                "x has another number of channels than the layer", expected=f"(B, {self.num_parameters}, …)",
-                got=x.shape, remedy="Pass num_parameters=1, or the number of channels",
-            )  # fmt: skip
+            raise ShapeError("x has another number of channels than the layer",
+                             expected=f"(B, {self.num_parameters}, …)", got=x.shape)  # fmt: skip
         return xp.asarray(xp.where(x > 0, x, x * self._weight(x))), x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:

@@ -59,24 +59,11 @@ class Pairs(NamedTuple):
     def masks(
         self, xp: ModuleType, like: Array, attn_mask: Array | None, key_padding_mask: Array | None, valid: Array | None
     ) -> list[Array]:
-        """Return masks (B, heads, T, S), each of these axes full or of length 1: True is left out, a number is added.
-
-        Parameters
-        ----------
-        like
-            An array of the products' dtype.
-        attn_mask
-            (T, S) or (B · heads, T, S), bool or of that dtype.
-        key_padding_mask
-            (B, S), likewise.
-        valid
-            (B, S), bool, False for what is left out.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            A mask does not fit.
-        """
+        """Return masks (B, heads, T, S), each axis full or of length 1: True is left out, a number is added."""
+        # like: An array of the products' dtype.
+        # attn_mask: (T, S) or (B · heads, T, S), bool or of that dtype.
+        # key_padding_mask: (B, S), likewise.
+        # valid: (B, S), bool, False for what is left out.
         batch, heads, steps, looked_at = self
         found = []
         if attn_mask is not None:
@@ -104,10 +91,8 @@ class Pairs(NamedTuple):
 
 
 def softmax(scores: Array, masked: bool = False) -> None:
-    """Turn scores into weights that add up to 1 along the last axis, in place.
-
-    Where masks leave a step nothing to look at, its weights are 0, as in torch's scaled_dot_product_attention.
-    """
+    """Turn scores into weights that add up to 1 along the last axis, in place."""
+    # Where masks leave a step nothing to look at, its weights are 0, as in torch's scaled_dot_product_attention.
     if scores.size == 0:
         return
     xp = backend.namespace(scores)
@@ -130,35 +115,20 @@ def softmax_grad(g: Array, y: Array) -> None:
 def _check(name: str, mask: Array, shapes: tuple[tuple[int, ...], ...], like: Array) -> None:
     backend.namespace(**{name: mask}, like=like)
     if mask.dtype not in (bool, like.dtype):
-        raise DTypeError(f"{name} has the wrong dtype", expected=f"bool or {like.dtype}", got=mask.dtype,
-                         remedy="Pass True for what is left out, or numbers of x's dtype")  # fmt: skip
+        raise DTypeError(f"{name} has the wrong dtype", expected=f"bool or {like.dtype}", got=mask.dtype)
     if mask.shape not in shapes:
-        raise ShapeError(f"{name} has the wrong shape", expected=" or ".join(map(str, shapes)), got=mask.shape,
-                         remedy="Pass a mask for the steps of query and key")  # fmt: skip
+        raise ShapeError(f"{name} has the wrong shape", expected=" or ".join(map(str, shapes)), got=mask.shape)
 
 
 class AttentionSaved(NamedTuple):
-    """What `MultiheadAttention.forward` keeps.
+    """What `MultiheadAttention.forward` keeps."""
 
-    Attributes
-    ----------
-    inputs
-        x of a sequence that looks at itself; else query, key and value.
-    heads
-        Queries (scaled by 1/√head_dim), keys and values, (B · num_heads, steps, head_dim) each.
-    attention
-        How much each step looks at each (B · num_heads, T, S); rows add up to 1.
-    mask
-        The dropout mask that they were multiplied with, or None.
-    merged
-        What `out_proj` saved.
-    """
-
-    inputs: tuple[Array, ...]
+    inputs: tuple[Array, ...]  # x of a sequence that looks at itself; else query, key and value
+    # Queries (scaled by 1/√head_dim), keys and values, (B · num_heads, steps, head_dim) each.
     heads: tuple[Array, Array, Array]
-    attention: Array
-    mask: Array | None
-    merged: Array
+    attention: Array  # How much each step looks at each (B · num_heads, T, S); rows add up to 1
+    mask: Array | None  # The dropout mask that they were multiplied with, or None
+    merged: Array  # What `out_proj` saved
 
 
 class AttentionGradients(Gradients):
@@ -237,10 +207,8 @@ class MultiheadAttention(Layer):
             check_integer("embed_dim", embed_dim, 1), check_integer("num_heads", num_heads, 1),
         )  # fmt: skip
         if embed_dim % num_heads:
-            raise OptionError(
-                "The heads cannot share the vectors out", expected="embed_dim divisible by num_heads",
-                got=f"embed_dim={embed_dim}, num_heads={num_heads}", remedy="Pass another number of heads",
-            )  # fmt: skip
+            raise OptionError("The heads cannot share the vectors out", expected="embed_dim divisible by num_heads",
+                              got=f"embed_dim={embed_dim}, num_heads={num_heads}")  # fmt: skip
         for name, length in (("kdim", kdim), ("vdim", vdim)):
             if length != embed_dim:
                 check_default(name, length, None)
@@ -300,8 +268,7 @@ class MultiheadAttention(Layer):
         weight = self.params["in_proj_weight"]
         inputs: tuple[Any, ...] = (query,) if key is None and value is None else (query, key, value)
         if any(array is None for array in inputs):
-            raise OptionError("key and value come together", expected="both or none of them", got="one",
-                              remedy="Pass the key as value too")  # fmt: skip
+            raise OptionError("key and value come together", expected="both or none of them", got="one")
         backend.namespace(*inputs, weight)
         options: dict[str, Any] = {"attn_mask": attn_mask, "lengths": lengths}
         if check_flag("is_causal", is_causal) and attn_mask is None:
@@ -348,10 +315,8 @@ class MultiheadAttention(Layer):
         turn = -1 if self.batch_first else 1
         (steps, batch), (looked_at, others) = inputs[0].shape[:2][::turn], inputs[-1].shape[:2][::turn]
         if others != batch or (len(inputs) > 1 and inputs[1].shape != inputs[2].shape):
-            raise ShapeError(
-                "query, key and value do not fit", expected="one batch, and key and value of one shape",
-                got=" and ".join(str(array.shape) for array in inputs), remedy="Pass sequences of one batch",
-            )  # fmt: skip
+            raise ShapeError("query, key and value do not fit", expected="one batch, and key and value of one shape",
+                             got=" and ".join(str(array.shape) for array in inputs))  # fmt: skip
         valid = parse_lengths(lengths, looked_at, batch, xp) if inputs[0].size else None
         pairs = Pairs(batch, self.num_heads, steps, looked_at)
         masks = pairs.masks(xp, weight, attn_mask, key_padding_mask, None if valid is None else valid.valid[:, :, 0].T)
@@ -441,10 +406,8 @@ class MultiheadAttention(Layer):
         return tuple(heads)
 
     def _core(self, xp: ModuleType, g: Array, saved: AttentionSaved) -> tuple[list[Array], dict[str, Array]]:
-        """Return the gradients at what `in_proj_weight` gives, from the one at what `out_proj` takes.
-
-        They are merged as one for a sequence that looks at itself. And those at ``bias_k`` and ``bias_v``.
-        """
+        """Return the gradients at what `in_proj_weight` gives, from the one at what `out_proj` takes."""
+        # They are merged as one for a sequence that looks at itself. And those at `bias_k` and `bias_v`.
         (queries, keys, values), attention, mask = saved.heads, saved.attention, saved.mask
         (g,) = self._split(xp, g)
         given = attention if mask is None else attention * mask
@@ -494,10 +457,8 @@ class MultiheadAttention(Layer):
 
 
 def own_generator(rng: np.random.Generator) -> np.random.Generator:
-    """Return a generator of a layer's own, seeded by one draw: its masks depend on its own forwards alone.
-
-    With one generator for all, they would depend on the order in which the layers of a pipeline run.
-    """
+    """Return a generator of a layer's own, seeded by one draw: its masks depend on its own forwards alone."""
+    # With one generator for all, they would depend on the order in which the layers of a pipeline run.
     return np.random.default_rng(int(rng.integers(2**63)))
 
 
@@ -590,11 +551,10 @@ class Embedding(Layer):
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Raise `OptionError`: the input are integers."""
-        raise OptionError(
-            "Embedding has no gradient at its input", expected="an Embedding as the first layer, of which only the "
-            "weights' gradients are asked for", got="a request for the gradient with respect to integers",
-            remedy="Put what is to be trained behind the Embedding, and ask for weight_grad (g.weights) alone",
-        )  # fmt: skip
+        raise OptionError("Embedding has no gradient at its input", expected="an Embedding as the first layer, of "
+                          "which only the weights' gradients are asked for",
+                          got="a request for the gradient with respect to integers", remedy="Put what is to be trained "
+                          "behind the Embedding, and ask for weight_grad (g.weights) alone")  # fmt: skip
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": Σ gy}``, over all places of a row's number; zero for the row of `padding_idx`."""
@@ -634,10 +594,9 @@ class Embedding(Layer):
             return
         low, high = int(x.min()), int(x.max())
         if low < 0 or high >= self.num_embeddings:
-            raise OptionError(
-                "x names a row that is not there", expected=f"numbers from 0 to {self.num_embeddings - 1}",
-                got=f"numbers from {low} to {high}", remedy="Number from 0, or build a larger Embedding",
-            )  # fmt: skip
+            raise OptionError("x names a row that is not there",
+                              expected=f"numbers from 0 to {self.num_embeddings - 1}",
+                              got=f"numbers from {low} to {high}")  # fmt: skip
 
 
 # What sequences need before and behind an encoder: a step's position, and the mean over the steps.
@@ -696,8 +655,7 @@ class PositionalEmbedding(Layer):
         check_input(x, dtype=weight.dtype, shape=(None, None, self.embedding_dim), like=weight)
         steps = x.shape[1 if self.batch_first else 0]
         if steps > self.max_length:
-            raise ShapeError("x has too many steps", expected=f"at most {self.max_length} (max_length)", got=steps,
-                             remedy="Cut the sequences, or build the layer with a larger max_length")  # fmt: skip
+            raise ShapeError("x has too many steps", expected=f"at most {self.max_length} (max_length)", got=steps)
         return x + (weight[:steps] if self.batch_first else weight[:steps, None]), x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
@@ -777,7 +735,7 @@ class MeanOverSteps(Layer):
         xp = check_input(x, shape=(None, None, None))
         steps = x.shape[self._axis]
         if steps == 0:
-            raise ShapeError("x has no steps", expected="at least one", got=x.shape, remedy="Skip empty sequences")
+            raise ShapeError("x has no steps", expected="at least one", got=x.shape)
         valid = parse_lengths(lengths, steps, x.shape[1 - self._axis], xp) if x.size else None
         if valid is None:
             return x.mean(axis=self._axis), MeanSaved(x, None)

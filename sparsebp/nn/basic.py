@@ -106,10 +106,9 @@ class Flatten(Layer):
             The batch is among the axes that became one.
         """
         if self.couples_samples(saved):
-            raise OptionError(
-                "The batch is among the axes that became one, so no sample has a Jacobian of its own",
-                expected="start_dim of 1 or more", got=self.start_dim, remedy="Use input_grad",
-            )  # fmt: skip
+            raise OptionError("The batch is among the axes that became one, so no sample has a Jacobian of its own",
+                              expected="start_dim of 1 or more", got=self.start_dim,
+                              remedy="Use input_grad")  # fmt: skip
         return identity_jacobian_t(saved)
 
     def _shape(self, x: Array) -> tuple[int, ...]:
@@ -119,10 +118,9 @@ class Flatten(Layer):
     def _axes(self, x: Array) -> tuple[int, int]:
         first, last = (dim + x.ndim if dim < 0 else dim for dim in (self.start_dim, self.end_dim))
         if not 0 <= first <= last < x.ndim:
-            raise ShapeError(
-                "x has no such axes to flatten", expected=f"axes {self.start_dim} to {self.end_dim}, in this order",
-                got=x.shape, remedy="Pass x with more axes, or other start_dim and end_dim",
-            )  # fmt: skip
+            raise ShapeError("x has no such axes to flatten",
+                             expected=f"axes {self.start_dim} to {self.end_dim}, in this order",
+                             got=x.shape)  # fmt: skip
         return first, last
 
 
@@ -150,10 +148,10 @@ class Unflatten(Layer):
         given = check_sequence("unflattened_size", unflattened_size, "lengths")
         self.unflattened_size = tuple(check_integer("a length of unflattened_size", n, -1) for n in given)
         if self.dim == 0 or not given or self.unflattened_size.count(-1) > 1:
-            raise OptionError(
-                "Invalid axes to unflatten", expected="dim other than the batch's, and lengths of which one may be -1",
-                got=f"dim={dim}, unflattened_size={self.unflattened_size}", remedy="Pass Unflatten(1, (3, -1)), say",
-            )  # fmt: skip
+            raise OptionError("Invalid axes to unflatten",
+                              expected="dim other than the batch's, and lengths of which one may be -1",
+                              got=f"dim={dim}, unflattened_size={self.unflattened_size}",
+                              remedy="Pass Unflatten(1, (3, -1)), say")  # fmt: skip
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return x reshaped; `saved` is x.
@@ -183,10 +181,8 @@ class Unflatten(Layer):
             sizes = tuple(left if n == -1 else n for n in self.unflattened_size)
             if prod(sizes) == length and (known or -1 not in self.unflattened_size):
                 return (*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
-        raise ShapeError(
-            "x has no axis that unflattens so", expected=f"axis {self.dim} of the lengths {self.unflattened_size}",
-            got=x.shape, remedy="Pass x with another axis, or other lengths",
-        )  # fmt: skip
+        raise ShapeError("x has no axis that unflattens so",
+                         expected=f"axis {self.dim} of the lengths {self.unflattened_size}", got=x.shape)  # fmt: skip
 
 
 class ZeroPad2d(SampleLayer):
@@ -211,8 +207,7 @@ class ZeroPad2d(SampleLayer):
         super().__init__()
         four = padding if isinstance(padding, (tuple, list)) else (padding,) * 4
         if len(four) != 4:
-            raise OptionError("Invalid padding", expected="a number, or left, right, above, below", got=shown(padding),
-                              remedy="Pass one of the two")  # fmt: skip
+            raise OptionError("Invalid padding", expected="a number, or left, right, above, below", got=shown(padding))
         left, right, above, below = (check_integer("a padding", n, -(2**31), 2**31) for n in four)
         self.padding = left, right, above, below
 
@@ -245,7 +240,7 @@ class ZeroPad2d(SampleLayer):
         height, width = x.shape[2] + above + below, x.shape[3] + left + right
         if height < 0 or width < 0:
             raise ShapeError("x is smaller than what is left out", expected=f"padding {self.padding} or more",
-                             got=x.shape, remedy="Pass larger images")  # fmt: skip
+                             got=x.shape)  # fmt: skip
         return (*x.shape[:2], height, width)
 
     def _windows(self, x: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -347,10 +342,8 @@ class Dropout2d(Dropout):
 
 
 def dropout_mask(rng: np.random.Generator, like: Array, p: float, batch_axis: int = 0) -> Array:
-    """Draw a mask of zeros and 1/(1-p) in the shape, dtype and namespace of `like`, which has samples on `batch_axis`.
-
-    One integer is drawn from `rng` and seeds the draw on the array's own device, so that no mask is transferred.
-    """
+    """Draw a mask of zeros and 1/(1-p) of the shape, dtype and namespace of `like`, with samples on `batch_axis`."""
+    # One integer is drawn from `rng` and seeds the draw on the array's own device, so that no mask is transferred.
     xp = backend.namespace(like)
     if p == 1:
         return xp.zeros_like(like)

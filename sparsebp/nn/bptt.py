@@ -51,10 +51,8 @@ def choose(
     options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType,
     **stack: int,
 ) -> Any:  # fmt: skip
-    """Return the `scan.cost.Choice` for states of `shape` (T, B, H): for ``auto`` the cost model's.
-
-    `stack` are ``input_size``, ``layers`` and ``directions``.
-    """
+    """Return the `scan.cost.Choice` for states of `shape` (T, B, H): for ``auto`` the cost model's."""
+    # `stack` are `input_size`, `layers` and `directions`.
     from sparsebp.scan.recurrent import Choice, choose_recurrent_backward
 
     if options.algorithm == "auto":
@@ -68,10 +66,8 @@ def choose(
 def run_backward_for_weights(
     choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, *, keep: bool
 ) -> SummedGradients:
-    """Return the gradients of one run at its weights and its initial state, and to `keep` it, ga.
-
-    The algorithm is fused, and ``cell.sums_inside``.
-    """
+    """Return the gradients of one run at its weights and its initial state, and to `keep` it, ga."""
+    # The algorithm is fused, and `cell.sums_inside`.
     return cell.summed_backward(tape, weights, gy, last, _chunks(choice), keep=keep)
 
 
@@ -166,16 +162,9 @@ def layer_jacobian_t(
     cell: CellMath, tapes: Sequence[Tape], weights: Sequence[Weights], lengths: Lengths | None, mask: Array | None,
     memory_limit: int | None,
 ) -> Any:  # fmt: skip
-    """Return the transposed Jacobian of one layer's output with respect to its input, all steps and directions.
-
-    The block of input step s and output step t is ``A_s J_{s+1} … J_t`` with A_s the transposed Jacobian of h[s] with
-    respect to x[s], and J the hidden ones.
-
-    Raises
-    ------
-    MemoryLimitError
-        The need is beyond `memory_limit` bytes (None: `DEFAULT_MEMORY_LIMIT`); said before anything is allocated.
-    """
+    """Return the transposed Jacobian of one layer's output with respect to its input, all steps and directions."""
+    # The block of input step s and output step t is `A_s J_{s+1} … J_t` with A_s the transposed Jacobian of h[s] with
+    # respect to x[s], and J the hidden ones.
     from sparsebp.jacobians import TransposedJacobian
     from sparsebp.patterns import sequence_pattern
 
@@ -249,21 +238,14 @@ Summed = dict[int, SummedGradients]
 
 
 class RunsBack:
-    """Takes the ways back when they are first needed, once, whichever thread asks. All is by the number of the run.
+    """Takes the ways back when they are first needed, once, whichever thread asks. All is by the number of the run."""
 
-    Who asks for the weights first gets the first layer's from kernels that sum them as they go, where there are such;
-    what the gradient at the input needs is not stored then. Should that be asked for after all, those runs go back
-    again.
-
-    Parameters
-    ----------
-    every
-        ``every(for_weights)`` takes all runs back: with ga, or summed, which only `for_weights` allows.
-    again
-        ``again(found)`` does those anew that were summed, with ga.
-    xp
-        On a GPU, another stream waits for what was computed.
-    """
+    # Who asks for the weights first gets the first layer's from kernels that sum them as they go, where there are such;
+    # what the gradient at the input needs is not stored then. Should that be asked for after all, those runs go back
+    # again.
+    # every: `every(for_weights)` takes all runs back: with ga, or summed, which only `for_weights` allows.
+    # again: `again(found)` does those anew that were summed, with ga.
+    # xp: On a GPU, another stream waits for what was computed.
 
     def __init__(
         self, every: Callable[[bool], tuple[Found, Summed]], again: Callable[[Found], Found], xp: ModuleType

@@ -34,19 +34,12 @@ from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
 
 
 class Lengths:
-    """The valid lengths of a batch, on the device of its data.
+    """The valid lengths of a batch, on the device of its data."""
 
-    Attributes
-    ----------
-    values
-        (B,) int64.
-    valid
-        (T, B, 1) bool: true before a sample's end.
-    samples
-        ``arange(B)``.
-    reversed
-        (T, B): for each step the step that takes its place when every sample is reversed within its length.
-    """
+    # values: (B,) int64.
+    # valid: (T, B, 1) bool: true before a sample's end.
+    # samples: `arange(B)`.
+    # reversed: (T, B): for each step the step that takes its place when every sample is reversed within its length.
 
     def __init__(self, values: np.ndarray, steps: int, xp: ModuleType) -> None:
         self.values = xp.asarray(values)
@@ -69,22 +62,8 @@ class Lengths:
 
 
 def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType) -> Lengths | None:
-    """Check `lengths` against an input of shape (steps, batch, …).
-
-    Returns
-    -------
-    Lengths or None
-        None if no length was given or all are full.
-
-    Raises
-    ------
-    DTypeError
-        Not integers.
-    ShapeError
-        Not one length a sample.
-    OptionError
-        A length below 1 or above the number of steps.
-    """
+    """Check `lengths` against an input of shape (steps, batch, …)."""
+    # Returns Lengths or None: None if no length was given or all are full.
     if lengths is None:
         return None
     try:
@@ -92,20 +71,13 @@ def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType) -> Lengt
     except ValueError:  # a ragged list
         values = np.asarray(None)
     if values.dtype.kind not in "iu":
-        raise DTypeError(
-            "lengths has the wrong dtype", expected="integers", got=values.dtype, remedy="Count valid steps a sample"
-        )
+        raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype)
     if values.shape != (batch,):
-        raise ShapeError(
-            "lengths has the wrong shape", expected=(batch,), got=values.shape, remedy="Pass one length for each sample"
-        )
+        raise ShapeError("lengths has the wrong shape", expected=(batch,), got=values.shape)
     if values.min() < 1 or values.max() > steps:
-        raise OptionError(
-            "lengths is out of range",
-            expected=f"1 to {steps} (the number of steps of x)",
-            got=f"{values.min()} to {values.max()}",
-            remedy="Leave empty sequences out, and pad x to the longest one",
-        )
+        raise OptionError("lengths is out of range", expected=f"1 to {steps} (the number of steps of x)",
+                          got=f"{values.min()} to {values.max()}",
+                          remedy="Leave empty sequences out, and pad x to the longest one")  # fmt: skip
     if values.min() == steps:
         return None
     return Lengths(values.astype(np.int64), steps, xp)
@@ -146,10 +118,8 @@ def transposed_product(a: Array, b: Array) -> Array:
 
 
 def _multiply(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, as the BLAS has it, or in parts on all threads: which of the two, the shape says alone.
-
-    On a GPU it is cuBLAS, which reads views and transposes as they lie.
-    """
+    """Return ``a @ b``, as the BLAS has it, or in parts on all threads: which of the two, the shape says alone."""
+    # On a GPU it is cuBLAS, which reads views and transposes as they lie.
     xp = backend.namespace(a)
     if 2.0 * a.size * b.shape[1] >= LONG or not backend.is_host(xp):
         return matmul(xp, a, b)
@@ -189,24 +159,14 @@ GivenState = Sequence[Array | None]
 
 @dataclass
 class Tape:
-    """One run of a cell over time, in the order in which it was processed.
+    """One run of a cell over time, in the order in which it was processed."""
 
-    Attributes
-    ----------
-    x
-        Inputs (T, B, input_size).
-    states
-        For each array of the state ``(T + 1, B, H)``: the initial one, then that after every step. `h0`, `h` and
-        `h_prev` are views of the first, so the weight gradient reads the previous states without a copy.
-    gates
-        ``(T, B, 4H)`` for a GRU (r, z, n, M) and an LSTM (i, f, g, o), None for an RNN.
-    core
-        The run of the recursion itself, where the cell wraps another one; see `ProjectedLSTMMath`.
-    """
-
-    x: Array
+    x: Array  # Inputs (T, B, input_size)
+    # For each array of the state `(T + 1, B, H)`: the initial one, then that after every step. `h0`, `h` and `h_prev`
+    # are views of the first, so the weight gradient reads the previous states without a copy.
     states: tuple[Array, ...]
-    gates: Array | None = None
+    gates: Array | None = None  # `(T, B, 4H)` for a GRU (r, z, n, M) and an LSTM (i, f, g, o), None for an RNN
+    # The run of the recursion itself, where the cell wraps another one; see `ProjectedLSTMMath`.
     core: Tape | None = None
 
     @property
@@ -252,27 +212,14 @@ class Tape:
 
 @dataclass
 class RecurrentSaved:
-    """What `Recurrent.forward` keeps.
+    """What `Recurrent.forward` keeps."""
 
-    Attributes
-    ----------
-    last
-        The last state, its arrays one by one: h_n, and an LSTM's c_n.
-    backward_choice
-        The `scan.cost.Choice` of the backward algorithm; its ``reason`` says why. None where nothing was kept.
-    lengths
-        The lengths, or None.
-    tapes
-        The runs, one a layer and direction.
-    masks
-        Dropout masks by layer: what its input was multiplied with, or None.
-    """
-
-    last: State
+    last: State  # The last state, its arrays one by one: h_n, and an LSTM's c_n
+    # The `scan.cost.Choice` of the backward algorithm; its `reason` says why. None where nothing was kept.
     backward_choice: Any
-    lengths: Lengths | None
-    tapes: list[Tape]
-    masks: list[Array | None]
+    lengths: Lengths | None  # The lengths, or None
+    tapes: list[Tape]  # The runs, one a layer and direction
+    masks: list[Array | None]  # Dropout masks by layer: what its input was multiplied with, or None
 
     @property
     def h_n(self) -> Array:
@@ -312,10 +259,9 @@ def _names(suffix: str) -> tuple[str, ...]:
 
 
 class RunGradients(NamedTuple):
-    """The gradients that the way back through one run leaves.
+    """The gradients that the way back through one run leaves."""
 
-    At what weights feed, see `CellMath`; at the initial state; and, where a projection's weights need it, at every h.
-    """
+    # At what weights feed, see `CellMath`; at the initial state; and, where a projection's weights need it, at every h.
 
     ga: Array
     initial: State
@@ -390,20 +336,16 @@ class CellMath(abc.ABC):
 
     @abc.abstractmethod
     def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
-        """Run the recurrence over the projected input x (T, B, gH); fill the tape's states and gates.
-
-        With `projection`, weight_ih and the biases, x is the input (T, B, I), and the kernel projects it.
-        """
+        """Run the recurrence over the projected input x (T, B, gH); fill the tape's states and gates."""
+        # With `projection`, weight_ih and the biases, x is the input (T, B, I), and the kernel projects it.
 
     @abc.abstractmethod
     def run_back(
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
         initial: State, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums` by the recursion (one chunk), or by reduce-then-scan over so many chunks.
-
-        `last` is the gradient that comes to the state after the last step.
-        """
+        """Write ga, `initial` and `sums` by the recursion (one chunk), or by reduce-then-scan over so many chunks."""
+        # `last` is the gradient that comes to the state after the last step.
 
     @abc.abstractmethod
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
@@ -419,11 +361,9 @@ class CellMath(abc.ABC):
 
     @abc.abstractmethod
     def close(self, tape: Tape, lengths: Lengths) -> None:
-        """Change what the tape holds behind each sample's end so that nothing goes from there to an h.
-
-        The Jacobians there are zero, but that what comes to another array of the last state goes through to the
-        sample's end unchanged. No product over padded steps can then overflow, and 0 · inf cannot make a NaN.
-        """
+        """Change what the tape holds behind each sample's end so that nothing goes from there to an h."""
+        # The Jacobians there are zero, but that what comes to another array of the last state goes through to the
+        # sample's end unchanged. No product over padded steps can then overflow, and 0 · inf cannot make a NaN.
 
     # ---- the same for every cell, but for one that wraps another -----------------------------------------------------
 
@@ -436,20 +376,16 @@ class CellMath(abc.ABC):
         return (weights.weight_hh.shape[1],) * len(self.states)
 
     def forward(self, k: Kernels, x: Array, initial: GivenState | None, weights: Weights) -> Tape:
-        """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous.
-
-        An input of few features is projected by the kernels where they are the faster at it. No `initial` state, or
-        None for an array of it, stands for zeros.
-        """
+        """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous."""
+        # An input of few features is projected by the kernels where they are the faster at it. No `initial` state, or
+        # None for an array of it, stands for zeros.
         return self.begin(k, x, weights)(initial)
 
     def infer(
         self, x: Array, initial: GivenState | None, weights: Weights, lengths: Lengths | None = None
     ) -> tuple[Array, State]:
-        """Return h (T, B, H) and the last state, as `forward` has them, and keep nothing; x as there.
-
-        An LSTM's c is kept where samples end at different steps.
-        """
+        """Return h (T, B, H) and the last state, as `forward` has them, and keep nothing; x as there."""
+        # An LSTM's c is kept where samples end at different steps.
         xp, (steps, batch, _) = backend.namespace(x), x.shape
         if self.kind is None or not backend.is_host(xp) or (lengths is not None and len(self.states) > 1):
             tape = self.forward(kernels.get(xp), x, initial, weights)
@@ -464,11 +400,9 @@ class CellMath(abc.ABC):
         return h, (h[-1] if lengths is None else h[lengths.values - 1, lengths.samples], *ends)
 
     def fits(self, x: Array, weights: Weights, hidden: int, state: State = ()) -> bool:
-        """Say whether one look shows that the weights of a run on the host, and a `state` (B, hidden), belong to x.
-
-        What else a caller gives the kernels it has made itself, so that these need not look at anything again. Where
-        something does not fit, the kernels' own checks say what.
-        """
+        """Say whether one look shows that the weights of a run on the host, and a `state` (B, hidden), belong to x."""
+        # What else a caller gives the kernels it has made itself, so that these need not look at anything again. Where
+        # something does not fit, the kernels' own checks say what.
         if not (backend.is_host(backend.namespace(x)) and x.dtype in backend.FLOAT_DTYPES and hidden > 0):
             return False
         rows, of_state = self.gates * hidden, [(len(part), hidden) for part in state[:1]] * len(state)
@@ -556,11 +490,9 @@ class CellMath(abc.ABC):
         return found
 
     def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:
-        """Return the way back through the run as one affine map a sample: (B, n + 1, n), rows as in `affine.join`.
-
-        It takes the gradient at the last state, its arrays side by side, to the one at the initial state, where gy
-        (T, B, H), or None, arrives on the way. The chunks are reduced at the same time, and joined.
-        """
+        """Return the way back through the run as one affine map a sample: (B, n + 1, n), rows as in `affine.join`."""
+        # It takes the gradient at the last state, its arrays side by side, to the one at the initial state, where gy
+        # (T, B, H), or None, arrives on the way. The chunks are reduced at the same time, and joined.
         from sparsebp.scan import algorithms
 
         xp = backend.namespace(tape.h)
@@ -579,10 +511,8 @@ class CellMath(abc.ABC):
         return out
 
     def state_jacobians(self, tape: Tape, weights: Weights) -> tuple[Array, SparsityPattern]:
-        """Return the transposed Jacobians of the state after each step with respect to the one before, and a pattern.
-
-        The values are (T, nnz, B).
-        """
+        """Return the transposed Jacobians of the state after each step with respect to the last one, and a pattern."""
+        # The values are (T, nnz, B).
         return self.jacobians(tape, weights.weight_hh), self.pattern(tape.h.shape[2])
 
     def input_part(self, ga: Array) -> Array:
@@ -610,10 +540,8 @@ class CellMath(abc.ABC):
         return xp.roll(rows, by, axis=0)  # in one launch, the parts in two
 
     def input_factors(self, tape: Tape) -> Array:
-        """Return (T, gH, n, B): transposed Jacobian of the state after a step with respect to ``W_ih x`` at it.
-
-        Gate rows as in torch; the n columns are the state's arrays one after the other.
-        """
+        """Return (T, gH, n, B): transposed Jacobian of the state after a step with respect to ``W_ih x`` at it."""
+        # Gate rows as in torch; the n columns are the state's arrays one after the other.
         xp = backend.namespace(tape.h)
         ga, hidden, parts = self.empty_gradients(tape).ga, tape.h.shape[2], []
         eye = xp.tile(xp.eye(hidden, dtype=tape.h.dtype), (self.gates, 1))

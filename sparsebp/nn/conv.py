@@ -30,19 +30,12 @@ from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels,
 
 
 class Borders(NamedTuple):
-    """The padding of an input (B, C, …), as that of `torch.nn.functional.pad`.
+    """The padding of an input (B, C, …), as that of `torch.nn.functional.pad`."""
 
-    Attributes
-    ----------
-    mode
-        ``"reflect"``: mirrored at the outermost elements, which are not repeated; ``"replicate"``: the outermost
-        elements again; ``"circular"``: the elements of the other end.
-    padding
-        Elements (before, after) on each axis behind the channels.
-    """
-
+    # `"reflect"`: mirrored at the outermost elements, which are not repeated; `"replicate"`: the outermost elements
+    # again; `"circular"`: the elements of the other end.
     mode: str
-    padding: tuple[tuple[int, int], ...]
+    padding: tuple[tuple[int, int], ...]  # Elements (before, after) on each axis behind the channels
 
     @classmethod
     def of(cls, mode: str, windows: Windows) -> Borders | None:
@@ -50,20 +43,12 @@ class Borders(NamedTuple):
         return None if mode == "zeros" or not any(map(any, windows.padding)) else cls(mode, windows.padding)
 
     def check(self, sizes: tuple[int, ...]) -> None:
-        """Check that an input with axes of such lengths has enough to repeat.
-
-        Raises
-        ------
-        ShapeError
-            It has not: a reflection needs more elements than it has padding, a circle as many.
-        """
+        """Check that an input with axes of such lengths has enough to repeat."""
         spare = {"reflect": 1, "circular": 0}.get(self.mode)
         if spare is not None and any(max(pair) + spare > n for n, pair in zip(sizes, self.padding, strict=True)):
-            raise ShapeError(
-                f"The {self.mode} padding is larger than what it repeats",
-                expected=f"axes of at least {tuple(max(pair) + spare for pair in self.padding)} elements",
-                got=f"{sizes}, with padding {self.padding}", remedy="Use less padding, or a larger input",
-            )  # fmt: skip
+            raise ShapeError(f"The {self.mode} padding is larger than what it repeats",
+                             expected=f"axes of at least {tuple(max(pair) + spare for pair in self.padding)} elements",
+                             got=f"{sizes}, with padding {self.padding}")  # fmt: skip
 
     def padded(self, xp: ModuleType, x: Array) -> Array:
         """Return x with its borders, a new array: axis by axis, so that corners repeat corners."""
@@ -117,15 +102,10 @@ def _source(mode: str, before: int, n: int, after: int = 0, *, first: bool) -> s
 
 
 class ConvNd(SampleLayer, Prunable):
-    """The base of `Conv` and `ConvTranspose`, over `ndim` axes.
+    """The base of `Conv` and `ConvTranspose`, over `ndim` axes."""
 
-    Parameters
-    ----------
-    in_channels, out_channels, groups, bias, padding_mode, dtype, rng, device
-        As the subclasses state.
-    windows
-        Those of the convolution; of a transposed one, they slide over the output.
-    """
+    # in_channels, out_channels, groups, bias, padding_mode, dtype, rng, device: As the subclasses state.
+    # windows: Those of the convolution; of a transposed one, they slide over the output.
 
     replayable = True
 
@@ -151,13 +131,7 @@ class ConvNd(SampleLayer, Prunable):
         self._draw(shape, out_channels, bias, dtype, rng, device)
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the lengths of the output's axes after the channels.
-
-        Raises
-        ------
-        ShapeError
-            There is no output: the input is smaller than a window, or all of a transposed convolution's is cut off.
-        """
+        """Return the lengths of the output's axes after the channels."""
         return self.windows.input_size(input_size) if self.transposed else self.windows.output_size(input_size)
 
     @property
@@ -203,7 +177,7 @@ class ConvNd(SampleLayer, Prunable):
         xp = check_input(x, dtype=weight.dtype, shape=shape, like=weight)
         if 0 in x.shape[2:]:
             raise ShapeError("An axis of x behind the channels is empty", expected="at least one element on each",
-                             got=x.shape, remedy="Skip empty images")  # fmt: skip
+                             got=x.shape)  # fmt: skip
         return xp
 
     def _check_gy(self, gy: Array, saved: Array) -> ModuleType:

@@ -34,10 +34,8 @@ _within = _Within()
 
 @contextlib.contextmanager
 def rows_of(rows: Callable[[], Rows]) -> Iterator[set[int]]:
-    """Let forwards of this thread draw the rows of a larger batch; yields the identities of generators that did.
-
-    `rows` is called when a layer draws: a model that draws nothing need not know.
-    """
+    """Let forwards of this thread draw the rows of a larger batch; yields the identities of generators that did."""
+    # `rows` is called when a layer draws: a model that draws nothing need not know.
     before = _within.rows, _within.drawn
     _within.rows, _within.drawn = rows, set()
     try:
@@ -91,7 +89,7 @@ def draw_rows(
     if rest:
         raise ShapeError(
             "Random numbers have no rows for each sample", expected=f"a multiple of {own} samples on axis {axis}",
-            got=shape, remedy="Say on which axis the samples are; None, if what is drawn is the same for any batch",
+            got=shape, remedy="Say on which axis the samples are; None, if what is drawn is the same for any batch"
         )  # fmt: skip
     whole = make(generator, (*shape[:axis], total * each, *shape[axis + 1 :]))
     at: tuple[Any, ...] = (slice(None),) * axis + (slice(begin * each, (begin + own) * each),)

@@ -26,15 +26,10 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """A value that is computed when it is first asked for, once, by whichever thread asks.
+    """A value that is computed when it is first asked for, once, by whichever thread asks."""
 
-    Parameters
-    ----------
-    compute
-        Returns the value. If it raises, the next call tries again.
-    xp
-        On a GPU, another stream waits for the computation.
-    """
+    # compute: Returns the value. If it raises, the next call tries again.
+    # xp: On a GPU, another stream waits for the computation.
 
     __slots__ = ("_compute", "_lock", "_mark", "_value", "_xp")
 
@@ -152,17 +147,8 @@ def _without_pruned(layer: Any, grads: dict[str, Array]) -> dict[str, Array]:
 
 
 def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
-    """Return the gradients of a layer's parameters, after making sure that they are those.
-
-    Of a layer with children they are by dotted names; one that is there more than once may have a gradient a use.
-
-    Raises
-    ------
-    OptionError
-        Names are missing or unexpected, or it is no mapping.
-    ShapeError, DTypeError, DeviceError
-        A gradient is not like its parameter.
-    """
+    """Return the gradients of a layer's parameters, after making sure that they are those."""
+    # Of a layer with children they are by dotted names; one that is there more than once may have a gradient a use.
     params = layer.params
     if getattr(layer, "children", None):
         params = layer.parameters()
@@ -170,11 +156,9 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
             grads = layer.summed(grads)
     if not (isinstance(grads, (dict, Mapping)) and grads.keys() == params.keys()):
         names = ", ".join(map(str, grads)) or "none" if isinstance(grads, Mapping) else type(grads).__name__
-        raise OptionError(
-            f"{type(layer).__name__} does not give the gradients of its parameters",
-            expected=", ".join(params) or "none", got=names,
-            remedy="Let weight_grad return one array a parameter, named as in parameters()",
-        )  # fmt: skip
+        raise OptionError(f"{type(layer).__name__} does not give the gradients of its parameters",
+                          expected=", ".join(params) or "none", got=names,
+                          remedy="Let weight_grad return one array a parameter, named as in parameters()")  # fmt: skip
     for name, grad in grads.items():
         param = params[name]
         if getattr(grad, "shape", None) != param.shape or grad.dtype != param.dtype:
@@ -185,16 +169,9 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
 
 
 def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gradients:
-    """Return ``layer.gradients(gy, saved, **options)``.
-
-    Those of `input_grad` and `weight_grad` of an object that has these alone, or of a layer that overrides one of them
-    and inherits `gradients`.
-
-    Raises
-    ------
-    OptionError
-        There are options, which `gradients` alone takes.
-    """
+    """Return ``layer.gradients(gy, saved, **options)``."""
+    # Those of `input_grad` and `weight_grad` of an object that has these alone, or of a layer that overrides one of
+    # them and inherits `gradients`.
     if belongs(layer, "gradients"):
         found: Gradients = layer.gradients(gy, saved, **options)
         return found
@@ -203,7 +180,7 @@ def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gr
         raise OptionError(
             f"{type(layer).__name__} overrides input_grad or weight_grad, which take no more than gy and saved",
             expected="gradients(gy, saved, …) overridden as well", got=f"gradients at {', '.join(given)}",
-            remedy="Override gradients; see the how-to guide 'Write a layer'",
+            remedy="Override gradients; see the how-to guide 'Write a layer'"
         )  # fmt: skip
     return Gradients(layer, gy, saved)
 
@@ -250,7 +227,7 @@ class Back:
             raise StaleError(
                 "The parameters have changed since the forward", expected="the weights that the forward ran with",
                 got="others: an update, or load_state_dict, came in between",
-                remedy="Ask for all gradients (g.input, g.weights) before the update, or run vjp again",
+                remedy="Ask for all gradients (g.input, g.weights) before the update, or run vjp again"
             )  # fmt: skip
 
 
@@ -287,7 +264,7 @@ def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str
     for name, part in (("model", model), ("loss", loss)):
         if not callable(getattr(part, "forward", None)):
             raise OptionError(f"{name} cannot be differentiated", expected="an object with forward and a way back",
-                              got=type(part).__qualname__, remedy=f"Pass a {name} of sparsebp.nn")  # fmt: skip
+                              got=type(part).__qualname__)  # fmt: skip
 
     def function(x: Array, target: Array, **options: Any) -> tuple[float, dict[str, Array]]:
         prediction, saved = forward_of(model, x, **options)

@@ -107,12 +107,9 @@ def _chrono(
     rng = check_generator("rng", rng)
     names = [n for n, a in weights.items() if "bias_ih" in n and a.shape == (gates * hidden_size,)]
     if not names:
-        raise OptionError(
-            f"No {kind} bias was found",
-            expected=f"parameters bias_ih… of length {gates * hidden_size}",
-            got=", ".join(weights) or "no parameters",
-            remedy=f"Build the {kind} with bias=True",
-        )
+        raise OptionError(f"No {kind} bias was found", expected=f"parameters bias_ih… of length {gates * hidden_size}",
+                          got=", ".join(weights) or "no parameters",
+                          remedy=f"Build the {kind} with bias=True")  # fmt: skip
     for name in names:
         values = np.log(rng.uniform(1.0, max_length - 1.0, hidden_size)).astype(weights[name].dtype)
         for number, sign in signs.items():

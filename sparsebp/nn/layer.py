@@ -39,17 +39,9 @@ __all__ = ["NothingKept", "inference_mode", "keeps"]
 
 
 class NamedArrays(dict[str, Array]):
-    """Parameters or buffers of a layer. Once there, an array is replaced by one of its shape, dtype and device only.
+    """Parameters or buffers of a layer. Once there, an array is replaced by one of its shape, dtype and device only."""
 
-    So whatever a layer computes with fits the layer; a bias of shape (1,) in place of one of (n,) would be broadcast.
-
-    Raises
-    ------
-    DeviceError, DTypeError, ShapeError, LayoutError
-        On assignment, if it is no such array; `sparsebp.nn.Layer.to` changes dtype and device of a whole layer.
-    OptionError
-        On removal: a layer without a bias is built with ``bias=False``.
-    """
+    # So whatever a layer computes with fits the layer; a bias of shape (1,) in place of one of (n,) would be broadcast.
 
     def __init__(self, arrays: Mapping[str, Array] | Iterable[tuple[str, Array]] = ()) -> None:
         super().__init__()
@@ -58,7 +50,7 @@ class NamedArrays(dict[str, Array]):
     def __setitem__(self, name: str, array: Array) -> None:
         old = self.get(name)
         if array is None:
-            raise DTypeError(f"{name} is no array", expected="an array", got=None, remedy="Pass an array")
+            raise DTypeError(f"{name} is no array", expected="an array", got=None)
         if array is not old:
             backend.namespace(array)
             if old is not None:
@@ -110,15 +102,7 @@ class NamedArrays(dict[str, Array]):
 
 
 def parameter_dtype(dtype: Any, device: Any = None) -> np.dtype:
-    """Return the dtype of new parameters, float32 for None as in PyTorch.
-
-    Raises
-    ------
-    DTypeError
-        It is neither float32 nor float64.
-    DeviceError
-        `device` is neither None nor the host: parameters are drawn there.
-    """
+    """Return the dtype of new parameters, float32 for None as in PyTorch."""
     if device is not None and str(device) != "cpu":
         raise DeviceError("Layers are built on the host", expected="device=None or 'cpu'", got=shown(device),
                           remedy="Build the layer and call to('cuda')")  # fmt: skip
@@ -126,45 +110,26 @@ def parameter_dtype(dtype: Any, device: Any = None) -> np.dtype:
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> np.ndarray:
-    """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes.
-
-    Raises
-    ------
-    OptionError
-        No machine has room for so many.
-    """
+    """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes."""
     _check_size(shape)
     return rng.uniform(-bound, bound, shape).astype(dtype)
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], deviation: float, dtype: Any) -> np.ndarray:
-    """Draw from N(0, deviation²), the same numbers, rounded, in both dtypes.
-
-    Raises
-    ------
-    OptionError
-        No machine has room for so many.
-    """
+    """Draw from N(0, deviation²), the same numbers, rounded, in both dtypes."""
     _check_size(shape)
     return rng.normal(0.0, deviation, shape).astype(dtype)
 
 
 def full(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
-    """Return an array of one value.
-
-    Raises
-    ------
-    OptionError
-        No machine has room for it.
-    """
+    """Return an array of one value."""
     _check_size(shape)
     return np.full(shape, value, dtype)
 
 
 def _check_size(shape: tuple[int, ...]) -> None:
     if max(1, *shape) * math.prod(n or 1 for n in shape) > 2**60:  # NumPy counts bytes in 63 bits
-        raise OptionError("A parameter is too large for any machine", expected="fewer than 2**60 elements", got=shape,
-                          remedy="Build a smaller layer")  # fmt: skip
+        raise OptionError("A parameter is too large for any machine", expected="fewer than 2**60 elements", got=shape)
 
 
 def fan_in_bound(fan_in: int) -> float:
@@ -173,41 +138,23 @@ def fan_in_bound(fan_in: int) -> float:
 
 
 def checked_like(name: str, value: Any, param: Array) -> Array:
-    """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness.
-
-    Raises
-    ------
-    DTypeError, ShapeError, NonFiniteError
-        It is no array, another one, or holds NaN or infinity.
-    """
+    """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness."""
     xp = backend.namespace(param)
     try:
         array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, or a tensor that NumPy cannot read
-        raise DTypeError(f"{name} is no array", expected="an array", got=str(error),
-                         remedy="Pass what state_dict returned") from error  # fmt: skip
+        raise DTypeError(f"{name} is no array", expected="an array", got=str(error)) from error
     if array.shape != param.shape:
-        raise ShapeError(
-            f"{name} has the wrong shape",
-            expected=param.shape,
-            got=tuple(array.shape),
-            remedy="Build the model with the arguments that the state was made with",
-        )
+        raise ShapeError(f"{name} has the wrong shape", expected=param.shape, got=tuple(array.shape),
+                         remedy="Build the model with the arguments that the state was made with")  # fmt: skip
     if array.dtype != param.dtype:
-        raise DTypeError(
-            f"{name} has the wrong dtype",
-            expected=param.dtype,
-            got=array.dtype,
-            remedy=f"Convert the array, or build the model with dtype={array.dtype}",
-        )
+        raise DTypeError(f"{name} has the wrong dtype", expected=param.dtype, got=array.dtype,
+                         remedy=f"Convert the array, or build the model with dtype={array.dtype}")  # fmt: skip
     array = backend.as_namespace(array, xp)
     if not bool(xp.isfinite(array).all()):  # synchronize!
-        raise NonFiniteError(
-            f"{name} holds NaN or infinity",
-            expected="finite weights",
-            got=f"{int((~xp.isfinite(array)).sum())} of {array.size} values not finite",
-            remedy="Load the last good checkpoint",
-        )
+        raise NonFiniteError(f"{name} holds NaN or infinity", expected="finite weights",
+                             got=f"{int((~xp.isfinite(array)).sum())} of {array.size} values not finite",
+                             remedy="Load the last good checkpoint")  # fmt: skip
     return array
 
 
@@ -258,10 +205,9 @@ class NothingKept(list[Any]):
     """Stands where the runs of a forward would, after one that kept nothing: whoever reads them is told."""
 
     def _refused(self, *_: Any) -> NoReturn:
-        raise OptionError(
-            "This forward kept nothing for a way back", expected="what forward(x) saves outside of inference_mode",
-            got="what it saves inside", remedy="Run forward(x), or vjp(x), outside of inference_mode",
-        )  # fmt: skip
+        raise OptionError("This forward kept nothing for a way back",
+                          expected="what forward(x) saves outside of inference_mode", got="what it saves inside",
+                          remedy="Run forward(x), or vjp(x), outside of inference_mode")  # fmt: skip
 
     __getitem__ = __iter__ = __len__ = __bool__ = append = _refused
 
@@ -273,23 +219,12 @@ class NothingKept(list[Any]):
 
 
 class Work(NamedTuple):
-    """What one call of a layer's `input_grad` does, for the whole batch.
+    """What one call of a layer's `input_grad` does, for the whole batch."""
 
-    Attributes
-    ----------
-    flops
-        Floating-point operations; pruned weights count, since a matrix product computes with the zeros.
-    values
-        Values read and written, those of intermediate arrays included.
-    calls
-        Array operations one after the other.
-    entries
-        Entries of the layer's transposed Jacobian as far as shapes and masks tell them; 0 where they do not.
-    """
-
-    flops: int
-    values: int
-    calls: int
+    flops: int  # Floating-point operations; pruned weights count, since a matrix product computes with the zeros
+    values: int  # Values read and written, those of intermediate arrays included
+    calls: int  # Array operations one after the other
+    # Entries of the layer's transposed Jacobian as far as shapes and masks tell them; 0 where they do not.
     entries: int = 0
 
 
@@ -410,10 +345,9 @@ class Layer(abc.ABC):
         return getattr(self.gradients, "__func__", None) is Layer.gradients
 
     def _no_way_back(self, missing: str) -> OptionError:
-        return OptionError(
-            f"{type(self).__name__} has no way back", expected=f"{missing}, or gradients(gy, saved)", got="neither",
-            remedy="Define one of them; see the how-to guide 'Write a layer'",
-        )  # fmt: skip
+        return OptionError(f"{type(self).__name__} has no way back", expected=f"{missing}, or gradients(gy, saved)",
+                           got="neither",
+                           remedy="Define one of them; see the how-to guide 'Write a layer'")  # fmt: skip
 
     def explain(self, x: Array, **options: Any) -> str:
         """Say how the way back from `x` would run, and why: what ``backward="auto"`` chose, a line for each choice.
@@ -501,8 +435,7 @@ class Layer(abc.ABC):
                 continue
             if any(child is layer for layer in above):
                 raise OptionError("A layer is inside itself", expected="children that do not hold their parents",
-                                  got=f"{type(child).__name__} again as {path!r}",
-                                  remedy="Take it out of the children")  # fmt: skip
+                                  got=f"{type(child).__name__} again as {path!r}")  # fmt: skip
             yield from child._modules(path, above)
 
     def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
@@ -546,11 +479,9 @@ class Layer(abc.ABC):
         for name, first in reversed(names):
             total[first] = total[first] + grads[name] if first in total else grads[name]
         if len(total) != different or len(names) != len(grads):
-            raise OptionError(
-                f"{type(self).__name__} does not give the gradients of its parameters",
-                expected=", ".join(self.parameters()), got=", ".join(grads) or "none",
-                remedy="Let the weights of gradients have the Gradients of every child by its name",
-            )  # fmt: skip
+            raise OptionError(f"{type(self).__name__} does not give the gradients of its parameters",
+                              expected=", ".join(self.parameters()), got=", ".join(grads) or "none", remedy="Let the "
+                              "weights of gradients have the Gradients of every child by its name")  # fmt: skip
         return {first: total[first] for _, first in names}
 
     def generators(self) -> dict[str, np.random.Generator]:
@@ -596,26 +527,22 @@ class Layer(abc.ABC):
             An array holds NaN or infinity.
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-            raise FileFormatError("This is no state of a layer", expected="arrays by name",
-                                  got=type(state).__name__, remedy="Pass what state_dict() returned")  # fmt: skip
+            raise FileFormatError("This is no state of a layer", expected="arrays by name", got=type(state).__name__,
+                                  remedy="Pass what state_dict() returned")  # fmt: skip
         new = self._new_buffers(state)
         params = self._state() | {name: array for name, (_, array) in new.items()}
         missing, unexpected = sorted(params.keys() - state.keys()), sorted(state.keys() - params.keys())
         if missing or unexpected:
-            raise FileFormatError(
-                f"The state does not fit {type(self).__name__}",
-                expected=f"the names {', '.join(params)}" if params else "no parameters",
-                got=f"missing {missing}, unexpected {unexpected}",
-                remedy="Build the model with the arguments that the state was made with",
-            )
+            raise FileFormatError(f"The state does not fit {type(self).__name__}",
+                                  expected=f"the names {', '.join(params)}" if params else "no parameters",
+                                  got=f"missing {missing}, unexpected {unexpected}",
+                                  remedy="Build the model with the arguments that the state was made with")  # fmt: skip
         loaded = {name: checked_like(name, state[name], param) for name, param in params.items()}
         for name, param, first in self._named_parameters():
             if name != first and not bool((loaded[name] == loaded[first]).all()):  # synchronize!
-                raise FileFormatError(
-                    f"{name} and {first} are one parameter, but the state has different values for them",
-                    expected="equal arrays", got=f"arrays of shape {param.shape} that differ",
-                    remedy="Load the state of a model that shares it as well",
-                )  # fmt: skip
+                raise FileFormatError(f"{name} and {first} are one parameter, but the state has different values for "
+                                      "them", expected="equal arrays", got=f"arrays of shape {param.shape} that differ",
+                                      remedy="Load the state of a model that shares it as well")  # fmt: skip
         for name, param in params.items():
             param[...] = loaded[name]
         for name, (layer, array) in new.items():
@@ -715,13 +642,7 @@ def dotted(prefix: str, name: str) -> str:
 
 
 def check_layer(name: str, value: Any) -> Layer:
-    """Return an argument that is a layer.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return an argument that is a layer."""
     if not isinstance(value, Layer):
         raise OptionError(f"{name} is no layer", expected="a layer of sparsebp.nn", got=type(value).__name__,
                           remedy="Pass an instance: ReLU(), not ReLU")  # fmt: skip
@@ -731,26 +652,12 @@ def check_layer(name: str, value: Any) -> Layer:
 def check_input(
     array: Array, *, name: str = "x", dtype: Any = None, shape: tuple[int | None, ...] | None = None, like: Array = None
 ) -> ModuleType:
-    """Check a layer's array argument and return its namespace. Strides are free: layers copy where a kernel needs it.
-
-    Parameters
-    ----------
-    array
-        The argument.
-    name
-        Its name in messages.
-    dtype
-        The dtype it must have; None: float32 or float64.
-    shape
-        Lengths it must have, None for any length; None: any shape.
-    like
-        An array whose namespace it must share, or None.
-
-    Raises
-    ------
-    DeviceError, DTypeError, ShapeError
-        The argument differs.
-    """
+    """Check a layer's array argument and return its namespace. Strides are free: layers copy where they must."""
+    # array: The argument.
+    # name: Its name in messages.
+    # dtype: The dtype it must have; None: float32 or float64.
+    # shape: Lengths it must have, None for any length; None: any shape.
+    # like: An array whose namespace it must share, or None.
     if type(array) is type(like) is np.ndarray:  # as nearly always
         xp: ModuleType = np
     else:

@@ -89,10 +89,7 @@ class Linear(Prunable):
         weight = self._weight()
         xp = check_input(x, dtype=weight.dtype, like=weight)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
-            raise ShapeError(
-                "x has the wrong shape", expected=f"(…, {self.in_features})", got=x.shape,
-                remedy="Pass an array whose last axis are the features",
-            )  # fmt: skip
+            raise ShapeError("x has the wrong shape", expected=f"(…, {self.in_features})", got=x.shape)
         return matmul(xp, x, weight.T)
 
     def input_grad(self, gy: Array, saved: Array) -> Array:

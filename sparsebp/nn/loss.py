@@ -95,10 +95,9 @@ class Loss(abc.ABC):
             return saved if gy is None else saved * saved.dtype.type(check_number("gy", gy, finite=False))
         shape = self._loss_shape(saved)
         if gy is None:
-            raise OptionError(
-                "The gradient at a loss with reduction='none' is missing", expected=f"gy, an array {shape}", got=None,
-                remedy="Pass input_grad(saved, gy), or use reduction='mean' or 'sum'",
-            )  # fmt: skip
+            raise OptionError("The gradient at a loss with reduction='none' is missing",
+                              expected=f"gy, an array {shape}", got=None,
+                              remedy="Pass input_grad(saved, gy), or use reduction='mean' or 'sum'")  # fmt: skip
         check_gy(gy, shape, saved.dtype, saved)
         return saved * self._spread(gy, saved)
 
@@ -113,25 +112,16 @@ class Loss(abc.ABC):
     def _check_some(self, prediction: Array) -> None:
         """Refuse the mean of nothing."""
         if self.reduction == "mean" and prediction.size == 0:
-            raise ShapeError(
-                "The batch is empty", expected="at least one element", got=prediction.shape, remedy="Skip empty batches"
-            )
+            raise ShapeError("The batch is empty", expected="at least one element", got=prediction.shape)
 
 
 def check_mean(loss: Any) -> None:
-    """Refuse a loss whose value over a batch is not the mean over its parts, which training takes it for.
-
-    Raises
-    ------
-    OptionError
-        Its `reduction` is another one.
-    """
+    """Refuse a loss whose value over a batch is not the mean over its parts, which training takes it for."""
     reduction = getattr(loss, "reduction", "mean")
     if reduction != "mean":
-        raise OptionError(
-            "Training takes the mean over samples, micro-batches and ranks", expected="a loss with reduction='mean'",
-            got=f"reduction={reduction!r}", remedy="Build the loss anew, or use value_and_grad and an optimizer",
-        )  # fmt: skip
+        raise OptionError("Training takes the mean over samples, micro-batches and ranks",
+                          expected="a loss with reduction='mean'", got=f"reduction={reduction!r}",
+                          remedy="Build the loss anew, or use value_and_grad and an optimizer")  # fmt: skip
 
 
 class ElementwiseLoss(Loss):
@@ -228,7 +218,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
             fits = False
         if not fits:
             raise ShapeError(f"{name} does not fit the prediction", expected=f"a shape that broadcasts to {shape}",
-                             got=weight.shape, remedy="Build the loss with another one")  # fmt: skip
+                             got=weight.shape)  # fmt: skip
         backend.check_array(name, weight, dtype=prediction.dtype)
         return weight
 
@@ -371,16 +361,12 @@ class ClassLoss(Loss):
 
     @abc.abstractmethod
     def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
-        """Return the losses of rows (M, C), multiplied with what each counts, and their slopes.
-
-        Without `counts` a class may be out of range: its row is NaN.
-        """
+        """Return the losses of rows (M, C), multiplied with what each counts, and their slopes."""
+        # Without `counts` a class may be out of range: its row is NaN.
 
     def _may_ignore(self, target: Array, seen: bool = False) -> bool:
-        """Whether a class may be the one to ignore; the host looks at its own arrays only, or at all if `seen`.
-
-        On a device the default, which hardly anybody has there, is taken for absent: it would cost launches.
-        """
+        """Whether a class may be the one to ignore; the host looks at its own arrays only, or at all if `seen`."""
+        # On a device the default, which hardly anybody has there, is taken for absent: it would cost launches.
         if target.dtype.kind == "f":
             return False
         if seen or backend.is_host(backend.namespace(target)):
@@ -392,18 +378,17 @@ class ClassLoss(Loss):
         kept = kept[kept != self.ignore_index]
         low, high = (int(kept.min()), int(kept.max())) if kept.size else (0, 0)  # synchronize!
         if low < 0 or high >= classes:
-            raise OptionError(
-                "target names a class that is not there", expected=f"classes from 0 to {classes - 1}",
-                got=f"classes from {low} to {high}", remedy="Number the classes from 0, or give the model more outputs",
-            )  # fmt: skip
+            raise OptionError("target names a class that is not there", expected=f"classes from 0 to {classes - 1}",
+                              got=f"classes from {low} to {high}",
+                              remedy="Number the classes from 0, or give the model more outputs")  # fmt: skip
 
     def _check(self, prediction: Array, target: Array) -> None:
         check_input(prediction, name="prediction")
         if prediction.ndim == 0 or prediction.shape[_axis(prediction)] == 0:
             raise ShapeError("prediction has no classes", expected="(N, C, …) or (C,), C of 1 or more",
-                             got=prediction.shape, remedy="Pass a number for every class")  # fmt: skip
+                             got=prediction.shape)  # fmt: skip
         if target is None:
-            raise DTypeError("target is missing", expected="an array of class numbers", got=None, remedy="Pass target")
+            raise DTypeError("target is missing", expected="an array of class numbers", got=None)
         backend.namespace(prediction, target)
         self._check_target(prediction, target)
         if self._weight is not None:
@@ -415,10 +400,7 @@ class ClassLoss(Loss):
 
     def _check_target(self, prediction: Array, target: Array) -> None:
         if target.dtype.kind not in "iu":
-            raise DTypeError(
-                "target has the wrong dtype", expected="integers (class numbers)", got=target.dtype,
-                remedy="Pass class numbers",
-            )  # fmt: skip
+            raise DTypeError("target has the wrong dtype", expected="integers (class numbers)", got=target.dtype)
         backend.check_array("target", target, shape=self._shape_of(prediction), contiguous=False)
 
     @staticmethod
@@ -491,19 +473,15 @@ class CrossEntropyLoss(ClassLoss):
     def _check_target(self, prediction: Array, target: Array) -> None:
         if target.dtype.kind != "f" or target.shape != prediction.shape:
             if target.dtype.kind not in "iu":
-                raise DTypeError(
-                    "target has the wrong dtype", got=f"{target.dtype} of shape {target.shape}",
-                    expected=f"integers (class numbers) {self._shape_of(prediction)}, or probabilities "
-                    f"{prediction.shape}", remedy="Pass class numbers, or probabilities in the prediction's shape",
-                )  # fmt: skip
+                raise DTypeError("target has the wrong dtype", got=f"{target.dtype} of shape {target.shape}",
+                                 expected=f"integers (class numbers) {self._shape_of(prediction)}, or probabilities "
+                                 f"{prediction.shape}")  # fmt: skip
             super()._check_target(prediction, target)
             return
         backend.check_array("target", target, dtype=prediction.dtype, contiguous=False)
         if self.ignore_index >= 0:
-            raise OptionError(
-                "Probabilities name no class that could be ignored", expected="a negative ignore_index",
-                got=self.ignore_index, remedy="Leave ignore_index out, or pass class numbers",
-            )  # fmt: skip
+            raise OptionError("Probabilities name no class that could be ignored", expected="a negative ignore_index",
+                              got=self.ignore_index)  # fmt: skip
 
 
 class NLLLoss(ClassLoss):

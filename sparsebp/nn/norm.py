@@ -69,7 +69,7 @@ class BatchNorm2d(Layer):
         super().__init__()
         self.num_features, self.eps = check_integer("num_features", num_features, 1), check_number("eps", eps, 0)
         if self.eps == 0:
-            raise OptionError("eps is zero", expected="a positive number", got=eps, remedy="Leave it out")
+            raise OptionError("eps is zero", expected="a positive number", got=eps)
         self.momentum = None if momentum is None else check_number("momentum", momentum, 0, 1)
         shape, dtype, bias = (self.num_features,), parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("affine", affine):
@@ -111,10 +111,9 @@ class BatchNorm2d(Layer):
         elif batch:
             count = x.shape[0] * x.shape[2] * x.shape[3]
             if count < (2 if self.training else 1):
-                raise ShapeError(
-                    "The batch has too few values for statistics of its own", expected="2 or more a channel",
-                    got=x.shape, remedy="Pass a larger batch, or call eval()",
-                )  # fmt: skip
+                raise ShapeError("The batch has too few values for statistics of its own",
+                                 expected="2 or more a channel", got=x.shape,
+                                 remedy="Pass a larger batch, or call eval()")  # fmt: skip
             mean, var, scale = (xp.empty(self.num_features, x.dtype) for _ in range(3))
             y = backend.empty(xp, x.shape, x.dtype)
             weight, bias = self.params.get("weight"), self.params.get("bias")
@@ -227,7 +226,7 @@ class BatchNorm2d(Layer):
             raise OptionError(
                 "Batch statistics couple the samples, so no sample has a Jacobian of its own",
                 expected="a forward with running statistics", got="a forward that normalised by the batch",
-                remedy="Call eval() before the forward (with track_running_stats=True), or use input_grad",
+                remedy="Call eval() before the forward (with track_running_stats=True), or use input_grad"
             )  # fmt: skip
         from sparsebp.jacobians import TransposedJacobian
         from sparsebp.patterns import pointwise_pattern
@@ -336,20 +335,9 @@ def together(layer: Any, behind: Any) -> bool:
 
 
 def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
-    """Return the output of both and what `layer` saves; the output is what `behind` saves. None: they run apart.
-
-    Parameters
-    ----------
-    layer, behind
-        Two of which `together` holds.
-    x
-        What comes to the first one.
-
-    Raises
-    ------
-    ShapeError, DTypeError
-        As ``layer.forward(x)``.
-    """
+    """Return the output of both and what `layer` saves; the output is what `behind` saves. None: they run apart."""
+    # layer, behind: Two of which `together` holds.
+    # x: What comes to the first one.
     if not isinstance(layer, BatchNorm2d | Linear) or not isinstance(behind, Clamped) or type(x) is not np.ndarray:
         return None
     if not (belongs(layer, "forward_between") and belongs(behind, "limits")):
@@ -358,17 +346,10 @@ def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
 
 
 def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> Gradients | None:
-    """Return the `Gradients` of `layer` for `gy` at the output of `behind`. None: they run apart.
-
-    Parameters
-    ----------
-    layer, behind
-        Two of which `together` holds.
-    gy
-        The gradient at the output of `behind`.
-    saved, y
-        What either has saved.
-    """
+    """Return the `Gradients` of `layer` for `gy` at the output of `behind`. None: they run apart."""
+    # layer, behind: Two of which `together` holds.
+    # gy: The gradient at the output of `behind`.
+    # saved, y: What either has saved.
     if not isinstance(layer, BatchNorm2d) or not isinstance(behind, Clamped):
         return None
     if type(gy) is not np.ndarray or gy.shape != y.shape or not layer.couples_samples(saved):
@@ -423,7 +404,7 @@ class GroupNorm(Layer):
         self.num_channels = check_integer("num_channels", num_channels, 1)
         if num_channels % num_groups:
             raise OptionError("The groups do not divide the channels", expected=f"a multiple of {num_groups} channels",
-                              got=num_channels, remedy="Pass another num_groups")  # fmt: skip
+                              got=num_channels)  # fmt: skip
         self.eps, dtype, bias = check_number("eps", eps, 0), parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("affine", affine):
             self.params["weight"] = full((self.num_channels,), 1, dtype)
@@ -442,7 +423,7 @@ class GroupNorm(Layer):
         xp = check_input(x, dtype=None if weight is None else weight.dtype, like=weight)
         if x.ndim < 2 or x.shape[1] != self.num_channels or 0 in x.shape[2:]:
             raise ShapeError("x has the wrong shape", expected=f"(B, {self.num_channels}, …), none of them empty",
-                             got=x.shape, remedy="Pass channels behind the batch")  # fmt: skip
+                             got=x.shape)  # fmt: skip
         grouped = self._grouped(x)
         centred = grouped - grouped.mean(axis=2, keepdims=True)
         scale = 1 / xp.sqrt((centred * centred).mean(axis=2, keepdims=True) + self.eps)
@@ -532,10 +513,7 @@ class LayerNorm(Layer):
         given = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
         shape = tuple(check_integer("a length of normalized_shape", n, 1) for n in given)
         if not shape:
-            raise OptionError(
-                "Invalid normalized_shape", expected="at least one length, each 1 or more", got=shape,
-                remedy="Pass the lengths of the trailing axes",
-            )  # fmt: skip
+            raise OptionError("Invalid normalized_shape", expected="at least one length, each 1 or more", got=shape)
         self.normalized_shape, self.eps = shape, check_number("eps", eps, 0)
         dtype, bias = parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("elementwise_affine", elementwise_affine):
@@ -586,9 +564,7 @@ class LayerNorm(Layer):
 
         unit, scale = saved
         if unit.ndim == len(self.normalized_shape):
-            raise ShapeError(
-                "x has no batch axis", expected="(B, …)", got=unit.shape, remedy="Add an axis in front"
-            )  # fmt: skip
+            raise ShapeError("x has no batch axis", expected="(B, …)", got=unit.shape)
         n = math.prod(self.normalized_shape)
         positions = math.prod(unit.shape[1 : unit.ndim - len(self.normalized_shape)])
         unit, scale = unit.reshape(-1, positions, n), scale.reshape(-1, positions, 1, 1)
@@ -614,10 +590,8 @@ class LayerNorm(Layer):
         check_input(x)
         leading = x.ndim - len(self.normalized_shape)
         if leading < 0:
-            raise ShapeError(
-                "x has too few axes", expected=f"(…, {', '.join(map(str, self.normalized_shape))})", got=x.shape,
-                remedy="Pass an array that ends in normalized_shape",
-            )  # fmt: skip
+            raise ShapeError("x has too few axes", expected=f"(…, {', '.join(map(str, self.normalized_shape))})",
+                             got=x.shape)  # fmt: skip
         weight = self.params.get("weight")
         shape = (*(None for _ in range(leading)), *self.normalized_shape)
         return check_input(x, dtype=None if weight is None else weight.dtype, shape=shape, like=weight)

@@ -33,20 +33,13 @@ class Lone(NamedTuple):
 
 
 class SampleLayer(Layer):
-    """The base of layers whose samples have `sample_axes` axes. Subclasses say what a batch (B, …) does.
+    """The base of layers whose samples have `sample_axes` axes. Subclasses say what a batch (B, …) does."""
 
-    A lone sample gets a batch axis in front, and what comes of it loses it. It has no batch for a scan: in a chain, the
-    layer runs its `input_grad`.
-    """
+    # A lone sample gets a batch axis in front, and what comes of it loses it. It has no batch for a scan: in a chain,
+    # the layer runs its `input_grad`.
 
     def forward(self, x: Array) -> tuple[Array, Any]:
-        """Return the output for x (B, …) or a lone sample (…), and what the way back needs.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x has another number of axes, is too small, or does not fit the layer in another way.
-        """
+        """Return the output for x (B, …) or a lone sample (…), and what the way back needs."""
         backend.namespace(x=x)
         if x.ndim != self.sample_axes:
             return self._forward(x)
@@ -107,10 +100,9 @@ def _batch_of(gy: Array) -> Array:
 
 @dataclass(frozen=True)
 class PoolSaved:
-    """What the forward of a pooling layer leaves: the input's shape and dtype, and each window's winner or weight.
+    """What the forward of a pooling layer leaves: the input's shape and dtype, and each window's winner or weight."""
 
-    `choice` is (B, C, …) places of the maxima for a max-pool, (…) weights of the windows for an average.
-    """
+    # `choice` is (B, C, …) places of the maxima for a max-pool, (…) weights of the windows for an average.
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -380,8 +372,7 @@ class AvgPool2d(AvgPool):
         if divisor_override is not None:
             self.divisor_override = check_integer("divisor_override", divisor_override, -(2**31), 2**31)
             if self.divisor_override == 0:
-                raise OptionError("divisor_override is zero", expected="None or another integer", got=0,
-                                  remedy="Leave it out")  # fmt: skip
+                raise OptionError("divisor_override is zero", expected="None or another integer", got=0)
 
 
 @dataclass(frozen=True)
@@ -410,12 +401,9 @@ class AdaptiveAvgPool(Pool):
         super().__init__()
         sizes = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size,) * self.dims
         if len(sizes) != self.dims:
-            raise OptionError(
-                f"output_size does not fit {self.dims} axes",
-                expected=f"one size, or {self.dims}",
-                got=repr(output_size),
-                remedy="Pass the sizes as torch.nn takes them, None to keep an axis",
-            )
+            raise OptionError(f"output_size does not fit {self.dims} axes", expected=f"one size, or {self.dims}",
+                              got=repr(output_size),
+                              remedy="Pass the sizes as torch.nn takes them, None to keep an axis")  # fmt: skip
         self.output_size = tuple(None if n is None else check_integer("output_size", n, 1, LONGEST) for n in sizes)
 
     def _forward(self, x: Array) -> tuple[Array, AdaptiveSaved]:

@@ -20,36 +20,22 @@ MASK = "weight_mask"
 
 
 class Prunable(Layer):
-    """What `Linear`, convolutions and transposed ones share: a parameter ``weight`` of which a mask keeps a part.
+    """What `Linear`, convolutions and transposed ones share: a parameter ``weight`` of which a mask keeps a part."""
 
-    The mask is the buffer ``weight_mask``, bool, of the weight's shape; it is there once something has been pruned. The
-    layer computes with 0 for the other weights, whatever the array holds there; their gradients are 0, and the
-    transposed Jacobian has no entries for them. So it is in every layer that shares the array, and if several of them
-    have a mask, weights are kept where all of them say so.
-    """
+    # The mask is the buffer `weight_mask`, bool, of the weight's shape; it is there once something has been pruned. The
+    # layer computes with 0 for the other weights, whatever the array holds there; their gradients are 0, and the
+    # transposed Jacobian has no entries for them. So it is in every layer that shares the array, and if several of them
+    # have a mask, weights are kept where all of them say so.
 
     def keep_weights(self, mask: Array) -> None:
-        """Keep the weights where `mask` is true, and set the others to 0, in place.
-
-        Parameters
-        ----------
-        mask
-            Bool, of the weight's shape, NumPy or CuPy; it is copied to the weight's device.
-
-        Raises
-        ------
-        DTypeError, ShapeError
-            It is something else.
-        """
+        """Keep the weights where `mask` is true, and set the others to 0, in place."""
+        # mask: Bool, of the weight's shape, NumPy or CuPy; it is copied to the weight's device.
         weight = self.params["weight"]
         if mask is None or (backend.namespace(mask) and mask.dtype != bool):
             raise DTypeError("The mask has the wrong dtype", expected="bool", got=getattr(mask, "dtype", None),
                              remedy="Pass mask != 0")  # fmt: skip
         if mask.shape != weight.shape:
-            raise ShapeError(
-                "The mask does not fit the weight", expected=weight.shape, got=mask.shape,
-                remedy="Pass one truth value for every weight",
-            )  # fmt: skip
+            raise ShapeError("The mask does not fit the weight", expected=weight.shape, got=mask.shape)
         self.buffers[MASK] = backend.as_namespace(mask, backend.namespace(weight)).copy()
         self._arrays_replaced()
         masking.clear(weight)
@@ -189,12 +175,12 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     sizes = {name: layer.params["weight"].size for name, layer in layers.items()}
     if sum(sizes.values()) == 0:
         raise OptionError("There is nothing to prune", expected="a model with convolutions or linear layers",
-                          got=type(model).__name__, remedy="Pass the model whose weights are to go")  # fmt: skip
+                          got=type(model).__name__)  # fmt: skip
     _check_optimizer(optimizer, layers)
     masks = _masks(layers, amount, method)
     if not any(mask.any() for mask in masks.values()):
         raise OptionError("Pruning would leave no weight at all", expected="an amount that leaves at least one weight",
-                          got=f"{amount} of {sum(sizes.values())} weights", remedy="Prune less")  # fmt: skip
+                          got=f"{amount} of {sum(sizes.values())} weights")  # fmt: skip
     for name, layer in layers.items():
         layer.keep_weights(masks[name].reshape(layer.params["weight"].shape))
     if optimizer is not None:
@@ -213,18 +199,14 @@ def _masks(layers: dict[str, Prunable], amount: float, method: PruneMethod) -> d
 
 
 def _magnitudes(layer: Prunable, in_deviations: bool) -> np.ndarray:
-    """Return the absolute weights, flat, float64 on the host; those that are pruned already are -1: they go first.
-
-    `in_deviations`: in units of the standard deviation of the layer's weights that are left.
-    """
+    """Return the absolute weights, flat, float64 on the host; those that are pruned already are -1: they go first."""
+    # `in_deviations`: in units of the standard deviation of the layer's weights that are left.
     weight = backend.to_host(layer.params["weight"]).reshape(-1).astype(np.float64)
     magnitudes = np.abs(weight)
     if not np.isfinite(magnitudes).all():
-        raise NonFiniteError(
-            "A weight that is not finite cannot be ranked", expected="finite weights",
-            got=f"{int((~np.isfinite(magnitudes)).sum())} of {magnitudes.size} values not finite",
-            remedy="Load the last good checkpoint",
-        )  # fmt: skip
+        raise NonFiniteError("A weight that is not finite cannot be ranked", expected="finite weights",
+                             got=f"{int((~np.isfinite(magnitudes)).sum())} of {magnitudes.size} values not finite",
+                             remedy="Load the last good checkpoint")  # fmt: skip
     known = layer._host_mask()
     mask = np.ones(len(weight), bool) if known is None else known.reshape(-1)
     if in_deviations:
@@ -254,15 +236,13 @@ def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
     owned = getattr(optimizer, "params", None)
     if not isinstance(owned, Mapping) or not hasattr(optimizer, "buffers"):
         raise OptionError("optimizer is none", expected="an optimizer of sparsebp.optim, or None",
-                          got=type(optimizer).__name__, remedy="Pass the model's")  # fmt: skip
+                          got=type(optimizer).__name__)  # fmt: skip
     for name, layer in layers.items():
         weight = layer.params["weight"]
         if owned.get(dotted(name, "weight"), weight) is not weight:
-            raise OptionError(
-                "The optimizer does not belong to the model", expected="one built on model.parameters()",
-                got=f"{type(optimizer).__name__} on another weight of layer {name!r}",
-                remedy="Build it after model.to(...), from the parameters of the model that is pruned",
-            )  # fmt: skip
+            raise OptionError("The optimizer does not belong to the model", expected="one built on model.parameters()",
+                              got=f"{type(optimizer).__name__} on another weight of layer {name!r}", remedy="Build it "
+                              "after model.to(...), from the parameters of the model that is pruned")  # fmt: skip
 
 
 def _forget(optimizer: Any, layers: dict[str, Prunable]) -> None:

@@ -187,8 +187,7 @@ class Recurrent(Layer):
         weight = self.params["weight_ih_l0"]
         xp = check_input(x, dtype=weight.dtype, shape=(None, None, self.input_size), like=weight)
         if 0 in x.shape[:2]:
-            raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape,
-                             remedy="Skip empty batches and sequences")  # fmt: skip
+            raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape)
         inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if self.batch_first else x)
         steps, batch, _ = inputs.shape
         shapes = self.state_shapes(batch)
@@ -261,7 +260,7 @@ class Recurrent(Layer):
         """
         if self.bidirectional:
             raise OptionError("A stream has no end to come back from", expected="a layer of one direction",
-                              got="bidirectional=True", remedy="Build the layer with bidirectional=False")  # fmt: skip
+                              got="bidirectional=True")  # fmt: skip
         return Stream(self, [self._suffix(run) for run in range(self.num_layers)], batch, state)
 
     def step(self, x: Array, state: Stream) -> Array:
@@ -322,11 +321,9 @@ class Recurrent(Layer):
     def _scan(
         self, arriving: Array | None, saved: RecurrentSaved, last: GivenState, for_weights: bool
     ) -> tuple[dict[int, RunGradients], dict[int, SummedGradients]]:
-        """Take the gradients through all runs, from the last layer to the first.
-
-        What arrives below a layer needs ga of its runs; those of the first one may leave sums alone, `for_weights`. On
-        the host they leave the same sums, to the bit, where the input is asked for first.
-        """
+        """Take the gradients through all runs, from the last layer to the first."""
+        # What arrives below a layer needs ga of its runs; those of the first one may leave sums alone, `for_weights`.
+        # On the host they leave the same sums, to the bit, where the input is asked for first.
         found: dict[int, RunGradients] = {}
         summing = for_weights or backend.is_host(backend.namespace(saved.h_n))
         for layer in reversed(range(self.num_layers)):
@@ -503,12 +500,11 @@ class SequenceClassifier(Layer):
         if not isinstance(rnn, Recurrent) or not isinstance(head, Linear):
             raise OptionError("A part of the classifier is of another kind",
                               expected="an RNN, GRU or LSTM, and a Linear",
-                              got=f"{type(rnn).__name__}, {type(head).__name__}",
-                              remedy="Pass SequenceClassifier(GRU(…), Linear(…))")  # fmt: skip
+                              got=f"{type(rnn).__name__}, {type(head).__name__}")  # fmt: skip
         width = rnn.directions * rnn.output_size
         if head.in_features != width:
             raise ShapeError("The head does not fit the recurrent layer", expected=f"in_features = {width}",
-                             got=head.in_features, remedy=f"Pass Linear({width}, classes)")  # fmt: skip
+                             got=head.in_features)  # fmt: skip
         self.rnn, self.head = rnn, head
         self.children = {"rnn": rnn, "head": head}
 
@@ -618,15 +614,9 @@ class LoneGradients(Gradients):
 
 
 def takes_lone(sample_axes: int, state_axis: int) -> Callable[[L], L]:
-    """Let a recurrent layer or cell take an x of so many axes, without that of the batch; states are without it too.
-
-    Parameters
-    ----------
-    sample_axes
-        2 of a layer, (T, features), 1 of a cell.
-    state_axis
-        Where a batch is in the states: 1 of a layer, 0 of a cell.
-    """
+    """Let a recurrent layer or cell take an x of so many axes, without that of the batch; states are without it too."""
+    # sample_axes: 2 of a layer, (T, features), 1 of a cell.
+    # state_axis: Where a batch is in the states: 1 of a layer, 0 of a cell.
 
     def within(cls: L) -> L:
         forward, gradients = cls.forward, cls.gradients
@@ -690,11 +680,10 @@ def _with(value: Any, axis: int) -> Any:
 
 
 class GRUMath(CellMath):
-    """The specifics of the GRU: ga (T, B, 4H) holds the gradients at N, R, Z and M, in the order n, r, z, m.
+    """The specifics of the GRU: ga (T, B, 4H) holds the gradients at N, R, Z and M, in the order n, r, z, m."""
 
-    M = W_hn h + b_hn has a gradient of its own, so the first three quarters belong to the input weights and the last
-    three to the hidden weights, and neither product copies.
-    """
+    # M = W_hn h + b_hn has a gradient of its own, so the first three quarters belong to the input weights and the last
+    # three to the hidden weights, and neither product copies.
 
     name = kind = "gru"
     gates = 3
@@ -867,7 +856,7 @@ class LSTM(Recurrent):
         self.proj_size = check_integer("proj_size", proj_size, 0)
         if self.proj_size and self.proj_size >= check_integer("hidden_size", hidden_size, 1):
             raise OptionError("A projection makes h smaller", expected=f"proj_size < hidden_size = {hidden_size}",
-                              got=proj_size, remedy="Pass a smaller proj_size, or 0 for none")  # fmt: skip
+                              got=proj_size)  # fmt: skip
         cell = ProjectedLSTMMath() if self.proj_size else LSTMMath()
         super().__init__(
             cell, input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
@@ -963,20 +952,15 @@ class LSTMCell(RecurrentCell):
 
 
 def pair(name: str, hx: Any) -> GivenState | None:
-    """Return (h0, c0) after checking that it is a pair.
-
-    Raises
-    ------
-    OptionError
-        It is not.
-    """
+    """Return (h0, c0) after checking that it is a pair."""
     if hx is None:
         return None
     if isinstance(hx, (tuple, list)) and len(hx) == 2:
         return tuple(hx)
-    raise OptionError(f"{name} is not the state of an LSTM", expected="a pair of arrays (h0, c0)",
-                      got=f"{type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else ""),
-                      remedy=f"Pass {name}=(h0, c0), or None for zeros")  # fmt: skip
+    raise OptionError(
+        f"{name} is not the state of an LSTM", expected="a pair of arrays (h0, c0)",
+        got=f"{type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else "")
+    )  # fmt: skip
 
 
 # RNN: h[t] = f(W_ih x[t] + b_ih + W_hh h[t-1] + b_hh), f = tanh or relu (BPPSA Eq. 9).

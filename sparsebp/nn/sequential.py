@@ -38,20 +38,12 @@ def choose_chain_backward(
     works: Sequence[Work], batch: int, dtype: np.dtype, xp: ModuleType, options: BackwardOptions,
     jacobians: Callable[[], list[Any]], plan: Callable[[list[Any]], Any],
 ) -> ChainChoice:  # fmt: skip
-    """Compare estimates of the same machine model: layer by layer, the least that any scan takes, the scans themselves.
-
-    Parameters
-    ----------
-    works
-        Costs of the layers' `input_grad`.
-    batch, dtype, xp, options
-        What they are for; `options` give the workers and the memory limit.
-    jacobians
-        Returns the transposed Jacobians that are not the identity. Called only where `works` do not tell already that
-        no scan can be as fast: their patterns may be large.
-    plan
-        Plans the scan over them; called only if a scan is taken.
-    """
+    """Compare estimates of the same machine model: layer by layer, the least of any scan, the scans themselves."""
+    # works: Costs of the layers' `input_grad`.
+    # batch, dtype, xp, options: What they are for; `options` give the workers and the memory limit.
+    # jacobians: Returns the transposed Jacobians that are not the identity. Called only where `works` do not tell
+    # already that no scan can be as fast: their patterns may be large.
+    # plan: Plans the scan over them; called only if a scan is taken.
     from sparsebp.core.machine import machine
     from sparsebp.scan.plan import estimate_scans
     from sparsebp.scan.report import MARGIN, layerwise_seconds, least_scan_seconds, values_seconds
@@ -135,10 +127,8 @@ class Link(NamedTuple):
             yield from self.layer.choices(self.saved, prefix)
 
     def jacobian_t(self, like: Array) -> Any:
-        """Return the layer's `TransposedJacobian`: its own, or the dense one from its input gradient.
-
-        `like` is an array of the dtype of input and output, on their device.
-        """
+        """Return the layer's `TransposedJacobian`: its own, or the dense one from its input gradient."""
+        # `like` is an array of the dtype of input and output, on their device.
         if belongs(self.layer, "jacobian_t"):
             return self.layer.jacobian_t(self.saved)
         from sparsebp.jacobians import dense_jacobian_t
@@ -187,31 +177,19 @@ KEPT = 8
 
 
 class ChainBackward:
-    """How one chain runs backward: by its options, and by what ``"auto"`` has chosen for its stretches.
+    """How one chain runs backward: by its options, and by what ``"auto"`` has chosen for its stretches."""
 
-    Stretches of layers are scanned each by itself; a layer between them that couples the samples has no Jacobian and
-    runs its `input_grad`, and so does one that stands alone, for which there is nothing to scan.
-    """
+    # Stretches of layers are scanned each by itself; a layer between them that couples the samples has no Jacobian and
+    # runs its `input_grad`, and so does one that stands alone, for which there is nothing to scan.
 
     def __init__(self, options: BackwardOptions) -> None:
         self.options = options
         self._chosen: dict[Any, ChainChoice] = {}
 
     def gradients(self, links: Sequence[Link], last: Gradients) -> tuple[Array, list[Gradients]]:
-        """Return the gradient at the input of the first link, and the `Gradients` of every link.
-
-        Parameters
-        ----------
-        links
-            In the order of forward.
-        last
-            The gradients of the last one.
-
-        Raises
-        ------
-        MemoryLimitError
-            Jacobians and scan of a stretch need more than the options' limit.
-        """
+        """Return the gradient at the input of the first link, and the `Gradients` of every link."""
+        # links: In the order of forward.
+        # last: The gradients of the last one.
         gy, found = last.gy, list[Gradients]()  # from the last link to the first
 
         def met(link: Link) -> Gradients:
@@ -236,10 +214,8 @@ class ChainBackward:
         return gy, found[::-1]
 
     def plans(self, links: Sequence[Link], like: Array) -> list[Any]:
-        """Return a `ScanPlan` or `LayerByLayer` for every stretch that could be scanned, from the last to the first.
-
-        `like` is an array of the gradient's dtype, on its device. There is nothing to return for ``"bp"``.
-        """
+        """Return a `ScanPlan` or `LayerByLayer` for every stretch that could be scanned, from the last to the first."""
+        # `like` is an array of the gradient's dtype, on its device. There is nothing to return for `"bp"`.
         from sparsebp.scan.report import LayerByLayer
 
         plans: list[Any] = []
@@ -409,12 +385,9 @@ class Concat(Container):
             raise ShapeError("x is a lone sample, of which the channels are not the second axis",
                              expected="(B, channels, …)", got=x.shape, remedy="Pass x[None]")  # fmt: skip
         if outputs[0].ndim < 2 or len({(y.shape[0], *y.shape[2:]) for y in outputs}) > 1:
-            raise ShapeError(
-                "The outputs of the branches do not stand side by side",
-                expected="(B, channels, …) that differ in the channels alone",
-                got=", ".join(str(y.shape) for y in outputs),
-                remedy="Choose strides and paddings that give every branch the same positions",
-            )
+            raise ShapeError("The outputs of the branches do not stand side by side",
+                             expected="(B, channels, …) that differ in the channels alone",
+                             got=", ".join(str(y.shape) for y in outputs))  # fmt: skip
         return _side_by_side(xp, outputs), ConcatSaved(x, [out.shape for out in outputs], list(saved))
 
     def gradients(self, gy: Array, saved: ConcatSaved) -> Gradients:
@@ -480,21 +453,10 @@ def _side_by_side(xp: ModuleType, arrays: Sequence[Array]) -> Array:
 
 
 def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
-    """Return the numbers of the layers whose forward takes lengths, and whether one of them leaves no steps behind it.
-
-    From the one on that makes one vector of all steps (``joins_steps = True``, as `MeanOverSteps`) there are none any
-    more. Before it, a layer either takes lengths or works on each step by itself (``stepwise = True``, as `Linear`).
-
-    Parameters
-    ----------
-    stages
-        Names and layers, as `Layer.stages` returns them.
-
-    Raises
-    ------
-    OptionError
-        A layer may mix valid steps with those behind a sample's end.
-    """
+    """Return the numbers of the layers whose forward takes lengths, and whether one leaves no steps behind it."""
+    # From the one on that makes one vector of all steps (`joins_steps = True`, as `MeanOverSteps`) there are none any
+    # more. Before it, a layer either takes lengths or works on each step by itself (`stepwise = True`, as `Linear`).
+    # stages: Names and layers, as `Layer.stages` returns them.
     found = []
     for number, (name, layer) in enumerate(stages):
         if "lengths" in inspect.signature(layer.forward).parameters:
@@ -506,8 +468,7 @@ def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
                 f"Layer {name or 'of the model'} does not take lengths, and may mix steps with padding",
                 expected="forward(x, lengths=...), or stepwise = True in the class, up to a MeanOverSteps",
                 got=f"{type(layer).__name__}.forward({', '.join(inspect.signature(layer.forward).parameters)})",
-                remedy="Leave lengths out, or use layers that take them",
-            )  # fmt: skip
+            )
     return found, False
 
 
@@ -543,10 +504,8 @@ class Residual(Container):
         check_input(x)
         y, saved = forward_of(self.children["body"], x)
         if y.shape != x.shape:
-            raise ShapeError(
-                "The body of Residual changes the shape", expected=f"an output of the input's shape {x.shape}",
-                got=y.shape, remedy="Choose a body that keeps the shape",
-            )  # fmt: skip
+            raise ShapeError("The body of Residual changes the shape",
+                             expected=f"an output of the input's shape {x.shape}", got=y.shape)  # fmt: skip
         return _sum(x, y), (x, saved)
 
     def gradients(self, gy: Array, saved: tuple[Array, Any]) -> Gradients:
@@ -590,22 +549,13 @@ def _sum(a: Array, b: Array) -> Array:
 
 
 class SequentialSaved(NamedTuple):
-    """What the layers saved, the shapes of their inputs, and what the output is like.
+    """What the layers saved, the shapes of their inputs, and what the output is like."""
 
-    Attributes
-    ----------
-    layers, shapes
-        One each layer.
-    output_shape
-        Shape of the output.
-    like
-        An empty array of the output's dtype, on its device.
-    """
-
+    # layers, shapes: One each layer.
     layers: list[Any]
     shapes: list[tuple[int, ...]]
-    output_shape: tuple[int, ...]
-    like: Array
+    output_shape: tuple[int, ...]  # Shape of the output
+    like: Array  # An empty array of the output's dtype, on its device
 
 
 class Sequential(Container):
@@ -753,11 +703,9 @@ class Sequential(Container):
             except ShapeError as error:
                 if not saved:  # x itself, of which the layer speaks
                     raise
-                raise ShapeError(
-                    f"x of shape {shapes[0]} does not fit the chain at layer {name} ({type(layer).__name__}): "
-                    f"{error.problem}", expected=error.expected, got=error.got,
-                    remedy="Pass x of the size that the model is made for, or make the layers fit",
-                ) from error  # fmt: skip
+                raise ShapeError(f"x of shape {shapes[0]} does not fit the chain at layer {name} "
+                                 f"({type(layer).__name__}): {error.problem}", expected=error.expected,
+                                 got=error.got) from error  # fmt: skip
             saved.append(layer_saved)
             if found is not None:
                 shapes.append(x.shape)
@@ -843,11 +791,9 @@ class Sequential(Container):
         axes = [layer.batch_axes for layer in self.children.values()]
         for (_, given), (taken, _) in pairwise(axes):
             if given != taken:
-                raise OptionError(
-                    "The layers put the batch on different axes", expected="one axis from layer to layer",
-                    got=f"an output with the batch on axis {given}, then an input with it on axis {taken}",
-                    remedy="Build recurrent layers with batch_first=True",
-                )  # fmt: skip
+                raise OptionError("The layers put the batch on different axes", expected="one axis from layer to layer",
+                                  got=f"an output with the batch on axis {given}, then an input with it on axis "
+                                  f"{taken}", remedy="Build recurrent layers with batch_first=True")  # fmt: skip
         return axes[0][0], axes[-1][1]
 
     @property

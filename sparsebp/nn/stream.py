@@ -110,7 +110,7 @@ class Stream:
         if isinstance(state, (tuple, list)) and len(state) == 2:
             return state
         raise OptionError("The state is not that of an LSTM", expected="a pair of arrays (h, c)",
-                          got=type(state).__name__, remedy="Pass (h, c), or None for zeros")  # fmt: skip
+                          got=type(state).__name__)  # fmt: skip
 
     def step(self, x: np.ndarray) -> np.ndarray:
         """Take all layers one step on, and return the last one's h.
@@ -157,10 +157,10 @@ class Stream:
         for suffix in self._suffixes or ("",):
             weights = Weights.of(params, suffix)
             if weights.weight_ih.dtype != self._dtype or not isinstance(weights.weight_ih, np.ndarray):
-                raise OptionError(
-                    "The layer was converted after this stream was made", expected=f"{self._dtype} on the host",
-                    got=f"{weights.weight_ih.dtype} on {self._layer.device}", remedy="Make a new one: layer.stream()",
-                )  # fmt: skip
+                raise OptionError("The layer was converted after this stream was made",
+                                  expected=f"{self._dtype} on the host",
+                                  got=f"{weights.weight_ih.dtype} on {self._layer.device}",
+                                  remedy="Make a new one: layer.stream()")  # fmt: skip
             bound += [(name, array) for name, array in weights.named(suffix).items()]
             addresses += [_address(self._zeros if array is None else array) for array in weights[:4]]
         self._table[host.WEIGHTS :] = addresses
@@ -180,10 +180,8 @@ def _address(array: np.ndarray | None) -> int:
 
 
 def _refused(layer: Layer, expected: str) -> OptionError:
-    return OptionError(
-        f"{type(layer).__name__} cannot go step by step", expected=expected, got="another layer",
-        remedy="Run forward(x, h0) on what has come so far",
-    )  # fmt: skip
+    return OptionError(f"{type(layer).__name__} cannot go step by step", expected=expected, got="another layer",
+                       remedy="Run forward(x, h0) on what has come so far")  # fmt: skip
 
 
 # The base of RNNCell, GRUCell and LSTMCell: one step of a recurrent layer, differentiated by its state too.
@@ -197,21 +195,12 @@ class CellGradients(StateGradients):
 
 
 class RecurrentCell(Layer):
-    """One step: ``h' = cell(x, h)``, with torch.nn's parameters ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``.
+    """One step, ``h' = cell(x, h)``; torch.nn's ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``."""
 
-    Parameters
-    ----------
-    cell
-        The cell's specifics (given by the subclass).
-    input_size, hidden_size, bias
-        As in torch.nn.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64.
-    rng
-        Generator or seed of the initial values.
-    """
+    # cell: The cell's specifics (given by the subclass).
+    # device: None or `"cpu"`: layers are built on the host, and moved by `to`.
+    # dtype: float32 or float64.
+    # rng: Generator or seed of the initial values.
 
     replayable = True
     gradients_class: ClassVar[type[CellGradients]] = CellGradients
@@ -230,13 +219,7 @@ class RecurrentCell(Layer):
         self.params.update(weights.named())
 
     def forward(self, x: Array, h: Array | None = None) -> tuple[Array, Tape]:
-        """Return the next state (B, hidden_size) for x (B, input_size) and h (B, hidden_size) or None for zeros.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            An argument does not fit, or the batch is empty.
-        """
+        """Return the next state (B, hidden_size) for x (B, input_size) and h (B, hidden_size) or None for zeros."""
         return self._forward(x, None if h is None else (h,))
 
     def stream(self, batch: int | None = None, state: Any = None) -> Stream:
@@ -252,8 +235,7 @@ class RecurrentCell(Layer):
         weights = Weights.of(self.params)
         xp = check_input(x, dtype=weights.weight_ih.dtype, shape=(None, self.input_size), like=weights.weight_ih)
         if x.shape[0] == 0:
-            raise ShapeError("The batch is empty", expected="at least one sample", got=x.shape,
-                             remedy="Skip empty batches")  # fmt: skip
+            raise ShapeError("The batch is empty", expected="at least one sample", got=x.shape)
         shape = (x.shape[0], self.hidden_size)
         for name, array in zip(self.cell.states, state or (), strict=False):
             if array is not None:
@@ -269,8 +251,7 @@ class RecurrentCell(Layer):
         """Return the gradients from those at the state's arrays, by the names that messages have for them."""
         weights, xp = Weights.of(self.params), backend.namespace(saved.h)
         if all(array is None for array in last.values()):
-            raise OptionError("No gradient was given", expected=" or ".join(last), got="None",
-                              remedy="Pass the gradient of the loss with respect to the next state")  # fmt: skip
+            raise OptionError("No gradient was given", expected=" or ".join(last), got="None")
         arriving = [self._checked(name, array, saved) for name, array in last.items()]
         step = Shared(lambda: self.cell.backward(saved, weights.weight_hh, None, arriving), xp)
         return self.gradients_class(
@@ -288,10 +269,8 @@ class RecurrentCell(Layer):
         return xp.ascontiguousarray(grad)
 
     def hidden_jacobian_t(self, saved: Tape) -> Any:
-        """Return the transposed Jacobian of the new state with respect to the old one, per sample (BPPSA Eq. 11).
-
-        It is (H, H); of an LSTM, whose state is (h, c), (2H, 2H).
-        """
+        """Return the transposed Jacobian of the new state with respect to the old one, per sample (BPPSA Eq. 11)."""
+        # It is (H, H); of an LSTM, whose state is (h, c), (2H, 2H).
         from sparsebp.nn.bptt import hidden_jacobians_t
 
         return hidden_jacobians_t(self.cell, saved, Weights.of(self.params))[0]

@@ -117,11 +117,9 @@ class LRScheduler(abc.ABC):
 
 
 def reads_model(thing: Any) -> bool:
-    """Whether something that is run during training may look at the model's parameters or at the optimizer.
-
-    Its class, or the object itself, says that it does not: ``reads_model = False``. A subclass says so anew, for what
-    it overrides may look.
-    """
+    """Whether something that is run during training may look at the model's parameters or at the optimizer."""
+    # Its class, or the object itself, says that it does not: `reads_model = False`. A subclass says so anew, for what
+    # it overrides may look.
     own = getattr(thing, "__dict__", {})
     return bool(own.get("reads_model", vars(type(thing)).get("reads_model", True)))
 
@@ -133,7 +131,7 @@ def check_state(scheduler: Any, state: Mapping[str, Any]) -> None:
         raise FileFormatError(
             f"The state does not fit {type(scheduler).__name__}", expected=", ".join(sorted(expected)),
             got=", ".join(sorted(map(str, state))) or "nothing" if isinstance(state, Mapping) else type(state).__name__,
-            remedy="Pass what state_dict of such a schedule returned",
+            remedy="Pass what state_dict of such a schedule returned"
         )  # fmt: skip
 
 
@@ -141,7 +139,7 @@ def check_optimizer(optimizer: Any) -> Any:
     """Return what has ``param_groups``, the optimizer of a schedule; raise `OptionError` if it has none."""
     if not hasattr(optimizer, "param_groups"):
         raise OptionError("A schedule needs an optimizer", expected="an optimizer of sparsebp.optim",
-                          got=type(optimizer).__name__, remedy="Build the optimizer first")  # fmt: skip
+                          got=type(optimizer).__name__)  # fmt: skip
     return optimizer
 
 
@@ -157,18 +155,14 @@ def per_group(name: str, value: float | Sequence[float], optimizer: Optimizer) -
     values = [check_number(name, v, 0.0) for v in (value if many else [value])]  # type: ignore[union-attr]
     values = values if many else values * groups
     if len(values) != groups:
-        raise OptionError(f"{name} does not fit the groups", expected=f"one number, or {groups}", got=len(values),
-                          remedy="Pass a number for each group")  # fmt: skip
+        raise OptionError(f"{name} does not fit the groups", expected=f"one number, or {groups}", got=len(values))
     return values
 
 
 def _numbers(name: str, values: Any, count: int) -> list[float]:
     if not isinstance(values, list) or len(values) != count:
-        raise FileFormatError(
-            "The state does not fit the optimizer's groups", expected=f"{count} {name}",
-            got=len(values) if isinstance(values, list) else type(values).__name__,
-            remedy="Use the groups that the state was made with",
-        )  # fmt: skip
+        raise FileFormatError("The state does not fit the optimizer's groups", expected=f"{count} {name}",
+                              got=len(values) if isinstance(values, list) else type(values).__name__)  # fmt: skip
     return [in_state(check_number, name, value, 0.0) for value in values]
 
 
@@ -178,7 +172,7 @@ def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> 
         return check(name, value, *bounds)
     except OptionError as error:
         raise FileFormatError(f"An entry of the state is wrong: {error.problem}", expected=error.expected,
-                              got=error.got, remedy="Pass what state_dict returned") from error  # fmt: skip
+                              got=error.got) from error  # fmt: skip
 
 
 # Several learning-rate schedules on one optimizer, at the same time or one after the other, as in torch.optim.
@@ -206,22 +200,21 @@ class ChainedScheduler:
         for scheduler in self.schedulers:
             if not hasattr(scheduler, "step") or not hasattr(scheduler, "state_dict"):
                 raise OptionError("Not a schedule", expected="step, state_dict and load_state_dict",
-                                  got=type(scheduler).__name__, remedy="Pass schedules of sparsebp.optim")  # fmt: skip
+                                  got=type(scheduler).__name__)  # fmt: skip
         if len({id(scheduler) for scheduler in self.schedulers}) != max(len(self.schedulers), 1):
             raise OptionError("The schedules to chain are none, or one comes twice", expected="one or more schedules",
-                              got=f"{len(self.schedulers)}", remedy="Pass each once")  # fmt: skip
+                              got=f"{len(self.schedulers)}")  # fmt: skip
         optimizers = [] if optimizer is None else [check_optimizer(optimizer)]
         optimizers += [scheduler.optimizer for scheduler in self.schedulers if hasattr(scheduler, "optimizer")]
         if any(other is not optimizers[0] for other in optimizers):
             raise OptionError("The schedules are of several optimizers", expected="one optimizer",
-                              got=f"{len({id(o) for o in optimizers})}", remedy="Build all on one")  # fmt: skip
+                              got=f"{len({id(o) for o in optimizers})}")  # fmt: skip
         lone = [type(s).__name__ for s in self.schedulers[1:] if not getattr(s, "chains", True)]
         if lone:
-            raise OptionError(
-                "A schedule would undo what those before it make of the rate", expected="schedules that chain",
-                got=f"{', '.join(lone)} behind {type(self.schedulers[0]).__name__}",
-                remedy="Put it first, or use one schedule after the other with SequentialLR",
-            )  # fmt: skip
+            raise OptionError("A schedule would undo what those before it make of the rate",
+                              expected="schedules that chain",
+                              got=f"{', '.join(lone)} behind {type(self.schedulers[0]).__name__}",
+                              remedy="Put it first, or use one schedule after the other with SequentialLR")  # fmt: skip
         self.optimizer = optimizers[0] if optimizers else None
         self.needs_metric = all(getattr(s, "needs_metric", False) for s in self.schedulers)
         self.reads_model = any(reads_model(s) for s in self.schedulers)
@@ -275,18 +268,15 @@ class SequentialLR(LRScheduler):
         schedulers = check_sequence("schedulers", schedulers, "schedules")
         milestones = [check_integer("a milestone", m, 1) for m in check_sequence("milestones", milestones, "integers")]
         if not schedulers or len(milestones) != len(schedulers) - 1:
-            raise OptionError(
-                "Schedules and milestones do not go together", expected="one milestone fewer than schedules",
-                got=f"{len(schedulers)} schedules, {len(milestones)} milestones", remedy="Pass n and n - 1",
-            )  # fmt: skip
+            raise OptionError("Schedules and milestones do not go together",
+                              expected="one milestone fewer than schedules",
+                              got=f"{len(schedulers)} schedules, {len(milestones)} milestones")  # fmt: skip
         if any(not isinstance(s, LRScheduler) or s.optimizer is not optimizer for s in schedulers):
-            raise OptionError(
-                "A schedule cannot be part of a sequence", expected="schedules of this optimizer that go by steps",
-                got=", ".join(type(s).__name__ for s in schedulers), remedy="Build all on one optimizer",
-            )  # fmt: skip
+            raise OptionError("A schedule cannot be part of a sequence",
+                              expected="schedules of this optimizer that go by steps",
+                              got=", ".join(type(s).__name__ for s in schedulers))  # fmt: skip
         if any(late <= early for early, late in zip([0, *milestones], milestones, strict=False)):
-            raise OptionError("Milestones do not rise", expected="rising steps from 1 on", got=list(milestones),
-                              remedy="Sort them")  # fmt: skip
+            raise OptionError("Milestones do not rise", expected="rising steps from 1 on", got=list(milestones))
         self.schedulers, self.milestones = schedulers, milestones
         if type(self) is SequentialLR:
             self.reads_model = any(reads_model(scheduler) for scheduler in schedulers)
@@ -497,7 +487,7 @@ class LinearLR(LRScheduler):
         start_factor, end_factor = check_number("start_factor", start_factor), check_number("end_factor", end_factor)
         if not (0 < start_factor <= 1 and 0 <= end_factor <= 1):
             raise OptionError("Invalid factors", expected="0 < start_factor <= 1 and 0 <= end_factor <= 1",
-                              got=f"{start_factor} and {end_factor}", remedy="Pass others")  # fmt: skip
+                              got=f"{start_factor} and {end_factor}")  # fmt: skip
         self.start_factor, self.end_factor = start_factor, end_factor
         self.total_iters = check_integer("total_iters", total_iters, 1)
         super().__init__(optimizer)
@@ -523,7 +513,7 @@ class ConstantLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
         if not 0 < check_number("factor", factor) <= 1:
-            raise OptionError("Invalid factor", expected="0 < factor <= 1", got=factor, remedy="Pass another")
+            raise OptionError("Invalid factor", expected="0 < factor <= 1", got=factor)
         self.factor, self.total_iters = float(factor), check_integer("total_iters", total_iters, 1)
         super().__init__(optimizer)
 
@@ -588,7 +578,7 @@ class LambdaLR(LRScheduler):
         )
         if len(self.lr_lambdas) != groups or not all(map(callable, self.lr_lambdas)):
             raise OptionError("lr_lambda does not fit the groups", expected=f"a function, or a list of {groups}",
-                              got=shown(lr_lambda), remedy="Pass a function for each group")  # fmt: skip
+                              got=shown(lr_lambda))  # fmt: skip
         super().__init__(optimizer)
 
     def lr_at(self, step: int, base: float) -> float:
@@ -696,8 +686,7 @@ class OneCycleLR(LRScheduler):
         pct_start = check_number("pct_start", pct_start, 0.0, 1.0)
         if total_steps is None and (epochs is None or steps_per_epoch is None):
             raise OptionError("The number of steps is missing", expected="total_steps, or epochs and steps_per_epoch",
-                              got=f"epochs={shown(epochs)}, steps_per_epoch={shown(steps_per_epoch)}",
-                              remedy="Pass total_steps")  # fmt: skip
+                              got=f"epochs={shown(epochs)}, steps_per_epoch={shown(steps_per_epoch)}")  # fmt: skip
         if total_steps is None:
             counts = [check_integer(name, n, 1) for name, n in
                       (("epochs", epochs), ("steps_per_epoch", steps_per_epoch))]  # fmt: skip
@@ -739,5 +728,5 @@ def _line(start: float, end: float, done: float) -> float:
 
 def _positive(name: str, value: float) -> float:
     if check_number(name, value, 0.0) == 0:
-        raise OptionError(f"{name} is zero", expected="more than 0", got=value, remedy=f"Pass another {name}")
+        raise OptionError(f"{name} is zero", expected="more than 0", got=value)
     return float(value)

@@ -33,8 +33,7 @@ from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS
 def check_named(what: str, arrays: Any) -> None:
     """Raise `OptionError` unless `arrays` is a mapping."""
     if not isinstance(arrays, Mapping):
-        raise OptionError(f"{what} are not a mapping", expected="arrays by name", got=type(arrays).__name__,
-                          remedy="Pass a dict with the names of the parameters")  # fmt: skip
+        raise OptionError(f"{what} are not a mapping", expected="arrays by name", got=type(arrays).__name__)
 
 
 def check_is_array(what: str, array: Any) -> ModuleType:
@@ -66,18 +65,16 @@ def check_parameter(name: Any, param: Any) -> None:
 def check_fraction(name: str, value: float) -> None:
     """Raise `OptionError` unless ``0 <= value < 1``."""
     if not 0 <= check_number(name, value) < 1:
-        raise OptionError(f"Invalid {name}", expected="a number in [0, 1)", got=value, remedy=f"Pass another {name}")
+        raise OptionError(f"Invalid {name}", expected="a number in [0, 1)", got=value)
 
 
 def check_run(kind: str, run: Mapping[str, Any], options: Iterable[str]) -> None:
-    """Raise `OptionError` unless `run` holds what torch.optim's optimizers take besides an update's `options`.
-
-    None of it changes an update; ``differentiable=True`` would, and is refused.
-    """
+    """Raise `OptionError` unless `run` holds what torch.optim's optimizers take besides an update's `options`."""
+    # None of it changes an update; `differentiable=True` would, and is refused.
     unknown = sorted(run.keys() - _RUN.keys())
     if unknown:
         raise OptionError(f"{kind} does not know an argument", expected=f"any of {', '.join(options)}",
-                          got=", ".join(unknown), remedy="Leave it out")  # fmt: skip
+                          got=", ".join(unknown))  # fmt: skip
     for name, value in run.items():
         if value is not None or not _RUN[name]:
             check_flag(name, value)
@@ -102,11 +99,9 @@ def global_norm(grads: Mapping[str, Array]) -> float:
 
 
 def squared_norms(grads: Mapping[str, Array]) -> dict[str, float]:
-    """Return the sum of squares of each gradient, accumulated in float64; it does not depend on the others.
-
-    One pass over all gradients. The order of the additions depends on an array's size alone: with any number of threads
-    the bits are the same.
-    """
+    """Return the sum of squares of each gradient, accumulated in float64; it does not depend on the others."""
+    # One pass over all gradients. The order of the additions depends on an array's size alone: with any number of
+    # threads the bits are the same.
     check_named("The gradients", grads)
     squares = dict.fromkeys(grads, 0.0)
     for names, sums in square_sums(grads):
@@ -142,10 +137,9 @@ def check_finite(grads: Mapping[str, Array]) -> None:
     spaces = {name: check_is_array(f"The gradient of {name}", grad) for name, grad in grads.items()}
     bad = [name for name, xp in spaces.items() if not bool(xp.isfinite(grads[name]).all())]
     if bad:
-        raise NonFiniteError(
-            "A gradient is not finite", expected="finite numbers", got=f"NaN or infinity in {', '.join(bad)}",
-            remedy="Lower the learning rate, or clip with clip_grad_norm from the start",
-        )  # fmt: skip
+        raise NonFiniteError("A gradient is not finite", expected="finite numbers",
+                             got=f"NaN or infinity in {', '.join(bad)}",
+                             remedy="Lower the learning rate, or clip with clip_grad_norm from the start")  # fmt: skip
 
 
 def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float | None = None) -> float:
@@ -175,19 +169,11 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
 
 
 def clip_on_device(grads: Mapping[str, Array], max_norm: float, sums: Iterable[Array]) -> None:
-    """Scale the gradients in place as `clip_grad_norm` does, without a number that the host reads.
-
-    Nothing is scaled where the norm is not finite.
-
-    Parameters
-    ----------
-    grads
-        Gradients by name, on one device.
-    max_norm
-        The largest norm.
-    sums
-        Their sums of squares, as `square_sums` yields them.
-    """
+    """Scale the gradients in place as `clip_grad_norm` does, without a number that the host reads."""
+    # Nothing is scaled where the norm is not finite.
+    # grads: Gradients by name, on one device.
+    # max_norm: The largest norm.
+    # sums: Their sums of squares, as `square_sums` yields them.
     first, *others = (part.sum() for part in sums)
     total = sum(others, first)
     for xp, names in _kinds(grads):
@@ -309,10 +295,9 @@ class ParameterGroups:
             for group, buffers in zip(self.param_groups, self._group_buffers, strict=True):
                 self._check(group)
                 if self._buffers_of(group) != buffers:
-                    raise OptionError(
-                        "An option cannot be switched on or off after the optimizer has been built", expected=buffers,
-                        got=self._buffers_of(group), remedy="Build a new optimizer",
-                    )  # fmt: skip
+                    raise OptionError("An option cannot be switched on or off after the optimizer has been built",
+                                      expected=buffers, got=self._buffers_of(group),
+                                      remedy="Build a new optimizer")  # fmt: skip
             options = np.array([self._options(group) for group in self.param_groups], np.float64)
             self._expanded, self._seen = options[self._group_of], values
         return self._expanded
@@ -329,11 +314,9 @@ class ParameterGroups:
         return tuple(map(group.__getitem__, UPDATE_OPTIONS[self.rule]))
 
     def _run(self, rows: Sequence[int], grads: list[Array], options: Array, steps: Array | None) -> None:
-        """Update the parameters of these rows, rising and of one dtype and namespace, in one call.
-
-        grads: one for each of the rows. options: one row for each of all parameters. steps: the numbers of their last
-        updates on the device, which are counted on there; None counts on the host's.
-        """
+        """Update the parameters of these rows, rising and of one dtype and namespace, in one call."""
+        # grads: one for each of the rows. options: one row for each of all parameters. steps: the numbers of their last
+        # updates on the device, which are counted on there; None counts on the host's.
         first, end = rows[0], rows[-1] + 1
         if len(rows) == end - first:  # one or all, mostly: views, no copies
             at: Any = slice(first, end)
@@ -386,8 +369,7 @@ class ParameterGroups:
     def _adopt(self, group: Mapping[str, Any]) -> None:
         for name, param in group["params"].items():
             if name in self.params:
-                raise OptionError(f"The parameter {name} is in two groups", expected="every parameter once", got=name,
-                                  remedy="Leave it out of one of them")  # fmt: skip
+                raise OptionError(f"The parameter {name} is in two groups", expected="every parameter once", got=name)
             check_parameter(name, param)
             self.params[name] = param
             for buffer in self._buffers_of(group):
@@ -400,11 +382,9 @@ def _listed(params: Params) -> Sequence[Mapping[str, Any]]:
     groups = list(params) if isinstance(params, Iterable) and not isinstance(params, str) else [params]
     for group in groups:
         if not isinstance(group, Mapping):
-            raise OptionError(
-                "The parameters have no names", expected="arrays by name, or a list of groups of them",
-                got=type(group).__name__ if params is group else f"{type(params).__name__} of {type(group).__name__}",
-                remedy="Pass model.parameters(), or a part of it",
-            )  # fmt: skip
+            raise OptionError("The parameters have no names", expected="arrays by name, or a list of groups of them",
+                              got=type(group).__name__ if params is group else f"{type(params).__name__} of "
+                              f"{type(group).__name__}", remedy="Pass model.parameters(), or a part of it")  # fmt: skip
     return groups
 
 
@@ -412,15 +392,12 @@ def _group(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     """Return a group with all its options."""
     unknown = sorted(given.keys() - defaults.keys() - {"params"})
     if unknown or "params" not in given:
-        raise OptionError(
-            "A parameter group is not understood", expected=f"params, and any of {', '.join(defaults)}",
-            got=", ".join(map(str, given)) or "an empty group", remedy="Use the names of the optimizer's arguments",
-        )  # fmt: skip
+        raise OptionError("A parameter group is not understood", expected=f"params, and any of {', '.join(defaults)}",
+                          got=", ".join(map(str, given)) or "an empty group")  # fmt: skip
     if not isinstance(given["params"], Mapping):
-        raise OptionError(
-            "A group's params are not a mapping", expected="arrays by name", got=type(given["params"]).__name__,
-            remedy="Pass model.parameters(), or a part of it",
-        )  # fmt: skip
+        raise OptionError("A group's params are not a mapping", expected="arrays by name",
+                          got=type(given["params"]).__name__,
+                          remedy="Pass model.parameters(), or a part of it")  # fmt: skip
     chosen = {key: given.get(key, value) for key, value in defaults.items()}
     return {"params": dict(given["params"])} | {
         key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()
@@ -514,11 +491,9 @@ class Update:
             return
         wrong = [name for name in names if name not in self._open]
         known = [name for name in wrong if name in self._optimizer.params]
-        raise OptionError(
-            "A parameter has been updated already" if known else "A gradient belongs to no parameter",
-            expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
-            remedy="Apply each parameter's gradient once; begin() opens the next update",
-        )  # fmt: skip
+        raise OptionError("A parameter has been updated already" if known else "A gradient belongs to no parameter",
+                          expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
+                          remedy="Apply each parameter's gradient once; begin() opens the next update")  # fmt: skip
 
 
 class DeviceUpdate(Update):
@@ -558,15 +533,8 @@ class DeviceUpdate(Update):
 
 
 def launch(optimizer: ParameterGroups, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
-    """Update the parameters that `grads` names; `options` has a row for each of all parameters.
-
-    So has `steps`, see `ParameterGroups._run`.
-
-    Raises
-    ------
-    ShapeError, DTypeError, LayoutError, DeviceError
-        A gradient does not fit; the message names it. Nothing has been updated then.
-    """
+    """Update the parameters that `grads` names; `options` has a row for each of all parameters."""
+    # So has `steps`, see `ParameterGroups._run`.
     names, kinds = optimizer._names, optimizer._kinds
     whole = len(grads) == len(names)
     rows = range(len(names)) if whole else sorted(map(optimizer._rows.__getitem__, grads))
@@ -649,11 +617,8 @@ class Optimizer(ParameterGroups):
         if grads.keys() != self.params.keys():
             missing = sorted(self.params.keys() - grads.keys())
             unexpected = sorted(map(str, grads.keys() - self.params.keys()))
-            raise OptionError(
-                "The gradients do not belong to the parameters", expected=", ".join(self.params),
-                got=f"missing {missing}, unexpected {unexpected}",
-                remedy="Pass what weight_grad of the same model returned",
-            )  # fmt: skip
+            raise OptionError("The gradients do not belong to the parameters", expected=", ".join(self.params),
+                              got=f"missing {missing}, unexpected {unexpected}")  # fmt: skip
         launch(self, grads, self._options_now())
 
     def begin(self) -> Update:
@@ -713,22 +678,19 @@ class Optimizer(ParameterGroups):
         expected = expected.union(*options)
         if state.keys() != expected:
             missing, unexpected = sorted(expected - state.keys()), sorted(map(str, state.keys() - expected))
-            raise FileFormatError(
-                f"The state does not fit this {type(self).__name__}", expected=", ".join(sorted(expected)),
-                got=f"missing {missing}, unexpected {unexpected}",
-                remedy="Use the options and the model that the state was made with",
-            )  # fmt: skip
+            raise FileFormatError(f"The state does not fit this {type(self).__name__}",
+                                  expected=", ".join(sorted(expected)),
+                                  got=f"missing {missing}, unexpected {unexpected}",
+                                  remedy="Use the options and the model that the state was made with")  # fmt: skip
         for name, target in targets.items():
             value = state[name]
             if not (hasattr(value, "shape") and hasattr(value, "dtype")):
                 raise DTypeError(f"{name} is no array", expected=f"{target.dtype}, shape {target.shape}",
-                                 got=type(value).__name__, remedy="Pass what state_dict returned")  # fmt: skip
+                                 got=type(value).__name__)  # fmt: skip
             if tuple(value.shape) != target.shape:
-                raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape),
-                                 remedy="Use the model that the state was made with")  # fmt: skip
+                raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape))
             if value.dtype != target.dtype:
-                raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype,
-                                 remedy="Use the dtype that the state was made with")  # fmt: skip
+                raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype)
         restored = [_restored(state, f"group{i}.", group) for i, group in enumerate(self.param_groups)]
         for group in restored:
             self._check(group)
@@ -747,8 +709,7 @@ def _check_kind(mark: str, state: Mapping[str, Any]) -> None:
     kinds = sorted(name for name in state if name.endswith(_MARK) and "." not in name.removesuffix(_MARK))
     raise FileFormatError(
         "The state is that of another optimizer, or of another version of this one", expected=f"{mark} = {VERSION}",
-        got=", ".join(f"{name} = {state[name]}" for name in kinds) or "a state without such a name",
-        remedy="Use the optimizer that the state was made with",
+        got=", ".join(f"{name} = {state[name]}" for name in kinds) or "a state without such a name"
     )  # fmt: skip
 
 
@@ -787,24 +748,12 @@ def _restored(state: Mapping[str, Any], prefix: str, group: Mapping[str, Any]) -
 
 
 class State(NamedTuple):
-    """What a step depends on.
+    """What a step depends on."""
 
-    Attributes
-    ----------
-    grad
-        The gradient in the direction of descent, weight decay included; None where the rule does not read one.
-    group
-        The options.
-    buffers
-        The parameter's own, by name.
-    updates
-        How many there have been, 1 or more.
-    """
-
-    grad: Any
-    group: Mapping[str, Any]
-    buffers: Mapping[str, Array]
-    updates: int
+    grad: Any  # The gradient in the direction of descent, weight decay included; None where the rule does not read one
+    group: Mapping[str, Any]  # The options
+    buffers: Mapping[str, Array]  # The parameter's own, by name
+    updates: int  # How many there have been, 1 or more
 
 
 def reads_gradient(rule: UpdateRule, group: Mapping[str, Any]) -> bool:
@@ -817,21 +766,13 @@ def reads_gradient(rule: UpdateRule, group: Mapping[str, Any]) -> bool:
 def displace(
     optimizer: Optimizer, group: Mapping[str, Any], name: str, s: float, out: Array, grad: Array | None
 ) -> None:
-    """Subtract s steps of the optimizer's rule from `out`, in place.
-
-    Parameters
-    ----------
-    optimizer
-        Of the parameter; before its first update nothing is subtracted.
-    group, name
-        The parameter, and its group's options.
-    s
-        How many steps.
-    out
-        Like the parameter.
-    grad
-        The gradient that the rule is to read, if it reads one; None: there has been none, nothing is subtracted then.
-    """
+    """Subtract s steps of the optimizer's rule from `out`, in place."""
+    # optimizer: Of the parameter; before its first update nothing is subtracted.
+    # group, name: The parameter, and its group's options.
+    # s: How many steps.
+    # out: Like the parameter.
+    # grad: The gradient that the rule is to read, if it reads one; None: there has been none, nothing is subtracted
+    # then.
     needs, count = reads_gradient(optimizer.rule, group), int(optimizer._steps[optimizer._rows[name]])
     if count == 0 or (needs and grad is None):
         return

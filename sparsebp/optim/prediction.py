@@ -107,7 +107,7 @@ class Predictor:
             self._weights(name)
             if name not in grads:
                 raise OptionError(f"There is no gradient of {name}", expected="one for every name",
-                                  got=", ".join(map(str, grads)), remedy="Pass those of the update")  # fmt: skip
+                                  got=", ".join(map(str, grads)))  # fmt: skip
             self._note(name, grads[name])
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,11 +134,10 @@ class Predictor:
         )
         known = {self._mark, *(f"kept.{name}" for name in kept), *(f"count.{name}" for name in counts)}
         if state.get(self._mark) != VERSION or not fits or kept.keys() != counts.keys() or known != state.keys():
-            raise FileFormatError(
-                "The state does not fit this predictor", expected=f"{self._mark} = {VERSION}, arrays like parameters",
-                got=", ".join(sorted(map(str, state)))[:200] or "nothing",
-                remedy="Use the predictor and the model that the state was made with",
-            )  # fmt: skip
+            raise FileFormatError("The state does not fit this predictor",
+                                  expected=f"{self._mark} = {VERSION}, arrays like parameters",
+                                  got=", ".join(sorted(map(str, state)))[:200] or "nothing",
+                                  remedy="Use the predictor and the model that the state was made with")  # fmt: skip
         self._counts = {name: int(count) for name, count in counts.items()}
         self._kept = {
             name: backend.as_namespace(array, backend.namespace(params[name])).copy() for name, array in kept.items()
@@ -153,7 +152,7 @@ class Predictor:
             return self.optimizer.params[name]
         except KeyError:
             raise OptionError("A parameter is not the optimizer's", expected=", ".join(self.optimizer.params)[:200],
-                              got=repr(name), remedy="Pass names of its parameters") from None  # fmt: skip
+                              got=repr(name)) from None  # fmt: skip
 
     def _move(self, name: str, weights: Array, s: float, out: Array) -> None:
         """Add to `out` what s updates will add to the weights."""
@@ -289,5 +288,5 @@ def make_predictor(name: str, optimizer: Optimizer) -> Predictor:
         The name is unknown, or the predictor is not for this optimizer.
     """
     if name not in PREDICTORS:
-        raise OptionError("Unknown predictor", expected=", ".join(PREDICTORS), got=repr(name), remedy="Pass one")
+        raise OptionError("Unknown predictor", expected=", ".join(PREDICTORS), got=repr(name))
     return PREDICTORS[name](optimizer)

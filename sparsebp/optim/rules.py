@@ -23,8 +23,7 @@ class _WithBetas(Optimizer):
         super()._check(group)
         betas = group["betas"]
         if not isinstance(betas, tuple) or len(betas) != 2:
-            raise OptionError("Invalid betas", expected="two numbers in [0, 1)", got=repr(betas),
-                              remedy="Pass (0.9, 0.999), say")  # fmt: skip
+            raise OptionError("Invalid betas", expected="two numbers in [0, 1)", got=repr(betas))
         for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
             check_fraction(name, beta)
 
@@ -214,11 +213,9 @@ class SGD(Optimizer):
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
-            raise OptionError(
-                "Nesterov momentum needs a momentum and no dampening", expected="momentum > 0 and dampening = 0",
-                got=f"momentum = {group['momentum']}, dampening = {group['dampening']}",
-                remedy="Change them, or pass nesterov=False",
-            )  # fmt: skip
+            raise OptionError("Nesterov momentum needs a momentum and no dampening",
+                              expected="momentum > 0 and dampening = 0",
+                              got=f"momentum = {group['momentum']}, dampening = {group['dampening']}")  # fmt: skip
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()

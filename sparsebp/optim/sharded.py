@@ -13,34 +13,18 @@ from sparsebp.optim.optimizer import Optimizer, ParameterGroups
 
 
 class PieceOptimizer:
-    """The part of an optimizer that updates one piece of each of some parameters; all rules go element by element.
+    """The part of an optimizer that updates one piece of each of some parameters; all rules go element by element."""
 
-    The state moves here: until `restore`, `optimizer` has options and numbers of updates, and no buffers.
-
-    Parameters
-    ----------
-    optimizer
-        Its options hold here, as they are when an update begins.
-    pieces
-        Begin and end of the piece of every parameter that has one, in its elements.
-
-    Attributes
-    ----------
-    buffers
-        Of every kind, the pieces' parts by the name of the parameter, one-dimensional.
-    kinds
-        Of every kind of buffer, the parameters that have one.
-
-    Raises
-    ------
-    OptionError
-        The optimizer is not one of `sparsebp.optim`, or its state has moved to other pieces.
-    """
+    # The state moves here: until `restore`, `optimizer` has options and numbers of updates, and no buffers.
+    # optimizer: Its options hold here, as they are when an update begins.
+    # pieces: Begin and end of the piece of every parameter that has one, in its elements.
+    # buffers: Of every kind, the pieces' parts by the name of the parameter, one-dimensional.
+    # kinds: Of every kind of buffer, the parameters that have one.
 
     def __init__(self, optimizer: Optimizer, pieces: Mapping[str, tuple[int, int]]) -> None:
         if not isinstance(optimizer, Optimizer):
             raise OptionError("The optimizer cannot be parted", expected="one of sparsebp.optim",
-                              got=type(optimizer).__name__, remedy="Use one of them, or leave sharded out")  # fmt: skip
+                              got=type(optimizer).__name__)  # fmt: skip
         self.optimizer, self.pieces = optimizer, dict(pieces)
         self._part = self._parted()
         self.kinds: Mapping[str, Sequence[str]]
@@ -127,15 +111,9 @@ class PieceUpdate:
         return tuple(self._open)
 
     def apply(self, names: Sequence[str], grads: Mapping[str, Array]) -> None:
-        """Update the pieces of the parameters `names`, as `Update.apply` does.
-
-        Parameters
-        ----------
-        names
-            All that are updated, those without a piece as well.
-        grads
-            The gradients of the pieces, one-dimensional.
-        """
+        """Update the pieces of the parameters `names`, as `Update.apply` does."""
+        # names: All that are updated, those without a piece as well.
+        # grads: The gradients of the pieces, one-dimensional.
         if grads:
             self._update.apply(grads)
             for name in grads if masks.some() else ():
@@ -156,9 +134,9 @@ class Moved(dict[str, Any]):
     def refuse(self, *_: Any) -> NoReturn:
         """Raise `OptionError`."""
         raise OptionError("The optimizer's state is in pieces on several ranks", expected="its whole state",
-                          got=f"pieces of {len(self.owner.pieces)} parameters on this one",
-                          remedy="Call gather_state of the executor that parted it, on all ranks; after an error "
-                          "build a new optimizer")  # fmt: skip
+                          got=f"pieces of {len(self.owner.pieces)} parameters on this one", remedy="Call gather_state "
+                          "of the executor that parted it, on all ranks; after an error build a new "
+                          "optimizer")  # fmt: skip
 
     def __iter__(self) -> Iterator[str]:
         self.refuse()

@@ -97,21 +97,16 @@ class AssemblyPlan:
         xp = backend.namespace(*data)
         wanted = [pattern.nnz for pattern in self.parts]
         if [a.shape[:1] for a in data] != [(n,) for n in wanted] or any(a.ndim > 2 for a in data):
-            raise ShapeError(
-                "The values do not fit the parts", expected=f"(nnz,) or (nnz, B) each, with nnz {wanted}",
-                got=[a.shape for a in data], remedy="Pass one value per entry of every part, the batch last",
-            )  # fmt: skip
+            raise ShapeError("The values do not fit the parts", expected=f"(nnz,) or (nnz, B) each, with nnz {wanted}",
+                             got=[a.shape for a in data])  # fmt: skip
         if len({a.dtype for a in data}) > 1:
-            raise DTypeError(
-                "The parts have different dtypes", expected="one dtype for all", got=[str(a.dtype) for a in data],
-                remedy="Convert them with .astype(...); nothing is converted silently",
-            )  # fmt: skip
+            raise DTypeError("The parts have different dtypes", expected="one dtype for all",
+                             got=[str(a.dtype) for a in data])  # fmt: skip
         batches = {a.shape[1:] for a in data if a.ndim == 2}
         if len(batches) > 1:
-            raise ShapeError(
-                "The parts have different batch sizes", expected="one batch size, or shared values of shape (nnz,)",
-                got=[a.shape for a in data], remedy="Pass values of the same samples",
-            )  # fmt: skip
+            raise ShapeError("The parts have different batch sizes",
+                             expected="one batch size, or shared values of shape (nnz,)",
+                             got=[a.shape for a in data])  # fmt: skip
         shape = (self.pattern.nnz, *(batches.pop() if batches else ()))
         apart = sum(wanted) == self.pattern.nnz  # no entries meet
         out = (xp.empty if apart else xp.zeros)(shape, dtype=data[0].dtype)
@@ -152,10 +147,9 @@ def plan_concatenation(*parts: SparsityPattern) -> AssemblyPlan:
     """
     check_patterns(**{f"parts[{i}]": part for i, part in enumerate(parts)})
     if len({part.shape[0] for part in parts}) != 1:
-        raise ShapeError(
-            "Only matrices with one number of rows stand side by side", expected="one number of rows, one part or more",
-            got=[part.shape for part in parts], remedy="Pass patterns of operators on one input",
-        )  # fmt: skip
+        raise ShapeError("Only matrices with one number of rows stand side by side",
+                         expected="one number of rows, one part or more",
+                         got=[part.shape for part in parts])  # fmt: skip
     return _plan(parts)
 
 
@@ -537,7 +531,7 @@ class _Convolution(NamedTuple):
 def _checked(c: _Convolution, mask: np.ndarray | None, memory_limit: int | None) -> ConvPattern:
     """Check what both builders take, then build."""
     if c.layout not in ("chw", "hwc"):
-        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(c.layout), remedy="Pass one of the two")
+        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(c.layout))
     check_channels(c.in_channels, c.out_channels, c.groups)
     packed = None if mask is None else packed_mask(mask, c.weight_shape)
     if memory_limit is not None:
@@ -583,10 +577,8 @@ def _channels(c: _Convolution) -> Factor:
 def conv_entries(
     in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, mask: np.ndarray | None
 ) -> int:
-    """Return the entries that `conv_pattern` would have for these checked arguments, without building it.
-
-    Those of a transposed convolution are as many, with `sizes` the lengths of its output and the channels exchanged.
-    """
+    """Return the entries that `conv_pattern` would have for these checked arguments, without building it."""
+    # Those of a transposed convolution are as many, with `sizes` the lengths of its output and the channels exchanged.
     axes = window_factors(sizes, windows)
     if mask is not None:
         return count_masked(mask, axes)
@@ -713,10 +705,8 @@ def adaptive_pool_pattern(
     try:
         return _adaptive_pattern(channels, size, out_size, layout)
     except MemoryError as error:
-        raise MemoryLimitError(
-            "The windows do not fit in memory", expected="memory for the index of each",
-            got=f"output_size {out_size}", remedy="Pass a smaller output_size",
-        ) from error  # fmt: skip
+        raise MemoryLimitError("The windows do not fit in memory", expected="memory for the index of each",
+                               got=f"output_size {out_size}") from error  # fmt: skip
 
 
 @lru_cache(maxsize=KEPT)
@@ -769,8 +759,6 @@ def _line(axis: Factor, taps: int) -> tuple[int, int]:
 
 def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:
     if layout not in ("chw", "hwc"):
-        raise OptionError(
-            "Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Say where the channels stand"
-        )
+        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(layout))
     lengths("channels", channels, 1, 1)
     return lengths("size", size, len(size) if isinstance(size, (tuple, list)) else 1, 1)

@@ -32,13 +32,9 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 class DeviceCopies:
-    """Arrays of the host and their copies on the devices that asked for them.
+    """Arrays of the host and their copies on the devices that asked for them."""
 
-    Parameters
-    ----------
-    arrays
-        Arrays that nobody writes to afterwards.
-    """
+    # arrays: Arrays that nobody writes to afterwards.
 
     def __init__(self, *arrays: np.ndarray) -> None:
         self._host = arrays
@@ -73,86 +69,48 @@ def index_bytes(nnz: int, shape: tuple[int, int]) -> int:
 
 
 def checked_shape(shape: Any) -> tuple[int, int]:
-    """Return `shape` as two Python integers.
-
-    Raises
-    ------
-    PatternError
-        It is not a pair of integers from 0 to 2**63 - 1, what an index can say.
-    """
+    """Return `shape` as two Python integers."""
     try:
         rows, columns = map(index, shape)
         valid = 0 <= rows < _INT64_END and 0 <= columns < _INT64_END
     except (TypeError, ValueError):
         valid = False
     if not valid:
-        raise PatternError(
-            "The shape of a pattern is wrong",
-            expected="two integers (rows, columns), 0 or more and less than 2**63",
-            got=repr(shape),
-            remedy="Pass shape=(n_rows, n_columns)",
-        )
+        raise PatternError("The shape of a pattern is wrong",
+                           expected="two integers (rows, columns), 0 or more and less than 2**63",
+                           got=repr(shape))  # fmt: skip
     return rows, columns
 
 
 def checked_sizes(**sizes: Any) -> tuple[int, ...]:
-    """Return sizes as Python integers.
-
-    Raises
-    ------
-    PatternError
-        One is no integer from 0 on.
-    """
+    """Return sizes as Python integers."""
     try:
         found = tuple(map(index, sizes.values()))
     except TypeError:
         found = (-1,)
     if min(found) < 0:
-        raise PatternError(
-            "A size is no integer, or negative",
-            expected="integers of 0 or more",
-            got=", ".join(f"{name}={size!r}" for name, size in sizes.items()),
-            remedy="Pass the layer's sizes",
-        )
+        raise PatternError("A size is no integer, or negative", expected="integers of 0 or more",
+                           got=", ".join(f"{name}={size!r}" for name, size in sizes.items()))  # fmt: skip
     return found
 
 
 def check_allocatable(nnz: int, shape: tuple[int, int]) -> None:
-    """Check that a structure of so many entries can be in this process's memory at all.
-
-    Raises
-    ------
-    MemoryLimitError
-        Its arrays would take more than the process can address.
-    """
+    """Check that a structure of so many entries can be in this process's memory at all."""
     need = index_bytes(nnz, shape)
     try:
         np.empty(need, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more than NumPy counts
-        raise MemoryLimitError(
-            f"A pattern of shape {shape} does not fit in memory", expected="memory for its indices",
-            got=f"{need} bytes for {nnz} entries", remedy="Use a smaller matrix",
-        ) from error  # fmt: skip
+        raise MemoryLimitError(f"A pattern of shape {shape} does not fit in memory", expected="memory for its indices",
+                               got=f"{need} bytes for {nnz} entries") from error  # fmt: skip
 
 
 def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return both arrays as host integer arrays whose rows and columns exist; order and duplicates are not looked at.
-
-    Raises
-    ------
-    PatternError
-        `indptr` has the wrong length, does not start at 0, decreases or does not end at ``len(indices)``; an index is
-        outside the columns; an array is not one-dimensional or not of integers.
-    """
+    """Return both arrays as host integer arrays whose rows and columns exist; order and duplicates are not checked."""
     indptr, indices = _integers("indptr", indptr), _integers("indices", indices)
     rows, columns = shape
     if len(indptr) != rows + 1:
-        raise PatternError(
-            "indptr has the wrong length",
-            expected=f"{rows + 1} entries, one more than the {rows} rows",
-            got=len(indptr),
-            remedy="Pass the shape that belongs to the arrays, or complete indptr",
-        )
+        raise PatternError("indptr has the wrong length", expected=f"{rows + 1} entries, one more than the {rows} rows",
+                           got=len(indptr))  # fmt: skip
     if indptr[0] != 0:
         raise PatternError(
             "indptr does not start at 0", expected="indptr[0] == 0", got=indptr[0], remedy="Subtract indptr[0]"
@@ -160,12 +118,9 @@ def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tup
     falls = indptr[1:] < indptr[:-1]
     if falls.any():
         row = int(np.argmax(falls))
-        raise PatternError(
-            "indptr is not monotone",
-            expected="every row to end where it begins or later",
-            got=f"row {row} from {indptr[row]} to {indptr[row + 1]}",
-            remedy="Build indptr as the running sum of the rows' lengths",
-        )
+        raise PatternError("indptr is not monotone", expected="every row to end where it begins or later",
+                           got=f"row {row} from {indptr[row]} to {indptr[row + 1]}",
+                           remedy="Build indptr as the running sum of the rows' lengths")  # fmt: skip
     if indptr[-1] != len(indices):
         raise PatternError(
             "indptr and indices do not belong together",
@@ -176,22 +131,13 @@ def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tup
     if len(indices) and not 0 <= indices.min() <= indices.max() < columns:
         at = int(np.argmax((indices < 0) | (indices >= columns)))
         raise PatternError(
-            "A column index is out of range",
-            expected=f"0 <= index < {columns}",
-            got=f"{indices[at]} at position {at}",
-            remedy="Pass the shape that belongs to the indices, or correct them",
+            "A column index is out of range", expected=f"0 <= index < {columns}", got=f"{indices[at]} at position {at}"
         )
     return indptr, indices
 
 
 def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
-    """Check that the columns of every row are strictly increasing.
-
-    Raises
-    ------
-    PatternError
-        They are not; the remedy is one that moves the values along.
-    """
+    """Check that the columns of every row are strictly increasing."""
     bad = np.empty(len(indices) + 1, bool)
     np.less_equal(indices[1:], indices[:-1], out=bad[1:-1])
     bad[indptr] = False  # where a new row begins, the column may fall
@@ -200,13 +146,11 @@ def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
     at = int(np.argmax(bad)) - 1
     row = int(np.searchsorted(indptr, at, side="right")) - 1
     twice = indices[at] == indices[at + 1]
-    raise PatternError(
-        f"The columns of a row are {'duplicated' if twice else 'unsorted'}",
-        expected="strictly increasing columns in every row",
-        got=f"{indices[at]}, {indices[at + 1]} in row {row}",
-        remedy="For a SciPy matrix A call A.sum_duplicates() first, which sorts and merges its columns and its values; "
-        "SparsityPattern.canonical(...) does so for a structure that has no values yet",
-    )
+    raise PatternError(f"The columns of a row are {'duplicated' if twice else 'unsorted'}",
+                       expected="strictly increasing columns in every row",
+                       got=f"{indices[at]}, {indices[at + 1]} in row {row}", remedy="For a SciPy matrix A call "
+                       "A.sum_duplicates() first, which sorts and merges its columns and its values; "
+                       "SparsityPattern.canonical(...) does so for a structure that has no values yet")  # fmt: skip
 
 
 def _integers(name: str, array: Array) -> np.ndarray:
@@ -222,12 +166,10 @@ def _integers(name: str, array: Array) -> np.ndarray:
         backend.namespace(**{name: array})
         array = backend.to_host(array)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.kind == "u" and array.max(initial=0) > _LAST):
-        raise PatternError(
-            f"{name} is not an index array",
-            expected="a one-dimensional array of integers, less than 2**63",
-            got=f"shape {array.shape} of {array.dtype}",
-            remedy="Convert it with .astype(numpy.int32)",
-        )
+        raise PatternError(f"{name} is not an index array",
+                           expected="a one-dimensional array of integers, less than 2**63",
+                           got=f"shape {array.shape} of {array.dtype}",
+                           remedy="Convert it with .astype(numpy.int32)")  # fmt: skip
     return array if array.dtype in backend.INDEX_DTYPES else array.astype(np.int64)
 
 
@@ -342,12 +284,9 @@ class SparsityPattern:
             It is of another format, or not canonical.
         """
         if getattr(matrix, "format", None) != "csr":
-            raise PatternError(
-                "A pattern is made of a CSR matrix",
-                expected="csr_array or csr_matrix",
-                got=f"{type(matrix).__name__} in format {getattr(matrix, 'format', None)!r}",
-                remedy="Convert it with .tocsr()",
-            )
+            raise PatternError("A pattern is made of a CSR matrix", expected="csr_array or csr_matrix",
+                               got=f"{type(matrix).__name__} in format {getattr(matrix, 'format', None)!r}",
+                               remedy="Convert it with .tocsr()")  # fmt: skip
         return cls(matrix.indptr, matrix.indices, matrix.shape)
 
     def to_scipy(self, values: np.ndarray | None = None, *, copy: bool = False) -> Any:
@@ -371,12 +310,8 @@ class SparsityPattern:
         if values is None:
             values = np.ones(self.nnz, np.float32)
         if values.shape != (self.nnz,):
-            raise ShapeError(
-                "values do not fit the pattern",
-                expected=f"({self.nnz},)",
-                got=values.shape,
-                remedy="Pass the values of one sample, data[:, sample]",
-            )
+            raise ShapeError("values do not fit the pattern", expected=f"({self.nnz},)", got=values.shape,
+                             remedy="Pass the values of one sample, data[:, sample]")  # fmt: skip
         matrix = csr_array((values, self.indices, self.indptr), shape=self.shape, copy=copy)
         matrix.has_canonical_format = True  # a pattern is sorted and without duplicates; SciPy need not look again
         return matrix
@@ -522,10 +457,8 @@ class SparsityPattern:
 
     @cached_property
     def _checksum(self) -> int:
-        """A hash of the content for dictionaries, which look for equality besides: many times as quick as `digest`.
-
-        The sum of all indices, and some of them as they stand.
-        """
+        """A hash of the content for dictionaries, which look for equality besides: many times as quick as `digest`."""
+        # The sum of all indices, and some of them as they stand.
         checksum = zlib.crc32(repr((self.shape, self._identity, self.nnz)).encode())
         for array in (self.indptr, self.indices):
             some = np.ascontiguousarray(array[:: 1 + len(array) // _SAMPLED])
@@ -563,16 +496,10 @@ def _sum(array: np.ndarray) -> bytes:
 
 
 def check_patterns(**patterns: object) -> None:
-    """Check that arguments are patterns; the message has their names.
-
-    Raises
-    ------
-    PatternError
-        One is not.
-    """
+    """Check that arguments are patterns; the message has their names."""
     for name, pattern in patterns.items():
         if not isinstance(pattern, SparsityPattern):
             raise PatternError(
                 f"{name} is not a pattern", expected="a SparsityPattern", got=type(pattern).__name__,
-                remedy="Pass jacobian.pattern, conv_pattern(...).pattern, or SparsityPattern.from_scipy(matrix)",
+                remedy="Pass jacobian.pattern, conv_pattern(...).pattern, or SparsityPattern.from_scipy(matrix)"
             )  # fmt: skip

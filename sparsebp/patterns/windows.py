@@ -36,38 +36,20 @@ Layout = Literal["chw", "hwc"]
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a convolution; hashable, one entry per axis everywhere.
+    """The windows of a convolution; hashable, one entry per axis everywhere."""
 
-    Parameters
-    ----------
-    kernel
-        Taps of a window.
-    stride
-        Distance between windows.
-    padding
-        Zeros (before, after) the input; a negative number leaves out elements at the end.
-    dilation
-        Distance between the taps of a window.
-    """
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
+    kernel: tuple[int, ...]  # Taps of a window
+    stride: tuple[int, ...]  # Distance between windows
+    # Zeros (before, after) the input; a negative number leaves out elements at the end.
     padding: tuple[tuple[int, int], ...]
-    dilation: tuple[int, ...]
+    dilation: tuple[int, ...]  # Distance between the taps of a window
 
     @classmethod
     def of(
         cls, ndim: int, kernel_size: Lengths, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1
     ) -> Windows:
-        """Read the options as torch.nn's convolutions take them, for `ndim` axes; padding may differ at both ends.
-
-        ``"same"`` keeps the length for stride 1; where the padding is odd, the end gets the larger part, as in PyTorch.
-
-        Raises
-        ------
-        OptionError
-            An option is out of range or has another number of axes, or ``"same"`` meets a stride above 1.
-        """
+        """Read the options as torch.nn's convolutions take them, for `ndim` axes; padding may differ at both ends."""
+        # `"same"` keeps the length for stride 1; where the padding is odd, the end gets the larger part, as in PyTorch.
         kernel = lengths("kernel_size", kernel_size, ndim, 1)
         strides = lengths("stride", stride, ndim, 1)
         dilations = lengths("dilation", dilation, ndim, 1)
@@ -78,16 +60,9 @@ class Windows:
         cls, ndim: int, kernel_size: Lengths, stride: Lengths = 1, padding: Padding = 0, output_padding: Lengths = 0,
         dilation: Lengths = 1,
     ) -> Windows:  # fmt: skip
-        """Read the options as torch.nn's transposed convolutions take them; the windows slide over their output.
-
-        `output_padding` elements at the end of the output are in no window unless the padding reaches over them: they
-        shorten the padding there, which may become negative.
-
-        Raises
-        ------
-        OptionError
-            As for `of`, or `output_padding` is as large as both stride and dilation.
-        """  # fmt: skip
+        """Read the options as torch.nn's transposed convolutions take them; the windows slide over their output."""
+        # `output_padding` elements at the end of the output are in no window unless the padding reaches over them: they
+        # shorten the padding there, which may become negative.
         windows = cls.of(ndim, kernel_size, stride, padding, dilation)
         extra = lengths("output_padding", output_padding, ndim, 0)
         if any(n >= max(s, d) for n, s, d in zip(extra, windows.stride, windows.dilation, strict=True)):
@@ -115,46 +90,25 @@ class Windows:
         return tuple(n + before + after for n, (before, after) in zip(input_size, self.padding, strict=True))
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how many windows fit on each axis: ``(padded - reach) // stride + 1``.
-
-        Raises
-        ------
-        ShapeError
-            A window is larger than the padded input.
-        """
+        """Return how many windows fit on each axis: ``(padded - reach) // stride + 1``."""
         return _output_size(self, tuple(input_size))
 
     def input_size(self, output_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the input on which so many windows fit exactly: the output of a transposed convolution.
-
-        Raises
-        ------
-        ShapeError
-            There are no windows, or they lie in the padding alone.
-        """
+        """Return the input on which so many windows fit exactly: the output of a transposed convolution."""
         axes = zip(output_size, self.stride, self.reach, self.padding, strict=True)
         sizes = tuple((n - 1) * s + r - before - after for n, s, r, (before, after) in axes)
         if min(output_size, default=1) < 1 or min(sizes, default=1) < 1:
-            raise ShapeError(
-                "The transposed convolution has no output",
-                expected="at least 1 element on every axis of input and output",
-                got=f"input {tuple(output_size)}, output {sizes}",
-                remedy="Use less padding, or a larger input",
-            )
+            raise ShapeError("The transposed convolution has no output",
+                             expected="at least 1 element on every axis of input and output",
+                             got=f"input {tuple(output_size)}, output {sizes}")  # fmt: skip
         return sizes
 
 
 @dataclass(frozen=True)
 class PoolWindows(Windows):
-    """The windows of a pooling layer; make them with `PoolWindows.of`.
+    """The windows of a pooling layer; make them with `PoolWindows.of`."""
 
-    Parameters
-    ----------
-    ceil_mode
-        Whether a last window may reach past the padded input.
-    """
-
-    ceil_mode: bool = False
+    ceil_mode: bool = False  # Whether a last window may reach past the padded input
 
     @classmethod
     def of(
@@ -166,36 +120,19 @@ class PoolWindows(Windows):
         dilation: Lengths = 1,
         ceil_mode: bool = False,
     ) -> PoolWindows:
-        """Read the options as torch.nn's pooling layers take them; `stride` None: windows that do not overlap.
-
-        Raises
-        ------
-        OptionError
-            A size is not a positive integer, there are not `ndim` of them, or the padding is more than half of the
-            kernel.
-        """
+        """Read the options as torch.nn's pooling layers take them; `stride` None: windows that do not overlap."""
         kernel = lengths("kernel_size", kernel_size, ndim, 1)
         strides = lengths("stride", kernel_size if stride is None else stride, ndim, 1)
         pads, dilations = lengths("padding", padding, ndim, 0), lengths("dilation", dilation, ndim, 1)
         windows = cls(kernel, strides, tuple((pad, pad) for pad in pads), dilations, check_flag("ceil_mode", ceil_mode))
         for pad, length in zip(pads, kernel, strict=True):
             if pad > length // 2:
-                raise OptionError(
-                    "The padding is more than half of the kernel",
-                    expected=f"padding <= {length // 2} for a kernel of {length}",
-                    got=pad,
-                    remedy="Use less padding or a larger kernel",
-                )
+                raise OptionError("The padding is more than half of the kernel",
+                                  expected=f"padding <= {length // 2} for a kernel of {length}", got=pad)  # fmt: skip
         return windows
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how many windows there are along each axis of an input (torch.nn.MaxPool2d, "Shape").
-
-        Raises
-        ------
-        ShapeError
-            The kernel is larger than the padded input, or its dilation steps over all of the input.
-        """
+        """Return how many windows there are along each axis of an input (torch.nn.MaxPool2d, "Shape")."""
         out = []
         for length, reach, stride, pad, step in zip(
             input_size, self.reach, self.stride, self.before, self.dilation, strict=True
@@ -205,20 +142,13 @@ class PoolWindows(Windows):
             if self.ceil_mode and (count - 1) * stride >= length + pad:
                 count -= 1  # the last window must begin in the input or in the padding before it
             if length < 1 or count < 1:
-                raise ShapeError(
-                    "The kernel is larger than the padded input",
-                    expected=f"at least {reach} elements with the padding",
-                    got=f"{length} + 2 * {pad}",
-                    remedy="Use a smaller kernel, more padding, or a larger input",
-                )
+                raise ShapeError("The kernel is larger than the padded input",
+                                 expected=f"at least {reach} elements with the padding",
+                                 got=f"{length} + 2 * {pad}")  # fmt: skip
             steps_over = ((start - pad) % step >= length for start in range(0, min(count * stride, pad), stride))
             if any(steps_over):
-                raise ShapeError(
-                    "The dilation steps over the whole input, so that a window holds padding only",
-                    expected=f"an input of at least {step} elements",
-                    got=length,
-                    remedy="Use less dilation, no padding, or a larger input",
-                )
+                raise ShapeError("The dilation steps over the whole input, so that a window holds padding only",
+                                 expected=f"an input of at least {step} elements", got=length)  # fmt: skip
             out.append(count)
         return tuple(out)
 
@@ -228,36 +158,21 @@ LONGEST = 2**48
 
 
 def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]:
-    """Return `value` as `ndim` integers, each at least `least` and at most `LONGEST`.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return `value` as `ndim` integers, each at least `least` and at most `LONGEST`."""
     try:
         given = list(value) if _is_sequence(value) else [value] * ndim
         result = tuple(check_integer(name, n, least, LONGEST) for n in given)
     except OptionError:
         result = ()
     if len(result) != ndim:
-        raise OptionError(
-            f"{name} does not fit {ndim} axes",
-            expected=f"an integer or {ndim} integers, from {least} to {LONGEST}",
-            got=shown(value),
-            remedy=f"Pass one {name} for all axes, or one per axis",
-        )
+        raise OptionError(f"{name} does not fit {ndim} axes",
+                          expected=f"an integer or {ndim} integers, from {least} to {LONGEST}",
+                          got=shown(value))  # fmt: skip
     return result
 
 
 def check_channels(in_channels: int, out_channels: int, groups: int) -> tuple[int, int, int]:
-    """Return the numbers after checking that they are integers from 1 on, and `groups` divides both channels.
-
-    Raises
-    ------
-    OptionError
-        They are not.
-    """
+    """Return the numbers after checking that they are integers from 1 on, and `groups` divides both channels."""
     named = {"in_channels": in_channels, "out_channels": out_channels, "groups": groups}
     in_channels, out_channels, groups = (check_integer(name, value, 1) for name, value in named.items())
     if in_channels % groups or out_channels % groups:
@@ -278,12 +193,8 @@ def _pairs(
         return ((0, 0),) * ndim
     if isinstance(padding, str) and padding == "same":
         if max(stride, default=1) > 1:
-            raise OptionError(
-                'padding="same" needs stride 1',
-                expected="stride 1 on every axis",
-                got=stride,
-                remedy="Give the padding in numbers",
-            )
+            raise OptionError('padding="same" needs stride 1', expected="stride 1 on every axis", got=stride,
+                              remedy="Give the padding in numbers")  # fmt: skip
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
     if _is_sequence(padding) and len(padding) == ndim and all(_is_sequence(pair) for pair in padding):
@@ -291,10 +202,7 @@ def _pairs(
         return tuple((before, after) for before, after in before_after)
     if isinstance(padding, str):
         raise OptionError(
-            "Unknown padding",
-            expected="integers, pairs (before, after), 'same' or 'valid'",
-            got=repr(padding),
-            remedy="Pass one of them",
+            "Unknown padding", expected="integers, pairs (before, after), 'same' or 'valid'", got=repr(padding)
         )
     return tuple((n, n) for n in lengths("padding", padding, ndim, 0))  # type: ignore[arg-type]
 
@@ -307,13 +215,9 @@ def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
 def _output_size(windows: Windows, input_size: tuple[int, ...]) -> tuple[int, ...]:
     padded = windows.padded_size(input_size)
     if any(r > n for r, n in zip(windows.reach, padded, strict=True)):
-        raise ShapeError(
-            "The kernel is larger than the padded input",
-            expected=f"at least {windows.reach} elements with padding, for kernel {windows.kernel} and "
-            f"dilation {windows.dilation}",
-            got=f"{padded}: input {input_size} with padding {windows.padding}",
-            remedy="Use a smaller kernel or dilation, more padding, or a larger input",
-        )
+        raise ShapeError("The kernel is larger than the padded input", expected=f"at least {windows.reach} elements "
+                         f"with padding, for kernel {windows.kernel} and dilation {windows.dilation}",
+                         got=f"{padded}: input {input_size} with padding {windows.padding}")  # fmt: skip
     return tuple((n - r) // s + 1 for n, r, s in zip(padded, windows.reach, windows.stride, strict=True))
 
 
@@ -395,23 +299,14 @@ def _product(left: Factor, right: Factor, column_type: np.dtype, offset_type: np
 
 
 def packed_mask(mask: np.ndarray, weight_shape: tuple[int, ...]) -> bytes | None:
-    """Return `mask` as bytes, eight weights in each, to tell masks apart by content; None if every weight is kept.
-
-    Raises
-    ------
-    DTypeError, ShapeError
-        It is not bool, or not of the weights' shape.
-    """
+    """Return `mask` as bytes, eight weights in each, to tell masks apart by content; None if every weight is kept."""
     if not hasattr(mask, "dtype") or mask.dtype != np.dtype(bool):
         got = getattr(mask, "dtype", type(mask).__name__)
         raise DTypeError(
             "mask has the wrong dtype", expected="an array of bool", got=got, remedy="Pass weight != 0, say"
         )
     if mask.shape != weight_shape:
-        raise ShapeError(
-            "mask has another shape than the weights", expected=weight_shape, got=mask.shape,
-            remedy="Pass one truth value for every weight",
-        )  # fmt: skip
+        raise ShapeError("mask has another shape than the weights", expected=weight_shape, got=mask.shape)
     return None if mask.all() else np.packbits(mask).tobytes()
 
 
@@ -429,25 +324,15 @@ def count_masked(mask: np.ndarray, axes: list[Factor]) -> int:
 
 
 def masked_entries(mask: np.ndarray, axes: list[Factor], in_channels: int, channels_last: bool) -> Factor:
-    """Return the entries of a convolution's pattern for the weights that `mask` keeps; offsets are indices of weights.
-
-    Parameters
-    ----------
-    mask
-        Bool, (out_channels, in_channels // groups, *kernel).
-    axes
-        The pattern of every axis (`window_factors`), the offset of an entry its tap's share of the index of the weight.
-    in_channels
-        Channels of the input.
-    channels_last
-        Whether rows and columns count the channels last.
-
-    Notes
-    -----
-    The kept weights are sorted as their columns are within a row. Then the entries are a selection from the table
-    (input position, weight), those where the weight's tap meets an output; read row by row they are in CSR order, so no
-    entry is sorted.
-    """
+    """Return the entries of a convolution's pattern for the weights that `mask` keeps; offsets index the weights."""
+    # mask: Bool, (out_channels, in_channels // groups, *kernel).
+    # axes: The pattern of every axis (`window_factors`), the offset of an entry its tap's share of the index of the
+    # weight.
+    # in_channels: Channels of the input.
+    # channels_last: Whether rows and columns count the channels last.
+    # The kept weights are sorted as their columns are within a row. Then the entries are a selection from the table
+    # (input position, weight), those where the weight's tap meets an output; read row by row they are in CSR order, so
+    # no entry is sorted.
     out_channels, from_group = mask.shape[:2]
     taps = prod(mask.shape[2:])
     met, n_outputs = _outputs_of(axes, taps)
@@ -542,22 +427,11 @@ def _pad(channels: int, height: int, width: int, left: int, right: int, above: i
 def border_pattern(
     channels: int, sizes: tuple[int, ...], padding: tuple[tuple[int, int], ...], mode: str
 ) -> SparsityPattern:
-    """Return the pattern of a border that repeats elements of the input: one entry a column, several in some rows.
-
-    Parameters
-    ----------
-    channels, sizes
-        Channels, and the lengths of the axes behind them.
-    padding
-        Elements (before, after) on each axis, as many as the mode has something to repeat for.
-    mode
-        ``"reflect"``, ``"replicate"`` or ``"circular"``, as `torch.nn.functional.pad` has them.
-
-    Returns
-    -------
-    SparsityPattern
-        A row for each element of the input, a column for each of the padded one.
-    """
+    """Return the pattern of a border that repeats elements of the input: one entry a column, several in some rows."""
+    # channels, sizes: Channels, and the lengths of the axes behind them.
+    # padding: Elements (before, after) on each axis, as many as the mode has something to repeat for.
+    # mode: `"reflect"`, `"replicate"` or `"circular"`, as `torch.nn.functional.pad` has them.
+    # Returns SparsityPattern: A row for each element of the input, a column for each of the padded one.
     nnz = channels * prod(n + sum(pair) for n, pair in zip(sizes, padding, strict=True))
     shape = checked_shape((channels * prod(sizes), nnz))
     check_allocatable(nnz, shape)

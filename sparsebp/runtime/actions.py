@@ -27,42 +27,24 @@ from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a model that runs by itself.
-
-    Attributes
-    ----------
-    name, layer
-        As `Layer.stages` gives them.
-    parameters
-        The model's name of every parameter that is trained by the name that the layer's `weight_grad` uses. Two of them
-        are one where the layer, or the model, shares it.
-    frozen
-        Whether it has parameters and none of them is trained.
-    """
+    """A part of a model that runs by itself."""
 
     name: str
     layer: Any
+    # The model's name of every parameter that is trained by the name that the layer's `weight_grad` uses. Two of them
+    # are one where the layer, or the model, shares it.
     parameters: dict[str, str]
-    frozen: bool = False
+    frozen: bool = False  # Whether it has parameters and none of them is trained
 
 
 class Stages:
-    """All stages of a model, in the order of forward.
+    """All stages of a model, in the order of forward."""
 
-    Parameters
-    ----------
-    model
-        A `Layer`, or anything with ``forward``, ``weight_grad`` and ``parameters``: that is one stage.
-    trained
-        The names of the parameters that are trained, in the model's order; None: all. The others are as good as none.
-
-    Attributes
-    ----------
-    names
-        The names of all parameters that are trained.
-    first
-        The number of the first stage with such parameters: no gradient is needed at its input, nor before it.
-    """
+    # model: A `Layer`, or anything with `forward`, `weight_grad` and `parameters`: that is one stage.
+    # trained: The names of the parameters that are trained, in the model's order; None: all. The others are as good as
+    # none.
+    # names: The names of all parameters that are trained.
+    # first: The number of the first stage with such parameters: no gradient is needed at its input, nor before it.
 
     def __init__(self, model: Any, trained: Iterable[str] | None = None) -> None:
         self.model = model
@@ -101,13 +83,7 @@ class Stages:
 
     @cached_property
     def taking_lengths(self) -> frozenset[int]:
-        """The stages whose forward takes the lengths of padded sequences; a model of one stage is taken at its word.
-
-        Raises
-        ------
-        OptionError
-            A stage neither does, nor works on each step by itself.
-        """
+        """The stages whose forward takes the lengths of padded sequences; a model of one stage is taken at its word."""
         if len(self.all) == 1:
             return frozenset({0})
         return frozenset(taking_lengths([(stage.name, stage.layer) for stage in self.all])[0])
@@ -118,11 +94,9 @@ class Stages:
         return [name for name in self.names if held[name] > 1]
 
     def updated_at(self, order: Iterable[int], *, last: bool) -> dict[int, list[str]]:
-        """Return which parameters each stage's update takes, if stages are updated in this order.
-
-        What several stages hold is updated with the last of them, or else with the first. What none of them holds is
-        left out.
-        """
+        """Return which parameters each stage's update takes, if stages are updated in this order."""
+        # What several stages hold is updated with the last of them, or else with the first. What none of them holds is
+        # left out.
         place: dict[str, int] = {}
         for number in order:
             for name in self.all[number].parameters.values():
@@ -143,19 +117,11 @@ def _stage(prefix: str, layer: Any, shared: dict[str, str], trained: frozenset[s
 
 
 def trained_parameters(model: Any, optimizer: Any) -> dict[str, Array]:
-    """Return the parameters that `optimizer` trains, by name, in the model's order.
-
-    Its ``params`` say so, arrays by name; an optimizer of the user's own that has none trains all.
-
-    Raises
-    ------
-    OptionError
-        The model has none, or some of the optimizer's are not the model's: they would be updated, and nothing learnt.
-    """
+    """Return the parameters that `optimizer` trains, by name, in the model's order."""
+    # Its `params` say so, arrays by name; an optimizer of the user's own that has none trains all.
     live = model.parameters()
     if not live:
-        raise OptionError("The model has no parameters", expected="at least one", got="none",
-                          remedy="There is nothing to train")  # fmt: skip
+        raise OptionError("The model has no parameters", expected="at least one", got="none")
     params = getattr(optimizer, "params", None)
     if not isinstance(params, Mapping):
         return dict(live)
@@ -176,17 +142,12 @@ def check_live(model: Any, params: Mapping[str, Array]) -> None:
         return
     replaced = [name for name in wrong if name in live]
     unknown = [name for name in wrong if name not in live]
-    raise OptionError(
-        "The optimizer would train arrays that the model does not use",
-        expected="the arrays of model.parameters(), by those names, or some of them",
-        got="; ".join(
-            f"{what}: {_shown(names)}"
-            for what, names in (("other arrays than the model's", replaced), ("not in the model", unknown))
-            if names
-        ),
-        remedy="Build the optimizer on model.parameters() once the model is what it is to be: to(...) and a new array "
-        "in layer.params replace parameters; assign into them (param[...] = values) to keep them",
-    )
+    raise OptionError("The optimizer would train arrays that the model does not use",
+                      expected="the arrays of model.parameters(), by those names, or some of them", got="; ".join(
+                      f"{what}: {_shown(names)}" for what, names in (("other arrays than the model's", replaced), (
+                      "not in the model", unknown)) if names), remedy="Build the optimizer on model.parameters() once "
+                      "the model is what it is to be: to(...) and a new array in layer.params replace parameters; "
+                      "assign into them (param[...] = values) to keep them")  # fmt: skip
 
 
 def check_even(optimizer: Any, names: Iterable[str]) -> None:
@@ -197,12 +158,10 @@ def check_even(optimizer: Any, names: Iterable[str]) -> None:
         return
     most = max(counts.values())
     behind = [name for name, count in counts.items() if count < most]
-    raise OptionError(
-        "An update was broken off half-way: some parameters are a step behind the others",
-        expected=f"{most} updates of every parameter", got=f"fewer of {_shown(behind)}",
-        remedy="Load model and optimizer as they were before it (fit(resume=True) takes the last checkpoint), or build "
-        "a new optimizer to go on from the parameters as they are",
-    )  # fmt: skip
+    raise OptionError("An update was broken off half-way: some parameters are a step behind the others",
+                      expected=f"{most} updates of every parameter", got=f"fewer of {_shown(behind)}",
+                      remedy="Load model and optimizer as they were before it (fit(resume=True) takes the last "
+                      "checkpoint), or build a new optimizer to go on from the parameters as they are")  # fmt: skip
 
 
 def _shown(names: list[str]) -> str:
@@ -220,18 +179,12 @@ Batch: TypeAlias = tuple[Array, ...]
 
 @dataclass
 class Later:
-    """What a step leaves on the device for the host to read when it has given the next one to the device.
+    """What a step leaves on the device for the host to read when it has given the next one to the device."""
 
-    Attributes
-    ----------
-    losses, scores
-        The loss of every micro-batch and, where the `Watch` has one, its score, of shape ().
-    sums
-        Names of gradients, and the sums of their squares.
-    """
-
+    # losses, scores: The loss of every micro-batch and, where the `Watch` has one, its score, of shape ().
     losses: dict[int, Array] = field(default_factory=dict)
     scores: dict[int, Array] = field(default_factory=dict)
+    # Names of gradients, and the sums of their squares.
     sums: list[tuple[list[str], Array]] = field(default_factory=list)
 
     def packed(self, xp: ModuleType) -> Array:
@@ -255,47 +208,28 @@ class Later:
 
 
 class Step:
-    """The state of one training step: activations, gradients, the update, and what is reported of it.
+    """The state of one training step: activations, gradients, the update, and what is reported of it."""
 
-    Attributes
-    ----------
-    batches
-        Input and target of every micro-batch.
-    tag
-        The caller's, to know the step by.
-    shares
-        The share of the step's samples that each micro-batch has.
-    options
-        What forwards take beside the input of every micro-batch: lengths, or nothing.
-    saved, shapes
-        What the forward of each stage saved, and the shape of its input, until the gradient at its output is there.
-    for_input, for_weights
-        From then on the stage's `Gradients`, for I and for W.
-    values, predictions
-        Loss and output of every micro-batch. The output of a step that was replayed is not kept.
-    scores
-        What the `Watch` says of every micro-batch; None where it has said nothing yet.
-    grads, own
-        Gradients by the name of the parameter, until they are used; and which of them are sums that this step made, so
-        that it may add to them in place.
-    squares
-        The sum of squares of each gradient that has been looked at.
-    update
-        The optimizer's update, from the last loss on.
-    events, aborted
-        What streams tell each other: what is done, and that nothing more is to be done.
-    marks
-        On a GPU, the device's events beside them.
-    held
-        On a GPU with two streams, arrays that a stream has been given work on: their memory must not be used again by
-        the stream that they came from before the other is done with them.
-    later
-        On a GPU, what the host reads after the step; None: it reads as it goes.
-    packed
-        The numbers of `later` once they are there, where a graph writes them.
-    resumed
-        Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
-    """
+    # batches: Input and target of every micro-batch.
+    # tag: The caller's, to know the step by.
+    # shares: The share of the step's samples that each micro-batch has.
+    # options: What forwards take beside the input of every micro-batch: lengths, or nothing.
+    # saved, shapes: What the forward of each stage saved, and the shape of its input, until the gradient at its output
+    # is there.
+    # for_input, for_weights: From then on the stage's `Gradients`, for I and for W.
+    # values, predictions: Loss and output of every micro-batch. The output of a step that was replayed is not kept.
+    # scores: What the `Watch` says of every micro-batch; None where it has said nothing yet.
+    # grads, own: Gradients by the name of the parameter, until they are used; and which of them are sums that this step
+    # made, so that it may add to them in place.
+    # squares: The sum of squares of each gradient that has been looked at.
+    # update: The optimizer's update, from the last loss on.
+    # events, aborted: What streams tell each other: what is done, and that nothing more is to be done.
+    # marks: On a GPU, the device's events beside them.
+    # held: On a GPU with two streams, arrays that a stream has been given work on: their memory must not be used again
+    # by the stream that they came from before the other is done with them.
+    # later: On a GPU, what the host reads after the step; None: it reads as it goes.
+    # packed: The numbers of `later` once they are there, where a graph writes them.
+    # resumed: Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
 
     __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "held", "later", "marks",
                  "options", "own", "packed", "predictions", "resumed", "saved", "scores", "shapes", "shares", "squares",
@@ -336,16 +270,13 @@ class Step:
 
 
 class Watch:
-    """Looks at what an executor computes, and raises where training must stop. This one raises nothing.
+    """Looks at what an executor computes, and raises where training must stop. This one raises nothing."""
 
-    On a GPU it is told when the next step has been given to the device, see `sparsebp.runtime.executor`.
-    """
+    # On a GPU it is told when the next step has been given to the device, see `sparsebp.runtime.executor`.
 
     def score(self, prediction: Array, target: Array) -> Array | None:
-        """Return one more number of a micro-batch as an array of shape (), without reading it; None for none.
-
-        It is asked for on a GPU alone, within the step, and becomes the step's ``scores[m]``.
-        """
+        """Return one more number of a micro-batch as an array of shape (), without reading it; None for none."""
+        # It is asked for on a GPU alone, within the step, and becomes the step's `scores[m]`.
         return None
 
     def loss(self, step: Step, m: int, value: float) -> None:
@@ -385,17 +316,11 @@ class _Ahead(NamedTuple):
 
 
 class Actions:
-    """Makes the functions that the actions of a schedule stand for.
+    """Makes the functions that the actions of a schedule stand for."""
 
-    Parameters
-    ----------
-    stages, loss, optimizer
-        What is trained, and by what.
-    clip_norm
-        Largest norm of all gradients together; only `gather` heeds it.
-    watch
-        Is told of losses and of gradients that are not finite.
-    """
+    # stages, loss, optimizer: What is trained, and by what.
+    # clip_norm: Largest norm of all gradients together; only `gather` heeds it.
+    # watch: Is told of losses and of gradients that are not finite.
 
     def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> None:
         check_mean(loss)
@@ -543,10 +468,8 @@ class Actions:
         return is_ours(layer) and belongs(layer, "weight_grad_products")
 
     def weight_grads(self, step: Step, numbers: Sequence[int]) -> bool:
-        """W of several stages of which `are_products` holds, in one call; False, and nothing done, where one differs.
-
-        On the host, of one micro-batch, and of parameters that are no other stage's.
-        """
+        """W of several stages of which `are_products` holds, in one call; False, with nothing done, if one differs."""
+        # On the host, of one micro-batch, and of parameters that are no other stage's.
         products: dict[str, tuple[ProductFactors, tuple[int, ...]]] = {}
         for number in numbers:
             stage, at = self.stages[number], step.for_weights[0][number]

@@ -27,17 +27,11 @@ from sparsebp.schedule import Schedule
 
 
 class LateSteps:
-    """The steps of an executor that wait to be looked at, in their order.
+    """The steps of an executor that wait to be looked at, in their order."""
 
-    Parameters
-    ----------
-    xp
-        The namespace of the model's arrays.
-    loss
-        Its ``forward`` says what is wrong with a target.
-    watch
-        Is told of losses and of gradients that are not finite.
-    """
+    # xp: The namespace of the model's arrays.
+    # loss: Its `forward` says what is wrong with a target.
+    # watch: Is told of losses and of gradients that are not finite.
 
     def __init__(self, xp: ModuleType, loss: Any, watch: Watch) -> None:
         self._xp, self._loss, self._watch = xp, loss, watch
@@ -50,13 +44,7 @@ class LateSteps:
         return bool(self._steps or self._looked_at)
 
     def exchange(self, steps: list[Step]) -> list[Step]:
-        """Take steps whose work is all given to the device; return those that another one has been given after.
-
-        Raises
-        ------
-        Exception
-            What is wrong with one that is looked at. Those after it are forgotten; `drain` returns those before it.
-        """
+        """Take steps whose work is all given to the device; return those that another one has been given after."""
         if not self.waiting and all(step.later is None for step in steps):
             return steps
         for step in steps:
@@ -67,13 +55,7 @@ class LateSteps:
         return self._look(len(self._steps) - left)
 
     def drain(self) -> list[Step]:
-        """Return all steps, after waiting for their numbers.
-
-        Raises
-        ------
-        Exception
-            As `exchange`.
-        """
+        """Return all steps, after waiting for their numbers."""
         return self._look(len(self._steps))
 
     def forget(self) -> None:
@@ -177,12 +159,10 @@ class Executor:
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
         if clip_norm is not None and not program.gathered:
-            raise OptionError(
-                "The norm of all gradients is not known before the first update",
-                expected="all W before the first U, as with fusion='none' or fusion='forward'",
-                got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}",
-                remedy="Use fusion='forward', or do not clip by the norm",
-            )  # fmt: skip
+            raise OptionError("The norm of all gradients is not known before the first update",
+                              expected="all W before the first U, as with fusion='none' or fusion='forward'",
+                              got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}",
+                              remedy="Use fusion='forward', or do not clip by the norm")  # fmt: skip
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._two = TwoStreams(xp) if len(program.streams) > 1 else None
         on_device = not backend.is_host(xp)

@@ -40,17 +40,12 @@ class _Recorded:
 
 
 class Graphs:
-    """The captured steps of an executor, one for each shape of batches.
+    """The captured steps of an executor, one for each shape of batches."""
 
-    The first step of a shape, or the first ones if another shape comes between, runs as ever; the next one on the
-    streams that are captured, to compile kernels and set up libraries; then the step is captured, and replayed from
-    there on. A captured step leaves nothing over for the next one.
-
-    Attributes
-    ----------
-    obstacles
-        Why steps cannot be captured, each with its layer; empty if they can.
-    """
+    # The first step of a shape, or the first ones if another shape comes between, runs as ever; the next one on the
+    # streams that are captured, to compile kernels and set up libraries; then the step is captured, and replayed from
+    # there on. A captured step leaves nothing over for the next one.
+    # obstacles: Why steps cannot be captured, each with its layer; empty if they can.
 
     def __init__(self, actions: Actions) -> None:
         self._actions, self._stages = actions, actions.stages
@@ -96,15 +91,8 @@ class Graphs:
         return key in self._recorded or (self._last[1] > PLAIN and len(self._recorded) < MOST)
 
     def step(self, program: Program, batches: Sequence[Batch], tag: Any) -> Step | None:
-        """Run a step on the streams that are captured, or replay it; None if it proves not to be capturable.
-
-        In that case nothing has run, `obstacles` says why, and a warning does.
-
-        Raises
-        ------
-        Exception
-            Whatever an action raises.
-        """
+        """Run a step on the streams that are captured, or replay it; None if it proves not to be capturable."""
+        # In that case nothing has run, `obstacles` says why, and a warning does.
         key, model = _shapes(batches), self._state()
         found = self._recorded.get(key)
         try:
@@ -216,10 +204,8 @@ class Graphs:
 
 
 def in_turn(program: Program) -> Iterator[tuple[int, Task]]:
-    """Yield a step's tasks with the number of their stream, each after those that it waits for.
-
-    What is left over for the next step comes too, at its stream's end, but for updates.
-    """
+    """Yield a step's tasks with the number of their stream, each after those that it waits for."""
+    # What is left over for the next step comes too, at its stream's end, but for updates.
     streams = [
         deque([*(t for t in stream if not t.old), *(t for t in stream if t.old and not t.updates)])
         for stream in program.streams

@@ -39,13 +39,7 @@ T = TypeVar("T")
 
 
 def check_same(transport: Transport, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
-    """Compare `facts` with those of all ranks, and return what each has as `own`, in their order: a collective call.
-
-    Raises
-    ------
-    OptionError
-        They differ: on all ranks, with the name of the first one that does, and a rank that has it otherwise.
-    """
+    """Compare `facts` with those of all ranks, and return what each has as `own`, in their order: a collective call."""
     everyone = _shared(transport, "a comparison", (dict(facts), own))
     first = everyone[0][0]
     for rank, (other, _) in enumerate(everyone):
@@ -62,18 +56,9 @@ def check_same(transport: Transport, facts: Mapping[str, Any], own: Any = None) 
 
 
 def together(transport: Transport | None, prepare: Callable[[], T]) -> T:
-    """Return ``prepare()`` once no rank has refused: a collective call, after which none waits for one that has.
-
-    What `prepare` refuses by an error of sparsebp is raised on all ranks, and they can go on with something else, on
-    the same transport. It talks to other ranks by `check_same` at most; without a transport it is called, no more.
-
-    Raises
-    ------
-    SparseBPError
-        What this rank has refused; if it has not, what another one has, with its number.
-    TransportError
-        A rank has failed.
-    """
+    """Return ``prepare()`` once no rank has refused: a collective call, after which none waits for one that has."""
+    # What `prepare` refuses by an error of sparsebp is raised on all ranks, and they can go on with something else, on
+    # the same transport. It talks to other ranks by `check_same` at most; without a transport it is called, no more.
     if transport is None:
         return prepare()
     found: Any = None
@@ -115,10 +100,9 @@ def _shared(transport: Transport, what: str, value: Any) -> list[Any]:
     everyone = transport.share((what, value))
     for rank, other in enumerate(everyone):
         if not isinstance(other, tuple) or other[:1] != (what,):
-            raise TransportError(
-                f"Rank {rank} is at another place of the program than rank {transport.rank}", expected=what,
-                got=shown(other), remedy="Let all ranks run the same program, with the same options",
-            )  # fmt: skip
+            raise TransportError(f"Rank {rank} is at another place of the program than rank {transport.rank}",
+                                 expected=what, got=shown(other),
+                                 remedy="Let all ranks run the same program, with the same options")  # fmt: skip
     return [own for _, own in everyone]
 
 
@@ -136,21 +120,13 @@ def mark_of(options: list[dict[str, Any]]) -> float:
 
 
 def check_marks(marks: Sequence[float]) -> None:
-    """Compare the `mark_of` of every rank's options, in the order of the ranks.
-
-    Raises
-    ------
-    TransportError
-        They differ: something has changed them on some ranks alone.
-    """
+    """Compare the `mark_of` of every rank's options, in the order of the ranks."""
     for rank, mark in enumerate(marks):
         if mark != marks[0]:
-            raise TransportError(
-                f"The optimizer of rank {rank} has other options than that of rank 0", expected="the same on all ranks",
-                got="another learning rate, or another option",
-                remedy="Change rates on all ranks alike: by the same learning-rate schedule, or by a callback that "
-                "reads the model",
-            )  # fmt: skip
+            raise TransportError(f"The optimizer of rank {rank} has other options than that of rank 0",
+                                 expected="the same on all ranks", got="another learning rate, or another option",
+                                 remedy="Change rates on all ranks alike: by the same learning-rate schedule, or by a "
+                                 "callback that reads the model")  # fmt: skip
 
 
 def checksum(array: Array) -> str:
@@ -168,10 +144,8 @@ def checksums(arrays: Mapping[str, Array], what: str = "the parameter") -> dict[
 
 
 def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> None:
-    """Write to every array the values that its owner, the rank that comes with it, has for it.
-
-    All ranks call it together, with arrays of the same names, in the same order, of the same shapes and dtypes.
-    """
+    """Write to every array the values that its owner, the rank that comes with it, has for it."""
+    # All ranks call it together, with arrays of the same names, in the same order, of the same shapes and dtypes.
     rank, size = transport.rank, transport.size
     under_way = []
     others: dict[str, Array] = {}
@@ -240,14 +214,12 @@ def connect(*, device: str = "cpu", progress: bool = False, timeout: float = TIM
         raise TransportError("This process is alone", expected="several, started together", got="no mpiexec",
                              remedy="Start it by mpiexec -n 4, say")  # fmt: skip
     if MPI.COMM_WORLD.size != ranks[1]:
-        raise TransportError(
-            "MPI knows other processes than the launcher has started", expected=f"{ranks[1]} ranks",
-            got=MPI.COMM_WORLD.size, remedy=f"Use the mpiexec of {MPI.Get_library_version().split()[0]}",
-        )  # fmt: skip
+        raise TransportError("MPI knows other processes than the launcher has started", expected=f"{ranks[1]} ranks",
+                             got=MPI.COMM_WORLD.size,
+                             remedy=f"Use the mpiexec of {MPI.Get_library_version().split()[0]}")  # fmt: skip
     for rank, text in enumerate(meet(None)):
         if text is not None:
-            raise TransportError(f"Rank {rank} has ended before the start", expected="all ranks to start", got=text,
-                                 remedy="Start all ranks with the same command")  # fmt: skip
+            raise TransportError(f"Rank {rank} has ended before the start", expected="all ranks to start", got=text)
     transport = MPITransport(progress=progress, timeout=timeout)
     _Ending(transport).install()
     _share_cores(transport)
@@ -265,10 +237,8 @@ _met = False
 
 
 def meet(ending: str | None) -> list[str | None]:
-    """Wait for all ranks, each of which says why it is about to end, or None: it goes on.
-
-    MPI's own start waits for all processes, for ever: one that never comes there would leave the others behind.
-    """
+    """Wait for all ranks, each of which says why it is about to end, or None: it goes on."""
+    # MPI's own start waits for all processes, for ever: one that never comes there would leave the others behind.
     global _met  # noqa: PLW0603 (processes start once)
     _met = True
     said: list[str | None] = mpi().COMM_WORLD.allgather(ending)
@@ -295,15 +265,7 @@ def _share_cores(transport: MPITransport) -> None:
 
 
 def own_device(transport: MPITransport) -> int:
-    """Return the number of the GPU that is this rank's: ranks of one machine take one each.
-
-    Raises
-    ------
-    DeviceError
-        There are too few, on the machine of some rank.
-    MissingDependencyError
-        CuPy is not installed there.
-    """
+    """Return the number of the GPU that is this rank's: ranks of one machine take one each."""
 
     MPI = mpi()
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
@@ -317,10 +279,9 @@ def own_device(transport: MPITransport) -> int:
         if text is not None:
             raise problem or DeviceError(f"Rank {other} has no GPU", got=text)
         if found < wanted:
-            raise DeviceError(
-                "There is no GPU for every rank", expected=f"{wanted} GPUs on the machine of rank {other}", got=found,
-                remedy="Start fewer ranks on it, or train on the CPUs",
-            )  # fmt: skip
+            raise DeviceError("There is no GPU for every rank",
+                              expected=f"{wanted} GPUs on the machine of rank {other}", got=found,
+                              remedy="Start fewer ranks on it, or train on the CPUs")  # fmt: skip
     return rank
 
 
@@ -357,20 +318,17 @@ class _Ending:
         atexit.register(self.leave)  # before MPI's own end, which waits for all, for ever
 
     def at_once(self, status: int) -> int:
-        """Return the status for ``os._exit``, of which neither `leave` nor MPI would hear: not 0 if others still work.
-
-        ``mpiexec`` ends those at once, and reports that status.
-        """
+        """Return the status for ``os._exit``, of which neither `leave` nor MPI hears: not 0 if others still work."""
+        # `mpiexec` ends those at once, and reports that status.
         peers = self._transport.peers
         if len(peers.ends) == peers.size:  # all have told their end
             return status
         peers.tell(End(left=f"os._exit({status})"))
         if peers.settle(ALIKE_SECONDS):
             return status
-        error = TransportError(
-            f"Rank {peers.rank} has left by os._exit({status}) while others work", expected="the end of all ranks",
-            got=f"that of {len(peers.ends)} of {peers.size}", remedy="Let all come to their end, or raise an error",
-        )  # fmt: skip
+        error = TransportError(f"Rank {peers.rank} has left by os._exit({status}) while others work",
+                               expected="the end of all ranks",
+                               got=f"that of {len(peers.ends)} of {peers.size}")  # fmt: skip
         speak()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return status or 1
@@ -403,11 +361,9 @@ class _Ending:
 
 
 def speaks(error: BaseException) -> bool:
-    """Tell the other ranks of an error that ends this process, and return whether it is for this one to print it.
-
-    It is for the lowest rank that failed by itself; before `connect`, where all ranks fail alike, for rank 0; and of
-    course for a process that is alone.
-    """
+    """Tell the other ranks of an error that ends this process, and return whether it is for this one to print it."""
+    # It is for the lowest rank that failed by itself; before `connect`, where all ranks fail alike, for rank 0; and of
+    # course for a process that is alone.
     if _Ending.current is not None:
         return _Ending.current.failed(error)
     ranks = launched()

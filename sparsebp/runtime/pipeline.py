@@ -43,13 +43,9 @@ Shared: TypeAlias = Callable[[Step], None]
 
 
 class RankStep(Step):
-    """A step, or one micro-batch of an asynchronous one, as a rank of a pipeline has it.
+    """A step, or one micro-batch of an asynchronous one, as a rank of a pipeline has it."""
 
-    Attributes
-    ----------
-    outbox
-        What is to be sent: the output of F, or the gradient of I, of a stage and micro-batch.
-    """
+    # outbox: What is to be sent: the output of F, or the gradient of I, of a stage and micro-batch.
 
     __slots__ = ("outbox",)
 
@@ -59,17 +55,11 @@ class RankStep(Step):
 
 
 class PipelineActions(Actions):
-    """The actions of some of the stages.
+    """The actions of some of the stages."""
 
-    Parameters
-    ----------
-    stages, loss, optimizer, clip_norm, watch
-        As for `Actions`.
-    own
-        The numbers of the stages that this rank has.
-    share
-        Makes the numbers of a step known to all ranks; before the first update, where all gradients are there by then.
-    """
+    # own: The numbers of the stages that this rank has.
+    # share: Makes the numbers of a step known to all ranks; before the first update, where all gradients are there by
+    # then.
 
     def __init__(
         self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, own: Collection[int],
@@ -133,16 +123,7 @@ class PipelineActions(Actions):
 
 
 def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *, predicts: bool) -> None:
-    """Refuse a schedule that is not one of this model on these ranks.
-
-    Raises
-    ------
-    OptionError
-        It is for other stages or another number of ranks, asks for what ranks do not do, or deals out stages that have
-        something in common.
-    ScheduleError
-        It cannot run.
-    """
+    """Refuse a schedule that is not one of this model on these ranks."""
     graph, ranks = schedule.graph, transport.size
     check_of_model(
         schedule, stages,
@@ -162,7 +143,7 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
                           got="stages on several ranks", remedy="Call model.set_backward('bp')")  # fmt: skip
     if graph.updates == "microbatch" and stages.shared():
         raise OptionError("Stages share a parameter that each would update by itself", expected="none",
-                          got=", ".join(stages.shared()), remedy="Use a synchronous schedule")  # fmt: skip
+                          got=", ".join(stages.shared()))  # fmt: skip
     _check_apart(schedule, stages)
 
 
@@ -192,14 +173,12 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
     counted = [named[key] for key, ranks in counting.items() if len(ranks) > 1]
     if counted:
         raise OptionError("A layer with running statistics is in stages on several ranks", got=", ".join(counted),
-                          expected="all of its stages on one", remedy="Use a layer of its own in each")  # fmt: skip
+                          expected="all of its stages on one")  # fmt: skip
     drawn_by = [", ".join(layers[key]) for key, drawing in generators.items() if not _draw_in_turn(schedule, drawing)]
     if drawn_by:
-        raise OptionError(
-            "Layers on several ranks, or in another order than in one worker, draw from one random generator",
-            expected="a generator for each of them", got="; ".join(drawn_by),
-            remedy="Build each with a seed of its own: rng=1, rng=2, …",
-        )  # fmt: skip
+        raise OptionError("Layers on several ranks, or in another order than in one worker, draw from one random "
+                          "generator", expected="a generator for each of them", got="; ".join(drawn_by),
+                          remedy="Build each with a seed of its own: rng=1, rng=2, …")  # fmt: skip
 
 
 def _draw_in_turn(schedule: Schedule, stages: set[int]) -> bool:
@@ -226,21 +205,13 @@ class _Form(NamedTuple):
 
 
 class Mail:
-    """Sends and receives the messages of a rank's steps.
+    """Sends and receives the messages of a rank's steps."""
 
-    Parameters
-    ----------
-    transport
-        Carries them.
-    xp
-        The namespace of the model's arrays.
-
-    Notes
-    -----
-    In a step with an input of a new shape, a receive begins when an array is waited for, behind all that its sender has
-    sent before, and no send is waited for before the step's end. The order of the computations alone then keeps the
-    ranks from waiting for each other for ever, and `sparsebp.schedule.schedule` has seen to that.
-    """
+    # transport: Carries them.
+    # xp: The namespace of the model's arrays.
+    # In a step with an input of a new shape, a receive begins when an array is waited for, behind all that its sender
+    # has sent before, and no send is waited for before the step's end. The order of the computations alone then keeps
+    # the ranks from waiting for each other for ever, and `sparsebp.schedule.schedule` has seen to that.
 
     def __init__(self, transport: Transport, xp: ModuleType) -> None:
         self._transport, self._xp = transport, xp
@@ -254,13 +225,8 @@ class Mail:
         self._defers = False
 
     def begin(self, inputs: Sequence[Hashable]) -> None:
-        """Begin a step.
-
-        Parameters
-        ----------
-        inputs
-            What tells the shapes of each micro-batch's input: equal where they are.
-        """
+        """Begin a step."""
+        # inputs: What tells the shapes of each micro-batch's input: equal where they are.
         self._inputs = inputs
         self._defers = not self._known.issuperset(inputs)
         self._posted.clear()
@@ -275,13 +241,7 @@ class Mail:
             self._receive(message, self._forms[self._key(message)])
 
     def take(self, message: Message) -> Array:
-        """Return the array of a message when it is there.
-
-        Raises
-        ------
-        TransportError
-            It will never be, or is another one than was expected.
-        """
+        """Return the array of a message when it is there."""
         while message not in self._posted:
             first = self._due[message.sender].popleft()
             key = self._key(first)
@@ -293,13 +253,7 @@ class Mail:
         return backend.as_namespace(array, self._xp)
 
     def send(self, message: Message, array: Array) -> None:
-        """Begin to send.
-
-        Raises
-        ------
-        ShapeError
-            The array has another shape or dtype than before for an input of the same shape, or one that cannot be sent.
-        """
+        """Begin to send."""
         key, form = self._key(message), _Form(array.shape, array.dtype)
         sends = self._sent.setdefault(message, [])
         if message.source.kind == "F" and key[1] not in self._known:
@@ -309,7 +263,7 @@ class Mail:
         elif self._forms[key] != form:
             raise ShapeError(
                 f"What {message.source} returns has another shape than before, or than what it is a gradient of",
-                expected=_shown(self._forms[key]), got=_shown(form), remedy="Let shapes follow from the input's alone",
+                expected=_shown(self._forms[key]), got=_shown(form), remedy="Let shapes follow from the input's alone"
             )  # fmt: skip
         carried = self._carried(array)
         sends.append((self._transport.isend(carried, message.receiver, message.tag), carried))
@@ -391,28 +345,16 @@ Note: TypeAlias = Callable[[Distance], None]
 
 
 class Versions:
-    """The versions of the weights of some stages, in the steps of an asynchronous schedule.
+    """The versions of the weights of some stages, in the steps of an asynchronous schedule."""
 
-    Parameters
-    ----------
-    names
-        For every stage the names of its parameters that are trained.
-    live
-        Those parameters, as the optimizer updates them.
-    stashed
-        Whether a backward reads the version that its forward read, or the newest one.
-    predictor
-        Whose weights F and I read, as its ``kinds`` say; None: those of the schedule.
-    note
-        Is told how far weights were from those that they stood for, as soon as these are there. That takes a copy of
-        what each action reads until then.
-
-    Attributes
-    ----------
-    reads
-        For every forward and backward of the last step, how often its stage had been updated in the step when what it
-        read, or what that was predicted from, was there.
-    """
+    # names: For every stage the names of its parameters that are trained.
+    # live: Those parameters, as the optimizer updates them.
+    # stashed: Whether a backward reads the version that its forward read, or the newest one.
+    # predictor: Whose weights F and I read, as its `kinds` say; None: those of the schedule.
+    # note: Is told how far weights were from those that they stood for, as soon as these are there. That takes a copy
+    # of what each action reads until then.
+    # reads: For every forward and backward of the last step, how often its stage had been updated in the step when what
+    # it read, or what that was predicted from, was there.
 
     def __init__(
         self, names: Mapping[int, Sequence[str]], live: Mapping[str, Array], *, stashed: bool,
@@ -423,11 +365,9 @@ class Versions:
         self.begin({})
 
     def ahead(self, schedule: Schedule) -> dict[Action, int]:
-        """Return how many updates ahead the weights are that each F and I stands for, read off the simulated schedule.
-
-        Until its micro-batch's round trip is over, see `Simulation.version_difference`, or as the predictor's
-        ``horizon`` says. Nothing, if nobody asks for it.
-        """
+        """Return how many updates ahead the weights are that each F and I stands for, by the simulated schedule."""
+        # Until its micro-batch's round trip is over, see `Simulation.version_difference`, or as the predictor's
+        # `horizon` says. Nothing, if nobody asks for it.
         if self._predictor is None and self._note is None:
             return {}
         found = simulate(schedule, units(schedule))
@@ -534,10 +474,8 @@ class Versions:
 
 
 def units(schedule: Schedule) -> Costs:
-    """Return costs by which the time unit of every worker is as long: a forward and a backward of all of its stages.
-
-    A worker that overlaps them has the whole unit for each; one that runs them in sequence, half of it.
-    """
+    """Return costs by which the time unit of every worker is as long: a forward and a backward of all of its stages."""
+    # A worker that overlaps them has the whole unit for each; one that runs them in sequence, half of it.
     overlaps = {lane.worker for lane in schedule.lanes if any(isinstance(cell, Overlap) for cell in lane.cells)}
     home = schedule.allocation
 
@@ -558,22 +496,13 @@ def units(schedule: Schedule) -> Costs:
 def make_whole(
     transport: Transport, stages: Stages, optimizer: Any, owners: Sequence[int], predictor: Any = None
 ) -> None:
-    """Give every rank the parameters, buffers, random generators and optimizer state of all stages.
-
-    Parameters
-    ----------
-    transport
-        All ranks call this together.
-    stages
-        Of the model.
-    optimizer
-        ``state_dict`` and ``load_state_dict`` as `sparsebp.optim.Optimizer` has them: what belongs to one parameter has
-        a name that ends with the parameter's.
-    owners
-        The rank of every stage: that whose values count.
-    predictor
-        Has state like the optimizer's, of the parameters that it has seen updates of; None is none.
-    """
+    """Give every rank the parameters, buffers, random generators and optimizer state of all stages."""
+    # transport: All ranks call this together.
+    # stages: Of the model.
+    # optimizer: `state_dict` and `load_state_dict` as `sparsebp.optim.Optimizer` has them: what belongs to one
+    # parameter has a name that ends with the parameter's.
+    # owners: The rank of every stage: that whose values count.
+    # predictor: Has state like the optimizer's, of the parameters that it has seen updates of; None is none.
     arrays: dict[str, tuple[int, Array]] = {}
     generators: dict[str, tuple[int, np.random.Generator]] = {}
     live = stages.model.parameters()
@@ -712,11 +641,10 @@ class PipelineExecutor:
         programs = lower(schedule)
         self._gathered = all(_gathers(program) for program in programs)
         if clip_norm is not None and not self._gathered:
-            raise OptionError(
-                "The norm of all gradients is not known before the first update",
-                expected="all gradients before the first U, on every rank", remedy="Do not clip by the norm",
-                got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}",
-            )  # fmt: skip
+            raise OptionError("The norm of all gradients is not known before the first update",
+                              expected="all gradients before the first U, on every rank",
+                              remedy="Do not clip by the norm",
+                              got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}")  # fmt: skip
         self._compiled(schedule.graph.microbatches)
         self._failed = False
         self._apart = False  # whether other ranks have updated their stages since these were brought up to date
@@ -824,10 +752,10 @@ class PipelineExecutor:
         check_marks([mark for _, _, _, mark in shared])
         for rank, (_, _, samples, _) in enumerate(shared):
             if samples != shared[0][2]:
-                raise TransportError(
-                    f"Rank {rank} has other samples than rank 0", expected="the same batches on all ranks",
-                    got="inputs or targets of another checksum", remedy="Give all ranks the same data, in one order",
-                )  # fmt: skip
+                raise TransportError(f"Rank {rank} has other samples than rank 0",
+                                     expected="the same batches on all ranks",
+                                     got="inputs or targets of another checksum",
+                                     remedy="Give all ranks the same data, in one order")  # fmt: skip
         for number, step in enumerate(steps):
             step.values, step.scores = (list(part) for part in shared[self._owners[-1]][0][number])
             step.squares = {name: value for _, squares, _, _ in shared for name, value in squares[number].items()}
@@ -870,7 +798,7 @@ class PipelineExecutor:
                     if message.source.kind == "F" or message.source.stage > self.stages.first:
                         tasks.append(self._carries(one, message))
                 case _:
-                    raise OptionError("A pipeline has no replicas", expected="no S", got=str(one), remedy="Leave S out")
+                    raise OptionError("A pipeline has no replicas", expected="no S", got=str(one))
         if gathers:
             tasks.append(self._gather)
         return tasks

@@ -14,33 +14,19 @@ from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of,
 
 @dataclass(frozen=True)
 class Task:
-    """One action, or several updates in one.
+    """One action, or several updates in one."""
 
-    Attributes
-    ----------
-    run
-        What to do.
-    action
-        The action that it is, of several in one the first; None for the look at all gradients.
-    old
-        Whether it is done for the step before: an update, or a gradient, left over for the next forward.
-    waits
-        What must have come to its end on another stream: ``(number of the event, whether it is the step before's)``.
-    signal
-        The event that others wait for, or None.
-    names
-        The parameters that an update takes.
-    joins
-        Bytes of the gradients that it makes, where it may run in one call with those beside it: small matters on two
-        streams, which wait for each other at every call. None: it runs by itself.
-    """
-
-    run: Run
+    run: Run  # What to do
+    # The action that it is, of several in one the first; None for the look at all gradients.
     action: Action | None = None
+    # Whether it is done for the step before: an update, or a gradient, left over for the next forward.
     old: bool = False
+    # What must have come to its end on another stream: `(number of the event, whether it is the step before's)`.
     waits: tuple[tuple[int, bool], ...] = ()
-    signal: int | None = None
-    names: tuple[str, ...] = ()
+    signal: int | None = None  # The event that others wait for, or None
+    names: tuple[str, ...] = ()  # The parameters that an update takes
+    # Bytes of the gradients that it makes, where it may run in one call with those beside it: small matters on two
+    # streams, which wait for each other at every call. None: it runs by itself.
     joins: int | None = None
 
     @property
@@ -54,44 +40,22 @@ Together: TypeAlias = Callable[[Step, Sequence[Task]], bool]
 
 @dataclass(frozen=True)
 class Program:
-    """What a step runs.
+    """What a step runs."""
 
-    Attributes
-    ----------
-    streams
-        The tasks of every stream; the first has the forwards.
-    events
-        How many events there are.
-    lasting
-        Whether something is left over for the next step.
-    late
-        Whether gradients are among that, not updates alone.
-    gathered
-        Whether all gradients are there before the first of them is used. Of one stream, a task looks at them; of two,
-        that is to be done after the step.
-    weigh, use
-        Run several W, or several U, that have `Task.joins`; `weigh` says whether it could.
-    """
-
-    streams: tuple[tuple[Task, ...], ...]
-    events: int
-    lasting: bool
-    late: bool
+    streams: tuple[tuple[Task, ...], ...]  # The tasks of every stream; the first has the forwards
+    events: int  # How many events there are
+    lasting: bool  # Whether something is left over for the next step
+    late: bool  # Whether gradients are among that, not updates alone
+    # Whether all gradients are there before the first of them is used. Of one stream, a task looks at them; of two,
+    # that is to be done after the step.
     gathered: bool
+    # weigh, use: Run several W, or several U, that have `Task.joins`; `weigh` says whether it could.
     weigh: Together
     use: Together
 
 
 def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") -> None:
-    """Refuse a schedule that is not one of this model on one device; `plain` is one that any model can run by.
-
-    Raises
-    ------
-    OptionError
-        It is for other stages, for several workers, or asks for what this executor does not do.
-    ScheduleError
-        It cannot run.
-    """
+    """Refuse a schedule that is not one of this model on one device; `plain` is one that any model can run by."""
     graph = schedule.graph
     lanes = [_parts(lane) for lane in schedule.lanes if lane.cells]
     weights = [{part.stage for part in lane if part.kind == "W"} for lane in lanes]
@@ -119,15 +83,8 @@ def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") 
 
 
 def check_of_model(schedule: Schedule, stages: Stages, *rows: tuple[bool, str, object, object, str]) -> None:
-    """Refuse a schedule that is not one of this model, or that is wrong as one of `rows` says.
-
-    Each row has: whether it is wrong, what the schedule does, what was expected, what came, and what to do.
-
-    Raises
-    ------
-    OptionError
-        The message has the first row that is wrong.
-    """
+    """Refuse a schedule that is not one of this model, or that is wrong as one of `rows` says."""
+    # Each row has: whether it is wrong, what the schedule does, what was expected, what came, and what to do.
     graph = schedule.graph
     wanted = {"stages": len(stages), "unweighted": sorted(stages.unweighted)}
     got = {"stages": graph.stages, "unweighted": sorted(graph.unweighted)}
@@ -167,11 +124,9 @@ def _part_of(schedule: Schedule, graph: StepGraph, keeps: Callable[[Action], boo
 
 
 def compile_program(schedule: Schedule, stages: Stages, actions: Actions) -> Program:
-    """Turn a schedule that `check_fits` into a program.
-
-    A step begins with the forwards. What the schedule has before them, if its step begins with the backward, comes
-    behind them; what it has among them belongs to the step before.
-    """
+    """Turn a schedule that `check_fits` into a program."""
+    # A step begins with the forwards. What the schedule has before them, if its step begins with the backward, comes
+    # behind them; what it has among them belongs to the step before.
     return _Compiler(schedule, stages, actions).program()
 
 
@@ -249,10 +204,8 @@ class _Compiler:
         return out
 
     def _joined(self, lane: list[_Entry]) -> tuple[list[_Entry], set[Action]]:
-        """Find every W whose U comes next, or after its own I, which then goes first; leave those U out.
-
-        Of one micro-batch, and of gradients that are no other stage's as well.
-        """
+        """Find every W whose U comes next, or after its own I, which then goes first; leave those U out."""
+        # Of one micro-batch, and of gradients that are no other stage's as well.
         out, joined = list(lane), set[Action]()
         if self.gathered or self.schedule.graph.microbatches > 1 or self.stages.shared():
             return out, joined

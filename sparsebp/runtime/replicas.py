@@ -37,19 +37,13 @@ its bytes, small enough that the last one, beside which nothing is computed any 
 
 
 class Bucket:
-    """The gradients of some parameters, one after the other in one array that is kept from step to step.
+    """The gradients of some parameters, one after the other in one array that is kept from step to step."""
 
-    Attributes
-    ----------
-    names, sizes
-        The parameters, and how many elements each has.
-    flat
-        Their gradients: those of this rank, then, once they have been waited for, the sums over all ranks. Zeros at the
-        end make it as many equal parts as there are ranks.
-    views
-        The gradient of each parameter within `flat`, of the parameter's shape.
-    """
+    # names, sizes: The parameters, and how many elements each has.
+    # views: The gradient of each parameter within `flat`, of the parameter's shape.
 
+    # Their gradients: those of this rank, then, once they have been waited for, the sums over all ranks. Zeros at the
+    # end make it as many equal parts as there are ranks.
     flat: Array
 
     def __init__(self, params: Mapping[str, Array], ranks: int) -> None:
@@ -78,28 +72,15 @@ class Bucket:
 
 
 class Buckets:
-    """Sums gradients over all ranks, bucket by bucket.
+    """Sums gradients over all ranks, bucket by bucket."""
 
-    The buckets are begun in their order, whatever the order in which they are filled: it is the same on all ranks.
-
-    Parameters
-    ----------
-    params
-        The parameters.
-    parts
-        Their names, bucket by bucket, in the order in which their gradients are to be sent: see `parted`.
-    transport
-        Sums them.
-    blocking
-        Whether to wait for each sum as soon as it has begun.
-
-    Attributes
-    ----------
-    all : list of Bucket
-        In the order of their sums.
-    waited
-        Seconds that this rank has waited for sums, in all.
-    """
+    # The buckets are begun in their order, whatever the order in which they are filled: it is the same on all ranks.
+    # params: The parameters.
+    # parts: Their names, bucket by bucket, in the order in which their gradients are to be sent: see `parted`.
+    # transport: Sums them.
+    # blocking: Whether to wait for each sum as soon as it has begun.
+    # all: In the order of their sums.
+    # waited: Seconds that this rank has waited for sums, in all.
 
     kind: ClassVar[type[Bucket]] = Bucket
 
@@ -134,13 +115,7 @@ class Buckets:
         bucket.handle = self.transport.allreduce(bucket.flat)
 
     def wait(self, bucket: Bucket) -> None:
-        """Return when the sums of a bucket are there.
-
-        Raises
-        ------
-        ScheduleError
-            They are not begun.
-        """
+        """Return when the sums of a bucket are there."""
         if bucket.summed:
             return
         if bucket.handle is None:
@@ -173,17 +148,11 @@ class Buckets:
 def parted(
     params: Mapping[str, Array], complete: Mapping[str, int], used: Mapping[str, int], limit: int
 ) -> list[list[str]]:
-    """Return the names of the parameters of each bucket: those that follow each other and have one dtype.
-
-    Parameters
-    ----------
-    params
-        The parameters in the order in which their gradients are to be sent.
-    complete, used
-        When each one's gradient is complete, and when it is used: of one bucket all are complete before any is used.
-    limit
-        Bytes from which on a bucket is full.
-    """
+    """Return the names of the parameters of each bucket: those that follow each other and have one dtype."""
+    # params: The parameters in the order in which their gradients are to be sent.
+    # complete, used: When each one's gradient is complete, and when it is used: of one bucket all are complete before
+    # any is used.
+    # limit: Bytes from which on a bucket is full.
     out: list[list[str]] = []
     dtype: Any = None
     size, last, first = limit, 0, 0
@@ -224,8 +193,7 @@ class Totals:
             self._under_way = None
             check_marks(self._counts[0].tolist())
             if not self._counts[1:].any():
-                raise OptionError("A step has no samples", expected="at least one, on some rank", got="none on any",
-                                  remedy="Leave the step out")  # fmt: skip
+                raise OptionError("A step has no samples", expected="at least one, on some rank", got="none on any")
         return [int(count) for count in self._counts[1 + m]]
 
     def share(self, step: Step) -> None:
@@ -280,17 +248,10 @@ class Totals:
 
 
 class ReplicaActions(Actions):
-    """`Actions` of one of several replicas; micro-batches of which this rank has no samples are passed over.
+    """`Actions` of one of several replicas; micro-batches of which this rank has no samples are passed over."""
 
-    Parameters
-    ----------
-    stages, loss, optimizer, clip_norm, watch
-        As `Actions` takes them.
-    buckets
-        Where gradients are summed.
-    totals
-        The samples and the loss of all ranks.
-    """
+    # buckets: Where gradients are summed.
+    # totals: The samples and the loss of all ranks.
 
     def __init__(
         self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, *,
@@ -399,7 +360,7 @@ def _draws_alone(name: str) -> OptionError:
     return OptionError(
         f"The layer {name} draws random numbers by itself: the same for the samples of every replica",
         expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
-        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the how-to guide 'Write a layer'",
+        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the how-to guide 'Write a layer'"
     )  # fmt: skip
 
 
@@ -417,16 +378,12 @@ def _unless_empty(run: Run, m: int) -> Run:
 
 
 class DealtBucket(Bucket):
-    """A `Bucket` of which every rank has a stretch of each parameter: one after the other, in a row of its own.
+    """A `Bucket` of which every rank has a stretch of each parameter: one after the other, in a row of its own."""
 
-    So which elements a rank has depends on the parameter's size alone, not on what else is in the bucket, and with it
-    on the order of the sums: sums of squares are of the same stretches in every schedule, and have the same bits.
-
-    Attributes
-    ----------
-    slots
-        Where every parameter begins in each row, and how many elements a row has of it; the last ones may have fewer.
-    """
+    # So which elements a rank has depends on the parameter's size alone, not on what else is in the bucket, and with it
+    # on the order of the sums: sums of squares are of the same stretches in every schedule, and have the same bits.
+    # slots: Where every parameter begins in each row, and how many elements a row has of it; the last ones may have
+    # fewer.
 
     def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
         """Make the array: a row a rank, with zeros where a parameter has no elements left."""
@@ -467,17 +424,11 @@ class DealtBucket(Bucket):
 
 
 class Shard:
-    """This rank's part of a bucket.
+    """This rank's part of a bucket."""
 
-    Attributes
-    ----------
-    flat
-        As long on all ranks: first the sums of this part of the gradients, then, updated, of the parameters.
-    places
-        Where each parameter has its piece in `flat`, as slices.
-    pieces
-        Begin and end of each one's piece in the parameter's own elements.
-    """
+    # flat: As long on all ranks: first the sums of this part of the gradients, then, updated, of the parameters.
+    # places: Where each parameter has its piece in `flat`, as slices.
+    # pieces: Begin and end of each one's piece in the parameter's own elements.
 
     def __init__(self, bucket: DealtBucket, rank: int, size: int) -> None:
         self.flat: Array = backend.namespace(bucket.flat).zeros(bucket.flat.size // size, bucket.flat.dtype)
@@ -495,13 +446,9 @@ class Shard:
 
 
 class ShardedBuckets(Buckets):
-    """`Buckets` of which each rank has the sums of its own part alone.
+    """`Buckets` of which each rank has the sums of its own part alone."""
 
-    Attributes
-    ----------
-    shards
-        This rank's part of every bucket.
-    """
+    # shards: This rank's part of every bucket.
 
     kind = DealtBucket
     all: list[DealtBucket]  # type: ignore[assignment]
@@ -659,13 +606,6 @@ class ReplicaExecutor(Executor):
     buckets
         Where gradients are summed; ``buckets.waited`` has the seconds that this rank has waited for that.
 
-    Raises
-    ------
-    OptionError
-        As `Executor`; or the schedule has no S; or ranks differ in their parameters or schedules.
-    ScheduleError
-        The schedule cannot run.
-
     Notes
     -----
     After an error a rank's sums are not those that the others wait for: it takes no further steps, and `flush` does
@@ -716,10 +656,8 @@ class ReplicaExecutor(Executor):
         return ShardedActions(self.stages, loss, self._pieces, clip_norm, watch, **rest)
 
     def gather_state(self, *, everywhere: bool = False) -> None:
-        """Make the optimizer's state whole on rank 0, or everywhere, until the next step; all ranks call this.
-
-        Call `flush` first. Where optimizer states are not sharded they are whole anyway.
-        """
+        """Make the optimizer's state whole on rank 0, or everywhere, until the next step; all ranks call this."""
+        # Call `flush` first. Where optimizer states are not sharded they are whole anyway.
         if self._pieces is not None and isinstance(self.buckets, ShardedBuckets):
             keep = everywhere or self.transport.rank == 0
             with self._failing():
@@ -761,27 +699,11 @@ class ReplicaExecutor(Executor):
         return own
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step; all ranks do, with as many micro-batches.
-
-        Parameters
-        ----------
-        batches, tag
-            As `Executor.step` takes them; any of this rank's micro-batches may be empty, though not all on all ranks.
-
-        Returns
-        -------
-        list of Step
-            As `Executor.step` returns them; of a schedule that begins with updates, the step before.
-
-        Raises
-        ------
-        OptionError
-            As `Executor.step`; or no rank has a sample.
-        TransportError
-            Another rank has failed, or this one has in an earlier step; or its optimizer has other options.
-        Exception
-            Whatever an action raises.
-        """
+        """Run one step; all ranks do, with as many micro-batches."""
+        # batches, tag: As `Executor.step` takes them; any of this rank's micro-batches may be empty, though not all on
+        # all ranks.
+        # Returns list of Step: As `Executor.step` returns them; of a schedule that begins with updates, the step
+        # before.
         if self._failed is not None:
             raise TransportError("A step of this rank has failed before", expected="the same steps on all ranks",
                                  got=self._failed, remedy="Make a new executor on every rank")  # fmt: skip
@@ -825,27 +747,20 @@ class ReplicaExecutor(Executor):
 
 
 def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
-    """Return the stages in the order of their S, whether S wait for their end, and the schedule without them.
-
-    Raises
-    ------
-    OptionError
-        It has none, or they stand on more than one stream.
-    """
+    """Return the stages in the order of their S, whether S wait for their end, and the schedule without them."""
     lanes = [lane for lane in schedule.lanes if any(part.kind == "S" for part in _parts(lane.cells))]
     if not schedule.graph.synchronised or len(lanes) > 1:
-        raise OptionError(
-            "The schedule does not say in which order gradients are synchronised",
-            expected="one S a stage, on one stream", got=f"{schedule.name or 'one'} with S on {len(lanes)} streams",
-            remedy="Pass synchronise(schedule) on, with place_updates after it",
-        )  # fmt: skip
+        raise OptionError("The schedule does not say in which order gradients are synchronised",
+                          expected="one S a stage, on one stream",
+                          got=f"{schedule.name or 'one'} with S on {len(lanes)} streams",
+                          remedy="Pass synchronise(schedule) on, with place_updates after it")  # fmt: skip
     sent = [part.stage for lane in lanes for part in _parts(lane.cells) if part.kind == "S"]
     blocking = any(part.kind != "S" for lane in lanes for part in _parts(lane.cells))
     kept = (replace(lane, cells=tuple(p for p in _parts(lane.cells) if p.kind != "S")) for lane in schedule.lanes)
     compute = tuple(lane for lane in kept if lane.cells)
     if len(compute) > 1:
         raise OptionError("A replica computes on one stream", expected="one stream beside that of the S",
-                          got=", ".join(lane.stream for lane in compute), remedy="Join them")  # fmt: skip
+                          got=", ".join(lane.stream for lane in compute))  # fmt: skip
     graph = replace(schedule.graph, synchronised=False)
     return sent, blocking, replace(schedule, graph=graph, lanes=compute)
 
@@ -902,29 +817,14 @@ class TimedReplica(TimedExecutor, ReplicaExecutor):
 
 
 class ReverseFirstKExecutor:
-    """Replicas that measure their first steps, search the k of reverse first-k scheduling, and go on with that.
+    """Replicas that measure their first steps, search the k of reverse first-k scheduling, and go on with that."""
 
-    Offers what `ReplicaExecutor` does. Rank 0 decides, from the durations of its own actions and of the sums, and tells
-    the others; the results are those of any other schedule. Updates come right before the next forwards.
-
-    Parameters
-    ----------
-    model, loss, optimizer, transport, clip_norm, watch, sharded
-        As `ReplicaExecutor` takes them.
-    steps
-        How many are measured.
-
-    Attributes
-    ----------
-    k
-        How many stages' weight gradients come last, in the order of the next forwards; None until it is known.
-    costs
-        The measured ones, on all ranks those of rank 0; None until then.
-
-    Notes
-    -----
-    Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1 and Algorithm 2; `sparsebp.schedule.builders.search_k`.
-    """
+    # Offers what `ReplicaExecutor` does. Rank 0 decides, from the durations of its own actions and of the sums, and
+    # tells the others; the results are those of any other schedule. Updates come right before the next forwards.
+    # steps: How many are measured.
+    # k: How many stages' weight gradients come last, in the order of the next forwards; None until it is known.
+    # costs: The measured ones, on all ranks those of rank 0; None until then.
+    # Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1 and Algorithm 2; `sparsebp.schedule.builders.search_k`.
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, transport: Transport, *, clip_norm: float | None = None,
@@ -945,16 +845,10 @@ class ReverseFirstKExecutor:
         return place_updates(reverse_first_k(**size, k=k, costs=self.costs), "forward")
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step; see `ReplicaExecutor.step`.
-
-        Raises
-        ------
-        OptionError
-            It has several micro-batches.
-        """
+        """Run one step; see `ReplicaExecutor.step`."""
         if len(batches) != 1:
             raise OptionError("Reverse first-k scheduling is for one micro-batch a step", expected="accumulate=1",
-                              got=len(batches), remedy="Use another schedule, or a smaller batch")  # fmt: skip
+                              got=len(batches))  # fmt: skip
         timed = self._executor if isinstance(self._executor, TimedReplica) else None
         if timed is not None:
             timed.counts = self._left <= self._wanted

@@ -35,23 +35,12 @@ _REGIONS = (4, 8, 16)
 
 @dataclass(frozen=True)
 class Trial:
-    """A schedule of a step, and how long a step of it takes.
+    """A schedule of a step, and how long a step of it takes."""
 
-    Attributes
-    ----------
-    name
-        What it is called in a table, see `all_schedules`.
-    schedule
-        The schedule.
-    memory
-        Its simulated peak of memory, as a multiple of the conventional schedule's.
-    seconds, slowest
-        Measured: the mean of the steps of the best round, and of the worst.
-    """
-
-    name: str
-    schedule: Schedule
-    memory: float
+    name: str  # What it is called in a table, see `all_schedules`
+    schedule: Schedule  # The schedule
+    memory: float  # Its simulated peak of memory, as a multiple of the conventional schedule's
+    # seconds, slowest: Measured: the mean of the steps of the best round, and of the worst.
     seconds: float = math.inf
     slowest: float = 0.0
 
@@ -125,20 +114,14 @@ class FoundSchedule:
 
 
 def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[Trial]:
-    """Return what is to be measured: the conventional schedule, and of `all_schedules` what stays below the ratio.
-
-    Raises
-    ------
-    MemoryLimitError
-        None is below the ratio; the message names the least that one is.
-    """
+    """Return what is to be measured: the conventional schedule, and of `all_schedules` what stays below the ratio."""
     found = all_schedules(size, costs, memory_ratio)
     peaks = {name: simulate(schedule, costs).peak for name, schedule in found.items()}
     trials = [Trial(name, found[name], _share(peak, peaks["conventional"])) for name, peak in peaks.items()]
     least = min(trial.memory for trial in trials)
     if least > memory_ratio:
         raise MemoryLimitError("No schedule of a step stays below the memory ratio", got=memory_ratio,
-                               expected=f"memory_ratio={least:.4g} or more", remedy="Raise the ratio")  # fmt: skip
+                               expected=f"memory_ratio={least:.4g} or more")  # fmt: skip
     return trials[:1] + [trial for trial in trials[1:] if trial.memory <= memory_ratio]
 
 
@@ -147,21 +130,13 @@ def _share(peak: float, most: float) -> float:
 
 
 def all_schedules(size: dict[str, Any], costs: Costs, memory_ratio: float = math.inf) -> dict[str, Schedule]:
-    """Return schedules of a step by name.
-
-    On one stream, whose libraries use all cores: ``"conventional"``, updates at the end, and ``"fused"``, each right
-    after its gradient. On two streams, fused as well: ``"two"``, not reordered; ``"joint"``, that of Algorithm 1, for
-    the number of regions and the k that simulate best, unless all are above the ratio; ``"list"``, by list scheduling.
-
-    Parameters
-    ----------
-    size
-        Number of stages, and those without parameters, as builders take them.
-    costs
-        Measured ones.
-    memory_ratio
-        Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
-    """
+    """Return schedules of a step by name."""
+    # On one stream, whose libraries use all cores: `"conventional"`, updates at the end, and `"fused"`, each right
+    # after its gradient. On two streams, fused as well: `"two"`, not reordered; `"joint"`, that of Algorithm 1, for the
+    # number of regions and the k that simulate best, unless all are above the ratio; `"list"`, by list scheduling.
+    # size: Number of stages, and those without parameters, as builders take them.
+    # costs: Measured ones.
+    # memory_ratio: Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
     joint = _joint(size, costs, memory_ratio)
     return {
         "conventional": conventional(**size),
@@ -201,13 +176,9 @@ class Span(NamedTuple):
 
 
 class TimedExecutor(Executor):
-    """An `Executor` that notes when every action ran, and the bytes of every stage.
+    """An `Executor` that notes when every action ran, and the bytes of every stage."""
 
-    Attributes
-    ----------
-    counts
-        Whether actions are noted by now.
-    """
+    # counts: Whether actions are noted by now.
 
     def __init__(self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, **options: Any) -> None:
         self._marks: list[tuple[Action, Any, Any]] = []
@@ -322,12 +293,10 @@ def _buffer(array: Any) -> tuple[int, int]:
 
 
 def alone_schedule(stages: Stages) -> Schedule:
-    """Return the schedule in which costs by themselves are measured: one stream, every I before its W.
-
-    Of a stage of several layers the first of the two computes the gradients inside, which the other one needs as well.
-    Beside each other I is the one that all else waits for; so they are counted there. Each update comes one weight
-    gradient late, so that it is not made in one with its own, as two streams do not either.
-    """
+    """Return the schedule in which costs by themselves are measured: one stream, every I before its W."""
+    # Of a stage of several layers the first of the two computes the gradients inside, which the other one needs as
+    # well. Beside each other I is the one that all else waits for; so they are counted there. Each update comes one
+    # weight gradient late, so that it is not made in one with its own, as two streams do not either.
     graph = StepGraph(len(stages), unweighted=stages.unweighted, updates="step")
     actions = [Action(stage, "F", 0) for stage in range(len(stages))]
     late: list[Action] = []
@@ -340,12 +309,10 @@ def alone_schedule(stages: Stages) -> Schedule:
 
 
 def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[int] = ()) -> list[Span]:
-    """Return spans that begin when their actions could have begun: what it takes to get to work is part of the work.
-
-    An action could begin when the one before it in its stream, and all that it needs of the other, had ended. What the
-    caller does between steps is no part of the first forward. Stages `joined` are of several layers: their W does
-    nothing before their I has computed the gradients inside.
-    """
+    """Return spans that begin when their actions could have begun: what it takes to get to work is part of the work."""
+    # An action could begin when the one before it in its stream, and all that it needs of the other, had ended. What
+    # the caller does between steps is no part of the first forward. Stages `joined` are of several layers: their W does
+    # nothing before their I has computed the gradients inside.
     ended: dict[Action, float] = {}
     last: dict[int, float] = {}
     out: list[Span] = []
@@ -391,12 +358,10 @@ def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Cos
 
 
 def measured_slowdowns(spans: Iterable[Span], schedule: Schedule, costs: Costs) -> Slowdowns:
-    """Return how much slower every action of a schedule of two streams runs while the other stream is busy.
-
-    Of D seconds, O of them beside others, an action did what takes A by itself: ``A = D - O + O / slowdown``. What runs
-    beside others for a moment alone says little, so each is taken to have done a quarter more, as slowly as all actions
-    together. `costs` are those of one stream.
-    """
+    """Return how much slower every action of a schedule of two streams runs while the other stream is busy."""
+    # Of D seconds, O of them beside others, an action did what takes A by itself: `A = D - O + O / slowdown`. What runs
+    # beside others for a moment alone says little, so each is taken to have done a quarter more, as slowly as all
+    # actions together. `costs` are those of one stream.
     lanes: list[list[Span]] = [[], []]
     for span in sorted(spans, key=lambda span: span.start):
         lanes[schedule.places[span.action][0]].append(span)

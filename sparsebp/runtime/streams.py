@@ -38,13 +38,9 @@ class _Aborted(Exception):
 
 
 class TwoStreams:
-    """Runs programs of two streams: the first on the calling thread, the second on one of its own.
+    """Runs programs of two streams: the first on the calling thread, the second on one of its own."""
 
-    Parameters
-    ----------
-    xp
-        The namespace of the model's arrays.
-    """
+    # xp: The namespace of the model's arrays.
 
     def __init__(self, xp: ModuleType = np) -> None:
         self._xp = xp
@@ -56,15 +52,7 @@ class TwoStreams:
         self._error: BaseException | None = None
 
     def run(self, program: Program, step: Step, before: Step | None) -> None:
-        """Run a step; of a program that is late, the second stream may be at work on it until `finish`.
-
-        Raises
-        ------
-        BaseException
-            The first one that a stream has raised; both have ended then.
-        StaleError
-            The process has forked, and its parent's second stream was at work on the step before.
-        """
+        """Run a step; of a program that is late, the second stream may be at work on it until `finish`."""
         self._check_thread(before)
         self._start()
         step.events = [False] * (program.events + 1)  # the last one: the second stream is done
@@ -86,13 +74,7 @@ class TwoStreams:
             raise self._abort(step, error, before) from None
 
     def finish(self, program: Program, step: Step) -> None:
-        """Compute the gradients that a step has left over on either stream.
-
-        Raises
-        ------
-        BaseException
-            As `run`.
-        """
+        """Compute the gradients that a step has left over on either stream."""
         self._check_thread(step)
         try:
             with self._streams[0]:
@@ -122,10 +104,9 @@ class TwoStreams:
             return
         self._thread, self._jobs = None, queue.SimpleQueue()
         if step is not None and not step.events[-1]:
-            raise StaleError(
-                "The process has forked while the second stream was at work on a step", expected="the parent's thread",
-                got="a child process without it", remedy="Fork before the first step, or behind finish()",
-            )  # fmt: skip
+            raise StaleError("The process has forked while the second stream was at work on a step",
+                             expected="the parent's thread", got="a child process without it",
+                             remedy="Fork before the first step, or behind finish()")  # fmt: skip
 
     def _start(self) -> None:
         if self._thread is None:
@@ -218,11 +199,9 @@ class TwoStreams:
         backend.wait(self._xp, step.marks[event])
 
     def _abort(self, step: Step, error: BaseException, before: Step | None = None) -> BaseException:
-        """Let the second stream end `step`; return what to raise.
-
-        The second stream may still be at work on the step before, and wait for the first one: `finish` goes on with
-        that, and `step` ends behind it.
-        """
+        """Let the second stream end `step`; return what to raise."""
+        # The second stream may still be at work on the step before, and wait for the first one: `finish` goes on with
+        # that, and `step` ends behind it.
         _release(step)
         if before is None or before.aborted or before.events[-1]:
             _await(step, -1)
@@ -246,11 +225,9 @@ def _release(step: Step) -> None:
 
 
 def _await(step: Step, event: int, current: Step | None = None) -> None:
-    """Wait until something is done, or `current` is given up, by looking again and again, ever less often.
-
-    Who has done it just says so. To wake a thread that sleeps until then takes a system call and, on a virtual machine,
-    an interrupt of another core: some 100 us at the expense of who goes on, several times a small action.
-    """
+    """Wait until something is done, or `current` is given up, by looking again and again, ever less often."""
+    # Who has done it just says so. To wake a thread that sleeps until then takes a system call and, on a virtual
+    # machine, an interrupt of another core: some 100 us at the expense of who goes on, several times a small action.
     pause = SHORTEST
     while not step.events[event] and not (current is not None and event != -1 and current.aborted):
         time.sleep(pause)

@@ -58,10 +58,9 @@ CHAIN_WAYS = ("auto", "products", "vectors")
 
 
 class Piece(NamedTuple):
-    """What a rank says of its Jacobians: columns of the first and rows of the last (None: it has none), and seconds.
+    """What a rank says of its Jacobians: columns of the first and rows of the last (None: it has none), and seconds."""
 
-    Seconds are of going through them with vectors, of their reduction, and of the product with a vector.
-    """
+    # Seconds are of going through them with vectors, of their reduction, and of the product with a vector.
 
     columns: int | None
     rows: int | None
@@ -165,7 +164,7 @@ class ChainParallel:
         transport, rank = self.transport, self.transport.rank
         if (g is None) == (rank == 0):
             raise OptionError("The gradient belongs to rank 0", expected="g on rank 0, None on the others",
-                              got=f"{'None' if g is None else 'g'} on rank {rank}", remedy="Pass it there")  # fmt: skip
+                              got=f"{'None' if g is None else 'g'} on rank {rank}")  # fmt: skip
         batch, dtype, device = transport.broadcast(None if g is None else _kind(g, self._columns))
         width, xp = (batch[0] if batch else 1), backend.device_namespace(device)
         incoming = xp.empty((self._columns, width), dtype=dtype) if g is None else g.reshape(-1, width)
@@ -195,8 +194,7 @@ class ChainParallel:
         if self._plan is None:
             for name, values in (("data", own), ("injections", added or [])):
                 if values:
-                    raise ShapeError(f"{name} has the wrong length", expected=0, got=len(values),
-                                     remedy="Pass what belongs to the rank's own Jacobians")  # fmt: skip
+                    raise ShapeError(f"{name} has the wrong length", expected=0, got=len(values))
             return own, added
         check_arguments(self._plan, incoming if batched else incoming.reshape(-1), own, added)
         if not batched and added is not None:
@@ -216,27 +214,22 @@ def _chained(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
     """Return what comes into and what leaves every rank, an empty one too; refuse pieces that do not chain."""
     first = next((piece.columns for piece in pieces if piece.columns is not None), None)
     if first is None:
-        raise PatternError("A scan needs at least one Jacobian", expected="patterns on some rank", got="none",
-                           remedy="Pass each rank its piece of the chain")  # fmt: skip
+        raise PatternError("A scan needs at least one Jacobian", expected="patterns on some rank", got="none")
     size, sizes = first, []
     for rank, piece in enumerate(pieces):
         if piece.columns is not None and piece.columns != size:
-            raise ShapeError(
-                f"The piece of rank {rank} does not chain with the one before", expected=f"{size} columns",
-                got=f"{piece.columns} columns",
-                remedy="Rank 0 has the last layers: the pieces are in the order of back-propagation",
-            )  # fmt: skip
+            raise ShapeError(f"The piece of rank {rank} does not chain with the one before", expected=f"{size} columns",
+                             got=f"{piece.columns} columns", remedy="Rank 0 has the last layers: the pieces are in the "
+                             "order of back-propagation")  # fmt: skip
         before, size = size, size if piece.rows is None else piece.rows
         sizes.append((before, size))
     return sizes
 
 
 def chain_way_seconds(pieces: Sequence[Piece]) -> dict[str, float]:
-    """Return about how long either way takes, without what is sent.
-
-    With products the ranks between the first and the last reduce while the first runs; then their products are applied
-    one after the other, and the slowest rank runs its Jacobians.
-    """
+    """Return about how long either way takes, without what is sent."""
+    # With products the ranks between the first and the last reduce while the first runs; then their products are
+    # applied one after the other, and the slowest rank runs its Jacobians.
     reduce = max((piece.reduce for piece in pieces[1:-1]), default=0.0)
     apply = sum(piece.apply for piece in pieces[1:-1])
     rest = max((piece.run for piece in pieces[1:]), default=0.0)
@@ -251,31 +244,16 @@ STRETCH_WAYS: tuple[Way, ...] = ("auto", "maps", "vectors")
 
 @dataclass
 class StretchSaved:
-    """What `TimeParallel.forward` keeps.
+    """What `TimeParallel.forward` keeps."""
 
-    Attributes
-    ----------
-    last
-        The states (num_layers, B, n) at the end of the rank's stretch: on rank 0 the sequence's last. n is H; of an
-        LSTM 2H, h before c.
-    way
-        ``"maps"`` or ``"vectors"``: how gradients get from rank to rank.
-    reason
-        Why.
-    inner
-        The `scan.planning.recurrent.Choice` of how the rank goes back through its own steps.
-    chunks
-        Into how many chunks it cuts them to reduce them.
-    tapes
-        The runs, one a layer; of no steps where the stretch is empty.
-    """
-
+    # The states (num_layers, B, n) at the end of the rank's stretch: on rank 0 the sequence's last. n is H; of an LSTM
+    # 2H, h before c.
     last: Array
-    way: Way
-    reason: str
-    inner: Any
-    chunks: int
-    tapes: list[Tape]
+    way: Way  # `"maps"` or `"vectors"`: how gradients get from rank to rank
+    reason: str  # Why
+    inner: Any  # The `scan.planning.recurrent.Choice` of how the rank goes back through its own steps
+    chunks: int  # Into how many chunks it cuts them to reduce them
+    tapes: list[Tape]  # The runs, one a layer; of no steps where the stretch is empty
 
     @property
     def h_n(self) -> Array:
@@ -289,12 +267,10 @@ class StretchSaved:
 
 
 def stretch_way_seconds(estimates: list[Stretch], layers: int = 1) -> dict[Way, float]:
-    """Return about how long the gradients of the states take by either way, without what is sent.
-
-    By vectors a rank goes on with the next layer while the others have this one: the ranks' turns and one more a
-    further layer. By maps a layer is finished when the slowest rank has its map, or rank 0 its vector, and the slowest
-    has gone back through its steps.
-    """
+    """Return about how long the gradients of the states take by either way, without what is sent."""
+    # By vectors a rank goes on with the next layer while the others have this one: the ranks' turns and one more a
+    # further layer. By maps a layer is finished when the slowest rank has its map, or rank 0 its vector, and the
+    # slowest has gone back through its steps.
     run = max(estimate.run for estimate in estimates)
     reduce = max((estimate.reduce for estimate in estimates[1:-1]), default=0.0)
     return {
@@ -352,17 +328,17 @@ class TimeParallel:
     def __init__(self, layer: Recurrent, transport: Transport, way: Way = "auto") -> None:
         if not isinstance(layer, Recurrent):
             raise OptionError("Only recurrent layers run over time", expected="an RNN, a GRU or an LSTM",
-                              got=type(layer).__name__, remedy="Pass the recurrent layer of the model")  # fmt: skip
+                              got=type(layer).__name__)  # fmt: skip
         if not belongs(layer, "forward_time_major", METHODS):
             raise OptionError("The layer has methods of its own, which would not be called",
-                              expected="forward and gradients of an RNN, a GRU or an LSTM", got=type(layer).__name__,
-                              remedy="Pass a layer that overrides none of them")  # fmt: skip
+                              expected="forward and gradients of an RNN, a GRU or an LSTM",
+                              got=type(layer).__name__)  # fmt: skip
         if layer.bidirectional:
             raise OptionError("The second direction begins where the first one ends", expected="bidirectional=False",
-                              got="bidirectional=True", remedy="Use a layer of one direction")  # fmt: skip
+                              got="bidirectional=True")  # fmt: skip
         if layer.output_size != layer.hidden_size:
             raise OptionError("States that are projections are not handed on", expected="proj_size=0",
-                              got=layer.output_size, remedy="Use an LSTM without proj_size")  # fmt: skip
+                              got=layer.output_size)  # fmt: skip
         self.layer, self.transport, self.way = layer, check_transport(transport), check_choice("way", way, STRETCH_WAYS)
         self._last = transport.size - 1
         kind = {"cell": layer.cell.name, "nonlinearity": getattr(layer, "nonlinearity", None), "way": way}
@@ -422,7 +398,7 @@ class TimeParallel:
         inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if layer.batch_first else x)
         steps, batch, _ = inputs.shape
         if batch == 0:
-            raise ShapeError("x is empty", expected="at least one sample", got=x.shape, remedy="Skip empty batches")
+            raise ShapeError("x is empty", expected="at least one sample", got=x.shape)
         states = self._initial(h0, batch, xp)
         saved = self._plan(steps, batch, xp)
         received = [
@@ -452,7 +428,7 @@ class TimeParallel:
             return xp.zeros((self.layer.num_layers, batch, self._size), dtype=weight.dtype)
         if self.transport.rank != self._last:
             raise OptionError("The sequence begins on the last rank", expected=f"h0 on rank {self._last} alone",
-                              got=f"h0 on rank {self.transport.rank}", remedy="Pass None here")  # fmt: skip
+                              got=f"h0 on rank {self.transport.rank}")  # fmt: skip
         given = (h0,) if len(names) == 1 else pair("h0", h0) or ()
         for name, array, shape in zip(names, given, self.layer.state_shapes(batch), strict=True):
             check_input(array, name=f"{name}0", dtype=weight.dtype, shape=shape, like=weight)
@@ -478,8 +454,7 @@ class TimeParallel:
         facts = {"batch": batch, "dtype": str(dtype), "device": "cpu" if backend.is_host(xp) else "cuda"}
         found = check_same(self.transport, facts, (steps, own))
         if not any(length for length, _ in found):
-            raise ShapeError("The sequence is empty", expected="at least one step", got="none on any rank",
-                             remedy="Skip empty sequences")  # fmt: skip
+            raise ShapeError("The sequence is empty", expected="at least one step", got="none on any rank")
         way, reason = self._choose([estimate for _, estimate in found])
         inner = choose(layer.options, layer.cell, shape, dtype, xp, input_size=layer.input_size,
                        layers=layer.num_layers, directions=1)  # fmt: skip
@@ -546,10 +521,9 @@ class TimeParallel:
                 continue
             if self.transport.rank:
                 raise OptionError("The sequence ends on rank 0", expected=f"{name} on rank 0 alone",
-                                  got=f"{name} on rank {self.transport.rank}", remedy="Pass None here")  # fmt: skip
+                                  got=f"{name} on rank {self.transport.rank}")  # fmt: skip
             if number >= len(parts):
-                raise OptionError(f"{type(self.layer).__name__} has no c", expected=f"{name}=None", got="a gradient",
-                                  remedy=f"Leave {name} out, or use an LSTM")  # fmt: skip
+                raise OptionError(f"{type(self.layer).__name__} has no c", expected=f"{name}=None", got="a gradient")
             check_input(array, name=name, dtype=found.dtype, shape=parts[number].shape, like=found)
             parts[number][...] = xp.asarray(array)
         return found

@@ -153,11 +153,10 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What is known when training starts: epochs of the whole run, steps per epoch, the first step's number.
+    """What is known when training starts: epochs of the whole run, steps per epoch, the first step's number."""
 
-    On a GPU, unless ``Trainer(graph=False)``, and with ``graph=True`` anywhere, `graph` says whether steps are captured
-    into CUDA graphs, and if not, why.
-    """
+    # On a GPU, unless `Trainer(graph=False)`, and with `graph=True` anywhere, `graph` says whether steps are captured
+    # into CUDA graphs, and if not, why.
 
     epochs: int
     steps_per_epoch: int
@@ -225,10 +224,8 @@ class ProgressBar(Callback):
         try:
             from rich.console import Console
         except ImportError as error:
-            raise MissingDependencyError(
-                "The progress bar needs rich, which is not installed",
-                remedy="Install the extra `cli`: pip install 'sparsebp[cli]'",
-            ) from error
+            raise MissingDependencyError("The progress bar needs rich, which is not installed", remedy="Install the "
+                                         "extra `cli`: pip install 'sparsebp[cli]'") from error  # fmt: skip
         self.console = Console(stderr=True) if console is None else console
         self._progress: Any = None
         self._task: Any = None
@@ -291,7 +288,7 @@ class JsonLines(Callback):
         if not writes or isinstance(stream, type):
             raise OptionError(
                 "Not a stream", expected="a stream of text, with write and flush", got=shown(stream),
-                remedy='Pass a file that is open for writing: JsonLines(open("log.jsonl", "a"))',
+                remedy='Pass a file that is open for writing: JsonLines(open("log.jsonl", "a"))'
             )  # fmt: skip
         if isinstance(stream, io.RawIOBase | io.BufferedIOBase):
             raise OptionError("The stream takes bytes", expected="a stream of text", got=type(stream).__name__,
@@ -405,8 +402,6 @@ def _new_axes() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependencyError(
-            "Pictures need matplotlib, which is not installed",
-            remedy="Install the extra `plot`: pip install 'sparsebp[plot]'",
-        ) from error
+        raise MissingDependencyError("Pictures need matplotlib, which is not installed", remedy="Install the extra "
+                                     "`plot`: pip install 'sparsebp[plot]'") from error  # fmt: skip
     return Figure(figsize=(7, 4)).subplots()

@@ -75,25 +75,18 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
         content = save(tensors, metadata)
     except (SafetensorError, TypeError, ValueError) as error:
         raise OptionError("A checkpoint cannot hold these arrays", expected="real or boolean arrays by name",
-                          got=str(error), remedy="Convert them, or leave them out") from error  # fmt: skip
+                          got=str(error)) from error  # fmt: skip
     write_atomically(path, content)
 
 
 def json_text(name: str, value: Mapping[str, Any], *, finite: bool = False) -> str:
-    """Return `value` as JSON; arrays in it (of the states of random generators) become lists.
-
-    NaN and infinities are written as Python reads them, or refused if `finite`.
-
-    Raises
-    ------
-    OptionError
-        JSON cannot hold it: `name`, and why.
-    """
+    """Return `value` as JSON; arrays in it (of the states of random generators) become lists."""
+    # NaN and infinities are written as Python reads them, or refused if `finite`.
     try:
         return json.dumps(value, default=_listed, allow_nan=not finite)
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(f"{name} cannot be kept as JSON", expected="texts, numbers, truth values, lists and dicts",
-                          got=str(error), remedy="Convert what is something else") from error  # fmt: skip
+                          got=str(error)) from error  # fmt: skip
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -119,12 +112,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         header_bytes = int.from_bytes(content[:8], "little")
         metadata = parse_json(content[8 : 8 + header_bytes]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError) as error:  # KeyError: a dtype that NumPy does not have
-        raise FileFormatError(
-            f"{path} is damaged or no checkpoint at all",
-            expected="a safetensors file",
-            got=f"{len(content)} bytes that do not read as one ({error})",
-            remedy=f"Take another copy ({PREVIOUS_NAME} holds the run before), or start anew",
-        ) from error
+        raise FileFormatError(f"{path} is damaged or no checkpoint at all", expected="a safetensors file",
+                              got=f"{len(content)} bytes that do not read as one ({error})", remedy="Take another copy "
+                              f"({PREVIOUS_NAME} holds the run before), or start anew") from error  # fmt: skip
     if metadata.get("format") != FORMAT:
         raise FileFormatError(
             f"{path} was not written by sparsebp's trainer",
@@ -133,20 +123,13 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             remedy="Weights alone are loaded with model.load_state_dict(safetensors.numpy.load_file(path))",
         )
     if metadata.get("version") != str(VERSION):
-        raise FileFormatError(
-            f"{path} has a version that this sparsebp does not read",
-            expected=repr(str(VERSION)),
-            got=shown(metadata.get("version")),
-            remedy="Use the version of sparsebp that wrote it",
-        )
+        raise FileFormatError(f"{path} has a version that this sparsebp does not read", expected=repr(str(VERSION)),
+                              got=shown(metadata.get("version")),
+                              remedy="Use the version of sparsebp that wrote it")  # fmt: skip
     text = metadata.get("state", "")
     if metadata.get("digest") != _digest(tensors, text):
-        raise FileFormatError(
-            f"{path} is damaged",
-            expected=f"content of digest {metadata.get('digest')}",
-            got=_digest(tensors, text),
-            remedy="Take another copy, or start anew",
-        )
+        raise FileFormatError(f"{path} is damaged", expected=f"content of digest {metadata.get('digest')}",
+                              got=_digest(tensors, text), remedy="Take another copy, or start anew")  # fmt: skip
     return Checkpoint(tensors, _state(path, text))
 
 
@@ -184,16 +167,10 @@ def _digest(tensors: Mapping[str, np.ndarray], state: str) -> str:
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a run as a checkpoint gives it back.
-
-    Raises
-    ------
-    OptionError
-        JSON cannot hold it, or it holds NaN or infinity: no resumed run could be compared with it.
-    """
+    """Return the configuration of a run as a checkpoint gives it back."""
     if not isinstance(config, Mapping):
         raise OptionError("config is no mapping", expected="a dict of what describes the run",
-                          got=type(config).__name__, remedy="Pass a dict")  # fmt: skip
+                          got=type(config).__name__)  # fmt: skip
     described: dict[str, Any] = json.loads(json_text("config", dict(config), finite=True))
     return described
 
@@ -252,25 +229,15 @@ def _switch(model: Any, mode: str) -> None:
 
 @contextlib.contextmanager
 def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
-    """Create the folder of a run if need be and hold it meanwhile; None is no folder.
-
-    Raises
-    ------
-    FileFormatError
-        `resume`, and no run has ever begun there: a run that was killed before its first checkpoint has left its lock
-        file, and begins anew; a folder by another name is not created.
-    OutputError
-        Another run holds the folder, it cannot be written, or a folder or a link has the name of a checkpoint.
-    """
+    """Create the folder of a run if need be and hold it meanwhile; None is no folder."""
     if folder is None:
         yield
         return
     if resume and not any(os.path.lexists(folder / name) for name in (FILE_NAME, LOCK_NAME)):
-        raise FileFormatError(
-            f"There is no run to resume in the folder {folder}", expected=f"{FILE_NAME} of an earlier run",
-            got="no such file" if os.path.isdir(folder) else "no such folder",
-            remedy="Name the folder of the run, or start a new one without resume",
-        )  # fmt: skip
+        raise FileFormatError(f"There is no run to resume in the folder {folder}",
+                              expected=f"{FILE_NAME} of an earlier run",
+                              got="no such file" if os.path.isdir(folder) else "no such folder",
+                              remedy="Name the folder of the run, or start a new one without resume")  # fmt: skip
     prepare_folder(folder)
     with hold_folder(folder):
         for name in (FILE_NAME, PREVIOUS_NAME):  # said now, and not by the first checkpoint after an epoch's work
@@ -284,26 +251,13 @@ def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_if_run(folder: Path) -> Iterator[None]:
-    """Hold a folder meanwhile if runs have ever written there; any other is left without a lock file.
-
-    Raises
-    ------
-    OutputError
-        A run holds the folder.
-    """
+    """Hold a folder meanwhile if runs have ever written there; any other is left without a lock file."""
     with hold_folder(folder) if os.path.lexists(folder / LOCK_NAME) else contextlib.nullcontext():
         yield
 
 
 def set_aside(folder: Path) -> None:
-    """Let the checkpoint of an earlier run, if there is one, have the name `PREVIOUS_NAME` as well.
-
-    Its own name stays until the new run's first checkpoint takes it: at any moment the folder holds a checkpoint.
-
-    Raises
-    ------
-    OutputError
-        The folder cannot be written, or something else than a regular file has one of the names.
-    """
+    """Let the checkpoint of an earlier run, if there is one, have the name `PREVIOUS_NAME` as well."""
+    # Its own name stays until the new run's first checkpoint takes it: at any moment the folder holds a checkpoint.
     if os.path.lexists(folder / FILE_NAME):
         keep_copy(folder / FILE_NAME, PREVIOUS_NAME)

@@ -61,27 +61,14 @@ Optimizer: TypeAlias = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What the command line says and checks of a field of a configuration; the field's type says the rest.
+    """What the command line says and checks of a field of a configuration; the field's type says the rest."""
 
-    Attributes
-    ----------
-    text
-        Its help. Choices are listed behind it.
-    shown
-        How the help says the default.
-    least
-        The smallest integer.
-    positive
-        Whether a float must be above 0.
-    called
-        The option's name where it is not the field's.
-    """
-
+    # Its help. Choices are listed behind it.
     text: str
-    shown: str | bool = "by task"
-    least: int = 0
-    positive: bool = True
-    called: str | None = None
+    shown: str | bool = "by task"  # How the help says the default
+    least: int = 0  # The smallest integer
+    positive: bool = True  # Whether a float must be above 0
+    called: str | None = None  # The option's name where it is not the field's
 
 
 def kind_of(hint: Any) -> Any:
@@ -92,34 +79,24 @@ def kind_of(hint: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(abc.ABC):
-    """One training run; `sparsebp.train.config.config_for` fills in what suits a task.
+    """One training run; `sparsebp.train.config.config_for` fills in what suits a task."""
 
-    Attributes
-    ----------
-    task, model
-        Names of the data and the network.
-    samples
-        Training samples; None takes all.
-    batch_size, epochs, lr, optimizer, lr_schedule, clip_norm
-        As the trainer takes them; `lr_schedule` is ``"constant"``, ``"cosine"`` or ``"onecycle"``, over the whole run.
-    backward
-        Algorithm of the backward pass.
-    fusion, accumulate, schedule, graph
-        As the trainer takes them; the schedule by its name or the path of a file.
-    device, dtype, seed
-        ``"cpu"`` or ``"cuda"``; ``"float32"`` or ``"float64"``; the seed of data, weights and order.
-    """
-
+    # task, model: Names of the data and the network.
     task: str
     model: str
+    # Training samples; None takes all.
     samples: Annotated[int | None, Option("Training samples.", shown="all", least=1)] = None
+    # batch_size, epochs, lr, optimizer, lr_schedule, clip_norm: As the trainer takes them; `lr_schedule` is
+    # `"constant"`, `"cosine"` or `"onecycle"`, over the whole run.
     batch_size: Annotated[int, Option("Batch size.", least=1)]
     epochs: Annotated[int, Option("Epochs in all.")]
     lr: Annotated[float, Option("Learning rate (its peak).")]
     optimizer: Annotated[Optimizer, Option("Optimizer", shown="adam")]
     lr_schedule: Annotated[LRSchedule, Option("Learning-rate schedule")]
     clip_norm: Annotated[float | None, Option("Largest gradient norm.", shown="1; images none", called="clip")]
+    # Algorithm of the backward pass.
     backward: Annotated[Backward, Option("Algorithm of the backward pass", shown="auto; images bp")]
+    # fusion, accumulate, schedule, graph: As the trainer takes them; the schedule by its name or the path of a file.
     fusion: Annotated[Fusion, Option("Updates before the next use, or right after the gradient", shown="none")] = "none"
     accumulate: Annotated[int, Option("Micro-batches that a batch is split into.", shown="1", least=1)] = 1
     schedule: Annotated[
@@ -130,6 +107,7 @@ class TrainConfig(abc.ABC):
         ),
     ] = "conventional"
     graph: Annotated[bool | None, Option("GPU: capture the step into a CUDA graph.", shown="on a GPU")] = None
+    # device, dtype, seed: `"cpu"` or `"cuda"`; `"float32"` or `"float64"`; the seed of data, weights and order.
     device: Annotated[Device, Option("Where to compute.", shown="cpu")] = "cpu"
     dtype: Annotated[DType, Option("Precision.", shown="float32")] = "float32"
     seed: Annotated[int, Option("Seed of data, weights, order.", shown="0")] = 0
@@ -151,13 +129,7 @@ class TrainConfig(abc.ABC):
 
     @classmethod
     def checked(cls, name: str, value: Any) -> Any:
-        """Return the value of an option as the configuration keeps it.
-
-        Raises
-        ------
-        OptionError
-            It has another type, or is outside its choices or range.
-        """
+        """Return the value of an option as the configuration keeps it."""
         hint, about = cls.options()[name]
         kind = kind_of(hint)
         if value is None and hint is not kind:
@@ -167,16 +139,14 @@ class TrainConfig(abc.ABC):
         if kind is float:
             number = check_number(name, value, most=_WIDEST if name == "width" else math.inf)
             if not number > 0 and about.positive:
-                raise OptionError(f"{name} is not positive", expected="more than 0", got=value,
-                                  remedy="Pass 0.001, say")  # fmt: skip
+                raise OptionError(f"{name} is not positive", expected="more than 0", got=value)
             return number
         if kind is bool:
             return check_flag(name, value)
         if kind is not str:
             return check_choice(name, value, get_args(kind))
         if not isinstance(value, str):
-            raise OptionError(f"{name} is no text", expected="a text", got=shown(value),
-                              remedy=f"Pass another {name}")  # fmt: skip
+            raise OptionError(f"{name} is no text", expected="a text", got=shown(value))
         return value
 
     @property
@@ -216,10 +186,7 @@ def check_samples(samples: int, most: int | None) -> None:
     """Check that there are so many samples; `most` is None where they are made up."""
     if samples < 1 or (most is not None and samples > most):
         raise OptionError(
-            "The number of samples cannot be had",
-            expected="1 or more" if most is None else f"1 to {most}",
-            got=samples,
-            remedy="Pass --samples in that range",
+            "The number of samples cannot be had", expected="1 or more" if most is None else f"1 to {most}", got=samples
         )
 
 
@@ -236,18 +203,9 @@ _REMEDY = "Write one with sparsebp tune"
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the options in a file that `write_config` wrote, or in one of that form.
-
-    One flat table: names as `config_for` takes them, ``task`` and ``threads`` among them, with texts, numbers or truth
-    values. What they may be is checked by who uses them.
-
-    Raises
-    ------
-    FileFormatError
-        There is no such file, or it holds something else.
-    OptionError
-        The suffix is unknown.
-    """
+    """Return the options in a file that `write_config` wrote, or in one of that form."""
+    # One flat table: names as `config_for` takes them, `task` and `threads` among them, with texts, numbers or truth
+    # values. What they may be is checked by who uses them.
     path = check_path("path", path)
     parse = _parser(path)
     content = read_file(path, f"{path} has no options of a run", expected=_FORM, remedy=_REMEDY)
@@ -264,15 +222,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def write_config(options: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write options, without those that are None.
-
-    Raises
-    ------
-    OptionError
-        The suffix is unknown, or a value is no text, finite number or truth value.
-    OutputError
-        The file cannot be written.
-    """
+    """Write options, without those that are None."""
     path = check_path("path", path)
     parse = _parser(path)
     kept = {name: value for name, value in options.items() if value is not None}
@@ -287,15 +237,14 @@ def write_config(options: Mapping[str, Any], path: str | os.PathLike[str]) -> No
             raise ValueError("a file that would not be read as the same options")
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError("These options cannot be kept in a file", expected="texts, finite numbers and truth values",
-                          got=str(error), remedy="Leave the others out") from error  # fmt: skip
+                          got=str(error)) from error  # fmt: skip
     write_atomically(path, content)
 
 
 def _parser(path: Path) -> Callable[[str], Any]:
     parsers: dict[str, Callable[[str], Any]] = {".toml": _parse_toml, ".json": parse_json}
     if path.suffix not in parsers:
-        raise OptionError("The format of the file is unknown", expected=".toml or .json", got=path.suffix or "none",
-                          remedy="Give the file one of these suffixes")  # fmt: skip
+        raise OptionError("The format of the file is unknown", expected=".toml or .json", got=path.suffix or "none")
     return parsers[path.suffix]
 
 
@@ -318,57 +267,44 @@ ImageModel: TypeAlias = Literal["lenet5", "vgg11", "mobilenetv2", "densenet"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageConfig(TrainConfig):
-    """A convolutional network.
+    """A convolutional network."""
 
-    Attributes
-    ----------
-    task
-        ``"mnist"`` (4 000 images for training), ``"digits"`` (scikit-learn's, scaled up; 1 497) or ``"cifar10"``.
-    model
-        ``"lenet5"`` (28×28, on CIFAR-10 32×32), ``"vgg11"``, ``"mobilenetv2"`` or ``"densenet"``
-        (L = 40, k = 12; these on 32×32, three channels).
-    width
-        Factor on the channels of vgg11, mobilenetv2 and densenet.
-    data
-        Folder of CIFAR-10's binary version; the other tasks need none.
-    prune
-        Share of the weights to prune after the epochs of training, None for no pruning. What is pruned away is then
-        retrained without; `backward` is that of the retraining, and the training before it is sequential, since
-        transposed Jacobians of unpruned convolutions are too large to be scanned.
-    prune_method
-        See `sparsebp.prune`. The default keeps the same share of every layer: class-blind takes all of VGG-11's last
-        layer at 97 %, since its weights are small beside those of the convolutions, and nothing can be retrained then.
-    retrain_epochs, retrain_lr
-        Epochs after pruning, with a learning-rate schedule of their own, and its rate; None for `lr`.
-    """
-
+    # `"mnist"` (4 000 images for training), `"digits"` (scikit-learn's, scaled up; 1 497) or `"cifar10"`.
     task: ImageTask
+    # `"lenet5"` (28×28, on CIFAR-10 32×32), `"vgg11"`, `"mobilenetv2"` or `"densenet"` (L = 40, k = 12; these on 32×32,
+    # three channels).
     model: ImageModel
+    # Factor on the channels of vgg11, mobilenetv2 and densenet.
     width: Annotated[float, Option("Images: factor on the channels, not of lenet5.", shown="1")] = 1.0
+    # Folder of CIFAR-10's binary version; the other tasks need none.
     data: Annotated[str | None, Option("cifar10: folder of the binary version.", shown=False)] = None
+    # Share of the weights to prune after the epochs of training, None for no pruning. What is pruned away is then
+    # retrained without; `backward` is that of the retraining, and the training before it is sequential, since
+    # transposed Jacobians of unpruned convolutions are too large to be scanned.
     prune: Annotated[
         float | None,
         Option("Images: share of the weights to prune after training, then retrain.", shown="none", positive=False),
     ] = None
+    # See `sparsebp.prune`. The default keeps the same share of every layer: class-blind takes all of VGG-11's last
+    # layer at 97 %, since its weights are small beside those of the convolutions, and nothing can be retrained then.
     prune_method: Annotated[PruneMethod, Option("How to share that out over the layers", shown="class_uniform")] = (
         "class_uniform"
     )
+    # retrain_epochs, retrain_lr: Epochs after pruning, with a learning-rate schedule of their own, and its rate; None
+    # for `lr`.
     retrain_epochs: Annotated[int, Option("Epochs after pruning.", shown="as many as before; vgg11 8")] = 0
     retrain_lr: Annotated[float | None, Option("Learning rate after pruning.", shown="that before; vgg11 0.003")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.schedule == "ooo" and self.backward != "bp":
-            raise OptionError(
-                "A scan computes all input gradients at once: nothing runs beside it, out of order",
-                expected="backward='bp' with schedule='ooo'", got=repr(self.backward),
-                remedy="Use schedule='conventional', or backward='bp'",
-            )  # fmt: skip
+            raise OptionError("A scan computes all input gradients at once: nothing runs beside it, out of order",
+                              expected="backward='bp' with schedule='ooo'", got=repr(self.backward),
+                              remedy="Use schedule='conventional', or backward='bp'")  # fmt: skip
         if self.prune is not None and not 0 <= self.prune < 1:
-            raise OptionError(
-                "The amount to prune is out of range", expected="a number from 0 to below 1", got=self.prune,
-                remedy="Pass the share of the weights that is to go, 0.97 say",
-            )  # fmt: skip
+            raise OptionError("The amount to prune is out of range", expected="a number from 0 to below 1",
+                              got=self.prune,
+                              remedy="Pass the share of the weights that is to go, 0.97 say")  # fmt: skip
         if (self.task == "cifar10") != (self.data is not None):
             raise OptionError(
                 "A folder of images belongs to cifar10 alone" if self.data else "CIFAR-10 is not part of any package",
@@ -377,7 +313,7 @@ class ImageConfig(TrainConfig):
                 remedy="Leave --data out" if self.data else "Unpack cifar-10-binary.tar.gz and pass --data FOLDER",
             )
         if self.model == "lenet5" and self.width != 1:
-            raise OptionError("lenet5 has no width", expected="1", got=self.width, remedy="Leave --width out")
+            raise OptionError("lenet5 has no width", expected="1", got=self.width)
 
     @property
     def title(self) -> str:
@@ -455,23 +391,16 @@ _CHRONO_FROM = 100  # steps: shorter sequences need no help to be remembered
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceConfig(TrainConfig):
-    """What all recurrent networks are configured by.
+    """What all recurrent networks are configured by."""
 
-    Attributes
-    ----------
-    model, hidden, layers
-        ``"rnn"``, ``"gru"`` or ``"lstm"``, hidden size, number of layers.
-    """
-
+    # model, hidden, layers: `"rnn"`, `"gru"` or `"lstm"`, hidden size, number of layers.
     model: SequenceModel
     hidden: Annotated[int, Option("Sequences: hidden size.", least=1)]
     layers: Annotated[int, Option("Sequences: recurrent layers.", shown="1", least=1)]
 
     def classifier(self, features: int, classes: int, spread: int) -> Any:
-        """Return a recurrent layer and a linear head on its last hidden state, initialised from the seed.
-
-        Gates are spread over time scales up to `spread` (see `RecurrentConfig.chrono`), unless that is below 100.
-        """
+        """Return a recurrent layer and a linear head on its last hidden state, initialised from the seed."""
+        # Gates are spread over time scales up to `spread` (see `RecurrentConfig.chrono`), unless that is below 100.
         from sparsebp import nn
 
         rng = np.random.default_rng(self.seed)
@@ -493,32 +422,21 @@ class SequenceConfig(TrainConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(SequenceConfig):
-    """A recurrent layer and a linear head on its last hidden state.
+    """A recurrent layer and a linear head on its last hidden state."""
 
-    Attributes
-    ----------
-    task
-        ``"seqmnist"`` (pixel-by-pixel digits, 4 000 for training) or ``"bitstream"`` (BPPSA Eq. 8; 32 000).
-    seq_len
-        T. For seqmnist a divisor of 784: 784 / T consecutive pixels make up a step.
-    chrono
-        Spread the biases of a GRU's update gate, or of an LSTM's forget gate, over time scales up to T, for T of at
-        least 100.
-    """
-
+    # `"seqmnist"` (pixel-by-pixel digits, 4 000 for training) or `"bitstream"` (BPPSA Eq. 8; 32 000).
     task: SequenceTask
+    # T. For seqmnist a divisor of 784: 784 / T consecutive pixels make up a step.
     seq_len: Annotated[int, Option("Sequences: time steps.", shown="784; bitstream 1000", least=1)]
+    # Spread the biases of a GRU's update gate, or of an LSTM's forget gate, over time scales up to T, for T of at least
+    # 100.
     chrono: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.task == "seqmnist" and PIXELS % self.seq_len:
-            raise OptionError(
-                "The sequence length does not divide the image",
-                expected="a divisor of 784",
-                got=self.seq_len,
-                remedy="Pass 784 for pixel by pixel or 28 for row by row",
-            )
+            raise OptionError("The sequence length does not divide the image", expected="a divisor of 784",
+                              got=self.seq_len, remedy="Pass 784 for pixel by pixel or 28 for row by row")  # fmt: skip
 
     @property
     def title(self) -> str:
@@ -554,20 +472,13 @@ InstrumentTask: TypeAlias = Literal["instruments"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstrumentConfig(SequenceConfig):
-    """A recurrent layer and a linear head on features of audio.
+    """A recurrent layer and a linear head on features of audio."""
 
-    Attributes
-    ----------
-    task
-        ``"instruments"``: recordings in the folder `data`, or **synthetic** clips (1 056 for training).
-    features
-        ``"S"``, ``"M"`` or ``"L"``: the rows of BPPSA Table 3.
-    data
-        A folder such as IRMAS's training data, see `sparsebp.data.load_instruments`; None for synthetic clips.
-    """
-
+    # `"instruments"`: recordings in the folder `data`, or **synthetic** clips (1 056 for training).
     task: InstrumentTask
+    # `"S"`, `"M"` or `"L"`: the rows of BPPSA Table 3.
     features: Annotated[FeatureSet, Option("instruments: 259×38, 517×24 or 1034×12 (BPPSA Table 3)", shown="S")]
+    # A folder such as IRMAS's training data, see `sparsebp.data.load_instruments`; None for synthetic clips.
     data: Annotated[
         str | None, Option("cifar10: folder of the binary version; instruments: of recordings.", shown=False)
     ] = None
@@ -652,19 +563,13 @@ _RETRAINING = {"prune_method", "retrain_epochs", "retrain_lr"}
 
 
 def config_for(task: str, **options: Any) -> TrainConfig:
-    """Return the configuration of `task` with its defaults; options that are None keep the default.
-
-    Raises
-    ------
-    OptionError
-        A value is outside its choices or range, or an option does not belong to the task.
-    """
+    """Return the configuration of `task` with its defaults; options that are None keep the default."""
     check_choice("task", task, _DEFAULTS)
     family = _FAMILIES.get(task, ImageConfig)
     given = {name: value for name, value in options.items() if value is not None}
     foreign = sorted(given.keys() - {field.name for field in dataclasses.fields(family)})
     if foreign:
-        raise OptionError(f"An option does not belong to {task}", got=", ".join(foreign), remedy="Leave it out")
+        raise OptionError(f"An option does not belong to {task}", got=", ".join(foreign))
     chosen = _DEFAULTS[task] | {name: family.checked(name, value) for name, value in given.items()}
     if family is ImageConfig:
         chosen = _MODEL_DEFAULTS[chosen["model"]] | chosen
@@ -703,13 +608,7 @@ class Run:
 
 
 def config_of(described: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration that a run's checkpoint keeps, with defaults for what may change on resuming.
-
-    Raises
-    ------
-    OptionError
-        It is not a recipe's.
-    """
+    """Return the configuration that a run's checkpoint keeps, with defaults for what may change on resuming."""
     if not {"task", "model"} <= described.keys():
         raise OptionError("The run was not built by a recipe", expected="a configuration with task and model",
                           got=sorted(described) or "nothing", remedy="Build the model yourself")  # fmt: skip
@@ -732,26 +631,12 @@ def build(
     weights: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Run:
-    """Build everything that a run needs, anew: the same configuration trains to the same losses.
-
-    Parameters
-    ----------
-    config
-        The run. Where it prunes, this is the training before that, and `build_retraining` the one after.
-    data
-        Training and test set if they are loaded already, see `TrainConfig.load_data`.
-    weights
-        A checkpoint (or its folder) whose weights and pruning masks the run starts from; None draws them from the seed.
-    **options
-        ``callbacks``, ``checkpoint_dir``, ``checkpoint_every`` and ``transport``: see `Trainer`.
-
-    Raises
-    ------
-    DeviceError, MissingDependencyError
-        The device is not there, or a package that the data or the device needs.
-    FileFormatError
-        `weights` is no checkpoint, or one of another architecture.
-    """
+    """Build everything that a run needs, anew: the same configuration trains to the same losses."""
+    # config: The run. Where it prunes, this is the training before that, and `build_retraining` the one after.
+    # data: Training and test set if they are loaded already, see `TrainConfig.load_data`.
+    # weights: A checkpoint (or its folder) whose weights and pruning masks the run starts from; None draws them from
+    # the seed.
+    # **options: `callbacks`, `checkpoint_dir`, `checkpoint_every` and `transport`: see `Trainer`.
     check_ranks(config.schedule, options.get("transport"))  # before any time is spent on data
     backend.device_namespace(config.device)
     if prunes(config):
@@ -764,17 +649,9 @@ def build(
 
 
 def build_retraining(config: ImageConfig, before: Run, **options: Any) -> tuple[Run, PruneReport]:
-    """Prune a copy of the model that `before` has trained, and build the run that trains it further.
-
-    Parameters
-    ----------
-    config
-        The whole run; `prune` must be set.
-    before
-        The training before pruning, done; it is left as it is.
-    **options
-        As `build` takes them. The folder must not be that of `before`.
-    """
+    """Prune a copy of the model that `before` has trained, and build the run that trains it further."""
+    # config: The whole run; `prune` must be set.
+    # before: The training before pruning, done; it is left as it is.
     from sparsebp import nn
 
     sets = (before.train_set, before.test_set)

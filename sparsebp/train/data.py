@@ -15,28 +15,14 @@ from sparsebp.nn.sequential import taking_lengths
 
 
 def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
-    """Return a data set for `model`: `data` itself, or one of its arrays.
-
-    Parameters
-    ----------
-    data
-        A data set; or ``(x, target)`` or ``(x, target, lengths)``, arrays with the sample first, as `ArrayDataset`
-        takes them. Inputs are converted to the dtype that the model takes.
-    lengths
-        Of arrays: the valid steps of every sample.
-
-    Raises
-    ------
-    OptionError
-        It is neither, `lengths` comes with a data set of its own, or the model does not take lengths.
-    ShapeError, DTypeError
-        As `ArrayDataset`, or the data set is empty.
-    """
+    """Return a data set for `model`: `data` itself, or one of its arrays."""
+    # data: A data set; or `(x, target)` or `(x, target, lengths)`, arrays with the sample first, as `ArrayDataset`
+    # takes them. Inputs are converted to the dtype that the model takes.
+    # lengths: Of arrays: the valid steps of every sample.
     if isinstance(data, tuple):
         if len(data) not in (2, 3) or (len(data) == 3 and lengths is not None):
             raise OptionError("The arrays to train on are not understood", expected="(x, target), or with lengths",
-                              got=f"{len(data)} arrays{'' if lengths is None else ' and lengths='}",
-                              remedy="Pass inputs and targets, one of each for every sample")  # fmt: skip
+                              got=f"{len(data)} arrays{'' if lengths is None else ' and lengths='}")  # fmt: skip
         x, target, lengths = (*data, lengths)[:3]
         x, target = _array("x", x), _array("target", target)
         first = sample_axis(model)
@@ -44,7 +30,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
         dataset: Any = ArrayDataset(x, target, dtype=dtype, lengths=lengths, batch_first=first == 0)
         if first == 1 and dataset.inputs.ndim != 3:
             raise ShapeError("x has the wrong shape", expected="(N, T, I): samples, steps, features",
-                             got=dataset.inputs.shape, remedy="Add the missing axis")  # fmt: skip
+                             got=dataset.inputs.shape)  # fmt: skip
     elif not hasattr(data, "batch") or not hasattr(data, "__len__"):
         raise OptionError("Not a data set", expected="len(…) and batch(indices), or arrays (x, target)",
                           got=type(data).__name__, remedy="Pass a tuple of arrays, or an ArrayDataset")  # fmt: skip
@@ -55,8 +41,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
         dataset = data
         _check_axis(dataset, model)
     if len(dataset) == 0:
-        raise ShapeError("The data set is empty", expected="at least one sample", got=0,
-                         remedy="Pass a data set with samples")  # fmt: skip
+        raise ShapeError("The data set is empty", expected="at least one sample", got=0)
     if getattr(dataset, "lengths", None) is not None:
         check_takes_lengths(model)
     return dataset
@@ -77,17 +62,11 @@ def _array(name: str, value: Any) -> Array:
 
 
 def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]:
-    """Return input, target and, if the data set has them, lengths of some samples, on the model's device.
-
-    Raises
-    ------
-    OptionError
-        The data set gives something else, or lengths to a model that takes none.
-    """
+    """Return input, target and, if the data set has them, lengths of some samples, on the model's device."""
     batch = dataset.batch(indices)
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise OptionError("The data set's batch is not understood", expected="input and target, or with lengths",
-                          got=type(batch).__name__, remedy="Return a tuple from batch(indices)")  # fmt: skip
+                          got=type(batch).__name__)  # fmt: skip
     if len(batch) == 3:
         check_takes_lengths(model)
     device = backend.device_of(next(iter(model.parameters().values())))
@@ -110,13 +89,7 @@ def _own(array: Array, device: str) -> Array:
 
 
 def sample_axis(model: Any) -> int:
-    """Return the axis of the input on which the model has its samples.
-
-    Raises
-    ------
-    OptionError
-        Its output has them elsewhere than first, which no target of one row a sample fits.
-    """
+    """Return the axis of the input on which the model has its samples."""
     given, returned = getattr(model, "batch_axes", (0, 0))
     if returned != 0:
         raise OptionError("The model is time-major: its output has the samples second", expected="batch_first=True",
@@ -134,15 +107,13 @@ def _check_axis(dataset: Any, model: Any) -> None:
         raise OptionError(
             "The model reads the data set's steps as samples", expected=f"samples on axis {first.batch_axes[0]}",
             got=f"on axis {given} of the data set's batches",
-            remedy="Pass the arrays (x, target) themselves, or give data set and recurrent layer the same batch_first",
+            remedy="Pass the arrays (x, target) themselves, or give data set and recurrent layer the same batch_first"
         )  # fmt: skip
 
 
 def check_takes_lengths(model: Any) -> None:
-    """Raise `OptionError` unless ``model.forward`` takes ``lengths``, and so do the stages that a step runs.
-
-    Behind a chain of several stages no steps may be left: the loss would see those behind a sample's end.
-    """
+    """Raise `OptionError` unless ``model.forward`` takes ``lengths``, and so do the stages that a step runs."""
+    # Behind a chain of several stages no steps may be left: the loss would see those behind a sample's end.
     stages = model.stages() if hasattr(model, "stages") else [("", model)]
     if len(stages) > 1:
         if taking_lengths(stages)[1]:
@@ -153,8 +124,6 @@ def check_takes_lengths(model: Any) -> None:
         if "lengths" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values()):
             return
         got = f"{type(stages[0][1]).__name__}.forward({', '.join(taken)})"
-    raise OptionError(
-        "The model does not take lengths", expected="forward(x, lengths=...), as SequenceClassifier and GRU have it, "
-        "or a chain with a MeanOverSteps", got=got,
-        remedy="Leave lengths out, or make one layer of the model that hands them on",
-    )  # fmt: skip
+    raise OptionError("The model does not take lengths", expected="forward(x, lengths=...), as SequenceClassifier and "
+                      "GRU have it, or a chain with a MeanOverSteps", got=got,
+                      remedy="Leave lengths out, or make one layer of the model that hands them on")  # fmt: skip

@@ -45,12 +45,9 @@ def buffers_of_rank_0(transport: Transport, model: Any) -> None:
 
 
 def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
-    """Tell callbacks of an event, on rank 0, and give all ranks what these have changed.
-
-    Of parameters, of the optimizer's options, and of random generators, from which a callback may draw.
-
-    Where a callback sees the model at the event, all ranks call this together.
-    """
+    """Tell callbacks of an event, on rank 0, and give all ranks what these have changed."""
+    # Of parameters, of the optimizer's options, and of random generators, from which a callback may draw.
+    # Where a callback sees the model at the event, all ranks call this together.
     transport = trainer.transport
     if transport is None or transport.size == 1 or event == "close" or not trainer._sees(event):
         tell()
@@ -102,13 +99,7 @@ def asynchronous(schedule: Any) -> bool:
 
 
 def staleness(schedule: str | os.PathLike[str] | Schedule, accumulate: int, transport: Transport | None) -> str | None:
-    """Return what the losses of an asynchronous schedule depend on, in words; None for schedules of one update a step.
-
-    Raises
-    ------
-    FileFormatError, ScheduleError
-        A file holds no schedule.
-    """
+    """Return what the losses of an asynchronous schedule depend on, in words; None with one update a step."""
     if isinstance(schedule, str):
         if not asynchronous(schedule):
             return None
@@ -152,9 +143,7 @@ class Training:
         trained_parameters(model, optimizer)
         for name, value in (("clip_norm", clip_norm), ("memory_ratio", memory_ratio)):
             if value is not None and check_number(name, value) <= 0:
-                raise OptionError(
-                    f"{name} is not positive", expected="more than 0, or None", got=value, remedy=f"Raise {name}"
-                )
+                raise OptionError(f"{name} is not positive", expected="more than 0, or None", got=value)
         if checkpoint_every is not None:
             checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
         self.model, self.loss, self.optimizer = model, loss, optimizer
@@ -173,7 +162,7 @@ class Training:
         self.saved: int | None = None
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport= beside them",
-                              got="transport=None", remedy="Leave them out")  # fmt: skip
+                              got="transport=None")  # fmt: skip
         if predictor is not None and not isinstance(predictor, Predictor):
             raise OptionError("Not a predictor", expected="a sparsebp.optim.Predictor", got=shown(predictor),
                               remedy="Build one: MomentumPredictor(optimizer)")  # fmt: skip
@@ -181,8 +170,7 @@ class Training:
             check_callable("note", note)
         if predictor is not None and predictor.optimizer is not optimizer:
             raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
-                              got=f"another {type(predictor.optimizer).__name__}",
-                              remedy="Build it on this one")  # fmt: skip
+                              got=f"another {type(predictor.optimizer).__name__}")  # fmt: skip
         self.predictor, self.note = predictor, note
         self.transport, self.sharded = transport, check_flag("sharded", sharded)
         self._leads = transport is None or transport.rank == 0
@@ -204,8 +192,7 @@ class Training:
         training_set = as_dataset(dataset, self.model, lengths)
         held_out = None if validation is None else as_dataset(validation, self.model)
         if check_flag("resume", resume) and self.checkpoint_dir is None:
-            raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None,
-                              remedy="Pass checkpoint_dir=")  # fmt: skip
+            raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None)
         return training_set, held_out, {"batch_size": batch_size, "samples": len(training_set)}, epochs
 
     def _last_good(self) -> str:
@@ -236,61 +223,40 @@ class Training:
 
 
 def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
-    """Refuse what cannot be trained with, before anything is done.
-
-    Raises
-    ------
-    OptionError
-        The message says which, and what it lacks.
-    """
+    """Refuse what cannot be trained with, before anything is done."""
     for name, thing, wanted in (
         ("model", model, ("forward", "parameters", "state_dict")), ("loss", loss, ("forward",)),
         ("optimizer", optimizer, ("lr",)),
     ):  # fmt: skip
         lacking = [attribute for attribute in wanted if not hasattr(thing, attribute)]
         if lacking or isinstance(thing, type):
-            raise OptionError(
-                f"The {name} cannot be used", expected=", ".join(wanted),
-                got=f"the class {thing.__name__} itself" if isinstance(thing, type) else
-                f"{type(thing).__name__} without {', '.join(lacking)}", remedy=f"Pass a {name} of sparsebp",
-            )  # fmt: skip
+            raise OptionError(f"The {name} cannot be used", expected=", ".join(wanted), got="the class "
+                              f"{thing.__name__} itself" if isinstance(thing, type) else f"{type(thing).__name__} "
+                              f"without {', '.join(lacking)}")  # fmt: skip
     check_mean(loss)
     for callback in check_sequence("callbacks", callbacks, "callbacks"):
         if not hasattr(callback, "sees_model"):
-            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__,
-                              remedy="Derive it from Callback")  # fmt: skip
+            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__)
 
 
 def scheduler_of(given: Any, optimizer: Any) -> Any:
-    """Return the learning-rate schedule of a trainer: the one given, or those given chained; None for none.
-
-    Raises
-    ------
-    OptionError
-        It is none, or one of another optimizer, whose rates it would change.
-    """
+    """Return the learning-rate schedule of a trainer: the one given, or those given chained; None for none."""
     if given is None or (isinstance(given, list | tuple) and not given):
         return None
     chained = ChainedScheduler(given if isinstance(given, list | tuple) else [given])
     if chained.optimizer is not None and chained.optimizer is not optimizer:
         raise OptionError("The learning-rate schedule is of another optimizer", expected="the trainer's optimizer",
-                          got=f"another {type(chained.optimizer).__name__}", remedy="Build it on this one")  # fmt: skip
+                          got=f"another {type(chained.optimizer).__name__}")  # fmt: skip
     return chained if isinstance(given, list | tuple) else given
 
 
 def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
-    """Refuse options that do not go together, before there is a model to run.
-
-    Raises
-    ------
-    OptionError
-        The message says which, and why.
-    """
+    """Refuse options that do not go together, before there is a model to run."""
     check_choice("fusion", fusion, get_args(Fusion))
     check_integer("accumulate", accumulate, 1)
     if not isinstance(schedule, str | os.PathLike | Schedule):
         raise OptionError("Not a schedule", expected="'conventional', 'ooo', a path, or a sparsebp.schedule.Schedule",
-                          got=type(schedule).__name__, remedy="Pass one of them")  # fmt: skip
+                          got=type(schedule).__name__)  # fmt: skip
     ooo, clips = schedule == "ooo", clip_norm is not None
     for wrong, problem, expected, got, remedy in (
         (fusion == "backward" and clips, "Backward-fusion updates before the norm of all gradients is known",
@@ -309,23 +275,14 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
 
 
 def check_ranks(schedule: Any, transport: Transport | None) -> None:
-    """Refuse a schedule's name that is not for as many ranks, before there is a model to run.
-
-    Raises
-    ------
-    OptionError
-        There is neither such a name nor such a file; it is of several workers and there is no transport, or of one and
-        there are several ranks; or the transport is none.
-    """
+    """Refuse a schedule's name that is not for as many ranks, before there is a model to run."""
     if transport is not None:
         check_transport(transport)
     _check_known(schedule)
     if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
-        raise OptionError(
-            f"The schedule {schedule!r} is of several workers", expected="a transport between them",
-            got="transport=None", remedy="Pass transport=, under mpiexec that of MPI: mpiexec -n 4 sparsebp train …; "
-            "see the how-to guide on many workers",
-        )  # fmt: skip
+        raise OptionError(f"The schedule {schedule!r} is of several workers", expected="a transport between them",
+                          got="transport=None", remedy="Pass transport=, under mpiexec that of MPI: mpiexec -n 4 "
+                          "sparsebp train …; see the how-to guide on many workers")  # fmt: skip
     if transport is not None and transport.size > 1 and schedule in ("conventional", "ooo"):
         raise OptionError("Several ranks need a schedule of theirs", expected=", ".join(ON_RANKS), got=repr(schedule),
                           remedy="Pass schedule='1f1b', say, or start one process")  # fmt: skip
@@ -340,24 +297,15 @@ def _check_known(schedule: Any) -> None:
     near = difflib.get_close_matches(schedule.lower(), SCHEDULES, 1)
     raise OptionError(
         "Unknown schedule", expected=f"{', '.join(SCHEDULES)}, or the path of an action CSV", got=repr(schedule),
-        remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there",
+        remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there"
     )  # fmt: skip
 
 
 def schedule_of(
     stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule, ranks: int = 1
 ) -> Schedule:  # fmt: skip
-    """Return the schedule that the trainer's options ask for; `check_schedule` has seen them.
-
-    But for ``"ooo"`` and ``"reverse-first-k"``, which measure before they have one.
-
-    Raises
-    ------
-    OptionError
-        A given one has another number of micro-batches, or a builder's name has none for as many ranks.
-    FileFormatError, ScheduleError
-        A file holds no schedule.
-    """
+    """Return the schedule that the trainer's options ask for; `check_schedule` has seen them."""
+    # But for `"ooo"` and `"reverse-first-k"`, which measure before they have one.
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
     if schedule == REPLICAS:
@@ -369,7 +317,7 @@ def schedule_of(
     given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
     if given.graph.microbatches != accumulate:
         raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
-                          got=given.graph.microbatches, remedy="Pass accumulate= as the schedule has it")  # fmt: skip
+                          got=given.graph.microbatches)  # fmt: skip
     return given
 
 
@@ -391,10 +339,8 @@ _PURE = (ArrayDataset.batch, BitstreamDataset.batch, ImageDataset.batch)
 def executor_of(
     trainer: Training, stages: Stages, watch: Watch, found: Schedule | None = None
 ) -> Executor | PipelineExecutor | ReverseFirstKExecutor:
-    """Return what runs the steps of a trainer: on one device, or on the ranks of its transport.
-
-    By the schedule that was `found` before, or that the trainer's options ask for.
-    """
+    """Return what runs the steps of a trainer: on one device, or on the ranks of its transport."""
+    # By the schedule that was `found` before, or that the trainer's options ask for.
     parts, transport = (trainer.model, trainer.loss, trainer.optimizer), trainer.transport
     clips: dict[str, Any] = {"clip_norm": trainer.clip_norm, "watch": watch}
     if transport is not None and trainer.schedule == FIRST_K:
@@ -413,13 +359,7 @@ def executor_of(
 
 
 def _check_heeded(trainer: Training, *, replicas: bool, asynchronous: bool) -> None:
-    """Refuse options that a schedule of this kind would not heed.
-
-    Raises
-    ------
-    OptionError
-        The message says which.
-    """
+    """Refuse options that a schedule of this kind would not heed."""
     for wrong, name, expected in (
         (trainer.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k'"),
         (trainer.note is not None and not asynchronous, "note", "an asynchronous pipeline, as schedule='pipedream'"),
@@ -432,10 +372,8 @@ def _check_heeded(trainer: Training, *, replicas: bool, asynchronous: bool) -> N
 
 @contextlib.contextmanager
 def telling(transport: Transport | None) -> Iterator[None]:
-    """Tell the other ranks of an error inside the ``with`` block, so that they do not wait for this one.
-
-    But not of one that all ranks raise alike: they can go on, on the same transport.
-    """
+    """Tell the other ranks of an error inside the ``with`` block, so that they do not wait for this one."""
+    # But not of one that all ranks raise alike: they can go on, on the same transport.
     try:
         yield
     except BaseException as error:
@@ -445,17 +383,11 @@ def telling(transport: Transport | None) -> Iterator[None]:
 
 
 def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset, validation: Dataset | None = None) -> None:
-    """Make sure that all ranks are about to train the same thing, and agree on what only rank 0 knows.
-
-    Of a data set of `sparsebp.data` some samples are compared, of any other its length alone: to ask it for a batch may
-    have effects, and what it gives may be drawn anew each time. Ranks of a pipeline also compare what it gives them in
-    every step, which is the same for all; replicas have samples of their own, of which no other rank can tell.
-
-    Raises
-    ------
-    OptionError
-        They are not; see `check_same`.
-    """
+    """Make sure that all ranks are about to train the same thing, and agree on what only rank 0 knows."""
+    # Of a data set of `sparsebp.data` some samples are compared, of any other its length alone: to ask it for a batch
+    # may have effects, and what it gives may be drawn anew each time. Ranks of a pipeline also compare what it gives
+    # them in every step, which is the same for all; replicas have samples of their own, of which no other rank can
+    # tell.
     transport: Any = trainer.transport
     own = together(transport, lambda: _facts(trainer, dataset, validation))
     seeds = transport.share(trainer.seed if trainer._seed_given else None)
@@ -497,10 +429,8 @@ def _facts(trainer: Training, dataset: Dataset, validation: Dataset | None) -> d
 
 
 def _rates_of(scheduler: Any) -> Any:
-    """Return what a learning-rate schedule says of itself; of functions of the user's own that is nothing.
-
-    Those are compared step by step, by the rates that they make.
-    """
+    """Return what a learning-rate schedule says of itself; of functions of the user's own that is nothing."""
+    # Those are compared step by step, by the rates that they make.
     if scheduler is None:
         return None
     own = vars(scheduler) if hasattr(scheduler, "__dict__") else {}

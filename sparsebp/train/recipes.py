@@ -39,34 +39,22 @@ EARLY = 100
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two runs that differ in their backward algorithm alone.
+    """Two runs that differ in their backward algorithm alone."""
 
-    Attributes
-    ----------
-    backward, reference
-        The two algorithms.
-    steps
-        Steps of each run.
-    max_loss_difference
-        Largest absolute difference of the two losses at the same step; `step_of_max` is that step, from 0.
-    early_loss_difference
-        The same over the first `EARLY` steps. Training can be chaotic: where it is, the last bit of one weight grows
-        into a different curve within some hundred steps, whatever the algorithm, and the early difference is the one
-        that tells a wrong gradient from rounding.
-    final_losses
-        The losses of the last step: (backward, reference).
-    seconds
-        Median wall-clock time of a training step: (backward, reference). The first step, which compiles, does not
-        count where there are others.
-    """
-
+    # backward, reference: The two algorithms.
     backward: str
     reference: str
-    steps: int
+    steps: int  # Steps of each run
+    # Largest absolute difference of the two losses at the same step; `step_of_max` is that step, from 0.
     max_loss_difference: float
     step_of_max: int
+    # The same over the first `EARLY` steps. Training can be chaotic: where it is, the last bit of one weight grows into
+    # a different curve within some hundred steps, whatever the algorithm, and the early difference is the one that
+    # tells a wrong gradient from rounding.
     early_loss_difference: float
-    final_losses: tuple[float, float]
+    final_losses: tuple[float, float]  # The losses of the last step: (backward, reference)
+    # Median wall-clock time of a training step: (backward, reference). The first step, which compiles, does not count
+    # where there are others.
     seconds: tuple[float, float]
 
     @property
@@ -109,12 +97,9 @@ def compare_histories(first: History, second: History, backward: str, reference:
         The two runs took different numbers of steps, or none.
     """
     if first.steps != second.steps or first.steps == 0:
-        raise ShapeError(
-            "The two runs cannot be compared step by step",
-            expected="the same number of steps, at least 1",
-            got=f"{first.steps} and {second.steps}",
-            remedy="Train both with the same data, batch size and epochs",
-        )
+        raise ShapeError("The two runs cannot be compared step by step",
+                         expected="the same number of steps, at least 1", got=f"{first.steps} and {second.steps}",
+                         remedy="Train both with the same data, batch size and epochs")  # fmt: skip
     difference = np.abs(np.asarray(first.loss) - np.asarray(second.loss))
     return Comparison(
         backward=backward,
@@ -130,21 +115,11 @@ def compare_histories(first: History, second: History, backward: str, reference:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """One algorithm against plain back-propagation.
+    """One algorithm against plain back-propagation."""
 
-    Attributes
-    ----------
-    algorithm
-        The scan's.
-    relative_difference
-        ``‖g - g_sequential‖ / ‖g_sequential‖`` over all weight gradients together.
-    largest_difference
-        Largest absolute difference of an entry; `parameter` holds it.
-    """
-
-    algorithm: str
-    relative_difference: float
-    largest_difference: float
+    algorithm: str  # The scan's
+    relative_difference: float  # `‖g - g_sequential‖ / ‖g_sequential‖` over all weight gradients together
+    largest_difference: float  # Largest absolute difference of an entry; `parameter` holds it
     parameter: str
 
     def to_json(self) -> dict[str, Any]:
@@ -159,22 +134,12 @@ def gradient_agreement(
     batch: tuple[Array, Array],
     algorithms: Sequence[Backward] = ("chunked", "blelloch"),
 ) -> list[Agreement]:
-    """Compare the weight gradients of `algorithms` with plain back-propagation.
-
-    Parameters
-    ----------
-    config
-        Of the run that `model` belongs to.
-    model
-        A trained model; its weights are copied.
-    loss
-        As the trainer takes it.
-    batch
-        Input and target (B,) on the model's device. For a recurrent model ``blelloch``
-        stores about 3·T·B·H² values.
-    algorithms
-        Algorithms to compare.
-    """
+    """Compare the weight gradients of `algorithms` with plain back-propagation."""
+    # config: Of the run that `model` belongs to.
+    # model: A trained model; its weights are copied.
+    # loss: As the trainer takes it.
+    # batch: Input and target (B,) on the model's device. For a recurrent model `blelloch` stores about 3·T·B·H² values.
+    # algorithms: Algorithms to compare.
     state = model.state_dict()
     reference = _gradients(config, state, "bp", loss, batch)
     norm = _norm(reference)
@@ -240,18 +205,15 @@ def _prune(path: Path, out: Path, amount: float, method: Any) -> PruneReport:
     source = path / FILE_NAME if os.path.isdir(path) else path
     checkpoint = load_checkpoint(source)
     if os.path.exists(out) and os.path.samefile(source, out):
-        raise OptionError("out is the checkpoint itself, which would be lost", expected="another file", got=out,
-                          remedy="Give the pruned network another name")  # fmt: skip
+        raise OptionError("out is the checkpoint itself, which would be lost", expected="another file", got=out)
     try:
         described = checkpoint.state.get("config")
         model = config_of(described if isinstance(described, dict) else {}).build_model()
     except OptionError as error:
         raise FileFormatError(
-            f"{path} does not say what network it is of",
-            expected="a checkpoint that sparsebp train wrote",
-            got=str(error),
-            remedy="Load the weights into your model, call sparsebp.prune, and save its state_dict",
-        ) from error
+            f"{path} does not say what network it is of", expected="a checkpoint that sparsebp train wrote",
+            got=str(error), remedy="Load the weights into your model, call sparsebp.prune, and save its state_dict"
+        ) from error  # fmt: skip
     model.to("cpu")
     take_weights(model, checkpoint, path)
     report = nn.prune(model, amount, method)
@@ -263,7 +225,7 @@ def _prune(path: Path, out: Path, amount: float, method: Any) -> PruneReport:
             if stored.startswith("optimizer.") and stored.endswith(f".{name}.weight"):
                 if tensors[stored].shape != mask.shape:
                     raise FileFormatError(f"{path} is damaged: {stored}", expected=mask.shape,
-                                          got=tensors[stored].shape, remedy="Take another copy")  # fmt: skip
+                                          got=tensors[stored].shape)  # fmt: skip
                 tensors[stored] = tensors[stored] * mask
     save_checkpoint(out, Checkpoint(tensors, {**checkpoint.state, "pruning": report.to_json()}))
     return report
@@ -286,21 +248,11 @@ TUNED = ("fusion", "schedule", "backward", "threads")
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One combination.
+    """One combination."""
 
-    Attributes
-    ----------
-    options
-        By the names in `TUNED`.
-    seconds
-        Of a step; None if it was refused.
-    refused
-        Why it was, else None.
-    """
-
-    options: Mapping[str, Any]
-    seconds: timing.Timing | None = None
-    refused: str | None = None
+    options: Mapping[str, Any]  # By the names in `TUNED`
+    seconds: timing.Timing | None = None  # Of a step; None if it was refused
+    refused: str | None = None  # Why it was, else None
 
     def to_json(self) -> dict[str, Any]:
         """Return everything in JSON types."""
@@ -312,11 +264,9 @@ def combinations(
     config: TrainConfig, fusions: Iterable[str] = (), schedules: Iterable[str] = (), backwards: Iterable[str] = (),
     threads: Iterable[int] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return all combinations of the choices.
-
-    Without choices: all fusions, the conventional and the out-of-order schedule, ``"bp"`` and ``"auto"``
-    beside that of `config`, and one thread and as many as there may be now.
-    """
+    """Return all combinations of the choices."""
+    # Without choices: all fusions, the conventional and the out-of-order schedule, `"bp"` and `"auto"` beside that of
+    # `config`, and one thread and as many as there may be now.
     here = thread_counts()["kernels"]
     choices = (
         tuple(fusions) or ("none", "forward", "backward"),
@@ -331,35 +281,17 @@ def tune(
     options: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], *, steps: int = 3, rounds: int = 5,
     budget: float = 60.0, progress: Callable[[str, int, int], None] = lambda name, number, count: None,
 ) -> list[Trial]:  # fmt: skip
-    """Time a few steps of every combination.
-
-    Parameters
-    ----------
-    options
-        Of the run, as `config_for` takes them.
-    tried
-        The combinations, see `combinations`.
-    steps
-        How many run in a row.
-    rounds, budget
-        How often each runs, in turn with the others, and seconds after which two rounds must do.
-    progress
-        Called before a combination is made ready to run, with what it is, its number from 0, and how many there are;
-        then once when they are measured, all together.
-
-    Returns
-    -------
-    list of Trial
-        The fastest first; then those that cannot be had, with the reason.
-
-    Raises
-    ------
-    OptionError
-        A number is too small, or nothing can be had.
-    """
+    """Time a few steps of every combination."""
+    # options: Of the run, as `config_for` takes them.
+    # tried: The combinations, see `combinations`.
+    # steps: How many run in a row.
+    # rounds, budget: How often each runs, in turn with the others, and seconds after which two rounds must do.
+    # progress: Called before a combination is made ready to run, with what it is, its number from 0, and how many there
+    # are; then once when they are measured, all together.
+    # Returns list of Trial: The fastest first; then those that cannot be had, with the reason.
     for name, value in (("steps", steps), ("rounds", rounds)):
         if value < 1:
-            raise OptionError(f"{name} is too small", expected="1 or more", got=value, remedy=f"Raise {name}")
+            raise OptionError(f"{name} is too small", expected="1 or more", got=value)
     before = thread_counts()["kernels"]
     sides: dict[int, _Side] = {}
     refused: list[Trial] = []
@@ -375,8 +307,7 @@ def tune(
                 refused.append(Trial(choice, refused=str(error)))
         if not sides:
             reasons = dict.fromkeys(trial.refused for trial in refused)
-            raise OptionError("No combination can be had", expected="one at least", got="; ".join(map(str, reasons)),
-                              remedy="Try others")  # fmt: skip
+            raise OptionError("No combination can be had", expected="one at least", got="; ".join(map(str, reasons)))
         progress("while they were measured", len(tried), len(tried))
         calls = {str(number): timing.Call(side.run, side.prepare) for number, side in sides.items()}
         measured = timing.measure(calls, rounds=rounds, least_rounds=min(2, rounds), warmup=1, budget=budget)

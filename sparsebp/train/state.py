@@ -44,13 +44,7 @@ def pack(trainer: Training, position: Mapping[str, int]) -> Checkpoint:
 
 
 def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
-    """Check that `checkpoint` belongs to this run, load it into `trainer`, and return the next (epoch, batch).
-
-    Raises
-    ------
-    FileFormatError
-        Something differs, or is damaged; nothing has been changed then.
-    """
+    """Check that `checkpoint` belongs to this run, load it into `trainer`, and return the next (epoch, batch)."""
     history = _checked_history(path, checkpoint)
     state = checkpoint.state
     position = state["position"]
@@ -92,20 +86,9 @@ def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int],
 
 
 def load_weights(model: Any, path: str | os.PathLike[str]) -> None:
-    """Load weights, buffers and pruning masks of the checkpoint `path` into `model`, and nothing else.
-
-    Parameters
-    ----------
-    model
-        A layer of the checkpoint's architecture and dtype.
-    path
-        A checkpoint of a training or of `prune_checkpoint`, or the folder of one.
-
-    Raises
-    ------
-    FileFormatError
-        It is no checkpoint, or of another architecture; nothing has been changed then.
-    """
+    """Load weights, buffers and pruning masks of the checkpoint `path` into `model`, and nothing else."""
+    # model: A layer of the checkpoint's architecture and dtype.
+    # path: A checkpoint of a training or of `prune_checkpoint`, or the folder of one.
     take_weights(model, load_checkpoint(path), Path(path))
 
 
@@ -135,11 +118,10 @@ def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
     if not odd and state["seed"] < 0:
         odd = ["seed"]
     if odd:
-        raise FileFormatError(
-            f"The checkpoint {path} does not hold the state of a run: {', '.join(odd)}",
-            expected="what Trainer.fit writes", got=", ".join(f"{name} = {shown(state.get(name))}" for name in odd),
-            remedy="Take another copy, or start anew",
-        )  # fmt: skip
+        raise FileFormatError(f"The checkpoint {path} does not hold the state of a run: {', '.join(odd)}",
+                              expected="what Trainer.fit writes",
+                              got=", ".join(f"{name} = {shown(state.get(name))}" for name in odd),
+                              remedy="Take another copy, or start anew")  # fmt: skip
     with _loading(path):
         history = History.from_arrays(checkpoint.part("history"), state["epochs"])
         epoch, batch, batch_size, samples = counts
@@ -155,11 +137,10 @@ def _loading(path: Path) -> Iterator[None]:
     try:
         yield
     except (SparseBPError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        raise FileFormatError(
-            f"The checkpoint {path} is damaged, or of something else",
-            expected="a state that model, optimizer, schedule and generators take",
-            got=f"{type(error).__name__}: {error}", remedy="Take another copy, or start anew",
-        ) from error  # fmt: skip
+        raise FileFormatError(f"The checkpoint {path} is damaged, or of something else",
+                              expected="a state that model, optimizer, schedule and generators take",
+                              got=f"{type(error).__name__}: {error}",
+                              remedy="Take another copy, or start anew") from error  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -197,11 +178,9 @@ def _split(state: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, A
 def _check_same(path: Path, name: str, saved: Any, now: Any) -> None:
     if saved != now:
         raise FileFormatError(
-            f"The checkpoint {path} is of another run: {name} differs",
-            expected=f"{now}",
-            got=f"{saved} in the file",
-            remedy="Resume with the options of the first call, or start anew in another folder",
-        )
+            f"The checkpoint {path} is of another run: {name} differs", expected=f"{now}", got=f"{saved} in the file",
+            remedy="Resume with the options of the first call, or start anew in another folder"
+        )  # fmt: skip
 
 
 def _check_order(path: Path, state: Mapping[str, Any], now: str | None) -> None:
@@ -210,12 +189,10 @@ def _check_order(path: Path, state: Mapping[str, Any], now: str | None) -> None:
     if saved == now:
         return
     one = "a schedule with one update a step"
-    raise FileFormatError(
-        f"The checkpoint {path} is of a run in which updates came in another order", expected=now or one,
-        got=f"{saved or one} in the file",
-        remedy=f"Resume with {saved or 'another schedule'} (mpiexec -n, --schedule, --accumulate), or start anew in "
-        "another folder",
-    )  # fmt: skip
+    raise FileFormatError(f"The checkpoint {path} is of a run in which updates came in another order",
+                          expected=now or one, got=f"{saved or one} in the file", remedy="Resume with "
+                          f"{saved or 'another schedule'} (mpiexec -n, --schedule, --accumulate), or start anew in "
+                          "another folder")  # fmt: skip
 
 
 def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mapping[str, Any], remedy: str) -> None:
@@ -227,12 +204,9 @@ def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mappi
     }
     if saved != wanted:
         name = next(n for n in sorted(saved.keys() | wanted.keys()) if saved.get(n) != wanted.get(n))
-        raise FileFormatError(
-            f"The checkpoint {path} does not fit the model: parameter {name}",
-            expected=_shape_text(wanted.get(name)),
-            got=_shape_text(saved.get(name)),
-            remedy=remedy,
-        )
+        raise FileFormatError(f"The checkpoint {path} does not fit the model: parameter {name}",
+                              expected=_shape_text(wanted.get(name)), got=_shape_text(saved.get(name)),
+                              remedy=remedy)  # fmt: skip
 
 
 def _shape_text(entry: tuple[tuple[int, ...], str] | None) -> str:

@@ -63,58 +63,41 @@ def nonfinite(arrays: Mapping[str, Array]) -> list[str]:
 def gradient_error(step: int, epoch: int, grads: Mapping[str, Array], last_good: str) -> NonFiniteError:
     """Return the exception for a gradient that is not finite."""
     names = nonfinite(grads)
-    return NonFiniteError(
-        f"The gradient is not finite at step {step} (epoch {epoch + 1})",
-        expected="finite gradients",
-        got=f"NaN or infinity in {', '.join(names)}",
-        remedy=f"Lower the learning rate, clip the gradient's norm, or use float64. {last_good}",
-    )
+    return NonFiniteError(f"The gradient is not finite at step {step} (epoch {epoch + 1})", expected="finite gradients",
+                          got=f"NaN or infinity in {', '.join(names)}", remedy="Lower the learning rate, clip the "
+                          f"gradient's norm, or use float64. {last_good}")  # fmt: skip
 
 
 def check_counted(loss: Any, target: Array, step: int, epoch: int, last_good: str) -> None:
-    """Refuse a batch, micro-batch or rank's share whose mean loss is NaN because it is one of nothing.
-
-    Raises
-    ------
-    NonFiniteError
-        The loss ignores all of `target`.
-    """
+    """Refuse a batch, micro-batch or rank's share whose mean loss is NaN because it is one of nothing."""
     ignored = getattr(loss, "ignore_index", None)
     if ignored is None or target.dtype.kind not in "iu" or not bool((target == ignored).all()):  # synchronize!
         return
-    raise NonFiniteError(
-        f"The loss ignores a whole batch, micro-batch or rank's share at step {step} (epoch {epoch + 1})",
-        expected="a position that counts", got=f"ignore_index={ignored} at all {target.size} positions",
-        remedy="Leave such samples out, or use larger batches, fewer micro-batches (accumulate=) or fewer ranks. "
-        f"{last_good}",
-    )  # fmt: skip
+    raise NonFiniteError(f"The loss ignores a whole batch, micro-batch or rank's share at step {step} (epoch "
+                         f"{epoch + 1})", expected="a position that counts",
+                         got=f"ignore_index={ignored} at all {target.size} positions", remedy="Leave such samples out, "
+                         "or use larger batches, fewer micro-batches (accumulate=) or fewer ranks. "
+                         f"{last_good}")  # fmt: skip
 
 
 def parameter_error(step: int, epoch: int, names: list[str], last_good: str) -> NonFiniteError:
     """Return the exception for parameters that are not finite, before step 0 or after an update."""
     when = "before training" if step == 0 else f"after step {step - 1} (epoch {epoch + 1})"
     return NonFiniteError(
-        f"Parameters are not finite {when}",
-        expected="finite parameters",
-        got=f"NaN or infinity in {', '.join(names)}",
-        remedy=f"Initialise or load the model again, or lower the learning rate. {last_good}",
-    )
+        f"Parameters are not finite {when}", expected="finite parameters", got=f"NaN or infinity in {', '.join(names)}",
+        remedy=f"Initialise or load the model again, or lower the learning rate. {last_good}"
+    )  # fmt: skip
 
 
 def loss_error(
     step: int, epoch: int, value: float, model: Any, x: Array, target: Array, prediction: Array | None, last_good: str
 ) -> NonFiniteError:
-    """Return the exception for a loss that is not finite, naming the first place where finiteness is lost.
-
-    The order of the search is that of the computation: parameters, the batch, the model's layers, the loss itself. No
-    `prediction` means that parameters have been updated since: what they were is not known any more.
-    """
-    return NonFiniteError(
-        f"The loss is not finite at step {step} (epoch {epoch + 1})",
-        expected="a finite loss",
-        got=f"{value}; {_where(model, x, target, prediction)}",
-        remedy=f"Lower the learning rate, clip the gradient's norm, or use float64. {last_good}",
-    )
+    """Return the exception for a loss that is not finite, naming the first place where finiteness is lost."""
+    # The order of the search is that of the computation: parameters, the batch, the model's layers, the loss itself. No
+    # `prediction` means that parameters have been updated since: what they were is not known any more.
+    return NonFiniteError(f"The loss is not finite at step {step} (epoch {epoch + 1})", expected="a finite loss",
+                          got=f"{value}; {_where(model, x, target, prediction)}", remedy="Lower the learning rate, "
+                          f"clip the gradient's norm, or use float64. {last_good}")  # fmt: skip
 
 
 def _where(model: Any, x: Array, target: Array, prediction: Array | None) -> str:
@@ -143,10 +126,8 @@ def _where_by_now(model: Any, x: Array, target: Array) -> str:
 
 
 def _first_layer(model: Any, x: Array) -> str:
-    """Return the name of the innermost layer whose output is the first that is not finite, in the order of a forward.
-
-    Layers are watched while the batch runs once more, in whatever way the model calls them.
-    """
+    """Return the name of the innermost layer whose output is the first not to be finite, in a forward's order."""
+    # Layers are watched while the batch runs once more, in whatever way the model calls them.
     if not hasattr(model, "modules"):
         return "the model"
     found: list[str] = []
@@ -189,13 +170,9 @@ class _Tag:
 
 
 class Runner(Watch):
-    """Runs the steps of one `Trainer.fit`.
+    """Runs the steps of one `Trainer.fit`."""
 
-    Attributes
-    ----------
-    begun
-        Number of steps begun; the history may be one behind.
-    """
+    # begun: Number of steps begun; the history may be one behind.
 
     def __init__(self, trainer: Training) -> None:
         self.trainer = trainer
@@ -222,15 +199,8 @@ class Runner(Watch):
         return self.executor.own(indices)
 
     def step(self, batches: Sequence[Batch], epoch: int, samples: int | None = None) -> None:
-        """Run one step, and record and tell what is known by then.
-
-        `samples` is their number on all ranks together, where that is not the batches'.
-
-        Raises
-        ------
-        OptionError
-            Somebody has replaced a parameter that the optimizer trains.
-        """
+        """Run one step, and record and tell what is known by then."""
+        # `samples` is their number on all ranks together, where that is not the batches'.
         trainer = self.trainer
         check_live(trainer.model, self._trained)
         samples = sum(len(batch[1]) for batch in batches) if samples is None else samples
@@ -283,11 +253,9 @@ class Runner(Watch):
             self.executor.gather_state(everywhere=everywhere)
 
     def close(self, *, failed: bool = False) -> None:
-        """Do what is left over, and end the threads.
-
-        After an error what is left over may fail as well: the first error is the one to tell. Other ranks are not
-        there to do it together.
-        """
+        """Do what is left over, and end the threads."""
+        # After an error what is left over may fail as well: the first error is the one to tell. Other ranks are not
+        # there to do it together.
         try:
             if failed and self.trainer.transport is not None:
                 return
@@ -339,10 +307,8 @@ class Runner(Watch):
 
 
 def accuracy(prediction: Array, target: Array) -> float:
-    """Return the share of places whose largest entry is at the target; NaN for targets that are not classes.
-
-    The classes are on axis 1, as losses have them, or last if only that fits. Ignored places count as wrong.
-    """
+    """Return the share of places whose largest entry is at the target; NaN for targets that are not classes."""
+    # The classes are on axis 1, as losses have them, or last if only that fits. Ignored places count as wrong.
     right = _right(prediction, target)
     return math.nan if right is None else float(right)  # synchronize!
 
@@ -526,7 +492,7 @@ class Trainer(Training):
         with telling(self.transport):
             if self._runner is not None:
                 raise OptionError("This trainer is training already", expected="one fit at a time",
-                                  got="fit within fit", remedy="Let it end first")  # fmt: skip
+                                  got="fit within fit")  # fmt: skip
             training_set, held_out, shape, epochs = together(
                 self.transport, lambda: self._asked(dataset, validation, lengths, epochs, batch_size, resume)
             )
@@ -645,17 +611,15 @@ class Trainer(Training):
         for count, prediction, _ in self._predictions(data, batch_size):
             if prediction.ndim == 0 or len(prediction) != count:
                 raise ShapeError("The model's output has not one row a sample", expected=f"({count}, ...)",
-                                 got=prediction.shape, remedy="Put the samples first")  # fmt: skip
+                                 got=prediction.shape)  # fmt: skip
             parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
         return xp.concatenate(parts)
 
     def _predictions(
         self, dataset: Dataset, batch_size: int, first: int = 0, each: int = 1
     ) -> Iterator[tuple[int, Array, Array]]:
-        """Yield the number of samples, the model's output in evaluation mode and the target of every batch.
-
-        Of the batches from `first` on, one in `each`.
-        """
+        """Yield the number of samples, the model's output in evaluation mode and the target of every batch."""
+        # Of the batches from `first` on, one in `each`.
         batch_size = check_integer("batch_size", batch_size, 1)
         self._flush()
         with evaluation(self.model):

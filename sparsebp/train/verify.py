@@ -178,7 +178,7 @@ def check_gradient(
     for algorithm in algorithms or ():
         if algorithm not in BACKWARDS:
             raise OptionError("Unknown backward algorithm", expected=", ".join(map(repr, BACKWARDS)),
-                              got=repr(algorithm), remedy="Pass some of them, or None")  # fmt: skip
+                              got=repr(algorithm))  # fmt: skip
     generator, dtype = check_generator("rng", rng), x.dtype.name
     with _evaluating(model):
         run = _Run(loss, x, target, forward_options)

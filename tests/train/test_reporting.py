@@ -87,7 +87,7 @@ def test_plots_take_and_return_axes(tmp_path):
     assert plot_history(history_of([0.5])).get_ylim()[0] == 0
     with pytest.raises(OutputError) as caught:
         save_loss_curve(history, tmp_path / "missing" / "loss.png")
-    assert caught.value.remedy
+    assert caught.value.expected
 
 
 def test_comparison_of_two_runs():

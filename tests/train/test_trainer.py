@@ -144,7 +144,7 @@ def test_bad_arguments_of_fit(tiny, options, error):
 def test_bad_arguments(tiny, options):
     with pytest.raises(OptionError) as caught:
         tiny.trainer(**options)
-    assert caught.value.remedy
+    assert caught.value.expected
 
 
 def test_a_generator_as_seed(tiny):
