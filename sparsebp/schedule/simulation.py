@@ -11,11 +11,11 @@ from math import isfinite
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from sparsebp.core.check import check_integer, check_number, shown
+from sparsebp.core.check import check_integer, shown
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
 from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, Send, StepGraph, actions_of, parts_of, trusted
-from sparsebp.schedule.costs import Costs, Link, Route
+from sparsebp.schedule.costs import Costs, Route
 from sparsebp.schedule.schedule import Schedule, validate
 
 # What streams of one worker do to each other: who computes activations again, and how much all are slowed down.
@@ -921,36 +921,3 @@ def _relative(simulated: float, measured: float) -> float:
     if measured == 0:
         return 0.0 if simulated == 0 else float("inf")
     return simulated / measured - 1
-
-
-def fit_link(transfers: Iterable[tuple[float, float]]) -> Link:
-    """Return the link that fits measured transfers best: seconds = latency + bytes / bandwidth.
-
-    Least squares of the relative errors, with neither latency nor bandwidth below 0; where seconds do not grow with the
-    bytes, the bandwidth is infinite.
-
-    Parameters
-    ----------
-    transfers
-        Bytes and seconds of each, of two sizes at least; half the round trip of a ping-pong, say.
-
-    Raises
-    ------
-    OptionError
-        There are fewer than two sizes, or a number is negative, or a transfer took no time.
-    """
-    pairs = [(check_number("The bytes of a transfer", size, 0), check_number("The seconds of a transfer", seconds, 0))
-             for size, seconds in transfers]  # fmt: skip
-    if len({size for size, _ in pairs}) < 2 or any(seconds == 0 for _, seconds in pairs):
-        raise OptionError("No link fits these transfers", expected="two sizes or more, and seconds above 0",
-                          got=f"{len(pairs)} transfers", remedy="Measure more of them")  # fmt: skip
-    # Of latency · a + slope · b = 1, where a = 1 / seconds and b = bytes / seconds.
-    a, b = [1 / seconds for _, seconds in pairs], [size / seconds for size, seconds in pairs]
-    aa, ab, bb = (sum(x * y for x, y in zip(*both, strict=True)) for both in ((a, a), (a, b), (b, b)))
-    determinant = aa * bb - ab * ab
-    latency, slope = (sum(a) * bb - sum(b) * ab) / determinant, (sum(b) * aa - sum(a) * ab) / determinant
-    if latency < 0:
-        latency, slope = 0.0, sum(b) / bb
-    if slope <= 0:
-        return Link(sum(a) / aa)
-    return Link(latency, 1 / slope)
