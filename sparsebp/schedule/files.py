@@ -257,11 +257,9 @@ def _torch_actions(schedule: Schedule, action: Action) -> Iterator[Action]:
 
 
 def _not_for_torch(problem: str, got: str) -> ScheduleError:
-    return ScheduleError(
-        f"PyTorch cannot run the schedule: it {problem}", got=got,
-        expected="F, then I, then W of every stage and micro-batch in one stream a worker",
-        remedy="Write it without torch=True, or build another schedule",
-    )  # fmt: skip
+    return ScheduleError(f"PyTorch cannot run the schedule: it {problem}", got=got,
+                         expected="F, then I, then W of every stage and micro-batch in one stream a worker",
+                         remedy="Write it without torch=True, or build another schedule")  # fmt: skip
 
 
 # Schedules as files.
@@ -393,11 +391,6 @@ def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights 
         Stages without weights, beside those that have no W, B, S or U.
     updates, synchronised
         See `StepGraph`; None: as the actions have it, which do not say it where no stage has weights.
-
-    Raises
-    ------
-    OptionError
-        There is no such graph: for instance some U have a micro-batch, and some have none.
     """
     everything = set(actions)
     found = {action.microbatch is not None for action in everything if action.kind == "U"}
@@ -467,8 +460,7 @@ class _Entries:
         what = type(self).__name__.lower()[:-1]
         for key, value in self.entries.items():
             if _KEY.fullmatch(key) is None:
-                raise OptionError(f"A {what} is of no action", expected="F, I, W, B, S or U, 2F for stage 2, or 2F0",
-                                  got=shown(key), remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
+                raise OptionError(f"A {what} is of no action", expected="F (or I, W, B, S, U), 2F, 2F0", got=shown(key))
             check_cost(f"The {what} of {key}", value)
 
     def most_specific(self, action: Action) -> float | None:
@@ -488,11 +480,6 @@ class Durations(_Entries):
     ----------
     entries
         The durations.
-
-    Raises
-    ------
-    OptionError
-        A key is none of these, or a duration is negative or not finite.
     """
 
     def __call__(self, action: Action) -> float:
@@ -505,10 +492,7 @@ class Durations(_Entries):
 
 @dataclass(frozen=True)
 class Slowdowns(_Entries):
-    """Slowdowns by kind, by stage, by action, as `Durations`; what has no entry is not slowed down.
-
-    Takes an action and returns its slowdown, as `Costs` wants it. (`Costs` refuses one below 1 when it is used.)
-    """
+    """Slowdowns by kind, by stage, by action, as `Durations`; what has no entry is not slowed down."""
 
     def __call__(self, action: Action) -> float:
         """Return the slowdown of an action."""
@@ -517,13 +501,7 @@ class Slowdowns(_Entries):
 
 
 def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
-    """Return the durations that texts such as ``F=1`` and ``2W=0.5`` say.
-
-    Raises
-    ------
-    OptionError
-        One of them is no such text.
-    """
+    """Return the durations that texts such as ``F=1`` and ``2W=0.5`` say."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -532,8 +510,7 @@ def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals:
-            raise OptionError("This is no duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=shown(text),
-                              remedy="Write what it is of, '=', and a number")  # fmt: skip
+            raise OptionError("This is no duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=shown(text))
     return found
 
 
@@ -600,13 +577,6 @@ def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike
         Those of the schedules that the costs are for, a `Schedule` say.
     path
         The file.
-
-    Raises
-    ------
-    OptionError
-        There is no duration of an action.
-    OutputError
-        The file cannot be written.
     """
     actions = tuple(actions)
     content: dict[str, Any] = {
@@ -638,8 +608,7 @@ def _check_keys(entry: Any, known: tuple[str, ...] | list[str], source: object) 
         raise _refused(source, f"{type(entry).__name__} {shown(entry)}")
     unknown = sorted(entry.keys() - set(known))
     if unknown:
-        raise FileFormatError(f"{source} has unknown keys", expected=", ".join(known), got=", ".join(unknown),
-                              remedy="Remove them")  # fmt: skip
+        raise FileFormatError(f"{source} has unknown keys", expected=", ".join(known), got=", ".join(unknown))
 
 
 def _refused(source: object, got: str) -> FileFormatError:
@@ -651,11 +620,6 @@ def write_programs(programs: Sequence[RankProgram], path: str | os.PathLike[str]
 
     PyTorch's ``_load_csv(…, format="compute_comms")`` reads those of ``lower(for_torch(schedule, sums=True),
     one_stream=True)``: it has no U, and it posts and sends in the order of the file.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
     """
     write_atomically(path, programs_to_csv(programs).encode())
 

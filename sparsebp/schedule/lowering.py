@@ -40,11 +40,6 @@ def merge(schedule: Schedule) -> Turns:
     first, then the lower worker and the earlier lane. So a worker of one stream keeps its order, those of several are
     interleaved as they would run side by side. A sum begins as soon as what it adds is there and the sum before it in
     its lane has begun, not ended; what reads it takes it to come one unit after the sum before it.
-
-    Parameters
-    ----------
-    schedule
-        A valid one.
     """
     graph = schedule.cells
     waits = list(graph.waits)
@@ -234,35 +229,21 @@ _KINDS: dict[type, tuple[bool, bool]] = {
 
 
 class _Operations(NamedTuple):
-    """What programs do with messages, as numbers.
-
-    Attributes
-    ----------
-    messages
-        All of them; the position of one is its number.
-    steps
-        For every rank ``(number of the instruction, whether it waits, number of the message)``.
-    """
+    """What programs do with messages, as numbers."""
 
     messages: list[Message]
     steps: list[list[tuple[int, bool, int]]]
 
 
 def _operations(programs: Sequence[RankProgram]) -> _Operations:
-    """Return what programs do with messages.
-
-    Raises
-    ------
-    ScheduleError
-        An operation is not there once, on its rank, with its wait behind it.
-    """
+    """Return what programs do with messages."""
     numbers: dict[Message, int] = {}
     steps: list[list[tuple[int, bool, int]]] = []
     stages: list[list[int]] = []  # of every message, how far sender and receiver are: 1 begun, 2 waited for
     for rank, program in enumerate(programs):
         if program.rank != rank:
-            raise ScheduleError("Programs are not in the order of their ranks", expected=f"that of rank {rank}",
-                                got=f"rank {program.rank}", remedy="Pass one program a rank")  # fmt: skip
+            got = f"rank {program.rank}"
+            raise ScheduleError("Programs are not in the order of their ranks", expected=f"rank {rank}", got=got)
         steps.append([])
         for place, one in enumerate(program.instructions):
             kind = _KINDS.get(type(one))
@@ -307,17 +288,14 @@ def _check_sums(program: RankProgram) -> None:
             sums.setdefault(one.action, []).append(type(one))
     for action, kinds in sums.items():
         if len(kinds) != 2 or kinds[0] is kinds[1]:
-            raise ScheduleError(
-                "A sum does not have one Reduce and one Reduced", expected="both, once each", actions=[action],
-                got=f"{action}: {', '.join(kind.__name__ for kind in kinds)} on rank {program.rank}",
-                remedy="Lower the schedule anew",
-            )  # fmt: skip
+            got = f"{action}: {', '.join(kind.__name__ for kind in kinds)} on rank {program.rank}"
+            problem = "A sum does not have one Reduce and one Reduced"
+            raise ScheduleError(problem, expected="both, once each", got=got, actions=[action])
 
 
 def _wrong(problem: str, message: Message, *, expected: str, got: str) -> ScheduleError:
     named = f"{message.source} from rank {message.sender} to rank {message.receiver}"
-    return ScheduleError(problem, expected=expected, got=f"{got}: {named}", remedy="Lower the schedule anew",
-                         actions=[message.source])  # fmt: skip
+    return ScheduleError(problem, expected=expected, got=f"{got}: {named}", actions=[message.source])
 
 
 class _Run:
@@ -398,11 +376,10 @@ def _deadlock(run: _Run, programs: Sequence[RankProgram]) -> ScheduleError:
         sources.append(message.source)
         rank = other
     waits = " waits for ".join([*path[seen[rank] :], f"rank {rank}"])
-    return ScheduleError(
-        "The programs are deadlocked where nothing is buffered", expected="an order without a cycle", got=waits,
-        remedy="Let all ranks begin messages in one common order, as lower(…, one_stream=True) does",
-        actions=sources[seen[rank] :],
-    )  # fmt: skip
+    return ScheduleError("The programs are deadlocked where nothing is buffered", expected="an order without a cycle",
+                         got=waits,
+                         remedy="Let all ranks begin messages in one common order, as lower(…, one_stream=True) does",
+                         actions=sources[seen[rank] :])  # fmt: skip
 
 
 # The pass that places sends, receives and sums among the actions of a schedule.
@@ -487,15 +464,7 @@ def _run(cell: Cell) -> Instruction:
 
 
 def with_waits(graph: StepGraph, begun: Sequence[Sequence[Instruction]]) -> tuple[RankProgram, ...]:
-    """Return the programs of ranks that begin some instructions in order, with the waits in their places: see `lower`.
-
-    Parameters
-    ----------
-    graph
-        Says what a cell reads.
-    begun
-        For every rank its `Compute`, `Post`, `Send` and `Reduce`.
-    """
+    """Return the programs of ranks that begin some instructions in order, with their waits: see `lower`."""
     read: dict[Message, int] = {}  # the place of its first reader, at the receiver
     sent: dict[Message, int] = {}  # the place of its Send, at the sender
     reading: list[dict[int, list[Instruction]]] = []

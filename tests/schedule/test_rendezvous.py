@@ -17,7 +17,7 @@ from schedules import lane, schedules
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule import Action, Schedule, StepGraph
-from sparsebp.schedule import lower as module
+from sparsebp.schedule import lowering as module
 from sparsebp.schedule.builders import fast_forward, gpipe
 from sparsebp.schedule.lowering import (
     Await,
