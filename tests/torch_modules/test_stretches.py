@@ -41,7 +41,7 @@ def test_one_call_is_as_one_for_each(kind, dtype, monkeypatch):
         ([6, 6, 5, 2], 129, 9, True, True),  # so many features are projected before
     ]
     together = [run(kind, dtype, *case) for case in cases]
-    monkeypatch.setattr(kernels.on_host().stretches, "takes", lambda hidden: False)
+    monkeypatch.setattr(kernels.on_host().cells, "takes", lambda hidden: False)
     for case, found in zip(cases, together, strict=True):
         for one, other in zip(found, run(kind, dtype, *case), strict=True):
             np.testing.assert_array_equal(one, other)
