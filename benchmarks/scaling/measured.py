@@ -8,7 +8,7 @@ with. Processes that share a machine slow each other down, and wait for its othe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -27,7 +27,6 @@ from sparsebp.schedule import (
     StageBytes,
     actions_of,
     compare,
-    fit_link,
     parse,
     parts_of,
     simulate,
@@ -52,6 +51,25 @@ def measure(run: Run) -> Iterator[Row]:
             yield {"schedule": name, "ranks": ranks} | row_of(schedule, Costs(Durations(entries), size, link),
                                                              spans[1::2])  # fmt: skip
         run.note(f"{ranks} ranks: a message takes {tables.seconds(link.latency)}, and {_bandwidth(link)}.")
+
+
+def fit_link(transfers: Iterable[tuple[float, float]]) -> Link:
+    """Return the link that fits measured transfers best: seconds = latency + bytes / bandwidth.
+
+    Least squares of the relative errors over pairs of bytes and seconds, of two sizes at least. Neither latency nor
+    bandwidth falls below 0; where seconds do not grow with the bytes, the bandwidth is infinite.
+    """
+    pairs = list(transfers)
+    # Of latency · a + slope · b = 1, where a = 1 / seconds and b = bytes / seconds.
+    a, b = [1 / seconds for _, seconds in pairs], [size / seconds for size, seconds in pairs]
+    aa, ab, bb = (sum(x * y for x, y in zip(*both, strict=True)) for both in ((a, a), (a, b), (b, b)))
+    determinant = aa * bb - ab * ab
+    latency, slope = (sum(a) * bb - sum(b) * ab) / determinant, (sum(b) * aa - sum(a) * ab) / determinant
+    if latency < 0:
+        latency, slope = 0.0, sum(b) / bb
+    if slope <= 0:
+        return Link(sum(a) / aa)
+    return Link(latency, 1 / slope)
 
 
 def durations(steps: Sequence[Spans]) -> dict[str, float]:

@@ -13,7 +13,6 @@ from sparsebp.schedule.files import (
     programs_to_csv,
     read_costs,
     read_csv,
-    read_programs,
     to_csv,
     write_costs,
     write_csv,
@@ -22,17 +21,7 @@ from sparsebp.schedule.files import (
 from sparsebp.schedule.lowering import Message, RankProgram, check_rendezvous, lower
 from sparsebp.schedule.plot import chrome_trace, gantt, summary, text_chart, write_trace
 from sparsebp.schedule.schedule import Schedule, validate
-from sparsebp.schedule.simulation import (
-    Errors,
-    Event,
-    MemoryCurve,
-    Simulation,
-    Transfer,
-    compare,
-    depth,
-    fit_link,
-    simulate,
-)
+from sparsebp.schedule.simulation import Errors, Event, MemoryCurve, Simulation, Transfer, compare, depth, simulate
 
 __all__ = [
     "KINDS",
@@ -60,7 +49,6 @@ __all__ = [
     "chrome_trace",
     "compare",
     "depth",
-    "fit_link",
     "for_torch",
     "gantt",
     "lower",
@@ -69,7 +57,6 @@ __all__ = [
     "programs_to_csv",
     "read_costs",
     "read_csv",
-    "read_programs",
     "simulate",
     "summary",
     "text_chart",

@@ -44,11 +44,6 @@ class Action(_Fields):
         One of `KINDS`.
     microbatch : int or None, default None
         Number of the micro-batch. None for S and U that take the gradients of all micro-batches together.
-
-    Raises
-    ------
-    OptionError
-        The kind is unknown, a number is negative, or F, I, W or B has no micro-batch.
     """
 
     __slots__ = ()
@@ -60,14 +55,11 @@ class Action(_Fields):
             microbatch = None if microbatch is None else check_integer("microbatch", microbatch, -(2**31))
         self = tuple.__new__(cls, (stage, kind, microbatch))
         if not isinstance(kind, str) or kind not in KINDS:
-            raise OptionError("Unknown kind of action", expected=", ".join(KINDS), got=shown(kind),
-                              remedy="Use one of these letters")  # fmt: skip
+            raise OptionError("Unknown kind of action", expected=", ".join(KINDS), got=shown(kind))
         if stage < 0 or (microbatch is not None and microbatch < 0):
-            raise OptionError("A stage or micro-batch is negative", expected="0 or more", got=str(self),
-                              remedy="Count from 0")  # fmt: skip
+            raise OptionError("A stage or micro-batch is negative", expected="0 or more", got=str(self))
         if microbatch is None and kind not in "SU":
-            raise OptionError(f"{kind} needs a micro-batch", expected=f"{stage}{kind}0, say", got=str(self),
-                              remedy="Pass microbatch=0 if there is one only")  # fmt: skip
+            raise OptionError(f"{kind} needs a micro-batch", expected=f"{stage}{kind}0, say", got=str(self))
         return self
 
     def __str__(self) -> str:
@@ -91,8 +83,7 @@ class Overlap:
 
     def __post_init__(self) -> None:
         if self.forward.kind != "F" or self.backward.kind not in "BI":
-            raise OptionError("An overlap joins a forward and a backward", expected="F and then B or I", got=str(self),
-                              remedy="Put other actions in cells of their own")  # fmt: skip
+            raise OptionError("An overlap joins a forward and a backward", expected="F and then B or I", got=str(self))
 
     def __str__(self) -> str:
         return f"({self.forward};{self.backward})OVERLAP_F_B"
@@ -147,7 +138,7 @@ def parse(text: str) -> Cell:
         The text is none.
     """
     if not isinstance(text, str):
-        raise FileFormatError("A cell is no text", expected="2I0, say", got=shown(text), remedy="Pass a text")
+        raise FileFormatError("A cell is no text", expected="2I0, say", got=shown(text))
     text = text.strip()
     overlap = _OVERLAP.fullmatch(text)
     if overlap:
@@ -158,10 +149,9 @@ def parse(text: str) -> Cell:
 def _parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text.strip())
     if match is None:
-        raise FileFormatError(
-            "A cell is not an action", expected="[stage][F|I|W|B|S|U][micro-batch], as in 2I0, or (0F1;7B0)OVERLAP_F_B",
-            got=shown(text), remedy="Write a bubble as an empty cell",
-        )  # fmt: skip
+        raise FileFormatError("A cell is not an action",
+                              expected="[stage][F|I|W|B|S|U][micro-batch], as in 2I0, or (0F1;7B0)OVERLAP_F_B",
+                              got=shown(text), remedy="Write a bubble as an empty cell")  # fmt: skip
     kind: Kind = match[2]  # type: ignore[assignment]
     return Action(int(match[1]), kind, int(match[3]) if match[3] else None)
 
@@ -203,11 +193,6 @@ class StepGraph:
         Which version of its stage's weights a backward reads. ``"current"``: that of its forward, and there is just
         one in memory: an update waits for every I that reads the old one. ``"stashed"``: that of its forward, kept
         beside newer ones. ``"latest"``: whatever is there. The last two only with updates after every micro-batch.
-
-    Raises
-    ------
-    OptionError
-        A number is below 1, a stage is unknown, or the options exclude each other.
     """
 
     stages: int
@@ -221,9 +206,8 @@ class StepGraph:
     def __post_init__(self) -> None:
         for name in ("stages", "microbatches"):
             object.__setattr__(self, name, check_integer(name, getattr(self, name), 1))
-        if self.stages * self.microbatches > MOST:
-            raise OptionError("A step has too many forwards", expected=f"{MOST} stages times micro-batches at most",
-                              got=self.stages * self.microbatches, remedy="Join stages or micro-batches")  # fmt: skip
+        if (count := self.stages * self.microbatches) > MOST:
+            raise OptionError("A step has too many forwards", expected=f"{MOST} at most", got=count)
         for name, choices in (("first", First), ("updates", Updates), ("weights", Weights)):
             check_choice(name, getattr(self, name), get_args(choices))
         check_flag("synchronised", self.synchronised)
@@ -232,19 +216,14 @@ class StepGraph:
         object.__setattr__(self, "unweighted", numbers)
         unknown = sorted(self.unweighted.difference(range(self.stages)))
         if unknown:
-            raise OptionError("Unknown stages are unweighted", expected=f"0 to {self.stages - 1}", got=unknown,
-                              remedy="Leave them out")  # fmt: skip
+            raise OptionError("Unknown stages are unweighted", expected=f"0 to {self.stages - 1}", got=unknown)
         asynchronous = self.updates == "microbatch"
         if asynchronous == (self.weights == "current") or (asynchronous and self.first != "F"):
-            raise OptionError(
-                "updates, weights and first exclude each other",
-                expected='updates="microbatch", weights "stashed" or "latest" and first="F", or others with "current"',
-                got=f"updates={self.updates!r}, weights={self.weights!r}, first={self.first!r}",
-                remedy="Change one of them",
-            )  # fmt: skip
+            expected = 'updates="microbatch" with weights "stashed" or "latest" and first="F", or others with "current"'
+            got = f"updates={self.updates!r}, weights={self.weights!r}, first={self.first!r}"
+            raise OptionError("updates, weights and first exclude each other", expected=expected, got=got)
         if self.first == "U" and self.updates != "step":
-            raise OptionError("A step that begins with updates has none", expected='updates="step"',
-                              got=repr(self.updates), remedy='Pass updates="step"')  # fmt: skip
+            raise OptionError('first="U" needs updates', expected='updates="step"', got=repr(self.updates))
 
     def weighted(self, stage: int) -> bool:
         """Whether the stage has parameters."""
@@ -400,10 +379,7 @@ class CellGraph:
             yield from send.readers
 
     def in_turn(self, ignored: Collection[tuple[int, int]] = ()) -> Iterator[int]:
-        """Yield cells, each after all that it waits for: a cycle, and what waits for it, is never reached.
-
-        Of the edges, pairs of cells, those in `ignored` are not waited for.
-        """
+        """Yield cells, each after all that it waits for: a cycle, and what waits for it, is never reached."""
         waits = list(self.waits)
         for _, reader in ignored:
             waits[reader] -= 1
@@ -456,12 +432,7 @@ def cell_graph(step: StepGraph, schedule: Sequence[Lane], places: Mapping[Action
 
 
 def carried(step: StepGraph, lanes: Sequence[Lane], cells: CellGraph) -> tuple[list[list[int]], list[int]]:
-    """Return what waits for the step before when a schedule is repeated.
-
-    Returns
-    -------
-    For every cell, those of the next step that wait for it; for every cell, for how many of the step before it waits.
-    """
+    """Return what waits for the step before when a schedule is repeated."""
     weights = _weights(step, cells) if step.first == "F" else [[]] * step.stages
     followers: list[list[int]] = [[] for _ in cells.cells]
     waits = []

@@ -106,22 +106,15 @@ def build(name: str, *, costs: Costs | None = None, fusion: Fusion | None = None
         Whether to refuse options that the builder has not; else they are left out.
     options
         Of the builder. Those that are None are left out; `SIZES` stand in for required ones.
-
-    Raises
-    ------
-    OptionError
-        The builder is unknown, or does not take an option; and what the builder raises.
     """
     if name not in BUILDERS:
-        raise OptionError("Unknown builder", expected=", ".join(BUILDERS), got=repr(name), remedy="Pass one of them")
+        raise OptionError("Unknown builder", expected=", ".join(BUILDERS), got=repr(name))
     parameters = inspect.signature(BUILDERS[name]).parameters
     given = {key: value for key, value in options.items() if value is not None}
     unknown = sorted(given.keys() - parameters.keys())
     if unknown and strict:
-        raise OptionError(
-            f"The builder {name} does not take {' and '.join(unknown)}", expected=", ".join(parameters),
-            got=", ".join(f"{key}={given[key]!r}" for key in unknown), remedy="Leave the option out",
-        )  # fmt: skip
+        raise OptionError(f"The builder {name} does not take {' and '.join(unknown)}", expected=", ".join(parameters),
+                          got=", ".join(f"{key}={given[key]!r}" for key in unknown))  # fmt: skip
     given = {key: value for key, value in given.items() if key in parameters}
     for key, size in SIZES.items():
         if key in parameters and parameters[key].default is inspect.Parameter.empty:

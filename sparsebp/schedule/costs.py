@@ -16,26 +16,18 @@ DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 
 
 def check_cost(name: str, value: Any) -> float:
-    """Return a cost: a finite number, 0 or more.
-
-    Raises
-    ------
-    OptionError
-        It is something else.
-    """
+    """Return a cost: a finite number, 0 or more."""
     try:
         return check_number(name, value, 0)
     except OptionError as error:
-        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=error.got,
-                          remedy="Measure it again, or pass 0") from error  # fmt: skip
+        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=error.got) from error
 
 
 def _check_slowdown(value: float) -> float:
     try:
         return check_number("slowdown", value, 1)
     except OptionError as error:
-        raise OptionError("Streams speed each other up", expected="a finite slowdown of 1 or more", got=error.got,
-                          remedy="Pass 1 if they do not disturb each other") from error  # fmt: skip
+        raise OptionError("Streams speed each other up", expected="a slowdown of 1 or more", got=error.got) from error
 
 
 @dataclass(frozen=True)
@@ -50,11 +42,6 @@ class StageBytes:
         What a forward keeps for the backward of one micro-batch, its input included.
     weights
         The weights. Their gradient has as many.
-
-    Raises
-    ------
-    OptionError
-        A number is negative or not finite.
     """
 
     output: float = 1
@@ -67,30 +54,14 @@ class StageBytes:
 
 
 class Side(NamedTuple):
-    """One direction of a connection: it serves one transfer after the other.
-
-    Attributes
-    ----------
-    key
-        Which one it is.
-    bandwidth
-        Bytes a unit of time.
-    """
+    """One direction of a connection: it serves one transfer after the other."""
 
     key: tuple[str, int, int]
     bandwidth: float
 
 
 class Route(NamedTuple):
-    """What a transfer takes: it begins when all sides are free, and arrives `latency` after the slowest has passed it.
-
-    Attributes
-    ----------
-    sides
-        Each is occupied for ``bytes / bandwidth`` from the begin on.
-    latency
-        Of the whole way.
-    """
+    """What a transfer takes: it begins when all sides are free, and arrives `latency` after the slowest is passed."""
 
     sides: tuple[Side, ...]
     latency: float
@@ -101,11 +72,6 @@ class Link:
     """The connection between any two workers, one for each direction.
 
     A transfer occupies it for ``bytes / bandwidth``, first come, first served; the data are there `latency` later.
-
-    Raises
-    ------
-    OptionError
-        The latency is negative or not finite; the bandwidth is not positive.
     """
 
     latency: float = 0
@@ -114,8 +80,7 @@ class Link:
     def __post_init__(self) -> None:
         check_cost("The latency of the link", self.latency)
         if check_number("The bandwidth of the link", self.bandwidth, finite=False) <= 0:
-            raise OptionError("The bandwidth of the link is not positive", expected="a positive number, or inf",
-                              got=self.bandwidth, remedy="Pass bytes a second")  # fmt: skip
+            raise OptionError("The bandwidth of the link is not positive", expected="more than 0", got=self.bandwidth)
 
     def route(self, sender: int, receiver: int) -> Route:
         """Return what a transfer between two workers takes."""
@@ -145,11 +110,6 @@ class Costs:
         other, 2 if they share the device evenly; a number, or a function of the action that is slowed down. Of n busy
         streams each runs ``1 + (n - 1) (slowdown - 1)`` times slower. The stream "link" is the network and disturbs
         none.
-
-    Raises
-    ------
-    OptionError
-        The durations are neither a mapping nor a function; the slowdown is below 1 or not finite.
     """
 
     durations: Mapping[Kind, float] | Mapping[Action, float] | Callable[[Action], float] = field(
@@ -161,26 +121,18 @@ class Costs:
 
     def __post_init__(self) -> None:
         if not isinstance(self.durations, Mapping) and not callable(self.durations):
-            raise OptionError("The durations say nothing of actions", expected="a mapping or a function",
-                              got=shown(self.durations), remedy="Pass {'F': 1, 'I': 1, 'W': 1}, say")  # fmt: skip
+            raise OptionError("durations are none", expected="a mapping or a function", got=shown(self.durations))
         if not callable(self.slowdown):
             _check_slowdown(self.slowdown)
         if not isinstance(self.stages, StageBytes) and not (
             isinstance(self.stages, tuple) and all(isinstance(entry, StageBytes) for entry in self.stages)
         ):
-            raise OptionError("stages are no bytes of stages", expected="StageBytes, or a tuple of them",
-                              got=shown(self.stages), remedy="Pass StageBytes(output, saved, weights)")  # fmt: skip
+            raise OptionError("stages are no bytes", expected="StageBytes, or a tuple of them", got=shown(self.stages))
         if not isinstance(self.link, Link):
-            raise OptionError("link is none", expected="a Link", got=shown(self.link), remedy="Pass Link(latency)")
+            raise OptionError("link is none", expected="a Link", got=shown(self.link))
 
     def duration(self, action: Action) -> float:
-        """Return what an action takes by itself.
-
-        Raises
-        ------
-        OptionError
-            There is no duration, or it is negative or not finite.
-        """
+        """Return what an action takes by itself."""
         if isinstance(self.durations, Mapping):
             known: Mapping[Any, float] = self.durations
             value = known.get(action, known.get(action.kind))
@@ -189,19 +141,13 @@ class Costs:
         else:
             value = self.durations(action)
         if value is None:
-            raise OptionError(f"There is no duration of {action}", expected=f"an entry for {action} or {action.kind!r}",
-                              got=None, remedy="Add one; 0 if it takes no time")  # fmt: skip
+            expected = f"an entry for {action} or {action.kind!r}"
+            raise OptionError(f"There is no duration of {action}", expected=expected, got=None)
         check_cost(f"The duration of {action}", value)
         return value
 
     def durations_of(self, cells: Sequence[Cell], graph: StepGraph) -> list[float]:
-        """Return what every one of many cells takes by itself.
-
-        Raises
-        ------
-        OptionError
-            As for `duration`.
-        """
+        """Return what every one of many cells takes by itself."""
         by_stage: dict[tuple[int, Kind], float] = {}  # where no entry is of a single action
         general = not isinstance(self.durations, Mapping) or any(isinstance(key, Action) for key in self.durations)
         found = []
@@ -218,13 +164,7 @@ class Costs:
         return found
 
     def slowdown_of(self, action: Action) -> float:
-        """Return how much slower an action runs while another stream is busy.
-
-        Raises
-        ------
-        OptionError
-            It is below 1 or not finite.
-        """
+        """Return how much slower an action runs while another stream is busy."""
         if not callable(self.slowdown):
             return self.slowdown
         return _check_slowdown(self.slowdown(action))
@@ -274,11 +214,6 @@ class Network(Link):
     uplink_latency, uplink_bandwidth
         Between nodes; the latency is that of the whole way, the bandwidth that of a node, in each direction.
 
-    Raises
-    ------
-    OptionError
-        A latency is negative or not finite; a bandwidth is not positive; a node has no workers.
-
     Notes
     -----
     The occupation of ports is the gap a byte of LogGP (Alexandrov et al., "LogGP: incorporating long messages into the
@@ -295,8 +230,8 @@ class Network(Link):
             object.__setattr__(self, "node", check_integer("node", self.node, 1))
         check_cost("The latency of the uplink", self.uplink_latency)
         if check_number("The bandwidth of the uplink", self.uplink_bandwidth, finite=False) <= 0:
-            raise OptionError("The bandwidth of the uplink is not positive", expected="a positive number, or inf",
-                              got=self.uplink_bandwidth, remedy="Pass bytes a second")  # fmt: skip
+            got = self.uplink_bandwidth
+            raise OptionError("The bandwidth of the uplink is not positive", expected="more than 0", got=got)
 
     def route(self, sender: int, receiver: int) -> Route:
         """Return what a transfer between two workers takes."""
@@ -339,11 +274,6 @@ class Network(Link):
         workers
             Workers of one replica; a divisor or a multiple of the workers of a node.
 
-        Raises
-        ------
-        OptionError
-            A number is below 1, the size is negative, or replicas and nodes do not fit together.
-
         Notes
         -----
         Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009 (ring);
@@ -354,9 +284,8 @@ class Network(Link):
         if self.node is None:
             return _sum(size, replicas, self.latency, self.bandwidth)
         if self.node % workers and workers % self.node:
-            raise OptionError("Replicas and nodes do not fit together", got=f"{workers} workers, nodes of {self.node}",
-                              expected="as many workers as a part of a node, or as several nodes",
-                              remedy="Use another number of workers")  # fmt: skip
+            got, expected = f"{workers} workers, nodes of {self.node}", "workers that divide a node, or fill several"
+            raise OptionError("Replicas and nodes do not fit together", expected=expected, got=got)
         inside = min(replicas, max(1, self.node // workers))
         nodes = math.ceil(replicas / inside)
         if nodes == 1:

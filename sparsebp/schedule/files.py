@@ -1,8 +1,18 @@
-"""Programs of ranks as files: the action CSV of ``torch.distributed.pipelining`` with its communication.
+"""Schedules, programs of ranks and costs as files.
 
-One row a rank, in its order. ``0SEND_F1`` and ``1RECV_F1`` are the two ends of what stage 0 sends to stage 1 for
-micro-batch 1, ``1SEND_B1`` and ``0RECV_B1`` those of the gradient on its way back, and ``0REDUCE_GRAD`` is S. They say
-where an operation begins; where it is waited for follows, see `sparsebp.schedule.lowering`.
+Schedules and programs are written in the action CSV of ``torch.distributed.pipelining``: one row a worker, one cell an
+action. ``2I0`` is the input gradient of stage 2 for micro-batch 0, ``(0F1;7B0)OVERLAP_F_B`` a forward and a backward at
+once, a blank a bubble. Only the order counts; blanks put the cells in the columns of their start if every action takes
+the same time.
+
+Where a schedule has several streams a worker, a row stands for a stream, and its first cell names both: ``0:main``,
+``0:sub``. A first row ``schedule=NAME,first=I,weights=latest,recomputed=0 2`` says what cells cannot; where no stage
+has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too. PyTorch reads neither row, nor U and S:
+see ``to_csv(…, torch=True)``.
+
+Programs have a row a rank, with its communication. ``0SEND_F1`` and ``1RECV_F1`` are the two ends of what stage 0 sends
+to stage 1 for micro-batch 1, ``1SEND_B1`` and ``0RECV_B1`` those of the gradient on its way back, and ``0REDUCE_GRAD``
+is S. They say where an operation begins; where it is waited for follows, see `sparsebp.schedule.lowering`.
 """
 
 from __future__ import annotations
@@ -37,17 +47,7 @@ from sparsebp.schedule.actions import (
     parts_of,
 )
 from sparsebp.schedule.costs import DURATIONS, Costs, Link, Network, StageBytes, check_cost
-from sparsebp.schedule.lowering import (
-    Compute,
-    Instruction,
-    Message,
-    Post,
-    RankProgram,
-    Reduce,
-    Send,
-    check_rendezvous,
-    with_waits,
-)
+from sparsebp.schedule.lowering import Compute, Instruction, Post, RankProgram, Reduce, Send
 from sparsebp.schedule.schedule import Schedule, validate
 from sparsebp.schedule.simulation import simulate
 
@@ -70,45 +70,13 @@ class Place(NamedTuple):
         return f"line {self.line}, column {self.column}"
 
 
-class Communication(NamedTuple):
-    """A cell that is no action of a schedule: ``1RECV_F0`` receives what stage 1 reads.
-
-    Attributes
-    ----------
-    stage, kind, microbatch
-        As PyTorch writes them; the micro-batch is None where there is none.
-    """
-
-    stage: int
-    kind: str
-    microbatch: int | None
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
-
-
 @dataclass
 class Rows:
-    """What stands in an action CSV.
-
-    Attributes
-    ----------
-    source
-        What to call the file in messages.
-    options
-        Of the first row, by key, and where each stands.
-    lanes
-        One a row, without the blanks and communication.
-    entries
-        For every row its cells and communication, and where each stands.
-    places
-        Where every action stands; I and W of a B too.
-    """
+    """What stands in an action CSV: options and their places, lanes without communication, places of all actions."""
 
     source: str
     options: dict[str, tuple[str, Place]] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
-    entries: list[list[tuple[Cell | Communication, Place]]] = field(default_factory=list)
     places: dict[Action, list[Place]] = field(default_factory=dict)
 
     def numbers(self, key: str) -> frozenset[int]:
@@ -117,8 +85,7 @@ class Rows:
         try:
             return frozenset(map(int, text.split()))
         except ValueError:
-            raise self.refused("An option is not a list of numbers", place, expected=f"{key}=0 2, say", got=shown(text),
-                               remedy="Separate the numbers of the stages by spaces") from None  # fmt: skip
+            raise self.error("An option is not a list of numbers", place, f"{key}=0 2, say", shown(text)) from None
 
     def flag(self, key: str) -> bool | None:
         """Return an option that is True or False; None where it is not there."""
@@ -126,53 +93,34 @@ class Rows:
             return None
         text, place = self.options[key]
         if text not in ("True", "False"):
-            raise self.refused("An option is no truth value", place, expected="True or False", got=shown(text),
-                               remedy="Write one of them, or leave it out")  # fmt: skip
+            raise self.error("An option is neither True nor False", place, "True or False", shown(text))
         return text == "True"
 
-    def refused(self, problem: str, place: Place, *, expected: object, got: object, remedy: str) -> FileFormatError:
+    def error(self, problem: str, place: Place, expected: object, got: object) -> FileFormatError:
         """Return the error about a place in the file."""
-        return FileFormatError(f"{self.source}, {place}: {problem}", expected=expected, got=got, remedy=remedy)
+        return FileFormatError(f"{self.source}, {place}: {problem}", expected=expected, got=got)
 
     def located(self, error: ScheduleError) -> ScheduleError:
         """Return an error about a schedule with the places of its actions."""
-        found = [action for action in error.actions if isinstance(action, Action) and action in self.places]
-        where = "; ".join(f"{action} at {' and '.join(map(str, self.places[action]))}" for action in found)
-        got = f"{error.got} [{where}]" if where else error.got
-        return ScheduleError(f"{self.source}: {error.problem}", expected=error.expected, got=got, remedy=error.remedy,
-                             actions=error.actions)  # fmt: skip
+        known = [action for action in error.actions if isinstance(action, Action) and action in self.places]
+        where = "; ".join(f"{action} at {' and '.join(map(str, self.places[action]))}" for action in known)
+        got, problem = f"{error.got} [{where}]" if where else error.got, f"{self.source}: {error.problem}"
+        return ScheduleError(problem, expected=error.expected, got=got, remedy=error.remedy, actions=error.actions)
 
 
 def decode(content: bytes, source: str) -> str:
-    """Return the text of a file.
-
-    Raises
-    ------
-    FileFormatError
-        It is none.
-    """
+    """Return the text of a file."""
     if not isinstance(content, bytes):
-        raise FileFormatError(f"{source} is no text", expected="a text, or bytes in UTF-8", got=type(content).__name__,
-                              remedy="Pass the content of a schedule's file")  # fmt: skip
+        raise FileFormatError(f"{source} is no text", expected="a text, or UTF-8 bytes", got=type(content).__name__)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileFormatError(
-            f"{source} is not a text file",
-            expected="UTF-8",
-            got=f"byte {error.start}: {error.reason}",
-            remedy="Pass the CSV file of a schedule",
-        ) from error
+        got = f"byte {error.start}: {error.reason}"
+        raise FileFormatError(f"{source} is not a text file", expected="UTF-8", got=got) from error
 
 
 def read_rows(text: str, source: str) -> Rows:
-    """Return what stands in `text`.
-
-    Raises
-    ------
-    FileFormatError
-        A cell is neither blank nor an action, a row has no actions, or workers are missing.
-    """
+    """Return what stands in `text`; refuse cells that are no action, rows without any, and missing workers."""
     rows = Rows(source)
     lines = list(_lines(text, rows))
     if lines and lines[0][1][0].startswith(f"{OPTIONS[0]}="):
@@ -181,20 +129,22 @@ def read_rows(text: str, source: str) -> Rows:
     for number, (line, cells) in enumerate(lines):
         match = _LABEL.fullmatch(cells[0])
         if labelled != (match is not None):
-            raise rows.refused(
-                "Some rows name their worker and stream, and some do not", Place(line, 1), got=shown(cells[0]),
-                expected="a label such as 0:main in front of every row, or of none",
-                remedy="Add what is missing; a row without label is the main stream of the worker of its number",
-            )  # fmt: skip
+            raise rows.error("Some rows name their worker and stream, and some do not", Place(line, 1),
+                             "a label such as 0:main in front of every row, or of none", shown(cells[0]))  # fmt: skip
         worker, stream = (int(match[1]), match[2]) if match else (number, "main")
-        entries = list(_entries(rows, line, cells, 1 if match else 0))
-        own = tuple(entry for entry, _ in entries if not isinstance(entry, Communication))
-        rows.entries.append(entries)
-        rows.lanes.append(Lane(worker, stream, own))
+        rows.lanes.append(Lane(worker, stream, tuple(_cells(rows, line, cells, 1 if match else 0))))
         if not labelled and not rows.lanes[-1].cells:
-            raise rows.refused(f"Worker {worker} has no actions", Place(line, 1), expected="an action in every row",
-                               got="blanks alone", remedy="Remove the row, or give it a stage")  # fmt: skip
-    _check_workers(rows, [line for line, _ in lines])
+            raise rows.error(f"Worker {worker} has no actions", Place(line, 1), "an action in every row", "blanks")
+    if not rows.places:
+        raise rows.error("There are no actions", Place(1, 1), "one row a worker, with cells such as 0F0",
+                         "blanks alone" if lines else "an empty file")  # fmt: skip
+    workers = {lane.worker for lane in rows.lanes}
+    last = max(workers)
+    if last >= len(workers):
+        missing = next(worker for worker in range(len(workers)) if worker not in workers)
+        line = next(line for (line, _), lane in zip(lines, rows.lanes, strict=True) if lane.worker == last)
+        expected = f"workers 0 to {len(workers) - 1}"
+        raise rows.error(f"Worker {missing} has no row", Place(line, 1), expected, f"worker {last}")
     return rows
 
 
@@ -205,50 +155,33 @@ def _lines(text: str, rows: Rows) -> Iterator[tuple[int, list[str]]]:
         for row in reader:
             yield reader.line_num, [cell.strip() for cell in row] or [""]
     except csv.Error as error:
-        raise rows.refused("This is not CSV", Place(reader.line_num, 1), expected="cells with commas between them",
-                           got=str(error), remedy="Pass a file that write_csv wrote") from error  # fmt: skip
+        place = Place(reader.line_num, 1)
+        raise rows.error("This is not CSV", place, "cells with commas between them", error) from error
 
 
 def _read_options(rows: Rows, line: int, cells: Sequence[str]) -> None:
     for column, cell in enumerate(cells, 1):
         key, equals, value = cell.partition("=")
         if cell and (not equals or key not in OPTIONS or key in rows.options):
-            raise rows.refused("An option is unknown, or there twice", Place(line, column), got=shown(cell),
-                               expected="each once: " + ", ".join(f"{name}=…" for name in OPTIONS),
-                               remedy="Remove it")  # fmt: skip
+            expected = "each once: " + ", ".join(f"{name}=…" for name in OPTIONS)
+            raise rows.error("An option is unknown, or there twice", Place(line, column), expected, shown(cell))
         if cell:
             rows.options[key] = value, Place(line, column)
 
 
-def _entries(rows: Rows, line: int, cells: Sequence[str], skipped: int) -> Iterator[tuple[Cell | Communication, Place]]:
+def _cells(rows: Rows, line: int, cells: Sequence[str], skipped: int) -> Iterator[Cell]:
+    """Yield the cells of a row, without blanks and communication, and note the places of their actions."""
     for column, text in enumerate(cells[skipped:], skipped + 1):
-        if not text:
+        if not text or _COMMUNICATION.fullmatch(text):
             continue
         place = Place(line, column)
-        match = _COMMUNICATION.fullmatch(text)
-        if match:
-            yield Communication(int(match[1]), match[2], int(match[3]) if match[3] else None), place
-            continue
         try:
             cell = parse(text)
         except (FileFormatError, OptionError) as error:
-            raise rows.refused(error.problem, place, expected=error.expected, got=error.got,
-                               remedy=error.remedy or "") from error  # fmt: skip
+            raise rows.error(error.problem, place, error.expected, error.got) from error
         for part in dict.fromkeys(part for action in actions_of(cell) for part in (action, *parts_of(action))):
             rows.places.setdefault(part, []).append(place)
-        yield cell, place
-
-
-def _check_workers(rows: Rows, lines: Sequence[int]) -> None:
-    if not rows.places:
-        raise rows.refused("There are no actions", Place(1, 1), expected="one row a worker, with cells such as 0F0",
-                           got="blanks alone" if lines else "an empty file", remedy="Pass another")  # fmt: skip
-    workers = {lane.worker for lane in rows.lanes}
-    if max(workers) >= len(workers):
-        missing = next(worker for worker in range(len(workers)) if worker not in workers)
-        line = next(line for line, lane in zip(lines, rows.lanes, strict=True) if lane.worker == max(workers))
-        raise rows.refused(f"Worker {missing} has no row", Place(line, 1), expected=f"workers 0 to {len(workers) - 1}",
-                           got=f"worker {max(workers)}", remedy="Number the workers from 0")  # fmt: skip
+        yield cell
 
 
 # A schedule as ``torch.distributed.pipelining`` can run it: with the actions that it knows, and in its order.
@@ -324,23 +257,12 @@ def _torch_actions(schedule: Schedule, action: Action) -> Iterator[Action]:
 
 
 def _not_for_torch(problem: str, got: str) -> ScheduleError:
-    return ScheduleError(
-        f"PyTorch cannot run the schedule: it {problem}", got=got,
-        expected="F, then I, then W of every stage and micro-batch in one stream a worker",
-        remedy="Write it without torch=True, or build another schedule",
-    )  # fmt: skip
+    return ScheduleError(f"PyTorch cannot run the schedule: it {problem}", got=got,
+                         expected="F, then I, then W of every stage and micro-batch in one stream a worker",
+                         remedy="Write it without torch=True, or build another schedule")  # fmt: skip
 
 
-# Schedules as files: the action CSV of ``torch.distributed.pipelining``, and what that has no place for.
-#
-# One row a worker, one cell an action: ``2I0`` is the input gradient of stage 2 for micro-batch 0,
-# ``(0F1;7B0)OVERLAP_F_B`` a forward and a backward at once, a blank a bubble. Only the order counts; blanks put the
-# cells in the columns of their start if every action takes the same time.
-#
-# Where a schedule has several streams a worker, a row stands for a stream, and its first cell names both: ``0:main``,
-# ``0:sub``. A first row ``schedule=NAME,first=I,weights=latest,recomputed=0 2`` says what cells cannot; where no stage
-# has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too. PyTorch reads neither row, nor U and
-# S: see ``to_csv(…, torch=True)``.
+# Schedules as files.
 
 
 def read_csv(path: str | os.PathLike[str], *, first: First | None = None, weights: Weights | None = None) -> Schedule:
@@ -372,8 +294,7 @@ def read_csv(path: str | os.PathLike[str], *, first: First | None = None, weight
         The schedule is incomplete or cannot run; the message has the lines and columns of the actions.
     """
     path = check_path("path", path)
-    remedy = "Pass the path of a schedule"
-    content = read_file(path, f"{path} cannot be read", expected="a CSV file", remedy=remedy)
+    content = read_file(path, f"{path} cannot be read", expected="a CSV file", remedy="Pass the path of a schedule")
     schedule = from_csv(content, first=first, weights=weights, source=str(path))
     return schedule if schedule.name else replace(schedule, name=path.stem)
 
@@ -407,9 +328,8 @@ def from_csv(content: str | bytes, *, first: First | None = None, weights: Weigh
         )
     except OptionError as error:
         about = ("first", "weights", "updates", "unweighted")
-        found = (place for key, (_, place) in rows.options.items() if key in about)
-        raise rows.refused(error.problem, next(found, Place(1, 1)), expected=error.expected, got=error.got,
-                           remedy=error.remedy or "") from error  # fmt: skip
+        place = next((place for key, (_, place) in rows.options.items() if key in about), Place(1, 1))
+        raise rows.error(error.problem, place, error.expected, error.got) from error
     try:
         name = rows.options.get(OPTIONS[0], ("",))[0]
         schedule = Schedule(graph, tuple(rows.lanes), name, rows.numbers("recomputed"))
@@ -471,11 +391,6 @@ def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights 
         Stages without weights, beside those that have no W, B, S or U.
     updates, synchronised
         See `StepGraph`; None: as the actions have it, which do not say it where no stage has weights.
-
-    Raises
-    ------
-    OptionError
-        There is no such graph: for instance some U have a micro-batch, and some have none.
     """
     everything = set(actions)
     found = {action.microbatch is not None for action in everything if action.kind == "U"}
@@ -507,34 +422,20 @@ def _check_forwards(rows: Rows) -> None:
     stage, m = next((s, m) for s in stages for m in microbatches if Action(s, "F", m) not in there)
     alone = all(action.stage != stage for action in there)
     last = max(there, key=(lambda action: action.stage) if alone else (lambda action: action.microbatch or 0))
-    raise rows.located(ScheduleError(
-        f"Stage {stage} is on no worker" if alone else "A forward is missing", got=f"no {Action(stage, 'F', m)}",
-        expected=f"stages 0 to {stages[-1]}, micro-batches 0 to {microbatches[-1]}, for there is {last}",
-        remedy="Add what is missing, or number from 0", actions=[last],
-    ))  # fmt: skip
+    problem = f"Stage {stage} is on no worker" if alone else "A forward is missing"
+    expected = f"stages 0 to {stages[-1]}, micro-batches 0 to {microbatches[-1]}, for there is {last}"
+    raise rows.located(ScheduleError(problem, expected=expected, got=f"no {Action(stage, 'F', m)}", actions=[last]))
 
 
 def _options(schedule: Schedule) -> dict[str, str]:
     """Return what the first row has to say: the name, and what would not be inferred from the cells."""
-    graph, options = schedule.graph, {OPTIONS[0]: schedule.name}
-    guess = infer_graph(schedule)
-    if graph.first != guess.first:
-        options["first"] = graph.first
-    if graph.weights != guess.weights:
-        options["weights"] = graph.weights
-    if graph.updates != guess.updates:
-        options["updates"] = graph.updates
-    if graph.synchronised != guess.synchronised:
-        options["synchronised"] = str(graph.synchronised)
-    if graph.unweighted != guess.unweighted:
-        options["unweighted"] = _listed(graph.unweighted)
-    if schedule.recomputed:
-        options["recomputed"] = _listed(schedule.recomputed)
-    return options
-
-
-def _listed(stages: Iterable[int]) -> str:
-    return " ".join(map(str, sorted(stages)))
+    graph, guess, options = schedule.graph, infer_graph(schedule), {OPTIONS[0]: schedule.name}
+    for key in ("first", "weights", "updates", "synchronised"):
+        if getattr(graph, key) != getattr(guess, key):
+            options[key] = str(getattr(graph, key))
+    stages = {"unweighted": graph.unweighted, "recomputed": schedule.recomputed}
+    usual = {"unweighted": guess.unweighted, "recomputed": frozenset()}
+    return options | {key: " ".join(map(str, sorted(stages[key]))) for key in stages if stages[key] != usual[key]}
 
 
 def _needs_labels(schedule: Schedule) -> bool:
@@ -559,8 +460,7 @@ class _Entries:
         what = type(self).__name__.lower()[:-1]
         for key, value in self.entries.items():
             if _KEY.fullmatch(key) is None:
-                raise OptionError(f"A {what} is of no action", expected="F, I, W, B, S or U, 2F for stage 2, or 2F0",
-                                  got=shown(key), remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
+                raise OptionError(f"A {what} is of no action", expected="F (or I, W, B, S, U), 2F, 2F0", got=shown(key))
             check_cost(f"The {what} of {key}", value)
 
     def most_specific(self, action: Action) -> float | None:
@@ -580,11 +480,6 @@ class Durations(_Entries):
     ----------
     entries
         The durations.
-
-    Raises
-    ------
-    OptionError
-        A key is none of these, or a duration is negative or not finite.
     """
 
     def __call__(self, action: Action) -> float:
@@ -597,10 +492,7 @@ class Durations(_Entries):
 
 @dataclass(frozen=True)
 class Slowdowns(_Entries):
-    """Slowdowns by kind, by stage, by action, as `Durations`; what has no entry is not slowed down.
-
-    Takes an action and returns its slowdown, as `Costs` wants it. (`Costs` refuses one below 1 when it is used.)
-    """
+    """Slowdowns by kind, by stage, by action, as `Durations`; what has no entry is not slowed down."""
 
     def __call__(self, action: Action) -> float:
         """Return the slowdown of an action."""
@@ -609,13 +501,7 @@ class Slowdowns(_Entries):
 
 
 def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
-    """Return the durations that texts such as ``F=1`` and ``2W=0.5`` say.
-
-    Raises
-    ------
-    OptionError
-        One of them is no such text.
-    """
+    """Return the durations that texts such as ``F=1`` and ``2W=0.5`` say."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -624,8 +510,7 @@ def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals:
-            raise OptionError("This is no duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=shown(text),
-                              remedy="Write what it is of, '=', and a number")  # fmt: skip
+            raise OptionError("This is no duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=shown(text))
     return found
 
 
@@ -692,13 +577,6 @@ def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike
         Those of the schedules that the costs are for, a `Schedule` say.
     path
         The file.
-
-    Raises
-    ------
-    OptionError
-        There is no duration of an action.
-    OutputError
-        The file cannot be written.
     """
     actions = tuple(actions)
     content: dict[str, Any] = {
@@ -730,28 +608,18 @@ def _check_keys(entry: Any, known: tuple[str, ...] | list[str], source: object) 
         raise _refused(source, f"{type(entry).__name__} {shown(entry)}")
     unknown = sorted(entry.keys() - set(known))
     if unknown:
-        raise FileFormatError(f"{source} has unknown keys", expected=", ".join(known), got=", ".join(unknown),
-                              remedy="Remove them")  # fmt: skip
+        raise FileFormatError(f"{source} has unknown keys", expected=", ".join(known), got=", ".join(unknown))
 
 
 def _refused(source: object, got: str) -> FileFormatError:
     return FileFormatError(f"{source} has no costs", expected=_FORM, got=got, remedy=_REMEDY)
 
 
-_SHARDING = ("UNSHARD", "RESHARD")
-"""What PyTorch does with weights that are spread over replicas: nothing of a schedule's."""
-
-
 def write_programs(programs: Sequence[RankProgram], path: str | os.PathLike[str]) -> None:
-    """Write programs to a file that `read_programs` reads: under a temporary name first, then renamed.
+    """Write programs to a file: under a temporary name first, then renamed.
 
     PyTorch's ``_load_csv(…, format="compute_comms")`` reads those of ``lower(for_torch(schedule, sums=True),
     one_stream=True)``: it has no U, and it posts and sends in the order of the file.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
     """
     write_atomically(path, programs_to_csv(programs).encode())
 
@@ -769,177 +637,8 @@ def _names(instruction: Instruction) -> Iterator[str]:
         case Compute(cell):
             yield str(cell)
         case Reduce((stage, _, m)):
-            yield str(Communication(stage, "REDUCE_GRAD", m))
+            yield f"{stage}REDUCE_GRAD{'' if m is None else m}"
         case Send(message) | Post(message):
             stage, kind, m = message.source
-            way = "F" if kind == "F" else "B"
-            if isinstance(instruction, Send):
-                yield str(Communication(stage, f"SEND_{way}", m))
-            else:
-                yield str(Communication(stage + 1 if kind == "F" else stage - 1, f"RECV_{way}", m))
-
-
-def read_programs(path: str | os.PathLike[str], schedule: Schedule) -> tuple[RankProgram, ...]:
-    """Read programs that `write_programs` wrote, or ``_dump_csv`` of a schedule of ``torch.distributed.pipelining``.
-
-    Parameters
-    ----------
-    path
-        A text file, UTF-8.
-    schedule
-        What the programs are of. `sparsebp.schedule.read_csv` finds that of PyTorch's file in the file itself.
-        ``UNSHARD`` and ``RESHARD`` are skipped, and ``REDUCE_GRAD`` where the schedule has no S.
-
-    Returns
-    -------
-    The programs, with waits, free of deadlock.
-
-    Raises
-    ------
-    FileFormatError
-        There is no such file, a cell is neither an action nor communication, or the programs are not of `schedule`:
-        the message has line and column.
-    ScheduleError
-        The programs are deadlocked.
-    """
-    path = check_path("path", path)
-    remedy = "Pass the path of programs"
-    content = read_file(path, f"{path} cannot be read", expected="a CSV file", remedy=remedy)
-    return programs_from_csv(content, schedule, source=str(path))
-
-
-def programs_from_csv(content: str | bytes, schedule: Schedule, *, source: str = "the CSV") -> tuple[RankProgram, ...]:
-    """Return the programs that a text, or UTF-8, holds; see `read_programs`. `source` is what messages call it."""
-    rows = read_rows(content if isinstance(content, str) else decode(content, source), source)
-    if [lane.worker for lane in rows.lanes] != list(range(schedule.workers)):
-        raise rows.refused(
-            "The programs are not of the schedule", Place(1, 1), expected=f"{schedule.workers} rows, one a rank",
-            got=f"{len(rows.lanes)} rows", remedy="Pass the schedule they are of",
-        )  # fmt: skip
-    begun = _Reading(rows, schedule).begun
-    try:
-        programs = with_waits(schedule.graph, begun)
-        check_rendezvous(programs)
-    except ScheduleError as error:
-        raise rows.located(error) from error
-    return programs
-
-
-class _Reading:
-    """The rows of a file as what ranks begin; all of it is compared with a schedule.
-
-    Attributes
-    ----------
-    begun
-        For every rank, what it begins in order.
-    """
-
-    def __init__(self, rows: Rows, schedule: Schedule) -> None:
-        self._rows, self._schedule, self._cells = rows, schedule, schedule.cells
-        self._workers = [schedule.lanes[lane].worker for lane in schedule.cells.lanes]
-        self._sends = {send.source: send for sends in schedule.cells.sends.values() for send in sends}
-        self._places: dict[int, int] = {}  # of every cell in its row
-        self._where: dict[tuple[int, Instruction], int] = {}  # (rank, instruction) -> place in the row
-        tags: Counter[tuple[int, int]] = Counter()
-        self._messages: dict[Action, Message] = {}
-        for rank, entries in enumerate(rows.entries):
-            for entry, place in entries:
-                if isinstance(entry, Communication) and entry.kind.startswith("SEND"):
-                    self._number(self._source(entry, rank, place), tags)
-        self.begun = [list(self._row(rank, entries)) for rank, entries in enumerate(rows.entries)]
-        self._check_complete()
-        self._check_order()
-
-    def _number(self, source: Action, tags: Counter[tuple[int, int]]) -> None:
-        pair = self._workers[self._cells.numbers[source]], self._sends[source].receiver
-        if source not in self._messages:
-            self._messages[source] = Message(source, *pair, tags[pair])
-            tags[pair] += 1
-
-    def _source(self, entry: Communication, rank: int, place: Place) -> Action:
-        """Return the action whose result is sent, of a send or a receive of the schedule's."""
-        receives, forward = entry.kind.startswith("RECV"), entry.kind.endswith("F")
-        stage = entry.stage + (0 if not receives else -1 if forward else 1)
-        source = None
-        if stage >= 0 and entry.microbatch is not None:
-            source = Action(stage, "F" if forward else "I", entry.microbatch)
-        send = self._sends.get(source) if source else None
-        if send is None or source is None:
-            raise self._refused(f"{entry} is no message of the schedule", place, got=f"it on rank {rank}",
-                                expected="what stages of two ranks send each other")  # fmt: skip
-        home = send.receiver if receives else self._workers[self._cells.numbers[source]]
-        if home != rank:
-            raise self._refused(f"{entry} is on another rank", place, expected=f"rank {home}", got=f"rank {rank}")
-        return source
-
-    def _row(self, rank: int, entries: Sequence[tuple[Cell | Communication, Place]]) -> Iterator[Instruction]:
-        for position, (entry, place) in enumerate(entries):
-            one = self._instruction(entry, rank, place)
-            if one is None:
-                continue
-            if (rank, one) in self._where:
-                raise self._refused(f"{entry} is there twice", place, expected="each once", got="another before it")
-            self._where[rank, one] = position
-            if isinstance(one, (Compute, Reduce)):
-                self._place(one.cell if isinstance(one, Compute) else one.action, rank, position, place)
-            yield one
-
-    def _instruction(self, entry: Cell | Communication, rank: int, place: Place) -> Instruction | None:
-        if not isinstance(entry, Communication):
-            return Reduce(entry) if isinstance(entry, Action) and entry.kind == "S" else Compute(entry)
-        if entry.kind == "REDUCE_GRAD":
-            return Reduce(Action(entry.stage, "S", entry.microbatch)) if self._schedule.graph.synchronised else None
-        if entry.kind in _SHARDING:
-            return None
-        message = self._messages.get(self._source(entry, rank, place))
-        if message is None:
-            raise self._refused(f"{entry} is never sent", place, expected="its other end in another row", got="none")
-        return Post(message) if entry.kind.startswith("RECV") else Send(message)
-
-    def _place(self, cell: Cell, rank: int, position: int, place: Place) -> None:
-        number = self._cells.numbers.get(parts_of(cell)[0])
-        if number is None or self._cells.cells[number] != cell or self._workers[number] != rank:
-            raise self._refused("The programs are not of the schedule", place, got=f"{cell} on rank {rank}",
-                                expected=f"cells of its lanes of worker {rank}")  # fmt: skip
-        self._places[number] = position
-
-    def _check_complete(self) -> None:
-        missing = [number for number in range(len(self._cells.cells)) if number not in self._places]
-        if missing:
-            rank = self._workers[missing[0]]
-            raise self._refused("A cell is missing", self._end(rank), expected=f"{self._cells.cells[missing[0]]}",
-                                got=f"none on rank {rank}")  # fmt: skip
-        for source, send in self._sends.items():
-            message = self._messages.get(source)
-            sender = self._workers[self._cells.numbers[source]]
-            for rank, kind, name in ((sender, Send, "sent"), (send.receiver, Post, "received")):
-                if message is None or (rank, kind(message)) not in self._where:
-                    raise self._refused(f"The result of {source} is not {name}", self._end(rank), got="none",
-                                        expected=f"it on rank {rank}")  # fmt: skip
-
-    def _check_order(self) -> None:
-        """Refuse what comes before something of its own rank that it needs."""
-        places, cells = self._places, self._cells.cells
-        for number, followers in enumerate(self._cells.followers):
-            for follower in followers:
-                self._check_behind(self._workers[number], places[number], places[follower], cells[number])
-        for source, send in self._sends.items():
-            number, message = self._cells.numbers[source], self._messages[source]
-            sent, posted = (self._where[message.sender, Send(message)], self._where[message.receiver, Post(message)])
-            self._check_behind(message.sender, places[number], sent, cells[number])
-            self._check_behind(
-                message.receiver, posted, min(map(places.__getitem__, send.readers)), f"receive {source}"
-            )
-
-    def _check_behind(self, rank: int, first: int, second: int, needed: object) -> None:
-        if second < first:
-            entry, place = self._rows.entries[rank][second]
-            raise self._refused(f"{entry} comes before what it needs", place, expected=f"{needed} in front of it",
-                                got="it behind")  # fmt: skip
-
-    def _end(self, rank: int) -> Place:
-        """Return where a row ends."""
-        return self._rows.entries[rank][-1][1]
-
-    def _refused(self, problem: str, place: Place, *, expected: str, got: str) -> FileFormatError:
-        return self._rows.refused(problem, place, expected=expected, got=got, remedy="Pass the schedule's own programs")
+            way, reader = ("F", stage + 1) if kind == "F" else ("B", stage - 1)
+            yield f"{stage}SEND_{way}{m}" if isinstance(instruction, Send) else f"{reader}RECV_{way}{m}"

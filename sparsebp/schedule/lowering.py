@@ -18,33 +18,13 @@ from sparsebp.schedule.schedule import Schedule, validate
 _TIMES = {"F": 1, "I": 1, "W": 1, "B": 2, "S": 1, "U": 0}
 
 
-class Turns(NamedTuple):
-    """An order of the cells of a schedule in which each comes after all that it waits for.
-
-    Attributes
-    ----------
-    order
-        Numbers of the cells.
-    begin
-        When each cell begins, by its number; never less than that of the cell before it in `order`.
-    """
-
-    order: list[int]
-    begin: list[int]
-
-
-def merge(schedule: Schedule) -> Turns:
-    """Return the order in which the cells begin if F, I, W and S take one unit of time, B two, U none.
+def merge(schedule: Schedule) -> tuple[list[int], list[int]]:
+    """Return the order in which the cells begin, and when, if F, I, W and S take one unit of time, B two, U none.
 
     Transfers take no time, and the streams of a worker do not slow each other down. Of cells that begin together S goes
     first, then the lower worker and the earlier lane. So a worker of one stream keeps its order, those of several are
     interleaved as they would run side by side. A sum begins as soon as what it adds is there and the sum before it in
     its lane has begun, not ended; what reads it takes it to come one unit after the sum before it.
-
-    Parameters
-    ----------
-    schedule
-        A valid one.
     """
     graph = schedule.cells
     waits = list(graph.waits)
@@ -66,7 +46,7 @@ def merge(schedule: Schedule) -> Turns:
             waits[reader] -= 1
             if waits[reader] == 0:
                 heapq.heappush(ready, (begin[reader], not sums[reader], reader))
-    return Turns(order, begin)
+    return order, begin
 
 
 def _is_sum(cell: Cell) -> bool:
@@ -218,7 +198,7 @@ def check_rendezvous(programs: Sequence[RankProgram], *, one_stream: bool = Fals
     Sums over replicas (`Reduce`, `Reduced`) are collective calls on a channel of their own. All replicas run the same
     programs, so they begin them in the same order: nothing here waits for them.
     """
-    run = _Run(_operations(programs), one_stream)
+    run = _Run(*_operations(programs), one_stream)
     run.go()
     if run.stuck:
         raise _deadlock(run, programs)
@@ -232,92 +212,50 @@ _KINDS: dict[type, tuple[bool, bool]] = {
 }
 """Whether it receives, and whether it waits."""
 
-
-class _Operations(NamedTuple):
-    """What programs do with messages, as numbers.
-
-    Attributes
-    ----------
-    messages
-        All of them; the position of one is its number.
-    steps
-        For every rank ``(number of the instruction, whether it waits, number of the message)``.
-    """
-
-    messages: list[Message]
-    steps: list[list[tuple[int, bool, int]]]
+_Steps: TypeAlias = list[list[tuple[int, bool, int]]]
+"""For every rank: number of the instruction, whether it waits, number of its message."""
 
 
-def _operations(programs: Sequence[RankProgram]) -> _Operations:
-    """Return what programs do with messages.
-
-    Raises
-    ------
-    ScheduleError
-        An operation is not there once, on its rank, with its wait behind it.
-    """
+def _operations(programs: Sequence[RankProgram]) -> tuple[list[Message], _Steps]:
+    """Return all messages, and what ranks do with them; refuse programs in which something is not there once."""
     numbers: dict[Message, int] = {}
-    steps: list[list[tuple[int, bool, int]]] = []
-    stages: list[list[int]] = []  # of every message, how far sender and receiver are: 1 begun, 2 waited for
+    steps: _Steps = []
+    done: defaultdict[tuple[Message, bool], list[bool]] = defaultdict(list)  # (message, receives) -> whether each waits
     for rank, program in enumerate(programs):
         if program.rank != rank:
-            raise ScheduleError("Programs are not in the order of their ranks", expected=f"that of rank {rank}",
-                                got=f"rank {program.rank}", remedy="Pass one program a rank")  # fmt: skip
+            got = f"rank {program.rank}"
+            raise ScheduleError("Programs are not in the order of their ranks", expected=f"rank {rank}", got=got)
         steps.append([])
+        sums: defaultdict[Action, list[str]] = defaultdict(list)
         for place, one in enumerate(program.instructions):
-            kind = _KINDS.get(type(one))
-            if kind is None:
-                continue
-            (receives, waits), message = kind, one.message  # type: ignore[union-attr]
-            number = numbers.setdefault(message, len(numbers))
-            if number == len(stages):
-                _check_ranks(message, len(programs))
-                stages.append([0, 0])
-            if rank != message[1 + receives]:
-                raise _wrong("An operation is on a rank that it does not concern", message,
-                             expected=f"rank {message[1 + receives]}", got=f"“{one}” on rank {rank}")  # fmt: skip
-            if stages[number][receives] != waits:
-                raise _wrong("An operation is there twice, or is waited for before it has begun", message,
-                             expected="each once, and one wait behind it", got=f"“{one}” on rank {rank}")  # fmt: skip
-            stages[number][receives] += 1
-            steps[-1].append((place, waits, number))
-        _check_sums(program)
+            if isinstance(one, (Reduce, Reduced)):
+                sums[one.action].append(type(one).__name__)
+            elif not isinstance(one, Compute):
+                (receives, waits), message = _KINDS[type(one)], one.message
+                if rank != message[1 + receives]:
+                    raise _wrong(f"“{one}” is on rank {rank}", message, f"rank {message[1 + receives]}")
+                done[message, receives].append(waits)
+                steps[-1].append((place, waits, numbers.setdefault(message, len(numbers))))
+        for action, kinds in sums.items():
+            if sorted(kinds) != ["Reduce", "Reduced"]:
+                got, problem = f"{action}: {', '.join(kinds)} on rank {rank}", "A sum needs one Reduce and one Reduced"
+                raise ScheduleError(problem, expected="both, once each", got=got, actions=[action])
     tags: dict[tuple[int, ...], Message] = {}
-    for message, number in numbers.items():
-        for done, names, rank in zip(stages[number], (("Send", "Sent"), ("Post", "Await")), message[1:3], strict=True):
-            if done < 2:
-                raise _wrong(f"A message has no {names[done]}", message, expected=f"one on rank {rank}", got="none")
-        same = tags.setdefault(message[1:], message)
-        if same is not message:
-            raise _wrong("Two messages have the same tag", message, got=f"tag {message.tag} of {same.source} too",
-                         expected="another for each message of a pair of ranks")  # fmt: skip
-    return _Operations(list(numbers), steps)
+    for message in numbers:
+        if message.sender == message.receiver or not 0 <= min(message[1:3]) <= max(message[1:3]) < len(programs):
+            raise _wrong("A message is not between two of the ranks", message, f"two of 0 to {len(programs) - 1}")
+        for receives, names in ((False, "Send, then Sent"), (True, "Post, then Await")):
+            if done[message, receives] != [False, True]:
+                expected = f"{names} on rank {message[1 + receives]}"
+                raise _wrong("A message does not begin and end once", message, expected)
+        if tags.setdefault(message[1:], message) is not message:
+            raise _wrong("Two messages have the same tag", message, "one tag for each message of a pair of ranks")
+    return list(numbers), steps
 
 
-def _check_ranks(message: Message, ranks: int) -> None:
-    if message.sender == message.receiver or not 0 <= min(message[1:3]) <= max(message[1:3]) < ranks:
-        raise _wrong("A message is not between two of the ranks", message, expected=f"two of 0 to {ranks - 1}",
-                     got="these")  # fmt: skip
-
-
-def _check_sums(program: RankProgram) -> None:
-    sums: dict[Action, list[type]] = {}
-    for one in program.instructions:
-        if isinstance(one, (Reduce, Reduced)):
-            sums.setdefault(one.action, []).append(type(one))
-    for action, kinds in sums.items():
-        if len(kinds) != 2 or kinds[0] is kinds[1]:
-            raise ScheduleError(
-                "A sum does not have one Reduce and one Reduced", expected="both, once each", actions=[action],
-                got=f"{action}: {', '.join(kind.__name__ for kind in kinds)} on rank {program.rank}",
-                remedy="Lower the schedule anew",
-            )  # fmt: skip
-
-
-def _wrong(problem: str, message: Message, *, expected: str, got: str) -> ScheduleError:
-    named = f"{message.source} from rank {message.sender} to rank {message.receiver}"
-    return ScheduleError(problem, expected=expected, got=f"{got}: {named}", remedy="Lower the schedule anew",
-                         actions=[message.source])  # fmt: skip
+def _wrong(problem: str, message: Message, expected: str) -> ScheduleError:
+    got = f"{message.source} from rank {message.sender} to rank {message.receiver}, tag {message.tag}"
+    return ScheduleError(problem, expected=expected, got=got, actions=[message.source])
 
 
 class _Run:
@@ -331,8 +269,8 @@ class _Run:
         Of every message, at the sender and at the receiver: operations that have begun, and not ended.
     """
 
-    def __init__(self, operations: _Operations, one_stream: bool) -> None:
-        self.messages, self.steps = operations
+    def __init__(self, messages: list[Message], steps: _Steps, one_stream: bool) -> None:
+        self.messages, self.steps = messages, steps
         self.at = [0] * len(self.steps)
         streams: defaultdict[tuple[int, ...], deque[int]] = defaultdict(deque)
         self.streams = [
@@ -398,11 +336,10 @@ def _deadlock(run: _Run, programs: Sequence[RankProgram]) -> ScheduleError:
         sources.append(message.source)
         rank = other
     waits = " waits for ".join([*path[seen[rank] :], f"rank {rank}"])
-    return ScheduleError(
-        "The programs are deadlocked where nothing is buffered", expected="an order without a cycle", got=waits,
-        remedy="Let all ranks begin messages in one common order, as lower(…, one_stream=True) does",
-        actions=sources[seen[rank] :],
-    )  # fmt: skip
+    return ScheduleError("The programs are deadlocked where nothing is buffered", expected="an order without a cycle",
+                         got=waits,
+                         remedy="Let all ranks begin messages in one common order, as lower(…, one_stream=True) does",
+                         actions=sources[seen[rank] :])  # fmt: skip
 
 
 # The pass that places sends, receives and sums among the actions of a schedule.
@@ -444,32 +381,32 @@ def lower(schedule: Schedule, *, one_stream: bool = False) -> tuple[RankProgram,
         The schedule cannot run.
     """
     validate(schedule)
-    begun = _begun(schedule, merge(schedule), one_stream)
+    begun = _begun(schedule, *merge(schedule), one_stream)
     programs = with_waits(schedule.graph, begun)
     check_rendezvous(programs, one_stream=one_stream)
     return programs
 
 
-def _begun(schedule: Schedule, turns: Turns, one_stream: bool) -> list[list[Instruction]]:
+def _begun(schedule: Schedule, order: list[int], begin: list[int], one_stream: bool) -> list[list[Instruction]]:
     """Return the instructions of every rank that begin something: cells, posts, sends and sums."""
     graph = schedule.cells
     workers = [schedule.lanes[lane].worker for lane in graph.lanes]
     own: list[list[int]] = [[] for _ in range(schedule.workers)]
-    for number in turns.order:
+    for number in order:
         own[workers[number]].append(number)
-    begins = [[turns.begin[number] for number in numbers] for numbers in own]
+    begins = [[begin[number] for number in numbers] for numbers in own]
     posts: list[defaultdict[int, list[Message]]] = [defaultdict(list) for _ in own]  # by the place of the cell behind
     sends: dict[int, list[Message]] = {}
     places, sending = [0] * len(own), [0] * len(own)  # cells so far; of them, up to the last that sends
     tags: defaultdict[tuple[int, int], int] = defaultdict(int)
-    for number in turns.order:
+    for number in order:
         worker = workers[number]
         places[worker] += 1
         for send in graph.sends.get(number, ()):
             pair = worker, send.receiver
             message = Message(send.source, *pair, tags[pair])
             tags[pair] += 1
-            place = bisect_left(begins[send.receiver], turns.begin[number])
+            place = bisect_left(begins[send.receiver], begin[number])
             posts[send.receiver][max(place, sending[send.receiver]) if one_stream else place].append(message)
             sends.setdefault(number, []).append(message)
         if number in sends:
@@ -487,15 +424,7 @@ def _run(cell: Cell) -> Instruction:
 
 
 def with_waits(graph: StepGraph, begun: Sequence[Sequence[Instruction]]) -> tuple[RankProgram, ...]:
-    """Return the programs of ranks that begin some instructions in order, with the waits in their places: see `lower`.
-
-    Parameters
-    ----------
-    graph
-        Says what a cell reads.
-    begun
-        For every rank its `Compute`, `Post`, `Send` and `Reduce`.
-    """
+    """Return the programs of ranks that begin some instructions in order, with their waits: see `lower`."""
     read: dict[Message, int] = {}  # the place of its first reader, at the receiver
     sent: dict[Message, int] = {}  # the place of its Send, at the sender
     reading: list[dict[int, list[Instruction]]] = []

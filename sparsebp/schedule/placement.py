@@ -33,12 +33,6 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
         A stream of its own for the updates that follow gradients, so that they run beside the rest of the backward
         pass; by default they go to the stream of the weight gradient.
 
-    Raises
-    ------
-    OptionError
-        `fusion` is unknown, a stream is named for updates before forwards, or the schedule updates after every
-        micro-batch.
-
     Notes
     -----
     Jiang et al., "Optimizer fusion", 2021, §3, Fig. 1: without limits on the workers the depth of the step's graph
@@ -46,11 +40,9 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
     """
     check_choice("fusion", fusion, FUSIONS)
     if stream is not None and fusion == "forward":
-        raise OptionError("A forward cannot wait beside its update", expected='stream=None with fusion="forward"',
-                          got=repr(stream), remedy="Leave the stream out")  # fmt: skip
+        raise OptionError("Updates before forwards have no stream", expected="stream=None", got=repr(stream))
     if schedule.graph.updates == "microbatch":
-        raise OptionError("The schedule updates after every micro-batch", expected="at most one update a stage",
-                          got=schedule.name, remedy="Take a synchronous schedule")  # fmt: skip
+        raise OptionError("The schedule updates after every micro-batch", expected="one U a stage", got=schedule.name)
     plain = without_updates(schedule)
     stages = [stage for stage in range(plain.graph.stages) if plain.graph.weighted(stage)]
     places = {stage: _PLACES[fusion](plain, stage) for stage in stages}
@@ -127,15 +119,7 @@ def without_updates(schedule: Schedule) -> Schedule:
 
 @dataclass(frozen=True)
 class Partition:
-    """The stages of a graph in `chunks` contiguous parts, as equal as can be; chunk c is on worker c mod `workers`.
-
-    `input_gradient` says whether stage 0 has an I: the gradient with respect to the input of the model.
-
-    Raises
-    ------
-    OptionError
-        There are fewer stages than chunks.
-    """
+    """The stages of a graph in `chunks` contiguous parts, as equal as can be; chunk c is on worker c mod `workers`."""
 
     graph: StepGraph
     workers: int
@@ -144,10 +128,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         if self.graph.stages < self.chunks:
-            raise OptionError(
-                "There are too few stages", expected=f"{self.chunks} or more, one for each part of every worker",
-                got=f"{self.graph.stages}", remedy="Use fewer workers or chunks, or cut the model into more stages",
-            )  # fmt: skip
+            raise OptionError("There are too few stages", expected=f"{self.chunks} or more", got=self.graph.stages)
 
     def stages(self, chunk: int) -> range:
         """Return the stages of a chunk."""
@@ -158,10 +139,7 @@ class Partition:
         return tuple(chunk % self.workers for chunk in range(self.chunks) for _ in self.stages(chunk))
 
     def cells(self, kind: str, chunk: int, microbatch: int) -> list[Action]:
-        """Return all F, I, W, B or U of a chunk and micro-batch: F with the data, the others against it.
-
-        What a stage does not have is left out of its B.
-        """
+        """Return all F, I, W, B or U of a chunk and micro-batch: F with the data, the others against it."""
         if kind == "F":
             return [trusted(stage, "F", microbatch) for stage in self.stages(chunk)]
         cells = (self._cell(kind, stage, microbatch) for stage in reversed(self.stages(chunk)))

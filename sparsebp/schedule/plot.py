@@ -237,10 +237,8 @@ def _new_axes(simulation: Simulation, memory: bool) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependencyError(
-            "matplotlib is not installed, and drawing a schedule needs it",
-            remedy="Install the extra: pip install 'sparsebp[plot]'",
-        ) from error
+        remedy = "Install the extra: pip install 'sparsebp[plot]'"
+        raise MissingDependencyError("Drawing a schedule needs matplotlib", remedy=remedy) from error
     lanes = simulation.schedule.lanes
     height = 0.9 + 0.4 * len(lanes) + 1.2 * memory
     width = min(max(10.0, 0.16 * simulation.steps * max(len(lane.cells) for lane in lanes)), 24.0)
@@ -458,34 +456,20 @@ def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]
     -------
     What ``json.dump`` takes. Transfers are spans of a track of their sender, and arrows from who makes to who reads.
 
-    Raises
-    ------
-    OptionError
-        `unit` is not positive, or not finite.
-
     Notes
     -----
     The Trace Event Format's phases: X (complete events), M (names), C (counters), b and e (spans that may overlap),
     s and f (arrows).
     """
     if not (unit > 0 and math.isfinite(unit * max(1.0, simulation.makespan))):
-        raise OptionError("A unit of time takes no time, or all", expected="microseconds, more than 0", got=unit,
-                          remedy="Pass 1e6 for seconds")  # fmt: skip
+        raise OptionError("A unit of time takes no time, or all", expected="microseconds, more than 0", got=unit)
     events = [*_names(simulation), *_actions(simulation, unit), *_transfers(simulation, unit),
               *_memory(simulation, unit)]  # fmt: skip
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"schedule": simulation.schedule.name}}
 
 
 def write_trace(simulation: Simulation, path: str | os.PathLike[str], *, unit: float = 1e6) -> None:
-    """Write `chrome_trace` to a JSON file, under a temporary name first.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
-    OptionError
-        `unit` is not positive, or not finite.
-    """
+    """Write `chrome_trace` to a JSON file, under a temporary name first."""
     write_atomically(path, json.dumps(chrome_trace(simulation, unit=unit), allow_nan=False).encode())
 
 
@@ -511,10 +495,7 @@ def _actions(simulation: Simulation, unit: float) -> Iterator[dict[str, Any]]:
 
 
 def _transfers(simulation: Simulation, unit: float) -> Iterator[dict[str, Any]]:
-    """Yield every transfer as a span of the sender's track for its receiver, and as an arrow from maker to reader.
-
-    Viewers tie the end of an arrow to the box around its time, so arrows begin and end a little inside.
-    """
+    """Yield every transfer as a span of the sender's track for its receiver, and as an arrow from maker to reader."""
     schedule = simulation.schedule
     for number, transfer in enumerate(simulation.transfers):
         span = {"name": f"to worker {transfer.receiver}", "cat": "transfer", "id": number, "pid": transfer.sender}

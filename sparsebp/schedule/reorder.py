@@ -81,24 +81,13 @@ class RegionTimes:
 
 
 def make_regions(stages: int, forward: int | Sequence[Iterable[int]]) -> list[Region]:
-    """Return the regions of a step: those of the backward, which are those of the forward reversed, and these.
-
-    `forward` has the stages of each, or is how many there are, as equal as can be.
-
-    Raises
-    ------
-    OptionError
-        Regions do not list every stage once, from the first to the last.
-    """
+    """Return the regions of a step: those of the backward, which are those of the forward reversed, and these."""
     if isinstance(forward, int):
         count = min(forward, stages)
         forward = [range(i * stages // count, (i + 1) * stages // count) for i in range(count)]
     regions = [tuple(region) for region in forward]
     if [stage for region in regions for stage in region] != list(range(stages)):
-        raise OptionError(
-            "The regions of the forward do not list every stage once and in order", got=regions,
-            expected=f"0 to {stages - 1}", remedy="List consecutive stages, region by region",
-        )  # fmt: skip
+        raise OptionError("The regions do not list all stages in order", expected=f"0 to {stages - 1}", got=regions)
     return [Region("I", region[::-1]) for region in regions[::-1]] + [Region("F", region) for region in regions]
 
 
@@ -252,8 +241,8 @@ def builder(build: Callable[P, S]) -> Callable[P, S]:
                 given[name] = _checked(name, given[name])
         if given.get("k") is not None and not 0 <= given["k"] <= given["stages"]:
             searches = ", or None to search" * ("None" in str(parameters["k"].annotation))
-            raise OptionError("There are not that many first stages", expected=f"k in 0…{given['stages']}",
-                              got=given["k"], remedy=f"Pass another k{searches}")  # fmt: skip
+            expected = f"k in 0…{given['stages']}{searches}"
+            raise OptionError("There are not that many first stages", expected=expected, got=given["k"])
         return build(*args, **options)
 
     return checked
@@ -279,8 +268,7 @@ def _checked(name: str, value: Any) -> Any:
         return check_number(name, value, finite=False)
     kind: Any = {"costs": Costs, "times": RegionTimes, "throughput": Callable}.get(name, object)
     if not isinstance(value, kind):
-        raise OptionError(f"{name} is of another kind", expected=kind.__name__, got=type(value).__name__,
-                          remedy="Leave it out")  # fmt: skip
+        raise OptionError(f"{name} is of another kind", expected=kind.__name__, got=type(value).__name__)
     return value
 
 
@@ -379,11 +367,6 @@ def fast_forward(*, workers: int, stages: int, microbatches: int = 1, k: int = 0
     recomputed
         Stages that keep only their input and compute the rest again.
 
-    Raises
-    ------
-    OptionError
-        There are fewer stages than workers, a number is below 1, or k is not in 0…stages.
-
     Notes
     -----
     Oh et al., "Out-of-order backprop", EuroSys 2022, §5.2, Fig. 5b and 12b.
@@ -406,22 +389,14 @@ def modulo(*, workers: int, stages: int, microbatches: int = 1, group: int = 1, 
     group
         How many neighbouring stages are dealt out together: more of them need fewer transfers, and leave larger gaps.
 
-    Raises
-    ------
-    OptionError
-        There are fewer groups than workers, a number is below 1, or k is not in 0…stages.
-
     Notes
     -----
     Oh et al., "Out-of-order backprop", EuroSys 2022, §5.2.1 and §8.4.1, Fig. 5c and 12c.
     """
     graph = StepGraph(stages, microbatches, frozenset(unweighted))
     if stages <= (workers - 1) * group:
-        raise OptionError(
-            "There are fewer groups of stages than workers", got=f"{stages} stages in groups of {group}",
-            expected=f"groups of 1 stage or more, one for each of {workers} workers",
-            remedy="Use fewer workers or smaller groups",
-        )  # fmt: skip
+        got = f"{stages} stages in groups of {group}"
+        raise OptionError("There are fewer groups of stages than workers", expected=f"{workers} or more", got=got)
     allocation = [stage // group % workers for stage in range(stages)]
     name = "fast-forward, modulo" + (f" in groups of {group}" if group > 1 else "")
     return _list_scheduled(name, graph, allocation, k, costs or Costs(), input_gradient, recomputed)
@@ -471,14 +446,9 @@ def conventional(*, stages: int, microbatches: int = 1, fusion: Fusion = "none",
         Stages without parameters.
     input_gradient
         Whether stage 0 has an I, the gradient with respect to the input of the model.
-
-    Raises
-    ------
-    OptionError
-        A number is out of its range, or `fusion` is unknown.
     """
     if streams not in (1, 2):
-        raise OptionError("Unknown number of streams", expected="1 or 2", got=streams, remedy="Pass one of them")
+        raise OptionError("Unknown number of streams", expected="1 or 2", got=streams)
     graph = StepGraph(stages, microbatches, frozenset(unweighted))
     main: list[Action] = []
     weights: list[Action] = []
@@ -587,11 +557,6 @@ def synchronise(schedule: Schedule, *, priority: Priority = "first-stage", costs
         forward needs first (Peng et al., "ByteScheduler", SOSP 2019). What is under way is not interrupted.
     costs
         Durations, to know what is ready when; that of S is the one that matters.
-
-    Raises
-    ------
-    OptionError
-        `priority` is unknown, or the schedule has S or U already.
     """
     check_choice("priority", priority, get_args(Priority))
     graph = schedule.graph
@@ -825,8 +790,7 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
     Oh et al., "Out-of-order backprop", EuroSys 2022, §4.1 and Algorithm 1.
     """
     if not memory_ratio > 0:
-        raise OptionError("The memory ratio is not positive", expected="a positive multiple of the conventional peak",
-                          got=memory_ratio, remedy="Raise it")  # fmt: skip
+        raise OptionError("The memory ratio is not positive", expected="more than 0", got=memory_ratio)
     costs = costs or Costs()
     plain = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
     cut = make_regions(stages, regions)

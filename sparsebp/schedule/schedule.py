@@ -112,23 +112,20 @@ def _places(graph: StepGraph, lanes: Sequence[Lane]) -> dict[Action, tuple[int, 
             for action in actions_of(cell):
                 parts = [part for part in parts_of(action) if part in known]
                 if not parts:
-                    raise ScheduleError(
-                        "A schedule has an action that its step has not", got=f"{action} on {lane}",
-                        expected=f"an action of {graph}",
-                        remedy="Remove it, or describe the step with another StepGraph", actions=[action],
-                    )  # fmt: skip
+                    got, expected = f"{action} on {lane}", f"an action of {graph}"
+                    problem = "A schedule has an action that its step has not"
+                    raise ScheduleError(problem, expected=expected, got=got, actions=[action])
                 for part in parts:
                     if part in where:
-                        raise ScheduleError("An action is scheduled twice", expected="every action once",
-                                            got=f"{part} on {lanes[where[part][0]]} and on {lane}",
-                                            remedy="Remove one of them", actions=[part])  # fmt: skip
+                        got = f"{part} on {lanes[where[part][0]]} and on {lane}"
+                        raise ScheduleError("An action is scheduled twice", expected="once", got=got, actions=[part])
                     where[part] = number, position
     missing = sorted(required - where.keys())
     if missing:
         listed = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
         forward = Action(missing[0].stage, "F", missing[0].microbatch or 0)  # says where its lane is
-        raise ScheduleError("Actions are missing", expected=f"all {len(required)} actions of the step",
-                            got=f"none of {listed}", remedy="Add them to a lane", actions=[forward])  # fmt: skip
+        expected = f"all {len(required)} actions of the step"
+        raise ScheduleError("Actions are missing", expected=expected, got=f"none of {listed}", actions=[forward])
     return where
 
 
@@ -136,20 +133,16 @@ def _check_workers(schedule: Schedule) -> None:
     busy = {lane.worker for lane in schedule.lanes if lane.cells}
     idle = sorted(set(range(schedule.lanes[-1].worker + 1 if schedule.lanes else 1)) - busy)
     if idle:
-        raise ScheduleError("A worker has nothing to do", expected="at least one action a worker", got=f"worker {idle}",
-                            remedy="Use fewer workers, or give it a stage")  # fmt: skip
+        raise ScheduleError("A worker has nothing to do", expected="at least one action a worker", got=f"worker {idle}")
     names = [(lane.worker, lane.stream) for lane in schedule.lanes]
     if len(set(names)) < len(names):
-        raise ScheduleError("A stream is there twice", expected="one lane a stream", got=names, remedy="Join them")
+        raise ScheduleError("A stream is there twice", expected="one lane a stream", got=names)
     workers, homes = [lane.worker for lane in schedule.lanes], schedule.allocation
     for action, (number, _) in schedule.places.items():
         worker, home = workers[number], homes[action[0]]
         if worker != home:
-            raise ScheduleError(
-                "A stage runs on several workers", expected=f"all actions of stage {action.stage} on worker {home}",
-                got=f"{action} on worker {worker}", remedy="Move it: a stage's weights live on one worker",
-                actions=[action],
-            )  # fmt: skip
+            expected, got = f"stage {action.stage} on worker {home}", f"{action} on worker {worker}"
+            raise ScheduleError("A stage runs on several workers", expected=expected, got=got, actions=[action])
 
 
 # Whether a schedule can come to its end, and every action reads the weights that it should.
@@ -180,28 +173,23 @@ def validate(schedule: Schedule) -> None:
     hazards = _hazards(schedule)
     if not _stuck(schedule, hazards):  # nothing else is wrong: the order would run, with the wrong weights
         update, reader = next(pair for pair in pairwise(cycle) if (pair[1], pair[0]) in hazards)
-        raise ScheduleError(
-            "Weights are overwritten before they are read",
-            expected=f"{_action(schedule, reader, 'I')} before {_action(schedule, update, 'U')}: it is the backward of "
-            "a forward with the old weights",
-            got=f"{_describe(schedule, update)} earlier than {_describe(schedule, reader)}",
-            remedy="Move the update behind it, or keep old versions: weights='stashed'",
-            actions=(_action(schedule, update, "U"), _action(schedule, reader, "I")),
-        )  # fmt: skip
+        backward, update_ = _action(schedule, reader, "I"), _action(schedule, update, "U")
+        raise ScheduleError("Weights are overwritten before they are read", actions=(update_, backward),
+                            expected=f"{backward} before {update_}: its forward had the old weights",
+                            got=f"{_describe(schedule, update)} earlier than {_describe(schedule, reader)}",
+                            remedy="Move the update behind it, or keep old versions: weights='stashed'")  # fmt: skip
     waits = " waits for ".join(_describe(schedule, number) for number in cycle)
-    raise ScheduleError("The schedule is deadlocked", expected="an order without a cycle", got=waits,
-                        remedy="Reorder one of these lanes",
-                        actions=(actions_of(schedule.cells.cells[number])[0] for number in cycle[:-1]))  # fmt: skip
+    actions = [actions_of(schedule.cells.cells[number])[0] for number in cycle[:-1]]
+    raise ScheduleError("The schedule is deadlocked", expected="an order without a cycle", got=waits, actions=actions)
 
 
 def _check_races(schedule: Schedule) -> None:
     race = find_race(schedule)
     if race is not None:
         update, reader = (_describe(schedule, schedule.cells.numbers[action]) for action in race)
-        raise ScheduleError(
-            "Weights are updated while they may be read", expected="one of the two to wait for the other",
-            got=f"{update} beside {reader}", remedy="Put both into one lane", actions=race,
-        )  # fmt: skip
+        raise ScheduleError("Weights are updated while they may be read",
+                            expected="one of the two to wait for the other", got=f"{update} beside {reader}",
+                            remedy="Put both into one lane", actions=race)  # fmt: skip
 
 
 def _stuck(schedule: Schedule, ignored: Collection[tuple[int, int]]) -> set[int]:

@@ -11,11 +11,11 @@ from math import isfinite
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from sparsebp.core.check import check_integer, check_number, shown
+from sparsebp.core.check import check_integer, shown
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
 from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, Send, StepGraph, actions_of, parts_of, trusted
-from sparsebp.schedule.costs import Costs, Link, Route
+from sparsebp.schedule.costs import Costs, Route
 from sparsebp.schedule.schedule import Schedule, validate
 
 # What streams of one worker do to each other: who computes activations again, and how much all are slowed down.
@@ -254,10 +254,7 @@ class Run:
                 return
             now = heap[0][0]
             if not isfinite(now):  # of times that are no numbers none is the next
-                raise OptionError(
-                    "The step takes longer than numbers go", expected="costs whose times add up",
-                    got=f"a time of {now}", remedy="Look at the largest duration, slowdown and latency",
-                )  # fmt: skip
+                raise OptionError("The step takes longer than numbers go", expected="finite times", got=now)
             ready = []
             while heap and heap[0][0] == now:
                 entry = heappop(heap)[1]
@@ -702,21 +699,13 @@ class Simulation:
         return max(curve.peak for curve in self.memory)
 
     def event(self, action: Action, step: int = 0) -> Event:
-        """Return when an action ran (I and W within B: when B did).
-
-        Raises
-        ------
-        OptionError
-            The action or step was not simulated.
-        """
+        """Return when an action ran (I and W within B: when B did)."""
         if action.kind == "B":
             action = next((part for part in parts_of(action) if part in self.schedule), action)
         number = self.schedule.cells.numbers.get(action)
         if number is None or not 0 <= step < self.steps:
-            raise OptionError(
-                "This was not simulated", expected=f"an action of the schedule, step 0 to {self.steps - 1}",
-                got=f"{action}, step {step}", remedy="Simulate more steps, or ask for another action",
-            )  # fmt: skip
+            got, expected = f"{action}, step {step}", f"an action of the schedule, step 0 to {self.steps - 1}"
+            raise OptionError("This was not simulated", expected=expected, got=got)
         return self._entries[step * self._run.count + number]
 
     def start(self, action: Action, step: int = 0) -> float:
@@ -728,13 +717,7 @@ class Simulation:
         return self.event(action, step).end
 
     def version(self, action: Action, step: int = 0) -> int:
-        """Return the version of its stage's weights that a forward or backward read.
-
-        Raises
-        ------
-        OptionError
-            The action reads no weights, or was not simulated.
-        """
+        """Return the version of its stage's weights that a forward or backward read."""
         self.event(action, step)
         if action.kind in "FIB":
             part = Action(action.stage, "F" if action.kind == "F" else "I", action.microbatch)
@@ -742,8 +725,7 @@ class Simulation:
             version = None if number is None else self._run.version_of(number, step, part.kind)
             if version is not None:
                 return version
-        raise OptionError(f"{action} reads no weights", expected="F, I or B of a stage with weights", got=str(action),
-                          remedy="Ask for another action")  # fmt: skip
+        raise OptionError(f"{action} reads no weights", expected="F, I or B of a stage with weights", got=str(action))
 
     def staleness(self, action: Action, step: int = 0) -> int:
         """Return how many updates of its stage lie between what an action read and the update from its own gradient.
@@ -805,13 +787,13 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1) 
     """
     steps = check_integer("steps", steps, 1, MOST_STEPS)
     if costs is not None and not isinstance(costs, Costs):
-        raise OptionError("costs are none", expected="Costs, or None", got=type(costs).__name__, remedy="Pass Costs(…)")
+        raise OptionError("costs are none", expected="Costs, or None", got=type(costs).__name__)
     validate(schedule)
     costs = Costs() if costs is None else costs
     stages = schedule.graph.stages
     if isinstance(costs.stages, tuple) and len(costs.stages) != stages:
-        raise OptionError("The bytes are those of another model", expected=f"StageBytes of {stages} stages",
-                          got=len(costs.stages), remedy="Pass one a stage, or one for all")  # fmt: skip
+        got = len(costs.stages)
+        raise OptionError("The bytes are those of another model", expected=f"StageBytes of {stages} stages", got=got)
     return Simulation(schedule, costs, steps, Run(schedule, costs, steps))
 
 
@@ -882,15 +864,13 @@ def compare(simulation: Simulation, spans: Iterable[tuple[Action, float, float]]
         ends before it starts, or all of them took no time.
     """
     if simulation.steps != 1:
-        raise OptionError("The simulation has several steps", expected="steps=1", got=simulation.steps,
-                          remedy="Simulate and measure one step")  # fmt: skip
+        raise OptionError("The simulation has several steps", expected="steps=1", got=simulation.steps)
     measured = _checked(simulation, spans)
     simulated = {action: (event.start, event.end) for event in simulation.events for action in actions_of(event.cell)}
     begin, end = min(start for start, _ in measured.values()), max(end for _, end in measured.values())
     first, length = min(start for start, _ in simulated.values()), end - begin
     if length <= 0:
-        raise OptionError("The measured step took no time", expected="a longer one", got=length,
-                          remedy="Measure with a finer clock")  # fmt: skip
+        raise OptionError("The measured step took no time", expected="a longer one", got=length)
     starts = {action: ((simulated[action][0] - first) - (start - begin)) / length
               for action, (start, _) in measured.items()}  # fmt: skip
     durations = {action: _relative(simulated[action][1] - simulated[action][0], end - start)
@@ -904,16 +884,14 @@ def _checked(simulation: Simulation, spans: Iterable[tuple[Action, float, float]
     for action, start, end in spans:
         if action in measured or action not in wanted:
             raise OptionError("The measured step is another one", expected="every action of the schedule, once",
-                              got=f"{action}{' twice' if action in measured else ''}",
-                              remedy="Simulate the schedule that was measured")  # fmt: skip
+                              got=f"{action}{' twice' if action in measured else ''}")  # fmt: skip
         if not (isfinite(start) and isfinite(end) and start <= end):
-            raise OptionError(f"The times of {action} cannot be", expected="a start, and an end that is no earlier",
-                              got=f"{shown(start)} to {shown(end)}", remedy="Measure it again")  # fmt: skip
+            got = f"{shown(start)} to {shown(end)}"
+            raise OptionError(f"The times of {action} cannot be", expected="a start, and an end no earlier", got=got)
         measured[action] = float(start), float(end)
     if len(measured) < len(wanted):
         raise OptionError("The measured step is another one", expected=f"the {len(wanted)} actions of the schedule",
-                          got=f"{len(measured)}, without {min(wanted - measured.keys(), key=str)}",
-                          remedy="Simulate the schedule that was measured")  # fmt: skip
+                          got=f"{len(measured)}, without {min(wanted - measured.keys(), key=str)}")  # fmt: skip
     return measured
 
 
@@ -921,36 +899,3 @@ def _relative(simulated: float, measured: float) -> float:
     if measured == 0:
         return 0.0 if simulated == 0 else float("inf")
     return simulated / measured - 1
-
-
-def fit_link(transfers: Iterable[tuple[float, float]]) -> Link:
-    """Return the link that fits measured transfers best: seconds = latency + bytes / bandwidth.
-
-    Least squares of the relative errors, with neither latency nor bandwidth below 0; where seconds do not grow with the
-    bytes, the bandwidth is infinite.
-
-    Parameters
-    ----------
-    transfers
-        Bytes and seconds of each, of two sizes at least; half the round trip of a ping-pong, say.
-
-    Raises
-    ------
-    OptionError
-        There are fewer than two sizes, or a number is negative, or a transfer took no time.
-    """
-    pairs = [(check_number("The bytes of a transfer", size, 0), check_number("The seconds of a transfer", seconds, 0))
-             for size, seconds in transfers]  # fmt: skip
-    if len({size for size, _ in pairs}) < 2 or any(seconds == 0 for _, seconds in pairs):
-        raise OptionError("No link fits these transfers", expected="two sizes or more, and seconds above 0",
-                          got=f"{len(pairs)} transfers", remedy="Measure more of them")  # fmt: skip
-    # Of latency · a + slope · b = 1, where a = 1 / seconds and b = bytes / seconds.
-    a, b = [1 / seconds for _, seconds in pairs], [size / seconds for size, seconds in pairs]
-    aa, ab, bb = (sum(x * y for x, y in zip(*both, strict=True)) for both in ((a, a), (a, b), (b, b)))
-    determinant = aa * bb - ab * ab
-    latency, slope = (sum(a) * bb - sum(b) * ab) / determinant, (sum(b) * aa - sum(a) * ab) / determinant
-    if latency < 0:
-        latency, slope = 0.0, sum(b) / bb
-    if slope <= 0:
-        return Link(sum(a) / aa)
-    return Link(latency, 1 / slope)

@@ -15,10 +15,8 @@ from sparsebp.core.errors import MissingDependencyError
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise MissingDependencyError(
-        "PyTorch is not installed, and sparsebp.torch is for its models",
-        remedy="Install the extra: pip install 'sparsebp[torch]'",
-    ) from error
+    raise MissingDependencyError("PyTorch is not installed, and sparsebp.torch is for its models",
+                                 remedy="Install the extra: pip install 'sparsebp[torch]'") from error  # fmt: skip
 
 from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Outcome, RNNCell, accelerate, explain, restore
 from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian

@@ -42,13 +42,7 @@ def cast_input(name: str, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def check_tensors(name: str, tensors: dict[str, Tensor | None]) -> None:
-    """Check that all tensors have one dtype and device, those that the kernels know; `name` is the module's.
-
-    Raises
-    ------
-    DTypeError, DeviceError
-        One of them differs, or all are of another kind.
-    """
+    """Check that all tensors have one dtype and device, those that the kernels know; `name` is the module's."""
     first: Tensor | None = None
     for what, tensor in tensors.items():
         if tensor is None:
@@ -56,29 +50,21 @@ def check_tensors(name: str, tensors: dict[str, Tensor | None]) -> None:
         if first is None:
             first = tensor
             if first.dtype not in DTYPES:
-                raise DTypeError(
-                    f"st.{name} has no kernels for {first.dtype}", expected="float32 or float64", got=first.dtype,
-                    remedy=f"Convert the module with .float(), or use torch.nn.{name}",
-                )  # fmt: skip
+                raise DTypeError(f"st.{name} has no kernels for {first.dtype}", expected="float32 or float64",
+                                 got=first.dtype,
+                                 remedy=f"Convert the module with .float(), or use torch.nn.{name}")  # fmt: skip
             if first.device.type not in DEVICES or first.layout != torch.strided:
                 raise DeviceError(f"st.{name} has no kernels for such tensors", got=f"{first.layout} on {first.device}",
                                   expected="dense ones on a CPU or on CUDA", remedy=f"Use torch.nn.{name}")  # fmt: skip
         elif tensor.dtype != first.dtype:
-            raise DTypeError(f"{what} of st.{name} has another dtype", expected=first.dtype, got=tensor.dtype,
-                             remedy="Convert one of the two; nothing is converted silently")  # fmt: skip
+            raise DTypeError(f"{what} of st.{name} has another dtype", expected=first.dtype, got=tensor.dtype)
         elif tensor.device != first.device or tensor.layout != first.layout:
-            raise DeviceError(f"{what} of st.{name} is elsewhere", expected=f"a dense tensor on {first.device}",
-                              got=f"{tensor.layout} on {tensor.device}", remedy="Move it with .to(...)")  # fmt: skip
+            expected, got = f"a dense tensor on {first.device}", f"{tensor.layout} on {tensor.device}"
+            raise DeviceError(f"{what} of st.{name} is elsewhere", expected=expected, got=got)
 
 
 def check_dense(name: str, what: str, value: Any, expected: str = "a dense tensor") -> None:
-    """Check that an argument of the module `name` is a tensor, and a dense one.
-
-    Raises
-    ------
-    DTypeError, DeviceError
-        It is something else: an array of NumPy, a list, a text; or a sparse tensor.
-    """
+    """Check that an argument of the module `name` is a tensor, and a dense one."""
     if not isinstance(value, Tensor):
         raise DTypeError(f"{what} of st.{name} is no tensor", expected=expected, got=type(value).__name__,
                          remedy="Convert an array or a list with torch.as_tensor(...)")  # fmt: skip
@@ -88,26 +74,17 @@ def check_dense(name: str, what: str, value: Any, expected: str = "a dense tenso
 
 
 def check_lengths(lengths: Tensor | list[int], steps: int, batch: int) -> Tensor:
-    """Return the lengths (B,) as an int64 tensor on the CPU.
-
-    Raises
-    ------
-    DTypeError, OptionError
-        They are no integers, not one a sample, or not all from 1 to the number of steps.
-    """
+    """Return the lengths (B,) as an int64 tensor on the CPU."""
     try:
         values = torch.as_tensor(lengths)
     except (TypeError, ValueError, RuntimeError) as error:  # a string, or a ragged list
-        raise DTypeError("lengths are no numbers", expected="integers", got=type(lengths).__name__,
-                         remedy="Count valid steps a sample") from error  # fmt: skip
+        raise DTypeError("lengths are no numbers", expected="integers", got=type(lengths).__name__) from error
     values = values.cpu()
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype,
-                         remedy="Count valid steps a sample")  # fmt: skip
+        raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype)
     wrong: SparseBPError | None = None
     if values.shape != (batch,):
-        wrong = OptionError("lengths has the wrong shape", expected=(batch,), got=tuple(values.shape),
-                            remedy="Pass one length for each sample")  # fmt: skip
+        wrong = OptionError("lengths has the wrong shape", expected=(batch,), got=tuple(values.shape))
     elif batch and (int(values.min()) < 1 or int(values.max()) > steps):
         wrong = OptionError("lengths is out of range", expected=f"1 to {steps} (the number of steps of the input)",
                             got=f"{int(values.min())} to {int(values.max())}",
@@ -136,12 +113,10 @@ def with_lengths(
 ) -> tuple[Tensor, State]:
     """Return what `forward` makes of a padded batch of sequences of these lengths, by packing it."""
     if isinstance(x, PackedSequence):
-        raise OptionError("A packed sequence has its lengths", expected="lengths=None", got="lengths too",
-                          remedy="Pass the padded tensor, or no lengths")  # fmt: skip
+        raise OptionError("A packed sequence has its lengths", expected="lengths=None", got="lengths too")
     check_dense(module._get_name(), "input", x, "a dense tensor or a PackedSequence")
     if x.dim() != 3:
-        raise ShapeError("lengths is for a batch", expected="input of three dimensions", got=tuple(x.shape),
-                         remedy="Cut a single sequence to its length")  # fmt: skip
+        raise ShapeError("lengths is for a batch", expected="input of three dimensions", got=tuple(x.shape))
     batch, steps = x.shape[:2] if module.batch_first else x.shape[1::-1]
     values = check_lengths(lengths, steps, batch)
     if batch == 0:
@@ -190,8 +165,7 @@ def _forward_padded(module: RNNBase, x: Tensor, hx: Any) -> tuple[Tensor, State]
 def _forward_packed(module: RNNBase, packed: PackedSequence, hx: Any) -> tuple[PackedSequence, State]:
     x, batch_sizes, in_order, back = packed
     if batch_sizes.numel() == 0:
-        raise OptionError("The packed sequence is empty", expected="at least one step", got="no batch sizes",
-                          remedy="Skip empty batches")  # fmt: skip
+        raise OptionError("The packed sequence is empty", expected="at least one step", got="no batch sizes")
     x = _checked(module, x, batch_sizes)
     batch = int(batch_sizes[0]) if in_order is None else in_order.shape[0]
     hx = _state(module, hx, batch, x)
@@ -269,8 +243,8 @@ def _state(module: RNNBase, hx: Any, batch: int, x: Tensor) -> State | None:
     runs, sizes = module.num_layers * (2 if module.bidirectional else 1), _sizes(module)
     if len(_parts(hx)) != len(sizes):
         wanted = "a pair (h_0, c_0)" if len(sizes) == 2 else "a tensor"
-        raise OptionError(f"hx is not the state of st.{module._get_name()}", expected=wanted,
-                          got=f"{len(_parts(hx))} tensors", remedy="Pass what the module returns")  # fmt: skip
+        got = f"{len(_parts(hx))} tensors"
+        raise OptionError(f"hx is not the state of st.{module._get_name()}", expected=wanted, got=got)
     names = ("hidden",) if len(sizes) == 1 else ("hidden[0]", "hidden[1]")
     for part, size, name in zip(_parts(hx), sizes, names, strict=True):
         module.check_hidden_size(part, (runs, batch, size), f"Expected {name} size {{}}, got {{}}")

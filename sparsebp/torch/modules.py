@@ -59,8 +59,7 @@ class LSTMCell(torch.nn.LSTMCell):
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Return the next state, a pair of (B, hidden_size), for the input (B, input_size) and the state."""
         if hx is not None and not (isinstance(hx, (tuple, list)) and len(hx) == 2):
-            raise OptionError("hx is not the state of st.LSTMCell", expected="a pair (h, c)", got=type(hx).__name__,
-                              remedy="Pass what the cell returns, or None for zeros")  # fmt: skip
+            raise OptionError("hx is not the state of st.LSTMCell", expected="a pair (h, c)", got=type(hx).__name__)
         h, c = _step(self, "lstm", input, (None, None) if hx is None else hx)
         return h, c
 
@@ -104,9 +103,7 @@ def _step(
 
 def _check_state(number: int, start: Tensor, x: Tensor, hidden: int) -> None:
     if start.dim() != 2 or x.shape[0] != start.shape[0]:
-        raise RuntimeError(
-            f"Input batch size {x.shape[0]} doesn't match hidden{number} batch size {start.shape[0]}"
-        )  # fmt: skip
+        raise RuntimeError(f"Input batch size {x.shape[0]} doesn't match hidden{number} batch size {start.shape[0]}")
     if start.shape[1] != hidden:
         raise RuntimeError(f"hidden{number} has inconsistent hidden_size: got {start.shape[1]}, expected {hidden}")
 
@@ -288,15 +285,7 @@ OURS: dict[type[Module], type[Module]] = {
 
 
 class Way(NamedTuple):
-    """Which way a call goes, and why.
-
-    Attributes
-    ----------
-    ours
-        Whether this library's kernels run it.
-    why
-        The reason, in words.
-    """
+    """Which way a call goes, and why."""
 
     ours: bool
     why: str
@@ -507,11 +496,6 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
     -------
     torch.nn.Module
         `model`.
-
-    Raises
-    ------
-    OptionError
-        It is no `torch.nn.Module`.
     """
     left = []
     for name, module in _recurrent_modules(model, "accelerate"):
@@ -537,11 +521,6 @@ def restore(model: M) -> M:
     -------
     torch.nn.Module
         `model`.
-
-    Raises
-    ------
-    OptionError
-        It is no `torch.nn.Module`.
     """
     for _, module in _recurrent_modules(model, "restore"):
         detach(module)
@@ -565,11 +544,6 @@ def explain(model: Module, *inputs: Any, faster_only: bool = True, **named: Any)
     -------
     list of Outcome
         One a module, in the order of ``model.named_modules()``; with an input one a call, in the order of the calls.
-
-    Raises
-    ------
-    OptionError
-        It is no `torch.nn.Module`.
     """
     modules = {
         module: Outcome(name, module._get_name(), not reason, reason or _WITHOUT_INPUT)
@@ -648,8 +622,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _recurrent_modules(model: Module, action: str) -> Iterator[tuple[str, Module]]:
     """Yield each recurrent module once, with its name; `action` is what there is nothing to do for otherwise."""
     if not isinstance(model, Module):
-        raise OptionError(f"There is nothing to {action}", expected="a torch.nn.Module", got=type(model).__name__,
-                          remedy="Pass the model")  # fmt: skip
+        raise OptionError(f"There is nothing to {action}", expected="a torch.nn.Module", got=type(model).__name__)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue

@@ -99,13 +99,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(batch_sizes: np.ndarray | None, rows: int, batch: int) -> Sequence[Stretch]:
-    """Cut the rows of a batch into stretches; `batch_sizes` (T,) int64 as a PackedSequence has them, or None.
-
-    Raises
-    ------
-    OptionError
-        The sizes are no falling sequence from `batch` down to 1 at least, or are not of so many rows in all.
-    """
+    """Cut the rows of a batch into stretches; `batch_sizes` (T,) int64 as a PackedSequence has them, or None."""
     if batch_sizes is None:
         return (Stretch(0, rows // batch, batch),) if rows else ()
     return _cut(batch_sizes.astype(np.int64, copy=False).tobytes(), rows, batch)
@@ -119,12 +113,10 @@ def _cut(sizes: bytes, rows: int, batch: int) -> tuple[Stretch, ...]:
     last = batch_sizes[-1] if batch_sizes.size else 0
     falls = batch_sizes[:-1] - batch_sizes[1:]
     if last < 1 or batch_sizes[0] != batch or (falls < 0).any() or batch_sizes.sum() != rows:
-        raise OptionError(
-            "The batch sizes of the packed sequence do not fit its data",
-            expected=f"sizes that fall from {batch} to 1 or more, {rows} in all",
-            got=np.array2string(batch_sizes, threshold=8),
-            remedy="Make it with torch.nn.utils.rnn.pack_sequence or pack_padded_sequence",
-        )
+        raise OptionError("The batch sizes of the packed sequence do not fit its data",
+                          expected=f"sizes that fall from {batch} to 1 or more, {rows} in all",
+                          got=np.array2string(batch_sizes, threshold=8),
+                          remedy="Make it with torch.nn.utils.rnn.pack_sequence or pack_padded_sequence")  # fmt: skip
     begins = [0, *(np.flatnonzero(falls) + 1).tolist()]  # the first step of each stretch
     found, first = [], 0
     for begin, end, size in zip(begins, [*begins[1:], batch_sizes.size], batch_sizes[begins].tolist(), strict=True):

@@ -35,15 +35,7 @@ __all__ = ["BatchedCSR", "ProductPlan", "plan_product", "sparse_jacobian"]
 
 
 def pattern_of(name: str, matrix: Any) -> SparsityPattern:
-    """Return the structure of an argument.
-
-    An identity becomes a diagonal: with values of its own it is none.
-
-    Raises
-    ------
-    PatternError
-        It is no sparse matrix, or one whose structure is not canonical.
-    """
+    """Return the structure of an argument."""
     if isinstance(matrix, torch.Tensor):
         return _pattern_of_tensor(name, matrix)
     found = matrix if isinstance(matrix, SparsityPattern) else getattr(matrix, "pattern", None)
@@ -51,10 +43,9 @@ def pattern_of(name: str, matrix: Any) -> SparsityPattern:
         return SparsityPattern.diagonal(found.shape[0]) if found.kind == "identity" else found
     if getattr(matrix, "format", None) == "csr":
         return SparsityPattern.from_scipy(matrix)
-    raise PatternError(
-        f"{name} is no sparse matrix", expected="a torch.sparse_csr tensor, SciPy's CSR, a BatchedCSR or a "
-        "SparsityPattern", got=type(matrix).__name__, remedy="Convert it with .to_sparse_csr() or .tocsr()",
-    )  # fmt: skip
+    raise PatternError(f"{name} is no sparse matrix",
+                       expected="a torch.sparse_csr tensor, SciPy's CSR, a BatchedCSR or a SparsityPattern",
+                       got=type(matrix).__name__, remedy="Convert it with .to_sparse_csr() or .tocsr()")  # fmt: skip
 
 
 def _pattern_of_tensor(name: str, tensor: torch.Tensor) -> SparsityPattern:
@@ -65,8 +56,7 @@ def _pattern_of_tensor(name: str, tensor: torch.Tensor) -> SparsityPattern:
     parts = [tensor.crow_indices().cpu(), tensor.col_indices().cpu()]  # synchronize!
     if tensor.dim() == 3:
         if tensor.shape[0] == 0:
-            raise PatternError(f"{name} is an empty batch", expected="at least one sample", got=tuple(tensor.shape),
-                               remedy="Pass the structure itself, a SparsityPattern")  # fmt: skip
+            raise PatternError(f"{name} is an empty batch", expected="a sample, or a SparsityPattern", got=0)
         if not all(bool((part == part[:1]).all()) for part in parts):
             raise PatternError(f"The samples of {name} have different structures", expected="one structure for all",
                                got="rows or columns that differ",
@@ -286,11 +276,6 @@ class ProductPlan:
         torch.Tensor
             (nnz of C,) if both are shared by the samples, else (B, nnz of C). Computed anew in every call.
 
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            A tensor does not fit.
-
         Notes
         -----
         The kernels keep the batch last. So the result is a transposed view of (nnz, B), and values that are such a view
@@ -312,30 +297,24 @@ def checked(name: str, values: Any, nnz: int) -> torch.Tensor:
     """Return values of a structure with so many entries."""
     if not isinstance(values, torch.Tensor) or values.layout is not torch.strided:
         got = type(values).__name__ if not isinstance(values, torch.Tensor) else f"a tensor of layout {values.layout}"
-        raise DTypeError(f"{name} is no dense tensor", expected="a tensor of values, such as A.values()", got=got,
-                         remedy="Pass the values alone; the plan knows the structure")  # fmt: skip
+        raise DTypeError(f"{name} is no dense tensor", expected="a tensor of values, such as A.values()", got=got)
     if values.dtype not in (torch.float32, torch.float64):
-        raise DTypeError(f"{name} has an unsupported dtype", expected="torch.float32 or torch.float64",
-                         got=values.dtype, remedy="Convert it with .float() or .double()")  # fmt: skip
+        raise DTypeError(f"{name} has an unsupported dtype", expected="float32 or float64", got=values.dtype)
     if values.dim() not in (1, 2) or values.shape[-1] != nnz:
-        raise ShapeError(f"{name} does not fit its structure", expected=f"({nnz},) or (B, {nnz})",
-                         got=tuple(values.shape), remedy="Pass one value per entry, the batch first")  # fmt: skip
+        raise ShapeError(f"{name} does not fit its structure", expected=f"({nnz},) or (B, {nnz})", got=(*values.shape,))
     if values.device.type not in ("cpu", "cuda"):
-        raise DeviceError(f"{name} is on an unsupported device", expected="cpu or cuda", got=values.device,
-                          remedy="Move it first")  # fmt: skip
+        raise DeviceError(f"{name} is on an unsupported device", expected="cpu or cuda", got=values.device)
     return values
 
 
 def _check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
     if a.device != b.device:
-        raise DeviceError("The values are on different devices", expected="one device", got=f"{a.device}, {b.device}",
-                          remedy="Move one with .to(device)")  # fmt: skip
+        raise DeviceError("The values are on different devices", expected="one device", got=f"{a.device}, {b.device}")
     if a.dtype != b.dtype:
-        raise DTypeError("The values have different dtypes", expected="one dtype", got=f"{a.dtype}, {b.dtype}",
-                         remedy="Convert one; nothing is converted silently")  # fmt: skip
+        raise DTypeError("The values have different dtypes", expected="one dtype", got=f"{a.dtype}, {b.dtype}")
     if a.dim() == b.dim() == 2 and len(a) != len(b):
-        raise ShapeError("The values have different batch sizes", expected="one batch size, or (nnz,) for all",
-                         got=f"{(*a.shape,)}, {(*b.shape,)}", remedy="Pass values of the same samples")  # fmt: skip
+        got = f"{(*a.shape,)}, {(*b.shape,)}"
+        raise ShapeError("The values have different batch sizes", expected="one, or (nnz,) for all", got=got)
 
 
 # A batch of sparse matrices of one structure, with PyTorch's tensors as values.
@@ -375,8 +354,7 @@ class BatchedCSR:
         self.pattern: SparsityPattern = pattern_of("structure", structure)
         if values is None:
             if not isinstance(structure, torch.Tensor):
-                raise PatternError("The matrices have no values", expected="values, or a torch.sparse_csr tensor",
-                                   got=type(structure).__name__, remedy="Pass values of shape (B, nnz)")  # fmt: skip
+                raise PatternError("The matrices have no values", expected="a sparse_csr tensor, or values", got=None)
             values = structure.values()
         self.values = checked("values", values, self.pattern.nnz)
 
@@ -394,31 +372,15 @@ class BatchedCSR:
 
     @torch.compiler.disable
     def __matmul__(self, other: BatchedCSR | torch.Tensor) -> BatchedCSR | torch.Tensor:
-        """Multiply by another batch of sparse matrices, or by dense ones.
-
-        Parameters
-        ----------
-        other
-            A `BatchedCSR` (B, n, p) or (n, p); or a dense tensor (n,), (n, p) or (B, n, p).
-
-        Returns
-        -------
-        BatchedCSR or torch.Tensor
-            Of dense ones dense, (…, m, p), or (…, m) of a vector.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            They do not go together.
-        """
+        """Multiply by another batch of sparse matrices, or by dense ones."""
         if isinstance(other, BatchedCSR):
             plan = self._plan(other)
             return BatchedCSR(plan.pattern, plan(self.values, other.values))
         if not isinstance(other, torch.Tensor):
             return NotImplemented
         if other.dim() not in (1, 2, 3) or other.layout is not torch.strided:
-            raise ShapeError("The operand is no dense matrix", expected="a dense tensor (n,), (n, p) or (B, n, p)",
-                             got=f"{tuple(other.shape)}, {other.layout}", remedy="Make a BatchedCSR of it")  # fmt: skip
+            got = f"{tuple(other.shape)}, {other.layout}"
+            raise ShapeError("The operand is not dense", expected="a tensor (n,), (n, p) or (B, n, p)", got=got)
         wide = other[:, None] if other.dim() == 1 else other
         dense = BatchedCSR(SparsityPattern.dense(*wide.shape[-2:]), wide.flatten(-2))
         plan = self._plan(dense)
@@ -488,22 +450,7 @@ _RECURRENTS = ("RNN", "GRU", "LSTM")
 
 
 def layer_of(module: Any) -> nn.Layer:
-    """Return a layer that computes what `module` does, with a copy of its weights; a layer of ours as it is.
-
-    Parameters
-    ----------
-    module
-        A module of `torch.nn`, or a recurrent one of `sparsebp.torch`, that sparsebp has a layer for, also with
-        parametrizations, or a `torch.nn.Sequential` of them; mode (training or not), dtype and device are the module's.
-
-    Raises
-    ------
-    OptionError
-        There is no such layer: the module is of another class (a subclass may compute anything), has hooks or a
-        forward of its own, or draws a mask of its own (dropout while training).
-    NonFiniteError
-        A weight is NaN or infinite.
-    """
+    """Return a layer that computes what `module` does, with a copy of its weights; a layer of ours as it is."""
     if isinstance(module, nn.Layer):
         return module
     if not isinstance(module, torch.nn.Module):
@@ -551,10 +498,8 @@ def _with_weights(layer: nn.Layer, module: Any) -> nn.Layer:
 
 
 def _no_layer(got: str, expected: str) -> OptionError:
-    return OptionError(
-        "There is no layer of sparsebp for this module", expected=expected, got=got,
-        remedy="Use torch.func.jacrev, or take the module apart",
-    )  # fmt: skip
+    return OptionError("There is no layer of sparsebp for this module", expected=expected, got=got,
+                       remedy="Use torch.func.jacrev, or take the module apart")  # fmt: skip
 
 
 # Sparse Jacobians of PyTorch's modules: values on a pattern that the architecture tells, without backward passes.

@@ -204,3 +204,17 @@ def test_quick_simulated_run(name: str, tmp_path: Path) -> None:
     assert result["rows"] and (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     keys = set().union(*result["rows"])
     assert {column.key for column in load(name).columns} <= keys | {*ASYNCHRONOUS, "pipedream_peak", "dualpipe_peak"}
+
+
+@given(st.floats(1e-7, 1e-3), st.floats(1e6, 1e11), st.integers(2, 9))
+def test_a_link_is_found_again(latency: float, bandwidth: float, count: int) -> None:
+    sizes = [1000.0 * 8**power for power in range(count)]
+    found = measured.fit_link((size, latency + size / bandwidth) for size in sizes)
+    for size in sizes:
+        assert found.latency + size / found.bandwidth == pytest.approx(latency + size / bandwidth, rel=1e-4)
+
+
+def test_links_at_the_bounds() -> None:
+    assert measured.fit_link([(1, 2.0), (5, 2.0)]) == Link(2.0)
+    assert measured.fit_link([(1, 3.0), (5, 2.0)]).bandwidth == float("inf")
+    assert measured.fit_link([(1, 1.0), (10, 100.0)]).latency == 0

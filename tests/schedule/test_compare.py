@@ -13,7 +13,7 @@ from schedules import costs, lane, schedules
 from sparsebp.core.errors import OptionError
 from sparsebp.schedule import Action, Costs, Link, Schedule, StepGraph, actions_of, parse, simulate
 from sparsebp.schedule.builders import one_f_one_b
-from sparsebp.schedule.simulation import Simulation, compare, fit_link
+from sparsebp.schedule.simulation import Simulation, compare
 
 
 def spans(found: Simulation, offset: float = 0.0, factor: float = 1.0) -> list[tuple[Action, float, float]]:
@@ -82,23 +82,3 @@ def test_several_steps_are_refused() -> None:
     schedule = one_f_one_b(workers=2, stages=2, microbatches=1)
     with pytest.raises(OptionError, match="several steps"):
         compare(simulate(schedule, steps=2), spans(simulate(schedule)))
-
-
-@given(st.floats(1e-7, 1e-3), st.floats(1e6, 1e11), st.integers(2, 9))
-def test_a_link_is_found_again(latency: float, bandwidth: float, count: int) -> None:
-    sizes = [1000.0 * 8**power for power in range(count)]
-    found = fit_link((size, latency + size / bandwidth) for size in sizes)
-    for size in sizes:
-        assert found.latency + size / found.bandwidth == pytest.approx(latency + size / bandwidth, rel=1e-4)
-
-
-def test_links_at_the_bounds() -> None:
-    assert fit_link([(1, 2.0), (5, 2.0)]) == Link(2.0)
-    assert fit_link([(1, 3.0), (5, 2.0)]).bandwidth == math.inf
-    assert fit_link([(1, 1.0), (10, 100.0)]).latency == 0
-
-
-@pytest.mark.parametrize("transfers", [[], [(1, 1)], [(1, 1), (1, 2)], [(1, 0), (2, 1)], [(-1, 1), (2, 1)]])
-def test_too_few_transfers_fit_no_link(transfers: list[tuple[float, float]]) -> None:
-    with pytest.raises(OptionError):
-        fit_link(transfers)
