@@ -10,6 +10,8 @@ from typing import Any
 
 import griffe
 
+from sparsebp.kernels.spec import Kernels
+
 _HEADING = re.compile(r"^([A-Z][\w ]*\n-+\n)", re.MULTILINE)
 _GROUP = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)+)( : .+)?\n((?:(?: .*)?(?:\n|\Z))+?)(?=\S|\Z)", re.MULTILINE)
 _SPLIT = ("Parameters", "Other Parameters", "Attributes")
@@ -19,7 +21,9 @@ class SplitGroups(griffe.Extension):
     """Rewrites every docstring as it is found, before anything parses it."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Split the groups of one module's, class's or function's docstring."""
+        """Split the groups of one module's, class's or function's docstring; a kernel's is that of its row."""
+        if obj.is_attribute and str(obj.value).startswith("kernel("):
+            obj.docstring = griffe.Docstring(getattr(Kernels, obj.name).__doc__, parent=obj)
         if obj.docstring is not None:
             obj.docstring.value = split_groups(obj.docstring.value)
 

@@ -1,4 +1,4 @@
-"""NUMERIC: bare arrays in, bare arrays out. One interface, `api`; `host` (Numba) and `device` (CUDA) work.
+"""NUMERIC: bare arrays in, bare arrays out. One interface, `spec`; `host` (Numba) and `device` (CUDA) work.
 
 Nobody imports an implementation: ``k = kernels.get(xp)`` gives the kernels that belong to the arrays' namespace.
 """

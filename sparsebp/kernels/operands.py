@@ -1,15 +1,19 @@
-"""Arrays that travel together, through the checks to the kernels of host and device; all are C-contiguous.
+"""Arrays that travel together to the kernels of host and device, and what makes a checking function of a table's row.
 
-`WeightSums` is of a recurrence. The others are index arrays, from a product's plan: of C = A @ B with A (m, k) and
-B (k, n). ``index`` is int32 or int64, the same in all tuples of a call; ``position`` is uint16 or uint32. Every one of
-them but `Rows` and `RowShapes` ends with what the host shares its work by: `row_cuts` (n_parts + 1,) int64 splits the
-rows of C (of `Pairs`, tiles) into parts of about equal work, fixed by the plan.
+`WeightSums` is of a recurrence. The other tuples are index arrays, from a product's plan: of C = A @ B with A (M, K)
+and B (K, N); their dtypes and shapes are in the notation of `sparsebp.kernels.spec`. Every one of them but
+`Rows` and `RowShapes` ends with what the host shares its work by: `row_cuts` splits the rows of C (of `Pairs`, tiles)
+into parts of about equal work, fixed by the plan.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any, NamedTuple
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,154 +22,7 @@ from sparsebp.core.backend import FLOAT_DTYPES, INDEX_DTYPES, check_array, names
 from sparsebp.core.check import Array
 from sparsebp.core.errors import DTypeError, ShapeError
 
-# What the checks of arguments share: quick tests that pass in a fraction of a microsecond, the full error behind them.
-#
-# They look at dtypes, shapes and layout, never at values: that would cost a pass over the data (on a device a
-# synchronisation) at every call. What indices hold is checked where a pattern is made.
-
-INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
-UINT16, UINT32, UINT64 = (np.dtype(kind) for kind in (np.uint16, np.uint32, np.uint64))
-POSITION_DTYPES = (UINT16, UINT32)
-
-
-class Family:
-    """Some kernels that belong together: each method checks its arguments, then calls the implementation's.
-
-    Parameters
-    ----------
-    run
-        `sparsebp.kernels.host.HostKernels` or `sparsebp.kernels.device.DeviceKernels`. Their methods have the names and
-        arguments of those here, and look at nothing.
-    """
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    @property
-    def unchecked(self) -> Any:
-        """The host's kernels without their checks, for arrays that a caller has looked at; on a device, these.
-
-        Every argument has to be given; None stands for what is the default here.
-        """
-        return self._run if self._run.unchecked else self
-
-
-def exact(name: str, array: Array, dtype: Any, shape: tuple[int, ...]) -> None:
-    """Check dtype, shape and C-contiguity of one array that is read.
-
-    Raises
-    ------
-    DeviceError, DTypeError, ShapeError, LayoutError
-        From `sparsebp.core.backend.check_array`, which words the error.
-    """
-    if getattr(array, "shape", None) == shape and array.dtype == dtype and array.flags.c_contiguous:
-        return
-    check_array(name, array, dtype=dtype, shape=shape)
-
-
-def written(name: str, array: Array, dtype: Any, shape: tuple[int, ...]) -> None:
-    """Check one array as `exact` does, and that it may be written."""
-    exact(name, array, dtype, shape)
-    if not getattr(array.flags, "writeable", True):
-        check_array(name, array, written=True)
-
-
-def rank(name: str, array: Array, ndim: int) -> tuple[int, ...]:
-    """Return the shape of `array`, after checking that it has `ndim` axes."""
-    if getattr(array, "ndim", None) != ndim:
-        check_array(name, array, shape=(None,) * ndim, contiguous=False)
-    return array.shape
-
-
-def real_dtype(name: str, array: Array) -> np.dtype:
-    """Return the dtype of `array`, after checking that it is one that kernels take.
-
-    Raises
-    ------
-    DTypeError
-        It is neither float32 nor float64.
-    """
-    if getattr(array, "dtype", bool) not in FLOAT_DTYPES:
-        _wrong_dtype(name, array, "float32 or float64")
-    return array.dtype
-
-
-def index_dtype(name: str, array: Array) -> np.dtype:
-    """Return the dtype of an index array, after checking that it is int32 or int64."""
-    if getattr(array, "dtype", bool) not in INDEX_DTYPES:
-        _wrong_dtype(name, array, "int32 or int64")
-    return array.dtype
-
-
-def position_dtype(name: str, array: Array) -> np.dtype:
-    """Return the dtype of an array of output positions, after checking that it is uint16 or uint32."""
-    if getattr(array, "dtype", bool) not in POSITION_DTYPES:
-        _wrong_dtype(name, array, "uint16 or uint32")
-    return array.dtype
-
-
-def word_dtype(name: str, array: Array) -> np.dtype:
-    """Return the dtype of an array of words that name two entries, after checking that it is uint32 or uint64."""
-    if getattr(array, "dtype", bool) not in (UINT32, UINT64):
-        _wrong_dtype(name, array, "uint32 or uint64")
-    return array.dtype
-
-
-def rows_of(name: str, indptr: Array) -> int:
-    """Return the number of rows that `indptr` describes.
-
-    Raises
-    ------
-    ShapeError
-        It is not one-dimensional, or empty (even without rows it holds one zero).
-    """
-    (length,) = rank(name, indptr, 1)
-    if length == 0:
-        raise ShapeError(
-            f"{name} is empty", expected="n_rows + 1 entries", got="0", remedy="Start it with a zero, also for no rows"
-        )
-    return length - 1
-
-
-def batch_of(**arrays: Array) -> int:
-    """Return the batch size of operands whose last axis is 1 (shared) or B (per sample).
-
-    Raises
-    ------
-    ShapeError
-        Two operands have different batch sizes, neither of them 1.
-    """
-    batch = 1
-    for array in arrays.values():
-        length = array.shape[-1]
-        if length in (1, batch):
-            continue
-        if batch != 1:
-            raise ShapeError(
-                "Operands have different batch sizes",
-                expected="a last axis of 1 or of one batch size B in all",
-                got=", ".join(f"{name} {value.shape}" for name, value in arrays.items()),
-                remedy="Pass values for the same samples, or shared values with a last axis of 1",
-            )
-        batch = length
-    return batch
-
-
-def batched(name: str, array: Array, dtype: Any, lead: tuple[int, ...], batch: int) -> None:
-    """Check an array of shape ``(*lead, B*)``: values per sample, or shared by the batch."""
-    shared = array.ndim == len(lead) + 1 and array.shape[-1] == 1
-    exact(name, array, dtype, (*lead, 1 if shared else batch))
-
-
-def _wrong_dtype(name: str, array: Array, expected: str) -> None:
-    namespace(**{name: array})
-    raise DTypeError(
-        f"{name} has the wrong dtype",
-        expected=expected,
-        got=array.dtype,
-        remedy=f"Convert it with {name}.astype(...); nothing is converted silently",
-    )
-
+T = TypeVar("T", bound=Any)
 
 # NAdam's momenta: plain numbers, for whoever works them out on the host.
 
@@ -193,14 +50,25 @@ def momenta(beta1: float, momentum_decay: float, step: float) -> tuple[float, fl
     return beta1 * (1.0 - 0.5 * last), beta1 * (1.0 - 0.5 * last * q), product
 
 
-class Rows(NamedTuple):
-    """Gustavson's algorithm: entries of A name rows of B, whose sum is a row of C.
+_OPERANDS: dict[str, tuple[tuple[str, ...], list[str]]] = {}
+"""Names of the fields, and what is stated of arrays, by the tuples' names."""
 
-    Attributes
-    ----------
-    a_indptr, a_indices, b_indptr, c_indptr
-        Of the patterns: (m + 1,), (nnz_a,), (k + 1,), (m + 1,) index.
-    """
+
+def laid_out(arrays: str) -> Callable[[T], T]:
+    """State dtypes and shapes of a tuple's arrays in the notation of `sparsebp.kernels.spec`."""
+
+    def state(cls: T) -> T:
+        stated = [array.strip() for array in arrays.split(";")]
+        _OPERANDS[cls.__name__] = cls._fields, stated
+        cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Notes", "-----", "; ".join(stated)])
+        return cls
+
+    return state
+
+
+@laid_out("a_indptr (M + 1) index; a_indices (NnzA) index; b_indptr (K + 1) index; c_indptr (M + 1) index")
+class Rows(NamedTuple):
+    """Gustavson's algorithm: entries of A name rows of B, whose sum is a row of C. The arrays are of the patterns."""
 
     a_indptr: Array
     a_indices: Array
@@ -212,21 +80,25 @@ PAGE = 1024
 """Columns behind which `RowShapes` may leave a gap."""
 
 
+@laid_out(
+    """indptr (M + 1) index; shape (M) int32; first (M) index; run_ptr (Shapes + 1) int64;
+    whole (Shapes) int64; run_columns (Runs) int32; run_ends (Runs) int32"""
+)
 class RowShapes(NamedTuple):
     """Rows of A that share few shapes, each of which is runs of neighbouring columns, counted from the row's first.
 
     Attributes
     ----------
     indptr
-        (m + 1,) index: A's.
+        A's.
     shape, first
-        (m,) int32, (m,) index: number of every row's shape, and its first column (0 where it has no entries).
+        Number of every row's shape, and its first column (0 where it has no entries).
     run_ptr, whole
-        (n_shapes + 1,), (n_shapes,) int64: shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``. Those
-        before ``whole[s]`` can be gone through four entries at a time: what is beyond the run's end is of the same row
-        of A, and there are as many columns up to the row's last one.
+        Shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``. Those before ``whole[s]`` can be gone
+        through four entries at a time: what is beyond the run's end is of the same row of A, and there are as many
+        columns up to the row's last one.
     run_columns, run_ends
-        (n_runs,) int32: the column where the run begins, and how many entries the row has up to the run's end.
+        The column where the run begins, and how many entries the row has up to the run's end.
     gap
         Where it is not 0, `first` and `run_columns` are of columns that are numbered with so many left out behind every
         `PAGE`: the values of B are copied to such places first. Channels of as many bytes as a page of memory, or
@@ -243,18 +115,13 @@ class RowShapes(NamedTuple):
     gap: int
 
 
+@laid_out("product_ptr (M + 1) int64; positions (Products) position; row_cuts (Parts + 1) int64")
 class Places(NamedTuple):
     """Where every product lands.
 
     Products of row r are numbered in the order of Gustavson's algorithm (entries k of row r of A, for each the
-    entries q of row ``a_indices[k]`` of B), from ``product_ptr[r]`` on.
-
-    Attributes
-    ----------
-    product_ptr
-        (m + 1,) int64.
-    positions
-        (n_products,) position: product p of row r is added to entry ``c_indptr[r] + positions[p]`` of C.
+    entries q of row ``a_indices[k]`` of B), from ``product_ptr[r]`` on. Product p of row r is added to entry
+    ``c_indptr[r] + positions[p]`` of C.
     """
 
     product_ptr: Array
@@ -262,18 +129,19 @@ class Places(NamedTuple):
     row_cuts: Array
 
 
+@laid_out(
+    """product_ptr (M + 1) index; a_index (Products) index?; b_index (Products) index;
+    c_indptr (M + 1) index; positions (Products) position; row_cuts (Parts + 1) int64"""
+)
 class Terms(NamedTuple):
     """Products of single entries, those of row r of C from ``product_ptr[r]`` to ``product_ptr[r + 1] - 1``.
 
     Attributes
     ----------
-    product_ptr, c_indptr
-        (m + 1,) index.
     a_index, b_index
-        (n_products,) index: which entries of A and B are multiplied. Where `a_index` is None, product p belongs to
-        entry p of A.
+        Which entries of A and B are multiplied. Where `a_index` is None, product p belongs to entry p of A.
     positions
-        (n_products,) position, as in `Places`.
+        As in `Places`.
     """
 
     product_ptr: Array
@@ -284,6 +152,10 @@ class Terms(NamedTuple):
     row_cuts: Array
 
 
+@laid_out(
+    """b_shape (K) index; run_ptr (Shapes + 1) index; run_lengths (Runs) index; start_ptr (M + 1) int64;
+    starts (Starts) position; row_cuts (Parts + 1) int64"""
+)
 class Runs(NamedTuple):
     """Rows of B as runs of neighbouring columns, each of which is a run of C as well.
 
@@ -293,13 +165,13 @@ class Runs(NamedTuple):
     Attributes
     ----------
     b_shape
-        (k,) index: number of every row's shape.
+        Number of every row's shape.
     run_ptr, run_lengths
-        (n_shapes + 1,), (n_runs,) index: shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``, which
-        cut a row of B into pieces of ``run_lengths[u]`` entries.
+        Shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``, which cut a row of B into pieces of
+        ``run_lengths[u]`` entries.
     start_ptr, starts
-        (m + 1,) int64, (n_starts,) position: for every group of row r and every run of its shape, from
-        ``start_ptr[r]`` on, where in the row of C the run begins.
+        For every group of row r and every run of its shape, from ``start_ptr[r]`` on, where in the row of C the run
+        begins.
     """
 
     b_shape: Array
@@ -310,18 +182,17 @@ class Runs(NamedTuple):
     row_cuts: Array
 
 
+@laid_out("product_ptr (M // m + 1) int64; positions (Products) position; row_cuts (Parts + 1) int64")
 class Blocks(NamedTuple):
     """A consists of dense blocks (m, k), B of blocks (k, n), and so C of blocks (m, n), in grids.
 
     Attributes
     ----------
     product_ptr
-        (rows of C / m + 1,) int64: products of blocks before each m rows of C.
+        Products of blocks before each m rows of C.
     positions
-        (n_block_products,) position: product p of a group of rows, in the order of Gustavson's algorithm, is added to
-        the block with that number of the group's blocks of C.
-    m, k, n
-        Sizes of the blocks, Python ints.
+        Product p of a group of rows, in the order of Gustavson's algorithm, is added to the block with that number of
+        the group's blocks of C.
     row_cuts
         Groups of m rows of C in parts of about equal work.
     """
@@ -334,6 +205,10 @@ class Blocks(NamedTuple):
     row_cuts: Array
 
 
+@laid_out(
+    """words (Products) word; order (NnzC) uint16; starts (NnzC) uint16; lengths (NnzC) uint16;
+    tiles (Tiles + 1, 11) int64; tile_cuts (Parts + 1) int64"""
+)
 class Pairs(NamedTuple):
     """For every entry of C the pairs of entries of A and B whose products it is the sum of, in Gustavson's order.
 
@@ -343,19 +218,16 @@ class Pairs(NamedTuple):
     Attributes
     ----------
     words
-        (n_products,) uint32 or uint64: the low `shift` bits are an entry of A, counted from the tile's first one, the
-        others an entry of B.
+        The low `shift` bits are an entry of A, counted from the tile's first one, the others an entry of B.
     order
-        (nnz_c,) uint16: whose list comes next, counted from the tile's first entry of C.
+        Whose list comes next, counted from the tile's first entry of C.
     starts, lengths
-        (nnz_c,) uint16: where in the words of its tile the list of each entry of C begins, and how many words it has.
+        Where in the words of its tile the list of each entry of C begins, and how many words it has.
     tiles
-        (n_tiles + 1, 11) int64, for every tile, and behind the last: its first entry of C, its first entry of A, its
-        first word, and how many of its lists have 1, 2, … 8 words.
-    shift
-        A Python int.
+        For every tile, and behind the last: its first entry of C, its first entry of A, its first word, and how many of
+        its lists have 1, 2, … 8 words.
     tile_cuts
-        (n_parts + 1,) int64: tiles in parts of about equal work.
+        Tiles in parts of about equal work.
     """
 
     words: Array
@@ -367,16 +239,9 @@ class Pairs(NamedTuple):
     tile_cuts: Array
 
 
+@laid_out("b_indices (NnzB) index; c_indices (NnzC) index; row_cuts (Parts + 1) int64")
 class Columns(NamedTuple):
-    """The columns of B and C, where no place is kept.
-
-    Attributes
-    ----------
-    b_indices, c_indices
-        Of the patterns: (nnz_b,), (nnz_c,) index.
-    n
-        Number of columns, a Python int.
-    """
+    """The columns of B and C, where no place is kept, and their number n."""
 
     b_indices: Array
     c_indices: Array
@@ -384,19 +249,15 @@ class Columns(NamedTuple):
     row_cuts: Array
 
 
+@laid_out(
+    """x (T, B, I) real; before (T, B, H) real; weight_ih (G * H, I) real written;
+    weight_hh (G * H, H) real written; bias_ih (G * H) real? written; bias_hh (G * H) real? written"""
+)
 class WeightSums(NamedTuple):
     """The weight gradients of a recurrence, for its backward to sum as it goes: what weights multiply, and the outputs.
 
-    Attributes
-    ----------
-    x
-        (T, B, I): the input.
-    before
-        (T, B, H): the state before each step, h0 and then all of h but the last.
-    weight_ih, weight_hh
-        (gH, I) and (gH, H), written; gates as in torch.nn.
-    bias_ih, bias_hh
-        (gH,) each, written, or None.
+    `x` is the input; `before` the state before each step, h0 and then all of h but the last. The weights have G gates,
+    in the order of torch.nn.
     """
 
     x: Array
@@ -426,3 +287,214 @@ def multiply_sums(ga: Array, sums: WeightSums) -> None:
         sums.bias_ih[...] = in_torch_order(of_input.sum(axis=1))
     if sums.bias_hh is not None:
         sums.bias_hh[...] = of_state.sum(axis=1)
+
+
+# A row of the table, and the function that is made of it.
+#
+# Checks look at dtypes, shapes and layout, never at values: that would cost a pass over the data (on a device a
+# synchronisation) at every call. What indices hold is checked where a pattern is made.
+
+_CLASSES: dict[str, tuple[np.dtype, ...]] = {
+    "real": FLOAT_DTYPES,
+    "index": INDEX_DTYPES,
+    "position": (np.dtype(np.uint16), np.dtype(np.uint32)),
+    "word": (np.dtype(np.uint32), np.dtype(np.uint64)),
+    "winner": (np.dtype(np.uint8), np.dtype(np.int32)),
+}
+"""Names that stand for one of two dtypes, the same in all of a call."""
+_ARRAY = re.compile(r"(\w+) \((.*)\) (\w+)(\??)( written)?( = None)?")
+_SIZE = re.compile(r"([A-Z]\w*)( \+ 1)?")
+
+
+class Argument(NamedTuple):
+    """An array that a kernel takes, as the row states it; ``there`` says in Python when it is, "" if always."""
+
+    name: str
+    dims: list[str]
+    dtype: str
+    there: str
+    written: bool
+
+    def sizes(self, bound: set[str]) -> list[str]:
+        """Return the name of the size that each axis tells; an underscore where it is known or no name."""
+        found: list[str] = []
+        for dim in self.dims:
+            size = _SIZE.fullmatch(dim)
+            found.append(size[1] if size and size[1] not in (*bound, *found) else "_")
+        return found
+
+
+class _Row:
+    """A kernel's row. Its function is made when it is first asked for, and takes the row's place in the class."""
+
+    def __init__(self, arguments: str, text: str, checks: tuple[str, ...]) -> None:
+        self.items, self.text, self.checks = [item.strip() for item in arguments.split(";")], text, checks
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        parameters, arrays, lines = _parse(self.items)
+        call = f"self._run.{self.name}({', '.join(re.split('[ :]', item)[0] for item in self.items)})"
+        head = f"def {self.name}(self, {', '.join(parameters)}) -> None:"
+        scope = {**vars(sys.modules[owner.__module__]), **_SCOPE}
+        exec("\n    ".join([head, *lines, *_statements(arrays, self.checks), call]), scope)
+        function: Any = scope[self.name]
+        listed = (re.sub(r"^(\w+):? ", r"\1 : ", item) for item in self.items)
+        function.__doc__ = "\n".join([inspect.cleandoc(self.text), "", "Parameters", "----------", *listed])
+        function.__module__, function.__qualname__ = owner.__module__, f"{owner.__name__}.{self.name}"
+        function.arrays = {array.name: array for array in arrays}
+        setattr(owner, self.name, function)
+        return function.__get__(instance, owner)
+
+
+def kernel(arguments: str, text: str, *checks: str) -> Callable[..., None]:
+    """Return a method that checks its arguments, then calls the implementation's of the same name.
+
+    Parameters
+    ----------
+    arguments
+        In the notation of `sparsebp.kernels.spec`.
+    text
+        What it computes: with the arguments, the docstring.
+    *checks
+        Python statements: checks of what the notation cannot say, and ``"Size = …"``. They see arguments, fields and
+        sizes. Arrays that tell a size or may be missing have their number of axes by then.
+    """
+    row: Any = _Row(arguments, text, checks)
+    return row
+
+
+def _parse(items: list[str]) -> tuple[list[str], list[Argument], list[str]]:
+    """Return the function's parameters, all arrays, and the lines that take tuples apart."""
+    parameters, arrays, lines = [], [], []
+    for item in items:
+        if array := _ARRAY.fullmatch(item):
+            parameters.append(f"{array[1]}: Array{' | None' * bool(array[4])}{array[6] or ''}")
+            arrays.append(_argument(array))
+            continue
+        parameters.append(item)
+        name, kind = item.split(": ")
+        if kind.split()[0] in _OPERANDS:
+            fields, stated = _OPERANDS[kind.split()[0]]
+            there = f"{name} is not None" if "None" in kind else ""
+            nothing = f" if {there} else (None,) * {len(fields)}" if there else ""
+            lines.append(f"{', '.join(fields)} = {name}{nothing}")
+            arrays += [_argument(field, there) for field in map(_ARRAY.fullmatch, stated) if field]
+    return parameters, arrays, lines
+
+
+def _argument(array: re.Match[str], there: str = "") -> Argument:
+    name, dims, dtype, optional, written, _ = array.groups()
+    return Argument(name, dims.split(", "), dtype, f"{name} is not None" if optional else there, bool(written))
+
+
+def _statements(arrays: list[Argument], checks: tuple[str, ...]) -> list[str]:
+    """Return the lines that check arrays: quick comparisons, with the words of the error behind them."""
+    differ = "".join(f" or {_when(a)}type({a.name}) is not kind" for a in arrays[1:])
+    named = ", ".join(f"({a.name!r}, {a.name}, {a.there or True})" for a in arrays)
+    lines = [
+        f"kind = type({arrays[0].name})",
+        f"if kind not in _PASSED{differ}:",
+        f"    namespace(**{{name: array for name, array, there in [{named}] if there}})",
+        "    _PASSED.add(kind)",
+    ]
+    for kind in _CLASSES:
+        if one := next((array.name for array in arrays if array.dtype == kind and not array.there), ""):
+            lines.append(f"_{kind} = check_class({one!r}, {one}, {kind!r})")
+    shared = [array.name for array in arrays if "B*" in array.dims]
+    bound = {check.partition(" = ")[0] for check in checks}
+    common = bool(shared) and "B" not in bound and not any("B" in a.dims and not a.written for a in arrays)
+    bound |= {"B"} if common else set()
+    pending = list(arrays)
+    while pending:  # few arrays tell the sizes, so that an error names the one that does not fit the others
+        array = max(pending, key=lambda a: (not a.there, len({*a.sizes(bound)} - {"_"})))
+        pending.remove(array)
+        sizes, axes = array.sizes(bound), len(array.dims)
+        told = [(size, dim) for size, dim in zip(sizes, array.dims, strict=True) if size != "_"]
+        if told or array.there or (common and array.name in shared):
+            lines.append(f"if {_when(array)}{array.name}.ndim != {axes}:")
+            lines.append(f"    check_array({array.name!r}, {array.name}, shape=(None,) * {axes}, contiguous=False)")
+        if told:
+            inside = [f"{', '.join(sizes)}, = {array.name}.shape"]
+            for size in (size for size, dim in told if size != dim):
+                inside += [f"{size} -= 1", f"if {size} < 0: _refuse_empty({array.name!r})"]
+            lines += [f"if {array.there}:", *(f"    {line}" for line in inside)] if array.there else inside
+        bound.update(size for size, _ in told)
+    if common:
+        given = ", ".join(f"{name}={name}" for name in shared)
+        lines += [f"B = {shared[0]}.shape[-1]", f"if not B{''.join(f' == {name}.shape[-1]' for name in shared)}:"]
+        lines += [f"    B = batch_of({given})"]
+    lines += checks
+    for array in arrays:
+        last = f"1 if {array.name}.shape[-1:] == (1,) else B"
+        shape = "".join(f"{last if dim == 'B*' else dim}, " for dim in array.dims)
+        fits = f"{array.name}.dtype == _{array.dtype} and {array.name}.shape == ({shape})"
+        fits += f" and {array.name}.flags.c_contiguous"
+        fits += f" and getattr({array.name}.flags, 'writeable', True)" * array.written
+        wanted = f"dtype=_{array.dtype}, shape=({shape}), written={array.written}"
+        lines.append(f"if {_when(array)}not ({fits}):")
+        lines.append(f"    check_array({array.name!r}, {array.name}, {wanted})")
+    return lines
+
+
+def _when(array: Argument) -> str:
+    return f"{array.there} and " * bool(array.there)
+
+
+def exact(name: str, array: Array, dtype: Any, shape: tuple[int, ...]) -> None:
+    """Check dtype, shape and C-contiguity of one array that is read."""
+    if getattr(array, "shape", None) == shape and array.dtype == dtype and array.flags.c_contiguous:
+        return
+    check_array(name, array, dtype=dtype, shape=shape)
+
+
+def written(name: str, array: Array, dtype: Any, shape: tuple[int, ...]) -> None:
+    """Check one array as `exact` does, and that it may be written."""
+    exact(name, array, dtype, shape)
+    if not getattr(array.flags, "writeable", True):
+        check_array(name, array, written=True)
+
+
+def batch_of(**arrays: Array) -> int:
+    """Return the batch size of operands whose last axis is 1 (shared) or B (per sample)."""
+    batch = 1
+    for array in arrays.values():
+        length = array.shape[-1]
+        if length in (1, batch):
+            continue
+        if batch != 1:
+            raise ShapeError(
+                "Operands have different batch sizes",
+                expected="a last axis of 1 or of one batch size B in all",
+                got=", ".join(f"{name} {value.shape}" for name, value in arrays.items()),
+                remedy="Pass values for the same samples, or shared values with a last axis of 1",
+            )
+        batch = length
+    return batch
+
+
+def check_class(name: str, array: Array, kind: str) -> np.dtype:
+    """Return the dtype of an array, after checking that it is one that the name stands for."""
+    if array.dtype not in _CLASSES[kind]:
+        raise DTypeError(
+            f"{name} has the wrong dtype",
+            expected=" or ".join(dtype.name for dtype in _CLASSES[kind]),
+            got=array.dtype,
+            remedy=f"Convert it with {name}.astype(...); nothing is converted silently",
+        )
+    return array.dtype
+
+
+def _refuse_empty(name: str) -> None:
+    raise ShapeError(
+        f"{name} is empty", expected="n_rows + 1 entries", got="0", remedy="Start it with a zero, also for no rows"
+    )
+
+
+_SCOPE = {
+    "_PASSED": {np.ndarray},  # types that `namespace` has taken
+    **{f"_{name}": np.dtype(name) for name in ("int64", "int32", "uint16")},
+    **{f.__name__: f for f in (batch_of, check_array, check_class, namespace, _refuse_empty)},
+}
+"""What the functions see besides their module."""

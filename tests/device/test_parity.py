@@ -204,28 +204,13 @@ def test_same_errors(name: str) -> None:
 
 
 def _length_is_free(kernel: str, argument: str) -> bool:
-    """Stacks may hold more blocks than the indices name, and tables more rows than are looked up; batches are any."""
-    free = {
-        "csr_matvec": {"x"},
-        "scale_columns": {"scale"},
-        "scale_runs": {"scale", "run_columns"},
-        "gather": {"data"},
-        "gather_multiply": {"a_data", "b_data"},
-        "spgemm_positions": {"b_indptr", "b_data", "out", "positions", "row_cuts"},
-        "spgemm_select_rows": {"b_indptr", "b_data", "out"},
-        "spgemm_select_columns": {"a_data", "b_data", "row_cuts", "out"},
-        "spgemm_pairs": {"words", "tiles", "tile_cuts", "a_data", "b_data"},
-        "spgemm_runs": {"b_data", "run_ptr", "run_lengths", "starts", "row_cuts", "out"},
-        "spgemm_blocks": {"b_indptr", "b_data", "out", "positions", "row_cuts"},
-        "spgemm_accumulate": {"b_indptr", "row_cuts"},
-        "spgemm_filled": {"b_indptr", "row_cuts"},
-        "rnn_maps": {"maps"},
-        "gru_maps": {"maps"},
-        "lstm_maps": {"maps"},
-        "dense_matmul": {"a", "b", "out"},
-        "dense_matvec": {"a", "x", "add", "out"},
-    }
-    return argument in free.get(kernel, set())
+    """Stacks may hold more blocks than the indices name, and tables more rows than are looked up."""
+    arrays = getattr(KERNELS[kernel], "arrays", {})
+    if argument not in arrays:
+        return False
+    size = arrays[argument].dims[0].removesuffix(" + 1")
+    named = [dim.removesuffix(" + 1") for array in arrays.values() for dim in array.dims]
+    return size.isidentifier() and named.count(size) == 1
 
 
 @pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("rnn")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.spec import Kernels
 
-OPTIONAL_FIELDS = ("a_index", "bias_ih", "bias_hh")
-"""Fields of operands that may be None."""
 NAMES = list(KERNELS)
 OF_PATTERNS = ("symbolic",)
 """Modules of functions that plans are made with."""
@@ -61,6 +58,8 @@ def test_read_only_outputs_are_refused_and_read_only_inputs_are_read(name, dtype
     arguments = Maker(dtype).arguments(name)
     written = written_by(name, arguments)
     assert written
+    stated = {key for key, array in getattr(KERNELS[name], "arrays", {}).items() if array.written}
+    assert not stated or stated >= written
     host, device = implementations()
     for key in written:
         for implementation in (host, device):
@@ -98,9 +97,9 @@ def test_nothing_is_compiled_a_second_time_for_read_only_arrays():
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_array_is_refused_by_name(name, wrong):
     arguments = Maker(np.float32).arguments(name)
-    parameters = inspect.signature(getattr(Kernels, name)).parameters
+    arrays = getattr(KERNELS[name], "arrays", {})
     for key, value in flat(arguments).items():
-        optional = key in OPTIONAL_FIELDS if key not in parameters else "None" in str(parameters[key].annotation)
+        optional = key in arrays and arrays[key].there == f"{key} is not None"
         if not isinstance(value, np.ndarray) or (wrong is None and optional):
             continue
         for implementation in implementations():

@@ -574,7 +574,7 @@ _LSTM = Cell("lstm", 4, 4, states=2, factors=7, defines={})
 
 
 class RecurrentKernels(RecurrentLauncher):
-    """Device side of `sparsebp.kernels.spec.RecurrentKernels` and `LstmKernels`; shapes and dtypes are stated there.
+    """Device side of the recurrences in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there.
 
     Forward runs a block a sample, backward one a sample and chunk, Jacobians one a step and unit.
 

@@ -2,7 +2,7 @@
 //
 // What a launch knows of its arrays comes by value, in its arguments: nothing is sent to the device before it, and there
 // is no memory that it might find changed. A block works on one chunk of one array. Options, in the order of
-// kernels/api/optimizers.py, and step numbers come by value too, unless pointers say where they are on the device: a
+// `UPDATE_OPTIONS` in kernels/spec.py, and step numbers come by value too, unless pointers say where they are on the device: a
 // captured step finds the ones of its own time there. Scalars that come from the step number are worked out in double,
 // once a block. The floor is bytes / bandwidth.
 
