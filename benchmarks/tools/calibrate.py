@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tools.environment import copy_bandwidth
-from benchmarks.tools.matrices import convolution_t, max_pool_t
-from benchmarks.tools.meshes import finite_elements
+from benchmarks.harness import copy_bandwidth
+from benchmarks.workloads import convolution_t, finite_elements, max_pool_t
 from sparsebp import kernels, nn
 from sparsebp.core.machine import CELLS, STRATEGIES, CellPrices, Prices, now_and_here
 from sparsebp.core.threads import most_threads, one_core
