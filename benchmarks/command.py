@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks import NAMES, load
-from benchmarks.tools import report
+from benchmarks import NAMES, harness, load
 from sparsebp.cli.common import (
     Interrupted,
     JsonOption,
@@ -26,7 +25,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.files import prepare_folder
 
 if TYPE_CHECKING:
-    from benchmarks.processes.series import Outcome
+    from benchmarks.processes import Outcome
 
 ALL = "all"
 Benchmark = enumeration("Benchmark", (*NAMES, ALL))
@@ -83,9 +82,9 @@ def bench(
 
 def _series(names: Sequence[str], out: Path | None, quick: bool, json: bool) -> None:
     """Run several benchmarks and print what came of them."""
-    from benchmarks.processes import series
+    from benchmarks import processes
 
-    prepare_folder(report.DEFAULT_FOLDER if out is None else out)  # before the first of a night's runs
+    prepare_folder(harness.DEFAULT_FOLDER if out is None else out)  # before the first of a night's runs
     chosen = list(NAMES) if ALL in names else list(names)
     if ALL in names and not backend.has_gpu():
         left = [name for name in chosen if name.startswith("gpu")]
@@ -101,7 +100,7 @@ def _series(names: Sequence[str], out: Path | None, quick: bool, json: bool) -> 
              f"{_minutes(time.monotonic() - begin)} so far{before}")  # fmt: skip
 
     try:
-        outcomes = series.run(chosen, out, quick=quick, json=json, told=told)
+        outcomes = processes.run_series(chosen, out, quick=quick, json=json, told=told)
     except KeyboardInterrupt as error:
         raise Interrupted(f"{current}; those before it are whole") from error
     _summary(outcomes, time.monotonic() - begin, json)

@@ -3,7 +3,7 @@
 ``python -m benchmarks estimates``. The backward of one recurrent layer, RNN and GRU, over hidden sizes, lengths and
 batches: what `choose_recurrent_backward` expects of ``bp``, against the median of that backward right after its
 forward, as in training. And the products of ``python -m benchmarks spgemm``: ``plan.estimated_seconds(…)`` against a
-call of the plan. Prices are those of this process, shipped or calibrated (``sparsebp info --calibrate``), as the result
+call of the plan. Prices are those of this process, shipped or calibrated (``python -m benchmarks.tools.calibrate``), as the result
 says.
 """
 
@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.spgemm import products
-from benchmarks.tools import pictures
-from benchmarks.tools.benchmark import Benchmark, Result, Row, Run
+from benchmarks import harness, spgemm
+from benchmarks.harness import Benchmark, Result, Row, Run
 from benchmarks.tools.calibrate import backward_seconds, call_seconds
-from benchmarks.tools.matrices import pairs
+from benchmarks.workloads import pairs
 from sparsebp import nn
 from sparsebp.core import tables, timing
 from sparsebp.core.machine import machine, prices
@@ -37,13 +36,13 @@ VALUES = {"RNN": 6, "GRU": 18}
 BATCHES = (1, 16)
 
 
-def measure(run: Run) -> Iterator[Row]:
+def measure_estimates(run: Run) -> Iterator[Row]:
     """Measure what is said of recurrent layers and of products."""
     found = prices()
     run.result["settings"] |= {"calibrated": found.calibrated, "prices": dict(found.measured)}
     for count in run.threads():
         for row in rows(run, count):
-            yield judge(row) | {"threads": count}
+            yield judge_estimates(row) | {"threads": count}
     run.note(verdict(run.result["rows"]))
     run.note(_of(found.calibrated, found.measured))
 
@@ -59,12 +58,12 @@ def rows(run: Run, threads: int) -> Iterator[Row]:
                     if 4 * length * batch * size * VALUES[cell] <= MOST:
                         yield _recurrent_row(cell, layer, length, batch, budget)
     for pair in pairs(run.quick):
-        plan, _ = products.plan_pair(pair)
+        plan, _ = spgemm.plan_pair(pair)
         for samples in (None, max(BATCHES)) if pair.batch_targets is not None else (None,):
-            yield _product_row(pair.name, plan, products.values(pair, samples), samples or 1, threads, budget)
+            yield _product_row(pair.name, plan, spgemm.values(pair, samples), samples or 1, threads, budget)
 
 
-def judge(row: Mapping[str, Any]) -> Row:
+def judge_estimates(row: Mapping[str, Any]) -> Row:
     """Return the row with its ratio, and whether that is within `WITHIN`."""
     ratio = row["said"] / row["measured"]["median"]
     return {**row, "ratio": ratio, "met": "yes" if 1 / WITHIN <= ratio <= WITHIN else "no"}
@@ -118,9 +117,9 @@ def _timed(measure: Callable[..., list[float]], budget: float) -> dict[str, floa
         gc.enable()
 
 
-def picture(result: Result) -> Any:
+def draw_estimates(result: Result) -> Any:
     """Draw said over measured, a dot a row, recurrent layers and products, by what was measured."""
-    drawing, axes = pictures.figure(width=8.0, height=4.0)
+    drawing, axes = harness.figure(width=8.0, height=4.0)
     ax = axes[0, 0]
     kinds = {"RNN": "#1e40af", "GRU": "#93c5fd", "products": "#9a3412"}
     for kind, color in kinds.items():
@@ -142,13 +141,13 @@ def picture(result: Result) -> Any:
     return drawing
 
 
-BENCHMARK = Benchmark(
+ESTIMATES = Benchmark(
     name="estimates",
     title="What the cost model says against what is measured, float32 on the CPU",
     leaves_out="planning; the forward, and the gradient at a recurrent layer's input",
     sizes={"hidden": (8, 16, 20, 32, 64, 128), "lengths": (10, 100, 1000, 10_000, 30_000), "budget": 0.3},
     quick={"hidden": (4, 9), "lengths": (10, 40), "budget": 0.02},
-    measure=measure,
+    measure=measure_estimates,
     columns=(
         Column("what", "name", number=False),
         Column("T or values", "size", number=False),
@@ -162,5 +161,5 @@ BENCHMARK = Benchmark(
     tables={"Said and measured": ("name", "size", "threads", "way", "said", "measured", "ratio", "met")},
     short=("name", "size", "threads", "said", "measured", "ratio"),
     in_short=lambda row: "H = 20, B = 16" in row["name"],  # the papers' hidden size
-    picture=picture,
+    picture=draw_estimates,
 )

@@ -13,25 +13,131 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.tools import pictures
-from benchmarks.tools.benchmark import Benchmark, Result, Row, Run, fits, with_threads
-from benchmarks.tools.workload import SequenceWorkload, TorchTwin, chunk_count
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.harness import Benchmark, Result, Row, Run, fits, refuse_difference, with_threads
+from benchmarks.workloads import SequenceWorkload, TorchTwin, chunk_count
 from sparsebp.core import backend, tables, timing
 from sparsebp.core.tables import Column
+
+# The scan of a chain of sparse matrices, against a loop over SciPy's products.
+#
+# ``python -m benchmarks chains``. ``plan_scan(patterns, "linear")`` is planned once; a call checks fifty arrays of
+# values, multiplies, and returns fifty new vectors, as does the loop ``y = m @ y``. SciPy multiplies on one thread.
+
+SIZES = ((50, 0.1), (200, 0.05), (1000, 0.01))
+"""Rows and columns of every matrix, and its share of entries."""
+TARGET = 2.0
+
+
+def measure_chains(run: Run) -> Iterator[Row]:
+    """Measure every size, for one vector and for a batch."""
+    for count in run.threads():
+        for size, density in SIZES:
+            matrices = random_matrices(run.settings["length"], size, density)
+            for batch in (None, run.settings["batch"]):
+                yield measure_chains_row(matrices, batch, run.rounds) | {"threads": count}
+
+
+def random_matrices(length: int, size: int, density: float) -> list[Any]:
+    """Return SciPy matrices whose products neither grow nor vanish, the same ones at every call."""
+    from scipy.sparse import random_array
+
+    rng = np.random.default_rng(size)
+    found = []
+    for _ in range(length):
+        matrix = random_array((size, size), density=density, format="csr", rng=rng, dtype=np.float32)
+        matrix.sum_duplicates()
+        matrix.data[:] = rng.standard_normal(matrix.nnz) / np.sqrt(size * density)
+        found.append(matrix)
+    return found
+
+
+def measure_chains_row(matrices: list[Any], batch: int | None, rounds: Any) -> Row:
+    """Time both sides in turn, after comparing what they return."""
+    from sparsebp.patterns import SparsityPattern
+    from sparsebp.scan import plan_scan
+
+    size, values = matrices[0].shape[0], [m.data for m in matrices]
+    plan = plan_scan([SparsityPattern.from_scipy(m) for m in matrices], "linear", batch=batch or 1)
+    shape = (size,) if batch is None else (size, batch)
+    g = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+    def loop() -> list[Any]:
+        found, y = [], g
+        for matrix in matrices:
+            y = matrix @ y
+            found.append(y)
+        return found
+
+    pairs = zip(plan(g, values), loop(), strict=True)
+    worst = max(float(np.abs(ours - theirs).max() / np.abs(theirs).max()) for ours, theirs in pairs)
+    refuse_difference(f"{len(matrices)} matrices of {size} rows", "SciPy", worst)
+    timings = timing.measure({"ours": lambda: plan(g, values), "scipy": loop}, **rounds)
+    row = timing.side_by_side(timings)
+    vectors = "one" if batch is None else f"{batch}"
+    missed = [] if row["scipy_ratio"]["median"] >= TARGET else [f"≥ {TARGET:g}×"]
+    matrix = f"{size} × {size}, {sum(m.nnz for m in matrices) // len(matrices)} entries"
+    return {
+        "matrix": matrix,
+        "vectors": vectors,
+        "target": f"≥ {TARGET:g}× SciPy",
+        "met": harness.outcome(missed),
+    } | row
+
+
+def draw_chains(result: Result) -> Any:
+    """Draw how many times slower the loop is, a bar a row, for the least number of threads."""
+    threads, rows = with_threads(result, min)
+    drawing, axes = harness.figure(1, 1, width=7.0, height=3.5)
+    ax = axes[0, 0]
+    names = [f"{row['matrix']}, {row['vectors']}" for row in rows]
+    ax.barh(names, [row["scipy_ratio"]["median"] for row in rows], color="#1e40af", label="measured")
+    ax.axvline(TARGET, color="black", linewidth=1, label=f"target, {TARGET:g}×")
+    harness.legend_below(drawing)
+    ax.set_xlabel(f"SciPy's time over ours, {threads}")
+    return drawing
+
+
+CHAINS = Benchmark(
+    name="chains",
+    title="A chain of {length} random sparse matrices times vectors: the linear scan, float32, CPU",
+    leaves_out="planning, once for the patterns",
+    settings={"dtype": "float32", "target": TARGET},
+    sizes={"length": 50, "batch": 16},
+    quick={"length": 3, "batch": 2},
+    rounds={"rounds": 25, "least_rounds": 5, "budget": 2.0},
+    measure=measure_chains,
+    columns=(
+        Column("matrices", "matrix", number=False),
+        Column("vectors", "vectors"),
+        Column("threads", "threads"),
+        Column("sparsebp", "ours", tables.seconds),
+        Column("SciPy", "scipy", tables.seconds),
+        Column("over SciPy", "scipy_ratio", tables.times),
+        Column("target", "target", number=False),
+        Column("outcome", "met", number=False),
+    ),
+    tables={"The scan and the loop": ("matrix", "vectors", "threads", "ours", "scipy", "scipy_ratio", "target", "met")},
+    short=("matrix", "vectors", "threads", "ours", "scipy", "scipy_ratio", "met"),
+    picture=draw_chains,
+)
+
 
 BATCH = 16
 ALGORITHMS = ("bp", "chunked", "hybrid", "blelloch")
 STORED = ("hybrid", "blelloch")
 
 
-def measure(run: Run) -> Iterator[Row]:
+def measure_scan(run: Run) -> Iterator[Row]:
     """Measure every length."""
     for count in run.threads():
         for length in run.settings["lengths"]:
-            yield measure_row(length, run.rounds, run.note) | {"threads": count}
+            yield measure_scan_row(length, run.rounds, run.note) | {"threads": count}
 
 
-def measure_row(length: int, rounds: Mapping[str, Any], note: Callable[[str], None]) -> Row:
+def measure_scan_row(length: int, rounds: Mapping[str, Any], note: Callable[[str], None]) -> Row:
     """Time every algorithm at one length in one run; `note` takes why one was left out."""
     row: Row = {"length": length, "batch": BATCH}
     automatic = SequenceWorkload("RNN", length, BATCH)
@@ -103,10 +209,10 @@ def _forget_plans() -> None:
     _scan_plan.cache_clear()
 
 
-def picture(result: Result) -> Any:
+def draw_scan(result: Result) -> Any:
     """Draw time and memory over T, one curve an algorithm, for the largest number of threads."""
     threads, rows = with_threads(result, max)
-    drawing, axes = pictures.figure(1, 2, width=10.0, height=4.0)
+    drawing, axes = harness.figure(1, 2, width=10.0, height=4.0)
     styles = {
         "bp": ("o-", "#1e40af"), "chunked": ("s-", "#0f766e"), "hybrid": ("^-", "#a16207"),
         "blelloch": ("v-", "#9a3412"), "torch": ("x--", "#6b7280"), "auto": ("*", "black"),
@@ -134,7 +240,7 @@ def _of_each(kind: str) -> tuple[str, ...]:
     return tuple(f"{kind}_{name}" for name in ALGORITHMS)
 
 
-BENCHMARK = Benchmark(
+SCAN = Benchmark(
     name="scan",
     title="The backward pass of RNN(1, 20) by every algorithm: B = {batch}, float32, CPU",
     leaves_out="the forward pass; planning a scan over stored Jacobians, which happens once for a length",
@@ -146,7 +252,7 @@ BENCHMARK = Benchmark(
     sizes={"lengths": (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)},
     quick={"lengths": (10, 30)},
     rounds={"rounds": 15, "least_rounds": 3, "budget": 10.0},
-    measure=measure,
+    measure=measure_scan,
     columns=(
         Column("T", "length"),
         Column("threads", "threads"),
@@ -166,5 +272,5 @@ BENCHMARK = Benchmark(
         "Peak memory": ("length", "threads", *_of_each("memory"), "memory_ratio"),
     },
     short=("length", "threads", "time_bp", "time_chunked", "time_blelloch", "time_torch", "chosen", "memory_ratio"),
-    picture=picture,
+    picture=draw_scan,
 )

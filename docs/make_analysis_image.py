@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import sparsebp as sb
-from benchmarks.tools import pictures
+from benchmarks import harness
 
 FOLDER = Path(__file__).parent / "images"
 UNITS, SAMPLES = 100, 3
@@ -25,7 +25,7 @@ def random_network(gain: float) -> sb.nn.RNN:
 
 def main() -> None:
     """Draw the exponents over the gain, and how gradients flow back."""
-    drawing, axes = pictures.figure(1, 2, width=10.5, height=4.0)
+    drawing, axes = harness.figure(1, 2, width=10.5, height=4.0)
     still = np.zeros((600, SAMPLES, 1))
     found = [sb.lyapunov(random_network(gain), still, k=10, warm_up=200).mean for gain in GAINS]
     left, right = axes[0]
@@ -43,7 +43,7 @@ def main() -> None:
         sb.gradient_flow(model, still[:100], settled.h_n).plot(right, f"g = {gain}", color=colour)
     right.set_title("and what is left of a gradient on its way back", fontsize=10)
     right.legend(fontsize=8)
-    pictures.save(drawing, FOLDER / "chaos.png")
+    harness.save_picture(drawing, FOLDER / "chaos.png")
 
 
 if __name__ == "__main__":

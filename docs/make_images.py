@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import sparsebp as sb
-from benchmarks.tools import pictures
+from benchmarks import harness
 from sparsebp.patterns import conv_pattern, pool_pattern
 
 FOLDER = Path(__file__).parent / "images"
@@ -54,7 +54,7 @@ def vgg11(density: float = 0.03) -> tuple[list[sb.SparsityPattern], list[bool], 
 
 def main() -> None:
     """Draw every picture."""
-    drawing, axes = pictures.figure(1, 2, width=8.4, height=4.8)
+    drawing, axes = harness.figure(1, 2, width=8.4, height=4.8)
     for ax, algorithm, title in (
         (axes[0, 0], "linear", "Back-propagation: a chain"),
         (axes[0, 1], "blelloch", "The same gradients by a scan: a tree"),
@@ -62,21 +62,21 @@ def main() -> None:
         plan = scan_plan(15, algorithm)
         plan.plot(ax)
         ax.set_title(f"{title}\n15 Jacobians, {len(plan.critical_path)} dependent steps", fontsize=10)
-    pictures.save(drawing, FOLDER / "scan-trees.png")
+    harness.save_picture(drawing, FOLDER / "scan-trees.png")
     for name, n, algorithm, options in (
         ("blelloch", 7, "blelloch", {}),
         ("hybrid", 15, "hybrid", {"up_levels": 2}),
         ("chunked", 15, "chunked", {"chunks": 4}),
     ):
-        drawing, axes = pictures.figure(1, 1, width=8.0, height=4.6)
+        drawing, axes = harness.figure(1, 1, width=8.0, height=4.6)
         scan_plan(n, algorithm, **options).plot(axes[0, 0])
-        pictures.save(drawing, FOLDER / f"{name}.png")
+        harness.save_picture(drawing, FOLDER / f"{name}.png")
     patterns, shared, operators = vgg11()
     plan = sb.plan_scan(patterns, "hybrid", up_levels=2, fold=False, shared=shared)
-    drawing, axes = pictures.figure(1, 1, width=7.5, height=4.8)
+    drawing, axes = harness.figure(1, 1, width=7.5, height=4.8)
     plan.plot(axes[0, 0], kind="flops", operators=operators)
     axes[0, 0].set_title("VGG-11 with 3 % of its weights: hybrid scan, 2 levels of up-sweep, one sample", fontsize=10)
-    pictures.save(drawing, FOLDER / "flops.png")
+    harness.save_picture(drawing, FOLDER / "flops.png")
 
 
 if __name__ == "__main__":

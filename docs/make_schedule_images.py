@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.tools import pictures
+from benchmarks import harness
 from sparsebp.schedule import Action, Costs, Schedule, Simulation, gantt, simulate
 from sparsebp.schedule.builders import (
     conventional,
@@ -50,7 +50,7 @@ def draw(name: str, simulations: Sequence[Simulation], *, memory: bool = False) 
         highest = max(curve.peak for simulation in simulations for curve in simulation.memory)
         for axes in drawing.axes[1::2]:
             axes.set_ylim(0, 1.08 * highest)
-    pictures.save(drawing, FOLDER / f"schedule-{name}.png")
+    harness.save_picture(drawing, FOLDER / f"schedule-{name}.png")
 
 
 def named(schedule: Schedule, name: str) -> Schedule:

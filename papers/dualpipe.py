@@ -5,26 +5,183 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import fmean, geometric_mean
 from typing import Any
 
 import numpy as np
 
-from benchmarks.scaling.layers import cut
-from benchmarks.scaling.papers import P40, networks
-from benchmarks.scaling.steps import asynchronous, data_parallel
-from benchmarks.schedule import narrow
-from benchmarks.tools import peers, pictures
-from benchmarks.tools.benchmark import Result
-from benchmarks.tools.staged import LastStep
-from papers import dualpipe_trained
-from papers.dualpipe_trained import RAN, kept
-from papers.figure import Claim, Context, Figure, Found, claim, elsewhere
-from papers.simulated import draw_ranges, drawn_timelines, near, speed_ups
+from benchmarks import harness, schedules
+from benchmarks.harness import Result
+from benchmarks.scaling import P40, asynchronous, cut, data_parallel, scaling_papers_networks
+from benchmarks.schedules import narrow
+from benchmarks.workloads import NETWORKS, LastStep
+from papers.figure import Claim, Context, Figure, Found, claim, draw_ranges, drawn_timelines, elsewhere, near, speed_ups
 from sparsebp import models, nn
 from sparsebp.core import threads, timing
 from sparsebp.schedule import Action, Costs, Network, simulate
 from sparsebp.schedule.builders import dualpipe2018, pipedream
+
+# DualPipe and SpecTrain: what is trained for its figures: weights predicted, accuracy, steps to convergence.
+
+SIDES = ("synchronous", "vanilla", "stashing", "SpecTrain")
+RAN = {
+    "vanilla": "DualPipe (2018) in four stages, newest weights",
+    "stashing": "PipeDream in four stages, stashed weights",
+    "SpecTrain": "DualPipe (2018) in four stages, weights predicted from the momentum",
+}  # fmt: skip
+_BATCH, _RATES = 128, {"SNN": 1e-3, "VGG-11": 2e-3}
+"""The paper's batch, and its rates for SNN and VGG16."""
+_SIZES: dict[str, dict[str, Any]] = {"SNN": {"layers": 8, "width": 128}, "VGG-11": {"width": 0.125}}
+_STEPS = {"SNN": 400, "VGG-11": 250}
+_SEEDS = range(5)
+_MARGIN = 0.021
+"""What stale weights cost the paper's networks on average: an interval wider than that decides nothing."""
+_THEIRS = {  # vanilla, stashing, SpecTrain: accuracy minus that of data-parallel training, Table 1
+    "SNN": ("SNN", -0.0003, -0.004, 0.022), "VGG-11": ("VGG16", -0.0024, 0.0016, 0.0056),
+}  # fmt: skip
+_SMOOTH = 20
+"""Steps of the moving average, as in Fig. 12."""
+_LEFT_OUT = "Left out, so that two cores need ten minutes"
+
+
+@cache
+def _trained(quick: bool) -> dict[str, dict[str, list[schedules.Trained]]]:
+    """Train every network in every way: Table 1 and Fig. 13 both show it."""
+    found: dict[str, dict[str, list[schedules.Trained]]] = {}
+    for name, rate in _RATES.items():
+        if quick and name != "SNN":
+            continue
+        sizes, batch = (NETWORKS[name].quick, 8) if quick else (_SIZES[name], _BATCH)
+        steps, seeds = (24, range(2)) if quick else (_STEPS[name], _SEEDS)
+        data = NETWORKS[name].data(10 if quick else 1000)
+        found[name] = {
+            side: [schedules.train(name, sizes, data, side, rate, batch, steps, seed, measured=False) for seed in seeds]
+            for side in SIDES
+        }
+    return found
+
+
+def trained_accuracy(context: Context) -> Found:
+    """Table 1, at the paper's rates and batch, on networks and data of a size for a CPU."""
+    claims, rows = [], []
+    for name, sides in _trained(context.quick).items():
+        base = np.array([run.accuracy for run in sides["synchronous"]])
+        paper, *theirs = _THEIRS[name]
+        for side, stated in zip(SIDES[1:], theirs, strict=True):
+            lost, width = schedules.interval(np.array([run.accuracy for run in sides[side]]) - base)
+            steps = max(len(run.losses) for run in sides["synchronous"])
+            rows.append({"network": name, "side": side, "difference": lost, "interval": width})
+            what = f"{name}, rate {_RATES[name]:g}, {steps} steps of digits, {side}: accuracy minus synchronous"
+            met, why = (
+                kept(lost, width) if side == "SpecTrain" else (None, "Shown beside the claim: no drop is claimed")
+            )
+            claims.append(Claim(what, f"{stated:+.3f} ({paper})", f"{lost:+.3f} ± {width:.3f}", met, why, RAN[side]))
+    return Found((
+        *claims,
+        elsewhere("Transformer, rate 5e-5", "+0.000 (SpecTrain)", _LEFT_OUT),
+        elsewhere("Residual LSTM, rate 5e-3", "−0.022 (SpecTrain)", _LEFT_OUT),
+        elsewhere("ResNet-152 and Inception v4", "−0.010 and +0.011 (SpecTrain)", _LEFT_OUT),
+    ), {"rows": rows})  # fmt: skip
+
+
+def kept(lost: float, width: float) -> tuple[bool | None, str]:
+    """Say whether an accuracy is kept: True, False, or None where the interval is too wide to say."""
+    if lost + width < 0:
+        return False, "Below synchronous training beyond the interval"
+    if lost - width > -_MARGIN:
+        return True, ""
+    return None, f"Not decided: the interval reaches below the {100 * _MARGIN:.1f} points that staleness costs there"
+
+
+def to_convergence(context: Context) -> Found:
+    """Fig. 13: steps until the loss that all three reach, trained here, times a step's simulated time on four P40."""
+    claims = []
+    theirs = {"SNN": ("FCN/RNN", 0.149, 0.361), "VGG-11": ("CNN", 0.769, 0.491)}
+    ratios: list[tuple[float, float]] = []
+    for name, sides in _trained(context.quick).items():
+        layers = scaling_papers_networks()["VGG16" if name == "VGG-11" else name][1]
+        seconds = {"synchronous": data_parallel("dp-overlap", layers, P40, 4, 32).seconds} | {
+            side: asynchronous(schedule, layers, P40, 4, 16, 128).seconds / 16
+            for side, schedule in (("stashing", "pipedream"), ("SpecTrain", "dualpipe"))
+        }
+        most = max(len(run.losses) for run in sides["synchronous"])
+        curves = {side: smoothed([padded(run.losses, most) for run in sides[side]]) for side in seconds}
+        criterion = max(curve.min() for curve in curves.values())
+        steps = {side: most - len(curve) + 1 + int(np.argmax(curve <= criterion)) for side, curve in curves.items()}
+        times = {side: steps[side] * seconds[side] for side in seconds}
+        group, *papers = theirs[name]
+        ours = times["SpecTrain"] / times["synchronous"], times["SpecTrain"] / times["stashing"]
+        ratios.append(ours)
+        for other, paper, ratio in zip(("data-parallel", "PipeDream"), papers, ours, strict=True):
+            claims.append(_time(f"{name}: SpecTrain's time to convergence over {other}'s", f"{paper} ({group}, mean)",
+                                paper, ratio, steps))  # fmt: skip
+    for other, paper, values in zip(("data-parallel", "PipeDream"), (0.338, 0.421), zip(*ratios, strict=True),
+                                    strict=True):  # fmt: skip
+        what = f"geometric mean of {len(ratios)} networks: over {other}'s"
+        claims.append(_time(what, f"{paper} (six networks)", paper, geometric_mean(values), None))
+    return Found(tuple(claims))
+
+
+def padded(losses: list[float], steps: int) -> list[float]:
+    """Return the losses of all steps: infinite from the one on that was not finite."""
+    found = [loss if np.isfinite(loss) else np.inf for loss in losses]
+    return found + [np.inf] * (steps - len(found))
+
+
+def smoothed(losses: Any) -> np.ndarray:
+    """Return the moving average of the runs' mean losses; one that has ended is at infinity."""
+    mean = np.asarray(losses, float).mean(axis=0)
+    count = min(_SMOOTH, len(mean))
+    return np.lib.stride_tricks.sliding_window_view(mean, count).mean(axis=1)
+
+
+def _time(what: str, paper: str, most: float, ours: float, steps: Mapping[str, int] | None) -> Claim:
+    ran = "" if steps is None else ", ".join(f"{side} {count} steps" for side, count in steps.items())
+    why = "In the simulator DualPipe is hardly faster than PipeDream, and data-parallel workers hide their sums"
+    return Claim(what, paper, f"{ours:.3f}", ours <= most, "" if ours <= most else why, ran)
+
+
+def snn_prediction(context: Context) -> Found:
+    """Fig. 9: the error of predicted and of stale weights by s, of an SNN at the paper's rate and batch."""
+    data = NETWORKS["SNN"].data(10 if context.quick else 1000)
+    sizes, batch, steps = (NETWORKS["SNN"].quick, 8, 24) if context.quick else (_SIZES["SNN"], _BATCH, 400)
+    run = schedules.train("SNN", sizes, data, "SpecTrain", _RATES["SNN"], batch, steps, 0, measured=True)
+    curves: dict[str, Any] = {}
+    claims = []
+    for s in (1, 2, 3):  # a backward on device s of four is s updates ahead (Eq. 6)
+        chosen = [d for d in run.distances if d.action.kind == "I" and d.ahead == s]
+        chosen = [d for d in chosen if (d.action.microbatch or 0) >= 2 * schedules.STAGES]  # the pipeline is full
+        predicted, stale = (np.array([getattr(d, key) for d in chosen]) for key in ("predicted", "stale"))
+        curves[str(s)] = {"predicted": predicted.tolist(), "stale": stale.tolist()}
+        below, ratio = float((predicted < stale).mean()), float(predicted.mean() / stale.mean())
+        claims.append(Claim(f"s = {s}: mean RMSE of predicted over stale weights", "below 1" if s < 3 else "0.015",
+                            f"{ratio:.3f}", ratio < (1 if s < 3 else 0.016),
+                            "" if ratio < (1 if s < 3 else 0.016) else _SPIKES.format(stale.max() / stale.mean()),
+                            RAN["SpecTrain"]))  # fmt: skip
+        claims.append(Claim(f"s = {s}: steps at which the predicted weights are the nearer ones", "all",
+                            f"{below:.1%}", below == 1, "" if below == 1 else "The direction of a step changes",
+                            RAN["SpecTrain"]))  # fmt: skip
+    means = [float(np.mean(curve["stale"])) for curve in curves.values()]
+    claims.append(Claim("mean RMSE of stale weights, s = 1, 2, 3", "grows with s", ", ".join(f"{m:.2g}" for m in means),
+                        means == sorted(means), "" if means == sorted(means) else "Each s is of other layers",
+                        RAN["SpecTrain"]))  # fmt: skip
+    return Found(tuple(claims), {"curves": curves})
+
+
+_SPIKES = "There it comes from spikes of the stale error, above 1000 times its mean; here the largest is {:.1f} times"
+
+
+def draw_snn_prediction(data: Mapping[str, Any]) -> Any:
+    """Draw both errors over the steps, a panel an s."""
+    drawing, axes = harness.figure(1, 3, width=9.0, height=3.0)
+    for ax, (s, curve) in zip(axes[0], data["curves"].items(), strict=True):
+        for name, colour in (("stale", "#c2410c"), ("predicted", "#1e40af")):
+            ax.plot(curve[name], linewidth=0.8, color=colour, label=name)
+        ax.set(xlabel="step", title=f"s = {s}", yscale="log")
+    axes[0, 0].set_ylabel("RMSE")
+    axes[0, 0].legend(fontsize=7)
+    return drawing
 
 
 def _units(workers: int) -> Costs:
@@ -89,7 +246,7 @@ def prediction(result: Result) -> Found:
 def draw_prediction(data: Mapping[str, Any]) -> Any:
     """Draw both errors."""
     rows = data["rows"]
-    drawing, ax = pictures.bar_chart(
+    drawing, ax = harness.bar_chart(
         [row["name"] for row in rows],
         [("predicted", "#1e40af", [row["predicted"] for row in rows]),
          ("stale", "#c2410c", [row["stale"] for row in rows])],
@@ -139,7 +296,7 @@ def learning_curves(result: Result) -> Found:
 
 def draw_curves(data: Mapping[str, Any]) -> Any:
     """Draw the losses."""
-    drawing, axes = pictures.figure()
+    drawing, axes = harness.figure()
     for name, loss in data["curves"].items():
         if name.endswith("moderate") and np.ndim(loss) == 1:
             axes[0, 0].plot(loss, linewidth=1, label=name.split(",")[0])
@@ -160,7 +317,7 @@ _WORKERS, _SAMPLES = 4, 128
 def transfers(context: Context) -> Found:
     """Fig. 3: bytes that four GPUs hand each other for a batch, from the shapes of the networks."""
     ratios, claims = {}, []
-    for name, (_, layers) in networks().items():
+    for name, (_, layers) in scaling_papers_networks().items():
         inside = cut(layers, _WORKERS)[:-1]
         gradients = 2 * (_WORKERS - 1) * sum(layer.weights for layer in layers)  # to a server and back
         activations = 2 * _SAMPLES * sum(part.output for part in inside)  # and their gradients
@@ -179,7 +336,7 @@ def transfers(context: Context) -> Found:
 def draw_transfers(data: Mapping[str, Any]) -> Any:
     """Draw the ratios."""
     rows = data["rows"]
-    drawing, ax = pictures.bar_chart([row["name"] for row in rows], [("", "#1e40af", [row["ratio"] for row in rows])],
+    drawing, ax = harness.bar_chart([row["name"] for row in rows], [("", "#1e40af", [row["ratio"] for row in rows])],
                                      "bytes a batch, data-parallel over model-parallel", each=0.4)  # fmt: skip
     ax.set_xscale("log")
     return drawing
@@ -190,7 +347,7 @@ def breakdown(context: Context) -> Found:
     shares: dict[str, list[float]] = {name: [] for name in ("data-parallel", "PipeDream", "DualPipe", "uneven", "even")}
     alone = replace(P40, network=Network())
     recurrent = []
-    for group, layers in networks().values():
+    for group, layers in scaling_papers_networks().values():
         free = data_parallel("dp-overlap", layers, alone, _WORKERS, 32).seconds
         shares["data-parallel"].append(1 - free / data_parallel("dp-overlap", layers, P40, _WORKERS, 32).seconds)
         if group != "CNN":
@@ -231,7 +388,7 @@ def backward_time(context: Context) -> Found:
     rounds = {"rounds": 2, "least_rounds": 2, "warmup": 1} if context.quick else {"rounds": 9, "budget": 6.0}
     claims, rows = [], []
     count = threads.most_threads()
-    with peers.threads(count):
+    with harness.using_threads(count):
         for name, (make, shape, samples) in _networks(context.quick).items():
             model, loss, rng = make(), nn.CrossEntropyLoss(), np.random.default_rng(0)
             x, target = rng.standard_normal(shape, np.float32), rng.integers(10, size=samples)
@@ -276,7 +433,7 @@ def _lstms(layers: int, units: int) -> Any:
 def draw_ratios(data: Mapping[str, Any]) -> Any:
     """Draw the ratios beside the paper's largest."""
     rows = data["rows"]
-    drawing, ax = pictures.bar_chart([row["name"] for row in rows], [("", "#1e40af", [row["ratio"] for row in rows])],
+    drawing, ax = harness.bar_chart([row["name"] for row in rows], [("", "#1e40af", [row["ratio"] for row in rows])],
                                      "backward over forward time (dashed: the paper's largest)", each=0.4)  # fmt: skip
     ax.axvline(3.3, color="#6b7280", linewidth=0.8, linestyle="--")
     return drawing
@@ -346,8 +503,8 @@ FIGURES = (
         source="Fig. 9, Eq. 1 and 4",
         kind="executed",
         seconds=20,
-        run=dualpipe_trained.prediction,
-        draw=dualpipe_trained.draw_prediction,
+        run=snn_prediction,
+        draw=draw_snn_prediction,
         needs=("data",),
         states="an SNN: RMSE of predicted and of stale weights by version difference",
     ),
@@ -369,7 +526,7 @@ FIGURES = (
         source="Table 1",
         kind="executed",
         seconds=420,
-        run=dualpipe_trained.accuracy,
+        run=trained_accuracy,
         needs=("data",),
         states="SpecTrain keeps the accuracy that staleness costs; here with the paper's rates and batch, smaller "
         "networks, digits, and 250 to 400 steps in place of 5000",
@@ -391,7 +548,7 @@ FIGURES = (
         source="Fig. 13",
         kind="simulated",
         seconds=420,
-        run=dualpipe_trained.to_convergence,
+        run=to_convergence,
         gpu=True,
         needs=("data",),
         states="time to convergence: 33.8 % of data-parallel, 42.1 % of PipeDream; steps trained here, their time "

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import benchmarks as bench
-from benchmarks.tools.benchmark import Result
-from benchmarks.tools.environment import environment
-from benchmarks.tools.report import load as load_result
+from benchmarks import harness
+from benchmarks.harness import Result, environment, load_result
+from benchmarks.scaling import WITHIN, judge_scaling_papers
 from sparsebp.core.errors import FileFormatError, MissingDependencyError
 from sparsebp.core.files import json_line, prepare_folder, write_atomically, write_figure
+from sparsebp.schedule import Costs, Schedule, simulate
 
 Kind: TypeAlias = Literal["exact", "executed", "measured", "simulated", "elsewhere"]
 """How a number is obtained: computed without rounding or choice; run, whatever the time it takes; timed here; simulated
@@ -295,3 +296,62 @@ def elsewhere(what: str, paper: str, why: str) -> Claim:
 def median(row: Mapping[str, Any], key: str) -> float:
     """Return the median of what a benchmark measured."""
     return float(row[key]["median"])
+
+
+# What the figures of several papers share: simulated speed-ups beside the papers', and timelines of schedules.
+
+_WHY = {
+    "below": "Simulated from data sheets and one fitted number; what the paper's baseline loses elsewhere is not there",
+    "above": "", "within": "", "not in the paper": "The paper states no number",
+}  # fmt: skip
+
+
+def near(what: str, paper: float, ours: float, why: str, form: str = "{:.3g}") -> Claim:
+    """Return a simulated claim that holds if ours is not more than 10 % from the paper's number."""
+    met = abs(ours - paper) <= WITHIN * paper
+    return Claim(what, form.format(paper), form.format(ours), met, "" if met else why)
+
+
+def gain(what: str, low: float, high: float, ours: float, why: str = "") -> Claim:
+    """Return a simulated claim on a speed-up, judged as those of ``bench scaling-papers``."""
+    outcome = judge_scaling_papers(ours, low, high)
+    paper = f"{low:g}×" if low == high else f"{low:g}–{high:g}×"
+    return Claim(what, paper, f"{ours:.2f}×", outcome != "below", (why or _WHY[outcome]) if outcome == "below" else "")
+
+
+def speed_ups(result: Result, chosen: Callable[[Mapping[str, Any]], bool]) -> Found:
+    """Return the rows of ``bench scaling-papers`` that are chosen as claims."""
+    rows = [row for row in result["rows"] if chosen(row)]
+    claims = tuple(
+        Claim(f"{row['compared']}; {row['setting']}, {row['workers']} workers", str(row.get("paper") or "–"),
+              f"{row['ours']:.2f}×", None if row["outcome"] == "not in the paper" else row["outcome"] != "below",
+              _WHY[row["outcome"]])
+        for row in rows
+    )  # fmt: skip
+    return Found(claims, {"rows": [dict(row) for row in rows]})
+
+
+def draw_ranges(data: Mapping[str, Any]) -> Any:
+    """Draw the speed-ups beside the papers' ranges."""
+    rows = [row for row in data["rows"] if row["outcome"] != "not in the paper"]
+    drawing, ax = harness.bar_chart(
+        [f"{row['compared']}\n{row['setting']}" for row in rows],
+        [("simulated", "#1e40af", [row["ours"] for row in rows]),
+         ("the paper's", "#fdba74", [row["high"] for row in rows])],
+        "times faster than the baseline", each=0.5,
+    )  # fmt: skip
+    ax.tick_params(axis="y", labelsize=6)
+    ax.legend(fontsize=8)
+    return drawing
+
+
+def drawn_timelines(schedules: Sequence[Schedule], costs: Costs) -> Any:
+    """Draw simulated schedules below each other, on one scale."""
+    from sparsebp.schedule import gantt
+
+    drawing, axes = harness.figure(len(schedules), height=1.7 * len(schedules) + 0.5)
+    found = [simulate(schedule, costs) for schedule in schedules]
+    for ax, one in zip(axes[:, 0], found, strict=True):
+        gantt(one, ax, memory=False)
+        ax.set_xlim(0, max(other.makespan for other in found))
+    return drawing

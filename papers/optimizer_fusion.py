@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.tools import peers, pictures
-from benchmarks.tools.benchmark import Result
-from papers.figure import Claim, Context, Figure, Found, claim, faster, gained, median
-from papers.simulated import drawn_timelines
+from benchmarks import harness
+from benchmarks.harness import Result
+from papers.figure import Claim, Context, Figure, Found, claim, drawn_timelines, faster, gained, median
 from sparsebp.core import threads
 from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.schedule import Costs, Kind, simulate
@@ -161,7 +160,7 @@ def batches(result: Result) -> Found:
 
 def draw_batches(data: Mapping[str, Any]) -> Any:
     """Draw the speed-ups over the batch size."""
-    drawing, axes = pictures.figure(1, 3, width=10.0)
+    drawing, axes = harness.figure(1, 3, width=10.0)
     titles = {"forward": "forward-fusion", "backward": "backward-fusion", "hooks": "hooks in PyTorch"}
     for ax, (way, title) in zip(axes[0], titles.items(), strict=True):
         for network in dict.fromkeys(row["network"] for row in data["rows"]):
@@ -231,7 +230,7 @@ def optimizers(result: Result) -> Found:
 
 def transformer(context: Context) -> Found:
     """§C.4: a Transformer's training step, ours, in all three ways."""
-    from benchmarks.fusion import batch_of, ours
+    from benchmarks.training import batch_of, ours
     from sparsebp import models as built
     from sparsebp.core import timing
 
@@ -239,7 +238,7 @@ def transformer(context: Context) -> Found:
         "inputs": 512, "steps": 30, "width": 512, "heads": 8, "layers": 6}  # fmt: skip
     rounds = {"rounds": 2, "least_rounds": 2} if context.quick else {"rounds": 11, "budget": 20.0}
     batch = 2 if context.quick else 8
-    with peers.threads(threads.most_threads()):
+    with harness.using_threads(threads.most_threads()):
         model = built.transformer_classifier(**size, rng=0)  # type: ignore[arg-type]
         given = batch_of(model, (size["steps"], size["inputs"]), batch)
         executors, update = ours(model, "Adam")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tools.report import where
+from benchmarks.harness import where
 from papers import FIGURES
 from papers.figure import PAPERS, Figure, read
 from sparsebp.core.files import read_file, write_atomically

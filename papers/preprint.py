@@ -2,17 +2,496 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.tools import pictures
-from papers import kinematics, sampled
-from papers.bppsa import steps
-from papers.figure import Claim, Context, Figure, Found, claim
+from benchmarks import harness, workloads
+from papers.figure import Claim, Context, Figure, Found, at_least, claim
+from sparsebp import nn
+from sparsebp.core import timing
+from sparsebp.patterns import SparsityPattern
+from sparsebp.products import ProductPlan, plan_product
+from sparsebp.scan.algorithms import Span, critical_path, level_counts, recipe
+from sparsebp.scan.run import Multiply
+
+# Every product of Blelloch's scan over the convolution layers of VGG-11: its operands, its operations, its seconds.
+
+OPERATORS = 21
+"""Of VGG-11, in front of its linear layer (BPPSA §5.3)."""
+_LONG, _BUDGET, _TRIALS = 2.0, 0.5, 50
+"""Seconds from which a step is run once; seconds for the trials of a shorter one; trials at most, as in the preprint"""
+
+
+class Element(NamedTuple):
+    """A transposed Jacobian, or a product of some: where its entries are, and their values for one image."""
+
+    pattern: SparsityPattern
+    data: np.ndarray
+
+
+def elements(model: nn.Sequential, x: np.ndarray) -> list[Element]:
+    """Return J_1 … J_21 for the image `x`, the last operator's first.
+
+    Max-pooling is stored as in Algorithms 8 to 10: one entry for each output.
+    """
+    saved = model.forward(x)[1]
+    found = []
+    for number in reversed(range(OPERATORS)):
+        made = model[number].jacobian_t(saved.layers[number])
+        data = np.ascontiguousarray(made.data.reshape(made.pattern.nnz, -1)[:, 0])
+        found.append(Element(made.pattern, data))
+        if isinstance(model[number], nn.MaxPool2d):
+            found[-1] = _without_zeros(found[-1])
+    return found
+
+
+def _without_zeros(element: Element) -> Element:
+    matrix = element.pattern.to_scipy(element.data, copy=True)
+    matrix.eliminate_zeros()
+    return Element(SparsityPattern.from_scipy(matrix), matrix.data)
+
+
+def walk(
+    chain: Sequence[Element], *, timed: bool, note: Callable[[str], None] = lambda line: None
+) -> list[dict[str, Any]]:
+    """Go through Algorithm 1 and return a row for every product, and for every Jacobian that it starts from.
+
+    Parameters
+    ----------
+    chain
+        As `elements` returns it.
+    timed
+        Whether values are multiplied and each step is timed; else the patterns alone are.
+    note
+        Takes a line for every product.
+    """
+    steps = recipe("blelloch", len(chain)).steps
+    spans = {Span(i + 1, i + 2): element for i, element in enumerate(chain)}
+    last = {span: number for number, step in enumerate(steps) for span in (step.left, step.right)}
+    g = np.random.default_rng(1).standard_normal((chain[0].pattern.shape[1], 1)).astype(chain[0].data.dtype)
+    vectors, multiply = {Span(0, 1): g}, Multiply(g)
+    exact = _linear(chain, g, multiply, timed)
+    rows = [_row(str(span), "input", element) for span, element in spans.items()]
+    products = []
+    for number, step in enumerate(steps):
+        right = spans[step.right]
+        row: dict[str, Any] = {"step": str(step.target), "kind": step.kind, "phase": step.phase, "level": step.level}
+        if step.kind == "mv":
+            size = right.pattern.shape
+            row |= {"flops": 2 * right.pattern.nnz, "dense": math.prod(size)}
+            if timed:
+                seconds, y = _time(partial(multiply, *right, vectors[step.left], None))
+                vectors[step.target] = y
+                wanted = exact[step.target.stop - 1][1]
+                row |= {"seconds": seconds, "difference": _steps_difference(y, wanted)}
+        else:
+            left = spans[step.left]
+            plan, spans[step.target], taken = _product(right, left, timed)
+            row |= _row(str(step.target), "mm", spans[step.target]) | {
+                "flops": plan.flops, "dense": right.pattern.shape[0] * math.prod(left.pattern.shape),
+                "left": left.pattern.nnz, "right": right.pattern.nnz, "strategy": plan.strategy, "seconds": taken,
+            }  # fmt: skip
+            note(f"{row['step']}: {row['flops']:.3g} FLOP, {row['nnz']} entries")
+        products.append(row)
+        for span in {step.left, step.right}:
+            if last[span] == number:
+                spans.pop(span, None)
+    path = set(critical_path(steps, [row["flops"] for row in products]))
+    for number, row in enumerate(products):
+        row["critical"] = number in path
+    if timed:
+        rows += [{"step": f"y{i}", "kind": "linear", "seconds": exact[i][0]} for i in sorted(exact)]
+    return rows + products
+
+
+def _row(step: str, kind: str, element: Element) -> dict[str, Any]:
+    pattern = element.pattern
+    return {"step": step, "kind": kind, "nnz": pattern.nnz, "sparsity": pattern.sparsity,
+            "convolution": kind == "input" and pattern.kind in ("general", "dense")}  # fmt: skip
+
+
+def _product(right: Element, left: Element, timed: bool) -> tuple[ProductPlan, Element, float | None]:
+    """Return the plan of ``right · left``, the product, and the seconds of its values."""
+    plan = plan_product(right.pattern, left.pattern)
+    if not timed:
+        return plan, Element(plan.pattern, np.empty(0, np.float32)), None
+    out = np.empty(plan.pattern.nnz, right.data.dtype)
+    seconds, _ = _time(lambda: plan(right.data, left.data, out=out))
+    return plan, Element(plan.pattern, out), seconds
+
+
+def _linear(
+    chain: Sequence[Element], g: np.ndarray, multiply: Multiply, timed: bool
+) -> dict[int, tuple[float, np.ndarray]]:
+    """Return seconds and result of every step of the linear scan: the preprint's weaker baseline."""
+    found: dict[int, tuple[float, np.ndarray]] = {}
+    y = g
+    for number, element in enumerate(chain if timed else (), 1):
+        seconds, y = _time(partial(multiply, *element, y, None))
+        found[number] = seconds, y
+    return found
+
+
+def _steps_difference(found: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.abs(found - exact).max() / np.abs(exact).max())
+
+
+def _time(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the median of the trials after one that warms up, and the last result; a long run is the only one."""
+    begin = time.perf_counter()
+    result = run()
+    seconds = [time.perf_counter() - begin]
+    if seconds[0] < _LONG:
+        begin, seconds = time.perf_counter(), []
+        while not seconds or (len(seconds) < _TRIALS and time.perf_counter() - begin < _BUDGET):
+            start = time.perf_counter()
+            result = run()
+            seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds)), result
+
+
+# Inverse kinematics of a long skeleton (§4.2 of BPPSA's preprint): a chain of 4×4 Jacobians, by a scan.
+
+_POSE = 4
+_WAYS = ("linear", "chunked", "blelloch")
+_TARGET = np.array([0.15, 0.35, 0.25])
+"""Where the tip is to go; the chain is as long as 1."""
+
+
+class Skeleton:
+    """A chain of n bones in space, all as long, together 1; the joints turn about z and y in turn.
+
+    Parameters
+    ----------
+    joints
+        n.
+    way
+        The algorithm of both chains: the positions forward, the gradients back.
+    """
+
+    def __init__(self, joints: int, way: Any = "blelloch") -> None:
+        self.joints, self.way = joints, way
+
+    def transforms(self, angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return every joint's matrix (n, 4, 4), from its bone's end to its beginning, and its derivative."""
+        n = self.joints
+        cos, sin = np.cos(angles), np.sin(angles)
+        turn, slope = (np.zeros((n, _POSE, _POSE)), np.zeros((n, _POSE, _POSE)))
+        even, odd = slice(0, n, 2), slice(1, n, 2)
+        for joints, (a, b, rest) in ((even, (0, 1, 2)), (odd, (2, 0, 1))):
+            c, s = cos[joints], sin[joints]
+            turn[joints, a, a], turn[joints, b, b], turn[joints, a, b], turn[joints, b, a] = c, c, -s, s
+            slope[joints, a, a], slope[joints, b, b], slope[joints, a, b], slope[joints, b, a] = -s, -s, -c, c
+            turn[joints, rest, rest] = 1
+        turn[:, 3, 3] = 1
+        for matrix in (turn, slope):  # first along the bone, then the turn
+            matrix[:, :, 3] += matrix[:, :, 0] / n
+        return turn, slope
+
+    def value_and_gradient(self, angles: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return half the squared distance of the tip from the target, and its gradient at the angles."""
+        turn, slope = self.transforms(angles)
+        inner = self.positions(turn)
+        tip = turn[0] @ inner[0]
+        error = np.append(tip[:3] - _TARGET, 0.0)
+        outer = self.back(turn, error)
+        return 0.5 * float(error @ error), np.einsum("ni,nij,nj->n", outer, slope, inner)
+
+    def positions(self, turn: np.ndarray) -> np.ndarray:
+        """Return where the tip is, as the end of each bone sees it: (n, 4)."""
+        tip = np.array([0.0, 0.0, 0.0, 1.0])
+        y = _plan(self.way, self.joints)(tip, np.ascontiguousarray(turn[::-1]).reshape(self.joints, -1))
+        return np.concatenate([np.asarray(y)[-2::-1], tip[None]])
+
+    def back(self, turn: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """Return the gradient at what each joint's matrix yields: (n, 4)."""
+        data = np.ascontiguousarray(turn.transpose(0, 2, 1)).reshape(self.joints, -1)
+        return np.concatenate([error[None], np.asarray(_plan(self.way, self.joints)(error, data))[:-1]])
+
+    def joints_at(self, angles: np.ndarray) -> np.ndarray:
+        """Return where the bones end, (n + 1, 3)."""
+        frame, found = np.eye(_POSE), [np.zeros(3)]
+        for matrix in self.transforms(angles)[0]:
+            frame = frame @ matrix
+            found.append(frame[:3, 3])
+        return np.array(found)
+
+
+@lru_cache(maxsize=8)
+def _plan(way: Any, joints: int) -> Any:
+    from sparsebp import SparsityPattern, plan_scan
+
+    return plan_scan([SparsityPattern.dense(_POSE, _POSE)] * joints, way, dtype=np.float64, shared=[True] * joints)
+
+
+def snake(context: Context) -> Found:
+    """Reach for a target, and time the gradient's chain for growing numbers of joints."""
+    from scipy.optimize import minimize
+
+    joints = 50 if context.quick else 1000
+    angles = np.random.default_rng(0).normal(scale=0.02, size=joints)
+    scan, bp = (Skeleton(joints, way) for way in ("blelloch", "linear"))
+    (value, gradient), (_, exact) = scan.value_and_gradient(angles), bp.value_and_gradient(angles)
+    apart = float(np.abs(gradient - exact).max() / np.abs(exact).max())
+    some = [0, joints // 2, joints - 1]
+    differences = [_kinematics_difference(scan, angles, joint) for joint in some]
+    off = float(np.abs(gradient[some] - differences).max() / np.abs(exact).max())
+    found = minimize(scan.value_and_gradient, angles, jac=True, method="L-BFGS-B", options={"maxiter": 200})
+    left = float(np.linalg.norm(scan.joints_at(found.x)[-1] - _TARGET))
+    counts = [10, 100] if context.quick else [10, 100, 1000, 10_000, 100_000]
+    rows = [_timed(n, context.quick) for n in counts]
+    dear = _path(rows[-1]["joints"])
+    least = next(n for n in range(2, 10_000) if _path(n) < n)
+    ran, longest = f"Blelloch's scan, {joints} joints, float64", rows[-1]
+    why = "Two cores do the 4 times as many operations of the tree in turn"
+    return Found((
+        Claim("gradient by the scan beside the sequential one: largest relative difference", "the same outputs",
+              f"{apart:.1g}", apart < 1e-12, "", ran),
+        Claim("gradient by the scan beside finite differences, three joints", "the same", f"{off:.1g}", off < 1e-6, "",
+              ran),
+        Claim(f"distance of the tip from the target, before and after {found.nit} steps of L-BFGS", "not stated",
+              f"{math.sqrt(2 * value):.2g}, {left:.1g}", None, "The preprint names the use, and no numbers", ran),
+        Claim("joints from which the tree's longest path costs less than the chain", "n / log n above the dimension, 4",
+              f"{least}, n / log₂ n = {least / math.log2(least):.1f}", 2 <= least / math.log2(least) <= 8, "",
+              "counted, n workers, a product of 4×4 matrices as 4 of a matrix and a vector"),
+        Claim(f"{longest['joints']} joints: the chain over the tree's longest path", "above 1",
+              f"{longest['joints'] / dear:.3g}×", dear < longest["joints"], "", "counted, n workers"),
+        *(at_least(f"{longest['joints']} joints: the sequential chain's time over the scan's, measured", 1.0,
+                   longest["linear"] / longest[way], why=why, ran=name)
+          for way, name in (("blelloch", "Blelloch's scan, 2 cores"), ("chunked", "chunked scan, 2 cores"))),
+    ), {"rows": rows, "before": scan.joints_at(angles).tolist(), "after": scan.joints_at(found.x).tolist(),
+        "target": _TARGET.tolist()})  # fmt: skip
+
+
+def _kinematics_difference(skeleton: Skeleton, angles: np.ndarray, joint: int) -> float:
+    values = []
+    for step in (1e-5, -1e-5):
+        moved = angles.copy()
+        moved[joint] += step
+        values.append(skeleton.value_and_gradient(moved)[0])
+    return (values[0] - values[1]) / 2e-5
+
+
+def _path(n: int) -> float:
+    """Return the cost of the tree's longest path with n workers, in products of a matrix and a vector."""
+    return sum(level.rounds * (_POSE if level.mm else 1) for level in level_counts("blelloch", n))
+
+
+def _timed(n: int, quick: bool) -> dict[str, Any]:
+    """Return seconds of the gradient's chain by every algorithm."""
+    angles = np.random.default_rng(1).normal(scale=0.02, size=n)
+    turn = Skeleton(n).transforms(angles)[0]
+    calls = {way: partial(Skeleton(n, way).back, turn, np.ones(_POSE)) for way in _WAYS}
+    rounds = {"rounds": 3, "least_rounds": 2, "warmup": 1, "budget": 0.1} if quick else {"rounds": 15, "budget": 3.0}
+    found = timing.measure(calls, **rounds)  # type: ignore[arg-type]
+    return {"joints": n} | {way: timed.median for way, timed in found.items()}
+
+
+def draw_snake(data: Mapping[str, Any]) -> Any:
+    """Draw the skeleton before and after, and the time of its gradient."""
+    drawing, axes = harness.figure(1, 2, width=11.6, height=4.6)
+    left, right = axes[0]
+    for name, colour in (("before", "#9ca3af"), ("after", "#1e40af")):
+        places = np.array(data[name])
+        left.plot(places[:, 0], places[:, 1], color=colour, linewidth=2, label=name)
+    left.plot(*data["target"][:2], "x", color="#dc2626", markersize=9, label="target")
+    left.set(xlabel="x, lengths of the skeleton", ylabel="y, lengths of the skeleton", title="seen from above")
+    left.set_aspect("equal", adjustable="datalim")
+    left.legend(fontsize=8)
+    names = {"linear": "one joint after the other", "chunked": "chunked scan", "blelloch": "Blelloch's scan"}
+    for way, colour in zip(_WAYS, ("#c2410c", "#059669", "#1e40af"), strict=True):
+        right.loglog([row["joints"] for row in data["rows"]], [row[way] * 1e3 for row in data["rows"]], "o-",
+                     color=colour, label=names[way])  # fmt: skip
+    right.set(xlabel="joints", ylabel="gradient at all joints, ms")
+    right.grid(alpha=0.3)
+    right.legend(fontsize=8)
+    return drawing
+
+
+KINEMATICS_FIGURES = (
+    Figure(
+        name="preprint-kinematics",
+        paper="Preprint",
+        source="§4.2",
+        kind="measured",
+        seconds=15,
+        run=snake,
+        draw=draw_snake,
+        states="inverse kinematics of a long skeleton: more joints than dimensions",
+    ),
+)
+
+
+# Products of Jacobians by Monte Carlo (§5 of BPPSA's preprint; Drineas, Kannan and Mahoney, 2006): cost and error.
+
+SHARES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Of the inner columns that are drawn: the share of the exact product's operations."""
+_TRAINED = (1.0, 1 / 2, 1 / 8, 1 / 32)
+
+
+def draw_weights(sizes: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return how much each inner column counts: drawn `count` times in proportion to its size, 1 on the mean.
+
+    Parameters
+    ----------
+    sizes
+        Of column k of A and row k of B, the product of their norms: the best probabilities there are (§4.2 there).
+    """
+    share = sizes / sizes.sum()
+    drawn = rng.multinomial(count, share)
+    return np.asarray(np.divide(drawn, count * share, out=np.zeros(len(share)), where=share > 0))
+
+
+def column_sizes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the products of the norms of A's columns and B's rows."""
+    return np.asarray(np.linalg.norm(a, axis=0) * np.linalg.norm(b, axis=1), np.float64)
+
+
+def expected_error(a: np.ndarray, b: np.ndarray, exact: np.ndarray, count: int) -> float:
+    """Return the root of the mean squared Frobenius error, relative to the product (Lemma 4 there)."""
+    whole = float(np.linalg.norm(exact))
+    return float(np.sqrt(max(column_sizes(a, b).sum() ** 2 - whole**2, 0.0) / count)) / whole
+
+
+def trade_off(context: Context) -> Found:
+    """Sample the product of the Jacobians of VGG-11's last convolutions, and train with sampled products."""
+    from sparsebp.models import vgg11
+
+    model = vgg11(3, 10, width=1 / 16 if context.quick else 1.0, rng=0)
+    x = np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
+    chain = elements(model, x)
+    first, relu, a = (chain[k].pattern.to_scipy(chain[k].data).toarray() for k in (2, 3, 4))
+    b = relu @ first
+    g = np.random.default_rng(1).standard_normal(b.shape[1]).astype(np.float32)
+    exact, rng = a @ b, np.random.default_rng(2)
+    sizes, rows = column_sizes(a, b), []
+    for share in SHARES:
+        count, found, at_gradient = max(round(share * len(sizes)), 1), [], []
+        for _ in range(4 if context.quick else 10):
+            weights = draw_weights(sizes, count, rng).astype(np.float32)
+            kept = weights > 0
+            product = (a[:, kept] * weights[kept]) @ b[kept]
+            found.append(float(np.linalg.norm(product - exact) / np.linalg.norm(exact)))
+            at_gradient.append(float(np.linalg.norm(product @ g - exact @ g) / np.linalg.norm(exact @ g)))
+        rows.append({"share": share, "error": float(np.sqrt(np.mean(np.square(found)))),
+                     "gradient": float(np.sqrt(np.mean(np.square(at_gradient)))),
+                     "expected": expected_error(a, b, exact, count)})  # fmt: skip
+    curves = _curves(20 if context.quick else 300)
+    ends = {share: float(np.mean(curves[share][-20:])) for share in _TRAINED}
+    worst = max(abs(row["error"] / row["expected"] - 1) for row in rows)
+    eighth = next(row for row in rows if row["share"] == 1 / 8)
+    ordered = all(ends[a] < ends[b] for a, b in pairwise(_TRAINED))
+    ran = f"columns drawn by their norms, {len(sizes)}×{len(sizes)} Jacobians of VGG-11's last convolutions"
+    trained = "MLP of 6 layers on digits, SGD; products of pairs of Jacobians sampled, all else exact"
+    return Found((
+        Claim("error of the product over what the source's Lemma 4 expects, at most off by", "1 on the mean",
+              f"{worst:.0%}", worst < 0.2, "" if worst < 0.2 else "Few trials", ran),
+        Claim("an eighth of the cost: relative error of the gradient", "noticeable", f"{eighth['gradient']:.0%}",
+              eighth["gradient"] > 0.1, "", ran),
+        Claim("training loss at the end, exact and at 1/2, 1/8, 1/32 of a product's cost", "a trade-off: rises",
+              ", ".join(f"{ends[share]:.3f}" for share in _TRAINED), ordered,
+              "" if ordered else "So few steps do not part them", trained),
+    ), {"rows": rows, "curves": {f"{share:g}": curve for share, curve in curves.items()}})  # fmt: skip
+
+
+def _curves(steps: int) -> dict[float, list[float]]:
+    from sparsebp.data import load_mnist_images
+
+    data, _ = load_mnist_images(test=500)
+    given = [data.batch(chosen) for chosen in workloads.batches(len(data), 32, 0, steps)]
+    return {share: train(given, share) for share in _TRAINED}
+
+
+def train(given: Sequence[tuple[np.ndarray, np.ndarray]], share: float, width: int = 64) -> list[float]:
+    """Train with products of which `share` of the inner columns is drawn anew at each step; return the losses.
+
+    The scan multiplies the Jacobians of the linear layers 5 and 4, and of 3 and 2 (each with its ReLU). A sampled
+    product weighs its inner units, so the gradients behind it are off, and those within it are not.
+    """
+    from sparsebp import nn, optim
+
+    rng = np.random.default_rng(0)
+    sizes = [int(np.prod(given[0][0].shape[1:])), *[width] * 5, 10]
+    linear = [nn.Linear(a, b, rng=rng) for a, b in pairwise(sizes)]
+    model = nn.Sequential(*linear)  # for its parameters
+    optimizer, loss, relu = optim.SGD(model.parameters(), lr=0.02, momentum=0.9), nn.CrossEntropyLoss(), nn.ReLU()
+    found = []
+    for x, target in given:
+        h, saved = x.reshape(len(x), -1), []
+        for number, layer in enumerate(linear):
+            h, kept = layer.forward(h)
+            gate = None
+            if number < len(linear) - 1:
+                h, gate = relu.forward(h)
+            saved.append((kept, gate))
+        value, kept_loss = loss.forward(h, target)
+        found.append(float(value))
+        gy, weights = loss.input_grad(kept_loss), dict[int, np.ndarray]()
+        grads: dict[str, np.ndarray] = {}
+        if share < 1:
+            for inner in (4, 2):  # unit of W_inner+1ᵀ · D · W_innerᵀ: column of the one, row of the other
+                a, b = (layer.params["weight"] for layer in (linear[inner - 1], linear[inner]))
+                weights[inner] = draw_weights(column_sizes(a.T, b.T), max(round(share * width), 1), rng)
+        late: np.ndarray | None = None
+        for number in reversed(range(len(linear))):
+            kept, gate = saved[number]
+            if gate is not None:
+                gy = relu.input_grad(gy, gate)
+                late = None if late is None else relu.input_grad(late, gate)
+            grads |= {f"{number}.{name}": g for name, g in linear[number].weight_grad(gy, kept).items()}
+            if number in weights:  # the down-sweep gives the inner gradient; what is behind gets the sampled product's
+                late = linear[number].input_grad(gy, kept) * weights[number].astype(gy.dtype)
+                gy = linear[number].input_grad(gy, kept)
+            elif late is not None:
+                gy, late = linear[number].input_grad(late, kept), None
+            else:
+                gy = linear[number].input_grad(gy, kept)
+        optimizer.step(grads)
+    return found
+
+
+def draw_trade_off(data: Mapping[str, Any]) -> Any:
+    """Draw error over cost, and the losses."""
+    drawing, axes = harness.figure(1, 2, width=11.6, height=4.4)
+    left, right = axes[0]
+    shares = [row["share"] for row in data["rows"]]
+    left.loglog(shares, [row["error"] for row in data["rows"]], "o-", color="#1e40af", label="product")
+    left.loglog(shares, [row["gradient"] for row in data["rows"]], "s-", color="#059669", label="gradient behind it")
+    left.loglog(shares, [row["expected"] for row in data["rows"]], "--", color="black", label="product, expected")
+    left.set(xlabel="share of the exact product's operations", ylabel="relative error (root mean square)")
+    left.set_xticks(shares, [f"1/{round(1 / share)}" for share in shares])
+    left.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    left.grid(alpha=0.3)
+    left.legend(fontsize=8)
+    for share, curve in data["curves"].items():
+        means = np.convolve(curve, np.ones(10) / 10, mode="valid") if len(curve) > 10 else curve
+        right.plot(means, linewidth=1.3, label="exact" if float(share) == 1 else f"{float(share):.3g} of the cost")
+    right.set(xlabel="step", ylabel="training loss, mean of 10 steps")
+    right.grid(alpha=0.3)
+    right.legend(fontsize=8)
+    return drawing
+
+
+SAMPLED_FIGURES = (
+    Figure(
+        name="preprint-monte-carlo",
+        paper="Preprint",
+        source="§5",
+        kind="executed",
+        seconds=30,
+        run=trade_off,
+        draw=draw_trade_off,
+        needs=("data",),
+        states="approximate products by sampling: cheaper, with errors in the gradients",
+    ),
+)
+
 
 _RAN = "Blelloch's scan, every level, one image, float32; max-pooling stored as in Alg. 8–10"
 _FULL, _PRUNED = "VGG-11", "97 % pruned VGG-11"
@@ -29,7 +508,7 @@ def _walked(context: Context, name: str, *, timed: bool) -> dict[str, Any]:
         if key in context.results:
             return context.results[key]  # type: ignore[return-value]
     model, x = _network(context, name)
-    rows = steps.walk(steps.elements(model, x), timed=timed, note=context.echo)
+    rows = walk(elements(model, x), timed=timed, note=context.echo)
     found: dict[str, Any] = {"rows": rows, "operators": [], "rate": 0.0}
     context.results[f"{name}, timed" if timed else name] = found
     return found
@@ -42,31 +521,31 @@ def _network(context: Context, name: str) -> tuple[Any, np.ndarray]:
     model = vgg11(3, 10, width=1 / 16 if context.quick else 1.0, rng=0)
     if name == _FULL:
         return model, np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
-    from benchmarks import pruned
+    from benchmarks import jacobians
     from sparsebp import nn
     from sparsebp.data import load_mnist_images
 
-    data, _ = load_mnist_images(size=32, channels=3, test=pruned.TEST)
-    sizes = pruned.BENCHMARK.quick if context.quick else pruned.BENCHMARK.sizes
-    pruned.train_in_stages(
+    data, _ = load_mnist_images(size=32, channels=3, test=jacobians.TEST)
+    sizes = jacobians.PRUNED.quick if context.quick else jacobians.PRUNED.sizes
+    jacobians.train_in_stages(
         model,
         data,
         sizes["train"],
         sizes["stages"],
         lambda part, seconds: context.echo(f"{part}: {len(seconds)} steps"),
     )
-    nn.prune(model, pruned.AMOUNT, pruned.METHOD)
+    nn.prune(model, jacobians.AMOUNT, jacobians.METHOD)
     return model, data.batch(np.arange(1))[0]
 
 
 def _beside_autograd(context: Context, name: str, *, timed: bool) -> dict[str, Any]:
     """Return `_walked`, with PyTorch's operators and the rate by which FLOPs become seconds."""
-    from benchmarks import pruned
+    from benchmarks import jacobians
 
     found = _walked(context, name, timed=timed)
     if not found["operators"]:
         model, x = _network(context, _FULL)  # autograd computes with the zeros of a pruned network
-        found["operators"] = pruned.operators(model, x, 2 if context.quick else 50)
+        found["operators"] = jacobians.pruned_operators(model, x, 2 if context.quick else 50)
         found["rate"] = _rate()
     return found
 
@@ -168,7 +647,7 @@ def _drawn(found: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def draw_latencies(data: Mapping[str, Any]) -> Any:
     """Draw the latency of every step over its complexity without zeros."""
-    drawing, axes = pictures.figure(width=11.6, height=5.6)
+    drawing, axes = harness.figure(width=11.6, height=5.6)
     ax, key = axes[0, 0], data["key"]
     for kind, colour, name in (("mv", "#f58518", "matrix–vector"), ("mm", "#4c78a8", "matrix–matrix")):
         for critical in (True, False):
@@ -185,7 +664,7 @@ def draw_latencies(data: Mapping[str, Any]) -> Any:
     ax.set(xscale="log", yscale="log", xlabel="multiplications of the step if its Jacobians were full",
            ylabel="s" if key == "seconds" else f"s, projected: FLOP over {data['rate'] / 1e9:.0f} GFLOP/s")  # fmt: skip
     ax.grid(alpha=0.3)
-    pictures.legend_below(drawing, columns=3)
+    harness.legend_below(drawing, columns=3)
     return drawing
 
 
@@ -209,7 +688,7 @@ def operands(context: Context) -> Found:
 
 def draw_operands(data: Mapping[str, Any]) -> Any:
     """Draw entries of both operands, and FLOPs."""
-    drawing, axes = pictures.figure(width=11.6, height=4.8)
+    drawing, axes = harness.figure(width=11.6, height=4.8)
     ax, rows = axes[0, 0], data["rows"]
     at = np.arange(len(rows))
     ax.bar(at - 0.2, [row["left"] for row in rows], 0.38, color="#4c78a8", label="entries of the left operand")
@@ -219,7 +698,7 @@ def draw_operands(data: Mapping[str, Any]) -> Any:
     ax.set(yscale="log", ylabel="entries that are stored", xlabel="product")
     ax.set_xticks(at, [row["step"] for row in rows])
     other.set(yscale="log", ylabel="FLOP")
-    pictures.legend_below(drawing, columns=3)
+    harness.legend_below(drawing, columns=3)
     return drawing
 
 
@@ -256,7 +735,7 @@ def _matrices(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def draw_sparsities(data: Mapping[str, Any]) -> Any:
     """Draw the sparsity of every matrix, by tag; those of convolutions are filled."""
-    drawing, axes = pictures.figure(2, width=11.6, height=7.2)
+    drawing, axes = harness.figure(2, width=11.6, height=7.2)
     colours = ("#1e40af", "#d97706", "#059669", "#a21caf", "#dc2626")
     for ax, (name, rows) in zip(axes[:, 0], data.items(), strict=True):
         for number, row in enumerate(rows):
@@ -270,7 +749,7 @@ def draw_sparsities(data: Mapping[str, Any]) -> Any:
             ax.scatter([], [], edgecolors=colours[level], facecolors="none", label=f"row L{level}" if level else
                        "row L0 (filled: convolutions)")  # fmt: skip
     axes[1, 0].set_xlabel("matrix")
-    pictures.legend_below(drawing, *axes[0, 0].get_legend_handles_labels(), columns=5)
+    harness.legend_below(drawing, *axes[0, 0].get_legend_handles_labels(), columns=5)
     return drawing
 
 
@@ -340,6 +819,6 @@ FIGURES = (
         needs=("data",),
         states="sparsity along the up-sweep, full and 97 % pruned VGG-11 (on digits)",
     ),
-    *kinematics.FIGURES,
-    *sampled.FIGURES,
+    *KINEMATICS_FIGURES,
+    *SAMPLED_FIGURES,
 )

@@ -8,19 +8,22 @@ relative errors.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.tools.environment import copy_bandwidth
-from benchmarks.tools.matrices import convolution_t, max_pool_t
-from benchmarks.tools.meshes import finite_elements
+from benchmarks.harness import copy_bandwidth
+from benchmarks.workloads import convolution_t, finite_elements, max_pool_t
 from sparsebp import kernels, nn
-from sparsebp.core.machine import CELLS, STRATEGIES, CellPrices, Prices, now_and_here
+from sparsebp.core.errors import OptionError
+from sparsebp.core.files import prepare_folder
+from sparsebp.core.machine import CELLS, STRATEGIES, VARIABLE, CellPrices, Prices, now_and_here, price_path, save
 from sparsebp.core.threads import most_threads, one_core
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import ProductPlan, plan_product
@@ -319,3 +322,20 @@ def _with_maps(found: Prices, cell: str) -> CellPrices:
         rest += seconds - known
         products += units[f"{cell}.map_multiply_add"]
     return replace(own, map_multiply_add=max(LEAST, rest / products))
+
+
+def main() -> None:
+    """Measure the prices and write them at the end: an interruption leaves the file as it was."""
+    path = price_path()
+    if path is None:
+        raise OptionError("There is no file for the prices", expected=f"{VARIABLE} with the name of a file, or a home folder",
+                          got=f"{VARIABLE}=''" if VARIABLE in os.environ else "no home folder")  # fmt: skip
+    path = Path(os.path.realpath(path))  # a link stays one
+    prepare_folder(path.parent)  # refused now rather than after the measurement
+    start = time.perf_counter()
+    save(calibrate(lambda what: print(f"{time.perf_counter() - start:5.1f} s  measuring: {what}")), path)
+    print(f"{time.perf_counter() - start:5.1f} s  written: {path}")
+
+
+if __name__ == "__main__":
+    main()

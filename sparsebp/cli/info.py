@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import platform
 import time
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ import typer
 from sparsebp import __version__
 from sparsebp.cli.common import JsonOption, ThreadsOption, console, print_line, progress_bar, use_threads, write_json
 from sparsebp.core import backend
-from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError
+from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.train.config import Device
 
 _PACKAGES = (
@@ -42,61 +41,23 @@ _SHAPES: tuple[tuple[Literal["rnn", "gru", "lstm"], int, int, int], ...] = (
 )
 
 
-def info(
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this machine's prices first, and keep them.")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
+def info(json: JsonOption = False) -> None:
     """Show devices, versions, threads and BLAS, and which backward `auto` would choose for a few shapes.
 
-    `auto` and all estimates count with a list of prices: the one that
-    comes with sparsebp, until --calibrate measures this machine's (half
-    a minute; let it be idle meanwhile).
+    `auto` and all estimates count with a list of prices, that which comes
+    with sparsebp. `python -m benchmarks.tools.calibrate`, in a clone of the
+    repository, measures this machine's.
 
     \b
     Examples:
       sparsebp info
-      sparsebp info --calibrate
       sparsebp info --json
     """
-    if calibrate:
-        _calibrate(quiet=json)
     facts = collect()
     if json:
         write_json(facts)
     else:
         _print(facts)
-
-
-def _calibrate(quiet: bool) -> None:
-    """Measure the prices and write them at the end: an interruption leaves the file as it was."""
-    from sparsebp.core.files import check_regular, output_error, prepare_folder
-    from sparsebp.core.machine import VARIABLE, price_path, save
-
-    path = price_path()
-    if path is None:
-        raise OptionError("There is no file for the prices",
-                          expected=f"{VARIABLE} with the name of a file, or unset and a home folder",
-                          got=f"{VARIABLE}=''" if VARIABLE in os.environ else "no home folder",
-                          remedy=f"Set {VARIABLE}, or leave --calibrate out")  # fmt: skip
-    path = Path(os.path.realpath(path))  # a link stays one
-    prepare_folder(path.parent)  # refused now rather than after the measurement
-    try:
-        check_regular(path)
-    except OSError as error:
-        raise output_error(path, error) from error
-    from benchmarks.tools.calibrate import calibrate
-
-    start = time.perf_counter()
-
-    def told(what: str) -> None:
-        if not quiet:
-            console().print(f"{time.perf_counter() - start:5.1f} s  measuring: {what}", markup=False)
-
-    save(calibrate(told), path)
-    if not quiet:
-        console().print(f"{time.perf_counter() - start:5.1f} s  written: {path}\n", markup=False)
 
 
 def collect() -> dict[str, Any]:
@@ -179,7 +140,7 @@ def _print(facts: dict[str, Any]) -> None:
 def _prices_line(found: dict[str, Any]) -> str:
     if found["kind"] == "calibrated":
         return f"calibrated {found['date']}, {found['file']}"
-    where = f"; sparsebp info --calibrate writes {found['file']}" if found["file"] else ""
+    where = f"; python -m benchmarks.tools.calibrate writes {found['file']}" if found["file"] else ""
     return f"shipped, measured {str(found['date'])[:10]} on {found['cpu']}{where}"
 
 

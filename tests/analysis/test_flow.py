@@ -57,7 +57,7 @@ def test_in_the_end_it_grows_by_the_largest_exponent():
 
 
 def test_the_picture():
-    pictures = pytest.importorskip("benchmarks.tools.pictures")
+    pictures = pytest.importorskip("benchmarks.harness")
     pytest.importorskip("matplotlib")
     x, h0 = np.zeros((5, 3, 1)), np.ones((1, 3, 2))
     drawing, axes = pictures.figure()

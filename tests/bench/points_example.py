@@ -1,4 +1,4 @@
-"""What a process of `benchmarks.processes.points` measures in the tests: points that fail in every way there is."""
+"""What a process of `benchmarks.processes` measures in the tests: points that fail in every way there is."""
 
 from __future__ import annotations
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import load
-from benchmarks.processes.replicas import Network, mlp, waiting
-from benchmarks.ranks import data_parallel
+from benchmarks import load, ranks
+from benchmarks.ranks import Network, mlp, waiting
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.timing import Timing
 from sparsebp.runtime.actions import Stages
@@ -20,12 +19,12 @@ from sparsebp.schedule.builders import data_parallel as schedule_of
 
 def test_hidden_share() -> None:
     timings = {"a": Timing((1.2, 1.0)), "a, alone": Timing((1.0, 1.0)), "sums": Timing((0.4, 0.5))}
-    found = data_parallel.hidden(timings, "a")
+    found = ranks.hidden(timings, "a")
     assert found["median"] == pytest.approx((0.5 + 1.0) / 2) and found["rounds"] == 2
     row = {f"{name}_hidden": {"median": 0.5} for name in ("overlap", "priority", "reverse")}
-    assert data_parallel.judge(row | {"share": 0.3}) == "missed: hidden ≥ 60%"
-    assert data_parallel.judge(row | {"share": 0.3, "reverse_hidden": {"median": 0.7}}) == "met"
-    assert data_parallel.judge(row | {"share": 0.1}) == "no target: sums are short"
+    assert ranks.judge_data_parallel(row | {"share": 0.3}) == "missed: hidden ≥ 60%"
+    assert ranks.judge_data_parallel(row | {"share": 0.3, "reverse_hidden": {"median": 0.7}}) == "met"
+    assert ranks.judge_data_parallel(row | {"share": 0.1}) == "no target: sums are short"
 
 
 def test_networks() -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import NAMES, load
-from benchmarks.tools import documents, report
-from benchmarks.tools.environment import environment
+from benchmarks import NAMES, documents, harness, load
+from benchmarks.harness import environment
 from sparsebp.core.errors import FileFormatError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +21,7 @@ def write_result(folder: Path, *, quick: bool = False, date: str = "2026-01-01",
     row |= {"columns_ratio": 10.0, "jacrev": 2e-3, "jacrev_ratio": 2.0, "target": 5.0, "met": "met"}
     result["rows"] = [row, row | {"name": "no target", "target": None}]
     result["notes"] = ["a note"]
-    return report.save(result, folder, stem)
+    return harness.save_result(result, folder, stem)
 
 
 def test_a_block_is_filled_and_filling_again_changes_nothing(tmp_path: Path) -> None:
@@ -38,9 +37,9 @@ def test_a_block_is_filled_and_filling_again_changes_nothing(tmp_path: Path) -> 
 
 
 def test_of_a_run_that_was_broken_off_what_it_has_measured_is_shown(tmp_path: Path) -> None:
-    result = report.load(write_result(tmp_path / "other"))
+    result = harness.load_result(write_result(tmp_path / "other"))
     result["rows"][1] = {"name": "no target", "error": "it broke"}
-    report.save(result | {"complete": False}, tmp_path, "jacobian.partial")
+    harness.save_result(result | {"complete": False}, tmp_path, "jacobian.partial")
     text = documents.fill(TEXT.replace(" short", ""), documents.find_results(tmp_path), tmp_path)
     assert "- Incomplete: the run was broken off." in text
     assert "| ReLU of 2026-01-01 | 3 × 3 |" in text and "| no target" not in text
@@ -85,9 +84,9 @@ def test_tables_are_narrow_and_tell_their_columns_apart(name: str) -> None:
 
 def test_rows_that_read_the_same_are_one(tmp_path: Path) -> None:
     path = write_result(tmp_path)
-    result = report.load(path)
+    result = harness.load_result(path)
     result["rows"].append(result["rows"][0] | {"columns_ratio": 20.0})
-    report.save(result, tmp_path, "jacobian")
+    harness.save_result(result, tmp_path, "jacobian")
     text = documents.fill(TEXT.replace(" short", ""), documents.find_results(tmp_path), tmp_path)
     times, ratios = text.split("*Ratios:*")
     assert times.count("| ReLU of 2026-01-01 |") == 1
@@ -117,5 +116,5 @@ def test_the_committed_tables_equal_what_the_json_files_give(document: str) -> N
     text = path.read_text(encoding="utf-8")
     assert "<!-- bench:recurrent" in text
     assert documents.fill(text, documents.find_results(ROOT / documents.FOLDER), path.parent) == text, (
-        "run: python -m benchmarks.tools.documents README.md docs/benchmarks.md"
+        "run: python -m benchmarks.documents README.md docs/benchmarks.md"
     )

@@ -7,9 +7,8 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
-from benchmarks.tools import matrices
-from benchmarks.tools.graphs import random_rows, rmat
-from benchmarks.tools.meshes import finite_elements, poisson, prolongation
+from benchmarks import workloads
+from benchmarks.workloads import finite_elements, poisson, prolongation, random_rows, rmat
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 6), (3, 4, 2)])
@@ -60,7 +59,7 @@ def test_random_rows_have_distinct_columns_in_order() -> None:
 
 
 def test_products_are_the_same_every_time() -> None:
-    for first, second in zip(matrices.pairs(quick=True), matrices.pairs(quick=True), strict=True):
+    for first, second in zip(workloads.pairs(quick=True), workloads.pairs(quick=True), strict=True):
         for one, other in ((first.a, second.a), (first.b, second.b)):
             assert_array_equal(one.indices, other.indices)
             assert_array_equal(one.data, other.data)

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import load
-from benchmarks.tools import report
+from benchmarks import harness, load
 
 RESULTS = sorted((Path(__file__).resolve().parents[2] / "docs" / "benchmarks").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_every_picture_has_a_title_and_a_legend(path: Path) -> None:
-    result = report.load(path)
+    result = harness.load_result(path)
     drawing = load(result["benchmark"]).draw(result)
     assert drawing.get_suptitle().replace("\n", " ") == result["title"]
     legends = [*drawing.legends, *(ax.get_legend() for ax in drawing.axes if ax.get_legend())]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bench.points_example import Point, make, make_fails, make_slowly
-from benchmarks.processes.points import measure_apart, named
-from benchmarks.tools.benchmark import Run
+from benchmarks.harness import Run
+from benchmarks.processes import measure_apart, named
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -86,7 +86,7 @@ from bench.points_example import Point, make
 from bench.test_points import run_of
 from dataclasses import replace
 from bench.test_report import BENCHMARK
-from benchmarks.processes.points import measure_apart
+from benchmarks.processes import measure_apart
 
 def measure(run):
     points = [Point("well", 1), Point("well", 2), Point("hangs"), Point("well", 3)]
@@ -102,7 +102,7 @@ if __name__ == "__main__":
 def test_a_benchmark_that_is_killed_leaves_the_points_that_it_has_measured(
     kind: signal.Signals, tmp_path: Path
 ) -> None:
-    from benchmarks.tools import documents, report
+    from benchmarks import documents, harness
 
     (tmp_path / "out").mkdir()
     (tmp_path / "pids").mkdir()
@@ -116,13 +116,13 @@ def test_a_benchmark_that_is_killed_leaves_the_points_that_it_has_measured(
     )
     partial = tmp_path / "out" / "recurrent.partial.json"
     for _ in range(1200):
-        if partial.exists() and len(report.load(partial)["rows"]) == 2:
+        if partial.exists() and len(harness.load_result(partial)["rows"]) == 2:
             break
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(kind)
     assert process.wait(60) != 0
-    result = report.load(partial)
+    result = harness.load_result(partial)
     assert [row["value"] for row in result["rows"]] == [1, 2] and result["complete"] is False
     assert list(documents.find_results(partial.parent)) == ["recurrent"]
     for pid in (tmp_path / "pids").iterdir():  # the process that hangs at its point, if nobody could end it

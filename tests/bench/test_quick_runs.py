@@ -9,11 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import fusion, load, pruned, scan
-from benchmarks.gpu import device, graphs, grid, numbers
-from benchmarks.recurrent import jax_twin, training
-from benchmarks.tools import benchmark, peers
-from benchmarks.tools.workload import SequenceWorkload, TorchTwin
+from benchmarks import gpu, harness, jacobians, load, recurrent, scan, training
+from benchmarks.workloads import SequenceWorkload, TorchTwin
 from sparsebp import nn
 from sparsebp.core import backend, timing
 from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError
@@ -49,7 +46,7 @@ OPTIONAL = {
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Two thread pools on a busy machine wait for each other more than they work."""
-    with peers.threads(1):
+    with harness.using_threads(1):
         yield
 
 
@@ -105,24 +102,24 @@ def test_quick_training_run(name: str, tmp_path: Path) -> None:
 def test_gradients_of_layers_whose_parts_share_sums_are_watched(how: str) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3, rng=0), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3, rng=0))
     sizes = {name: value.nbytes for name, value in model.parameters().items()}
-    executors, _ = fusion.ours(model, "Adam")
-    peak = fusion.peak_of_ours(executors[how], [(np.ones((2, 1, 4, 4), np.float32), np.zeros(2, np.int64))])
+    executors, _ = training.ours(model, "Adam")
+    peak = training.peak_of_ours(executors[how], [(np.ones((2, 1, 4, 4), np.float32), np.zeros(2, np.int64))])
     assert peak == sum(sizes.values()) if how == "none" else peak < sum(sizes.values())
 
 
 def test_retraining_never_sees_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
-    monkeypatch.setattr(pruned, "train", lambda model, data, options, seed: trained.append(data) or [])
-    monkeypatch.setattr(pruned, "accuracy", lambda model, data: float(data == "test"))
+    monkeypatch.setattr(jacobians, "train", lambda model, data, options, seed: trained.append(data) or [])
+    monkeypatch.setattr(jacobians, "accuracy", lambda model, data: float(data == "test"))
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    _, found = pruned.retrained(model, ("train", "test"), {}, [(0.5, {})], {}, lambda line: None)  # type: ignore[arg-type]
+    _, found = jacobians.retrained(model, ("train", "test"), {}, [(0.5, {})], {}, lambda line: None)  # type: ignore[arg-type]
     assert trained == ["train"] * 4
     assert all(row["accuracy"] == 1 for name, row in found.items() if name != "sparsity")
 
 
 def test_scan_memory_and_flops_follow_the_algorithms() -> None:
     """At H = 20 stored Jacobians cost at least 15 times the memory of the fused chunked scan."""
-    row = scan.measure_row(300, ONCE, pytest.fail)
+    row = scan.measure_scan_row(300, ONCE, pytest.fail)
     assert row["memory_ratio"] >= 15
     assert row["flops_bp"] == 2 * 300 * 16 * 20 * 20
     assert row["flops_bp"] < row["flops_blelloch"] < 2 * 2 * 300 * 16 * 20**3
@@ -130,9 +127,9 @@ def test_scan_memory_and_flops_follow_the_algorithms() -> None:
 
 
 def test_what_does_not_fit_into_memory_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "available_memory", lambda: 1000)
+    monkeypatch.setattr(harness, "available_memory", lambda: 1000)
     notes: list[str] = []
-    row = scan.measure_row(10, ONCE, notes.append)
+    row = scan.measure_scan_row(10, ONCE, notes.append)
     assert {"time_bp", "time_chunked"} <= row.keys()
     assert "time_blelloch" not in row
     assert [note.split(":")[0] for note in notes] == ["T = 10, hybrid", "T = 10, blelloch"]
@@ -148,8 +145,8 @@ def test_both_sides_of_the_workload_have_the_same_gradients(cell: str) -> None:
 def test_jax_has_the_same_gradients_on_any_machine_that_has_it(cell: str) -> None:
     pytest.importorskip("jax")
     workload = SequenceWorkload(cell, 5, 3, dtype=np.float64, input_size=2, hidden=4)
-    found, gradients = jax_twin.sides(cell, workload.state, *workload.host_batch, 1e-3)
-    assert found.keys() == gradients.keys() == {f"jax{unroll}" for unroll in jax_twin.UNROLLED}
+    found, gradients = recurrent.sides(cell, workload.state, *workload.host_batch, 1e-3)
+    assert found.keys() == gradients.keys() == {f"jax{unroll}" for unroll in recurrent.UNROLLED}
     for grads in gradients.values():
         assert grads.keys() == workload.state.keys()
         assert workload.difference(grads) < 1e-12
@@ -158,7 +155,7 @@ def test_jax_has_the_same_gradients_on_any_machine_that_has_it(cell: str) -> Non
 def test_without_jax_pytorch_is_the_best_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
     result = load("recurrent").run(tmp_path, quick=True, threads=(1,), echo=lambda line: None)
-    assert result["notes"] == [training.NO_JAX]
+    assert result["notes"] == [recurrent.NO_JAX]
     assert all(row["best"] == "torch.nn" and row["best_ratio"] == row["step_ratio"] for row in result["rows"])
 
 
@@ -178,7 +175,7 @@ def test_what_a_training_step_is_to_be(
     hidden: int, times: float, share: float | None, peer: float | None, missed: str | None
 ) -> None:
     row = {"hidden": hidden, "best_ratio": {"median": times}, "share": share, "peer_share": peer}
-    assert training.judge(row)["met"] == (f"missed: {missed}" if missed else "met")
+    assert recurrent.judge_recurrent(row)["met"] == (f"missed: {missed}" if missed else "met")
 
 
 def test_an_unknown_cell_is_refused() -> None:
@@ -187,19 +184,19 @@ def test_an_unknown_cell_is_refused() -> None:
 
 
 def test_the_gpu_grid_is_the_papers() -> None:
-    points = [*grid.grid()]
+    points = [*gpu.grid()]
     assert len(points) == len(set(points)) == 2 * 2 * (8 + 7)
     assert {p.length for p in points} == {10, 30, 100, 300, 1000, 3000, 10_000, 30_000}
     assert {p.batch for p in points} == {2, 4, 8, 16, 32, 64, 128, 256}
-    assert points[:4] == [grid.Point(cell, np.float32, t, 16) for t in (1000, 30_000) for cell in ("RNN", "GRU")]
+    assert points[:4] == [gpu.GridPoint(cell, np.float32, t, 16) for t in (1000, 30_000) for cell in ("RNN", "GRU")]
     assert [p.dtype for p in points] == [np.float32] * 30 + [np.float64] * 30
 
 
 @pytest.mark.parametrize("cell", ["RNN", "GRU"])
 def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
     """On the CPU: the same code with another clock and other arrays."""
-    rates = device.Rates({"float32": 1e12, "float64": 1e12}, 1e11, 1e9)
-    row = grid.measure_point(grid.Point(cell, np.float64, 7, 3), np, rates, ONCE, timing.HostClock())
+    rates = gpu.Rates({"float32": 1e12, "float64": 1e12}, 1e11, 1e9)
+    row = gpu.measure_grid_point(gpu.GridPoint(cell, np.float64, 7, 3), np, rates, ONCE, timing.HostClock())
     assert {column.key for column in load("gpu-grid").columns} - {"captured", "captured_ratio"} <= row.keys()
     assert "the model is on the host" in row["uncaptured"]
     assert row["gradient_difference"] < 1e-12
@@ -208,10 +205,10 @@ def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
     assert row["flops_chunked"] == 20 * row["flops_bp"]
 
 
-@pytest.mark.parametrize("order", graphs.ORDERS.values())
+@pytest.mark.parametrize("order", gpu.ORDERS.values())
 def test_steps_that_are_not_captured_say_why(order: str) -> None:
     sizes = load("gpu-graphs").quick
-    row = graphs.measure_point(graphs.Point("DenseNet", order), np, sizes, ONCE, timing.HostClock())
+    row = gpu.measure_graphs_point(gpu.GraphsPoint("DenseNet", order), np, sizes, ONCE, timing.HostClock())
     assert row["met"] == "not captured" and row["launched"]["median"] > 0
     assert row["uncaptured"] == "the model is on the host"
 
@@ -219,15 +216,15 @@ def test_steps_that_are_not_captured_say_why(order: str) -> None:
 @pytest.mark.parametrize("what", ["forward", "input", "backward", "scan", "weights"])
 @pytest.mark.parametrize("cell", ["RNN", "GRU"])
 def test_single_kernels_are_measured(cell: str, what: str) -> None:
-    point = numbers.Point(what, cell, np.float64, 9, 5, chunks=3)
-    row = numbers.measure_point(point, np, 2e9, ONCE, timing.HostClock())
+    point = gpu.NumbersPoint(what, cell, np.float64, 9, 5, chunks=3)
+    row = gpu.measure_numbers_point(point, np, 2e9, ONCE, timing.HostClock())
     assert row["a_step"] == pytest.approx(row["time"]["median"] / 9)
     assert row["cycles_a_step"] == pytest.approx(row["a_step"] * 2e9)
 
 
 def test_single_kernels_are_measured_at_every_size_once() -> None:
     sizes = load("gpu-numbers").sizes
-    points = [*numbers.points(sizes, np)]
+    points = [*gpu.points(sizes, np)]
     assert len(points) == len(set(points))
     for cell in ("RNN", "GRU"):
         scans = [p for p in points if (p.what, p.cell, p.length) == ("scan", cell, 30_000)]
@@ -239,16 +236,18 @@ def test_single_kernels_are_measured_at_every_size_once() -> None:
 
 def test_fused_steps_are_judged_where_the_update_is_much_of_them() -> None:
     row = {"backward_ratio": {"median": 0.5}, "backward_peak": 1, "largest": 1}
-    assert fusion.judge(row | {"share": 0.3}) == "missed: step ≥ 1.15×"
-    assert fusion.judge(row | {"share": 0.1}) == "met; step without a target"
-    assert fusion.judge(row | {"share": 0.3, "backward_ratio": {"median": 1.2}}) == "met"
-    assert fusion.judge(row | {"share": 0.1, "backward_peak": 2}).startswith("missed: gradients ≤ 1.2 × the largest")
+    assert training.judge_fusion(row | {"share": 0.3}) == "missed: step ≥ 1.15×"
+    assert training.judge_fusion(row | {"share": 0.1}) == "met; step without a target"
+    assert training.judge_fusion(row | {"share": 0.3, "backward_ratio": {"median": 1.2}}) == "met"
+    assert training.judge_fusion(row | {"share": 0.1, "backward_peak": 2}).startswith(
+        "missed: gradients ≤ 1.2 × the largest"
+    )
 
 
 def test_steps_are_judged_by_what_they_are_to_show() -> None:
     ratio = {"median": 1.2}
-    assert graphs.judge({"captured": {}, "capture": ratio}) == {"met": "missed: capture"}
-    assert graphs.judge({"captured": {}, "capture": ratio, "streams": ratio}) == {"met": "met"}
+    assert gpu.judge_graphs({"captured": {}, "capture": ratio}) == {"met": "missed: capture"}
+    assert gpu.judge_graphs({"captured": {}, "capture": ratio, "streams": ratio}) == {"met": "met"}
 
 
 @pytest.mark.parametrize("name", GPU)

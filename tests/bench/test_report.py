@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.tools import environment as environment_module
-from benchmarks.tools import pictures, report
-from benchmarks.tools.benchmark import Benchmark, Run
-from benchmarks.tools.environment import available_memory, environment, total_memory
+from benchmarks import harness
+from benchmarks import harness as environment_module
+from benchmarks.harness import Benchmark, Run, available_memory, environment, total_memory
 from sparsebp.core import tables
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 
@@ -98,11 +97,11 @@ def test_a_table_in_any_width_shows_every_cell(width: int, headings: list[str], 
 def test_a_result_is_saved_whole_and_read_back(tmp_path: Path) -> None:
     result = {"benchmark": "recurrent", "title": "A title", "quick": True, "settings": {"batch": 16}, "rows": ROWS}
     result |= {"leaves_out": "nothing", "environment": environment(), "notes": []}
-    path = report.save(result, tmp_path / "new" / "folder")
+    path = harness.save_result(result, tmp_path / "new" / "folder")
     assert path.name == "recurrent.json"
-    assert report.load(path) == json.loads(json.dumps(result))
+    assert harness.load_result(path) == json.loads(json.dumps(result))
     assert [p.name for p in path.parent.iterdir()] == ["recurrent.json"], "no temporary file may stay behind"
-    assert report.where(result).startswith(result["environment"]["cpu"])
+    assert harness.where(result).startswith(result["environment"]["cpu"])
 
 
 @pytest.mark.parametrize("content", [b"not json", b"[1, 2]", b'{"benchmark": "x"}', b"\xff\xfe"])
@@ -110,13 +109,13 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "foreign.json"
     path.write_bytes(content)
     with pytest.raises(FileFormatError, match="benchmark result"):
-        report.load(path)
+        harness.load_result(path)
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="cannot be written"):
-        report.save({"benchmark": "recurrent"}, tmp_path / "file" / "folder")
+        harness.save_result({"benchmark": "recurrent"}, tmp_path / "file" / "folder")
 
 
 def measure(run: Run) -> Iterator[dict[str, Any]]:
@@ -126,7 +125,7 @@ def measure(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def picture(_: Any) -> Any:
-    drawing, axes = pictures.figure()
+    drawing, axes = harness.figure()
     axes[0, 0].plot([1, 2])
     return drawing
 
@@ -143,7 +142,7 @@ def test_a_run_writes_json_and_picture_and_prints_the_table_last(tmp_path: Path)
     lines: list[str] = []
     result = BENCHMARK.run(tmp_path, quick=True, echo=lines.append)
     assert (result["title"], result["settings"]) == ("A batch of 2", {"seed": 1, "batch": 2})
-    assert report.load(tmp_path / "recurrent.json") == json.loads(json.dumps(result))
+    assert harness.load_result(tmp_path / "recurrent.json") == json.loads(json.dumps(result))
     assert (tmp_path / "recurrent.png").read_bytes().startswith(b"\x89PNG")
     assert lines[:2] == ["model RNN; ratio 12.3× (11.9–12.8)", "model GRU; ratio –"]
     assert lines.count("note: a peer is missing") == 1
@@ -156,17 +155,17 @@ def test_rows_are_kept_as_they_come_and_a_run_that_is_broken_off_leaves_them(tmp
     def breaks_off(run: Run) -> Iterator[dict[str, Any]]:
         for row in measure(run):
             yield row
-            kept.append(report.load(tmp_path / "recurrent.partial.json"))
+            kept.append(harness.load_result(tmp_path / "recurrent.partial.json"))
         raise KeyboardInterrupt
 
-    before = report.save({"benchmark": "recurrent"}, tmp_path).read_bytes()
+    before = harness.save_result({"benchmark": "recurrent"}, tmp_path).read_bytes()
     with pytest.raises(KeyboardInterrupt):
         replace(BENCHMARK, measure=breaks_off).run(tmp_path, quick=True, echo=lambda line: None)
     assert [len(result["rows"]) for result in kept] == [1, 2]
     assert not any(result["complete"] for result in kept)
     assert (tmp_path / "recurrent.json").read_bytes() == before
     BENCHMARK.run(tmp_path, quick=True, echo=lambda line: None)
-    assert report.load(tmp_path / "recurrent.json")["complete"]
+    assert harness.load_result(tmp_path / "recurrent.json")["complete"]
     assert not (tmp_path / "recurrent.partial.json").exists()
 
 
@@ -210,11 +209,11 @@ def test_an_installed_copy_does_not_take_the_commit_of_the_repository_around_it(
         pytest.skip("needs git")
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "other"], check=True)
-    package = tmp_path / "lib" / "sparsebp"
-    (package / "bench" / "tools").mkdir(parents=True)
+    package = tmp_path / "lib" / "benchmarks"
+    package.mkdir(parents=True)
     (package / "__init__.py").touch()
     monkeypatch.delenv("SPARSEBP_COMMIT", raising=False)
-    monkeypatch.setattr(environment_module, "__file__", str(package / "bench" / "tools" / "environment.py"))
+    monkeypatch.setattr(environment_module, "__file__", str(package / "harness.py"))
     assert environment_module.commit() == "unknown"
     subprocess.run([*git, "add", "."], check=True)
     assert environment_module.commit() != "unknown"

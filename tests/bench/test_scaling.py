@@ -12,21 +12,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import load
-from benchmarks.processes.pipelines import schedule_of
-from benchmarks.scaling import measured, papers
-from benchmarks.scaling.layers import Layer, bert, conv, cut, dense, flat, joined, mlp, resnet, transformer, vgg16
-from benchmarks.scaling.machines import A100, Machine
-from benchmarks.scaling.steps import (
+from benchmarks import load, scaling
+from benchmarks.ranks import schedule_of
+from benchmarks.scaling import (
+    A100,
     ASYNCHRONOUS,
     PIPELINES,
     REPLICAS,
+    Layer,
+    Machine,
     asynchronous,
+    bert,
+    conv,
+    cut,
     data_parallel,
+    dense,
+    flat,
+    joined_layers,
+    mlp,
+    models,
     pipeline,
+    resnet,
+    simulate_row,
     sums_at_end,
+    transformer,
+    vgg16,
 )
-from benchmarks.scaling.workers import models, simulate_row
 from sparsebp.schedule import Action, Costs, Link, Network, StageBytes, parts_of, simulate, validate
 
 
@@ -70,7 +81,7 @@ def test_cuts_are_the_best_of_all(costs: list[int], parts: int) -> None:
 
 
 def test_joined_layers_cost_what_they_cost_together() -> None:
-    assert joined(numbered([3, 4]))[1:] == (7, 0, 0, 1, 11, 2)
+    assert joined_layers(numbered([3, 4]))[1:] == (7, 0, 0, 1, 11, 2)
 
 
 def test_costs_of_a_machine() -> None:
@@ -150,7 +161,7 @@ def test_the_same_rows_twice() -> None:
 
 def test_pipelines_stand_where_the_paper_has_them() -> None:
     """Oh et al., §8.4.1, BERT-24 on four GPUs: fast-forwarding 1.15, modulo allocation 1.58 (PCIe)."""
-    found = papers._pipelines(24, 4, 4, papers.V100.costs(bert(24), 24))
+    found = scaling._pipelines(24, 4, 4, scaling.V100.costs(bert(24), 24))
     assert found[0] / found[1] == pytest.approx(1.15, rel=0.1)
     assert A100.name.startswith("A100")
 
@@ -163,11 +174,11 @@ def test_measured_steps_beside_their_simulation() -> None:
     step = [(str(part), event.start, event.end) for event in simulate(schedule, costs).events
             for part in parts_of(event.cell)]  # fmt: skip
     halves = [(name, start, (start + end) / 2 if "B" in name else end) for name, start, end in step]
-    found = measured.durations([step, step, [(name, 3 * start, 3 * end) for name, start, end in step]])
+    found = scaling.durations([step, step, [(name, 3 * start, 3 * end) for name, start, end in step]])
     assert found["0F"] == 2 and found["0U"] == 0.5
-    row = measured.row_of(schedule, costs, [halves, halves, halves])
+    row = scaling.row_of(schedule, costs, [halves, halves, halves])
     assert row["difference"] == pytest.approx(0) and row["starts"] == pytest.approx(0) and row["met"] == "met"
-    row = measured.row_of(schedule, replace(costs, link=Link()), [step])
+    row = scaling.row_of(schedule, replace(costs, link=Link()), [step])
     assert row["difference"] < 0 and row["starts"] > 0
 
 
@@ -183,15 +194,15 @@ def test_pipelines_run_beside_their_simulation(tmp_path: Path) -> None:
 
 
 def test_judging() -> None:
-    assert papers.judge(1.2, None, None) == "not in the paper"
-    assert [papers.judge(value, 1.1, 1.3) for value in (0.9, 1.01, 1.091, 1.2, 1.32, 1.42)] == [
+    assert scaling.judge_scaling_papers(1.2, None, None) == "not in the paper"
+    assert [scaling.judge_scaling_papers(value, 1.1, 1.3) for value in (0.9, 1.01, 1.091, 1.2, 1.32, 1.42)] == [
         "below", "below", "within", "within", "within", "above"]  # fmt: skip
-    assert papers.judge(1.0, 1.01, 1.05) == "below"  # no gain is not within a tenth of a small one
+    assert scaling.judge_scaling_papers(1.0, 1.01, 1.05) == "below"  # no gain is not within a tenth of a small one
 
 
 def test_means_of_the_dualpipe_paper_are_geometric() -> None:
-    rows = {(row["compared"], row["setting"]): row["ours"] for row in papers.dualpipe_rows()}
-    for compared in papers.COMPARED:
+    rows = {(row["compared"], row["setting"]): row["ours"] for row in scaling.dualpipe_rows()}
+    for compared in scaling.COMPARED:
         cnn, other = (rows[compared, f"{group}, mean"] for group in ("CNN", "FCN/RNN"))
         assert rows[compared, "all, mean"] == pytest.approx((cnn**2 * other**3) ** 0.2)  # of two networks and three
 
@@ -209,12 +220,12 @@ def test_quick_simulated_run(name: str, tmp_path: Path) -> None:
 @given(st.floats(1e-7, 1e-3), st.floats(1e6, 1e11), st.integers(2, 9))
 def test_a_link_is_found_again(latency: float, bandwidth: float, count: int) -> None:
     sizes = [1000.0 * 8**power for power in range(count)]
-    found = measured.fit_link((size, latency + size / bandwidth) for size in sizes)
+    found = scaling.fit_link((size, latency + size / bandwidth) for size in sizes)
     for size in sizes:
         assert found.latency + size / found.bandwidth == pytest.approx(latency + size / bandwidth, rel=1e-4)
 
 
 def test_links_at_the_bounds() -> None:
-    assert measured.fit_link([(1, 2.0), (5, 2.0)]) == Link(2.0)
-    assert measured.fit_link([(1, 3.0), (5, 2.0)]).bandwidth == float("inf")
-    assert measured.fit_link([(1, 1.0), (10, 100.0)]).latency == 0
+    assert scaling.fit_link([(1, 2.0), (5, 2.0)]) == Link(2.0)
+    assert scaling.fit_link([(1, 3.0), (5, 2.0)]).bandwidth == float("inf")
+    assert scaling.fit_link([(1, 1.0), (10, 100.0)]).latency == 0

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.processes import series
+from benchmarks import processes
 from sparsebp.core.errors import SparseBPError
 
 pytest.importorskip("typer", exc_type=ImportError)
@@ -22,8 +22,8 @@ def left(path, rows, **more):
 
 def outcome(name, tmp_path, monkeypatch, what):
     """Run one benchmark whose process does `what` and returns its exit status."""
-    monkeypatch.setattr(series, "_status", what)
-    (found,) = series.run([name], tmp_path, quick=True, json=False, told=lambda number, last: None)
+    monkeypatch.setattr(processes, "_status", what)
+    (found,) = processes.run_series([name], tmp_path, quick=True, json=False, told=lambda number, last: None)
     return found
 
 
@@ -50,18 +50,20 @@ def test_the_last_time_is_that_of_a_run_of_the_same_kind(tmp_path, monkeypatch):
     left(tmp_path / "scan.json", [{}], seconds=12.5)
     left(tmp_path / "chains.json", [{}], seconds=12.5, quick=False)
     told = []
-    monkeypatch.setattr(series, "_status", lambda command: 1)
+    monkeypatch.setattr(processes, "_status", lambda command: 1)
     names = ["scan", "chains", "torch"]
-    found = series.run(names, tmp_path, quick=True, json=False, told=lambda number, last: told.append((number, last)))
+    found = processes.run_series(
+        names, tmp_path, quick=True, json=False, told=lambda number, last: told.append((number, last))
+    )
     assert told == [(0, 12.5), (1, None), (2, None)]
     assert [o.name for o in found] == names  # one that fails does not stop the rest
 
 
 def test_numbers_of_a_changed_package_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(series, "commit", lambda: "abc1234+")
-    monkeypatch.setattr(series, "_status", lambda command: pytest.fail("measured"))
+    monkeypatch.setattr(processes, "commit", lambda: "abc1234+")
+    monkeypatch.setattr(processes, "_status", lambda command: pytest.fail("measured"))
     with pytest.raises(SparseBPError, match=r"abc1234\+"):
-        series.run(["scan"], tmp_path, quick=False, json=False, told=lambda number, last: None)
+        processes.run_series(["scan"], tmp_path, quick=False, json=False, told=lambda number, last: None)
 
 
 def test_an_interrupted_benchmark_is_waited_for(monkeypatch):
@@ -75,10 +77,10 @@ def test_an_interrupted_benchmark_is_waited_for(monkeypatch):
             raise KeyboardInterrupt
         return wait(process, timeout)
 
-    monkeypatch.setattr(series, "_PATIENCE", 0.3)
+    monkeypatch.setattr(processes, "_PATIENCE", 0.3)
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        series._status([sys.executable, "-c", code])
+        processes._status([sys.executable, "-c", code])
     assert waited[0].returncode == -9  # it would neither end by itself nor when told again
 
 
@@ -96,7 +98,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_run(tmp_p
 
     from sparsebp.cli.app import app
 
-    monkeypatch.setattr(series, "run", lambda *_, **options: pytest.fail("it was run"))
+    monkeypatch.setattr(processes, "run_series", lambda *_, **options: pytest.fail("it was run"))
     (tmp_path / "file").touch()
     result = CliRunner().invoke(app, ["bench", "scan", "schedule", "--quick", "--out", str(tmp_path / "file")])
     assert result.exit_code == 1 and "cannot be written" in result.stderr

@@ -7,25 +7,24 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import spectrain
-from benchmarks.tools import staged
+from benchmarks import schedules, workloads
 from sparsebp import nn
 
 pytest.importorskip("mlxtend")
-SIDES = [side for side, (schedule, *_) in spectrain.SIDES.items() if schedule]
+SIDES = [side for side, (schedule, *_) in schedules.SIDES.items() if schedule]
 
 
 def trained(name, side, *, rate=1e-2, steps=12, seed=0, measured=True):
-    network = staged.NETWORKS[name]
-    return spectrain.train(name, network.quick, network.data(10), side, rate, 8, steps, seed, measured=measured)
+    network = workloads.NETWORKS[name]
+    return schedules.train(name, network.quick, network.data(10), side, rate, 8, steps, seed, measured=measured)
 
 
-@pytest.mark.parametrize("name", staged.NETWORKS)
+@pytest.mark.parametrize("name", workloads.NETWORKS)
 def test_networks_have_four_stages_with_gradients_of_the_whole_chain(name):
-    network = staged.NETWORKS[name]
+    network = workloads.NETWORKS[name]
     model, loss = network.build(np.random.default_rng(0), **network.quick), nn.CrossEntropyLoss()
     parts = [layer for _, layer in model.stages()]
-    assert len(parts) == staged.STAGES and all(part.parameters() for part in parts)
+    assert len(parts) == workloads.STAGES and all(part.parameters() for part in parts)
     train, test = network.data(10)
     x, target = train.batch(np.arange(3))
     flat = nn.Sequential(*(layer for part in parts for layer in part.body.children.values()))
@@ -41,7 +40,7 @@ def test_networks_have_four_stages_with_gradients_of_the_whole_chain(name):
     assert sum(float(abs(grad).sum()) for grad in grads.values()) > 0
 
 
-@pytest.mark.parametrize("layer", [staged.LastStep(), staged.BatchFirst()])
+@pytest.mark.parametrize("layer", [workloads.LastStep(), workloads.BatchFirst()])
 def test_gradients_of_the_small_layers(layer):
     rng = np.random.default_rng(1)
     x = rng.standard_normal((4, 3, 2))
@@ -53,7 +52,7 @@ def test_gradients_of_the_small_layers(layer):
 
 
 def test_every_side_sees_the_same_first_batch_and_only_the_weights_differ():
-    runs = {side: trained("SNN", side) for side in spectrain.SIDES}
+    runs = {side: trained("SNN", side) for side in schedules.SIDES}
     first = {run.losses[0] for run in runs.values()}
     assert len(first) == 1 and math.isfinite(first.pop())
     assert len({tuple(run.losses) for side, run in runs.items() if side != "finite difference"}) == len(runs) - 1
@@ -79,14 +78,14 @@ def test_the_steady_differences_are_the_papers():
 def test_a_run_that_diverges_counts_as_guessing():
     run = trained("SNN", "vanilla", rate=1e6)
     assert not math.isfinite(run.losses[-1]) and run.accuracy == 0.1
-    row = spectrain.summary([run, run], [run, run])
+    row = schedules.summary([run, run], [run, run])
     assert row["diverged"] == 2 and row["loss"][-1] is None
 
 
 def test_intervals_verdicts_and_curves():
-    mean, width = spectrain.interval(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
+    mean, width = schedules.interval(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
     assert mean == 3 and width == pytest.approx(2.7764451 * np.sqrt(2.5 / 5))
-    assert spectrain.verdict(-0.1, 0.2) == "within noise"
-    assert (spectrain.verdict(-0.3, 0.2), spectrain.verdict(0.3, 0.2)) == ("below", "above")
-    assert spectrain.curve([1.0, 3.0], 2) == [1.0, 3.0]
-    assert np.isnan(spectrain.curve([1.0], 2)[1])
+    assert schedules.verdict(-0.1, 0.2) == "within noise"
+    assert (schedules.verdict(-0.3, 0.2), schedules.verdict(0.3, 0.2)) == ("below", "above")
+    assert schedules.curve([1.0, 3.0], 2) == [1.0, 3.0]
+    assert np.isnan(schedules.curve([1.0], 2)[1])

@@ -7,8 +7,7 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
-from benchmarks.spgemm import mkl, products, sparse_peers
-from benchmarks.tools import environment, peers
+from benchmarks import harness, spgemm
 from sparsebp import SparsityPattern
 from sparsebp.core.errors import MissingDependencyError
 from sparsebp.products.product import candidates_of_structure, plan_by
@@ -32,7 +31,7 @@ def test_targets_are_judged_by_the_median(
     measured: dict[str, float], targets: dict[str, float], outcome: str | None
 ) -> None:
     row = {f"{side}_ratio": {"median": times} for side, times in measured.items()}
-    assert products.judge(row, targets)["met"] == outcome
+    assert spgemm.judge_spgemm(row, targets)["met"] == outcome
 
 
 @pytest.mark.parametrize("strategy", ["positions", "pairs"])
@@ -43,18 +42,18 @@ def test_every_array_of_a_call_is_counted_once(strategy: str) -> None:
     out = plan(a.data, b.data)
     indices = 4 * (31 + a.nnz + 41 + 31) if strategy == "positions" else 0  # pairs tell where, without the patterns
     arrays = sum(array.nbytes for array in plan.arrays.values())
-    assert products.bytes_moved(plan, a.data, b.data, out) == 4 * (a.nnz + b.nnz + len(out)) + indices + arrays
+    assert spgemm.bytes_moved(plan, a.data, b.data, out) == 4 * (a.nnz + b.nnz + len(out)) + indices + arrays
 
 
 def test_the_copy_rate_is_a_rate() -> None:
-    assert 1e8 < environment.copy_bandwidth(1, repeats=1) < 1e13
+    assert 1e8 < harness.copy_bandwidth(1, repeats=1) < 1e13
 
 
 def test_mkl_computes_values_into_the_structure_that_it_keeps() -> None:
-    if mkl.load() is None:
+    if spgemm.load() is None:
         pytest.skip("MKL is not installed")
     a, b = matrix(50, 60, 0), matrix(60, 40, 1)
-    product = mkl.MklProduct(a, b)
+    product = spgemm.MklProduct(a, b)
     product.fresh()
     assert_allclose(product.result().toarray(), (a @ b).toarray(), rtol=1e-5)
     product._kept[2][:] = 2  # the values of A, in place
@@ -64,14 +63,14 @@ def test_mkl_computes_values_into_the_structure_that_it_keeps() -> None:
 
 
 def test_missing_peers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mkl, "load", lambda: None)
-    monkeypatch.setattr(peers, "optional", lambda name: None)
+    monkeypatch.setattr(spgemm, "load", lambda: None)
+    monkeypatch.setattr(harness, "optional", lambda name: None)
     notes: list[str] = []
-    (scipy,) = sparse_peers.found(notes.append)
+    (scipy,) = spgemm.sparse_peers(notes.append)
     assert [note.split(":")[0] for note in notes] == ["MKL", "GraphBLAS"]
     a, b = matrix(5, 6, 0), matrix(6, 4, 1)
     assert_allclose(scipy(a, b)["scipy"]().toarray(), (a @ b).toarray())
     with pytest.raises(MissingDependencyError, match=r"sparsebp\[peers\]"):
-        mkl.MklProduct(a, b)
-    with sparse_peers.threads(1):
+        spgemm.MklProduct(a, b)
+    with spgemm.using_threads_too(1):
         pass

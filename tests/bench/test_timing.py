@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.tools import peers
+from benchmarks import harness
 from sparsebp.core import timing
 from sparsebp.core.errors import OptionError
 from sparsebp.core.threads import get_threads
@@ -92,16 +92,16 @@ def test_rounds_that_do_not_fit_are_refused(rounds: int, least: int) -> None:
 def test_threads_are_set_and_put_back() -> None:
     torch = pytest.importorskip("torch")
     before = get_threads(), torch.get_num_threads()
-    with peers.threads(1):
+    with harness.using_threads(1):
         assert (get_threads(), torch.get_num_threads()) == (1, 1)
     assert (get_threads(), torch.get_num_threads()) == before
-    with pytest.raises(OptionError, match="threads"), peers.threads(10_000):
+    with pytest.raises(OptionError, match="threads"), harness.using_threads(10_000):
         pass
 
 
 def test_thread_counts_beyond_the_machine_are_left_out_with_a_word() -> None:
     notes: list[str] = []
-    assert peers.thread_counts_here((1, 10_000), notes.append) == (1,)
+    assert harness.thread_counts_here((1, 10_000), notes.append) == (1,)
     assert len(notes) == 1
     assert "10000" in notes[0]
 

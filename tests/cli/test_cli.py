@@ -475,7 +475,7 @@ def test_verify_says_which_models_agree(monkeypatch, ok):
 
 
 def test_bench_forwards_its_options(tmp_path, monkeypatch):
-    from benchmarks.tools.benchmark import Benchmark
+    from benchmarks.harness import Benchmark
 
     def fake(self, out=None, *, quick=False, threads=None, seconds=None, echo=print):
         echo("a table")
@@ -490,8 +490,7 @@ def test_bench_forwards_its_options(tmp_path, monkeypatch):
 
 
 def test_bench_of_several(tmp_path, monkeypatch):
-    from benchmarks import NAMES
-    from benchmarks.processes import series
+    from benchmarks import NAMES, processes
     from sparsebp.core import backend
 
     asked = []
@@ -500,9 +499,9 @@ def test_bench_of_several(tmp_path, monkeypatch):
         asked.append((list(names), out, quick, json))
         for number in range(len(names)):
             told(number, 90.0)
-        return [series.Outcome(names[0], "done", 61, 3, ("a row",)), series.Outcome(names[-1], "failed", 1)]
+        return [processes.Outcome(names[0], "done", 61, 3, ("a row",)), processes.Outcome(names[-1], "failed", 1)]
 
-    monkeypatch.setattr(series, "run", fake)
+    monkeypatch.setattr(processes, "run_series", fake)
     monkeypatch.setattr(backend, "has_gpu", lambda: False)
     result = invoke("bench", "all", "--out", tmp_path, "--quick")
     assert result.exit_code == 1 and asked == [([n for n in NAMES if not n.startswith("gpu")], tmp_path, True, False)]

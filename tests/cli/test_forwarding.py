@@ -134,7 +134,7 @@ def test_verify(monkeypatch):
 
 
 def test_bench(monkeypatch, tmp_path):
-    from benchmarks.tools.benchmark import Benchmark
+    from benchmarks.harness import Benchmark
 
     calls = Calls({"rows": []})
     monkeypatch.setattr(Benchmark, "run", calls)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsebp as sb
-from benchmarks.processes.counted import Counted
+from benchmarks.ranks import Counted
 from scan.chains import Chain, dense, make_chain
 from sparsebp import SparsityPattern
 from sparsebp.comm.threads import run_ranks

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsebp as sb
-from benchmarks.processes.counted import Counted
+from benchmarks.ranks import Counted
 from distributed.cut_sequences import KINDS, Problem
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport

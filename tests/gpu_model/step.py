@@ -52,7 +52,7 @@ def _chunks(cell: str, length: str) -> int:
     import strict_cupy
 
     cupy = strict_cupy.install()
-    from benchmarks.tools.workload import CELLS
+    from benchmarks.workloads import CELLS
     from sparsebp.scan.recurrent import choose_recurrent_backward
 
     features, hidden = CELLS[cell.upper()]
@@ -63,7 +63,7 @@ def _count(cell: str, backward: str) -> Counts:
     import strict_cupy
 
     strict_cupy.install()
-    from benchmarks.tools.workload import SequenceWorkload
+    from benchmarks.workloads import SequenceWorkload
     from sparsebp.runtime.actions import Stages
     from sparsebp.runtime.executor import Executor
     from sparsebp.train.ranks import schedule_of

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.gpu import numbers
-from benchmarks.gpu.device import HIDDEN as HIDDEN_OF_PAPER
-from benchmarks.gpu.device import Recurrence
-from benchmarks.tools.workload import CELLS, chunk_count
+from benchmarks import gpu
+from benchmarks.gpu import HIDDEN as HIDDEN_OF_PAPER
+from benchmarks.gpu import Recurrence
+from benchmarks.workloads import CELLS, chunk_count
 from gpu_runs.cases import every, line_numbers, run
 from sparsebp import kernels
 from sparsebp.core import backend
@@ -89,7 +89,7 @@ def sets() -> list[tuple[str, Defines]]:
     with np.errstate(all="ignore"):  # of what no kernel has written
         for hidden, dtype in itertools.product(HIDDEN, (np.float32, np.float64)):
             _recurrences(device, hidden, dtype)
-        for rows in numbers.BENCHMARK.sizes["rows_a_lane"]:
+        for rows in gpu.GPU_NUMBERS.sizes["rows_a_lane"]:
             _rows_a_lane(asked, rows)
     return asked.found()
 
@@ -117,11 +117,11 @@ def _rows_a_lane(asked: Asked, rows: int) -> None:
     """Ask for what gpu-numbers forces lanes to hold."""
     device = DeviceKernels(np, asked)  # type: ignore[arg-type]
     device._rows_a_lane = lambda *sizes: rows  # type: ignore[method-assign]
-    length = numbers.BENCHMARK.sizes["lengths"][0]
+    length = gpu.GPU_NUMBERS.sizes["lengths"][0]
     for cell in CELLS:
-        if rows not in numbers.rows_tried(cell, numbers.BENCHMARK.sizes):
+        if rows not in gpu.rows_tried(cell, gpu.GPU_NUMBERS.sizes):
             continue
-        run = Recurrence(Kernels(device), np, cell, np.float32, length, numbers.BATCH, HIDDEN_OF_PAPER)
+        run = Recurrence(Kernels(device), np, cell, np.float32, length, gpu.BATCH, HIDDEN_OF_PAPER)
         for summed in (False, True):
             run.backward(chunk_count(length), summed)()
 

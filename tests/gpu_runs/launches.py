@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.processes.points import measure_apart
-from benchmarks.tools.benchmark import Row, Run
+from benchmarks.harness import Row, Run
+from benchmarks.processes import measure_apart
 from gpu_runs.cases import Case, differences, every, line_numbers, run
 from gpu_runs.references import Wanted
 from sparsebp import kernels

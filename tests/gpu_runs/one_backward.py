@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.gpu.device import Recurrence
-from benchmarks.tools.workload import CELLS, chunk_count
+from benchmarks.gpu import Recurrence
+from benchmarks.workloads import CELLS, chunk_count
 from sparsebp import kernels
 from sparsebp.core import backend
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import load
-from benchmarks.tools import report
+from benchmarks import harness, load
 from gpu_runs.carried import ARCHIVE, ROOT, sanitizer
 from gpu_runs.stages import Session, Stage
 
@@ -102,8 +101,8 @@ def measured(name: str, folder: Path) -> Callable[[Sequence[str]], list[str]]:
         found = max((set(written().items()) - set(before.items())), key=lambda each: each[1], default=(None, 0))[0]
         if found is None:
             return ["no row was measured", *list(lines)[-3:]]
-        result, chosen = report.load(found), load(name)
-        rows = report.measured(result)
+        result, chosen = harness.load_result(found), load(name)
+        rows = harness.measured(result)
         first = [" ".join(column.cell(row) for column in chosen.named(chosen.short)) for row in rows[:LISTED]]
         whole = "" if result["complete"] else ", the run was broken off"
         count = f"{len(rows)} rows measured, {len(result['rows']) - len(rows)} not{whole}: {found.name}"

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.tools.environment import commit
+from benchmarks.harness import commit
 from gpu_runs.carried import ROOT, environment
 from sparsebp.core.files import write_atomically
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tools import report
+from benchmarks import harness
 from gpu_runs import cases, runs
 from gpu_runs.carried import ROOT
 from gpu_runs.compile_all import kernels_of, sets, small_sets
@@ -72,7 +72,7 @@ def result_of(name: str, there: dict[str, str]) -> dict[str, Any]:
     (path,) = out.glob(f"{name}-*.json")
     assert path.stem == f"{name}-stand-in-for-an-h200-0123abc"
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    result = report.load(path)
+    result = harness.load_result(path)
     assert result["complete"] and result["benchmark"] == name
     return result
 

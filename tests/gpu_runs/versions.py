@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from benchmarks.tools.environment import environment
+from benchmarks.harness import environment
 from gpu_runs.carried import CACHE, sanitizer, unpack
 from sparsebp.core import backend
 

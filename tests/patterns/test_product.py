@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends import needs_numba
-from benchmarks.tools.matrices import convolution_t
+from benchmarks.workloads import convolution_t
 from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.tools.matrices import convolution_t
+from benchmarks.workloads import convolution_t
 from sparsebp import SparsityPattern, plan_product
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import strategies

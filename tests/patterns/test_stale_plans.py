@@ -9,7 +9,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tools.matrices import convolution_t
+from benchmarks.workloads import convolution_t
 from sparsebp import SparsityPattern, TransposedJacobian, plan_product
 from sparsebp.core.errors import LayoutError
 from sparsebp.interop import scipy as scipy_bridge

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from papers import FIGURES
-from papers.bppsa import space, staleness, timed
-from papers.bppsa.tables import TABLE_4, TABLE_5, TABLE_6
+from papers import FIGURES, bppsa, bppsa_measured
+from papers.bppsa_measured import TABLE_4, TABLE_5, TABLE_6
 from papers.figure import Context
 
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -38,7 +37,7 @@ def test_speed_ups_that_follow_from_the_papers_tables():
 def test_a_row_is_met_only_if_step_and_backward_are():
     paper = {(1000, 16): TABLE_4[1000]}  # 1.82× and 8.0×
     rows = [row("auto", "bp", 3.0, 9.0), row("blelloch", "blelloch", 3.0, 2.0)]
-    met, missed = timed._table(rows, paper)
+    met, missed = bppsa_measured._table(rows, paper)
     assert met.met and "bp" in met.ran and not met.why
     assert missed.met is False and missed.ran == "Blelloch's scan" and missed.why.startswith("Backward:")
 
@@ -46,7 +45,7 @@ def test_a_row_is_met_only_if_step_and_backward_are():
 def test_the_largest_speed_ups_are_of_each_way_back():
     rows = [row("auto", "bp", 30.0, 90.0, jax=2.0), row("chunked", "chunked", 9.0, 9.0),
             row("blelloch", "blelloch", 2.0, 1.0)]  # fmt: skip
-    claims = timed._largest("RNN", 2.75, 108, rows)
+    claims = bppsa_measured._largest("RNN", 2.75, 108, rows)
     assert [(c.met, c.ran.split()[0]) for c in claims] == [
         (True, "plain"), (False, "plain"), (False, "plain"), (True, "chunked"), (False, "chunked"),
         (False, "Blelloch's"), (False, "Blelloch's"),
@@ -61,18 +60,18 @@ def test_every_table_is_drawn_with_its_breakdown():
         for length in (10, 30)
         for way, ran in (("auto", "bp"), ("chunked", "chunked"), ("blelloch", "blelloch"))
     ]
-    drawing = timed.draw_table({"rows": rows})
+    drawing = bppsa_measured.draw_table({"rows": rows})
     latency, faster, parts = drawing.axes
     assert "ms" in latency.get_ylabel() and len(latency.lines) == 4 and faster.get_xlabel()
     widths = np.array([[bar.get_width() for bar in bars] for bars in parts.containers])  # (parts, bars)
     assert np.allclose(widths[:, 0], [0.25, 0, 0.75]) and np.allclose(widths[:, 2], [0.125, 0.0625, 0.0625])
     with_sets = [one | {"set": "S"} for one in rows]
-    assert timed.draw_gru({"rows": with_sets})
+    assert bppsa_measured.draw_gru({"rows": with_sets})
 
 
 def test_the_scan_runs_beside_what_auto_chooses(tmp_path):
     pytest.importorskip("torch")
-    rows = timed._measured(context(tmp_path), "GRU", [(12, 4, 3)])
+    rows = bppsa_measured._measured(context(tmp_path), "GRU", [(12, 4, 3)])
     assert [one["way"] for one in rows] == ["auto", "chunked", "blelloch"]
     assert [one["ran"] for one in rows][1:] == ["chunked", "blelloch"]
     assert rows[2]["prepare"] > 0 == rows[0]["prepare"]
@@ -109,23 +108,23 @@ def test_every_statement_says_what_ran(name, tmp_path):
 def test_a_worker_of_the_scan_stores_its_share_of_the_jacobians(n, workers):
     workers = min(workers, n)
     share = math.ceil(n / workers)
-    assert share <= space.jacobians_stored(n, workers) <= share + 1
+    assert share <= bppsa.jacobians_stored(n, workers) <= share + 1
 
 
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_a_device_of_gpipe_stores_its_layers_and_the_boundaries(devices, each):
-    assert space.activations_stored(devices * each, devices) == each + devices - 1
+    assert bppsa.activations_stored(devices * each, devices) == each + devices - 1
 
 
 @given(st.integers(2, 40))
 def test_from_some_length_on_the_scans_path_is_shorter(size):
-    n = space.first_gain(size)
-    assert space.path(n, size) < n and space.path(n - 1, size) >= n - 1
-    assert all(space.path(m, size) < m for m in (n + 1, 2 * n, 10 * n))
+    n = bppsa.first_gain(size)
+    assert bppsa.path(n, size) < n and bppsa.path(n - 1, size) >= n - 1
+    assert all(bppsa.path(m, size) < m for m in (n + 1, 2 * n, 10 * n))
 
 
 def test_pipedream_trains_by_adam_from_the_same_weights(tmp_path):
     pytest.importorskip("mlxtend")
-    found = staleness.accuracies(context(tmp_path))
+    found = bppsa_measured.accuracies(context(tmp_path))
     assert {claim.ran.split()[0] for claim in found.claims} == {"bp,", "PipeDream"}
     assert {len(runs) for runs in found.data["accuracies"].values()} == {2}

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from papers import FIGURES, kinematics, sampled
-from papers.bppsa import steps
+from papers import FIGURES, preprint
 from papers.figure import Context
 from sparsebp import nn
 from sparsebp.models import vgg11
@@ -40,16 +39,16 @@ def test_the_citation_names_the_preprint():
 
 
 def test_every_gradient_of_the_scan_is_that_of_the_linear_one():
-    rows = steps.walk(steps.elements(narrow(), image()), timed=True)
+    rows = preprint.walk(preprint.elements(narrow(), image()), timed=True)
     found = [row for row in rows if row["kind"] == "mv"]
     assert {row["step"] for row in found} == {f"y{i}" for i in range(1, 22)}
     assert all(row["difference"] < 1e-5 and row["seconds"] > 0 for row in found)
 
 
 def test_the_walk_counts_as_scipy_multiplies():
-    chain = steps.elements(narrow(), image())
-    rows = {row["step"]: row for row in steps.walk(chain, timed=False)}
-    products = {step.target: step for step in recipe("blelloch", steps.OPERATORS).steps if step.kind == "mm"}
+    chain = preprint.elements(narrow(), image())
+    rows = {row["step"]: row for row in preprint.walk(chain, timed=False)}
+    products = {step.target: step for step in recipe("blelloch", preprint.OPERATORS).steps if step.kind == "mm"}
     ones = {str(i): chain[i - 1].pattern.to_scipy(np.ones(chain[i - 1].pattern.nnz)) for i in range(1, 22)}
     made = {f"J{i}": matrix for i, matrix in ones.items()}
     for target, step in products.items():
@@ -65,7 +64,7 @@ def test_the_walk_counts_as_scipy_multiplies():
 
 def test_pooling_is_stored_with_an_entry_for_each_output():
     model = narrow()
-    chain = steps.elements(model, image())
+    chain = preprint.elements(model, image())
     pools = [i for i in range(21) if isinstance(model[20 - i], nn.MaxPool2d)]
     assert [chain[i].pattern.nnz for i in pools] == [chain[i].pattern.shape[1] for i in pools]
 
@@ -83,8 +82,8 @@ def test_what_is_counted_or_exact_comes_out(name, tmp_path):
 
 def test_figures_of_one_network_share_a_walk(tmp_path, monkeypatch):
     walks = []
-    walk = steps.walk
-    monkeypatch.setattr(steps, "walk", lambda *given, **options: walks.append(options) or walk(*given, **options))
+    walk = preprint.walk
+    monkeypatch.setattr(preprint, "walk", lambda *given, **options: walks.append(options) or walk(*given, **options))
     shared = context(tmp_path)
     for name in ("preprint-fig8", "preprint-fig8"):
         FIGURES[name].run(shared)
@@ -94,20 +93,20 @@ def test_figures_of_one_network_share_a_walk(tmp_path, monkeypatch):
 @given(st.integers(2, 40), st.sampled_from(["linear", "chunked", "blelloch"]), st.integers(0, 1000))
 def test_a_skeletons_gradient_is_that_of_finite_differences(joints, way, seed):
     angles = np.random.default_rng(seed).normal(scale=0.4, size=joints)
-    skeleton = kinematics.Skeleton(joints, way)
+    skeleton = preprint.Skeleton(joints, way)
     value, gradient = skeleton.value_and_gradient(angles)
     tip = skeleton.joints_at(angles)[-1]
-    assert value == pytest.approx(0.5 * float(np.sum((tip - kinematics._TARGET) ** 2)))
+    assert value == pytest.approx(0.5 * float(np.sum((tip - preprint._TARGET) ** 2)))
     joint = seed % joints
-    assert gradient[joint] == pytest.approx(kinematics._difference(skeleton, angles, joint), abs=1e-8)
+    assert gradient[joint] == pytest.approx(preprint._kinematics_difference(skeleton, angles, joint), abs=1e-8)
 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 20), st.integers(0, 1000))
 def test_a_sampled_product_is_the_product_on_the_mean(rows, inner, count, seed):
     rng = np.random.default_rng(seed)
     a, b = rng.standard_normal((rows, inner)), rng.standard_normal((inner, 4))
-    sizes = sampled.column_sizes(a, b)
-    drawn = np.mean([sampled.draw_weights(sizes, count, rng) for _ in range(3000)], axis=0)
+    sizes = preprint.column_sizes(a, b)
+    drawn = np.mean([preprint.draw_weights(sizes, count, rng) for _ in range(3000)], axis=0)
     share = sizes / sizes.sum()
     assert np.abs(drawn - 1).max() < 6 * np.sqrt((1 / share).max() / (3000 * count))
 
@@ -115,16 +114,16 @@ def test_a_sampled_product_is_the_product_on_the_mean(rows, inner, count, seed):
 def test_the_expected_error_is_met_by_many_samples():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((20, 50)), rng.standard_normal((50, 10))
-    sizes, exact = sampled.column_sizes(a, b), a @ b
+    sizes, exact = preprint.column_sizes(a, b), a @ b
     errors = [
-        np.linalg.norm((a * sampled.draw_weights(sizes, 10, rng)) @ b - exact) / np.linalg.norm(exact)
+        np.linalg.norm((a * preprint.draw_weights(sizes, 10, rng)) @ b - exact) / np.linalg.norm(exact)
         for _ in range(2000)
     ]
-    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(sampled.expected_error(a, b, exact, 10), rel=0.05)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(preprint.expected_error(a, b, exact, 10), rel=0.05)
 
 
 def test_training_with_all_columns_is_plain_training():
     rng = np.random.default_rng(3)
     given_ = [(rng.standard_normal((4, 1, 6, 6)).astype(np.float32), rng.integers(0, 10, 4)) for _ in range(3)]
-    exact, rough = (sampled.train(given_, share, width=8) for share in (1.0, 0.25))
+    exact, rough = (preprint.train(given_, share, width=8) for share in (1.0, 0.25))
     assert exact[0] == rough[0] and exact[1] != rough[1]

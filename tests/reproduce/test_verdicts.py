@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from papers import FIGURES, dualpipe_trained, ooo_here
+from papers import FIGURES, dualpipe, out_of_order
 from papers.figure import Context, faster, gained
 from papers.optimizer_fusion import _course, _trend
 from papers.out_of_order import data_parallel, data_parallel_here, executed_pipelines, single_device
@@ -108,23 +108,23 @@ def test_what_the_paper_does_not_state_is_not_met():
 
 @given(st.floats(-1, 1), st.floats(0, 1))
 def test_an_accuracy_is_kept_lost_or_not_decided(lost, width):
-    met, why = dualpipe_trained.kept(lost, width)
+    met, why = dualpipe.kept(lost, width)
     assert met is not True or lost - width > -0.021
     assert met is not False or lost + width < 0
     assert bool(why) == (met is not True)
 
 
 def test_the_interval_of_vgg_decides_nothing():
-    assert dualpipe_trained.kept(-0.252, 0.322)[0] is None
-    assert dualpipe_trained.kept(-0.089, 0.038)[0] is False
-    assert dualpipe_trained.kept(0.001, 0.01)[0] is True
+    assert dualpipe.kept(-0.252, 0.322)[0] is None
+    assert dualpipe.kept(-0.089, 0.038)[0] is False
+    assert dualpipe.kept(0.001, 0.01)[0] is True
 
 
 def test_losses_of_a_run_that_diverged_never_reach_the_criterion():
-    runs = [dualpipe_trained.padded([3.0, 2.0, math.nan], 5), dualpipe_trained.padded([3.0, 2.0, 1.0, 0.5, 0.5], 5)]
+    runs = [dualpipe.padded([3.0, 2.0, math.nan], 5), dualpipe.padded([3.0, 2.0, 1.0, 0.5, 0.5], 5)]
     assert np.isinf(runs[0][2:]).all() and len(runs[0]) == 5
-    assert np.isinf(dualpipe_trained.smoothed(runs)).all()
-    assert dualpipe_trained.smoothed([[4.0] * 30]) == pytest.approx(np.full(11, 4.0))
+    assert np.isinf(dualpipe.smoothed(runs)).all()
+    assert dualpipe.smoothed([[4.0] * 30]) == pytest.approx(np.full(11, 4.0))
 
 
 @pytest.mark.parametrize(
@@ -156,5 +156,5 @@ def test_the_optimizers_of_fig_7_are_the_papers():
 
 
 def test_recurrent_cases_take_sequences_of_the_batch_they_say():
-    for make, shape, samples in ooo_here._cases(quick=True).values():
+    for make, shape, samples in out_of_order._cases(quick=True).values():
         assert make().forward(np.zeros(shape, np.float32))[0].shape[0] == samples

@@ -1,0 +1,870 @@
+"""Single kernels on a GPU: the figures that plans and estimates rest on, each of them measured alone.
+
+``python -m benchmarks gpu-numbers``. Steps of the sequential kernels by cell, dtype and hidden size; the scan by number
+of chunks and by rows that a lane holds; its launches one by one; products of weight gradients; what Python takes for a
+launch; a backward captured into a graph. Cycles are those of the clock that the device names.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.harness import Benchmark, Result, Row, Run
+from benchmarks.processes import measure_apart
+from benchmarks.recurrent import measure_recurrent_row
+from benchmarks.schedules import find, optimizer_of
+from benchmarks.workloads import CELLS, SequenceWorkload, TorchTwin, chunk_count
+from sparsebp import kernels
+from sparsebp.core import backend, tables, timing
+from sparsebp.core.check import Array
+from sparsebp.core.cuda_graphs import GraphRecorder
+from sparsebp.core.errors import SparseBPError
+from sparsebp.core.tables import Column
+from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
+from sparsebp.kernels.operands import WeightSums
+from sparsebp.kernels.spec import Kernels
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.search import all_schedules
+from sparsebp.scan.recurrent import choose_recurrent_backward
+from sparsebp.schedule import Schedule
+from sparsebp.train.ranks import schedule_of
+
+# What the benchmarks on a GPU share: names of their files, the rates of the device, launches of the recurrences.
+
+HIDDEN, BATCH = 20, 16
+"""The paper's hidden size, and batch."""
+COLOURS = {"RNN": "#1e40af", "GRU": "#9a3412", "LSTM": "#166534"}
+"""Of the cells' curves."""
+SECONDS = 500.0
+"""What a run takes at most, so that it ends well within ten minutes, and its last point with it."""
+
+
+def begin(run: Run) -> ModuleType:
+    """Return CuPy, after naming the run's files after the GPU and the commit.
+
+    Raises
+    ------
+    DeviceError, MissingDependencyError
+        There is no GPU, or CuPy is not installed.
+    """
+    cupy = backend.cupy()
+    env = run.result["environment"]
+    name = f"{run.stem}-{env['gpu']['name'].lower()}-{env['commit'].rstrip('+')}"
+    run.stem = re.sub("[^A-Za-z0-9._-]+", "-", name)  # also a branch's name, with a slash
+    return cupy
+
+
+def chosen_chunks(cell: str, dtype: Any, length: int, xp: ModuleType) -> int:
+    """Return the chunks that the cost model takes for the arrays of `xp`; about the root of T for the recursion."""
+    name: Any = cell.lower()
+    choice = choose_recurrent_backward(name, length, BATCH, HIDDEN, dtype, xp)
+    return choice.chunks if choice.chunks > 1 else chunk_count(length)
+
+
+class Rates(NamedTuple):
+    """What the GPU can do at best: FLOP/s by dtype name (from its data), bytes/s (measured by a copy), cycles/s."""
+
+    flops: dict[str, float]
+    bandwidth: float
+    clock: float
+
+
+def device_rates(cupy: ModuleType) -> Rates:
+    """Return the GPU's peak FLOP/s without matrix units, the bandwidth that a large copy reaches, and its clock."""
+    device = cupy.cuda.Device()
+    attributes = device.attributes
+    clock = attributes["ClockRate"] * 1e3
+    lanes = {"80": (64, 32), "90": (128, 64)}.get(device.compute_capability, (128, 2))
+    flops = [attributes["MultiProcessorCount"] * each * 2 * clock for each in lanes]
+    source = cupy.ones(1 << 28, cupy.uint8)
+    target = cupy.empty_like(source)
+    calls = {"copy": lambda: cupy.copyto(target, source)}
+    copy = timing.measure(calls, rounds=7, clock=timing.DeviceClock(cupy))["copy"]
+    return Rates({"float32": flops[0], "float64": flops[1]}, 2 * source.nbytes / copy.median, clock)
+
+
+class Recurrence:
+    """The kernels of one recurrent layer on random states of their own.
+
+    Parameters
+    ----------
+    kernels
+        `sparsebp.kernels.spec.Kernels` of the arrays.
+    xp
+        The namespace of the arrays.
+    cell
+        ``"RNN"``, ``"GRU"`` or ``"LSTM"``.
+    dtype, length, batch, hidden
+        T, B and H.
+    """
+
+    def __init__(
+        self, kernels: Any, xp: ModuleType, cell: str, dtype: Any, length: int, batch: int, hidden: int = HIDDEN
+    ) -> None:  # fmt: skip
+        rng = np.random.default_rng(0)
+        gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[cell]
+
+        def array(*shape: int) -> Array:
+            return xp.asarray(rng.uniform(-0.2, 0.2, shape).astype(dtype))
+
+        self.kernels, self.cell = kernels, cell
+        self.gx, self.w_hh = array(length, batch, gates * hidden), array(gates * hidden, hidden)
+        self.h, self.h0, self.grad = array(length, batch, hidden), array(batch, hidden), array(batch, hidden)
+        self.x, self.input_weights = array(length, batch, 1), (array(gates * hidden, 1), *array(2, gates * hidden))
+        self.b_hn, self.gates = array(hidden), array(length, batch, 4 * hidden) if gates > 1 else None
+        self.forward_h = xp.empty_like(self.h)  # the backward's states stay as they are
+        self.forward_gates = xp.empty_like(self.gates) if gates > 1 else None
+        self.forward_c = xp.empty_like(self.h) if gates == 4 else None  # h, h0 and grad stand for those of c, too
+        outputs = [xp.empty_like(weight) for weight in (self.input_weights[0], self.w_hh, *self.input_weights[1:])]
+        self.sums = WeightSums(self.x, self.h, *outputs)
+        self.written = xp.empty_like(self.h if gates == 1 else self.gates)
+        self.gh0, self.gc0 = xp.empty_like(self.grad), xp.empty_like(self.grad)
+
+    def forward(self) -> None:
+        """Run all steps forwards, on the projected input."""
+        self._forward(self.gx)
+
+    def forward_from_input(self) -> None:
+        """Run all steps forwards, on an input of one feature, which the kernel projects."""
+        self._forward(self.x, *self.input_weights)
+
+    def _forward(self, x: Array, *weights: Array) -> None:
+        if self.cell == "RNN":
+            self.kernels.rnn_forward(x, self.w_hh, self.h0, "tanh", self.forward_h, *weights)
+        elif self.cell == "GRU":
+            written = self.forward_h, self.forward_gates
+            self.kernels.gru_forward(x, self.w_hh, self.b_hn, self.h0, *written, *weights)
+        else:
+            states = self.h0, self.h0, self.forward_h, self.forward_c
+            self.kernels.lstm_forward(x, self.w_hh, *states, self.forward_gates, *weights)
+
+    def backward(self, chunks: int = 1, summed: bool = False) -> Callable[[], None]:
+        """Return what runs all steps backwards, from a gradient at the last state, in so many chunks.
+
+        `summed`: weight gradients of an input of one feature are summed on the way, in place of gradients at the gates.
+        """
+        k, last = self.kernels, self.grad
+        ga, sums = (None, self.sums) if summed else (self.written, None)
+        if self.cell == "RNN":
+            return lambda: k.rnn_backward(self.h, self.w_hh, None, last, "tanh", ga, self.gh0, chunks, sums)
+        saved = (self.h, self.h0, self.gates, self.w_hh)
+        if self.cell == "LSTM":
+            return lambda: k.lstm_backward(*saved, None, last, last, ga, self.gh0, self.gc0, chunks, sums)
+        return lambda: k.gru_backward(*saved, None, last, ga, self.gh0, chunks, sums)
+
+
+# Whole steps on a GPU: launched kernel by kernel, or captured into a graph and replayed; one stream, or two.
+#
+# ``python -m benchmarks gpu-graphs`` (Oh et al., EuroSys 2022, §4): the paper's two recurrent models, and DenseNet. A
+# net of many small layers waits for Python's launches; once they are captured, the second stream can show what it
+# gains.
+
+GRAPHS_TARGETS = {"capture": 1.3, "streams": 1.1}
+"""A captured step over a launched one, on one stream; captured ones on two streams over one."""
+WARM = 4
+"""Steps before the clock: of these the third is captured."""
+GRAPHS_LIMIT = 150.0
+"""Seconds of a point: the first one on two streams is in search of its orders as well."""
+ONE_STREAM = "one stream"
+ORDERS = {"conventional": ONE_STREAM, "two": "two streams", "joint": "two streams, joint", "list": "two streams, list"}
+
+
+class GraphsPoint(NamedTuple):
+    """A network and an order of its steps."""
+
+    network: str
+    order: str
+
+
+Parts = tuple[Any, Any, Any, tuple[Any, Any]]
+"""Model, loss, optimizer and batch."""
+
+
+class Steps:
+    """A training step, ready to be timed: compiled, and captured if it can be.
+
+    Parameters
+    ----------
+    model, loss, optimizer, batch
+        What `Executor` takes, and one micro-batch.
+    graph
+        Whether to capture the step.
+    order
+        The conventional one if None.
+    """
+
+    def __init__(
+        self, model: Any, loss: Any, optimizer: Any, batch: tuple[Any, Any], *, graph: bool,
+        order: Schedule | None = None,
+    ) -> None:  # fmt: skip
+        order = schedule_of(Stages(model), "none", 1, "conventional") if order is None else order
+        self._batch, self._executor = batch, Executor(model, loss, optimizer, order, graph=graph)
+        for _ in range(WARM):
+            self()
+
+    def __call__(self) -> None:
+        """Run one step."""
+        self._executor.step([self._batch])
+
+    @property
+    def uncaptured(self) -> str:
+        """Why steps are not captured; empty if they are."""
+        return "; ".join(self._executor.uncaptured)
+
+    def close(self) -> None:
+        """End it, with what it has left over."""
+        self._executor.flush()
+        self._executor.close()
+
+
+def measure_graphs(run: Run) -> Iterator[Row]:
+    """Measure every network in every order.
+
+    Raises
+    ------
+    DeviceError, MissingDependencyError
+        There is no GPU, or CuPy is not installed.
+    """
+    begin(run)
+    points = [GraphsPoint(network, ONE_STREAM) for network in run.settings["sequences"]]
+    points += [GraphsPoint("DenseNet", order) for order in run.settings["orders"]]
+    for row in measure_apart(run, points, make_graphs, dict(run.settings), dict(run.rounds), limit=GRAPHS_LIMIT):
+        if row.get("uncaptured"):
+            run.note(f"{row['network']}, {row['order']}: not captured: {row['uncaptured']}")
+        yield row
+
+
+def make_graphs(sizes: Mapping[str, Any], rounds: Mapping[str, Any]) -> Callable[[GraphsPoint], Row]:
+    """Return what measures a point, in the process that does."""
+    cupy = backend.cupy()
+    clock = timing.DeviceClock(cupy)
+    return lambda point: measure_graphs_point(point, cupy, sizes, rounds, clock)
+
+
+def measure_graphs_point(
+    point: GraphsPoint, xp: ModuleType, sizes: Mapping[str, Any], rounds: Mapping[str, Any], clock: timing.Clock
+) -> Row:
+    """Time a step launched and captured, in turn; on two streams also in turn with a captured one on one stream."""
+    parts = _densenet(xp, sizes) if point.network == "DenseNet" else _sequence(xp, sizes["sequences"][point.network])
+    sides = {"launched": (point.order, False), "captured": (point.order, True)}
+    if point.order != ONE_STREAM:
+        sides["one"] = (ONE_STREAM, True)
+    found: dict[str, Steps] = {}
+    for name, (words, graph) in sides.items():
+        order = None if words == ONE_STREAM else _orders(xp, sizes["densenet"])[words]
+        found[name] = Steps(*parts(), graph=graph, order=order)
+    reasons = [steps.uncaptured for name, steps in found.items() if name != "launched" and steps.uncaptured]
+    kept = {name: steps for name, steps in found.items() if name == "launched" or not steps.uncaptured}
+    timings = timing.measure(kept, clock=clock, **rounds)
+    for steps in found.values():
+        steps.close()
+    row: Row = {name: measured.to_dict() for name, measured in timings.items()}
+    if "captured" in timings:
+        row["capture"] = timing.ratio(timings["launched"], timings["captured"])
+        if "one" in timings:
+            row["streams"] = timing.ratio(timings["one"], timings["captured"])
+    return row | {"uncaptured": "; ".join(dict.fromkeys(reasons))} | judge_graphs(row)
+
+
+def _sequence(xp: ModuleType, sizes: tuple[str, int, int]) -> Callable[[], Parts]:
+    device = "cpu" if backend.is_host(xp) else "cuda"
+
+    def parts() -> Parts:
+        workload = SequenceWorkload(*sizes, device=device)
+        return workload.model, workload.loss, workload.optimizer, (workload.x, workload.target)
+
+    return parts
+
+
+def _densenet(xp: ModuleType, sizes: Mapping[str, Any]) -> Callable[[], Parts]:
+    from sparsebp import models, nn
+
+    size, samples, side = sizes["densenet"]
+    device = "cpu" if backend.is_host(xp) else "cuda"
+    rng = np.random.default_rng(0)
+    images = xp.asarray(rng.standard_normal((samples, 3, side, side), np.float32))
+    batch = images, xp.asarray(rng.integers(10, size=samples))
+
+    def parts() -> Parts:
+        model = models.densenet(**dict(size), rng=0).to(device)
+        return model, nn.CrossEntropyLoss(), optimizer_of(model), batch
+
+    return parts
+
+
+@cache
+def _orders(xp: ModuleType, densenet: tuple[Any, ...]) -> dict[str, Schedule]:
+    """Return DenseNet's orders on two streams by name, with the costs that are measured here."""
+    parts = _densenet(xp, {"densenet": densenet})
+    found = find(lambda: parts()[0], parts()[3])
+    shape = {"stages": found.schedule.graph.stages, "unweighted": found.schedule.graph.unweighted}
+    known = all_schedules(shape, found.costs) | {trial.name: trial.schedule for trial in found.trials}
+    return {words: known[name] for name, words in ORDERS.items() if name in known}
+
+
+def judge_graphs(row: Mapping[str, Any]) -> dict[str, str]:
+    """Say whether a row reaches what it is to reach: capture on one stream, streams where there are two."""
+    if "captured" not in row:
+        return {"met": "not captured"}
+    key = "streams" if "streams" in row else "capture"
+    return {"met": "met" if row[key]["median"] >= GRAPHS_TARGETS[key] else f"missed: {key}"}
+
+
+def draw_graphs(result: Result) -> Any:
+    """Draw launched and captured steps."""
+    rows, colours = result["rows"], {"launched": "#9ca3af", "captured": "#1e40af"}
+    bars = [(name, colour, [1e3 * row[name]["median"] if name in row else 0.0 for row in rows])
+            for name, colour in colours.items()]  # fmt: skip
+    labels = [f"{row['network']}\n{row['order']}" for row in rows]
+    drawing, ax = harness.bar_chart(labels, bars, "milliseconds a step (median)", each=0.6)
+    harness.legend_below(drawing)
+    ax.grid(axis="x", alpha=0.3)
+    return drawing
+
+
+GPU_GRAPHS = Benchmark(
+    name="gpu-graphs",
+    title="Training steps on a GPU, launched and captured: float32",
+    leaves_out="the steps in which a graph is captured or a schedule is found; loading of batches",
+    settings={"targets": GRAPHS_TARGETS, "dtype": "float32"},
+    sizes={
+        "sequences": {f"{cell}, T = {length}": (cell, length, 16) for length in (1000, 30_000) for cell in CELLS},
+        "densenet": ((), 32, 32),
+        "orders": tuple(ORDERS.values()),
+    },
+    quick={
+        "sequences": {"RNN, T = 12": ("RNN", 12, 2)},
+        "densenet": ((("depth", 3), ("growth", 1), ("blocks", 1)), 2, 2),
+        "orders": (ONE_STREAM, "two streams"),
+    },
+    rounds={"rounds": 15, "least_rounds": 3, "budget": 4.0},
+    threads=None,
+    seconds=SECONDS,
+    measure=measure_graphs,
+    columns=(
+        Column("network", "network", number=False),
+        Column("order", "order", number=False),
+        Column("launched", "launched", tables.seconds),
+        Column("captured", "captured", tables.seconds),
+        Column("capture gains", "capture", tables.times),
+        Column("captured, over one stream", "streams", tables.times),
+        Column("outcome", "met", number=False),
+    ),
+    tables={"A step": ("network", "order", "launched", "captured", "capture", "streams", "met")},
+    short=("network", "order", "launched", "captured", "capture", "streams", "met"),
+    picture=draw_graphs,
+)
+
+
+# The paper's grid on a GPU: T = 10 … 30 000 at B = 16 and B = 2 … 256 at T = 1000, against ``torch.nn`` with cuDNN.
+#
+# ``python -m benchmarks gpu-grid`` (BPPSA §5.1, §5.2). RNN and GRU, float32 and float64; backward alone and whole step,
+# timed with CUDA events; the step launched kernel by kernel, and captured into a CUDA graph as `Trainer` does. Beside
+# them our two backward kernels alone, with their floors: operations over the rate of the unit that does them, and bytes
+# over the copy bandwidth that this GPU shows. Points are measured in order of interest until time is up.
+
+LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
+BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
+GRID_BATCH, LENGTH = 16, 1000
+DTYPES = ("float32", "float64")
+GRID_TARGETS = {"backward at T = 1000": 20.0, "backward at T = 30000": 60.0, "captured step at T = 1000": 9.0}
+
+
+class GridPoint(NamedTuple):
+    """One point of the grid."""
+
+    cell: str
+    dtype: Any
+    length: int
+    batch: int
+
+
+def measure_grid(run: Run) -> Iterator[Row]:
+    """Measure the points of the grid until time is up.
+
+    Raises
+    ------
+    DeviceError, MissingDependencyError
+        There is no GPU, or CuPy is not installed.
+    """
+    begin(run)
+    sizes = {name: run.settings[name] for name in ("lengths", "batches", "dtypes")}
+    for row in measure_apart(run, [*grid(**sizes)], make_grid, dict(run.rounds)):
+        if row.get("uncaptured"):
+            run.note(f"{row['model']}, {row['dtype']}: steps are not captured: {row['uncaptured']}")
+        yield row
+
+
+def grid(
+    lengths: tuple[int, ...] = LENGTHS, batches: tuple[int, ...] = BATCHES, dtypes: tuple[str, ...] = DTYPES
+) -> Iterator[GridPoint]:
+    """Yield the points, the paper's own first: float32 at T = 1000 and 30 000, then over T, over B, then float64."""
+    first = [length for length in (LENGTH, 30_000) if length in lengths]
+    for number, dtype in enumerate(np.dtype(name).type for name in dtypes):
+        if number == 0:
+            yield from (GridPoint(cell, dtype, length, GRID_BATCH) for length in first for cell in CELLS)
+        for cell in CELLS:
+            for length in (*first, *(n for n in lengths if n not in first)):
+                if number > 0 or length not in first:
+                    yield GridPoint(cell, dtype, length, GRID_BATCH)
+        for cell in CELLS:
+            for batch in batches:
+                if batch != GRID_BATCH:
+                    yield GridPoint(cell, dtype, LENGTH, batch)
+
+
+def make_grid(rounds: Mapping[str, Any]) -> Callable[[GridPoint], Row]:
+    """Return what measures a point, in the process that does."""
+    cupy = backend.cupy()
+    rates, clock = device_rates(cupy), timing.DeviceClock(cupy)
+    device = {"copy_bandwidth": rates.bandwidth, "peak_flops": rates.flops, "tf32": _allows_tf32()}
+
+    def measure(point: GridPoint) -> Row:
+        try:
+            return measure_grid_point(point, cupy, rates, rounds, clock) | device
+        finally:
+            cupy.get_default_memory_pool().free_all_blocks()
+
+    return measure
+
+
+def measure_grid_point(
+    point: GridPoint, xp: ModuleType, rates: Rates, rounds: Mapping[str, Any], clock: timing.Clock
+) -> Row:
+    """Time one point: step and backward against PyTorch, and our two backward kernels against their floors."""
+    device = "cpu" if backend.is_host(xp) else "cuda"
+    workload = SequenceWorkload(point.cell, point.length, point.batch, dtype=point.dtype, device=device)
+    row = measure_recurrent_row(workload, rounds, clock)
+    choice = workload.choice()
+    row["chunks"] = chunks = choice.chunks if choice.chunks > 1 else chunk_count(point.length)
+    row |= captured_step(workload, rounds, clock)
+    del workload
+    recurrence = Recurrence(kernels.get(xp), xp, point.cell, point.dtype, point.length, point.batch)
+    calls = {"bp": recurrence.backward(), "chunked": recurrence.backward(chunks)}
+    for name, measured in timing.measure(calls, clock=clock, **rounds).items():
+        row[f"kernel_{name}"] = measured.to_dict()
+    for name, (operations, moved) in costs(point).items():
+        row[f"floor_{name}"] = max(operations / rates.flops[row["dtype"]], moved / rates.bandwidth)
+        row[f"flops_{name}"], row[f"bytes_{name}"] = operations, moved
+    return row
+
+
+def captured_step(workload: SequenceWorkload, rounds: Mapping[str, Any], clock: timing.Clock) -> Row:
+    """Time the step captured, in turn with PyTorch's; say why it is not, where it is not."""
+    try:
+        steps = Steps(workload.model, workload.loss, workload.optimizer, (workload.x, workload.target), graph=True)
+    except (RuntimeError, SparseBPError) as error:  # CuPy's and CUDA's are RuntimeErrors
+        return {"uncaptured": f"{type(error).__name__}: {error}"}
+    if steps.uncaptured:
+        return {"uncaptured": steps.uncaptured}
+    timings = timing.measure({"ours": steps, "torch": TorchTwin(workload).step}, clock=clock, **rounds)
+    return {"captured": timings["ours"].to_dict(), "captured_ratio": timing.ratio(timings["torch"], timings["ours"])}
+
+
+def costs(point: GridPoint, hidden: int = HIDDEN) -> dict[str, tuple[int, int]]:
+    """Return (operations, bytes) that the sequential and the chunked backward cannot do without.
+
+    Sequential: one matrix-vector product a step and gate matrix. Chunked: a matrix-matrix product in their place (the
+    second pass over vectors is left out of the floor). Bytes: states and gates read, pre-activation gradients written,
+    each once; the chunked scan reads its input twice.
+    """
+    steps = point.length * point.batch
+    size = np.dtype(point.dtype).itemsize
+    matrices, read, written = (1, hidden, hidden) if point.cell == "RNN" else (3, 5 * hidden, 4 * hidden)
+    return {
+        "bp": (2 * steps * matrices * hidden**2, steps * size * (read + written)),
+        "chunked": (2 * steps * matrices * hidden**3, steps * size * (2 * read + written)),
+    }
+
+
+def _allows_tf32() -> bool | None:
+    torch = harness.optional("torch")
+    return None if torch is None else bool(torch.backends.cudnn.allow_tf32)
+
+
+PARTS = {"backward": "backward", "captured": "step, captured", "step": "step, launched"}
+
+
+def draw_grid(result: Result) -> Any:
+    """Draw the speed-ups over T and over B, backward and step, one curve a model and dtype."""
+    drawing, axes = harness.figure(1, 2, width=10.0, height=4.0)
+    for ax, key, held, value in ((axes[0, 0], "length", "batch", GRID_BATCH), (axes[0, 1], "batch", "length", LENGTH)):
+        for cell, color in COLOURS.items():
+            for dtype, line in (("float32", "-"), ("float64", "--")):
+                rows = sorted(
+                    (r for r in result["rows"] if r["cell"] == cell and r["dtype"] == dtype and r[held] == value),
+                    key=lambda r: r[key],
+                )
+                for part, marker in zip(PARTS, "osx", strict=True):
+                    shown = [r for r in rows if f"{part}_ratio" in r]
+                    ax.plot(
+                        [r[key] for r in shown],
+                        [r[f"{part}_ratio"]["median"] for r in shown],
+                        line + marker,
+                        color=color,
+                        markersize=4,
+                        alpha=1.0 if part == "backward" else 0.5,
+                        label=f"{cell} {dtype}, {PARTS[part]}",
+                    )
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.axhline(1, color="black", linewidth=0.8)
+        ax.set_xlabel("sequence length T (B = 16)" if key == "length" else "batch B (T = 1000)")
+        ax.set_ylabel("times faster than torch.nn with cuDNN")
+        ax.grid(alpha=0.3)
+    axes[0, 1].legend(fontsize=6, ncols=2)
+    return drawing
+
+
+_GRID_POINT = ("model", "dtype", "length", "batch")
+
+GPU_GRID = Benchmark(
+    name="gpu-grid",
+    title="Training a recurrent network on a GPU, hidden size 20: step and backward against torch.nn (cuDNN)",
+    leaves_out="transfer of the batch to the GPU (both sides alike); floors count H = 20 lanes as full",
+    settings={"targets": GRID_TARGETS},
+    sizes={"lengths": LENGTHS, "batches": BATCHES, "dtypes": DTYPES},
+    quick={"lengths": (4,), "batches": (), "dtypes": ("float32",)},
+    rounds={"rounds": 15, "least_rounds": 3, "budget": 1.0},
+    threads=None,
+    seconds=SECONDS,
+    measure=measure_grid,
+    columns=(
+        Column("model", "model", number=False),
+        Column("dtype", "dtype", number=False),
+        Column("T", "length"),
+        Column("B", "batch"),
+        Column("step, launched", "step_ours", tables.seconds, on_terminal=False),
+        Column("step, captured", "captured", tables.seconds, on_terminal=False),
+        Column("step, cuDNN", "step_torch", tables.seconds, on_terminal=False),
+        Column("launched, over cuDNN", "step_ratio", tables.times),
+        Column("captured, over cuDNN", "captured_ratio", tables.times),
+        Column("backward, sparsebp", "backward_ours", tables.seconds, on_terminal=False),
+        Column("backward, cuDNN", "backward_torch", tables.seconds, on_terminal=False),
+        Column("backward, over cuDNN", "backward_ratio", tables.times),
+        Column("`auto` chose", "algorithm", number=False),
+        Column("sequential kernel", "kernel_bp", tables.seconds),
+        Column("its floor", "floor_bp", tables.seconds, on_terminal=False),
+        Column("scan kernels", "kernel_chunked", tables.seconds),
+        Column("chunks", "chunks"),
+        Column("their floor", "floor_chunked", tables.seconds, on_terminal=False),
+    ),
+    tables={
+        "The whole step": (*_GRID_POINT, "step_ours", "captured", "step_torch", "captured_ratio"),
+        "The whole step, launched": (*_GRID_POINT, "step_ratio"),
+        "Backward alone": (*_GRID_POINT, "backward_ours", "backward_torch", "backward_ratio", "algorithm"),
+        "Kernels of the recursion": (
+            "model",
+            "length",
+            "batch",
+            "kernel_bp",
+            "floor_bp",
+            "kernel_chunked",
+            "floor_chunked",
+            "chunks",
+        ),
+    },
+    short=(*_GRID_POINT, "captured_ratio", "backward_ratio", "algorithm", "kernel_bp", "kernel_chunked"),
+    picture=draw_grid,
+)
+
+
+STEPS = 4000
+"""Of the sequential kernels: what a launch costs is little of it."""
+NUMBERS_LIMIT = 20.0
+"""Seconds that a point may take: a kernel that hangs costs no more."""
+CALLS = 300
+"""Launches in a row whose Python time is taken."""
+
+
+class NumbersPoint(NamedTuple):
+    """One figure, or those of one scan's launches."""
+
+    what: str
+    cell: str
+    dtype: Any
+    length: int
+    hidden: int = HIDDEN
+    chunks: int = 1
+    rows_a_lane: int | None = None
+
+
+def measure_numbers(run: Run) -> Iterator[Row]:
+    """Measure every point until time is up.
+
+    Raises
+    ------
+    DeviceError, MissingDependencyError
+        There is no GPU, or CuPy is not installed.
+    """
+    return measure_apart(run, [*points(run.settings, begin(run))], make_numbers, dict(run.rounds), limit=NUMBERS_LIMIT)
+
+
+def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint]:
+    """Yield the points for arrays of `xp`: one of each kind at the paper's size, then hidden sizes, sweeps, float64."""
+    single, double = np.float32, np.float64
+    steps, lengths, hidden, chunks = sizes["steps"], sizes["lengths"], sizes["hidden"], sizes["chunks"]
+    for cell in CELLS:
+        yield NumbersPoint("forward", cell, single, steps)
+        yield NumbersPoint("input", cell, single, steps)
+        yield NumbersPoint("backward", cell, single, steps)
+        yield NumbersPoint("summed", cell, single, steps)
+        for length in lengths:
+            yield NumbersPoint("summed", cell, single, length, chunks=chosen_chunks(cell, single, length, xp))
+            yield NumbersPoint("phases", cell, single, length, chunks=chosen_chunks(cell, single, length, xp))
+            yield NumbersPoint("weights", cell, single, length)
+        yield NumbersPoint("python", cell, single, 1)
+        yield NumbersPoint("captured", cell, single, lengths[0], chunks=chosen_chunks(cell, single, lengths[0], xp))
+    for cell in CELLS:
+        for length in lengths:
+            yield from (NumbersPoint("scan", cell, single, length, chunks=count) for count in chunks if count <= length)
+    for cell in CELLS:
+        for length in lengths:
+            for rows in rows_tried(cell, sizes):
+                yield NumbersPoint(
+                    "phases", cell, single, length, chunks=chosen_chunks(cell, single, length, xp), rows_a_lane=rows
+                )
+    for dtype in (single, double):
+        for size in (size for size in hidden if (dtype, size) != (single, HIDDEN)):
+            for cell in CELLS:
+                for what in ("forward", "backward"):
+                    yield NumbersPoint(what, cell, dtype, steps, size)
+    for cell in CELLS:
+        for length in lengths:
+            yield NumbersPoint("phases", cell, double, length, chunks=chosen_chunks(cell, double, length, xp))
+
+
+def rows_tried(cell: str, sizes: Mapping[str, Any]) -> list[int]:
+    """Return the rows to force on a lane. An LSTM's 40 need two, and three are what its registers have room for."""
+    return [rows for rows in sizes["rows_a_lane"] if cell != "LSTM" or rows in (2, 3)]
+
+
+def make_numbers(rounds: Mapping[str, Any]) -> Callable[[NumbersPoint], Row]:
+    """Return what measures a point, in the process that does."""
+    cupy = backend.cupy()
+    clock = cupy.cuda.Device().attributes["ClockRate"] * 1e3
+
+    def measure(point: NumbersPoint) -> Row:
+        try:
+            return measure_numbers_point(point, cupy, clock, rounds, timing.DeviceClock(cupy))
+        finally:
+            cupy.get_default_memory_pool().free_all_blocks()
+
+    return measure
+
+
+def measure_numbers_point(
+    point: NumbersPoint, xp: ModuleType, cycles: float, rounds: Mapping[str, Any], clock: timing.Clock
+) -> Row:  # fmt: skip
+    """Measure one point; `cycles` are those of the device a second."""
+    recurrence = Recurrence(kernels.get(xp), xp, point.cell, point.dtype, point.length, BATCH, point.hidden)
+    row: Row = {"batch": BATCH}
+    if point.what == "phases":
+        return row | phases(point, xp, rounds)
+    if point.what == "python":
+        return row | {"time": python_time(recurrence.forward, xp)}
+    calls: dict[str, Callable[[], object]] = {
+        "forward": recurrence.forward, "input": recurrence.forward_from_input, "backward": recurrence.backward(),
+        "scan": recurrence.backward(point.chunks), "weights": partial(products, recurrence),
+        "summed": recurrence.backward(point.chunks, summed=True),
+    }  # fmt: skip
+    if point.what == "captured":
+        calls["captured"] = captured(calls["scan"], xp)
+        both = timing.measure({name: calls[name] for name in ("scan", "captured")}, clock=clock, **rounds)
+        return row | {"time": both["captured"].to_dict(), "launched": both["scan"].to_dict()}
+    found = timing.measure({"time": calls[point.what]}, clock=clock, **rounds)["time"]
+    row["time"], row["a_step"] = found.to_dict(), found.median / point.length
+    return row | {"cycles_a_step": row["a_step"] * cycles}
+
+
+def products(recurrence: Recurrence) -> None:
+    """Multiply gradients at pre-activations by the states before them, as the weights' gradients are."""
+    written, h = (a.reshape(-1, a.shape[-1]) for a in (recurrence.written, recurrence.h))
+    backend.matmul(written.T, h)
+
+
+def python_time(call: Callable[[], object], xp: ModuleType) -> float:
+    """Return the seconds that the host takes for a call of one launch, from the call to its return."""
+    call()
+    backend.synchronize(xp)
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    seconds = time.perf_counter() - start
+    backend.synchronize(xp)
+    return seconds / CALLS
+
+
+def captured(call: Callable[[], object], xp: ModuleType) -> Callable[[], None]:
+    """Return what replays a call from a graph."""
+    recorder = GraphRecorder(xp, 1)
+    with recorder.running():
+        call()
+    with recorder.capturing():
+        call()
+    return recorder.replay
+
+
+def phases(point: NumbersPoint, xp: ModuleType, rounds: Mapping[str, Any]) -> Row:
+    """Time every launch of a scan alone, by its kernel: the sum and the parts, medians over calls.
+
+    Raises
+    ------
+    SparseBPError
+        Lanes hold another number of rows than the point has.
+    """
+    timed = TimedLoader(xp)
+    device = DeviceKernels(xp, timed)
+    if point.rows_a_lane is not None:
+        device._rows_a_lane = lambda *sizes: point.rows_a_lane  # type: ignore[method-assign, assignment]
+    run = Recurrence(Kernels(device), xp, point.cell, point.dtype, point.length, BATCH, point.hidden)
+    call = run.backward(point.chunks)
+    took: dict[str, list[float]] = defaultdict(list)
+    call()
+    for _ in range(rounds["rounds"]):
+        timed.launches.clear()
+        call()
+        backend.synchronize(xp)
+        for number, launch in enumerate(timed.launches):
+            took[f"{number} {launch.kernel} of {launch.blocks} blocks"].append(launch.seconds(xp))
+    found = {name: float(np.median(seconds)) for name, seconds in took.items()}
+    rows = [launch.defines["ROWS"] for launch in timed.launches if "ROWS" in launch.defines]
+    if point.rows_a_lane is not None and set(rows) != {point.rows_a_lane}:
+        raise SparseBPError("Lanes do not hold as many rows as they are to", expected=point.rows_a_lane, got=rows,
+                            remedy="Hold them where the launchers choose them")  # fmt: skip
+    shown = ", ".join(f"{name[2:]} {tables.seconds(seconds)}" for name, seconds in found.items())
+    return {"time": sum(found.values()), "launches": found, "parts": shown, "rows_a_lane": rows[0] if rows else None}
+
+
+class Launch(NamedTuple):
+    """A launch between two events."""
+
+    kernel: str
+    blocks: int
+    defines: Mapping[str, Any]
+    start: Any
+    stop: Any
+
+    def seconds(self, xp: ModuleType) -> float:
+        """Return the seconds between the events, which are over."""
+        return float(xp.cuda.get_elapsed_time(self.start, self.stop)) * 1e-3
+
+
+class TimedLoader(RawModuleLoader):
+    """Compiles as `RawModuleLoader`; its kernels note two events around every launch."""
+
+    def __init__(self, xp: ModuleType) -> None:
+        super().__init__(xp)
+        self._xp = xp
+        self.launches: list[Launch] = []
+
+    def get(self, file: str, defines: Any) -> Any:
+        """Return the module of `file`; see `RawModuleLoader`."""
+        return _TimedModule(self, super().get(file, defines), defines)
+
+
+class _TimedModule:
+    def __init__(self, loader: TimedLoader, module: Any, defines: Mapping[str, Any]) -> None:
+        self._loader, self._module, self._defines = loader, module, defines
+
+    def get_function(self, name: str) -> Any:
+        return _TimedKernel(self._loader, self._module.get_function(name), name, self._defines)
+
+
+class _TimedKernel:
+    def __init__(self, loader: TimedLoader, kernel: Any, name: str, defines: Mapping[str, Any]) -> None:
+        self._loader, self._kernel, self._name, self._defines = loader, kernel, name, defines
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._kernel, name, value)  # its shared memory
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], **options: Any) -> None:
+        event = self._loader._xp.cuda.Event
+        launch = Launch(self._name, grid[0], self._defines, event(), event())
+        launch.start.record()
+        self._kernel(grid, block, args, **options)
+        launch.stop.record()
+        self._loader.launches.append(launch)
+
+
+def draw_numbers(result: Result) -> Any:
+    """Draw the scan over its number of chunks, and a step of the sequential kernels over the hidden size."""
+    drawing, axes = harness.figure(1, 2, width=10.0, height=4.0)
+    rows, ax = result["rows"], axes[0, 0]
+    for cell, colour in COLOURS.items():
+        for length, line in zip(result["settings"]["lengths"], ("-o", "--s"), strict=False):
+            scans = [r for r in rows if (r["what"], r["cell"], r["length"]) == ("scan", cell, length)]
+            ax.plot([r["chunks"] for r in scans], [1e6 * r["time"]["median"] for r in scans], line, color=colour,
+                    markersize=4, label=f"{cell}, T = {length}")  # fmt: skip
+    ax.set_xlabel("chunks (B = 16, H = 20, float32)")
+    ax.set_ylabel("backward, µs")
+    for what, line in (("forward", "-o"), ("backward", "--s")):
+        for cell, colour in COLOURS.items():
+            steps = sorted((r for r in rows if (r["what"], r["cell"], r["dtype"]) == (what, cell, "float32")),
+                           key=lambda r: r["hidden"])  # fmt: skip
+            axes[0, 1].plot([r["hidden"] for r in steps], [1e9 * r["a_step"] for r in steps], line, color=colour,
+                            markersize=4, label=f"{cell}, {what}")  # fmt: skip
+    axes[0, 1].set_xlabel("hidden size H (B = 16, float32)")
+    axes[0, 1].set_ylabel("ns a step")
+    for ax in axes[0]:
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=7)
+    return drawing
+
+
+_NUMBERS_POINT = ("what", "cell", "dtype", "length", "hidden", "chunks")
+
+GPU_NUMBERS = Benchmark(
+    name="gpu-numbers",
+    title="Kernels of the recurrences on a GPU, each alone: B = {batch}",
+    leaves_out="what the host does before a launch, but for rows of Python's time; all that is not these kernels",
+    settings={"batch": BATCH},
+    sizes={
+        "steps": STEPS,
+        "lengths": (1000, 30_000),
+        "hidden": (1, 7, 20, 32, 33, 64, 128),
+        "chunks": (16, 24, 32, 48, 64, 96, 128, 192, 258, 384, 528),
+        "rows_a_lane": (1, 2, 3, 4, 5),
+    },
+    quick={"steps": 5, "lengths": (9,), "hidden": (33,), "chunks": (5,), "rows_a_lane": (2,)},
+    rounds={"rounds": 15, "least_rounds": 5, "budget": 0.5},
+    threads=None,
+    seconds=SECONDS,
+    measure=measure_numbers,
+    columns=(
+        Column("what", "what", number=False),
+        Column("cell", "cell", number=False),
+        Column("dtype", "dtype", number=False),
+        Column("T", "length"),
+        Column("H", "hidden"),
+        Column("chunks", "chunks"),
+        Column("rows a lane", "rows_a_lane"),
+        Column("time", "time", tables.seconds),
+        Column("launched", "launched", tables.seconds),
+        Column("a step", "a_step", tables.seconds),
+        Column("cycles a step", "cycles_a_step", "{:.0f}".format),
+        Column("its launches", "parts", number=False, on_terminal=False),
+    ),
+    tables={
+        "Every figure": (*_NUMBERS_POINT, "time", "cycles_a_step"),
+        "A step, and rows a lane": ("what", "cell", "length", "hidden", "chunks", "rows_a_lane", "a_step", "launched"),
+        "Launches of a scan": ("cell", "length", "chunks", "parts"),
+    },
+    short=(*_NUMBERS_POINT, "rows_a_lane", "time", "cycles_a_step", "parts"),
+    picture=draw_numbers,
+)

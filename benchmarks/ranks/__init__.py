@@ -1,1 +1,0 @@
-"""Benchmarks of what runs on several ranks."""

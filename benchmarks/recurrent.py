@@ -1,0 +1,927 @@
+"""Training a recurrent network: whole step and backward alone, against ``torch.nn`` and JAX on the same threads.
+
+``python -m benchmarks recurrent``. Classifiers of 20 to 512 hidden units, float32, on the CPU. JAX runs in a process of
+its own (`jax_twin`), which starts as many threads as a row says; where it is not installed, rows go without it. From
+128 units on, the rate of the machine's matrix products is measured in the same rounds, and the step beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.harness import Benchmark, Result, Row, Run, import_torch, refuse_difference, with_threads
+from benchmarks.processes import Apart
+from benchmarks.workloads import LEARNING_RATE, SIZES, SequenceWorkload, TorchTwin
+from sparsebp import nn
+from sparsebp.core import tables, timing
+from sparsebp.core.tables import Column
+
+# A recurrent layer in ONNX Runtime: the model, and a session that reads and writes arrays where they are.
+
+_ORDER = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}
+"""Where ONNX's gates are among torch's: z r h, and i o f c."""
+
+
+def side(layer: Any, x: np.ndarray, threads: int) -> tuple[Callable[[], object], np.ndarray]:
+    """Return what runs a layer of one run over x (T, B, I), and the array (T, B, H) that it writes."""
+    import onnxruntime
+
+    steps, batch, _ = x.shape
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = onnxruntime.InferenceSession(model(layer, x), options, providers=["CPUExecutionProvider"])
+    y = np.empty((steps, 1, batch, layer.hidden_size), x.dtype)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y", "cpu", 0, x.dtype.type, y.shape, y.ctypes.data)
+    return lambda: session.run_with_iobinding(binding), y[:, 0]
+
+
+def model(layer: Any, x: np.ndarray) -> bytes:
+    """Return the layer as an ONNX model with one node, for inputs like x."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    kind, hidden = type(layer).__name__, layer.hidden_size
+    weights = {name: _ordered(kind, layer.params[f"{name}_l0"], hidden)
+               for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}  # fmt: skip
+    given = {"W": weights["weight_ih"], "R": weights["weight_hh"],
+             "B": np.concatenate((weights["bias_ih"], weights["bias_hh"]))}  # fmt: skip
+    attributes = {"hidden_size": hidden} | ({"linear_before_reset": 1} if kind == "GRU" else {})
+    real = TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node(kind, ["x", *given], ["y"], **attributes)], kind,
+        [helper.make_tensor_value_info("x", real, x.shape)],
+        [helper.make_tensor_value_info("y", real, (x.shape[0], 1, x.shape[1], hidden))],
+        [numpy_helper.from_array(np.ascontiguousarray(array[None]), name) for name, array in given.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    made.ir_version = 9
+    content: bytes = made.SerializeToString()
+    return content
+
+
+def _ordered(kind: str, array: np.ndarray, hidden: int) -> np.ndarray:
+    return np.concatenate([array[gate * hidden : (gate + 1) * hidden] for gate in _ORDER[kind]])
+
+
+# Recurrent layers without a way back, against ONNX Runtime and ``torch.nn``; and a step of a stream, from Python.
+#
+# ``python -m benchmarks inference``. Layers of 20 to 128 units on the CPU, float32. ONNX Runtime has its weights packed
+# when the session is made and its arrays bound; ours are packed in every call. PyTorch runs in its inference mode.
+# Where ONNX Runtime is not installed, rows go without it. The rows with T = 1 are steps of a stream, as `Stream.step`
+# runs them; their peers run a sequence of one step.
+
+INFERENCE_TARGET, STEP_TARGET = 1.2, 3e-6
+"""Times faster than ONNX Runtime; seconds of a step of 20 units, one sample."""
+NO_ONNX = "ONNX Runtime is not installed (pip install 'sparsebp[peers]'): torch.nn is the only peer"
+
+
+def measure_inference(run: Run) -> Iterator[Row]:
+    """Measure every layer with every batch."""
+    import_torch()
+    has_onnx = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
+    if not has_onnx:
+        run.note(NO_ONNX)
+    for count in run.threads():
+        for cell, features, hidden, length in run.settings["layers"]:
+            layer = getattr(nn, cell)(features, hidden, rng=0)
+            for batch in run.settings["batches"]:
+                yield measure_inference_row(layer, length, batch, count, run.rounds, has_onnx) | {"threads": count}
+            if hidden <= 20:
+                yield measure_inference_row(layer, 1, 1, count, run.rounds, has_onnx) | {"threads": count}
+
+
+def measure_inference_row(
+    layer: Any, length: int, batch: int, threads: int, rounds: Mapping[str, Any], has_onnx: bool
+) -> Row:
+    """Time one layer over a batch, after comparing the outputs; one step of one sample is a stream's."""
+    torch = import_torch()
+    kind, name = type(layer).__name__, f"{type(layer).__name__}({layer.input_size}, {layer.hidden_size})"
+    x = np.random.default_rng(0).standard_normal((length, batch, layer.input_size), dtype=np.float32)
+    twin, given = getattr(torch.nn, kind)(layer.input_size, layer.hidden_size), torch.from_numpy(x)
+    twin.load_state_dict({key: torch.from_numpy(array) for key, array in layer.state_dict().items()})
+
+    def of_torch() -> Any:
+        with torch.inference_mode():
+            return twin(given)[0]
+
+    streamed = length == batch == 1
+    stream, x_t = layer.stream(), x[0, 0]
+    sides: dict[str, Callable[[], object]] = {
+        "ours": (lambda: stream.step(x_t)) if streamed else lambda: layer(x), "torch": of_torch
+    }  # fmt: skip
+    expected = of_torch().numpy()
+    differences = {"torch.nn": np.abs(layer(x) - expected).max()}
+    if has_onnx:
+        sides["onnx"], y = side(layer, x, threads)
+        sides["onnx"]()
+        differences["ONNX Runtime"] = np.abs(layer(x) - y).max()
+    for peer, difference in differences.items():
+        refuse_difference(f"{name}, B = {batch}: an output", peer, float(difference))
+    row: Row = {"model": name, "batch": batch, "length": length, "difference": float(max(differences.values()))}
+    row |= timing.side_by_side(timing.measure(sides, **rounds))
+    return row | judge_inference(row, streamed)
+
+
+def judge_inference(row: Mapping[str, Any], streamed: bool) -> dict[str, str | None]:
+    """Say what a row is to reach, and whether it does."""
+    if streamed:
+        took = row["ours"]["median"]
+        missed = [tables.seconds(took)] if took > STEP_TARGET else []
+        return {"target": f"≤ {tables.seconds(STEP_TARGET)}", "met": harness.outcome(missed)}
+    if "onnx_ratio" not in row:
+        return {"target": None, "met": None}
+    times = row["onnx_ratio"]["median"]
+    return {
+        "target": f"≥ {INFERENCE_TARGET:g}×",
+        "met": harness.outcome([f"{times:.2g}×"] if times < INFERENCE_TARGET else []),
+    }
+
+
+def draw_inference(result: Result) -> Any:
+    """Draw how many times faster than ONNX Runtime, or than PyTorch without it."""
+    rows = [row for row in result["rows"] if row["length"] > 1]
+    key, peer = (
+        ("onnx_ratio", "ONNX Runtime") if any("onnx_ratio" in row for row in rows) else ("torch_ratio", "torch.nn")
+    )
+    counts = dict.fromkeys(row["threads"] for row in rows)
+    groups = [
+        (tables.in_threads(count), f"C{n}", [row[key]["median"] for row in rows if row["threads"] == count])
+        for n, count in enumerate(counts)
+    ]
+    labels = [f"{row['model']}, B = {row['batch']}" for row in rows if row["threads"] == next(iter(counts))]
+    drawing, ax = harness.bar_chart(labels, groups, f"times faster than {peer} (median)", each=0.4)
+    ax.axvline(1, color="black", linewidth=0.8, label=peer)
+    harness.legend_below(drawing, columns=3)
+    return drawing
+
+
+_INFERENCE_ROW = ("model", "batch", "length", "threads")
+INFERENCE = Benchmark(
+    name="inference",
+    title="Recurrent layers on the CPU without a way back, float32, beside ONNX Runtime and torch.nn",
+    leaves_out="nothing of ours; of ONNX Runtime, packing the weights (once a session)",
+    settings={"targets": {"onnx": INFERENCE_TARGET, "step": STEP_TARGET}, "dtype": "float32"},
+    sizes={
+        "layers": tuple(
+            (cell, *sizes)
+            for sizes in ((38, 20, 1000), (38, 64, 300), (64, 128, 200)) for cell in ("GRU", "RNN", "LSTM")
+        ),
+        "batches": (1, 4, 16, 32),
+    },
+    quick={"layers": (("GRU", 3, 5, 7),), "batches": (2,)},
+    rounds={"rounds": 11, "least_rounds": 5, "budget": 1.0},
+    measure=measure_inference,
+    columns=(
+        Column("model", "model", number=False),
+        Column("B", "batch"),
+        Column("T", "length"),
+        Column("threads", "threads"),
+        Column("sparsebp", "ours", tables.seconds),
+        Column("ONNX Runtime", "onnx", tables.seconds),
+        Column("over ONNX Runtime", "onnx_ratio", tables.times),
+        Column("torch.nn", "torch", tables.seconds),
+        Column("over torch.nn", "torch_ratio", tables.times),
+        Column("target", "target", number=False),
+        Column("outcome", "met", number=False),
+    ),
+    tables={
+        "Time": (*_INFERENCE_ROW, "ours", "onnx", "torch"),
+        "Ratios, and what they are to be": (*_INFERENCE_ROW, "onnx_ratio", "torch_ratio", "target", "met"),
+    },
+    short=(*_INFERENCE_ROW, "ours", "onnx_ratio", "torch_ratio", "target", "met"),
+    picture=draw_inference,
+)  # fmt: skip
+
+
+# The recurrent benchmarks' workload in JAX: one compiled step, `jax.lax.scan` over the projected input.
+#
+# Everything is inside one `jax.jit`: the projection of all steps as one product, the scan, softmax cross-entropy on the
+# last hidden state, its gradients, and Adam, whose arguments are donated. How far the scan's loop is unrolled decides
+# much on a CPU, so there is a side for each of `UNROLLED`. It runs in a process of its own (`Apart`).
+
+UNROLLED = (1, 8)
+"""Steps of the scan that one turn of its loop does."""
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+
+Params = dict[str, Any]
+
+
+def sides(
+    cell: str, state: dict[str, np.ndarray], x: np.ndarray, target: np.ndarray, rate: float
+) -> tuple[dict[str, Callable[[], object]], dict[str, dict[str, np.ndarray]]]:
+    """Return a step for each of `UNROLLED`, named ``"jax1"``, …, and the gradients that each has at `state`.
+
+    Parameters
+    ----------
+    cell
+        ``"RNN"``, ``"GRU"`` or ``"LSTM"``.
+    state
+        The parameters of a `sparsebp.nn.SequenceClassifier`.
+    x, target
+        The batch, (T, B, input size) and (B,).
+    rate
+        Adam's learning rate.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    jax.config.update("jax_enable_x64", x.dtype == np.float64)
+    batch = jnp.asarray(x), jnp.asarray(target)
+
+    def fresh() -> Params:
+        return {name: jnp.array(array) for name, array in state.items()}
+
+    found: dict[str, Callable[[], object]] = {}
+    gradients: dict[str, dict[str, np.ndarray]] = {}
+    for unroll in UNROLLED:
+        value_and_grad = jax.value_and_grad(partial(loss, cell, unroll))
+        step = jax.jit(partial(_adam_step, value_and_grad, rate), donate_argnums=(0, 1, 2))
+        found[f"jax{unroll}"] = training = _Training(step, fresh(), batch)
+        training()
+        gradients[f"jax{unroll}"] = training.first_gradients()
+    return found, gradients
+
+
+class _Training:
+    """A training step that keeps parameters and moments."""
+
+    def __init__(self, step: Callable[..., Any], params: Params, batch: tuple[Any, Any]) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        zeros = partial(jax.tree.map, jnp.zeros_like)
+        self._step, self._batch = step, batch
+        self._state = [params, zeros(params), zeros(params), jnp.zeros((), jnp.int32)]
+
+    def __call__(self) -> None:
+        """Run one whole training step, to its end."""
+        import jax
+
+        *self._state, value = self._step(*self._state, *self._batch)
+        jax.block_until_ready((self._state, value))
+
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """Return the gradients of the first step, right after it: its first moments hold nothing else."""
+        return {name: np.asarray(m) / np.asarray(1 - _BETAS[0], m.dtype) for name, m in self._state[1].items()}
+
+
+def _adam_step(
+    value_and_grad: Callable[..., Any], rate: float, params: Params, m: Params, v: Params, count: Any, x: Any, y: Any
+) -> tuple[Any, ...]:
+    import jax
+    import jax.numpy as jnp
+
+    value, grads = value_and_grad(params, x, y)
+    count = count + 1
+    m = jax.tree.map(lambda old, g: _BETAS[0] * old + (1 - _BETAS[0]) * g, m, grads)
+    v = jax.tree.map(lambda old, g: _BETAS[1] * old + (1 - _BETAS[1]) * g * g, v, grads)
+    first, second = (1 - beta ** count.astype(value.dtype) for beta in _BETAS)
+    params = jax.tree.map(lambda p, a, b: p - rate * (a / first) / (jnp.sqrt(b / second) + _EPS), params, m, v)
+    return params, m, v, count, value
+
+
+def loss(cell: str, unroll: int, params: Params, x: Any, target: Any) -> Any:
+    """Return the softmax cross-entropy of the classifier's logits on the last hidden state."""
+    import jax
+    import jax.numpy as jnp
+
+    w_hh, b_ih, b_hh = (params[f"rnn.{name}_l0"] for name in ("weight_hh", "bias_ih", "bias_hh"))
+    hidden = w_hh.shape[1]
+    gates_of_both = b_hh if cell != "GRU" else jnp.concatenate((b_hh[: 2 * hidden], jnp.zeros_like(b_hh[:hidden])))
+    projected = x @ params["rnn.weight_ih_l0"].T + (b_ih + gates_of_both)
+    zeros = jnp.zeros((x.shape[1], hidden), x.dtype)
+    start = (zeros, zeros) if cell == "LSTM" else zeros
+    step = partial(_CELLS[cell], w_hh.T, b_hh[2 * hidden :])
+    last, _ = jax.lax.scan(step, start, projected, unroll=unroll)
+    h = last[0] if cell == "LSTM" else last
+    logits = h @ params["head.weight"].T + params["head.bias"]
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), target[:, None], 1))
+
+
+def _rnn(w: Any, _: Any, h: Any, gx: Any) -> tuple[Any, None]:
+    import jax.numpy as jnp
+
+    return jnp.tanh(gx + h @ w), None
+
+
+def _gru(w: Any, b_hn: Any, h: Any, gx: Any) -> tuple[Any, None]:
+    import jax
+    import jax.numpy as jnp
+
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = jnp.split(gx, 3, 1), jnp.split(h @ w, 3, 1)
+    r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
+    n = jnp.tanh(x_n + r * (h_n + b_hn))
+    return (1 - z) * n + z * h, None
+
+
+def _lstm(w: Any, _: Any, state: Any, gx: Any) -> tuple[Any, None]:
+    import jax
+    import jax.numpy as jnp
+
+    h, c = state
+    i, f, g, o = jnp.split(gx + h @ w, 4, 1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+
+_CELLS: dict[str, Callable[..., Any]] = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
+
+
+# What a step of time costs in long sequences beside short ones: forward and backward of recurrent layers on the CPU.
+#
+# ``python -m benchmarks long-sequences``. The work grows with the number of steps T, and the cost is to grow as fast
+# and no faster. Both lengths are measured in turn; there is no peer.
+
+BATCH = 16
+LONG_SEQUENCES_TARGET = 1.5
+"""Times a step of the short sequence that one of the long may cost."""
+PARTS = ("forward", "backward")
+
+
+def measure_long_sequences(run: Run) -> Iterator[Row]:
+    """Measure every cell."""
+    for count in run.threads():
+        for cell in SIZES:
+            yield measure_long_sequences_row(cell, run.settings["lengths"], run.rounds) | {"threads": count}
+
+
+def measure_long_sequences_row(cell: str, lengths: tuple[int, int], rounds: Mapping[str, Any]) -> Row:
+    """Time forward and backward of one cell at both lengths, in turn."""
+    workloads = {
+        name: SequenceWorkload(cell, length, BATCH) for name, length in zip(("short", "long"), lengths, strict=True)
+    }
+    calls: dict[str, timing.Call | Callable[[], object]] = {}
+    for name, workload in workloads.items():
+        calls[f"forward_{name}"] = workload.forward
+        calls[f"backward_{name}"] = timing.Call(workload.backward, workload.forward)
+    timings = timing.measure(calls, **rounds)
+    any_of = workloads["long"]
+    row: Row = {"model": f"{cell}({any_of.input_size}, {any_of.hidden})", "long": lengths[1], "batch": BATCH}
+    for name, length in zip(("short", "long"), lengths, strict=True):
+        for part in PARTS:
+            took = timings[f"{part}_{name}"].seconds
+            timings[f"{part}_{name}"] = timing.Timing(tuple(seconds / length for seconds in took))
+    row |= {name: timed.to_dict() for name, timed in timings.items()}
+    missed = []
+    for part in PARTS:
+        row[f"{part}_ratio"] = timing.ratio(timings[f"{part}_long"], timings[f"{part}_short"])
+        missed += [part] if row[f"{part}_ratio"]["median"] > LONG_SEQUENCES_TARGET else []
+    return row | {"target": LONG_SEQUENCES_TARGET, "met": harness.outcome(missed)}
+
+
+def draw_long_sequences(result: Result) -> Any:
+    """Draw what a step of time costs, short beside long."""
+    rows = result["rows"]
+    labels = [f"{row['model']}\n{tables.in_threads(row['threads'])}" for row in rows]
+    colours = {"forward_short": "#93c5fd", "forward_long": "#1e40af", "backward_short": "#fdba74",
+               "backward_long": "#9a3412"}  # fmt: skip
+    times = [(key.replace("_", ", "), colour, [row[key]["median"] * 1e6 for row in rows])
+             for key, colour in colours.items()]  # fmt: skip
+    drawing, ax = harness.bar_chart(labels, times, "microseconds a step of time (median)", each=0.7)
+    harness.legend_below(drawing)
+    ax.grid(axis="x", alpha=0.3)
+    return drawing
+
+
+_COSTS = partial(Column, show=tables.seconds)
+
+_LONG_ROW = ("model", "long", "threads")
+LONG_SEQUENCES = Benchmark(
+    name="long-sequences",
+    title="A step of time of recurrent layers in long sequences and in short ones: T = {lengths}, B = {batch}, float32",
+    leaves_out="the optimizer; there is no peer. Forward includes the loss, backward is all parameters' gradients",
+    settings={"batch": BATCH, "dtype": "float32"},
+    sizes={"lengths": (1000, 30_000)},
+    quick={"lengths": (10, 40)},
+    rounds={"rounds": 15, "least_rounds": 5, "budget": 6.0},
+    measure=measure_long_sequences,
+    columns=(
+        Column("model", "model", number=False),
+        Column("T", "long"),
+        Column("threads", "threads"),
+        _COSTS("forward, short", "forward_short"),
+        _COSTS("forward, long", "forward_long"),
+        Column("forward, long over short", "forward_ratio", tables.times),
+        _COSTS("backward, short", "backward_short"),
+        _COSTS("backward, long", "backward_long"),
+        Column("backward, long over short", "backward_ratio", tables.times),
+        Column("target", "target", lambda value: f"≤ {value:g}×"),
+        Column("outcome", "met", number=False),
+    ),
+    tables={
+        f"{part.capitalize()}, a step of time": (
+            *_LONG_ROW, f"{part}_short", f"{part}_long", f"{part}_ratio", "target", "met",
+        )
+        for part in PARTS
+    },
+    short=("model", "threads", "forward_short", "forward_ratio", "backward_short", "backward_ratio", "target", "met"),
+    picture=draw_long_sequences,
+)  # fmt: skip
+
+
+PEERS = {"torch": "torch.nn", "jax": "JAX"}
+WIDE = 128
+"""Hidden size from which the products decide, and the target is their rate."""
+RECURRENT_TARGETS = {32: 3.0, WIDE - 1: 2.0}
+"""Times faster than the best peer, up to so many hidden units."""
+WIDE_SHARE, WEAK_SHARE, WEAK_TIMES = 0.85, 0.7, 1.2
+"""From `WIDE` units on: the share of the rate of matrix products, and what a peer under `WEAK_SHARE` is beaten by."""
+GEMM = 1024
+"""Rows and columns of the matrices whose product gives the machine's rate."""
+LONGEST = 1000
+"""Steps up to which the backward alone is measured too."""
+NO_JAX = "JAX is not installed (pip install 'sparsebp[peers]'): the best peer is torch.nn alone"
+
+
+class Task(NamedTuple):
+    """A recurrent classifier and its batch."""
+
+    cell: str
+    features: int
+    hidden: int
+    batch: int
+    length: int
+
+    @property
+    def name(self) -> str:
+        """The recurrent layer, as it is built."""
+        return f"{self.cell}({self.features}, {self.hidden})"
+
+    def workload(self) -> SequenceWorkload:
+        """Build it."""
+        cell, features, hidden, batch, length = self
+        return SequenceWorkload(cell, length, batch, input_size=features, hidden=hidden)
+
+
+TASKS = (
+    Task("RNN", 1, 20, 16, 1000), Task("RNN", 1, 20, 16, 3000),
+    Task("GRU", 38, 20, 16, 1000), Task("GRU", 38, 20, 16, 3000), Task("GRU", 38, 20, 1, 1000),
+    Task("LSTM", 38, 20, 16, 1000),
+    Task("GRU", 38, 64, 16, 300), Task("LSTM", 38, 64, 16, 300),
+    Task("RNN", 64, 128, 32, 200), Task("GRU", 64, 128, 32, 200), Task("LSTM", 64, 128, 32, 200),
+    Task("GRU", 128, 256, 32, 100), Task("LSTM", 128, 256, 32, 100),
+    Task("RNN", 128, 512, 64, 50),
+)  # fmt: skip
+QUICK = (Task("RNN", 1, 20, 4, 40), Task("GRU", 3, WIDE, 2, 5))
+
+
+def measure_recurrent(run: Run) -> Iterator[Row]:
+    """Measure every task, with a new process of JAX's for every number of threads."""
+    has_jax = importlib.util.find_spec("jax") is not None
+    if not has_jax:
+        run.note(NO_JAX)
+    for count in run.threads():
+        with Apart(count) if has_jax else nullcontext(None) as apart:
+            for task in run.settings["tasks"]:
+                wanted = Task(*task)
+                row = measure_recurrent_row(
+                    wanted.workload(), run.rounds, apart=apart, backward=wanted.length <= LONGEST
+                )
+                yield row | judge_recurrent(row) | {"threads": count}
+
+
+def measure_recurrent_row(
+    workload: SequenceWorkload,
+    rounds: Mapping[str, Any],
+    clock: timing.Clock | None = None,
+    apart: Apart | None = None,
+    backward: bool = True,
+) -> Row:
+    """Time step and backward of one workload against its twins, after comparing their gradients.
+
+    Without `apart` there is no JAX; the backward alone is left out if it is not wanted.
+    """
+    twin = TorchTwin(workload)
+    choice = workload.choice()
+    row: Row = {
+        "model": f"{workload.cell}({workload.input_size}, {workload.hidden})",
+        "cell": workload.cell,
+        "hidden": workload.hidden,
+        "length": workload.length,
+        "batch": workload.batch,
+        "dtype": workload.dtype.name,
+        "algorithm": choice.algorithm,
+        "reason": choice.reason,
+        "gradient_difference": workload.agreement(twin),
+    }
+    sides: dict[str, Any] = {"ours": workload, "torch": twin}
+    warm = rounds.get("warmup", 2)
+    timers = {name: timing.timer(side.step, warm, clock) for name, side in sides.items()}
+    if apart is not None:
+        timers |= _timers_of_jax(workload, apart, row)
+    if workload.hidden >= WIDE:
+        timers["gemm"] = timing.timer(_gemm(workload.dtype), warm, clock)
+    step = timing.in_turn(timers, **{name: value for name, value in rounds.items() if name != "warmup"})
+    if apart is not None:
+        best = min(UNROLLED, key=lambda unroll: step[f"jax{unroll}"].median)
+        step["jax"], row["jax_unroll"] = step[f"jax{best}"], best
+    parts = {"step": step}
+    if backward:
+        calls = {name: timing.Call(side.backward, side.forward) for name, side in sides.items()}
+        parts["backward"] = timing.measure(calls, clock=clock, **rounds)
+    for part, timings in parts.items():
+        row |= {f"{part}_{name}": measured.to_dict() for name, measured in timings.items()}
+        row[f"{part}_ratio"] = timing.ratio(timings["torch"], timings["ours"])
+    return row | _beside_best(step) | _beside_products(step, workload.flops)
+
+
+def _timers_of_jax(workload: SequenceWorkload, apart: Apart, row: Row) -> dict[str, Callable[[], float]]:
+    """Build JAX's sides; compare their gradients at the first parameters with ours."""
+    timers, theirs = apart.build(sides, workload.cell, workload.state, *workload.host_batch, LEARNING_RATE)
+    row["jax_difference"] = max(map(workload.difference, theirs.values()))
+    refuse_difference(f"{row['model']}, T = {workload.length}: a gradient", "JAX", row["jax_difference"])
+    return timers
+
+
+def _gemm(dtype: np.dtype) -> Callable[[], object]:
+    a, out = np.ones((GEMM, GEMM), dtype), np.empty((GEMM, GEMM), dtype)
+    return lambda: np.matmul(a, a, out=out)
+
+
+def _beside_best(step: Mapping[str, timing.Timing]) -> Row:
+    best = min((name for name in PEERS if name in step), key=lambda name: step[name].median)
+    found: Row = {"best": PEERS[best], "best_ratio": timing.ratio(step[best], step["ours"])}
+    if "jax" in step:
+        found["jax_ratio"] = timing.ratio(step["jax"], step["ours"])
+    return found
+
+
+def _beside_products(step: Mapping[str, timing.Timing], flops: int) -> Row:
+    """Return the rate of matrix products, and the shares of it at which ours and the best peer do their products."""
+    if "gemm" not in step:
+        return {}
+    work = 2 * GEMM**3
+    share = {
+        name: timing.Timing(
+            tuple(flops / side * gemm / work for side, gemm in zip(timed.seconds, step["gemm"].seconds, strict=True))
+        ).median
+        for name, timed in step.items()
+    }
+    return {
+        "gemm_rate": work / step["gemm"].median,
+        "share": share["ours"],
+        "peer_share": max(share[name] for name in PEERS if name in share),
+    }
+
+
+def judge_recurrent(row: Mapping[str, Any]) -> dict[str, str]:
+    """Say what a row is to reach, and whether it does."""
+    times = row["best_ratio"]["median"]
+    wanted = next((least for most, least in RECURRENT_TARGETS.items() if row["hidden"] <= most), None)
+    if wanted is not None:
+        missed = [f"{times:.2g}×"] if times < wanted else []
+        return {"target": f"≥ {wanted:g}×", "met": harness.outcome(missed)}
+    least = WEAK_TIMES if row["peer_share"] < WEAK_SHARE else 1.0
+    missed = [f"{row['share']:.0%} of GEMM"] if row["share"] < WIDE_SHARE else []
+    missed += [f"{times:.2g}×"] if times < least else []
+    return {"target": f"≥ {WIDE_SHARE:.0%} of GEMM, ≥ {least:g}×", "met": harness.outcome(missed)}
+
+
+def draw_recurrent(result: Result) -> Any:
+    """Draw the times of a training step and of the backward alone, ours beside the peers'."""
+    rows = result["rows"]
+    bars = (("torch", "step", "#9a3412"), ("jax", "step", "#166534"), ("ours", "step", "#1e40af"))
+    names = {**PEERS, "ours": "sparsebp"}
+    labels = [
+        f"{row['model']}  B={row['batch']} T={row['length']}\n{tables.in_threads(row['threads'])}" for row in rows
+    ]
+    times = [(names[side], colour, [row.get(f"{part}_{side}", {}).get("median", 0.0) * 1e3 for row in rows])
+             for side, part, colour in bars]  # fmt: skip
+    drawing, ax = harness.bar_chart(
+        labels, times, "milliseconds a step (median), and how many times faster than the best peer", each=0.6
+    )
+    ax.set_xscale("log")
+    ratios = [f" {row['best_ratio']['median']:.1f}×" for row in rows]
+    ax.bar_label(ax.containers[-1], ratios, fontsize=7, color="#1e40af")
+    harness.legend_below(drawing, columns=3)
+    ax.grid(axis="x", alpha=0.3)
+    return drawing
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0%}"
+
+
+_RECURRENT_ROW = ("model", "batch", "length", "threads")
+RECURRENT = Benchmark(
+    name="recurrent",
+    title="Training a recurrent network on the CPU, float32, beside torch.nn and JAX",
+    leaves_out="nothing; step = forward, cross-entropy, backward, Adam; backward = all parameters' gradients. JAX: one "
+    "compiled step, the faster of lax.scan with unroll=1 and 8, compiling left out",
+    settings={"targets": {"H <= 32": 3.0, "H < 128": 2.0, "share of GEMM": WIDE_SHARE}, "dtype": "float32"},
+    sizes={"tasks": TASKS},
+    quick={"tasks": QUICK},
+    rounds={"rounds": 15, "least_rounds": 5, "budget": 2.0},
+    measure=measure_recurrent,
+    columns=(
+        Column("model", "model", number=False),
+        Column("B", "batch"),
+        Column("T", "length"),
+        Column("threads", "threads"),
+        Column("step, sparsebp", "step_ours", tables.seconds),
+        Column("over the best peer", "best_ratio", tables.times),
+        Column("best peer", "best", number=False),
+        Column("step, JAX", "step_jax", tables.seconds),
+        Column("over JAX", "jax_ratio", tables.times),
+        Column("JAX's unroll", "jax_unroll"),
+        Column("step, torch.nn", "step_torch", tables.seconds),
+        Column("over torch.nn", "step_ratio", tables.times),
+        Column("target", "target", number=False),
+        Column("outcome", "met", number=False),
+        Column("GEMM, GFLOP/s", "gemm_rate", lambda rate: f"{rate / 1e9:.0f}"),
+        Column("share of GEMM", "share", _percent),
+        Column("best peer's share", "peer_share", _percent),
+        Column("backward, sparsebp", "backward_ours", tables.seconds),
+        Column("backward, torch.nn", "backward_torch", tables.seconds),
+        Column("backward, over torch.nn", "backward_ratio", tables.times),
+        Column("`auto` chose", "algorithm", number=False),
+    ),
+    tables={
+        "The whole step": (*_RECURRENT_ROW, "step_ours", "step_jax", "step_torch", "jax_unroll"),
+        "Ratios": (*_RECURRENT_ROW, "best_ratio", "best", "jax_ratio", "step_ratio"),
+        "What it is to be": (*_RECURRENT_ROW, "best_ratio", "share", "target", "met"),
+        "Beside the rate of matrix products": (*_RECURRENT_ROW, "gemm_rate", "share", "peer_share"),
+        "Backward alone": (*_RECURRENT_ROW, "backward_ours", "backward_torch", "backward_ratio", "algorithm"),
+    },
+    short=(*_RECURRENT_ROW, "step_ours", "best_ratio", "best", "met"),
+    in_short=lambda row: row["threads"] == 1 and row["batch"] > 1 and row["length"] <= 1000,  # a row a model
+    picture=draw_recurrent,
+)  # fmt: skip
+
+
+# Training steps of PyTorch's models with and without `sparsebp.torch.accelerate`, on the same threads.
+#
+# ``python -m benchmarks torch``. Four parts, each a model of torch.nn, softmax cross-entropy and torch's fused Adam:
+#
+# - *script*: Embedding, GRU(32), Linear on sequences of up to 300 numbers, packed; a step is the mean of an epoch's;
+# - *packed*: packed sequences of lengths 1 … T (pytorch#149194, whose model has two layers of LSTM), and GRU(38, 20);
+# - *long*: more than 65 535 steps (pytorch#133751: cuDNN refuses them), for an LSTM of 24 units;
+# - *grid*: RNN, GRU and LSTM of 8 to 512 units.
+#
+# Every call is run by the kernels, also where `accelerate` leaves it to PyTorch, so that the rows say where it should.
+
+CLASSES, WORDS = 10, 1000
+OURS = "sparsebp"
+TORCH_TARGETS = {"small": 12.0, "packed": 18.0, "any": 1.0}
+"""Times faster: at 20 units and 1000 steps, packed at 20 units, and everywhere."""
+
+
+@dataclass(frozen=True)
+class TorchTask:
+    """One model and its data.
+
+    Attributes
+    ----------
+    part
+        ``"script"``, ``"packed"``, ``"long"`` or ``"grid"``.
+    cell
+        ``"RNN"``, ``"GRU"`` or ``"LSTM"``.
+    features, hidden, layers
+        Of the recurrent layer.
+    batch, length
+        B and T.
+    batches
+        How many batches are trained on, one after the other.
+    """
+
+    part: str
+    cell: str
+    features: int
+    hidden: int
+    batch: int
+    length: int
+    layers: int = 1
+    batches: int = 1
+
+    @property
+    def name(self) -> str:
+        """The recurrent layer, as it is built."""
+        return f"{self.cell}({self.features}, {self.hidden}" + (f", {self.layers})" if self.layers > 1 else ")")
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences of different lengths are packed."""
+        return self.part in ("script", "packed")
+
+    @property
+    def target(self) -> float:
+        """Times faster that it is to be."""
+        if self.part == "packed" and self.hidden == 20:
+            return TORCH_TARGETS["packed"]
+        small = self.part == "grid" and self.hidden == 20 and self.length >= 1000
+        return TORCH_TARGETS["small" if small else "any"]
+
+
+def tasks(settings: Mapping[str, Any]) -> Iterator[TorchTask]:
+    """Yield every task of a run."""
+    script, long = settings["script"], settings["long"]
+    yield TorchTask("script", "GRU", 32, 32, script["batch"], script["length"], batches=script["batches"])
+    for length in settings["packed"]:
+        yield TorchTask("packed", "GRU", 38, 20, 16, length)
+        yield TorchTask("packed", "LSTM", 16, 32, 16, length, layers=2)
+    yield TorchTask("long", "LSTM", 4, 24, 2, long)
+    for cell in settings["cells"]:
+        for batch, length, largest in settings["shapes"]:
+            for hidden in settings["hidden"]:
+                if hidden <= largest:
+                    yield TorchTask("grid", cell, settings["features"], hidden, batch, length)
+
+
+def measure_torch(run: Run) -> Iterator[Row]:
+    """Measure every task, and note where the layer should be left alone."""
+    import_torch()
+    slower: dict[str, set[str]] = {}
+    for count in run.threads():
+        for task in tasks(run.settings):
+            row = measure_torch_row(task, run.rounds) | {"threads": count}
+            if row["accelerate"] == OURS and row["ratio"]["median"] < 1:
+                slower.setdefault(task.cell, set()).add(f"H = {task.hidden}, B = {task.batch}, T = {task.length}")
+            yield row
+    run.note(advice(slower))
+
+
+def advice(slower: Mapping[str, set[str]]) -> str:
+    """Say which tasks of the grid `accelerate` should leave to PyTorch besides those that it does leave."""
+    said = [f"{cell}: {', '.join(sorted(places))}" for cell, places in sorted(slower.items())]
+    return f"slower than torch.nn, and yet not left to it by accelerate: {'; '.join(said) or 'nothing'}"
+
+
+def measure_torch_row(task: TorchTask, rounds: Mapping[str, Any]) -> Row:
+    """Time a step of the model as it is and of its accelerated copy, in turn, after comparing their gradients."""
+    from sparsebp.torch.modules import is_faster
+
+    plain = Side(task)
+    ours = plain.accelerated()
+    difference = ours.difference(plain)
+    refuse_difference(f"{task.name}, T = {task.length}, B = {task.batch}: a gradient", "torch.nn", difference)
+    if task.part == "long":  # seconds a step
+        rounds = {**rounds, "rounds": min(3, rounds["rounds"]), "least_rounds": min(3, rounds["least_rounds"])}
+    timings = {
+        name: timing.Timing(tuple(seconds / task.batches for seconds in found.seconds))
+        for name, found in timing.measure({"ours": ours.epoch, "torch": plain.epoch}, **rounds).items()
+    }
+    ours_runs = is_faster(task.cell, task.hidden, False, task.length, task.packed)
+    row: Row = {
+        "part": task.part, "model": task.name, "cell": task.cell, "hidden": task.hidden, "batch": task.batch,
+        "length": task.length, "gradient_difference": difference,
+        "accelerate": OURS if ours_runs else "torch.nn", "target": task.target,
+    }  # fmt: skip
+    row |= {name: timing_.to_dict() for name, timing_ in timings.items()}
+    row["ratio"] = timing.ratio(timings["torch"], timings["ours"])
+    reached = row["ratio"]["median"] >= task.target
+    if not ours_runs and task.target <= 1:
+        return row | {"met": "left to PyTorch"}
+    return row | {"met": harness.outcome([] if reached else [f"≥ {task.target:g}×"])}
+
+
+class Side:
+    """A model of torch.nn, its batches and its optimizer."""
+
+    def __init__(self, task: TorchTask) -> None:
+        torch = import_torch()
+        self._task = task
+        torch.manual_seed(0)
+        rng = np.random.default_rng(0)
+        parts = {
+            "rnn": getattr(torch.nn, task.cell)(task.features, task.hidden, task.layers),
+            "head": torch.nn.Linear(task.hidden, CLASSES),
+        }
+        if task.part == "script":
+            parts["embedding"] = torch.nn.Embedding(WORDS, task.features)
+        self.model = torch.nn.ModuleDict(parts)
+        self.batches = [self._batch(torch, rng) for _ in range(task.batches)]
+        self._begin(torch)
+
+    def _begin(self, torch: Any) -> None:
+        self.loss = torch.nn.CrossEntropyLoss()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, fused=True)
+
+    def _batch(self, torch: Any, rng: np.random.Generator) -> tuple[Any, Any, Any]:
+        """Return inputs (T, B) or (T, B, features), lengths or None, and classes."""
+        task = self._task
+        shape = (task.length, task.batch)
+        if task.part == "script":
+            x = torch.from_numpy(rng.integers(0, WORDS, shape))
+            lengths = torch.from_numpy(rng.integers(max(1, task.length // 10), task.length + 1, task.batch))
+        else:
+            x = torch.from_numpy(rng.standard_normal((*shape, task.features), dtype=np.float32))
+            lengths = torch.linspace(1, task.length, task.batch).round().long() if task.packed else None
+        return x, lengths, torch.from_numpy(rng.integers(0, CLASSES, task.batch))
+
+    def accelerated(self) -> Side:
+        """Return a copy whose recurrent layer is ours, whatever `accelerate` would do."""
+        from sparsebp.torch.modules import OURS
+
+        side = copy.deepcopy(self)
+        side.model["rnn"].__class__ = OURS[type(side.model["rnn"])]
+        side._begin(import_torch())
+        return side
+
+    def epoch(self) -> None:
+        """Run a whole training step on every batch."""
+        for batch in self.batches:
+            self.backward(batch)
+            self.optimizer.step()
+
+    def backward(self, batch: tuple[Any, Any, Any]) -> None:
+        """Run the forward pass and the backward pass, with the gradients of the last step dropped."""
+        from torch.nn.utils.rnn import pack_padded_sequence
+
+        x, lengths, target = batch
+        self.optimizer.zero_grad(set_to_none=True)
+        if "embedding" in self.model:
+            x = self.model["embedding"](x)
+        if lengths is not None:
+            x = pack_padded_sequence(x, lengths, enforce_sorted=False)
+        _, last = self.model["rnn"](x)
+        h_n = last[0] if self._task.cell == "LSTM" else last
+        self.loss(self.model["head"](h_n[-1]), target).backward()
+
+    def difference(self, peer: Side) -> float:
+        """Return the largest ``‖ours − theirs‖ / ‖theirs‖`` over the gradients of all parameters on the first batch."""
+        for side in (self, peer):
+            side.backward(side.batches[0])
+        theirs = dict(peer.model.named_parameters())
+        return max(
+            float((mine.grad - theirs[name].grad).norm() / theirs[name].grad.norm().clamp_min(1e-30))
+            for name, mine in self.model.named_parameters()
+        )
+
+
+def draw_torch(result: Result) -> Any:
+    """Draw how many times faster over the number of units, and below it the scripts."""
+    _, rows = with_threads(result, max)
+    drawing, axes = harness.figure(2, 1, width=8.0, height=8.5)
+    curves, bars = axes[:, 0]
+    grid = [row for row in rows if row["part"] == "grid"]
+    shapes = dict.fromkeys((row["cell"], row["batch"], row["length"]) for row in grid)
+    styles = {"RNN": "-", "GRU": "--", "LSTM": ":"}
+    colours = dict(
+        zip(dict.fromkeys(shape[1:] for shape in shapes), ("#7e22ce", "#1e40af", "#9a3412", "#166534"), strict=False)
+    )
+    for cell, batch, length in shapes:
+        points = [row for row in grid if (row["cell"], row["batch"], row["length"]) == (cell, batch, length)]
+        curves.plot([row["hidden"] for row in points], [row["ratio"]["median"] for row in points], styles[cell],
+                    marker=".", color=colours[batch, length], label=f"{cell}, B = {batch}, T = {length}")  # fmt: skip
+    curves.axhline(1, color="#888888", linewidth=0.8)
+    curves.set_xscale("log", base=2)
+    curves.set_yscale("log", base=2)
+    curves.set_xlabel("hidden size")
+    curves.set_ylabel("times faster than torch.nn")
+    curves.legend(fontsize=8, ncols=2)
+    others = [row for row in rows if row["part"] != "grid"]
+    bars.barh(range(len(others)), [row["ratio"]["median"] for row in others], color="#1e40af")
+    bars.set_yticks(range(len(others)), [f"{row['part']}: {row['model']}\nB = {row['batch']}, T = {row['length']}"
+                                         for row in others], fontsize=8)  # fmt: skip
+    bars.invert_yaxis()
+    bars.set_xlabel("times faster than torch.nn")
+    return drawing
+
+
+TORCH = Benchmark(
+    name="torch",
+    title="Training PyTorch's recurrent models on the CPU, with and without accelerate: float32",
+    leaves_out="nothing; a step is forward, cross-entropy, backward and torch's fused Adam, packing among it",
+    settings={"targets": TORCH_TARGETS, "features": 32, "cells": ("RNN", "GRU", "LSTM")},
+    sizes={
+        "script": {"batch": 32, "length": 300, "batches": 4}, "packed": (100, 1000), "long": 66_000,
+        "hidden": (8, 20, 64, 128, 256, 512),
+        "shapes": ((16, 10, 512), (16, 100, 512), (16, 1000, 128)),  # B, T, and the largest layer
+    },
+    quick={
+        "script": {"batch": 3, "length": 10, "batches": 2}, "packed": (8,), "long": 40, "hidden": (8,),
+        "shapes": ((2, 6, 8),),
+    },
+    rounds={"rounds": 9, "least_rounds": 5, "budget": 3.0},
+    measure=measure_torch,
+    columns=(
+        Column("part", "part", number=False),
+        Column("model", "model", number=False),
+        Column("B", "batch"),
+        Column("T", "length"),
+        Column("threads", "threads"),
+        Column("accelerated", "ours", tables.seconds),
+        Column("torch.nn", "torch", tables.seconds),
+        Column("over torch.nn", "ratio", tables.times),
+        Column("accelerate runs", "accelerate", number=False),
+        Column("target", "target", lambda value: f"≥ {value:g}×"),
+        Column("outcome", "met", number=False),
+    ),
+    tables={
+        "The times of a step": ("part", "model", "batch", "length", "threads", "ours", "torch", "ratio"),
+        "What it is to be": ("part", "model", "batch", "length", "threads", "accelerate", "target", "met"),
+    },
+    short=("part", "model", "batch", "length", "threads", "ours", "torch", "ratio"),
+    in_short=lambda row: row["part"] != "grid",
+    picture=draw_torch,
+)  # fmt: skip

@@ -1,0 +1,761 @@
+"""Whole training steps with fused optimizers: time, and the peak of gradients in memory.
+
+``python -m benchmarks fusion``. Forward, loss, backward and update of one batch, by our executor with every fusion, and
+by PyTorch with `torch.optim` in its three forms and with an update in every parameter's
+``register_post_accumulate_grad_hook``, which is PyTorch's backward-fusion. All of ours work on one model and one
+optimizer's state, all of PyTorch's on their twins, in a process of its own. Ours also look at every gradient (norm,
+finiteness), as training does.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarks import harness, workloads
+from benchmarks.harness import Benchmark, Result, Row, Run, copy_bandwidth, fits, with_threads
+from benchmarks.processes import Apart
+from benchmarks.workloads import torch_twin
+from sparsebp import kernels, nn, optim
+from sparsebp.core import tables, timing
+from sparsebp.core.check import Backward
+from sparsebp.core.tables import Column
+from sparsebp.data import load_mnist_images
+from sparsebp.models import lenet5
+from sparsebp.schedule.builders import Fusion
+
+# Convergence: LeNet-5 on real digits by scan and by back-propagation, from one seed (BPPSA §3.5, Fig. 6).
+#
+# ``python -m benchmarks convergence``. Batch 256, SGD with momentum as in the paper, and Adam; float32 and float64. The
+# loss of both runs is compared after every iteration: a scan computes the same gradients in another order of summation.
+
+ALGORITHM: Backward = "blelloch"
+SEED, TEST, TEST_EVERY = 0, 500, 5
+CONVERGENCE_TARGETS = {"float32": 1e-4, "float64": 1e-10}
+CONVERGENCE_OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "SGD, lr 1e-3, momentum 0.9": lambda params: optim.SGD(params, lr=1e-3, momentum=0.9),
+    "Adam, lr 1e-3": lambda params: optim.Adam(params, lr=1e-3),
+}
+
+
+def measure_convergence(run: Run) -> Iterator[Row]:
+    """Train with every optimizer in either precision."""
+    for dtype in CONVERGENCE_TARGETS:
+        data = load_mnist_images(test=TEST, dtype=dtype)
+        for name in CONVERGENCE_OPTIMIZERS:
+            yield measure_convergence_row(name, dtype, data, run.settings["batch"], run.settings["iterations"])
+    _add_rounding(run.result["rows"])
+
+
+def measure_convergence_row(name: str, dtype: str, data: Any, batch: int, iterations: int) -> Row:
+    """Train twice from the same weights on the same batches; compare the losses."""
+    bp, scan = (train(name, dtype, data, batch, iterations, way) for way in ("bp", ALGORITHM))
+    difference, test_difference = (largest_difference(scan[key], bp[key]) for key in ("loss", "test"))
+    target = CONVERGENCE_TARGETS[dtype]
+    autograd = train_torch(name, dtype, data, batch, iterations)
+    return {
+        "optimizer": name, "dtype": dtype, "iterations": iterations, "first_loss": bp["loss"][0],
+        "last_bp": bp["loss"][-1], "last_scan": scan["loss"][-1], "difference": difference,
+        "test_difference": test_difference,
+        "torch_difference": largest_difference(autograd, bp["loss"]), "target": target,
+        "met": max(difference, test_difference) <= target,
+        "step_bp": float(np.median(bp["seconds"])), "step_scan": float(np.median(scan["seconds"])),
+        "losses_bp": bp["loss"], "losses_scan": scan["loss"], "test_bp": bp["test"], "test_scan": scan["test"],
+    }  # fmt: skip
+
+
+def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the largest relative difference of two runs' losses."""
+    return float(np.max(np.abs(np.subtract(losses, reference)) / np.abs(reference)))
+
+
+def _add_rounding(rows: Sequence[Row]) -> None:
+    """Put into the float32 rows how far BP itself is from BP in float64: no scan can be expected to be nearer."""
+    exact = {row["optimizer"]: row["losses_bp"] for row in rows if row["dtype"] == "float64"}
+    for row in rows:
+        if row["dtype"] == "float32":
+            row["rounding"] = largest_difference(row["losses_bp"], exact[row["optimizer"]])
+
+
+def train(name: str, dtype: str, data: Any, batch: int, iterations: int, backward: Backward) -> dict[str, list[float]]:
+    """Train LeNet-5 and return the loss and the seconds of every iteration, and the test loss of every fifth."""
+    train_set, test_set = data
+    test_x, test_target = test_set.batch(np.arange(len(test_set)))
+    model, loss = lenet5(dtype=dtype, rng=SEED), nn.CrossEntropyLoss()
+    model.set_backward(backward)
+    optimizer = CONVERGENCE_OPTIMIZERS[name](model.parameters())
+    found: dict[str, list[float]] = {"loss": [], "test": [], "seconds": []}
+    steps = workloads.train(model, optimizer, train_set, batch, SEED, iterations)
+    for step, (value, seconds) in enumerate(steps):
+        found["seconds"].append(seconds)
+        found["loss"].append(value)
+        if step % TEST_EVERY == 0 or step == iterations - 1:
+            found["test"].append(float(loss.forward(model(test_x), test_target)[0]))
+    return found
+
+
+def train_torch(name: str, dtype: str, data: Any, batch: int, iterations: int) -> list[float]:
+    """Train the same network by PyTorch's autograd on the same batches and return the losses."""
+    import torch
+
+    train_set, _ = data
+    twin = workloads.torch_twin(lenet5(dtype=dtype, rng=SEED))
+    optimizer = (
+        torch.optim.Adam(twin.parameters(), lr=1e-3)
+        if name.startswith("Adam")
+        else torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
+    )
+    losses = []
+    for chosen in workloads.batches(len(train_set), batch, SEED, iterations):
+        x, target = map(torch.from_numpy, train_set.batch(chosen))
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(twin(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def draw_convergence(result: Result) -> Any:
+    """Draw training and test loss by iteration, the scan's dashed over that of BP, one column an optimizer."""
+    rows = [row for row in result["rows"] if row["dtype"] == "float32"]
+    drawing, axes = harness.figure(2, len(rows), width=4.2 * len(rows), height=5.4)
+    for column, row in enumerate(rows):
+        for place, (kind, label) in enumerate((("losses", "training loss"), ("test", "test loss"))):
+            ax, count = axes[place, column], row["iterations"]
+            at = np.arange(count)
+            if kind == "test":
+                at = np.array([i for i in at if i % TEST_EVERY == 0 or i == count - 1])
+            ax.plot(at, row[f"{kind}_bp"], color="#93c5fd", linewidth=4, label="back-propagation")
+            ax.plot(at, row[f"{kind}_scan"], color="#9a3412", linewidth=1.2, linestyle="--", label="scan")
+            ax.set_ylabel(label)
+            ax.set_xlabel("iteration")
+            ax.grid(alpha=0.3)
+            ax.spines[["top", "right"]].set_visible(False)
+        axes[0, column].set_title(f"{row['optimizer']}, {row['dtype']}", fontsize=10)
+    axes[0, 0].legend(fontsize=8)
+    return drawing
+
+
+_RUN = ("optimizer", "dtype")
+
+CONVERGENCE = Benchmark(
+    name="convergence",
+    title="LeNet-5 on the real digits, batch {batch}: the loss by scan ({algorithm}, all levels) and layer by layer",
+    leaves_out="nothing; a step is forward, loss, backward and update, the median over the iterations",
+    settings={"seed": SEED, "targets": CONVERGENCE_TARGETS, "algorithm": ALGORITHM},
+    sizes={"batch": 256, "iterations": 100},
+    quick={"batch": 16, "iterations": 3},
+    threads=None,
+    measure=measure_convergence,
+    columns=(
+        Column("optimizer", "optimizer", number=False),
+        Column("dtype", "dtype", number=False),
+        Column("iterations", "iterations"),
+        Column("first loss", "first_loss", "{:.4f}".format),
+        Column("last loss, BP", "last_bp", "{:.8f}".format),
+        Column("last loss, scan", "last_scan", "{:.8f}".format),
+        Column("largest relative difference", "difference", "{:.2e}".format),
+        Column("of the test loss", "test_difference", "{:.2e}".format),
+        Column("PyTorch's BP against our BP", "torch_difference", "{:.2e}".format),
+        Column("our BP in float32 against float64", "rounding", "{:.2e}".format),
+        Column("target", "target", "≤ {:.0e}".format),
+        Column("met", "met", lambda v: "yes" if v else "no", number=False),
+        Column("step, BP", "step_bp", tables.seconds),
+        Column("step, scan", "step_scan", tables.seconds),
+    ),
+    tables={
+        "Losses, and time of a step": (
+            *_RUN,
+            "iterations",
+            "first_loss",
+            "last_bp",
+            "last_scan",
+            "step_bp",
+            "step_scan",
+        ),
+        "Relative differences of the losses": (
+            *_RUN,
+            "difference",
+            "test_difference",
+            "torch_difference",
+            "rounding",
+            "target",
+            "met",
+        ),
+    },
+    short=(*_RUN, "iterations", "last_bp", "last_scan", "difference", "target", "met"),
+    picture=draw_convergence,
+)
+
+
+# Optimizer updates, all parameters in one pass, against torch.optim and against one parameter after the other.
+#
+# ``python -m benchmarks optim``. The gradients are there; what is timed is the update alone: ours in one call, ours
+# name by name, and `torch.optim` with ``foreach=False``, ``foreach=True`` and ``fused=True`` (where PyTorch has one),
+# on the parameters of networks with few large and many small tensors. All sides update the same arrays and keep buffers
+# of their own. An update does next to no arithmetic: its floor is the bytes that it must move, at the rate of a copy.
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+OPTIM_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SGD": ("SGD", {"lr": 1e-3}),
+    "SGD, momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
+    "Adam": ("Adam", {"lr": 1e-3}),
+    "AdamW": ("AdamW", {"lr": 1e-3}),
+    "AMSGrad": ("Adam", {"lr": 1e-3, "amsgrad": True}),
+    "Adagrad": ("Adagrad", {"lr": 1e-3}),
+    "Adadelta": ("Adadelta", {"lr": 1e-3}),
+    "RMSprop": ("RMSprop", {"lr": 1e-3}),
+}
+"""By name in the table: the class, of the same name here and in torch.optim, and its options."""
+PEERS = {"unfused": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+"""The forms of torch.optim."""
+OPTIM_TARGETS = {"foreach": 1.5, "fused": 1.0}
+
+
+def measure_optim(run: Run) -> Iterator[Row]:
+    """Measure every optimizer on every network."""
+    harness.import_torch()  # refused before anything is measured
+    for network, shapes in optim_networks(run.quick).items():
+        need = 4 * sum(map(math.prod, shapes.values())) * (2 + 4 * 3 + 3)  # all sides' buffers, foreach's intermediates
+        for count in run.threads():
+            for name in OPTIM_OPTIMIZERS:
+                if fits(f"{network}, {name}", need, run.note):
+                    yield measure_optim_row(network, shapes, name, count, run.rounds)
+
+
+def optim_networks(quick: bool = False) -> dict[str, Shapes]:
+    """Return the parameters' shapes of each network, by name.
+
+    SNN is the fully connected network of the 2018 DualPipe paper, 32 layers of 2048 units.
+    """
+    from sparsebp import models
+
+    width = 32 if quick else 2048
+    snn: Shapes = {
+        f"{i}.{name}": shape for i in range(32) for name, shape in (("weight", (width, width)), ("bias", (width,)))
+    }
+    others: dict[str, Any] = {"LeNet-5": models.lenet5}
+    if not quick:
+        others |= {"MobileNetV2-style": models.mobilenetv2, "VGG-11": models.vgg11}
+    shapes: dict[str, Shapes] = {
+        name: {key: p.shape for key, p in make().parameters().items()} for name, make in others.items()
+    }
+    return {f"SNN, 32 × {width}": snn} | shapes
+
+
+def measure_optim_row(network: str, shapes: Shapes, optimizer: str, threads: int, rounds: Mapping[str, Any]) -> Row:
+    """Time all sides in turn."""
+    ours, calls = sides(shapes, optimizer)
+    timings = timing.measure(calls, **rounds)
+    moved = bytes_moved(ours)
+    row: Row = {
+        "network": network, "tensors": len(shapes), "parameters": sum(map(math.prod, shapes.values())),
+        "optimizer": optimizer, "threads": threads,
+        "moved": moved, "floor_times": timings["ours"].median / (moved / copy_bandwidth(threads)),
+    }  # fmt: skip
+    row |= timing.side_by_side(timings)
+    return row | judge_optim(row)
+
+
+def sides(shapes: Shapes, optimizer: str) -> tuple[Any, dict[str, Callable[[], object]]]:
+    """Return our optimizer, and one update by each side; all work on the same parameters and gradients."""
+    import torch
+
+    from sparsebp import optim
+
+    rng = np.random.default_rng(0)
+    params, grads = ({name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()} for _ in range(2))
+    cls, options = OPTIM_OPTIMIZERS[optimizer]
+    ours = getattr(optim, cls)(params, **options)
+
+    def name_by_name() -> None:
+        update = ours.begin()
+        for name, grad in grads.items():
+            update.apply({name: grad})
+
+    calls: dict[str, Callable[[], object]] = {"ours": lambda: ours.step(grads), "loop": name_by_name}
+    twins = [torch.nn.Parameter(torch.from_numpy(param)) for param in params.values()]
+    for twin, grad in zip(twins, grads.values(), strict=True):
+        twin.grad = torch.from_numpy(grad)
+    fused = ("SGD", "Adam", "AdamW", "Adagrad")  # those that PyTorch has fused on a CPU
+    for name, form in PEERS.items():
+        if name != "fused" or cls in fused:
+            calls[name] = getattr(torch.optim, cls)(twins, **options, **form).step
+    return ours, calls
+
+
+def bytes_moved(optimizer: Any) -> int:
+    """Return the bytes that an update must move: gradients read, parameters and buffers read and written."""
+    parameters = sum(param.nbytes for param in optimizer.params.values())
+    buffers = sum(array.nbytes for arrays in optimizer.buffers.values() for array in arrays.values())
+    return 3 * parameters + 2 * buffers
+
+
+def judge_optim(row: Mapping[str, Any]) -> dict[str, str]:
+    """Say what the row is to reach, and whether it does."""
+    targets = {side: least for side, least in OPTIM_TARGETS.items() if f"{side}_ratio" in row}
+    missed = [side for side, least in targets.items() if row[f"{side}_ratio"]["median"] < least]
+    return {
+        "targets": ", ".join(f"≥ {least:g}× {side}" for side, least in targets.items()),
+        "met": harness.outcome(missed),
+    }
+
+
+def draw_optim(result: Result) -> Any:
+    """Draw the speed-up over foreach and fused, one pair of bars a network and optimizer, for the most threads."""
+    threads, rows = with_threads(result, max)
+    colours = {"foreach": "#93c5fd", "fused": "#1e40af"}
+    bars = [
+        (f"over torch, {side}", colour, [row.get(f"{side}_ratio", {"median": 0.0})["median"] for row in rows])
+        for side, colour in colours.items()
+    ]
+    labels = [f"{row['network']}, {row['optimizer']}" for row in rows]
+    drawing, ax = harness.bar_chart(labels, bars, f"times faster, {threads} (dashed: targets)", each=0.28)
+    for side, colour in colours.items():
+        ax.axvline(OPTIM_TARGETS[side], color=colour, linewidth=0.8, linestyle="--")
+    harness.legend_below(drawing)
+    return drawing
+
+
+_OPTIM_ROW = ("network", "optimizer", "threads")
+
+OPTIM = Benchmark(
+    name="optim",
+    title="The update of all parameters, gradients given: float32, CPU",
+    leaves_out="forward and backward; whole steps are another comparison",
+    settings={"dtype": "float32", "targets": OPTIM_TARGETS, "optimizers": OPTIM_OPTIMIZERS},
+    rounds={"rounds": 15, "least_rounds": 3, "budget": 4.0},
+    measure=measure_optim,
+    columns=(
+        Column("network", "network", number=False),
+        Column("tensors", "tensors", on_terminal=False),
+        Column("parameters", "parameters", tables.count),
+        Column("optimizer", "optimizer", number=False),
+        Column("threads", "threads"),
+        Column("sparsebp", "ours", tables.seconds),
+        Column("name by name", "loop", tables.seconds),
+        Column("torch", "unfused", tables.seconds),
+        Column("torch, foreach", "foreach", tables.seconds),
+        Column("torch, fused", "fused", tables.seconds),
+        Column("over name by name", "loop_ratio", tables.times),
+        Column("over torch", "unfused_ratio", tables.times),
+        Column("over foreach", "foreach_ratio", tables.times),
+        Column("over fused", "fused_ratio", tables.times),
+        Column("targets", "targets", number=False, on_terminal=False),
+        Column("outcome", "met", number=False),
+        Column("bytes moved", "moved", tables.size, on_terminal=False),
+        Column("× copy floor", "floor_times", tables.times),
+    ),
+    tables={
+        "Networks": ("network", "tensors", "parameters"),
+        "Time of an update": (*_OPTIM_ROW, "ours", "loop", *PEERS),
+        "Ratios": (*_OPTIM_ROW, "loop_ratio", *(f"{peer}_ratio" for peer in PEERS)),
+        "Targets, and the time of a copy of as many bytes": (*_OPTIM_ROW, "moved", "floor_times", "targets", "met"),
+    },
+    short=("network", "optimizer", "ours", "foreach_ratio", "fused_ratio", "met", "floor_times"),
+    picture=draw_optim,
+)
+
+
+FUSIONS: tuple[Fusion, ...] = ("none", "forward", "backward")
+FUSION_TARGETS = {"step": 1.15, "share": 0.2, "peak": 1.2}
+"""Backward-fusion over no fusion where the update's share of a step is above `share`; peak over the largest layer's."""
+ALL = tuple(OPTIM_OPTIMIZERS)
+FEW = ("SGD, momentum", "Adam")
+
+
+def measure_fusion(run: Run) -> Iterator[Row]:
+    """Measure the steps of every network, batch size and optimizer."""
+    harness.import_torch()  # refused before anything is measured
+    with Apart() as apart:
+        for network, (make, shape, batches) in fusion_networks(run.quick).items():
+            need = 10 * sum(p.nbytes for p in make().parameters().values())
+            for count in run.threads():
+                for batch, name in [(batch, name) for batch, names in batches.items() for name in names]:
+                    if fits(f"{network}, {name}", need, run.note):
+                        yield measure_fusion_row(network, make, shape, batch, name, count, run.rounds, apart)
+
+
+def fusion_networks(
+    quick: bool = False,
+) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[int, tuple[str, ...]]]]:
+    """Return of each network: how it is made, a sample's shape, and the optimizers for each batch size."""
+    from sparsebp import models
+
+    width = 16 if quick else 2048
+    found: dict[str, Any] = {
+        f"SNN, 32 × {width}": (partial(snn, width), (width,), {32: FEW[1:]} if quick
+                               else dict.fromkeys((1, 32, 128), FEW)),
+        "LeNet-5": (partial(models.lenet5, rng=0), (1, 28, 28),
+                    {32: FEW[:1]} if quick else {1: ALL, 8: FEW, 32: ALL, 128: FEW}),
+    }  # fmt: skip
+    if not quick:
+        found |= {
+            "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32), {1: FEW, 8: FEW, 32: ALL}),
+            "VGG-11": (partial(models.vgg11, rng=0), (3, 32, 32), dict.fromkeys((1, 8, 32), FEW)),
+        }
+    return found
+
+
+def snn(width: int) -> Any:
+    """Return 32 fully connected layers of `width` (Chen, Yang and Cheng 2018)."""
+    from sparsebp import nn
+
+    rng = np.random.default_rng(0)
+    layers = [layer for _ in range(32) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def measure_fusion_row(
+    network: str, make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int,
+    rounds: Mapping[str, Any], apart: Apart,
+) -> Row:  # fmt: skip
+    """Time all sides in turn, and measure what gradients take."""
+    model = make()
+    x, target = batch_of(model, shape, batch)
+    executors, update_alone = ours(model, optimizer)
+    peaks = {f"{name}_peak": peak_of_ours(executor, [(x, target)]) for name, executor in executors.items()}
+    sides: dict[str, Callable[[], object]] = {
+        name: lambda executor=executor: executor.step([(x, target)]) for name, executor in executors.items()
+    } | {"update": update_alone}
+    timers = {name: timing.timer(side) for name, side in sides.items()}
+    theirs, peaks["hooks_peak"] = apart.build(fusion_in_torch, make, shape, batch, optimizer, threads)
+    timings = timing.in_turn(timers | theirs, **rounds)
+    share = timings["update"].median / timings["none"].median
+    weighted = [list(layer.parameters().values()) for _, layer in model.stages() if layer.parameters()]
+    largest = max(sum(array.nbytes for array in arrays) for arrays in weighted)
+    row: Row = {
+        "network": network, "batch": batch, "optimizer": optimizer, "threads": threads, "share": share,
+        "largest": largest, "layer_parameters": fmean(sum(a.size for a in arrays) for arrays in weighted), **peaks,
+    }  # fmt: skip
+    row |= {name: measured.to_dict() for name, measured in timings.items()}
+    row |= {f"{name}_ratio": timing.ratio(timings["none"], timings[name]) for name in ("forward", "backward")}
+    row["hooks_ratio"] = timing.ratio(timings["hooks"], timings["backward"])
+    return row | {"met": judge_fusion(row)}
+
+
+def ours(model: Any, optimizer: str) -> tuple[dict[Fusion, Any], Callable[[], object]]:
+    """Return an executor for each fusion, and the update of all parameters by itself."""
+    from sparsebp import nn, optim
+    from sparsebp.runtime.actions import Stages
+    from sparsebp.runtime.executor import Executor
+    from sparsebp.train.ranks import schedule_of
+
+    cls, options = OPTIM_OPTIMIZERS[optimizer]
+    opt = getattr(optim, cls)(model.parameters(), **options)
+    stages = Stages(model)
+    executors = {
+        fusion: Executor(model, nn.CrossEntropyLoss(), opt, schedule_of(stages, fusion, 1, "conventional"))
+        for fusion in FUSIONS
+    }
+    grads = {name: np.zeros_like(param) for name, param in model.parameters().items()}
+    return executors, lambda: opt.step(grads)
+
+
+def peak_of_ours(executor: Any, batches: Any) -> int:
+    """Return the most bytes of weight gradients that are there at once in a step."""
+    alive: list[weakref.ref[Any]] = []
+    most = [0]
+    layers = [stage.layer for stage in executor.stages.all if stage.parameters]
+
+    def watch(layer: Any) -> Callable[..., Any]:
+        compute = layer.weight_grad
+
+        def weight_grad(gy: Any, saved: Any, *shared: Any) -> Any:
+            grads = compute(gy, saved, *shared)
+            alive.extend(weakref.ref(grad) for grad in grads.values())
+            most[0] = max(most[0], sum(grad.nbytes for grad in (ref() for ref in alive) if grad is not None))
+            return grads
+
+        return weight_grad
+
+    def by_rows(layer: Any) -> Callable[..., Any]:
+        compute = layer.weight_grad_factors
+
+        def weight_grad_factors(gy: Any, saved: Any) -> Any:
+            found, host = compute(gy, saved), kernels.on_host()
+            for factors in [] if found is None else found[0].values():
+                if host.worth_update_by_product(*factors):
+                    most[0] = max(most[0], host.bytes_at_once(*factors))
+            return found
+
+        return weight_grad_factors
+
+    for layer in layers:
+        layer.weight_grad, layer.weight_grad_factors = watch(layer), by_rows(layer)
+    try:
+        executor.step(batches)
+    finally:
+        for layer in layers:
+            del layer.weight_grad, layer.weight_grad_factors
+    return most[0]
+
+
+def batch_of(model: Any, shape: tuple[int, ...], batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a batch of inputs and targets."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, *shape), np.float32)
+    return x, rng.integers(model.forward(x[:1])[0].shape[1], size=batch)
+
+
+def fusion_in_torch(
+    make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int
+) -> tuple[dict[str, Callable[[], object]], int]:
+    """Return one whole step by each form of torch.optim, all with one state, and the peak of gradients with hooks."""
+    import torch
+
+    torch.set_num_threads(threads)
+    model = make()
+    (x, target), twin = batch_of(model, shape, batch), torch_twin(model)
+    cls, options = OPTIM_OPTIMIZERS[optimizer]
+    inputs, targets, loss = torch.from_numpy(x), torch.from_numpy(target), torch.nn.CrossEntropyLoss()
+    parameters = list(twin.parameters())
+    whole = getattr(torch.optim, cls)(parameters, **options, foreach=False)
+
+    def backward() -> None:
+        loss(twin(inputs), targets).backward()
+
+    def step(form: Mapping[str, bool]) -> Callable[[], None]:
+        chosen = {"foreach": False, **form}
+
+        def run() -> None:
+            whole.zero_grad()
+            backward()
+            whole.param_groups[0].update(chosen)
+            whole.step()
+
+        return run
+
+    calls: dict[str, Callable[[], object]] = {"torch": step({}), "foreach": step({"foreach": True})}
+    if cls in ("SGD", "Adam", "AdamW", "Adagrad"):
+        calls["fused"] = step({"fused": True, "foreach": False})
+    most = [0]
+    pieces = {p: getattr(torch.optim, cls)([p], **options, foreach=False) for p in parameters}
+    for piece in pieces.values():
+        piece.state = whole.state
+
+    def update(parameter: Any) -> None:
+        if most[0] >= 0:
+            most[0] = max(most[0], sum(p.grad.nbytes for p in parameters if p.grad is not None))
+        pieces[parameter].step()
+        parameter.grad = None
+
+    def hooked() -> None:
+        whole.zero_grad()
+        handles = [p.register_post_accumulate_grad_hook(update) for p in parameters]
+        backward()
+        for handle in handles:
+            handle.remove()
+
+    calls["torch"]()  # the state is there from now on
+    hooked()
+    peak, most[0] = most[0], -1
+    return calls | {"hooks": hooked}, peak
+
+
+def judge_fusion(row: Mapping[str, Any]) -> str:
+    """Say whether the row reaches what it is to reach: a step has a target only where the update is much of it."""
+    missed, judged = [], row["share"] > FUSION_TARGETS["share"]
+    if judged and row["backward_ratio"]["median"] < FUSION_TARGETS["step"]:
+        missed.append(f"step ≥ {FUSION_TARGETS['step']}×")
+    if row["backward_peak"] > FUSION_TARGETS["peak"] * row["largest"]:
+        missed.append(f"gradients ≤ {FUSION_TARGETS['peak']} × the largest layer's")
+    outcome = harness.outcome(missed)
+    return outcome if judged else f"{outcome}; step without a target"
+
+
+def draw_fusion(result: Result) -> Any:
+    """Draw the speed-up of both fusions over the update's share of the step, as Fig. 7 of the paper."""
+    drawing, axes = harness.figure(width=6.5, height=4.0)
+    ax = axes[0, 0]
+    for fusion, color, marker in (("forward", "#93c5fd", "s"), ("backward", "#1e40af", "o")):
+        ax.scatter(
+            [row["share"] for row in result["rows"]], [row[f"{fusion}_ratio"]["median"] for row in result["rows"]],
+            s=18, color=color, marker=marker, label=f"{fusion}-fusion",
+        )  # fmt: skip
+    ax.axhline(1.0, color="#9ca3af", linewidth=0.8)
+    ax.plot(
+        [FUSION_TARGETS["share"], 1.0], [FUSION_TARGETS["step"]] * 2, color="#1e40af", linewidth=0.8, linestyle="--"
+    )
+    ax.set_xlabel("the update's share of an unfused step", fontsize=9)
+    ax.set_ylabel("times faster than unfused (dashed: target)", fontsize=9)
+    ax.legend(fontsize=8, frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    return drawing
+
+
+_FUSION_ROW = ("network", "batch", "optimizer")
+
+FUSION = Benchmark(
+    name="fusion",
+    title="Whole training steps with fused optimizers: float32, CPU",
+    leaves_out="loading data",
+    settings={"dtype": "float32", "targets": FUSION_TARGETS, "optimizers": OPTIM_OPTIMIZERS},
+    rounds={"rounds": 11, "least_rounds": 3, "budget": 4.0},
+    quick_rounds={"rounds": 1, "least_rounds": 1},
+    threads=(2,),
+    measure=measure_fusion,
+    columns=(
+        Column("network", "network", number=False),
+        Column("batch", "batch"),
+        Column("optimizer", "optimizer", number=False),
+        Column("threads", "threads"),
+        Column("unfused", "none", tables.seconds),
+        Column("forward-fusion", "forward", tables.seconds),
+        Column("backward-fusion", "backward", tables.seconds),
+        Column("update's share", "share", "{:.0%}".format),
+        Column("forward over unfused", "forward_ratio", tables.times),
+        Column("backward over unfused", "backward_ratio", tables.times),
+        Column("torch", "torch", tables.seconds, on_terminal=False),
+        Column("torch, foreach", "foreach", tables.seconds, on_terminal=False),
+        Column("torch, fused", "fused", tables.seconds, on_terminal=False),
+        Column("torch, hooks", "hooks", tables.seconds),
+        Column("backward over torch's hooks", "hooks_ratio", tables.times),
+        Column("gradients, unfused", "none_peak", tables.size),
+        Column("gradients, backward", "backward_peak", tables.size),
+        Column("gradients, torch's hooks", "hooks_peak", tables.size),
+        Column("largest layer's", "largest", tables.size),
+        Column("outcome", "met", number=False),
+    ),
+    tables={
+        "Time of a step": (*_FUSION_ROW, "threads", *FUSIONS, "share"),
+        "Time of a step in PyTorch": (*_FUSION_ROW, "threads", "torch", "foreach", "fused", "hooks"),
+        "Ratios": (*_FUSION_ROW, "threads", "forward_ratio", "backward_ratio", "hooks_ratio", "met"),
+        "Peak memory of gradients": (*_FUSION_ROW, "none_peak", "backward_peak", "hooks_peak", "largest"),
+    },
+    short=(*_FUSION_ROW, "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met"),
+    picture=draw_fusion,
+)
+
+
+# Whole training steps of convolutional networks against PyTorch, eager, with channels in front and channels last.
+#
+# ``python -m benchmarks convolution``. A step is forward, cross-entropy, backward and SGD with momentum: ours as
+# ``Trainer(schedule="conventional")`` runs it, PyTorch's with ``fused=True``, its fastest form on a CPU. PyTorch's
+# steps run in a process of their own. What counts is the ratio over the faster of its two layouts, round by round.
+
+CONVOLUTION_TARGETS = {"VGG-11": 1.0, "LeNet-5": 1.2, "MobileNetV2-style": 1.2}
+"""Times PyTorch's speed, of its faster layout."""
+OPTIMIZER = "SGD, momentum"
+LAYOUTS = ("torch", "channels_last")
+
+
+def measure_convolution(run: Run) -> Iterator[Row]:
+    """Measure the steps of every network and batch size."""
+    harness.import_torch()  # refused before anything is measured
+    with Apart() as apart:
+        for count in run.threads():
+            for network, (make, shape, batches) in convolution_networks(run.quick).items():
+                for batch in batches:
+                    if fits(network, batch << 25, run.note):
+                        yield measure_convolution_row(network, make, shape, batch, count, run.rounds, apart)
+
+
+def convolution_networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], tuple[int, ...]]]:
+    """Return of each network: how it is made, a sample's shape, and the sizes of batches."""
+    from sparsebp import models
+
+    found: dict[str, Any] = {"LeNet-5": (partial(models.lenet5, rng=0), (1, 28, 28), (2,) if quick else (32, 128))}
+    if not quick:
+        found |= {
+            "VGG-11": (partial(models.vgg11, rng=0), (3, 32, 32), (8, 32)),
+            "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32), (8, 32)),
+        }
+    return found
+
+
+def measure_convolution_row(
+    network: str, make: Callable[[], Any], shape: tuple[int, ...], batch: int, threads: int, rounds: Mapping[str, Any],
+    apart: Apart,
+) -> Row:  # fmt: skip
+    """Time all sides in turn."""
+    model = make()
+    x, target = batch_of(model, shape, batch)
+    executor = ours(model, OPTIMIZER)[0]["none"]
+    timers = {"ours": timing.timer(lambda: executor.step([(x, target)]))}
+    theirs, _ = apart.build(convolution_in_torch, make, shape, batch, threads)
+    timings = timing.in_turn(timers | theirs, **rounds)
+    best = timing.Timing(tuple(map(min, *(timings[name].seconds for name in LAYOUTS))))
+    row: Row = {"network": network, "batch": batch, "threads": threads, "target": CONVOLUTION_TARGETS[network]}
+    row |= timing.side_by_side(timings) | {"best_ratio": timing.ratio(best, timings["ours"])}
+    return row | {"met": "met" if row["best_ratio"]["median"] >= row["target"] else "missed"}
+
+
+def convolution_in_torch(
+    make: Callable[[], Any], shape: tuple[int, ...], batch: int, threads: int
+) -> tuple[dict[str, Callable[[], object]], None]:
+    """Return one whole step for each layout."""
+    import torch
+
+    torch.set_num_threads(threads)
+    model = make()
+    x, target = (torch.from_numpy(array) for array in batch_of(model, shape, batch))
+    name, options = OPTIM_OPTIMIZERS[OPTIMIZER]
+    loss = torch.nn.CrossEntropyLoss()
+
+    def step_of(layout: Any) -> Callable[[], None]:
+        twin, inputs = torch_twin(model).to(memory_format=layout), x.to(memory_format=layout)
+        optimizer = getattr(torch.optim, name)(twin.parameters(), **options, fused=True)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss(twin(inputs), target).backward()
+            optimizer.step()
+
+        return step
+
+    formats = torch.contiguous_format, torch.channels_last
+    return {name: step_of(layout) for name, layout in zip(LAYOUTS, formats, strict=True)}, None
+
+
+def draw_convolution(result: Result) -> Any:
+    """Draw the speed-up over both layouts, for the most threads."""
+    threads, rows = with_threads(result, max)
+    words = {"torch": ("over PyTorch", "#93c5fd"), "channels_last": ("over PyTorch, channels last", "#1e40af")}
+    bars = [(text, colour, [row[f"{side}_ratio"]["median"] for row in rows])
+            for side, (text, colour) in words.items()]  # fmt: skip
+    labels = [f"{row['network']}, batch {row['batch']}" for row in rows]
+    drawing, ax = harness.bar_chart(labels, bars, f"times faster, {threads}", each=0.45)
+    ax.axvline(1.0, color="#6b7280", linewidth=0.8, linestyle="--")
+    harness.legend_below(drawing)
+    return drawing
+
+
+_CONVOLUTION_ROW = ("network", "batch", "threads")
+
+CONVOLUTION = Benchmark(
+    name="convolution",
+    title="Whole training steps of convolutional networks: float32, CPU",
+    leaves_out="loading data; a step is forward, cross-entropy, backward, SGD with momentum",
+    settings={"dtype": "float32", "targets": CONVOLUTION_TARGETS, "optimizer": OPTIMIZER},
+    rounds={"rounds": 11, "least_rounds": 3, "budget": 3.0},
+    quick_rounds={"rounds": 1, "least_rounds": 1},
+    measure=measure_convolution,
+    columns=(
+        Column("network", "network", number=False),
+        Column("batch", "batch"),
+        Column("threads", "threads"),
+        Column("sparsebp", "ours", tables.seconds),
+        Column("torch", "torch", tables.seconds),
+        Column("torch, channels last", "channels_last", tables.seconds),
+        Column("over torch", "torch_ratio", tables.times),
+        Column("over channels last", "channels_last_ratio", tables.times),
+        Column("over the faster", "best_ratio", tables.times),
+        Column("target", "target", "≥ {:g}×".format),
+        Column("outcome", "met", number=False),
+    ),
+    tables={
+        "Time of a step": (*_CONVOLUTION_ROW, "ours", *LAYOUTS),
+        "Ratios": (*_CONVOLUTION_ROW, *(f"{name}_ratio" for name in LAYOUTS), "best_ratio", "target", "met"),
+    },
+    short=(*_CONVOLUTION_ROW, "ours", *LAYOUTS, "best_ratio", "target", "met"),
+    picture=draw_convolution,
+)
