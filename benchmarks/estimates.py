@@ -3,7 +3,7 @@
 ``python -m benchmarks estimates``. The backward of one recurrent layer, RNN and GRU, over hidden sizes, lengths and
 batches: what `choose_recurrent_backward` expects of ``bp``, against the median of that backward right after its
 forward, as in training. And the products of ``python -m benchmarks spgemm``: ``plan.estimated_seconds(…)`` against a
-call of the plan. Prices are those of this process, shipped or calibrated (``python -m benchmarks.tools.calibrate``), as the result
+call of the plan. Prices are those of this process, shipped or calibrated, as the result
 says.
 """
 

@@ -1,4 +1,4 @@
-"""Draws the picture of "Is my RNN chaotic?" into docs/images: ``python docs/make_analysis_image.py``."""
+"""Draws the picture of "Is my RNN chaotic?" into docs/images: ``PYTHONPATH=. python docs/make_analysis_image.py``."""
 
 from __future__ import annotations
 

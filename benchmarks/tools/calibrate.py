@@ -328,7 +328,7 @@ def main() -> None:
     """Measure the prices and write them at the end: an interruption leaves the file as it was."""
     path = price_path()
     if path is None:
-        raise OptionError("There is no file for the prices", expected=f"{VARIABLE} with the name of a file, or a home folder",
+        raise OptionError("There is no file for the prices", expected=f"{VARIABLE}, a file's name, or a home folder",
                           got=f"{VARIABLE}=''" if VARIABLE in os.environ else "no home folder")  # fmt: skip
     path = Path(os.path.realpath(path))  # a link stays one
     prepare_folder(path.parent)  # refused now rather than after the measurement

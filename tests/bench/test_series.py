@@ -96,9 +96,9 @@ def test_two_benchmarks_from_the_command_line(tmp_path):
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_run(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from sparsebp.cli.app import app
+    from benchmarks.command import app
 
     monkeypatch.setattr(processes, "run_series", lambda *_, **options: pytest.fail("it was run"))
     (tmp_path / "file").touch()
-    result = CliRunner().invoke(app, ["bench", "scan", "schedule", "--quick", "--out", str(tmp_path / "file")])
+    result = CliRunner().invoke(app, ["scan", "schedule", "--quick", "--out", str(tmp_path / "file")])
     assert result.exit_code == 1 and "cannot be written" in result.stderr

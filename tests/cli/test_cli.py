@@ -54,9 +54,7 @@ def one_message(result, code=1):
     return result.stderr
 
 
-@pytest.mark.parametrize(
-    "command", ["train", "tune", "prune", "demo", "bench", "reproduce", "verify", "warm-up", "info"]
-)
+@pytest.mark.parametrize("command", ["train", "tune", "prune", "demo", "verify", "warm-up", "info"])
 def test_help_has_examples(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
@@ -474,43 +472,9 @@ def test_verify_says_which_models_agree(monkeypatch, ok):
     assert json.loads(result.stdout)["ok"] is ok
 
 
-def test_bench_forwards_its_options(tmp_path, monkeypatch):
-    from benchmarks.harness import Benchmark
-
-    def fake(self, out=None, *, quick=False, threads=None, seconds=None, echo=print):
-        echo("a table")
-        return {"name": self.name, "out": str(out), "quick": quick, "rows": []}
-
-    refused = invoke("bench", "convergence", "--threads", 1)
-    assert "threads" in one_message(refused, code=2)
-    monkeypatch.setattr(Benchmark, "run", fake)
-    assert invoke("bench", "spgemm", "--out", tmp_path, "--quick").stdout == "a table\n"
-    result = json.loads(invoke("bench", "spgemm", "--out", tmp_path, "--quick", "--json").stdout)
-    assert (result["name"], result["out"], result["quick"]) == ("spgemm", str(tmp_path), True)
-
-
-def test_bench_of_several(tmp_path, monkeypatch):
-    from benchmarks import NAMES, processes
-    from sparsebp.core import backend
-
-    asked = []
-
-    def fake(names, out, *, quick, json, told):
-        asked.append((list(names), out, quick, json))
-        for number in range(len(names)):
-            told(number, 90.0)
-        return [processes.Outcome(names[0], "done", 61, 3, ("a row",)), processes.Outcome(names[-1], "failed", 1)]
-
-    monkeypatch.setattr(processes, "run_series", fake)
-    monkeypatch.setattr(backend, "has_gpu", lambda: False)
-    result = invoke("bench", "all", "--out", tmp_path, "--quick")
-    assert result.exit_code == 1 and asked == [([n for n in NAMES if not n.startswith("gpu")], tmp_path, True, False)]
-    assert "left out: gpu-numbers, gpu-grid, gpu-graphs" in result.stdout and "a row" in result.stdout
-    assert f"1 of {len(asked[0][0])}: recurrent (0 s so far, 90 s the last time)" in result.stdout
-    result = invoke("bench", "scan", "scan", "torch", "--json")
-    assert asked[-1] == (["scan", "torch"], None, False, True) and result.exit_code == 1
-    assert [json.loads(line)["event"] for line in result.stdout.splitlines()] == ["begin", "begin", "summary"]
-    assert "--threads" in one_message(invoke("bench", "scan", "torch", "--threads", 1), code=2)
+@pytest.mark.parametrize(("name", "where"), [("bench", "python -m benchmarks"), ("reproduce", "python -m papers")])
+def test_commands_that_left_say_where_they_are(name, where):
+    assert where in one_message(invoke(name, "all"), code=2)
 
 
 def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):

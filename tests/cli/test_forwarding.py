@@ -133,21 +133,6 @@ def test_verify(monkeypatch):
     assert threads == [((1,), {})]
 
 
-def test_bench(monkeypatch, tmp_path):
-    from benchmarks.harness import Benchmark
-
-    calls = Calls({"rows": []})
-    monkeypatch.setattr(Benchmark, "run", calls)
-    invoke("bench", "recurrent", "--out", tmp_path, "--threads", 2, "--threads", 1)
-    invoke("bench", "recurrent", "--quick")
-    invoke("bench", "gpu-grid", "--seconds", 60)
-    assert calls == [
-        ((tmp_path,), {"quick": False, "threads": (2, 1), "seconds": None}),
-        ((None,), {"quick": True, "threads": None, "seconds": None}),
-        ((None,), {"quick": False, "threads": None, "seconds": 60.0}),
-    ]
-
-
 TUNED = {key: IMAGES[key] for key in ("model", "width", "samples", "batch_size", "optimizer", "dtype")}
 
 

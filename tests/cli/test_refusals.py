@@ -83,7 +83,7 @@ def refused(result, code, *words):
         ["demo", "--epochs", 0], ["demo", "--seed", -1], ["verify", "--seed", -1], ["verify", "--threads", BIG],
         ["tune", "seqmnist", "--model", "vgg11"], ["tune", "digits", "--steps", 0],
         ["tune", "digits", "--out", "x.yaml"],
-        ["tune", "digits", "--clip", "nan"], ["bench", "spgemm", "--threads", 0], ["bench", "x"],
+        ["tune", "digits", "--clip", "nan"],
         *(["schedule", "build", "gpipe", option, value] for value in (BIG, "0", "-1", "x") for option in (
             "--stages", "--workers", "--microbatches", "--chunks", "--group")),
         *(["schedule", "build", "ooo", option, "nan"] for option in ("--memory-ratio", "--latency", "--bandwidth")),
@@ -141,7 +141,7 @@ def test_paths_that_cannot_be(tmp_path, monkeypatch, path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [TINY, ["demo"], ["tune", "digits"], ["prune", ".", "--amount", "0.5"], ["bench", "spgemm", "--quick"],
+    [TINY, ["demo"], ["tune", "digits"], ["prune", ".", "--amount", "0.5"],
      ["schedule", "build", "gpipe"], ["schedule", "plot", "-"]],
     ids=lambda arguments: " ".join(arguments[:2]),
 )  # fmt: skip
