@@ -1,4 +1,4 @@
-"""Draws the documentation's pictures of schedules into docs/images: ``PYTHONPATH=. python docs/make_schedule_images.py``."""
+"""Draws the pictures of schedules into docs/images: ``PYTHONPATH=. python docs/make_schedule_images.py``."""
 
 from __future__ import annotations
 
