@@ -222,7 +222,7 @@ def test_options_that_do_not_go_together(options):
     model = orders.mlp()
     with pytest.raises(OptionError) as caught:
         Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), **options)
-    assert caught.value.expected is not None and caught.value.remedy
+    assert caught.value.expected is not None
     if "clip_norm" in options:
         assert "forward" in caught.value.remedy
 

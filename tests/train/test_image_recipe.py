@@ -46,7 +46,6 @@ def test_bad_values_are_refused(text, task, options):
     with pytest.raises(OptionError, match=text) as caught:
         config_for(task, **options)
     assert caught.value.got is not None
-    assert caught.value.expected
 
 
 @pytest.mark.parametrize(
