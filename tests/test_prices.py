@@ -78,7 +78,7 @@ def test_a_damaged_file_is_ignored_with_a_warning(kept, content):
         content = json.dumps(whole).encode()
     kept.write_bytes(content)
     prices.cache_clear()
-    with pytest.warns(RuntimeWarning, match=r"prices\.json is no list of prices.*--calibrate.*shipped prices count"):
+    with pytest.warns(RuntimeWarning, match=r"prices\.json is no list of prices.*calibrate.*shipped prices count"):
         assert prices() is shipped()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once is enough

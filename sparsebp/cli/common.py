@@ -126,11 +126,7 @@ class _Ends:
         try:
             return super().invoke(ctx)  # type: ignore[misc]
         except (SparseBPError, MemoryError) as error:
-            own = isinstance(error, SparseBPError)
-            if _speaks(error):
-                typer.secho("Error: ", fg="red", bold=True, nl=False, err=True)
-                typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
-            raise typer.Exit(2 if isinstance(error, OptionError) else 1) from error
+            raise _said(error) from error
         except KeyboardInterrupt as error:
             told = "Interrupted."
             if isinstance(error, Interrupted):
@@ -210,6 +206,22 @@ class Group(_Ends, TyperGroup):
 
 class Command(_Ends, TyperCommand):
     """A command that is a program of its own."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Read the arguments, which for a group's command is part of `invoke`."""
+        try:
+            return super().make_context(*arguments, **options)
+        except SparseBPError as error:
+            raise _said(error) from error
+
+
+def _said(error: Exception) -> typer.Exit:
+    """Print an error and return what ends the command."""
+    own = isinstance(error, SparseBPError)
+    if _speaks(error):
+        typer.secho("Error: ", fg="red", bold=True, nl=False, err=True)
+        typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
+    return typer.Exit(2 if isinstance(error, OptionError) else 1)
 
 
 _MOVED = {"bench": "python -m benchmarks", "reproduce": "python -m papers"}

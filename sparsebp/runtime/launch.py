@@ -219,7 +219,8 @@ def connect(*, device: str = "cpu", progress: bool = False, timeout: float = TIM
                              remedy=f"Use the mpiexec of {MPI.Get_library_version().split()[0]}")  # fmt: skip
     for rank, text in enumerate(meet(None)):
         if text is not None:
-            raise TransportError(f"Rank {rank} has ended before the start", expected="all ranks to start", got=text)
+            raise TransportError(f"Rank {rank} has ended before the start", expected="all ranks to start", got=text,
+                                 remedy="Start all ranks with the same command")  # fmt: skip
     transport = MPITransport(progress=progress, timeout=timeout)
     _Ending(transport).install()
     _share_cores(transport)

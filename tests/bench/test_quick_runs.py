@@ -153,7 +153,7 @@ def test_jax_has_the_same_gradients_on_any_machine_that_has_it(cell: str) -> Non
 
 
 def test_without_jax_pytorch_is_the_best_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(recurrent.importlib.util, "find_spec", lambda name: None)
     result = load("recurrent").run(tmp_path, quick=True, threads=(1,), echo=lambda line: None)
     assert result["notes"] == [recurrent.NO_JAX]
     assert all(row["best"] == "torch.nn" and row["best_ratio"] == row["step_ratio"] for row in result["rows"])
