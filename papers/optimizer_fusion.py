@@ -168,7 +168,7 @@ def draw_batches(data: Mapping[str, Any]) -> Any:
             ax.plot([r["batch"] for r in rows], [r[way] for r in rows], marker="o", label=network)
         ax.axhline(1, color="grey", linewidth=0.8)
         ax.set(xscale="log", xlabel="batch size", ylabel="times faster", title=title)
-    axes[0, 0].legend(fontsize=7)
+    harness.legend_below(drawing, *axes[0, 0].get_legend_handles_labels(), columns=4)
     return drawing
 
 

@@ -1,4 +1,4 @@
-"""The hidden-state Jacobians of one layer of a recurrent model along a sequence, all of them or a few at a time."""
+"""What the Jacobians of a recurrent model say about it: Lyapunov exponents, and how gradients flow back."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ class SteppedRun:
             if not np.isfinite(part).all():
                 raise NonFiniteError(
                     "The Jacobians are not finite", expected="finite states along the whole sequence",
-                    got=f"NaN or infinity between the steps {begin} and {begin + len(part)}"
+                    got=f"NaN or infinity between the steps {begin} and {begin + len(part)}",
+                    remedy="Look at the model's weights and states there"
                 )  # fmt: skip
             yield part
 
@@ -325,7 +326,8 @@ class LyapunovSpectrum:
             return float(self.states)
         if whole == len(self.mean):
             raise OptionError("The dimension needs more exponents", expected="as many as sum to below zero",
-                              got=f"{len(self.mean)} of {self.states}, with the sum {sums[-1]:.3g}")  # fmt: skip
+                              got=f"{len(self.mean)} of {self.states}, with the sum {sums[-1]:.3g}",
+                              remedy="Pass a larger k")  # fmt: skip
         return whole + float(sums[whole] / abs(self.mean[whole]))
 
 
@@ -451,7 +453,7 @@ def _checked(first: np.ndarray, rest: Iterator[Any]) -> Iterator[np.ndarray]:
             raise ShapeError(f"The Jacobian of step {number} has another shape", expected=first.shape, got=step.shape)
         if not np.isfinite(step).all():
             raise NonFiniteError(f"The Jacobian of step {number} is not finite", expected="finite entries",
-                                 got="NaN or infinity")  # fmt: skip
+                                 got="NaN or infinity", remedy="Look at the system's state there")  # fmt: skip
         yield step.reshape(-1, *step.shape[-2:])
 
 

@@ -1,4 +1,4 @@
-"""LeNet-5 for digits; VGG-11, MobileNetV2 and DenseNet for images of 32×32."""
+"""Networks of the papers: LeNet-5, VGG-11, MobileNetV2, DenseNet; and a small Transformer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def lenet5(
     """
     size, classes = check_integer("size", size, 1), check_integer("classes", classes, 1)
     if size not in _LENET_PADDING:
-        raise OptionError("LeNet-5 does not fit the images", expected="size 28 or 32", got=size)
+        raise OptionError(
+            "LeNet-5 does not fit the images", expected="size 28 or 32", got=size, remedy="Scale or pad the images"
+        )
     options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     return nn.Sequential(
         nn.Conv2d(in_channels, 6, 5, padding=_LENET_PADDING[size], **options), nn.ReLU(), nn.MaxPool2d(2),

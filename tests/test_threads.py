@@ -72,7 +72,7 @@ def test_numbers_that_cannot_be_had_are_refused(bad: Any) -> None:
     before = threads.thread_counts()
     with pytest.raises(OptionError) as caught:
         threads.set_threads(bad)
-    assert caught.value.expected
+    assert caught.value.remedy
     assert threads.thread_counts() == before
 
 

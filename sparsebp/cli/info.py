@@ -1,4 +1,4 @@
-"""``sparsebp info``: devices, versions, threads, BLAS, prices, and what ``auto`` would choose; measures the prices."""
+"""``sparsebp info``, ``verify`` and ``warm-up``: what there is, whether it computes right, and compiling ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM as an interruption, and the exit codes of interruptions."""
+"""The command line and its terminal: SIGTERM as an interruption, exit codes, letters that an encoding lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One training session: train with progress, report, leave files. Shared by ``train`` and ``demo``."""
+"""``sparsebp train``, ``tune``, ``prune`` and ``demo``: the commands that run or change a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are processes of MPI."""
+"""The transport over MPI: calls under way, progress beside computing, what a rank knows of those it waits for."""
 
 from __future__ import annotations
 
@@ -729,7 +729,8 @@ class MPITransport(Transport):
 def check_timeout(timeout: float) -> float:
     """Return the seconds that a rank waits for others."""
     if check_number("timeout", timeout) <= 0:
-        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout)
+        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout,
+                          remedy="Leave it out for half an hour")  # fmt: skip
     return timeout
 
 

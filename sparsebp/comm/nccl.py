@@ -111,7 +111,8 @@ class NCCLTransport(Transport):
         def compare() -> None:
             if list(came) != list(expected):
                 raise TransportError(f"Rank {self.rank} expected other data of rank {source}",
-                                     expected=_described(expected), got=_described(came))  # fmt: skip
+                                     expected=_described(expected), got=_described(came),
+                                     remedy="Receive in the order in which the other rank sends")  # fmt: skip
 
         return _OnStream(self, [self.host.irecv(came, source, tag)], channel.stream.record(), (out,), compare)
 

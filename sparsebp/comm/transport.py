@@ -152,7 +152,8 @@ class Transport(abc.ABC):
             That is so.
         """
         if self.closed:
-            raise TransportError("The transport is closed", expected="calls before close()", got="one after it")
+            raise TransportError("The transport is closed", expected="calls before close()", got="one after it",
+                                 remedy="Close it at the end, or make another one on all ranks")  # fmt: skip
 
     def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:
         """Refuse what cannot be sent or received.
@@ -196,7 +197,7 @@ def check_transport(transport: Any) -> Transport:
     """Return an argument that is a transport."""
     if isinstance(transport, Transport):
         return transport
-    raise OptionError("Not a transport", expected="a sparsebp.distributed Transport", got=shown(transport),
+    raise OptionError("Not a transport", expected="a sparsebp.comm Transport", got=shown(transport),
                       remedy="Pass what connect() or run_ranks gives")  # fmt: skip
 
 

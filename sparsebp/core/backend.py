@@ -1,4 +1,4 @@
-"""The one seam between NumPy and CuPy: namespace, device, dtype, transfer, synchronisation.
+"""The one seam between NumPy and CuPy: namespace, device, dtype, transfer, pooled memory, cuBLAS.
 
 No other file asks which of the two an array belongs to. CuPy is imported when a CuPy array or a GPU is first asked for,
 so the package works without it.
@@ -153,7 +153,9 @@ def check_module(xp: ModuleType) -> ModuleType:
         It is something else.
     """
     if xp is not np and (xp is None or xp is not sys.modules.get("cupy")):
-        raise DeviceError("xp is no module of arrays", expected="numpy or cupy", got=repr(xp)[:80])
+        raise DeviceError(
+            "xp is no module of arrays", expected="numpy or cupy", got=repr(xp)[:80], remedy="Pass xp=numpy"
+        )
     return xp
 
 
@@ -506,7 +508,9 @@ class Cublas:
     def _call(self, name: str, *args: Any, handle: bool = True) -> None:
         status = getattr(self._library, name)(*((self._handle,) if handle else ()), *args)
         if status != 0:
-            raise DeviceError(f"{name} failed", expected="status 0", got=status)
+            raise DeviceError(
+                f"{name} failed", expected="status 0", got=status, remedy="Look the status up in cuBLAS's documentation"
+            )
 
 
 _own = threading.local()
@@ -589,7 +593,8 @@ class HostPool:
         except (MemoryError, ValueError, OverflowError) as error:  # the latter: more than NumPy counts
             raise MemoryLimitError(f"An array of shape {tuple(shape)} does not fit in memory",
                                    expected="memory for its elements",
-                                   got=f"{size} bytes of {dtype}") from error  # fmt: skip
+                                   got=f"{size} bytes of {dtype}",
+                                   remedy="Use smaller batches, smaller inputs or less padding") from error  # fmt: skip
         return np.asarray(_Block(self, memory, tuple(shape), dtype))
 
     def release(self) -> int:

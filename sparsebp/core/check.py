@@ -1,4 +1,4 @@
-"""Checks of arguments that are no arrays: integers, flags, numbers, choices. Each returns Python's own value.
+"""Checks of arguments that are no arrays, each of which returns Python's own value; types that many rooms use.
 
 And of what the forward of a user's own layer returns.
 """

@@ -1,10 +1,10 @@
-"""The price list of the host: what everything that is estimated costs, one number each.
+"""What is known of the machine: workers, memory and rates, and the price list that estimates count with.
 
-Every price is the seconds of one unit on one thread, in float32: of a call, a byte, a multiply-add. Estimates count
-units and multiply; where two estimates count the same, they read the same price. The list that comes with the package
-(``shipped.json``) was measured by ``python -m benchmarks.tools.calibrate``, where and when it says itself; the user's
-own, measured by the same command, takes its place (`sparsebp.core.machine`). Prices choose between algorithms,
-and change no result otherwise.
+The price list. Every price is the seconds of one unit on one thread, in float32: of a call, a byte, a multiply-add.
+Estimates count units and multiply; where two estimates count the same, they read the same price. The list that comes
+with the package (``shipped.json``) was measured by ``python -m benchmarks.tools.calibrate``, where and when it says
+itself; the user's own, measured by the same command, takes its place. Prices choose between
+algorithms, and change no result otherwise.
 """
 
 from __future__ import annotations

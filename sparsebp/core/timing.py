@@ -153,7 +153,8 @@ def in_turn(
     """Take the seconds of every side in turn, as `measure`, from what `timer` returns, here or in another process."""
     if not 1 <= least_rounds <= rounds:
         raise OptionError("The number of rounds does not fit", expected="1 <= least_rounds <= rounds",
-                          got=f"rounds={rounds}, least_rounds={least_rounds}")  # fmt: skip
+                          got=f"rounds={rounds}, least_rounds={least_rounds}",
+                          remedy="Raise rounds or lower least_rounds")  # fmt: skip
     seconds: dict[str, list[float]] = {name: [] for name in timers}
     names = list(timers)
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""In-memory data sets whose batches are time-major, and the order in which an epoch visits them.
+"""Data sets in memory: bit streams, MNIST's digits, images, CIFAR-10; batches are time-major.
 
 The order is a pure function of (seed, epoch): a training run that is killed and resumed anywhere in an epoch sees the
 batches that it would have seen.

@@ -1,4 +1,4 @@
-"""IRMAS-like folders: a folder a class, in it WAV files of 3 s, 44.1 kHz, stereo. Features are kept beside them."""
+"""Musical instruments by their sound: folders of recordings, synthetic clips, and MFCC features of both."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
         raise DTypeError("The clip holds no real numbers", expected="float32", got=clip.dtype)
     if clip.shape != (FRAMES, 2):
         raise ShapeError("The clip has the wrong shape", expected=f"({FRAMES}, 2): 3 s at 44.1 kHz, stereo",
-                         got=clip.shape)  # fmt: skip
+                         got=clip.shape, remedy="Cut or resample it")  # fmt: skip
     clip = clip.astype(np.float32)
     if not np.isfinite(clip).all():
         raise NonFiniteError("The clip holds values that are not finite", expected="audio, below 1 in size",
@@ -466,10 +466,12 @@ def read_clip(path: str | os.PathLike[str]) -> np.ndarray:
         with path.open("rb") as file:  # soundfile opens no name that is no text
             clip, rate = soundfile.read(file, dtype="float32", always_2d=True)
     except (OSError, RuntimeError, TypeError, ValueError) as error:  # soundfile's errors are RuntimeErrors
-        raise FileFormatError(f"{path} cannot be read", expected="a WAV file", got=str(error)) from error
+        raise FileFormatError(f"{path} cannot be read", expected="a WAV file", got=str(error),
+                              remedy="Convert it, or take it out of the folder") from error  # fmt: skip
     if rate != RATE or clip.shape[1] != 2 or abs(len(clip) - FRAMES) > _TOLERANCE:
         raise FileFormatError(f"{path} is another kind of clip", expected="3 s at 44 100 Hz, two channels",
-                              got=f"{len(clip) / rate:.3f} s at {rate} Hz, {clip.shape[1]} channels")  # fmt: skip
+                              got=f"{len(clip) / rate:.3f} s at {rate} Hz, {clip.shape[1]} channels",
+                              remedy="Convert it, or take it out of the folder")  # fmt: skip
     if not np.isfinite(clip).all():
         raise FileFormatError(f"{path} holds values that are not finite", expected="audio", got="NaN or infinity")
     whole = np.zeros((FRAMES, 2), np.float32)

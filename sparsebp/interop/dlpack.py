@@ -35,9 +35,8 @@ def from_dlpack(tensor: Any) -> Array:
         if kind == _CUDA:
             return backend.cupy().from_dlpack(tensor)
     except (BufferError, ValueError) as error:  # in the words of the tensor's framework
-        raise DeviceError(
-            "DLPack cannot describe the tensor", expected="a dense tensor on the host or CUDA", got=str(error)
-        ) from error
+        raise DeviceError("DLPack cannot describe the tensor", expected="a dense tensor on the host or CUDA",
+                          got=str(error), remedy="Make it dense, or move it to a device") from error  # fmt: skip
     raise DeviceError(
         "The tensor is on an unknown device", expected="the host or CUDA", got=f"DLPack device type {kind}"
     )

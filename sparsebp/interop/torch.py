@@ -104,13 +104,16 @@ def load_into_torch(module: Any, layer: Any) -> None:
     torch = _torch()
     ours, theirs = layer.state_dict(), module.state_dict()
     if ours.keys() != theirs.keys():
-        raise ShapeError("The weights have different names", expected=f"{sorted(theirs)}", got=f"{sorted(ours)}")
+        raise ShapeError("The weights have different names", expected=f"{sorted(theirs)}", got=f"{sorted(ours)}",
+                         remedy="Build both models with the same layers and arguments")  # fmt: skip
     for name, array in ours.items():
         there = theirs[name]
         if tuple(array.shape) != tuple(there.shape):
-            raise ShapeError(f"{name} has another shape", expected=tuple(there.shape), got=array.shape)
+            raise ShapeError(f"{name} has another shape", expected=tuple(there.shape), got=array.shape,
+                             remedy="Build both models with the same sizes")  # fmt: skip
         if np.dtype(array.dtype).name != str(there.dtype).removeprefix("torch."):
-            raise DTypeError(f"{name} has another dtype", expected=there.dtype, got=array.dtype)
+            raise DTypeError(f"{name} has another dtype", expected=there.dtype, got=array.dtype,
+                             remedy="Build both models with one dtype; nothing is converted silently")  # fmt: skip
     with torch.no_grad():
         for name, array in ours.items():
             theirs[name].copy_(to_torch(array))

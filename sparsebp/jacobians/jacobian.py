@@ -56,7 +56,8 @@ class TransposedJacobian:
         if data.ndim not in (1, 2) or data.shape[0] != pattern.nnz:
             raise ShapeError("data does not fit the pattern",
                              expected=f"({pattern.nnz},) shared by the batch, or ({pattern.nnz}, B)",
-                             got=data.shape)  # fmt: skip
+                             got=data.shape,
+                             remedy="Pass one value per entry of the pattern, the batch last")  # fmt: skip
         backend.check_array("data", data)
         self.pattern, self.data = pattern, data
         n_in, n_out = pattern.shape
@@ -179,11 +180,15 @@ class TransposedJacobian:
         n_in, n_out = self.shape
         if g.ndim not in (1, 2) or g.shape[0] != n_out:
             raise ShapeError(
-                "The gradient does not fit the Jacobian", expected=f"({n_out},) or ({n_out}, B)", got=g.shape
+                "The gradient does not fit the Jacobian",
+                expected=f"({n_out},) or ({n_out}, B)",
+                got=g.shape,
+                remedy="Pass the gradient with respect to the operator's output, the batch last",
             )
         if self.batch is not None and g.ndim == 2 and g.shape[1] != self.batch:
             raise ShapeError("The gradient has another batch size than the Jacobian",
-                             expected=f"({n_out}, {self.batch})", got=g.shape)  # fmt: skip
+                             expected=f"({n_out}, {self.batch})", got=g.shape,
+                             remedy="Pass the gradients of the same samples")  # fmt: skip
         backend.check_array("g", g, dtype=self.dtype)
         columns = g if g.ndim == 2 else g[:, None]
         if self.batch is not None and columns.shape[1] != self.batch:  # one gradient for all samples
@@ -256,7 +261,8 @@ class TransposedJacobian:
             layouts = [with_batch(shape, batch, axis)] + [(batch, prod(shape))] * (len(shape) != 1)
             raise ShapeError(f"{name} does not fit the Jacobian",
                              expected=" or ".join("(" + ", ".join(map(str, layout)) + ")" for layout in layouts),
-                             got=array.shape)  # fmt: skip
+                             got=array.shape,
+                             remedy="Pass one array for every sample, in the layer's layout")  # fmt: skip
         backend.check_array(name, array, dtype=self.dtype, contiguous=False)
         columns = xp.ascontiguousarray(rows.reshape(len(rows), prod(shape)).T)
         mapped = (self @ columns).T.reshape(len(rows), *self.input_shape)

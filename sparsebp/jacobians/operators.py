@@ -1,4 +1,4 @@
-"""Transposed Jacobians of convolutions and transposed convolutions."""
+"""Transposed Jacobians of operators: convolutions, pointwise and linear layers, pooling, recurrent steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that work on each element by itself."""
+"""Activations: ReLU and its relatives, sigmoid, tanh, GELU, SELU, PReLU, softmax."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Hardtanh(Clamped):
         )
         if not max_val > min_val:
             raise OptionError("The limits of Hardtanh are in the wrong order", expected="max_val > min_val",
-                              got=f"min_val={min_val}, max_val={max_val}")  # fmt: skip
+                              got=f"min_val={min_val}, max_val={max_val}", remedy="Swap them")  # fmt: skip
         self.min_val, self.max_val = min_val, max_val
 
     def limits(self) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Multi-head attention: every step of a sequence looks at all steps of it, or of another one."""
+"""What a Transformer is made of: multi-head attention, embeddings, positions, encoder layers."""
 
 from __future__ import annotations
 
@@ -596,7 +596,8 @@ class Embedding(Layer):
         if low < 0 or high >= self.num_embeddings:
             raise OptionError("x names a row that is not there",
                               expected=f"numbers from 0 to {self.num_embeddings - 1}",
-                              got=f"numbers from {low} to {high}")  # fmt: skip
+                              got=f"numbers from {low} to {high}",
+                              remedy="Number from 0, or build a larger Embedding")  # fmt: skip
 
 
 # What sequences need before and behind an encoder: a step's position, and the mean over the steps.
@@ -655,7 +656,8 @@ class PositionalEmbedding(Layer):
         check_input(x, dtype=weight.dtype, shape=(None, None, self.embedding_dim), like=weight)
         steps = x.shape[1 if self.batch_first else 0]
         if steps > self.max_length:
-            raise ShapeError("x has too many steps", expected=f"at most {self.max_length} (max_length)", got=steps)
+            raise ShapeError("x has too many steps", expected=f"at most {self.max_length} (max_length)", got=steps,
+                             remedy="Cut the sequences, or build the layer with a larger max_length")  # fmt: skip
         return x + (weight[:steps] if self.batch_first else weight[:steps, None]), x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
@@ -735,7 +737,7 @@ class MeanOverSteps(Layer):
         xp = check_input(x, shape=(None, None, None))
         steps = x.shape[self._axis]
         if steps == 0:
-            raise ShapeError("x has no steps", expected="at least one", got=x.shape)
+            raise ShapeError("x has no steps", expected="at least one", got=x.shape, remedy="Skip empty sequences")
         valid = parse_lengths(lengths, steps, x.shape[1 - self._axis], xp) if x.size else None
         if valid is None:
             return x.mean(axis=self._axis), MeanSaved(x, None)

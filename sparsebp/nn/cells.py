@@ -1,7 +1,7 @@
-"""What differs between recurrent cells, stated once for cells and layers: the kernels, the gates and their gradients.
+"""Recurrent cells: what differs between RNN, GRU and LSTM, weights, lengths, and what a run keeps for its way back.
 
-`nn.rnn`, `nn.gru` and `nn.lstm` implement `CellMath`; `nn.recurrent` and the cell classes know nothing else about a
-cell. A cell's state is one array or several, which it names: h, which is the output too, comes first.
+`CellMath` is what a cell implements; layers and the classes of cells (`sparsebp.nn.recurrent`) know nothing else about
+it. A cell's state is one array or several, which it names: h, which is the output too, comes first.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class Borders(NamedTuple):
         if spare is not None and any(max(pair) + spare > n for n, pair in zip(sizes, self.padding, strict=True)):
             raise ShapeError(f"The {self.mode} padding is larger than what it repeats",
                              expected=f"axes of at least {tuple(max(pair) + spare for pair in self.padding)} elements",
-                             got=f"{sizes}, with padding {self.padding}")  # fmt: skip
+                             got=f"{sizes}, with padding {self.padding}",
+                             remedy="Use less padding, or a larger input")  # fmt: skip
 
     def padded(self, xp: ModuleType, x: Array) -> Array:
         """Return x with its borders, a new array: axis by axis, so that corners repeat corners."""
@@ -177,7 +178,7 @@ class ConvNd(SampleLayer, Prunable):
         xp = check_input(x, dtype=weight.dtype, shape=shape, like=weight)
         if 0 in x.shape[2:]:
             raise ShapeError("An axis of x behind the channels is empty", expected="at least one element on each",
-                             got=x.shape)  # fmt: skip
+                             got=x.shape, remedy="Skip empty images")  # fmt: skip
         return xp
 
     def _check_gy(self, gy: Array, saved: Array) -> ModuleType:

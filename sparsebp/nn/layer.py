@@ -1,4 +1,4 @@
-"""The base of every layer: parameters with torch.nn's names, children, devices, and the parts of the action graph.
+"""What a layer is: parameters with torch.nn's names, children, devices, and the parts of the action graph.
 
 A layer keeps forward (F), input gradient (I), weight gradient (W) and transposed Jacobian apart, because schedules
 reorder them: I and W of one layer need not run together, and a scan over transposed Jacobians can stand in for the
@@ -50,7 +50,9 @@ class NamedArrays(dict[str, Array]):
     def __setitem__(self, name: str, array: Array) -> None:
         old = self.get(name)
         if array is None:
-            raise DTypeError(f"{name} is no array", expected="an array", got=None)
+            raise DTypeError(
+                f"{name} is no array", expected="an array", got=None, remedy="Pass what state_dict returned"
+            )
         if array is not old:
             backend.namespace(array)
             if old is not None:
@@ -143,7 +145,9 @@ def checked_like(name: str, value: Any, param: Array) -> Array:
     try:
         array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, or a tensor that NumPy cannot read
-        raise DTypeError(f"{name} is no array", expected="an array", got=str(error)) from error
+        raise DTypeError(
+            f"{name} is no array", expected="an array", got=str(error), remedy="Pass what state_dict returned"
+        ) from error
     if array.shape != param.shape:
         raise ShapeError(f"{name} has the wrong shape", expected=param.shape, got=tuple(array.shape),
                          remedy="Build the model with the arguments that the state was made with")  # fmt: skip

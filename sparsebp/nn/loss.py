@@ -1,4 +1,4 @@
-"""Losses of predicted classes: cross-entropy of logits, and what is left of it behind a log-softmax."""
+"""Losses: of classes, of answers that are yes or no, of numbers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ class Loss(abc.ABC):
     def _check_some(self, prediction: Array) -> None:
         """Refuse the mean of nothing."""
         if self.reduction == "mean" and prediction.size == 0:
-            raise ShapeError("The batch is empty", expected="at least one element", got=prediction.shape)
+            raise ShapeError(
+                "The batch is empty", expected="at least one element", got=prediction.shape, remedy="Skip empty batches"
+            )
 
 
 def check_mean(loss: Any) -> None:
@@ -481,7 +483,8 @@ class CrossEntropyLoss(ClassLoss):
         backend.check_array("target", target, dtype=prediction.dtype, contiguous=False)
         if self.ignore_index >= 0:
             raise OptionError("Probabilities name no class that could be ignored", expected="a negative ignore_index",
-                              got=self.ignore_index)  # fmt: skip
+                              got=self.ignore_index,
+                              remedy="Leave ignore_index out, or pass class numbers")  # fmt: skip
 
 
 class NLLLoss(ClassLoss):

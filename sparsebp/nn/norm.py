@@ -1,4 +1,4 @@
-"""Normalisation of channels over the batch: of images, and of vectors and sequences."""
+"""Normalisation: by batch, group, layer and mean square; with a ReLU behind it in one pass."""
 
 from __future__ import annotations
 
@@ -423,7 +423,7 @@ class GroupNorm(Layer):
         xp = check_input(x, dtype=None if weight is None else weight.dtype, like=weight)
         if x.ndim < 2 or x.shape[1] != self.num_channels or 0 in x.shape[2:]:
             raise ShapeError("x has the wrong shape", expected=f"(B, {self.num_channels}, …), none of them empty",
-                             got=x.shape)  # fmt: skip
+                             got=x.shape, remedy="Pass channels behind the batch")  # fmt: skip
         grouped = self._grouped(x)
         centred = grouped - grouped.mean(axis=2, keepdims=True)
         scale = 1 / xp.sqrt((centred * centred).mean(axis=2, keepdims=True) + self.eps)

@@ -180,7 +180,7 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     masks = _masks(layers, amount, method)
     if not any(mask.any() for mask in masks.values()):
         raise OptionError("Pruning would leave no weight at all", expected="an amount that leaves at least one weight",
-                          got=f"{amount} of {sum(sizes.values())} weights")  # fmt: skip
+                          got=f"{amount} of {sum(sizes.values())} weights", remedy="Prune less")  # fmt: skip
     for name, layer in layers.items():
         layer.keep_weights(masks[name].reshape(layer.params["weight"].shape))
     if optimizer is not None:

@@ -1,10 +1,9 @@
-"""The machinery of recurrent layers: layers stacked, two directions, dropout, lengths, and gradients by any scan."""
+"""RNN, GRU and LSTM: stacked, in two directions, with lengths; their cells; gradients by any scan."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar, Unpack
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from sparsebp.core.check import (
     forward_of,
 )
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs, record
+from sparsebp.core.shortcuts import belongs
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn.basic import dropout_mask
@@ -49,7 +48,7 @@ from sparsebp.nn.cells import (
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, NothingKept, check_gy, check_input, keeps, parameter_dtype
 from sparsebp.nn.linear import Linear
-from sparsebp.nn.stream import CellGradients, RecurrentCell, Stream
+from sparsebp.nn.stream import CellGradients, RecurrentCell, Stream, takes_lone
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -187,7 +186,8 @@ class Recurrent(Layer):
         weight = self.params["weight_ih_l0"]
         xp = check_input(x, dtype=weight.dtype, shape=(None, None, self.input_size), like=weight)
         if 0 in x.shape[:2]:
-            raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape)
+            raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape,
+                             remedy="Skip empty batches and sequences")  # fmt: skip
         inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if self.batch_first else x)
         steps, batch, _ = inputs.shape
         shapes = self.state_shapes(batch)
@@ -260,7 +260,7 @@ class Recurrent(Layer):
         """
         if self.bidirectional:
             raise OptionError("A stream has no end to come back from", expected="a layer of one direction",
-                              got="bidirectional=True")  # fmt: skip
+                              got="bidirectional=True", remedy="Build the layer with bidirectional=False")  # fmt: skip
         return Stream(self, [self._suffix(run) for run in range(self.num_layers)], batch, state)
 
     def step(self, x: Array, state: Stream) -> Array:
@@ -504,7 +504,7 @@ class SequenceClassifier(Layer):
         width = rnn.directions * rnn.output_size
         if head.in_features != width:
             raise ShapeError("The head does not fit the recurrent layer", expected=f"in_features = {width}",
-                             got=head.in_features)  # fmt: skip
+                             got=head.in_features, remedy=f"Pass Linear({width}, classes)")  # fmt: skip
         self.rnn, self.head = rnn, head
         self.children = {"rnn": rnn, "head": head}
 
@@ -543,137 +543,6 @@ class SequenceClassifier(Layer):
     def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
         """As the recurrent layer has it; logits are batch first."""
         return self.rnn.batch_axes[0], 0
-
-
-# Lone sequences and samples without a batch axis, as torch.nn's recurrent layers and cells take them.
-
-L = TypeVar("L", bound=type[Layer])
-
-
-class LoneSaved(NamedTuple):
-    """What the forward of a lone sequence or sample saved: that of a batch of one; its states have no batch axis."""
-
-    batch: Any
-
-    @property
-    def backward_choice(self) -> Any:
-        """As the batch has it."""
-        return self.batch.backward_choice
-
-    @property
-    def h_n(self) -> Array:
-        """Last hidden states of a layer (num_layers · directions, H)."""
-        return self.batch.h_n[:, 0]
-
-    @property
-    def c_n(self) -> Array:
-        """Last cell states of an LSTM (num_layers · directions, H)."""
-        return self.batch.c_n[:, 0]
-
-    @property
-    def c(self) -> Array:
-        """Cell states of an LSTM's cell (1, H)."""
-        return self.batch.c[:, 0]
-
-    def __iter__(self) -> Iterator[Array]:
-        """Yield the last states, where those of a batch are unpacked."""
-        return (array[:, 0] for array in self.batch)
-
-
-class LoneGradients(Gradients):
-    """`Gradients` of a lone sequence or sample, from those of a batch of one."""
-
-    __slots__ = ("_axis", "_batch")
-
-    def __init__(self, layer: Layer, gy: Any, saved: LoneSaved, batch: Any, x_axis: int, axis: int) -> None:
-        super().__init__(layer, gy, saved, lambda: batch.input_grad().squeeze(x_axis), batch.weight_grad)
-        self._batch, self._axis = batch, axis
-
-    def _of_state(self, name: str) -> Array:
-        return self._once(name, lambda: getattr(self._batch, name).squeeze(self._axis))
-
-    @property
-    def h0(self) -> Array:
-        """The gradient with respect to h0, of its shape; computed once."""
-        return self._of_state("h0")
-
-    @property
-    def c0(self) -> Array:
-        """The gradient with respect to c0, of its shape; computed once."""
-        return self._of_state("c0")
-
-    @property
-    def hidden(self) -> Array:
-        """The gradient with respect to a cell's h, of its shape; computed once."""
-        return self._of_state("hidden")
-
-    @property
-    def cell(self) -> Array:
-        """The gradient with respect to a cell's c, of its shape; computed once."""
-        return self._of_state("cell")
-
-
-def takes_lone(sample_axes: int, state_axis: int) -> Callable[[L], L]:
-    """Let a recurrent layer or cell take an x of so many axes, without that of the batch; states are without it too."""
-    # sample_axes: 2 of a layer, (T, features), 1 of a cell.
-    # state_axis: Where a batch is in the states: 1 of a layer, 0 of a cell.
-
-    def within(cls: L) -> L:
-        forward, gradients = cls.forward, cls.gradients
-
-        @functools.wraps(forward)
-        def lone_forward(self: Any, x: Array, *state: Any, **options: Any) -> tuple[Array, Any]:
-            xp, axis = backend.namespace(x=x), self.batch_axes[0]
-            if x.ndim != sample_axes:
-                return forward(self, x, *state, **options)
-            named = {key: value if key == "lengths" else _with(value, state_axis) for key, value in options.items()}
-            first = [_with(value, state_axis) for value in state[:1]]
-            y, saved = forward(self, xp.expand_dims(x, axis), *first, *state[1:], **named)
-            return y.squeeze(axis), LoneSaved(saved)
-
-        @functools.wraps(gradients)
-        def lone_gradients(self: Any, gy: Any, saved: Any, *last: Any, **named: Any) -> Gradients:
-            if not isinstance(saved, LoneSaved):
-                return gradients(self, gy, saved, *last, **named)
-            axis = self.batch_axes[0]
-            found = gradients(
-                self, _with(gy, axis), saved.batch, *(_with(array, state_axis) for array in last),
-                **{key: _with(array, state_axis) for key, array in named.items()},
-            )  # fmt: skip
-            return LoneGradients(self, gy, saved, found, axis, state_axis)
-
-        found: Any = cls
-        found.forward, found.gradients = lone_forward, lone_gradients
-        found.lone, found.sample_axes = lambda self, saved: isinstance(saved, LoneSaved), sample_axes
-        for name in ("forward_time_major", "stream"):  # the same for these two methods
-            if hasattr(cls, name):
-                setattr(cls, name, getattr(cls, name))
-        for name in ("hidden_jacobians_t", "hidden_jacobian_t", "jacobian_t", "choices"):
-            if callable(getattr(cls, name, None)):
-                setattr(cls, name, _of_batch(getattr(cls, name)))
-        record(cls)
-        return cls
-
-    return within
-
-
-def _of_batch(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method take what a lone forward saved in the place of what a batch of one did."""
-
-    @functools.wraps(method)
-    def of_batch(self: Any, saved: Any, *rest: Any, **options: Any) -> Any:
-        return method(self, saved.batch if isinstance(saved, LoneSaved) else saved, *rest, **options)
-
-    return of_batch
-
-
-def _with(value: Any, axis: int) -> Any:
-    """Return an array, or each of some, with a batch of one on that axis."""
-    if value is None:
-        return None
-    if isinstance(value, (tuple, list)):
-        return type(value)(_with(each, axis) for each in value)
-    return backend.namespace(value).expand_dims(value, min(axis, value.ndim))
 
 
 # GRU (BPPSA Eq. 10), gates in torch's order r, z, n; its hidden Jacobian is Eq. 11.
@@ -783,7 +652,7 @@ class GRUCell(RecurrentCell):
         super().__init__(GRUMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
 
 
-# LSTM and LSTMCell, with torch.nn's arguments, parameters and results; see `lstm_math` for what they compute.
+# LSTM and LSTMCell, with torch.nn's arguments, parameters and results; see `LSTMMath` for what they compute.
 
 StatePair = Sequence[Array]
 """(h0, c0), as torch.nn takes them."""

@@ -1,4 +1,4 @@
-"""Sequential: a chain of layers."""
+"""Layers made of layers: `Sequential`, `Residual`, `Concat`; back through a chain layer by layer or by a scan."""
 
 from __future__ import annotations
 

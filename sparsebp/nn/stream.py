@@ -1,9 +1,10 @@
-"""Sequences that come a step at a time: a recurrent layer or cell, and its state in between."""
+"""Sequences that come a step at a time, cells of one step, and sequences and samples without a batch axis."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,9 +13,9 @@ from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs
+from sparsebp.core.shortcuts import belongs, record
 from sparsebp.nn.cells import CellMath, GivenState, StateGradients, Tape, Weights, initial_weights
-from sparsebp.nn.gradients import Shared
+from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
 
 
@@ -235,7 +236,9 @@ class RecurrentCell(Layer):
         weights = Weights.of(self.params)
         xp = check_input(x, dtype=weights.weight_ih.dtype, shape=(None, self.input_size), like=weights.weight_ih)
         if x.shape[0] == 0:
-            raise ShapeError("The batch is empty", expected="at least one sample", got=x.shape)
+            raise ShapeError(
+                "The batch is empty", expected="at least one sample", got=x.shape, remedy="Skip empty batches"
+            )
         shape = (x.shape[0], self.hidden_size)
         for name, array in zip(self.cell.states, state or (), strict=False):
             if array is not None:
@@ -251,7 +254,8 @@ class RecurrentCell(Layer):
         """Return the gradients from those at the state's arrays, by the names that messages have for them."""
         weights, xp = Weights.of(self.params), backend.namespace(saved.h)
         if all(array is None for array in last.values()):
-            raise OptionError("No gradient was given", expected=" or ".join(last), got="None")
+            raise OptionError("No gradient was given", expected=" or ".join(last), got="None",
+                              remedy="Pass the gradient of the loss with respect to the next state")  # fmt: skip
         arriving = [self._checked(name, array, saved) for name, array in last.items()]
         step = Shared(lambda: self.cell.backward(saved, weights.weight_hh, None, arriving), xp)
         return self.gradients_class(
@@ -274,3 +278,134 @@ class RecurrentCell(Layer):
         from sparsebp.nn.bptt import hidden_jacobians_t
 
         return hidden_jacobians_t(self.cell, saved, Weights.of(self.params))[0]
+
+
+# Lone sequences and samples without a batch axis, as torch.nn's recurrent layers and cells take them.
+
+L = TypeVar("L", bound=type[Layer])
+
+
+class LoneSaved(NamedTuple):
+    """What the forward of a lone sequence or sample saved: that of a batch of one; its states have no batch axis."""
+
+    batch: Any
+
+    @property
+    def backward_choice(self) -> Any:
+        """As the batch has it."""
+        return self.batch.backward_choice
+
+    @property
+    def h_n(self) -> Array:
+        """Last hidden states of a layer (num_layers · directions, H)."""
+        return self.batch.h_n[:, 0]
+
+    @property
+    def c_n(self) -> Array:
+        """Last cell states of an LSTM (num_layers · directions, H)."""
+        return self.batch.c_n[:, 0]
+
+    @property
+    def c(self) -> Array:
+        """Cell states of an LSTM's cell (1, H)."""
+        return self.batch.c[:, 0]
+
+    def __iter__(self) -> Iterator[Array]:
+        """Yield the last states, where those of a batch are unpacked."""
+        return (array[:, 0] for array in self.batch)
+
+
+class LoneGradients(Gradients):
+    """`Gradients` of a lone sequence or sample, from those of a batch of one."""
+
+    __slots__ = ("_axis", "_batch")
+
+    def __init__(self, layer: Layer, gy: Any, saved: LoneSaved, batch: Any, x_axis: int, axis: int) -> None:
+        super().__init__(layer, gy, saved, lambda: batch.input_grad().squeeze(x_axis), batch.weight_grad)
+        self._batch, self._axis = batch, axis
+
+    def _of_state(self, name: str) -> Array:
+        return self._once(name, lambda: getattr(self._batch, name).squeeze(self._axis))
+
+    @property
+    def h0(self) -> Array:
+        """The gradient with respect to h0, of its shape; computed once."""
+        return self._of_state("h0")
+
+    @property
+    def c0(self) -> Array:
+        """The gradient with respect to c0, of its shape; computed once."""
+        return self._of_state("c0")
+
+    @property
+    def hidden(self) -> Array:
+        """The gradient with respect to a cell's h, of its shape; computed once."""
+        return self._of_state("hidden")
+
+    @property
+    def cell(self) -> Array:
+        """The gradient with respect to a cell's c, of its shape; computed once."""
+        return self._of_state("cell")
+
+
+def takes_lone(sample_axes: int, state_axis: int) -> Callable[[L], L]:
+    """Let a recurrent layer or cell take an x of so many axes, without that of the batch; states are without it too."""
+    # sample_axes: 2 of a layer, (T, features), 1 of a cell.
+    # state_axis: Where a batch is in the states: 1 of a layer, 0 of a cell.
+
+    def within(cls: L) -> L:
+        forward, gradients = cls.forward, cls.gradients
+
+        @functools.wraps(forward)
+        def lone_forward(self: Any, x: Array, *state: Any, **options: Any) -> tuple[Array, Any]:
+            xp, axis = backend.namespace(x=x), self.batch_axes[0]
+            if x.ndim != sample_axes:
+                return forward(self, x, *state, **options)
+            named = {key: value if key == "lengths" else _with(value, state_axis) for key, value in options.items()}
+            first = [_with(value, state_axis) for value in state[:1]]
+            y, saved = forward(self, xp.expand_dims(x, axis), *first, *state[1:], **named)
+            return y.squeeze(axis), LoneSaved(saved)
+
+        @functools.wraps(gradients)
+        def lone_gradients(self: Any, gy: Any, saved: Any, *last: Any, **named: Any) -> Gradients:
+            if not isinstance(saved, LoneSaved):
+                return gradients(self, gy, saved, *last, **named)
+            axis = self.batch_axes[0]
+            found = gradients(
+                self, _with(gy, axis), saved.batch, *(_with(array, state_axis) for array in last),
+                **{key: _with(array, state_axis) for key, array in named.items()},
+            )  # fmt: skip
+            return LoneGradients(self, gy, saved, found, axis, state_axis)
+
+        found: Any = cls
+        found.forward, found.gradients = lone_forward, lone_gradients
+        found.lone, found.sample_axes = lambda self, saved: isinstance(saved, LoneSaved), sample_axes
+        for name in ("forward_time_major", "stream"):  # the same for these two methods
+            if hasattr(cls, name):
+                setattr(cls, name, getattr(cls, name))
+        for name in ("hidden_jacobians_t", "hidden_jacobian_t", "jacobian_t", "choices"):
+            if callable(getattr(cls, name, None)):
+                setattr(cls, name, _of_batch(getattr(cls, name)))
+        record(cls)
+        return cls
+
+    return within
+
+
+def _of_batch(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method take what a lone forward saved in the place of what a batch of one did."""
+
+    @functools.wraps(method)
+    def of_batch(self: Any, saved: Any, *rest: Any, **options: Any) -> Any:
+        return method(self, saved.batch if isinstance(saved, LoneSaved) else saved, *rest, **options)
+
+    return of_batch
+
+
+def _with(value: Any, axis: int) -> Any:
+    """Return an array, or each of some, with a batch of one on that axis."""
+    if value is None:
+        return None
+    if isinstance(value, (tuple, list)):
+        return type(value)(_with(each, axis) for each in value)
+    return backend.namespace(value).expand_dims(value, min(axis, value.ndim))

@@ -1,4 +1,4 @@
-"""Learning-rate schedules by a formula of the step; names and arguments as in torch.optim.lr_scheduler."""
+"""Learning-rate schedules; names and arguments as in torch.optim.lr_scheduler."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ def per_group(name: str, value: float | Sequence[float], optimizer: Optimizer) -
 def _numbers(name: str, values: Any, count: int) -> list[float]:
     if not isinstance(values, list) or len(values) != count:
         raise FileFormatError("The state does not fit the optimizer's groups", expected=f"{count} {name}",
-                              got=len(values) if isinstance(values, list) else type(values).__name__)  # fmt: skip
+                              got=len(values) if isinstance(values, list) else type(values).__name__,
+                              remedy="Use the groups that the state was made with")  # fmt: skip
     return [in_state(check_number, name, value, 0.0) for value in values]
 
 
@@ -172,7 +173,7 @@ def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> 
         return check(name, value, *bounds)
     except OptionError as error:
         raise FileFormatError(f"An entry of the state is wrong: {error.problem}", expected=error.expected,
-                              got=error.got) from error  # fmt: skip
+                              got=error.got, remedy="Pass what state_dict returned") from error  # fmt: skip
 
 
 # Several learning-rate schedules on one optimizer, at the same time or one after the other, as in torch.optim.

@@ -1,4 +1,4 @@
-"""The base of optimizers: what users call. Groups, buffers and launches are in `sparsebp.optim.optimizer`."""
+"""What an optimizer is: groups of parameters, buffers, one update applied whole or in pieces; clipping."""
 
 from __future__ import annotations
 
@@ -618,7 +618,8 @@ class Optimizer(ParameterGroups):
             missing = sorted(self.params.keys() - grads.keys())
             unexpected = sorted(map(str, grads.keys() - self.params.keys()))
             raise OptionError("The gradients do not belong to the parameters", expected=", ".join(self.params),
-                              got=f"missing {missing}, unexpected {unexpected}")  # fmt: skip
+                              got=f"missing {missing}, unexpected {unexpected}",
+                              remedy="Pass what weight_grad of the same model returned")  # fmt: skip
         launch(self, grads, self._options_now())
 
     def begin(self) -> Update:
@@ -686,11 +687,13 @@ class Optimizer(ParameterGroups):
             value = state[name]
             if not (hasattr(value, "shape") and hasattr(value, "dtype")):
                 raise DTypeError(f"{name} is no array", expected=f"{target.dtype}, shape {target.shape}",
-                                 got=type(value).__name__)  # fmt: skip
+                                 got=type(value).__name__, remedy="Pass what state_dict returned")  # fmt: skip
             if tuple(value.shape) != target.shape:
-                raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape))
+                raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape),
+                                 remedy="Use the model that the state was made with")  # fmt: skip
             if value.dtype != target.dtype:
-                raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype)
+                raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype,
+                                 remedy="Use the dtype that the state was made with")  # fmt: skip
         restored = [_restored(state, f"group{i}.", group) for i, group in enumerate(self.param_groups)]
         for group in restored:
             self._check(group)
@@ -709,7 +712,8 @@ def _check_kind(mark: str, state: Mapping[str, Any]) -> None:
     kinds = sorted(name for name in state if name.endswith(_MARK) and "." not in name.removesuffix(_MARK))
     raise FileFormatError(
         "The state is that of another optimizer, or of another version of this one", expected=f"{mark} = {VERSION}",
-        got=", ".join(f"{name} = {state[name]}" for name in kinds) or "a state without such a name"
+        got=", ".join(f"{name} = {state[name]}" for name in kinds) or "a state without such a name",
+        remedy="Use the optimizer that the state was made with"
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The optimizers with running means of the gradient and of its size: Adam and its relatives."""
+"""The optimizers: Adam and its relatives, SGD, Adagrad, Adadelta, RMSprop."""
 
 from __future__ import annotations
 

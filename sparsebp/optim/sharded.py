@@ -24,7 +24,7 @@ class PieceOptimizer:
     def __init__(self, optimizer: Optimizer, pieces: Mapping[str, tuple[int, int]]) -> None:
         if not isinstance(optimizer, Optimizer):
             raise OptionError("The optimizer cannot be parted", expected="one of sparsebp.optim",
-                              got=type(optimizer).__name__)  # fmt: skip
+                              got=type(optimizer).__name__, remedy="Use one of them, or leave sharded out")  # fmt: skip
         self.optimizer, self.pieces = optimizer, dict(pieces)
         self._part = self._parted()
         self.kinds: Mapping[str, Sequence[str]]

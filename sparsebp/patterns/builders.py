@@ -1,4 +1,4 @@
-"""Pattern of a convolution's transposed Jacobian, and which weight each entry holds.
+"""Patterns by operator: convolutions and which weight each entry holds, pooling, blocks, sums.
 
 An input and an output element are joined if a tap of the kernel lies between them, on every axis by itself. So the
 pattern is a Kronecker product of small ones: channels × (input × output positions of axis 1) × … It has exactly the
@@ -98,7 +98,8 @@ class AssemblyPlan:
         wanted = [pattern.nnz for pattern in self.parts]
         if [a.shape[:1] for a in data] != [(n,) for n in wanted] or any(a.ndim > 2 for a in data):
             raise ShapeError("The values do not fit the parts", expected=f"(nnz,) or (nnz, B) each, with nnz {wanted}",
-                             got=[a.shape for a in data])  # fmt: skip
+                             got=[a.shape for a in data],
+                             remedy="Pass one value per entry of every part, the batch last")  # fmt: skip
         if len({a.dtype for a in data}) > 1:
             raise DTypeError("The parts have different dtypes", expected="one dtype for all",
                              got=[str(a.dtype) for a in data])  # fmt: skip
@@ -531,7 +532,9 @@ class _Convolution(NamedTuple):
 def _checked(c: _Convolution, mask: np.ndarray | None, memory_limit: int | None) -> ConvPattern:
     """Check what both builders take, then build."""
     if c.layout not in ("chw", "hwc"):
-        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(c.layout))
+        raise OptionError(
+            "Unknown layout", expected="'chw' or 'hwc'", got=repr(c.layout), remedy="Say where the channels stand"
+        )
     check_channels(c.in_channels, c.out_channels, c.groups)
     packed = None if mask is None else packed_mask(mask, c.weight_shape)
     if memory_limit is not None:
@@ -759,6 +762,8 @@ def _line(axis: Factor, taps: int) -> tuple[int, int]:
 
 def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:
     if layout not in ("chw", "hwc"):
-        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(layout))
+        raise OptionError(
+            "Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Say where the channels stand"
+        )
     lengths("channels", channels, 1, 1)
     return lengths("size", size, len(size) if isinstance(size, (tuple, list)) else 1, 1)

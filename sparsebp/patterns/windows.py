@@ -1,4 +1,4 @@
-"""Where sliding windows lie: kernel, stride, padding and dilation, of convolutions and of pooling, over any axes.
+"""Sliding windows and borders: kernel, stride, padding and dilation over any axes, and the patterns they make.
 
 Patterns and layers read the same options, so what they mean is said once, here; no arrays.
 """
@@ -100,7 +100,8 @@ class Windows:
         if min(output_size, default=1) < 1 or min(sizes, default=1) < 1:
             raise ShapeError("The transposed convolution has no output",
                              expected="at least 1 element on every axis of input and output",
-                             got=f"input {tuple(output_size)}, output {sizes}")  # fmt: skip
+                             got=f"input {tuple(output_size)}, output {sizes}",
+                             remedy="Use less padding, or a larger input")  # fmt: skip
         return sizes
 
 
@@ -128,7 +129,8 @@ class PoolWindows(Windows):
         for pad, length in zip(pads, kernel, strict=True):
             if pad > length // 2:
                 raise OptionError("The padding is more than half of the kernel",
-                                  expected=f"padding <= {length // 2} for a kernel of {length}", got=pad)  # fmt: skip
+                                  expected=f"padding <= {length // 2} for a kernel of {length}", got=pad,
+                                  remedy="Use less padding or a larger kernel")  # fmt: skip
         return windows
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,11 +146,13 @@ class PoolWindows(Windows):
             if length < 1 or count < 1:
                 raise ShapeError("The kernel is larger than the padded input",
                                  expected=f"at least {reach} elements with the padding",
-                                 got=f"{length} + 2 * {pad}")  # fmt: skip
+                                 got=f"{length} + 2 * {pad}",
+                                 remedy="Use a smaller kernel or dilation, more padding or a larger input")  # fmt: skip
             steps_over = ((start - pad) % step >= length for start in range(0, min(count * stride, pad), stride))
             if any(steps_over):
                 raise ShapeError("The dilation steps over the whole input, so that a window holds padding only",
-                                 expected=f"an input of at least {step} elements", got=length)  # fmt: skip
+                                 expected=f"an input of at least {step} elements", got=length,
+                                 remedy="Use less dilation, no padding, or a larger input")  # fmt: skip
             out.append(count)
         return tuple(out)
 
@@ -217,7 +221,8 @@ def _output_size(windows: Windows, input_size: tuple[int, ...]) -> tuple[int, ..
     if any(r > n for r, n in zip(windows.reach, padded, strict=True)):
         raise ShapeError("The kernel is larger than the padded input", expected=f"at least {windows.reach} elements "
                          f"with padding, for kernel {windows.kernel} and dilation {windows.dilation}",
-                         got=f"{padded}: input {input_size} with padding {windows.padding}")  # fmt: skip
+                         got=f"{padded}: input {input_size} with padding {windows.padding}",
+                         remedy="Use a smaller kernel or dilation, more padding or a larger input")  # fmt: skip
     return tuple((n - r) // s + 1 for n, r, s in zip(padded, windows.reach, windows.stride, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Symbolic work of products on a fixed pattern: `plan_product` does it once, the plan's calls touch values only."""
+"""`plan_product` and `ProductPlan`: symbolic work once, then values alone; sums, and gradients of products."""
 
 from __future__ import annotations
 

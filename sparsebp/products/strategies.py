@@ -1,4 +1,4 @@
-"""What a strategy of a product is: when it fits, what it keeps, and how it runs. Each has a file of its own."""
+"""The strategies of products, a class each: when it fits, what it keeps, which kernel runs."""
 
 from __future__ import annotations
 
@@ -902,7 +902,7 @@ class SelectRows(Strategy):
         return rows_of_one_type(self.product)
 
 
-# The strategies of products, the quickest first. A new one is a file here, a line below, and a price.
+# The quickest first. A new one is a class above, and its place here.
 
 OF_KINDS: tuple[type[StrategyOfKinds], ...] = (Identity, ScaleRows, ScaleColumns, Dense)
 """Of these, the first that takes the kinds of A and B is the only one."""

@@ -1,4 +1,4 @@
-"""What an executor does for each action of a schedule."""
+"""What an executor does for each action of a schedule: stages of a model, and what a step holds between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How processes find each other at the start, and how they end together, with one error message."""
+"""Starting and ending ranks together, exchanging what they must have in common, and when their actions ran."""
 
 from __future__ import annotations
 
@@ -329,7 +329,8 @@ class _Ending:
             return status
         error = TransportError(f"Rank {peers.rank} has left by os._exit({status}) while others work",
                                expected="the end of all ranks",
-                               got=f"that of {len(peers.ends)} of {peers.size}")  # fmt: skip
+                               got=f"that of {len(peers.ends)} of {peers.size}",
+                               remedy="Let all come to their end, or raise an error")  # fmt: skip
         speak()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return status or 1

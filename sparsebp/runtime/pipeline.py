@@ -143,7 +143,7 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
                           got="stages on several ranks", remedy="Call model.set_backward('bp')")  # fmt: skip
     if graph.updates == "microbatch" and stages.shared():
         raise OptionError("Stages share a parameter that each would update by itself", expected="none",
-                          got=", ".join(stages.shared()))  # fmt: skip
+                          got=", ".join(stages.shared()), remedy="Use a synchronous schedule")  # fmt: skip
     _check_apart(schedule, stages)
 
 
@@ -173,7 +173,7 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
     counted = [named[key] for key, ranks in counting.items() if len(ranks) > 1]
     if counted:
         raise OptionError("A layer with running statistics is in stages on several ranks", got=", ".join(counted),
-                          expected="all of its stages on one")  # fmt: skip
+                          expected="all of its stages on one", remedy="Use a layer of its own in each")  # fmt: skip
     drawn_by = [", ".join(layers[key]) for key, drawing in generators.items() if not _draw_in_turn(schedule, drawing)]
     if drawn_by:
         raise OptionError("Layers on several ranks, or in another order than in one worker, draw from one random "

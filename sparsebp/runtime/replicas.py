@@ -848,7 +848,7 @@ class ReverseFirstKExecutor:
         """Run one step; see `ReplicaExecutor.step`."""
         if len(batches) != 1:
             raise OptionError("Reverse first-k scheduling is for one micro-batch a step", expected="accumulate=1",
-                              got=len(batches))  # fmt: skip
+                              got=len(batches), remedy="Use another schedule, or a smaller batch")  # fmt: skip
         timed = self._executor if isinstance(self._executor, TimedReplica) else None
         if timed is not None:
             timed.counts = self._left <= self._wanted

@@ -1,4 +1,4 @@
-"""What the actions of a model cost on this machine, measured while it trains: durations, bytes, and side by side."""
+"""Out-of-order back-propagation that measures its candidates while it trains, and keeps the fastest."""
 
 from __future__ import annotations
 

@@ -194,7 +194,8 @@ class ChainParallel:
         if self._plan is None:
             for name, values in (("data", own), ("injections", added or [])):
                 if values:
-                    raise ShapeError(f"{name} has the wrong length", expected=0, got=len(values))
+                    raise ShapeError(f"{name} has the wrong length", expected=0, got=len(values),
+                                     remedy="Pass what belongs to the rank's own Jacobians")  # fmt: skip
             return own, added
         check_arguments(self._plan, incoming if batched else incoming.reshape(-1), own, added)
         if not batched and added is not None:
@@ -251,7 +252,7 @@ class StretchSaved:
     last: Array
     way: Way  # `"maps"` or `"vectors"`: how gradients get from rank to rank
     reason: str  # Why
-    inner: Any  # The `scan.planning.recurrent.Choice` of how the rank goes back through its own steps
+    inner: Any  # The `scan.recurrent.Choice` of how the rank goes back through its own steps
     chunks: int  # Into how many chunks it cuts them to reduce them
     tapes: list[Tape]  # The runs, one a layer; of no steps where the stretch is empty
 
@@ -332,13 +333,13 @@ class TimeParallel:
         if not belongs(layer, "forward_time_major", METHODS):
             raise OptionError("The layer has methods of its own, which would not be called",
                               expected="forward and gradients of an RNN, a GRU or an LSTM",
-                              got=type(layer).__name__)  # fmt: skip
+                              got=type(layer).__name__, remedy="Pass a layer that overrides none of them")  # fmt: skip
         if layer.bidirectional:
             raise OptionError("The second direction begins where the first one ends", expected="bidirectional=False",
-                              got="bidirectional=True")  # fmt: skip
+                              got="bidirectional=True", remedy="Use a layer of one direction")  # fmt: skip
         if layer.output_size != layer.hidden_size:
             raise OptionError("States that are projections are not handed on", expected="proj_size=0",
-                              got=layer.output_size)  # fmt: skip
+                              got=layer.output_size, remedy="Use an LSTM without proj_size")  # fmt: skip
         self.layer, self.transport, self.way = layer, check_transport(transport), check_choice("way", way, STRETCH_WAYS)
         self._last = transport.size - 1
         kind = {"cell": layer.cell.name, "nonlinearity": getattr(layer, "nonlinearity", None), "way": way}
@@ -398,7 +399,7 @@ class TimeParallel:
         inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if layer.batch_first else x)
         steps, batch, _ = inputs.shape
         if batch == 0:
-            raise ShapeError("x is empty", expected="at least one sample", got=x.shape)
+            raise ShapeError("x is empty", expected="at least one sample", got=x.shape, remedy="Skip empty batches")
         states = self._initial(h0, batch, xp)
         saved = self._plan(steps, batch, xp)
         received = [
@@ -454,7 +455,8 @@ class TimeParallel:
         facts = {"batch": batch, "dtype": str(dtype), "device": "cpu" if backend.is_host(xp) else "cuda"}
         found = check_same(self.transport, facts, (steps, own))
         if not any(length for length, _ in found):
-            raise ShapeError("The sequence is empty", expected="at least one step", got="none on any rank")
+            raise ShapeError("The sequence is empty", expected="at least one step", got="none on any rank",
+                             remedy="Skip empty sequences")  # fmt: skip
         way, reason = self._choose([estimate for _, estimate in found])
         inner = choose(layer.options, layer.cell, shape, dtype, xp, input_size=layer.input_size,
                        layers=layer.num_layers, directions=1)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The vocabulary of a scan: spans of the input array, steps that join two of them, and recipes made of steps.
+"""Scans as lists of steps: linear, hybrid, Blelloch, chunked; over Jacobians and over affine maps.
 
 All algorithms run on the paper's input array (BPPSA Eq. 5), ``a = [g, J_1, …, J_n]``, with the operator
 ``A ◇ B = B · A``. Whatever an algorithm computes is the product of a contiguous stretch of that array, so a `Span`

@@ -1,4 +1,4 @@
-"""A recipe meets patterns: products, FLOPs, bytes and memory of every step, before any value exists.
+"""What a scan costs before any value exists, and `auto`: FLOPs, bytes, memory, time, the choice.
 
 The products are planned for real, or estimated (`sparsebp.scan.cost`): the counting is the same.
 """

@@ -1,4 +1,4 @@
-"""Draw a planned scan: the tree of BPPSA Fig. 3, or the FLOPs of every step as BPPSA Fig. 10."""
+"""A planned scan as a table or a picture (BPPSA Figs. 3 and 10), and layer by layer beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what a planned scan is called with, and the one shape that the runners work on: vectors (n, B)."""
+"""Running a planned scan on values: product by product, a compiled chain, stacks of dense blocks."""
 
 from __future__ import annotations
 

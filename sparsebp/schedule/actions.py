@@ -1,4 +1,4 @@
-"""Actions of a training step and lanes of them. ``2I0`` is the input gradient of stage 2, micro-batch 0."""
+"""Actions of a training step, and their graph. ``2I0`` is the input gradient of stage 2, micro-batch 0."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ class Action(_Fields):
         One of `KINDS`.
     microbatch : int or None, default None
         Number of the micro-batch. None for S and U that take the gradients of all micro-batches together.
+
+    Raises
+    ------
+    OptionError
+        The kind is unknown, a number is negative, or F, I, W or B has no micro-batch.
     """
 
     __slots__ = ()
@@ -83,7 +88,8 @@ class Overlap:
 
     def __post_init__(self) -> None:
         if self.forward.kind != "F" or self.backward.kind not in "BI":
-            raise OptionError("An overlap joins a forward and a backward", expected="F and then B or I", got=str(self))
+            raise OptionError("An overlap joins a forward and a backward", expected="F and then B or I", got=str(self),
+                              remedy="Put other actions in cells of their own")  # fmt: skip
 
     def __str__(self) -> str:
         return f"({self.forward};{self.backward})OVERLAP_F_B"
@@ -193,6 +199,11 @@ class StepGraph:
         Which version of its stage's weights a backward reads. ``"current"``: that of its forward, and there is just
         one in memory: an update waits for every I that reads the old one. ``"stashed"``: that of its forward, kept
         beside newer ones. ``"latest"``: whatever is there. The last two only with updates after every micro-batch.
+
+    Raises
+    ------
+    OptionError
+        A number is below 1, a stage is unknown, or the options exclude each other.
     """
 
     stages: int
@@ -207,7 +218,8 @@ class StepGraph:
         for name in ("stages", "microbatches"):
             object.__setattr__(self, name, check_integer(name, getattr(self, name), 1))
         if (count := self.stages * self.microbatches) > MOST:
-            raise OptionError("A step has too many forwards", expected=f"{MOST} at most", got=count)
+            raise OptionError("A step has too many forwards", expected=f"{MOST} at most", got=count,
+                              remedy="Join stages or micro-batches")  # fmt: skip
         for name, choices in (("first", First), ("updates", Updates), ("weights", Weights)):
             check_choice(name, getattr(self, name), get_args(choices))
         check_flag("synchronised", self.synchronised)

@@ -106,6 +106,11 @@ def build(name: str, *, costs: Costs | None = None, fusion: Fusion | None = None
         Whether to refuse options that the builder has not; else they are left out.
     options
         Of the builder. Those that are None are left out; `SIZES` stand in for required ones.
+
+    Raises
+    ------
+    OptionError
+        The builder is unknown, or does not take an option; and what the builder raises.
     """
     if name not in BUILDERS:
         raise OptionError("Unknown builder", expected=", ".join(BUILDERS), got=repr(name))

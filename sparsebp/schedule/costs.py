@@ -1,4 +1,4 @@
-"""What the actions of a schedule cost: time, bytes, transfers between workers."""
+"""What the actions of a schedule cost: time, bytes, transfers over a link or a network with contention."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ class StageBytes:
         What a forward keeps for the backward of one micro-batch, its input included.
     weights
         The weights. Their gradient has as many.
+
+    Raises
+    ------
+    OptionError
+        A number is negative or not finite.
     """
 
     output: float = 1
@@ -72,6 +77,11 @@ class Link:
     """The connection between any two workers, one for each direction.
 
     A transfer occupies it for ``bytes / bandwidth``, first come, first served; the data are there `latency` later.
+
+    Raises
+    ------
+    OptionError
+        The latency is negative or not finite; the bandwidth is not positive.
     """
 
     latency: float = 0
@@ -110,6 +120,11 @@ class Costs:
         other, 2 if they share the device evenly; a number, or a function of the action that is slowed down. Of n busy
         streams each runs ``1 + (n - 1) (slowdown - 1)`` times slower. The stream "link" is the network and disturbs
         none.
+
+    Raises
+    ------
+    OptionError
+        The durations are neither a mapping nor a function; the slowdown is below 1 or not finite.
     """
 
     durations: Mapping[Kind, float] | Mapping[Action, float] | Callable[[Action], float] = field(
@@ -129,7 +144,7 @@ class Costs:
         ):
             raise OptionError("stages are no bytes", expected="StageBytes, or a tuple of them", got=shown(self.stages))
         if not isinstance(self.link, Link):
-            raise OptionError("link is none", expected="a Link", got=shown(self.link))
+            raise OptionError("link is none", expected="a Link", got=shown(self.link), remedy="Pass Link(latency)")
 
     def duration(self, action: Action) -> float:
         """Return what an action takes by itself."""
@@ -213,6 +228,11 @@ class Network(Link):
         Workers of a node. None: all workers are in one, and there are no uplinks.
     uplink_latency, uplink_bandwidth
         Between nodes; the latency is that of the whole way, the bandwidth that of a node, in each direction.
+
+    Raises
+    ------
+    OptionError
+        A latency is negative or not finite; a bandwidth is not positive; a node has no workers.
 
     Notes
     -----

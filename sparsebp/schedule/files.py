@@ -96,9 +96,11 @@ class Rows:
             raise self.error("An option is neither True nor False", place, "True or False", shown(text))
         return text == "True"
 
-    def error(self, problem: str, place: Place, expected: object, got: object) -> FileFormatError:
+    def error(
+        self, problem: str, place: Place, expected: object, got: object, remedy: str | None = None
+    ) -> FileFormatError:
         """Return the error about a place in the file."""
-        return FileFormatError(f"{self.source}, {place}: {problem}", expected=expected, got=got)
+        return FileFormatError(f"{self.source}, {place}: {problem}", expected=expected, got=got, remedy=remedy)
 
     def located(self, error: ScheduleError) -> ScheduleError:
         """Return an error about a schedule with the places of its actions."""
@@ -130,7 +132,8 @@ def read_rows(text: str, source: str) -> Rows:
         match = _LABEL.fullmatch(cells[0])
         if labelled != (match is not None):
             raise rows.error("Some rows name their worker and stream, and some do not", Place(line, 1),
-                             "a label such as 0:main in front of every row, or of none", shown(cells[0]))  # fmt: skip
+                             "a label such as 0:main in front of every row, or of none", shown(cells[0]),
+                             "A row without a label is the main stream of the worker of its number")  # fmt: skip
         worker, stream = (int(match[1]), match[2]) if match else (number, "main")
         rows.lanes.append(Lane(worker, stream, tuple(_cells(rows, line, cells, 1 if match else 0))))
         if not labelled and not rows.lanes[-1].cells:
@@ -144,7 +147,8 @@ def read_rows(text: str, source: str) -> Rows:
         missing = next(worker for worker in range(len(workers)) if worker not in workers)
         line = next(line for (line, _), lane in zip(lines, rows.lanes, strict=True) if lane.worker == last)
         expected = f"workers 0 to {len(workers) - 1}"
-        raise rows.error(f"Worker {missing} has no row", Place(line, 1), expected, f"worker {last}")
+        raise rows.error(f"Worker {missing} has no row", Place(line, 1), expected, f"worker {last}",
+                         "Number the workers from 0")  # fmt: skip
     return rows
 
 
@@ -178,7 +182,7 @@ def _cells(rows: Rows, line: int, cells: Sequence[str], skipped: int) -> Iterato
         try:
             cell = parse(text)
         except (FileFormatError, OptionError) as error:
-            raise rows.error(error.problem, place, error.expected, error.got) from error
+            raise rows.error(error.problem, place, error.expected, error.got, error.remedy) from error
         for part in dict.fromkeys(part for action in actions_of(cell) for part in (action, *parts_of(action))):
             rows.places.setdefault(part, []).append(place)
         yield cell
@@ -329,7 +333,7 @@ def from_csv(content: str | bytes, *, first: First | None = None, weights: Weigh
     except OptionError as error:
         about = ("first", "weights", "updates", "unweighted")
         place = next((place for key, (_, place) in rows.options.items() if key in about), Place(1, 1))
-        raise rows.error(error.problem, place, error.expected, error.got) from error
+        raise rows.error(error.problem, place, error.expected, error.got, error.remedy) from error
     try:
         name = rows.options.get(OPTIONS[0], ("",))[0]
         schedule = Schedule(graph, tuple(rows.lanes), name, rows.numbers("recomputed"))
@@ -460,7 +464,8 @@ class _Entries:
         what = type(self).__name__.lower()[:-1]
         for key, value in self.entries.items():
             if _KEY.fullmatch(key) is None:
-                raise OptionError(f"A {what} is of no action", expected="F (or I, W, B, S, U), 2F, 2F0", got=shown(key))
+                raise OptionError(f"A {what} is of no action", expected="F (or I, W, B, S, U), 2F, 2F0", got=shown(key),
+                                  remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
             check_cost(f"The {what} of {key}", value)
 
     def most_specific(self, action: Action) -> float | None:
@@ -480,6 +485,11 @@ class Durations(_Entries):
     ----------
     entries
         The durations.
+
+    Raises
+    ------
+    OptionError
+        A key is none of these, or a duration is negative or not finite.
     """
 
     def __call__(self, action: Action) -> float:
@@ -577,6 +587,13 @@ def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike
         Those of the schedules that the costs are for, a `Schedule` say.
     path
         The file.
+
+    Raises
+    ------
+    OptionError
+        There is no duration of an action.
+    OutputError
+        The file cannot be written.
     """
     actions = tuple(actions)
     content: dict[str, Any] = {
@@ -620,6 +637,11 @@ def write_programs(programs: Sequence[RankProgram], path: str | os.PathLike[str]
 
     PyTorch's ``_load_csv(…, format="compute_comms")`` reads those of ``lower(for_torch(schedule, sums=True),
     one_stream=True)``: it has no U, and it posts and sends in the order of the file.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
     """
     write_atomically(path, programs_to_csv(programs).encode())
 

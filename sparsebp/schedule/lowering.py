@@ -1,4 +1,4 @@
-"""The proof that programs of ranks come to their end without any buffering, or the cycle of those that wait."""
+"""From a schedule to a program a rank: sends, receives and sums are placed, and proved free of deadlock."""
 
 from __future__ import annotations
 
@@ -239,7 +239,9 @@ def _operations(programs: Sequence[RankProgram]) -> tuple[list[Message], _Steps]
         for action, kinds in sums.items():
             if sorted(kinds) != ["Reduce", "Reduced"]:
                 got, problem = f"{action}: {', '.join(kinds)} on rank {rank}", "A sum needs one Reduce and one Reduced"
-                raise ScheduleError(problem, expected="both, once each", got=got, actions=[action])
+                raise ScheduleError(
+                    problem, expected="both, once each", got=got, actions=[action], remedy="Lower the schedule anew"
+                )
     tags: dict[tuple[int, ...], Message] = {}
     for message in numbers:
         if message.sender == message.receiver or not 0 <= min(message[1:3]) <= max(message[1:3]) < len(programs):
@@ -255,7 +257,9 @@ def _operations(programs: Sequence[RankProgram]) -> tuple[list[Message], _Steps]
 
 def _wrong(problem: str, message: Message, expected: str) -> ScheduleError:
     got = f"{message.source} from rank {message.sender} to rank {message.receiver}, tag {message.tag}"
-    return ScheduleError(problem, expected=expected, got=got, actions=[message.source])
+    return ScheduleError(
+        problem, expected=expected, got=got, actions=[message.source], remedy="Lower the schedule anew"
+    )
 
 
 class _Run:

@@ -38,6 +38,11 @@ def gpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[
         Whether stage 0 has an I. True for stages of several layers, where B of the first stage costs as much as that
         of the others (and as in ``torch.distributed.pipelining``); False where a stage is one layer.
 
+    Raises
+    ------
+    OptionError
+        There are fewer stages than workers, or a number is below 1.
+
     Notes
     -----
     Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", NeurIPS 2019, §2.
@@ -62,6 +67,11 @@ def one_f_one_b(*, workers: int, stages: int, microbatches: int, unweighted: Ite
     ----------
     workers, stages, microbatches, unweighted, input_gradient
         As for `gpipe`.
+
+    Raises
+    ------
+    OptionError
+        There are fewer stages than workers, or a number is below 1.
 
     Notes
     -----
@@ -118,6 +128,11 @@ def zero_bubble_h1(*, workers: int, stages: int, microbatches: int, chunks: int 
     chunks
         Parts of the model a worker. With more than one the schedule is PyTorch's interleaved one.
 
+    Raises
+    ------
+    OptionError
+        There are fewer stages than parts, or (with several chunks) the micro-batches do not split into equal rounds.
+
     Notes
     -----
     Qi et al., "Zero bubble pipeline parallelism", 2023 (ICLR 2024), §2.1 and Table 1, where I is called B. Its memory
@@ -142,6 +157,11 @@ def zero_bubble_h2(*, workers: int, stages: int, microbatches: int, chunks: int 
     workers, stages, microbatches, chunks, unweighted, input_gradient
         As for `zero_bubble_h1`.
 
+    Raises
+    ------
+    OptionError
+        As for `zero_bubble_h1`.
+
     Notes
     -----
     Qi et al., "Zero bubble pipeline parallelism", 2023 (ICLR 2024), §2.2 and Table 1.
@@ -162,6 +182,11 @@ def pipedream(*, workers: int, stages: int, microbatches: int, unweighted: Itera
         As for `gpipe`.
     microbatches
         How many of the endless stream of batches. (What PipeDream calls a minibatch.)
+
+    Raises
+    ------
+    OptionError
+        There are fewer stages than workers, or a number is below 1.
 
     Notes
     -----
@@ -195,6 +220,11 @@ def dualpipe2018(*, workers: int, stages: int, microbatches: int, unweighted: It
         As for `gpipe`. With several stages a worker, the i-th forward overlaps the i-th backward.
     microbatches
         How many of the endless stream of batches.
+
+    Raises
+    ------
+    OptionError
+        There are fewer stages than workers, or a number is below 1.
 
     Notes
     -----

@@ -33,6 +33,12 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
         A stream of its own for the updates that follow gradients, so that they run beside the rest of the backward
         pass; by default they go to the stream of the weight gradient.
 
+    Raises
+    ------
+    OptionError
+        `fusion` is unknown, a stream is named for updates before forwards, or the schedule updates after every
+        micro-batch.
+
     Notes
     -----
     Jiang et al., "Optimizer fusion", 2021, §3, Fig. 1: without limits on the workers the depth of the step's graph
@@ -42,7 +48,8 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
     if stream is not None and fusion == "forward":
         raise OptionError("Updates before forwards have no stream", expected="stream=None", got=repr(stream))
     if schedule.graph.updates == "microbatch":
-        raise OptionError("The schedule updates after every micro-batch", expected="one U a stage", got=schedule.name)
+        raise OptionError("The schedule updates after every micro-batch", expected="one U a stage", got=schedule.name,
+                          remedy="Take a synchronous schedule")  # fmt: skip
     plain = without_updates(schedule)
     stages = [stage for stage in range(plain.graph.stages) if plain.graph.weighted(stage)]
     places = {stage: _PLACES[fusion](plain, stage) for stage in stages}
@@ -128,7 +135,8 @@ class Partition:
 
     def __post_init__(self) -> None:
         if self.graph.stages < self.chunks:
-            raise OptionError("There are too few stages", expected=f"{self.chunks} or more", got=self.graph.stages)
+            raise OptionError("There are too few stages", expected=f"{self.chunks} or more", got=self.graph.stages,
+                              remedy="Use fewer workers or chunks, or cut the model into more stages")  # fmt: skip
 
     def stages(self, chunk: int) -> range:
         """Return the stages of a chunk."""

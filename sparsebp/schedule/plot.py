@@ -1,4 +1,4 @@
-"""The picture of a simulated schedule: what every stream does when, transfers, and what the workers keep in memory."""
+"""Pictures of a simulated schedule: a Gantt chart, text for a terminal, a trace for Chrome, a summary."""
 
 from __future__ import annotations
 
@@ -456,6 +456,11 @@ def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]
     -------
     What ``json.dump`` takes. Transfers are spans of a track of their sender, and arrows from who makes to who reads.
 
+    Raises
+    ------
+    OptionError
+        `unit` is not positive, or not finite.
+
     Notes
     -----
     The Trace Event Format's phases: X (complete events), M (names), C (counters), b and e (spans that may overlap),
@@ -469,7 +474,15 @@ def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]
 
 
 def write_trace(simulation: Simulation, path: str | os.PathLike[str], *, unit: float = 1e6) -> None:
-    """Write `chrome_trace` to a JSON file, under a temporary name first."""
+    """Write `chrome_trace` to a JSON file, under a temporary name first.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    OptionError
+        `unit` is not positive, or not finite.
+    """
     write_atomically(path, json.dumps(chrome_trace(simulation, unit=unit), allow_nan=False).encode())
 
 

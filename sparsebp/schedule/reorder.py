@@ -1,4 +1,4 @@
-"""Data-parallel training: when the weight gradients are synchronised, and reverse first-k scheduling that helps it."""
+"""Schedules that reorder weight gradients: out-of-order, list scheduling, fast-forward, modulo, reverse first-k."""
 
 from __future__ import annotations
 
@@ -367,6 +367,11 @@ def fast_forward(*, workers: int, stages: int, microbatches: int = 1, k: int = 0
     recomputed
         Stages that keep only their input and compute the rest again.
 
+    Raises
+    ------
+    OptionError
+        There are fewer stages than workers, a number is below 1, or k is not in 0…stages.
+
     Notes
     -----
     Oh et al., "Out-of-order backprop", EuroSys 2022, §5.2, Fig. 5b and 12b.
@@ -389,6 +394,11 @@ def modulo(*, workers: int, stages: int, microbatches: int = 1, group: int = 1, 
     group
         How many neighbouring stages are dealt out together: more of them need fewer transfers, and leave larger gaps.
 
+    Raises
+    ------
+    OptionError
+        There are fewer groups than workers, a number is below 1, or k is not in 0…stages.
+
     Notes
     -----
     Oh et al., "Out-of-order backprop", EuroSys 2022, §5.2.1 and §8.4.1, Fig. 5c and 12c.
@@ -396,7 +406,8 @@ def modulo(*, workers: int, stages: int, microbatches: int = 1, group: int = 1, 
     graph = StepGraph(stages, microbatches, frozenset(unweighted))
     if stages <= (workers - 1) * group:
         got = f"{stages} stages in groups of {group}"
-        raise OptionError("There are fewer groups of stages than workers", expected=f"{workers} or more", got=got)
+        raise OptionError("There are fewer groups of stages than workers", expected=f"{workers} or more", got=got,
+                          remedy="Use fewer workers or smaller groups")  # fmt: skip
     allocation = [stage // group % workers for stage in range(stages)]
     name = "fast-forward, modulo" + (f" in groups of {group}" if group > 1 else "")
     return _list_scheduled(name, graph, allocation, k, costs or Costs(), input_gradient, recomputed)
@@ -446,6 +457,11 @@ def conventional(*, stages: int, microbatches: int = 1, fusion: Fusion = "none",
         Stages without parameters.
     input_gradient
         Whether stage 0 has an I, the gradient with respect to the input of the model.
+
+    Raises
+    ------
+    OptionError
+        A number is out of its range, or `fusion` is unknown.
     """
     if streams not in (1, 2):
         raise OptionError("Unknown number of streams", expected="1 or 2", got=streams)
@@ -557,6 +573,11 @@ def synchronise(schedule: Schedule, *, priority: Priority = "first-stage", costs
         forward needs first (Peng et al., "ByteScheduler", SOSP 2019). What is under way is not interrupted.
     costs
         Durations, to know what is ready when; that of S is the one that matters.
+
+    Raises
+    ------
+    OptionError
+        `priority` is unknown, or the schedule has S or U already.
     """
     check_choice("priority", priority, get_args(Priority))
     graph = schedule.graph

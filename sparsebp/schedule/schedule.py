@@ -1,4 +1,4 @@
-"""A schedule: for every worker and stream, what to do in which order. Plain data."""
+"""A schedule: for every worker and stream, what to do in which order; and whether it can come to its end."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ def _check_workers(schedule: Schedule) -> None:
     busy = {lane.worker for lane in schedule.lanes if lane.cells}
     idle = sorted(set(range(schedule.lanes[-1].worker + 1 if schedule.lanes else 1)) - busy)
     if idle:
-        raise ScheduleError("A worker has nothing to do", expected="at least one action a worker", got=f"worker {idle}")
+        raise ScheduleError("A worker has nothing to do", expected="at least one action a worker", got=f"worker {idle}",
+                            remedy="Use fewer workers, or give it a stage")  # fmt: skip
     names = [(lane.worker, lane.stream) for lane in schedule.lanes]
     if len(set(names)) < len(names):
         raise ScheduleError("A stream is there twice", expected="one lane a stream", got=names)
@@ -142,7 +143,8 @@ def _check_workers(schedule: Schedule) -> None:
         worker, home = workers[number], homes[action[0]]
         if worker != home:
             expected, got = f"stage {action.stage} on worker {home}", f"{action} on worker {worker}"
-            raise ScheduleError("A stage runs on several workers", expected=expected, got=got, actions=[action])
+            raise ScheduleError("A stage runs on several workers", expected=expected, got=got, actions=[action],
+                                remedy="Move it: a stage's weights live on one worker")  # fmt: skip
 
 
 # Whether a schedule can come to its end, and every action reads the weights that it should.
@@ -180,7 +182,8 @@ def validate(schedule: Schedule) -> None:
                             remedy="Move the update behind it, or keep old versions: weights='stashed'")  # fmt: skip
     waits = " waits for ".join(_describe(schedule, number) for number in cycle)
     actions = [actions_of(schedule.cells.cells[number])[0] for number in cycle[:-1]]
-    raise ScheduleError("The schedule is deadlocked", expected="an order without a cycle", got=waits, actions=actions)
+    raise ScheduleError("The schedule is deadlocked", expected="an order without a cycle", got=waits, actions=actions,
+                        remedy="Reorder one of these lanes")  # fmt: skip
 
 
 def _check_races(schedule: Schedule) -> None:

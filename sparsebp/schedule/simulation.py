@@ -1,4 +1,4 @@
-"""The discrete-event engine of `simulate`: when cells and transfers begin and end, and what they waited for last."""
+"""Simulating a schedule: events, transfers, contention, memory, staleness; and how far off it was."""
 
 from __future__ import annotations
 
@@ -699,13 +699,20 @@ class Simulation:
         return max(curve.peak for curve in self.memory)
 
     def event(self, action: Action, step: int = 0) -> Event:
-        """Return when an action ran (I and W within B: when B did)."""
+        """Return when an action ran (I and W within B: when B did).
+
+        Raises
+        ------
+        OptionError
+            The action or step was not simulated.
+        """
         if action.kind == "B":
             action = next((part for part in parts_of(action) if part in self.schedule), action)
         number = self.schedule.cells.numbers.get(action)
         if number is None or not 0 <= step < self.steps:
             got, expected = f"{action}, step {step}", f"an action of the schedule, step 0 to {self.steps - 1}"
-            raise OptionError("This was not simulated", expected=expected, got=got)
+            raise OptionError("This was not simulated", expected=expected, got=got,
+                              remedy="Simulate more steps, or ask for another action")  # fmt: skip
         return self._entries[step * self._run.count + number]
 
     def start(self, action: Action, step: int = 0) -> float:
@@ -717,7 +724,13 @@ class Simulation:
         return self.event(action, step).end
 
     def version(self, action: Action, step: int = 0) -> int:
-        """Return the version of its stage's weights that a forward or backward read."""
+        """Return the version of its stage's weights that a forward or backward read.
+
+        Raises
+        ------
+        OptionError
+            The action reads no weights, or was not simulated.
+        """
         self.event(action, step)
         if action.kind in "FIB":
             part = Action(action.stage, "F" if action.kind == "F" else "I", action.microbatch)
@@ -870,7 +883,9 @@ def compare(simulation: Simulation, spans: Iterable[tuple[Action, float, float]]
     begin, end = min(start for start, _ in measured.values()), max(end for _, end in measured.values())
     first, length = min(start for start, _ in simulated.values()), end - begin
     if length <= 0:
-        raise OptionError("The measured step took no time", expected="a longer one", got=length)
+        raise OptionError(
+            "The measured step took no time", expected="a longer one", got=length, remedy="Measure with a finer clock"
+        )
     starts = {action: ((simulated[action][0] - first) - (start - begin)) / length
               for action, (start, _) in measured.items()}  # fmt: skip
     durations = {action: _relative(simulated[action][1] - simulated[action][0], end - start)

@@ -165,7 +165,8 @@ def _forward_padded(module: RNNBase, x: Tensor, hx: Any) -> tuple[Tensor, State]
 def _forward_packed(module: RNNBase, packed: PackedSequence, hx: Any) -> tuple[PackedSequence, State]:
     x, batch_sizes, in_order, back = packed
     if batch_sizes.numel() == 0:
-        raise OptionError("The packed sequence is empty", expected="at least one step", got="no batch sizes")
+        raise OptionError("The packed sequence is empty", expected="at least one step", got="no batch sizes",
+                          remedy="Skip empty batches")  # fmt: skip
     x = _checked(module, x, batch_sizes)
     batch = int(batch_sizes[0]) if in_order is None else in_order.shape[0]
     hx = _state(module, hx, batch, x)

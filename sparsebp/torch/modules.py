@@ -1,4 +1,4 @@
-"""Letting this library's kernels run the recurrent modules inside a model of PyTorch, and saying what they run."""
+"""`accelerate`, `restore` and `explain`; RNN, GRU, LSTM and their cells; which calls the kernels run."""
 
 from __future__ import annotations
 
@@ -496,6 +496,11 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
     -------
     torch.nn.Module
         `model`.
+
+    Raises
+    ------
+    OptionError
+        It is no `torch.nn.Module`.
     """
     left = []
     for name, module in _recurrent_modules(model, "accelerate"):
@@ -521,6 +526,11 @@ def restore(model: M) -> M:
     -------
     torch.nn.Module
         `model`.
+
+    Raises
+    ------
+    OptionError
+        It is no `torch.nn.Module`.
     """
     for _, module in _recurrent_modules(model, "restore"):
         detach(module)
@@ -544,6 +554,11 @@ def explain(model: Module, *inputs: Any, faster_only: bool = True, **named: Any)
     -------
     list of Outcome
         One a module, in the order of ``model.named_modules()``; with an input one a call, in the order of the calls.
+
+    Raises
+    ------
+    OptionError
+        It is no `torch.nn.Module`.
     """
     modules = {
         module: Outcome(name, module._get_name(), not reason, reason or _WITHOUT_INPUT)

@@ -1,4 +1,4 @@
-"""Derivatives of the runs: gradients by the kernels, everything beyond by recomputation in PyTorch's operations.
+"""Runs of recurrent cells as PyTorch's operators: tensors, packed rows, derivatives of any order.
 
 An `autograd.Function` has the rules for both modes and for vmap; the way back is itself one with a way back. Compiled
 graphs hold the operators, which come to the same functions as their kernels of autograd: so an operator that meets a

@@ -1,4 +1,4 @@
-"""The form that a product and its gradients are, with a way back of any order: eager, transformed and compiled.
+"""Sparse products in PyTorch, differentiable to any order; batches of one pattern, Jacobians of modules.
 
 The product is linear in the values of A and in those of B, and so are its gradients: with C = A @ B, the gradient at A
 is a sum over the same terms of C's gradient and B, that at B of A and C's gradient. So there is one form of three
@@ -35,7 +35,13 @@ __all__ = ["BatchedCSR", "ProductPlan", "plan_product", "sparse_jacobian"]
 
 
 def pattern_of(name: str, matrix: Any) -> SparsityPattern:
-    """Return the structure of an argument."""
+    """Return the structure of an argument.
+
+    Raises
+    ------
+    PatternError
+        It is no sparse matrix, or one whose structure is not canonical.
+    """
     if isinstance(matrix, torch.Tensor):
         return _pattern_of_tensor(name, matrix)
     found = matrix if isinstance(matrix, SparsityPattern) else getattr(matrix, "pattern", None)
@@ -297,11 +303,13 @@ def checked(name: str, values: Any, nnz: int) -> torch.Tensor:
     """Return values of a structure with so many entries."""
     if not isinstance(values, torch.Tensor) or values.layout is not torch.strided:
         got = type(values).__name__ if not isinstance(values, torch.Tensor) else f"a tensor of layout {values.layout}"
-        raise DTypeError(f"{name} is no dense tensor", expected="a tensor of values, such as A.values()", got=got)
+        raise DTypeError(f"{name} is no dense tensor", expected="a tensor of values, such as A.values()", got=got,
+                         remedy="Pass the values alone; the plan knows the structure")  # fmt: skip
     if values.dtype not in (torch.float32, torch.float64):
         raise DTypeError(f"{name} has an unsupported dtype", expected="float32 or float64", got=values.dtype)
     if values.dim() not in (1, 2) or values.shape[-1] != nnz:
-        raise ShapeError(f"{name} does not fit its structure", expected=f"({nnz},) or (B, {nnz})", got=(*values.shape,))
+        raise ShapeError(f"{name} does not fit its structure", expected=f"({nnz},) or (B, {nnz})", got=(*values.shape,),
+                         remedy="Pass one value per entry, the batch first")  # fmt: skip
     if values.device.type not in ("cpu", "cuda"):
         raise DeviceError(f"{name} is on an unsupported device", expected="cpu or cuda", got=values.device)
     return values

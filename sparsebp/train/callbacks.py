@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: a progress bar for terminals, JSON lines for machines. Quiet is to pass neither."""
+"""Callbacks of the trainer, the history of a run, and its pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file that holds arrays and a JSON state, put in place in one atomic step.
+"""Checkpoints: one safetensors file of arrays and a JSON state; and the folder of a run.
 
 The bytes go to a temporary name in the same folder, are flushed to the disk, and are then renamed over the last
 checkpoint. Whenever the process dies, the folder holds either the last checkpoint or the new one, whole. Any

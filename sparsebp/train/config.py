@@ -1,4 +1,4 @@
-"""Recipes: from a task's name and a few numbers to data, model, loss, optimizer, schedule and trainer.
+"""Configurations of training runs: options, files of them, and what each builds.
 
 What ``sparsebp train`` and ``sparsebp demo`` run, for programs to use as well.
 """

@@ -1,4 +1,4 @@
-"""A training on several ranks: the executor that a schedule asks for, and the check that all ranks do the same."""
+"""A training and the ranks that it runs on: parts and options, checked; the executor; what only rank 0 does."""
 
 from __future__ import annotations
 
@@ -236,7 +236,8 @@ def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
     check_mean(loss)
     for callback in check_sequence("callbacks", callbacks, "callbacks"):
         if not hasattr(callback, "sees_model"):
-            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__)
+            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__,
+                              remedy="Derive it from Callback")  # fmt: skip
 
 
 def scheduler_of(given: Any, optimizer: Any) -> Any:
@@ -317,7 +318,7 @@ def schedule_of(
     given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
     if given.graph.microbatches != accumulate:
         raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
-                          got=given.graph.microbatches)  # fmt: skip
+                          got=given.graph.microbatches, remedy="Pass accumulate= as the schedule has it")  # fmt: skip
     return given
 
 

@@ -1,4 +1,4 @@
-"""Scans beside plain back-propagation: the gradients of a batch, and the losses of a training (BPPSA Fig. 6)."""
+"""What the command line does with trainings besides: compare backwards, prune a checkpoint, tune a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: forward, loss, weight gradients, clipping, update; with checkpoints that continue bit for bit."""
+"""The trainer: forward, loss, gradients, clipping, update; checkpoints that continue bit for bit."""
 
 from __future__ import annotations
 
@@ -611,7 +611,7 @@ class Trainer(Training):
         for count, prediction, _ in self._predictions(data, batch_size):
             if prediction.ndim == 0 or len(prediction) != count:
                 raise ShapeError("The model's output has not one row a sample", expected=f"({count}, ...)",
-                                 got=prediction.shape)  # fmt: skip
+                                 got=prediction.shape, remedy="Put the samples first")  # fmt: skip
             parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
         return xp.concatenate(parts)
 

@@ -114,7 +114,7 @@ def test_files_of_another_form_are_refused(tmp_path, name, content):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(FileFormatError) as caught:
         read_config(path)
-    assert caught.value.expected
+    assert caught.value.expected and caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_step_and_what_it_leaves_over():
 def refused(schedule, model, **options):
     with pytest.raises((OptionError, ScheduleError)) as caught:
         train(model, orders.images(), optim.SGD(model.parameters()), schedule, **options)
-    assert caught.value.expected is not None and caught.value.got is not None
+    assert caught.value.expected is not None and caught.value.got is not None and caught.value.remedy
     return str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""What the launchers share: compile-time types, grids, argument passing and device checks."""
+"""What the launchers share: compiling the CUDA sources, compile-time types, grids, arguments and device checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers of the optimizers' updates and of clipping (``cuda/optimizers.cu``): one launch for as many arrays as fit.
+"""Launchers of the optimizers' updates, of kernels of one pass over memory, and of those over sliding windows.
 
 A launch's arguments hold the addresses, sizes, steps and options of its arrays, so that nothing is sent to the device.
 """

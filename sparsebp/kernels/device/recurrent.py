@@ -1,4 +1,4 @@
-"""Launchers of the recurrences (``cuda/rnn*.cu``, ``cuda/gru*.cu``, ``cuda/lstm*.cu``, ``cuda/scan.cu``)."""
+"""Launchers of the recurrences: forms of the kernels, chunks, cycles; and every source with its sets of defines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers of the numeric phase of fixed-pattern products (``cuda/spgemm*.cu``)."""
+"""Launchers of sparse kernels: products on a fixed pattern, CSR, values of transposed Jacobians."""
 
 from __future__ import annotations
 

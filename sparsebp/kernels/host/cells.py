@@ -1,10 +1,10 @@
-"""Recurrent kernels of the LSTM on the host; see `common` for the layout, `back` for the scan.
+"""The kernels of RNN, GRU and LSTM on the host: each cell's equations, in the frames of `forward` and `backward`.
 
-In row form a gradient (gh | gc) at the state (h, c) of a step first becomes one at c alone,
-``d = gc + gh · o (1 - t²)`` with t = tanh(c). From there it goes to c[t-1] as ``d · f``, and to h[t-1] as
-``Σ (d · factor) @ W`` over i, f and g and ``(gh · t o (1 - o)) @ W_o``: two of the four blocks of the Jacobian are
-diagonal, and of the dense ones, the one from h is the one from c scaled, but for W_o. So a row of a chunk's map takes
-two products of H × H, and no Jacobian of 2H × 2H is formed.
+The LSTM. In row form a gradient (gh | gc) at the state (h, c) of a step first becomes one at c alone, ``d = gc + gh · o
+(1 - t²)`` with t = tanh(c). From there it goes to c[t-1] as ``d · f``, and to h[t-1] as ``Σ (d · factor) @ W`` over i,
+f and g and ``(gh · t o (1 - o)) @ W_o``: two of the four blocks of the Jacobian are diagonal, and of the dense ones,
+the one from h is the one from c scaled, but for W_o. So a row of a chunk's map takes two products of H × H, and no
+Jacobian of 2H × 2H is formed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from sparsebp.kernels.host.forward import (
 )
 from sparsebp.kernels.operands import WeightSums
 
-# Recurrent kernels of the GRU (BPPSA Eq. 10 and 11) on the host; see `common` for the layout, `back` for the scan.
+# Recurrent kernels of the GRU (BPPSA Eq. 10 and 11) on the host; see `forward` for the layout, `backward` for the scan.
 
 
 @device
@@ -266,17 +266,9 @@ class GruKernels:
     """The kernels ``gru_*`` of `sparsebp.kernels.spec.Kernels` in Numba."""
 
     def gru_forward(
-        self,
-        x: np.ndarray,
-        w_hh: np.ndarray,
-        b_hn: np.ndarray,
-        h0: np.ndarray,
-        h: np.ndarray,
-        gates: np.ndarray,
-        w_ih: np.ndarray | None,
-        b_ih: np.ndarray | None,
-        b_hh: np.ndarray | None,
-    ) -> None:
+        self, x: np.ndarray, w_hh: np.ndarray, b_hn: np.ndarray, h0: np.ndarray, h: np.ndarray, gates: np.ndarray,
+        w_ih: np.ndarray | None, b_ih: np.ndarray | None, b_hh: np.ndarray | None,
+    ) -> None:  # fmt: skip
         """6·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
         if batch and hidden >= LEAST:
@@ -290,18 +282,9 @@ class GruKernels:
             _gru_forward(*parts_of(blocks_of(batch), 6 * h.size * hidden), x, *weights, w_hh, b_hn, h0, h, gates)
 
     def gru_backward(
-        self,
-        h: np.ndarray,
-        h0: np.ndarray,
-        gates: np.ndarray,
-        w_hh: np.ndarray,
-        gy: np.ndarray | None,
-        grad_h_n: np.ndarray | None,
-        ga: np.ndarray | None,
-        gh0: np.ndarray,
-        chunks: int,
-        sums: WeightSums | None,
-    ) -> None:
+        self, h: np.ndarray, h0: np.ndarray, gates: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None,
+        grad_h_n: np.ndarray | None, ga: np.ndarray | None, gh0: np.ndarray, chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
         """Parallel over blocks of samples, and over chunks."""
         saved = (h, h0, gates)
         back_propagate(
@@ -309,14 +292,9 @@ class GruKernels:
         )
 
     def gru_maps(
-        self,
-        h: np.ndarray,
-        h0: np.ndarray,
-        gates: np.ndarray,
-        w_hh: np.ndarray,
-        gy: np.ndarray | None,
+        self, h: np.ndarray, h0: np.ndarray, gates: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None,
         maps: np.ndarray,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Parallel over samples and chunks."""
         reduce_all(_gru_reduce, (h, h0, gates), w_hh, gy, maps)
 
@@ -564,18 +542,9 @@ class LstmKernels:
     """The kernels ``lstm_*`` of `sparsebp.kernels.spec.Kernels` in Numba."""
 
     def lstm_forward(
-        self,
-        x: np.ndarray,
-        w_hh: np.ndarray,
-        h0: np.ndarray,
-        c0: np.ndarray,
-        h: np.ndarray,
-        c: np.ndarray,
-        gates: np.ndarray,
-        w_ih: np.ndarray | None,
-        b_ih: np.ndarray | None,
-        b_hh: np.ndarray | None,
-    ) -> None:
+        self, x: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, c0: np.ndarray, h: np.ndarray, c: np.ndarray,
+        gates: np.ndarray, w_ih: np.ndarray | None, b_ih: np.ndarray | None, b_hh: np.ndarray | None,
+    ) -> None:  # fmt: skip
         """8·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
         work = 2 * GATES * h.size * hidden
@@ -587,20 +556,10 @@ class LstmKernels:
             _lstm_forward(*parts_of(blocks_of(batch), work), x, *weights, w_hh, h0, c0, h, c, gates)
 
     def lstm_backward(
-        self,
-        c: np.ndarray,
-        c0: np.ndarray,
-        gates: np.ndarray,
-        w_hh: np.ndarray,
-        gy: np.ndarray | None,
-        grad_h_n: np.ndarray | None,
-        grad_c_n: np.ndarray | None,
-        ga: np.ndarray | None,
-        gh0: np.ndarray,
-        gc0: np.ndarray,
-        chunks: int,
-        sums: WeightSums | None,
-    ) -> None:
+        self, c: np.ndarray, c0: np.ndarray, gates: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None,
+        grad_h_n: np.ndarray | None, grad_c_n: np.ndarray | None, ga: np.ndarray | None, gh0: np.ndarray,
+        gc0: np.ndarray, chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
         """Parallel over blocks of samples, and over chunks."""
         last, initial = (grad_h_n, grad_c_n), (gh0, gc0)
         back_propagate(
@@ -619,14 +578,9 @@ class LstmKernels:
         )
 
     def lstm_maps(
-        self,
-        c: np.ndarray,
-        c0: np.ndarray,
-        gates: np.ndarray,
-        w_hh: np.ndarray,
-        gy: np.ndarray | None,
+        self, c: np.ndarray, c0: np.ndarray, gates: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None,
         maps: np.ndarray,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Parallel over samples and chunks."""
         reduce_all(_lstm_reduce, (c, c0, gates), w_hh, gy, maps)
 
@@ -638,7 +592,7 @@ class LstmKernels:
             launch(_lstm_jacobians, len(c), 7 * out.size, c, c0, gates, w_hh, out)
 
 
-# Recurrent kernels of the Elman RNN (BPPSA Eq. 9) on the host; see `common` for the layout, `back` for the scan.
+# Recurrent kernels of the Elman RNN (BPPSA Eq. 9) on the host; see `forward` for the layout, `backward` for the scan.
 
 INPUT_WEIGHTS = 1 << 17
 """Bytes of the input's weights up to which steps project the input as they go."""
@@ -778,16 +732,9 @@ class RnnKernels:
         return (features if inside else 0), SAMPLES
 
     def rnn_forward(
-        self,
-        x: np.ndarray,
-        w_hh: np.ndarray,
-        h0: np.ndarray,
-        nonlinearity: Nonlinearity,
-        h: np.ndarray,
-        w_ih: np.ndarray | None,
-        b_ih: np.ndarray | None,
-        b_hh: np.ndarray | None,
-    ) -> None:
+        self, x: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, nonlinearity: Nonlinearity, h: np.ndarray,
+        w_ih: np.ndarray | None, b_ih: np.ndarray | None, b_hh: np.ndarray | None,
+    ) -> None:  # fmt: skip
         """2·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
         work, relu = 2 * h.size * hidden, nonlinearity == "relu"
@@ -799,17 +746,9 @@ class RnnKernels:
             _rnn_forward(*parts_of(blocks_of(batch), work), x, *weights, w_hh, h0, relu, h)
 
     def rnn_backward(
-        self,
-        h: np.ndarray,
-        w_hh: np.ndarray,
-        gy: np.ndarray | None,
-        grad_h_n: np.ndarray | None,
-        nonlinearity: Nonlinearity,
-        gz: np.ndarray | None,
-        gh0: np.ndarray,
-        chunks: int,
-        sums: WeightSums | None,
-    ) -> None:
+        self, h: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None, grad_h_n: np.ndarray | None,
+        nonlinearity: Nonlinearity, gz: np.ndarray | None, gh0: np.ndarray, chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
         """Parallel over blocks of samples, and over chunks."""
         saved = (h, nonlinearity == "relu")
         back_propagate(

@@ -1,4 +1,4 @@
-"""CSR kernels on the host: sparse times vectors, scalings and gathers; values batch last.
+"""CSR on the host: sparse times vectors, chains of them in one call, scalings, gathers, values of Jacobians.
 
 With a batch, a vector register holds as many samples as fit, and the sums of a row stay in registers. A batch of one
 has loops of its own, because there the entries are what lies side by side.

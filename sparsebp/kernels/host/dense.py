@@ -1,4 +1,4 @@
-"""Products of dense matrices on the kernels' threads, in blocks for mini-batches: one matrix large, two of them thin.
+"""Dense products on the host: large ones on the kernels' threads, many of one size, stacks of small blocks.
 
 Three things make them faster than NumPy's, and results the same for every number of threads:
 

@@ -1,4 +1,4 @@
-"""The update rules of the optimizers, of numbers in order: `sparsebp.kernels.host.optim` runs them.
+"""Optimizer updates on the host: the rules, number by number, and one call for lists of arrays.
 
 Every rule rounds as torch.optim's tensor operations do, one after the other, so that float32 results stay together
 over many steps: where those fuse a multiplication and an addition, `fma` stands here, and nowhere else. `at` holds the

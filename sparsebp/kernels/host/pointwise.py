@@ -1,4 +1,4 @@
-"""Kernels of one pass over memory on the host: cutting off, the loss."""
+"""Kernels of one pass over memory on the host: cutting off, the loss, channels' statistics, GELU."""
 
 from __future__ import annotations
 

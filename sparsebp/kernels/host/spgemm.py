@@ -1,9 +1,10 @@
-"""Sparse products entry by entry of C, on the host: every entry is summed in a register from the list of its products.
+"""The numeric phase of sparse products on the host: a kernel for each strategy.
 
-For C with many products an entry and for short rows of B: nothing is added to memory, no loop is as short as a row of
-B, and one word tells both entries that a product multiplies. A branch that is guessed wrong costs as much as ten
-products, so without a batch a tile's entries are visited in the order of how many products they have, as their lists
-stand: loops then hardly change their length. With a batch they are visited as they lie in C, and so is most of B.
+`pairs`: every entry of C is summed in a register from the list of its products. For C with many products an entry and
+for short rows of B: nothing is added to memory, no loop is as short as a row of B, and one word tells both entries that
+a product multiplies. A branch that is guessed wrong costs as much as ten products, so without a batch a tile's entries
+are visited in the order of how many products they have, as their lists stand: loops then hardly change their length.
+With a batch they are visited as they lie in C, and so is most of B.
 """
 
 from __future__ import annotations

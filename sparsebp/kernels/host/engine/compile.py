@@ -1,9 +1,10 @@
-"""Inner functions: compiled code that only other compiled functions call.
+"""How kernels are compiled: options, inner functions, the cache on disk, read-only arrays.
 
-Numba optimises every function by itself, translates it to machine code, and wraps it twice so that Python and C can
-call it; then it does so once more with each function that calls it, into which it is copied. For a kernel's helpers all
-but the last is in vain, and was most of the time. So an inner function ends as LLVM's intermediate code. What Python
-calls, or an address, is compiled with the other options of `parts`.
+Inner functions are called by compiled functions alone. Numba optimises every function by itself, translates it to
+machine code, and wraps it twice so that Python and C can call it; then it does so once more with each function that
+calls it, into which it is copied. For a kernel's helpers all but the last is in vain, and was most of the time. So an
+inner function ends as LLVM's intermediate code. What Python calls, or an address, is compiled with the other options of
+`parts`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pointers into arrays, and vectors to and from memory: whole, or the first few numbers of one."""
+"""SIMD in Numba: the vector type, pointers, loads and stores, arithmetic, shuffles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The threads of the host kernels: a team of helpers that sleep until there is work worth waking them for.
+"""The threads of the host kernels: helpers that sleep until there is work, and how work is cut into parts.
 
 The thread that calls a kernel cuts its work into parts and begins with them itself. Helpers that come take parts too;
 one that does not come, because another process has its core, is not waited for. So a missing core costs no time beyond
