@@ -94,7 +94,7 @@ def test_nothing_is_dropped_from_what_is_not_real(dtype):
     odd = np.zeros((4, 2), dtype)
     with pytest.raises(DTypeError, match="inputs") as caught:
         ArrayDataset(odd, np.zeros(4, int))
-    assert caught.value.remedy and caught.value.got and caught.value.remedy
+    assert caught.value.expected and caught.value.got and caught.value.remedy
     with pytest.raises(DTypeError, match="targets"):
         ArrayDataset(np.zeros((4, 2)), odd)
     with pytest.raises(DTypeError, match="images"):
