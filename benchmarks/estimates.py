@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness, spgemm
+from benchmarks.calibrate import backward_seconds, call_seconds
 from benchmarks.harness import Benchmark, Result, Row, Run
-from benchmarks.tools.calibrate import backward_seconds, call_seconds
 from benchmarks.workloads import pairs
 from sparsebp import nn
 from sparsebp.core import tables, timing

@@ -251,9 +251,11 @@ def again(work, seed):
             work(own)
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
+    return thread
 
+threads = []
 for seed, work in enumerate([multiply, multiply, take, take, lambda rng: train()]):
-    again(work, seed)
+    threads.append(again(work, seed))
 hung = []
 for number in range(FORKS):
     time.sleep(0.002 * (number % 7))
@@ -272,6 +274,8 @@ for number in range(FORKS):
         break
     assert done[1] == 0, done
 stop.append(True)
+for thread in threads:  # no daemon is left in compiled code while the interpreter ends
+    thread.join()
 sys.exit(f"child {hung} hangs" if hung else 0)
 """
 

@@ -185,7 +185,7 @@ def test_threads_share_large_products_from_where_the_layers_do():
 
 def test_a_calibration_measures_every_price(monkeypatch):
     """The whole way, with times that mean nothing: what comes out can be read back."""
-    from benchmarks.tools import calibrate as module
+    from benchmarks import calibrate as module
 
     monkeypatch.setattr(module, "copy_bandwidth", lambda threads: 1e10 * threads)
     monkeypatch.setattr(module, "call_seconds", lambda run, *rest, **options: [run(), 1e-3][1:])

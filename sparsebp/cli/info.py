@@ -45,7 +45,7 @@ def info(json: JsonOption = False) -> None:
     """Show devices, versions, threads and BLAS, and which backward `auto` would choose for a few shapes.
 
     `auto` and all estimates count with a list of prices, that which comes
-    with sparsebp. `python -m benchmarks.tools.calibrate`, in a clone of the
+    with sparsebp. `python -m benchmarks.calibrate`, in a clone of the
     repository, measures this machine's.
 
     \b
@@ -140,7 +140,7 @@ def _print(facts: dict[str, Any]) -> None:
 def _prices_line(found: dict[str, Any]) -> str:
     if found["kind"] == "calibrated":
         return f"calibrated {found['date']}, {found['file']}"
-    where = f"; python -m benchmarks.tools.calibrate writes {found['file']}" if found["file"] else ""
+    where = f"; python -m benchmarks.calibrate writes {found['file']}" if found["file"] else ""
     return f"shipped, measured {str(found['date'])[:10]} on {found['cpu']}{where}"
 
 

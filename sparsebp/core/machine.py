@@ -2,7 +2,7 @@
 
 The price list. Every price is the seconds of one unit on one thread, in float32: of a call, a byte, a multiply-add.
 Estimates count units and multiply; where two estimates count the same, they read the same price. The list that comes
-with the package (``shipped.json``) was measured by ``python -m benchmarks.tools.calibrate``, where and when it says
+with the package (``shipped.json``) was measured by ``python -m benchmarks.calibrate``, where and when it says
 itself; the user's own, measured by the same command, takes its place. Prices choose between
 algorithms, and change no result otherwise.
 """
@@ -277,8 +277,8 @@ def load(path: Path, *, calibrated: bool) -> Prices:
     FileFormatError
         The file is something else.
     """
-    problem, expected = f"{path} is no list of prices", "a file that python -m benchmarks.tools.calibrate wrote"
-    remedy = "Run python -m benchmarks.tools.calibrate, or remove the file"
+    problem, expected = f"{path} is no list of prices", "a file that python -m benchmarks.calibrate wrote"
+    remedy = "Run python -m benchmarks.calibrate, or remove the file"
     content = read_file(path, problem, expected=expected, remedy=remedy, regular=True)
     try:
         found = parse_json(content)

@@ -664,6 +664,8 @@ MUCH = 100
 """Times the work of the linear scan from which an algorithm that was asked for is warned of before it is planned."""
 DOUBT = 2.0
 """By how much an estimate of memory must pass the limit before it is believed without planning."""
+SMALL = 1 << 24
+"""Bytes beyond the limit up to which no estimate is believed: planning so little is quick, and exact."""
 
 
 class Decision(NamedTuple):
@@ -764,7 +766,7 @@ def _said_before(option: Candidate, chain: Chain, fill_in: FillIn, memory_limit:
     if not option.multiplies or chain.is_stack:
         return ""
     sizes, m = chain.sizes, chain.machine
-    filled = _sized(option, chain, fill_in, round(DOUBT * memory_limit))
+    filled = _sized(option, chain, fill_in, _believed(memory_limit))
     linear = _sized(Candidate("linear"), chain, fill_in, None)
     times = filled.flops / max(linear.flops, 1)
     if times < 1.5:
@@ -785,10 +787,15 @@ def _said_before(option: Candidate, chain: Chain, fill_in: FillIn, memory_limit:
     return said
 
 
+def _believed(memory_limit: int) -> int:
+    """Return the bytes from which an estimate refuses a scan; it may count more than a plan will take."""
+    return max(round(DOUBT * memory_limit), memory_limit + SMALL)
+
+
 def _planned(candidate: Candidate, chain: Chain, fill_in: FillIn, memory_limit: int | None) -> SizedRecipe:
     """Plan one candidate. Raises `MemoryLimitError` beyond the limit, from estimates alone where they are clear."""
     if memory_limit is not None and candidate.multiplies and not chain.is_stack:
-        _sized(candidate, chain, fill_in, round(DOUBT * memory_limit))
+        _sized(candidate, chain, fill_in, _believed(memory_limit))
     return _sized(candidate, chain, chain.product, memory_limit)
 
 

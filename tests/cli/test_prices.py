@@ -10,7 +10,7 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from benchmarks.tools import calibrate
+from benchmarks import calibrate
 from sparsebp.cli.app import app
 from sparsebp.core.errors import OptionError, OutputError
 from sparsebp.core.machine import now_and_here, prices, shipped

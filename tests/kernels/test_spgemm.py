@@ -128,6 +128,34 @@ def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_sh
     np.testing.assert_allclose(dense(c, backend.numpy(out), many), expected, **tolerance(dtype))
 
 
+PATTERNS = {
+    "diagonal": SparsityPattern.diagonal(12), "dense": SparsityPattern.dense(12, 12),
+    "selection": SparsityPattern(np.arange(13), np.arange(12)[::-1] // 2, (12, 12)),
+    "band": SparsityPattern.from_scipy(scipy.sparse.csr_array(np.tri(12, k=2) - np.tri(12, k=-3))),
+    "nearly full": SparsityPattern.from_scipy(scipy.sparse.csr_array(1 - np.eye(12))),
+    "blocks": SparsityPattern.from_scipy(scipy.sparse.csr_array(np.kron(np.tri(6), np.ones((2, 2))))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("left", PATTERNS)
+@pytest.mark.parametrize("right", PATTERNS)
+@pytest.mark.parametrize(("a_shared", "b_shared"), [(False, False), (True, False), (False, True)])
+def test_a_batch_of_none_touches_nothing(left, right, a_shared, b_shared, monkeypatch):
+    needs_numba("products are planned with it, on the host")
+    a, b, dtype = PATTERNS[left], PATTERNS[right], np.float64
+    monkeypatch.setattr(strategies, "RUN_LENGTH", 0)
+    monkeypatch.setattr(strategies, "worth", lambda *sizes: True)
+    for candidate in product.candidates_of_structure(a, b):
+        if candidate.name not in KERNELS:
+            continue
+        plan, memory = product.plan_by(candidate), np.full(4096, 7.0)
+        none = [np.ndarray((one.nnz, 0), dtype, memory) for one in (a, b, plan.pattern)]
+        values = [np.ones((one.nnz, 1)) if shared else where
+                  for one, where, shared in zip((a, b), none, (a_shared, b_shared), strict=False)]  # fmt: skip
+        getattr(kernels.get(np), KERNELS[candidate.name])(*plan.operands(np), *values, none[2])
+        assert (memory == 7).all(), candidate.name
+
+
 def on(backend, value, index):
     """An operand's field on the backend; int32 as another index type."""
     if not isinstance(value, np.ndarray):

@@ -31,7 +31,7 @@ def refused(graph: StepGraph, *workers) -> str:
 def test_order_within_a_lane():
     assert refused(StepGraph(2), lane("1F0 0F0 1B0 0W0")) == (
         "The schedule is deadlocked. Expected an order without a cycle. Got 1F0 (worker 0, main, 1st) waits for 0F0 "
-        "(worker 0, main, 2nd) waits for 1F0 (worker 0, main, 1st)."
+        "(worker 0, main, 2nd) waits for 1F0 (worker 0, main, 1st). Reorder one of these lanes."
     )
 
 

@@ -263,7 +263,7 @@ class FilledKernels(AccumulateKernels, DenseKernels):
 
         With a batch a place is looked up once for a vector of samples, and nothing is left to gain.
         """
-        if out.shape[1] > 1:
+        if out.shape[1] != 1:  # none among them: a value an entry would be read and written that is not there
             self.spgemm_accumulate(rows, columns, a_data, b_data, out)
             return
         m, k, n = len(rows.a_indptr) - 1, len(rows.b_indptr) - 1, columns.n
