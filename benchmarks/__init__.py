@@ -17,7 +17,7 @@ MODULES = {
     "scan": "scan", "chains": "scan", "spgemm": "spgemm", "spgemm-sweep": "spgemm",
     "jacobian": "jacobians", "convergence": "training", "pruned": "jacobians", "optim": "training",
     "fusion": "training", "convolution": "training", "schedule": "schedules", "busy": "schedules",
-    "estimates": "estimates", "time-parallel": "ranks", "data-parallel": "ranks", "spectrain": "schedules",
+    "time-parallel": "ranks", "data-parallel": "ranks", "spectrain": "schedules",
     "scaling": "scaling", "scaling-papers": "scaling", "scaling-measured": "scaling",
     "gpu-numbers": "gpu", "gpu-grid": "gpu", "gpu-graphs": "gpu",
 }  # fmt: skip

@@ -51,10 +51,10 @@ def bench(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure sparsebp beside a peer, in turn in one run, and print the ratio with its spread.
+    """Measure sparsebp and a peer in turn, and print the ratio with its spread.
 
-    Several, or all, run one after the other, each in a process of its own, with
-    what each took the last time; then come the rows that miss their targets.
+    Several, or all, run one after the other, each in its own process; then the
+    rows that miss their targets are printed.
     Exits with 1 if a row could not be measured; all others are in the result.
 
     \b
@@ -81,7 +81,6 @@ def bench(
 
 
 def _series(names: Sequence[str], out: Path | None, quick: bool, json: bool) -> None:
-    """Run several benchmarks and print what came of them."""
     from benchmarks import processes
 
     prepare_folder(harness.DEFAULT_FOLDER if out is None else out)  # before the first of a night's runs

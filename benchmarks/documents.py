@@ -1,6 +1,6 @@
 """Fills the measured tables of Markdown documents from the benchmarks' JSON files, so that nobody types a number.
 
-``python -m benchmarks.documents README.md docs/benchmarks.md`` rewrites what stands between the markers::
+``python -m benchmarks.documents README.md docs/benchmarks.md`` rewrites the text between the markers::
 
     <!-- bench:recurrent short -->
     …
@@ -32,32 +32,12 @@ _BLOCK = re.compile(r"<!-- bench:([\w-]+)( short)? -->\n.*?<!-- /bench:\1 -->", 
 
 
 def fill(text: str, results: Mapping[str, Sequence[tuple[Path, dict[str, Any]]]], folder: Path) -> str:
-    """Return `text` with every marked block made anew.
-
-    Parameters
-    ----------
-    text
-        Markdown.
-    results
-        Path and content of every full result, by benchmark (see `find_results`).
-    folder
-        Folder of the document, for links to pictures.
-
-    Raises
-    ------
-    FileFormatError
-        A marker names a benchmark that does not exist.
-    """
+    """Return `text` with every marked block made anew."""
 
     def block(match: re.Match[str]) -> str:
         name, short = match.group(1), match.group(2) or ""
         if name not in NAMES:
-            raise FileFormatError(
-                f"A marker names the unknown benchmark {name!r}",
-                expected=", ".join(NAMES),
-                got=name,
-                remedy="Mend the marker",
-            )
+            raise FileFormatError(f"A marker names the unknown benchmark {name!r}", expected=", ".join(NAMES), got=name)
         body = "\n\n".join(_section(path, result, bool(short), folder) for path, result in results.get(name, ()))
         body = body or f"*Not measured yet: `python -m benchmarks {name} --out {FOLDER}` writes the numbers.*"
         return f"<!-- bench:{name}{short} -->\n{body}\n<!-- /bench:{name} -->"
@@ -68,7 +48,7 @@ def fill(text: str, results: Mapping[str, Sequence[tuple[Path, dict[str, Any]]]]
 def find_results(folder: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
     """Return the full results in `folder` by benchmark, the newest first.
 
-    Runs with ``--quick`` are passed over; of a run that was broken off, what it has measured counts.
+    Runs with ``--quick`` are ignored; interrupted ones count with their rows.
     """
     found: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for path in sorted(folder.glob("*.json")):
@@ -83,7 +63,8 @@ def find_results(folder: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
 def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -> str:
     benchmark, rows = load(result["benchmark"]), harness.measured(result)
     if short:
-        parts = [_table(benchmark, benchmark.short, filter(benchmark.in_short, rows))]
+        keys = [key for key in benchmark.short if key not in ("target", "met")]  # a README's reader knows no targets
+        parts = [_table(benchmark, keys, filter(benchmark.in_short, rows))]
     else:
         parts = [f"*{caption}:*\n\n{_table(benchmark, keys, rows)}" for caption, keys in benchmark.tables.items()]
         parts.insert(0, f"**{result['title']}.** Left out: {result['leaves_out']}.")

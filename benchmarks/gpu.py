@@ -1,8 +1,8 @@
-"""Single kernels on a GPU: the figures that plans and estimates rest on, each of them measured alone.
+"""Single kernels on a GPU: the figures that plans and rules rest on, each of them measured alone.
 
 ``python -m benchmarks gpu-numbers``. Steps of the sequential kernels by cell, dtype and hidden size; the scan by number
-of chunks and by rows that a lane holds; its launches one by one; products of weight gradients; what Python takes for a
-launch; a backward captured into a graph. Cycles are those of the clock that the device names.
+of chunks and by rows that a lane holds; its launches one by one; products of weight gradients; the Python time of a
+launch; a backward captured into a graph. Cycles are of the clock that the device reports.
 """
 
 from __future__ import annotations
@@ -18,45 +18,38 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Result, Row, Run
+from benchmarks.harness import Benchmark, Result, Row, Run, columns
 from benchmarks.processes import measure_apart
 from benchmarks.recurrent import measure_recurrent_row
 from benchmarks.schedules import find, optimizer_of
 from benchmarks.workloads import CELLS, SequenceWorkload, TorchTwin, chunk_count
-from sparsebp import kernels
+from sparsebp import kernels, models, nn
 from sparsebp.core import backend, tables, timing
+from sparsebp.core.backend import GraphRecorder
 from sparsebp.core.check import Array
-from sparsebp.core.cuda_graphs import GraphRecorder
 from sparsebp.core.errors import SparseBPError
-from sparsebp.core.tables import Column
 from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.search import all_schedules
-from sparsebp.scan.recurrent import choose_recurrent_backward
+from sparsebp.scan.rules import choose_recurrent_backward
 from sparsebp.schedule import Schedule
 from sparsebp.train.ranks import schedule_of
 
-# What the benchmarks on a GPU share: names of their files, the rates of the device, launches of the recurrences.
+# Shared by the benchmarks on a GPU: names of their files, the rates of the device, launches of the recurrences.
 
 HIDDEN, BATCH = 20, 16
 """The paper's hidden size, and batch."""
 COLOURS = {"RNN": "#1e40af", "GRU": "#9a3412", "LSTM": "#166534"}
 """Of the cells' curves."""
 SECONDS = 500.0
-"""What a run takes at most, so that it ends well within ten minutes, and its last point with it."""
+"""Limit of a run, so that it ends well within ten minutes."""
 
 
 def begin(run: Run) -> ModuleType:
-    """Return CuPy, after naming the run's files after the GPU and the commit.
-
-    Raises
-    ------
-    DeviceError, MissingDependencyError
-        There is no GPU, or CuPy is not installed.
-    """
+    """Return CuPy, after naming the run's files after the GPU and the commit."""
     cupy = backend.cupy()
     env = run.result["environment"]
     name = f"{run.stem}-{env['gpu']['name'].lower()}-{env['commit'].rstrip('+')}"
@@ -65,14 +58,14 @@ def begin(run: Run) -> ModuleType:
 
 
 def chosen_chunks(cell: str, dtype: Any, length: int, xp: ModuleType) -> int:
-    """Return the chunks that the cost model takes for the arrays of `xp`; about the root of T for the recursion."""
+    """Return the chunks that `auto` takes for the arrays of `xp`; about the root of T for the recursion."""
     name: Any = cell.lower()
     choice = choose_recurrent_backward(name, length, BATCH, HIDDEN, dtype, xp)
     return choice.chunks if choice.chunks > 1 else chunk_count(length)
 
 
 class Rates(NamedTuple):
-    """What the GPU can do at best: FLOP/s by dtype name (from its data), bytes/s (measured by a copy), cycles/s."""
+    """Limits of the GPU: FLOP/s by dtype name (from its data), bytes/s (measured by a copy), cycles/s."""
 
     flops: dict[str, float]
     bandwidth: float
@@ -94,19 +87,7 @@ def device_rates(cupy: ModuleType) -> Rates:
 
 
 class Recurrence:
-    """The kernels of one recurrent layer on random states of their own.
-
-    Parameters
-    ----------
-    kernels
-        `sparsebp.kernels.spec.Kernels` of the arrays.
-    xp
-        The namespace of the arrays.
-    cell
-        ``"RNN"``, ``"GRU"`` or ``"LSTM"``.
-    dtype, length, batch, hidden
-        T, B and H.
-    """
+    """The kernels of one recurrent layer on random states of their own."""
 
     def __init__(
         self, kernels: Any, xp: ModuleType, cell: str, dtype: Any, length: int, batch: int, hidden: int = HIDDEN
@@ -124,7 +105,7 @@ class Recurrence:
         self.b_hn, self.gates = array(hidden), array(length, batch, 4 * hidden) if gates > 1 else None
         self.forward_h = xp.empty_like(self.h)  # the backward's states stay as they are
         self.forward_gates = xp.empty_like(self.gates) if gates > 1 else None
-        self.forward_c = xp.empty_like(self.h) if gates == 4 else None  # h, h0 and grad stand for those of c, too
+        self.forward_c = xp.empty_like(self.h) if gates == 4 else None  # h, h0, grad serve for c, too
         outputs = [xp.empty_like(weight) for weight in (self.input_weights[0], self.w_hh, *self.input_weights[1:])]
         self.sums = WeightSums(self.x, self.h, *outputs)
         self.written = xp.empty_like(self.h if gates == 1 else self.gates)
@@ -149,7 +130,7 @@ class Recurrence:
             self.kernels.lstm_forward(x, self.w_hh, *states, self.forward_gates, *weights)
 
     def backward(self, chunks: int = 1, summed: bool = False) -> Callable[[], None]:
-        """Return what runs all steps backwards, from a gradient at the last state, in so many chunks.
+        """Return a function that runs all steps backwards in chunks, from a gradient at the last state.
 
         `summed`: weight gradients of an input of one feature are summed on the way, in place of gradients at the gates.
         """
@@ -166,8 +147,8 @@ class Recurrence:
 # Whole steps on a GPU: launched kernel by kernel, or captured into a graph and replayed; one stream, or two.
 #
 # ``python -m benchmarks gpu-graphs`` (Oh et al., EuroSys 2022, §4): the paper's two recurrent models, and DenseNet. A
-# net of many small layers waits for Python's launches; once they are captured, the second stream can show what it
-# gains.
+# net of many small layers waits for Python's launches; only captured, a second
+# stream can help.
 
 GRAPHS_TARGETS = {"capture": 1.3, "streams": 1.1}
 """A captured step over a launched one, on one stream; captured ones on two streams over one."""
@@ -191,17 +172,7 @@ Parts = tuple[Any, Any, Any, tuple[Any, Any]]
 
 
 class Steps:
-    """A training step, ready to be timed: compiled, and captured if it can be.
-
-    Parameters
-    ----------
-    model, loss, optimizer, batch
-        What `Executor` takes, and one micro-batch.
-    graph
-        Whether to capture the step.
-    order
-        The conventional one if None.
-    """
+    """A compiled training step, captured if possible."""
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, batch: tuple[Any, Any], *, graph: bool,
@@ -222,19 +193,13 @@ class Steps:
         return "; ".join(self._executor.uncaptured)
 
     def close(self) -> None:
-        """End it, with what it has left over."""
+        """Run deferred updates and end the threads."""
         self._executor.flush()
         self._executor.close()
 
 
 def measure_graphs(run: Run) -> Iterator[Row]:
-    """Measure every network in every order.
-
-    Raises
-    ------
-    DeviceError, MissingDependencyError
-        There is no GPU, or CuPy is not installed.
-    """
+    """Measure every network in every order."""
     begin(run)
     points = [GraphsPoint(network, ONE_STREAM) for network in run.settings["sequences"]]
     points += [GraphsPoint("DenseNet", order) for order in run.settings["orders"]]
@@ -245,7 +210,7 @@ def measure_graphs(run: Run) -> Iterator[Row]:
 
 
 def make_graphs(sizes: Mapping[str, Any], rounds: Mapping[str, Any]) -> Callable[[GraphsPoint], Row]:
-    """Return what measures a point, in the process that does."""
+    """Return the function that measures a point, in the measuring process."""
     cupy = backend.cupy()
     clock = timing.DeviceClock(cupy)
     return lambda point: measure_graphs_point(point, cupy, sizes, rounds, clock)
@@ -254,7 +219,6 @@ def make_graphs(sizes: Mapping[str, Any], rounds: Mapping[str, Any]) -> Callable
 def measure_graphs_point(
     point: GraphsPoint, xp: ModuleType, sizes: Mapping[str, Any], rounds: Mapping[str, Any], clock: timing.Clock
 ) -> Row:
-    """Time a step launched and captured, in turn; on two streams also in turn with a captured one on one stream."""
     parts = _densenet(xp, sizes) if point.network == "DenseNet" else _sequence(xp, sizes["sequences"][point.network])
     sides = {"launched": (point.order, False), "captured": (point.order, True)}
     if point.order != ONE_STREAM:
@@ -287,8 +251,6 @@ def _sequence(xp: ModuleType, sizes: tuple[str, int, int]) -> Callable[[], Parts
 
 
 def _densenet(xp: ModuleType, sizes: Mapping[str, Any]) -> Callable[[], Parts]:
-    from sparsebp import models, nn
-
     size, samples, side = sizes["densenet"]
     device = "cpu" if backend.is_host(xp) else "cuda"
     rng = np.random.default_rng(0)
@@ -313,23 +275,10 @@ def _orders(xp: ModuleType, densenet: tuple[Any, ...]) -> dict[str, Schedule]:
 
 
 def judge_graphs(row: Mapping[str, Any]) -> dict[str, str]:
-    """Say whether a row reaches what it is to reach: capture on one stream, streams where there are two."""
     if "captured" not in row:
         return {"met": "not captured"}
     key = "streams" if "streams" in row else "capture"
     return {"met": "met" if row[key]["median"] >= GRAPHS_TARGETS[key] else f"missed: {key}"}
-
-
-def draw_graphs(result: Result) -> Any:
-    """Draw launched and captured steps."""
-    rows, colours = result["rows"], {"launched": "#9ca3af", "captured": "#1e40af"}
-    bars = [(name, colour, [1e3 * row[name]["median"] if name in row else 0.0 for row in rows])
-            for name, colour in colours.items()]  # fmt: skip
-    labels = [f"{row['network']}\n{row['order']}" for row in rows]
-    drawing, ax = harness.bar_chart(labels, bars, "milliseconds a step (median)", each=0.6)
-    harness.legend_below(drawing)
-    ax.grid(axis="x", alpha=0.3)
-    return drawing
 
 
 GPU_GRAPHS = Benchmark(
@@ -339,31 +288,28 @@ GPU_GRAPHS = Benchmark(
     settings={"targets": GRAPHS_TARGETS, "dtype": "float32"},
     sizes={
         "sequences": {f"{cell}, T = {length}": (cell, length, 16) for length in (1000, 30_000) for cell in CELLS},
-        "densenet": ((), 32, 32),
-        "orders": tuple(ORDERS.values()),
+        "densenet": ((), 32, 32), "orders": tuple(ORDERS.values()),
     },
     quick={
-        "sequences": {"RNN, T = 12": ("RNN", 12, 2)},
-        "densenet": ((("depth", 3), ("growth", 1), ("blocks", 1)), 2, 2),
+        "sequences": {"RNN, T = 12": ("RNN", 12, 2)}, "densenet": ((("depth", 3), ("growth", 1), ("blocks", 1)), 2, 2),
         "orders": (ONE_STREAM, "two streams"),
     },
     rounds={"rounds": 15, "least_rounds": 3, "budget": 4.0},
     threads=None,
     seconds=SECONDS,
     measure=measure_graphs,
-    columns=(
-        Column("network", "network", number=False),
-        Column("order", "order", number=False),
-        Column("launched", "launched", tables.seconds),
-        Column("captured", "captured", tables.seconds),
-        Column("capture gains", "capture", tables.times),
-        Column("captured, over one stream", "streams", tables.times),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        words={"order": "order"},
+        seconds={"launched": "launched", "captured": "captured"},
+        times={"capture": "capture gains", "streams": "captured, over one stream"},
     ),
-    tables={"A step": ("network", "order", "launched", "captured", "capture", "streams", "met")},
+    tables={
+        "A step": ("network", "order", "launched", "captured", "capture", "streams", "met"),
+    },
     short=("network", "order", "launched", "captured", "capture", "streams", "met"),
-    picture=draw_graphs,
-)
+    picture=harness.bars("{network}\n{order}", {"launched": "launched", "captured": "captured"},
+                         "milliseconds a step (median)", unit=1e3, each=0.6),
+)  # fmt: skip
 
 
 # The paper's grid on a GPU: T = 10 … 30 000 at B = 16 and B = 2 … 256 at T = 1000, against ``torch.nn`` with cuDNN.
@@ -390,13 +336,7 @@ class GridPoint(NamedTuple):
 
 
 def measure_grid(run: Run) -> Iterator[Row]:
-    """Measure the points of the grid until time is up.
-
-    Raises
-    ------
-    DeviceError, MissingDependencyError
-        There is no GPU, or CuPy is not installed.
-    """
+    """Measure the points of the grid until time is up."""
     begin(run)
     sizes = {name: run.settings[name] for name in ("lengths", "batches", "dtypes")}
     for row in measure_apart(run, [*grid(**sizes)], make_grid, dict(run.rounds)):
@@ -424,7 +364,7 @@ def grid(
 
 
 def make_grid(rounds: Mapping[str, Any]) -> Callable[[GridPoint], Row]:
-    """Return what measures a point, in the process that does."""
+    """Return the function that measures a point, in the measuring process."""
     cupy = backend.cupy()
     rates, clock = device_rates(cupy), timing.DeviceClock(cupy)
     device = {"copy_bandwidth": rates.bandwidth, "peak_flops": rates.flops, "tf32": _allows_tf32()}
@@ -441,7 +381,6 @@ def make_grid(rounds: Mapping[str, Any]) -> Callable[[GridPoint], Row]:
 def measure_grid_point(
     point: GridPoint, xp: ModuleType, rates: Rates, rounds: Mapping[str, Any], clock: timing.Clock
 ) -> Row:
-    """Time one point: step and backward against PyTorch, and our two backward kernels against their floors."""
     device = "cpu" if backend.is_host(xp) else "cuda"
     workload = SequenceWorkload(point.cell, point.length, point.batch, dtype=point.dtype, device=device)
     row = measure_recurrent_row(workload, rounds, clock)
@@ -496,7 +435,6 @@ PARTS = {"backward": "backward", "captured": "step, captured", "step": "step, la
 
 
 def draw_grid(result: Result) -> Any:
-    """Draw the speed-ups over T and over B, backward and step, one curve a model and dtype."""
     drawing, axes = harness.figure(1, 2, width=10.0, height=4.0)
     for ax, key, held, value in ((axes[0, 0], "length", "batch", GRID_BATCH), (axes[0, 1], "batch", "length", LENGTH)):
         for cell, color in COLOURS.items():
@@ -521,8 +459,6 @@ def draw_grid(result: Result) -> Any:
         ax.axhline(1, color="black", linewidth=0.8)
         ax.set_xlabel("sequence length T (B = 16)" if key == "length" else "batch B (T = 1000)")
         ax.set_ylabel("times faster than torch.nn with cuDNN")
-        ax.grid(alpha=0.3)
-    axes[0, 1].legend(fontsize=6, ncols=2)
     return drawing
 
 
@@ -539,48 +475,35 @@ GPU_GRID = Benchmark(
     threads=None,
     seconds=SECONDS,
     measure=measure_grid,
-    columns=(
-        Column("model", "model", number=False),
-        Column("dtype", "dtype", number=False),
-        Column("T", "length"),
-        Column("B", "batch"),
-        Column("step, launched", "step_ours", tables.seconds, on_terminal=False),
-        Column("step, captured", "captured", tables.seconds, on_terminal=False),
-        Column("step, cuDNN", "step_torch", tables.seconds, on_terminal=False),
-        Column("launched, over cuDNN", "step_ratio", tables.times),
-        Column("captured, over cuDNN", "captured_ratio", tables.times),
-        Column("backward, sparsebp", "backward_ours", tables.seconds, on_terminal=False),
-        Column("backward, cuDNN", "backward_torch", tables.seconds, on_terminal=False),
-        Column("backward, over cuDNN", "backward_ratio", tables.times),
-        Column("`auto` chose", "algorithm", number=False),
-        Column("sequential kernel", "kernel_bp", tables.seconds),
-        Column("its floor", "floor_bp", tables.seconds, on_terminal=False),
-        Column("scan kernels", "kernel_chunked", tables.seconds),
-        Column("chunks", "chunks"),
-        Column("their floor", "floor_chunked", tables.seconds, on_terminal=False),
+    columns=columns(
+        words={"algorithm": "`auto` chose"},
+        numbers={"chunks": "chunks"},
+        seconds={
+            "step_ours": "step, launched", "captured": "step, captured", "step_torch": "step, cuDNN",
+            "backward_ours": "backward, sparsebp", "backward_torch": "backward, cuDNN",
+            "kernel_bp": "sequential kernel", "floor_bp": "its floor", "kernel_chunked": "scan kernels",
+            "floor_chunked": "their floor",
+        },
+        times={
+            "step_ratio": "launched, over cuDNN", "captured_ratio": "captured, over cuDNN",
+            "backward_ratio": "backward, over cuDNN",
+        },
     ),
     tables={
         "The whole step": (*_GRID_POINT, "step_ours", "captured", "step_torch", "captured_ratio"),
         "The whole step, launched": (*_GRID_POINT, "step_ratio"),
         "Backward alone": (*_GRID_POINT, "backward_ours", "backward_torch", "backward_ratio", "algorithm"),
         "Kernels of the recursion": (
-            "model",
-            "length",
-            "batch",
-            "kernel_bp",
-            "floor_bp",
-            "kernel_chunked",
-            "floor_chunked",
-            "chunks",
+            "model", "length", "batch", "kernel_bp", "floor_bp", "kernel_chunked", "floor_chunked", "chunks",
         ),
     },
     short=(*_GRID_POINT, "captured_ratio", "backward_ratio", "algorithm", "kernel_bp", "kernel_chunked"),
     picture=draw_grid,
-)
+)  # fmt: skip
 
 
 STEPS = 4000
-"""Of the sequential kernels: what a launch costs is little of it."""
+"""Steps of the sequential kernels, so many that a launch costs little in comparison."""
 NUMBERS_LIMIT = 20.0
 """Seconds that a point may take: a kernel that hangs costs no more."""
 CALLS = 300
@@ -588,7 +511,7 @@ CALLS = 300
 
 
 class NumbersPoint(NamedTuple):
-    """One figure, or those of one scan's launches."""
+    """One number, or one for each launch of a scan."""
 
     what: str
     cell: str
@@ -600,13 +523,7 @@ class NumbersPoint(NamedTuple):
 
 
 def measure_numbers(run: Run) -> Iterator[Row]:
-    """Measure every point until time is up.
-
-    Raises
-    ------
-    DeviceError, MissingDependencyError
-        There is no GPU, or CuPy is not installed.
-    """
+    """Measure every point until time is up."""
     return measure_apart(run, [*points(run.settings, begin(run))], make_numbers, dict(run.rounds), limit=NUMBERS_LIMIT)
 
 
@@ -645,12 +562,12 @@ def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint]:
 
 
 def rows_tried(cell: str, sizes: Mapping[str, Any]) -> list[int]:
-    """Return the rows to force on a lane. An LSTM's 40 need two, and three are what its registers have room for."""
+    """Return the rows to force on a lane. An LSTM's 40 need two, and its registers hold three."""
     return [rows for rows in sizes["rows_a_lane"] if cell != "LSTM" or rows in (2, 3)]
 
 
 def make_numbers(rounds: Mapping[str, Any]) -> Callable[[NumbersPoint], Row]:
-    """Return what measures a point, in the process that does."""
+    """Return the function that measures a point, in the measuring process."""
     cupy = backend.cupy()
     clock = cupy.cuda.Device().attributes["ClockRate"] * 1e3
 
@@ -666,7 +583,6 @@ def make_numbers(rounds: Mapping[str, Any]) -> Callable[[NumbersPoint], Row]:
 def measure_numbers_point(
     point: NumbersPoint, xp: ModuleType, cycles: float, rounds: Mapping[str, Any], clock: timing.Clock
 ) -> Row:  # fmt: skip
-    """Measure one point; `cycles` are those of the device a second."""
     recurrence = Recurrence(kernels.get(xp), xp, point.cell, point.dtype, point.length, BATCH, point.hidden)
     row: Row = {"batch": BATCH}
     if point.what == "phases":
@@ -706,7 +622,7 @@ def python_time(call: Callable[[], object], xp: ModuleType) -> float:
 
 
 def captured(call: Callable[[], object], xp: ModuleType) -> Callable[[], None]:
-    """Return what replays a call from a graph."""
+    """Capture a call into a graph and return its replay."""
     recorder = GraphRecorder(xp, 1)
     with recorder.running():
         call()
@@ -716,13 +632,7 @@ def captured(call: Callable[[], object], xp: ModuleType) -> Callable[[], None]:
 
 
 def phases(point: NumbersPoint, xp: ModuleType, rounds: Mapping[str, Any]) -> Row:
-    """Time every launch of a scan alone, by its kernel: the sum and the parts, medians over calls.
-
-    Raises
-    ------
-    SparseBPError
-        Lanes hold another number of rows than the point has.
-    """
+    """Time every launch of a scan alone, by its kernel: the sum and the parts, medians over calls."""
     timed = TimedLoader(xp)
     device = DeviceKernels(xp, timed)
     if point.rows_a_lane is not None:
@@ -801,7 +711,6 @@ class _TimedKernel:
 
 
 def draw_numbers(result: Result) -> Any:
-    """Draw the scan over its number of chunks, and a step of the sequential kernels over the hidden size."""
     drawing, axes = harness.figure(1, 2, width=10.0, height=4.0)
     rows, ax = result["rows"], axes[0, 0]
     for cell, colour in COLOURS.items():
@@ -822,8 +731,6 @@ def draw_numbers(result: Result) -> Any:
     for ax in axes[0]:
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.grid(alpha=0.3)
-        ax.legend(fontsize=7)
     return drawing
 
 
@@ -835,30 +742,19 @@ GPU_NUMBERS = Benchmark(
     leaves_out="what the host does before a launch, but for rows of Python's time; all that is not these kernels",
     settings={"batch": BATCH},
     sizes={
-        "steps": STEPS,
-        "lengths": (1000, 30_000),
-        "hidden": (1, 7, 20, 32, 33, 64, 128),
-        "chunks": (16, 24, 32, 48, 64, 96, 128, 192, 258, 384, 528),
-        "rows_a_lane": (1, 2, 3, 4, 5),
+        "steps": STEPS, "lengths": (1000, 30_000), "hidden": (1, 7, 20, 32, 33, 64, 128),
+        "chunks": (16, 24, 32, 48, 64, 96, 128, 192, 258, 384, 528), "rows_a_lane": (1, 2, 3, 4, 5),
     },
     quick={"steps": 5, "lengths": (9,), "hidden": (33,), "chunks": (5,), "rows_a_lane": (2,)},
     rounds={"rounds": 15, "least_rounds": 5, "budget": 0.5},
     threads=None,
     seconds=SECONDS,
     measure=measure_numbers,
-    columns=(
-        Column("what", "what", number=False),
-        Column("cell", "cell", number=False),
-        Column("dtype", "dtype", number=False),
-        Column("T", "length"),
-        Column("H", "hidden"),
-        Column("chunks", "chunks"),
-        Column("rows a lane", "rows_a_lane"),
-        Column("time", "time", tables.seconds),
-        Column("launched", "launched", tables.seconds),
-        Column("a step", "a_step", tables.seconds),
-        Column("cycles a step", "cycles_a_step", "{:.0f}".format),
-        Column("its launches", "parts", number=False, on_terminal=False),
+    columns=columns(
+        words={"what": "what", "parts": "its launches"},
+        numbers={"hidden": "H", "chunks": "chunks", "rows_a_lane": "rows a lane"},
+        seconds={"time": "time", "launched": "launched", "a_step": "a step"},
+        formats={"{:.0f}": {"cycles_a_step": "cycles a step"}},
     ),
     tables={
         "Every figure": (*_NUMBERS_POINT, "time", "cycles_a_step"),
@@ -867,4 +763,4 @@ GPU_NUMBERS = Benchmark(
     },
     short=(*_NUMBERS_POINT, "rows_a_lane", "time", "cycles_a_step", "parts"),
     picture=draw_numbers,
-)
+)  # fmt: skip

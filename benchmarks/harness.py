@@ -1,7 +1,7 @@
-"""What a benchmark is: how it measures its rows, what their columns are, its tables and its picture; and one run of it.
+"""Shared by all benchmarks: the environment's record, pictures, results, columns, and `Benchmark` with its runs.
 
-A module of `benchmarks` holds what is its own: the workloads, how one row is measured and judged, the picture. It
-says the rest in a `Benchmark`, and `benchmarks.MODULES` lists it.
+A module of `benchmarks` has the workloads, and the measurement and targets of a row; it declares the rest in a
+`Benchmark`, which `benchmarks.MODULES` lists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,7 +35,11 @@ from sparsebp.core.machine import cpu_model
 from sparsebp.core.tables import Column
 from sparsebp.core.threads import get_threads, most_threads, set_threads
 
-# Where and on what a benchmark ran: processor, GPU, threads, versions, commit, date; what its memory can do.
+Row: TypeAlias = dict[str, Any]
+Result: TypeAlias = Mapping[str, Any]
+"""A result as `load_result` returns it."""
+
+# The record of the environment: processor, GPU, threads, versions, commit, date; and the memory.
 
 _PACKAGES = (
     "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl", "jax", "onnxruntime",
@@ -46,21 +50,18 @@ _COPIED = 1 << 27
 
 
 def environment() -> dict[str, Any]:
-    """Return the record that every benchmark writes beside its numbers."""
+    """Return the record of the machine and the versions."""
     from sparsebp import __version__
 
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     record: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "cpu": cpu_model(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": total_memory(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "sparsebp": __version__,
+        "memory_bytes": total_memory(), "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(), "sparsebp": __version__,
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
-        "blas": _blas(),
-    }
+        "blas": f"{blas.get('name')} {blas.get('version')}",
+    }  # fmt: skip
     if hasattr(os, "getloadavg"):
         record["load_at_start"] = round(os.getloadavg()[0], 2)
     if backend.has_gpu():
@@ -69,22 +70,17 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the source tree's commit, short, with ``+`` if files of the package differ from it.
+    """Return the source tree's commit, short, with ``+`` if files differ from it.
 
-    In a copy without its history, an installed one among them, even if it lies inside another repository: the
-    environment variable ``SPARSEBP_COMMIT``, else ``unknown``.
+    In a copy without its history: the environment variable ``SPARSEBP_COMMIT``, else ``unknown``.
     """
     root = Path(__file__).resolve().parents[1]
     try:
         git = ["git", "-C", str(root)]
         subprocess.run([*git, "ls-files", "--error-unmatch", "benchmarks/__init__.py"], capture_output=True, check=True)
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no", "--", "sparsebp", "benchmarks", "papers"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        status = [*git, "status", "--porcelain", "--untracked-files=no", "--", "sparsebp", "benchmarks", "papers"]
+        changed = subprocess.run(status, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("SPARSEBP_COMMIT", "unknown")
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
@@ -131,11 +127,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _blas() -> str:
-    found = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{found.get('name')} {found.get('version')}"
-
-
 def _gpu() -> dict[str, Any]:
     cupy = backend.cupy()
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -159,18 +150,12 @@ def _gpu() -> dict[str, Any]:
     return record
 
 
-# What both sides of a comparison need: the same number of threads, and packages that may be missing.
+# Threads, the same for both sides of a comparison, and packages that may be missing.
 
 
 @contextlib.contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Let the kernels, BLAS and PyTorch (each if it is there) use `count` threads inside the ``with`` block.
-
-    Raises
-    ------
-    OptionError
-        `count` is below 1 or above `sparsebp.core.threads.most_threads`.
-    """
+    """Let the kernels, BLAS and PyTorch (each if it is there) use `count` threads inside the ``with`` block."""
     before = get_threads()
     torch = optional("torch")
     torch_before = torch.get_num_threads() if torch else 0
@@ -186,7 +171,7 @@ def using_threads(count: int) -> Iterator[None]:
 
 
 def thread_counts_here(wanted: tuple[int, ...], note: Callable[[str], None]) -> tuple[int, ...]:
-    """Return those of `wanted` that this machine has; tell `note` about the others."""
+    """Return the numbers of threads in `wanted` that this machine has; pass the others to `note`."""
     most = most_threads()
     for count in wanted:
         if count > most:
@@ -203,13 +188,7 @@ def optional(name: str) -> ModuleType | None:
 
 
 def import_torch() -> Any:
-    """Import and return PyTorch, the peer.
-
-    Raises
-    ------
-    MissingDependencyError
-        It is not installed.
-    """
+    """Import and return PyTorch, the peer."""
     torch = optional("torch")
     if torch is None:
         raise MissingDependencyError("PyTorch is not installed, and this benchmark measures against it",
@@ -221,42 +200,38 @@ def import_torch() -> Any:
 
 
 def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.6) -> tuple[Any, Any]:
-    """Return a Matplotlib figure and its axes, (rows, columns).
-
-    Raises
-    ------
-    MissingDependencyError
-        Matplotlib is not installed.
-    """
+    """Return a Matplotlib figure and its axes, (rows, columns)."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependencyError(
-            "Matplotlib is not installed, and the picture needs it",
-            remedy="Install the extra: pip install 'sparsebp[plot]'",
-        ) from error
+        raise MissingDependencyError("Matplotlib is not installed, and the picture needs it", remedy="Install the "
+                                     "extra: pip install 'sparsebp[plot]'") from error  # fmt: skip
     drawing = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawing)
-    return drawing, drawing.subplots(rows, columns, squeeze=False)
+    axes = drawing.subplots(rows, columns, squeeze=False)
+    for ax in axes.flat:
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+    return drawing, axes
+
+
+def finish(drawing: Any, title: str, **options: Any) -> Any:
+    """Give a figure its title and, unless it has one, a legend below the axes, where nothing is covered."""
+    entries: dict[str, Any] = {}
+    for ax in drawing.axes:
+        handles, labels = ax.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    if entries and not any(ax.get_legend() for ax in drawing.axes):
+        drawing.legend(entries.values(), entries, fontsize=8, loc="outside lower center", ncols=min(len(entries), 3))
+    drawing.suptitle(title, **options)
+    return drawing
 
 
 def bar_chart(
     labels: Sequence[str], groups: Iterable[tuple[str, str, Sequence[float]]], xlabel: str, *, each: float
 ) -> tuple[Any, Any]:
-    """Return a figure with bars from the left, and its axes.
-
-    Parameters
-    ----------
-    labels
-        Of the rows, the first at the top.
-    groups
-        The bars of every row, one of each group: the name for the legend, the colour, a value for each row.
-    xlabel
-        What the values are.
-    each
-        Inches that a row is high.
-    """
+    """Return a figure with bars from the left, and its axes."""
     groups = list(groups)
     drawing, axes = figure(width=8.0, height=each * len(labels) + 1.4)
     ax = axes[0, 0]
@@ -267,13 +242,43 @@ def bar_chart(
     ax.set_yticks(range(len(labels)), labels, fontsize=8)
     ax.invert_yaxis()
     ax.set_xlabel(xlabel, fontsize=9)
-    ax.spines[["top", "right"]].set_visible(False)
     return drawing, ax
 
 
-def legend_below(drawing: Any, *entries: Any, columns: int = 2) -> None:
-    """Put the legend below the axes, where no bar reaches: handles and names, or all that have a label."""
-    drawing.legend(*entries, fontsize=8, loc="outside lower center", ncols=columns)
+_COLOURS = ("#1e40af", "#fdba74", "#93c5fd", "#9a3412", "#9ca3af", "#166534")
+
+
+def bars(
+    label: str, sides: Mapping[str, str], xlabel: str, *, unit: float = 1.0, each: float = 0.5,
+    threads: Callable[[Iterable[int]], int] | None = None, log: bool = False, line: float | None = None,
+) -> Callable[[Result], Any]:  # fmt: skip
+    """Return a function that draws a bar for each of `sides` in every row.
+
+    `label` is formatted with the row. `sides` maps keys of a row to names; values are multiplied by `unit`. With
+    `threads` (`min` or `max`), only the rows with the fewest or most threads are drawn. `line` is dashed.
+    """
+
+    def draw(result: Result) -> Any:
+        rows, axis = result["rows"], xlabel
+        if threads is not None:
+            count, rows = with_threads(result, threads)
+            axis = f"{xlabel}, {count}"
+        groups = [(name, colour, [unit * middle(row.get(key, 0.0)) for row in rows])
+                  for (key, name), colour in zip(sides.items(), _COLOURS, strict=False)]  # fmt: skip
+        labels = [label.format(**{"in_threads": tables.in_threads(row.get("threads", 1))} | row) for row in rows]
+        drawing, ax = bar_chart(labels, groups, axis, each=each)
+        if log:
+            ax.set_xscale("log")
+        if line is not None:
+            ax.axvline(line, color="#6b7280", linewidth=0.8, linestyle="--", label=f"{line:g}×")
+        return drawing
+
+    return draw
+
+
+def middle(value: Any) -> float:
+    """Return the median of a timing or of a ratio, or the number itself."""
+    return float(value["median"] if isinstance(value, Mapping) else value)
 
 
 def save_picture(drawing: Any, path: Path) -> Path:
@@ -281,7 +286,7 @@ def save_picture(drawing: Any, path: Path) -> Path:
     return write_figure(drawing, path, dpi=144, metadata={"Software": None})
 
 
-# What a benchmark leaves behind, as text: a JSON file, and tables for documents and terminals.
+# Results: a JSON file, and tables for documents and terminals.
 #
 # A result is a plain dict that JSON can hold::
 #
@@ -289,8 +294,8 @@ def save_picture(drawing: Any, path: Path) -> Path:
 #      "complete": true, "environment": {…}, "settings": {…}, "rows": [{…}, …], "notes": ["…"]}
 #
 # A row is a flat dict; a duration is the dict of `Timing.to_dict` (seconds), a ratio the dict of `timing.ratio`. A row
-# that could not be measured has an ``error``. ``complete`` is false while rows are measured, so in what a run leaves
-# that was killed; files of before that have none are complete.
+# that could not be measured has an ``error``. ``complete`` is false while rows are measured, so in the file of
+# a killed run; older files without it are complete.
 
 DEFAULT_FOLDER = Path("runs/bench")
 _KEYS = {"benchmark": str, "title": str, "leaves_out": str, "quick": bool, "environment": dict, "settings": dict,
@@ -298,17 +303,22 @@ _KEYS = {"benchmark": str, "title": str, "leaves_out": str, "quick": bool, "envi
 
 
 def outcome(missed: Sequence[str]) -> str:
-    """Say whether a row reaches what it is to reach, given what it misses."""
+    """Return the outcome of a row, given the targets that it misses."""
     return f"missed: {', '.join(missed)}" if missed else "met"
 
 
+def reaches(row: Mapping[str, Any], key: str, least: float, peer: str = "") -> Row:
+    """Return the target of a row, a ratio of at least `least`, and whether its median reaches it."""
+    times = middle(row[key])
+    return {"target": f"≥ {least:g}×{peer}", "met": outcome([f"{times:.2g}×"] if times < least else [])}
+
+
 def measured(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a result but those that could not be measured."""
     return [row for row in result["rows"] if "error" not in row]
 
 
 def where(result: Mapping[str, Any]) -> str:
-    """Return one line that says on what and when a result was measured."""
+    """Return a line with machine, versions and date of a result."""
     env = result["environment"]
     gpu = f"{env['gpu']['name']}, " if "gpu" in env and result["benchmark"].startswith("gpu-") else ""
     packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items() if name in _NAMED)
@@ -322,26 +332,14 @@ _NAMED = ("numpy", "numba", "torch", "jax", "onnxruntime", "scipy", "cupy-cuda12
 
 
 def save_result(result: Mapping[str, Any], folder: Path | None, stem: str | None = None) -> Path:
-    """Write the result as ``<folder>/<stem>.json`` in one atomic step and return the path.
-
-    Raises
-    ------
-    OutputError
-        The folder cannot be written.
-    """
+    """Write the result as ``<folder>/<stem>.json`` in one atomic step and return the path."""
     path = prepare_folder(DEFAULT_FOLDER if folder is None else folder) / f"{stem or result['benchmark']}.json"
     write_atomically(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     return path
 
 
 def load_result(path: Path) -> dict[str, Any]:
-    """Read a result that `save` wrote.
-
-    Raises
-    ------
-    FileFormatError
-        The file is no benchmark result.
-    """
+    """Read a result that `save` wrote."""
     problem, remedy = f"{path} cannot be read as a benchmark result", "Run the benchmark again"
     content = read_file(path, problem, expected="a JSON file written by python -m benchmarks", remedy=remedy)
     try:
@@ -356,44 +354,44 @@ def load_result(path: Path) -> dict[str, Any]:
     return result
 
 
-Row: TypeAlias = dict[str, Any]
-Result: TypeAlias = Mapping[str, Any]
-"""What `load_result` returns."""
+_SHOWS: dict[str, Callable[[Any], str]] = {
+    "numbers": str, "seconds": tables.seconds, "times": tables.times, "sizes": tables.size, "counts": tables.count,
+}  # fmt: skip
+
+
+def columns(*others: Column, words: Mapping[str, str] = MappingProxyType({}), formats: Mapping[str, Mapping[str, str]] =
+            MappingProxyType({}), **kinds: Mapping[str, str]) -> tuple[Column, ...]:  # fmt: skip
+    """Return columns, given the headings of each kind (`words`, or a key of `_SHOWS`, or a format) by key in a row."""
+    shows = [(_SHOWS[kind], headings) for kind, headings in kinds.items()]
+    shows += [(form.format, headings) for form, headings in formats.items()]
+    numeric = (Column(heading, key, show) for show, headings in shows for key, heading in headings.items())
+    return (*others, *numeric, *(Column(heading, key, number=False) for key, heading in words.items()))
+
+
+COMMON = columns(
+    words={name: name for name in ("model", "network", "cell", "dtype", "target")} | {"met": "outcome"},
+    numbers={"batch": "B", "length": "T", "threads": "threads", "ranks": "ranks"},
+    seconds={"ours": "sparsebp", "torch": "torch.nn", "scipy": "SciPy"},
+)
+"""The columns of several benchmarks, which a benchmark's own take precedence of."""
 
 QUICK_ROUNDS = {"rounds": 2, "least_rounds": 2, "warmup": 1}
 PARTIAL = ".partial"
-"""What the name of a result's file has more while rows are measured."""
+"""Added to the stem of a result's file while rows are measured."""
 
 
 @dataclass
 class Run:
-    """One run of a benchmark, as its `measure` gets it.
+    """One run of a benchmark, as its `measure` gets it."""
 
-    Attributes
-    ----------
-    quick
-        Whether it is a smoke test, with the benchmark's small sizes.
-    settings
-        What the result keeps: the benchmark's constants, its sizes, and the numbers of threads.
-    rounds
-        Options of `timing.measure`.
-    result
-        What is there so far; its rows are added as `measure` yields them.
-    echo
-        Takes every line that is printed.
-    stem
-        Name of the files without their suffix.
-    seconds
-        In which all rows are to be there; None: as long as it takes.
-    """
-
-    quick: bool
+    quick: bool  # whether it is a smoke test, with the benchmark's small sizes
+    # Constants and sizes of the benchmark, and the numbers of threads; part of the result.
     settings: Mapping[str, Any]
-    rounds: Mapping[str, Any]
-    result: dict[str, Any]
-    echo: Callable[[str], None]
-    stem: str
-    seconds: float | None = None
+    rounds: Mapping[str, Any]  # options of `timing.measure`
+    result: dict[str, Any]  # so far; rows are added as `measure` yields them
+    echo: Callable[[str], None]  # takes every line that is printed
+    stem: str  # name of the files without their suffix
+    seconds: float | None = None  # time limit
     begin: float = field(default_factory=time.monotonic)
 
     @property
@@ -420,54 +418,24 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A benchmark that ``python -m benchmarks`` runs.
+    """A benchmark that ``python -m benchmarks`` runs."""
 
-    Attributes
-    ----------
-    name
-        That of its module and of its files.
-    title, leaves_out
-        What is measured, and which costs of a user are not in the numbers. The title may name settings in braces.
-    measure
-        Yields the rows, flat dicts. A row that could not be measured says why under ``error``.
-    columns
-        What rows show.
-    tables
-        The tables of the documents: captions, and the keys of their columns, few enough for a page's width.
-    short, in_short
-        The keys of the columns that are printed as soon as a row is there, and that the README's table has; and which
-        rows that table has.
-    picture
-        Draws a result, without a title.
-    settings
-        What the result says of every run, `quick` or not.
-    sizes, quick
-        The settings that a run with ``--quick`` has smaller, and their small values.
-    rounds, quick_rounds
-        Options of `timing.measure`.
-    threads
-        Numbers of threads to measure with, unless others are asked for; None: they are not varied.
-    seconds
-        In which it is to be done, unless others are asked for; rows that come too late are left out, with a note. None:
-        it has no such limit.
-    """
-
-    name: str
-    title: str
-    leaves_out: str
-    measure: Callable[[Run], Iterator[Row]]
-    columns: tuple[Column, ...]
-    tables: Mapping[str, tuple[str, ...]]
-    short: tuple[str, ...]
-    picture: Callable[[Result], Any]
-    in_short: Callable[[Mapping[str, Any]], bool] = lambda row: True
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-    quick: Mapping[str, Any] = field(default_factory=dict)
-    rounds: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # of its files, too
+    title: str  # may name settings in braces
+    leaves_out: str  # costs of a user that are not in the numbers
+    measure: Callable[[Run], Iterator[Row]]  # yields rows; a failed one has an ``error``
+    columns: tuple[Column, ...]  # those that `COMMON` lacks
+    tables: Mapping[str, tuple[str, ...]]  # of the documents: keys of columns by caption
+    short: tuple[str, ...]  # keys of the columns that are printed for each row, and of the README's table
+    picture: Callable[[Result], Any]  # draws a result, without a title
+    in_short: Callable[[Mapping[str, Any]], bool] = lambda row: True  # the rows of the README's table
+    settings: Mapping[str, Any] = field(default_factory=dict)  # part of every result
+    sizes: Mapping[str, Any] = field(default_factory=dict)  # further settings
+    quick: Mapping[str, Any] = field(default_factory=dict)  # their values with ``--quick``
+    rounds: Mapping[str, Any] = field(default_factory=dict)  # options of `timing.measure`
     quick_rounds: Mapping[str, Any] = field(default_factory=lambda: QUICK_ROUNDS)
-    threads: tuple[int, ...] | None = (1, 2)
-    seconds: float | None = None
+    threads: tuple[int, ...] | None = (1, 2)  # default numbers of threads; None: not varied
+    seconds: float | None = None  # default time limit; rows that come later are left out, with a note
 
     def run(
         self,
@@ -480,32 +448,8 @@ class Benchmark:
     ) -> dict[str, Any]:
         """Measure, write ``<name>.json`` and ``<name>.png``, print the table; return the result.
 
-        What is there so far is in ``<name>.partial.json`` after every row, with ``"complete": false``; so a run that is
-        interrupted, or killed, leaves the rows that it has measured, and the result of the run before.
-
-        Parameters
-        ----------
-        out
-            Folder of the two files, ``runs/bench`` if None.
-        quick
-            Small sizes and few rounds: a smoke test whose numbers mean little.
-        threads
-            Numbers of threads, the same for both sides; those of the benchmark if None.
-        seconds
-            In which to be done; those of the benchmark if None.
-        echo
-            Takes every line that is printed.
-
-        Raises
-        ------
-        OptionError
-            Threads are asked for that the benchmark does not vary, or seconds that it does not count.
-        MissingDependencyError
-            The peer, or what carries the data, is not installed.
-        SparseBPError
-            What was computed differs from the peer's.
-        OutputError
-            The files cannot be written.
+        After every row, ``<name>.partial.json`` has the rows so far, with ``"complete": false``: a killed run leaves
+        these, and the result of the run before.
         """
         if threads and self.threads is None:
             raise OptionError(f"The benchmark {self.name} does not vary threads", expected="no --threads",
@@ -517,16 +461,10 @@ class Benchmark:
         if self.threads is not None:
             settings["threads"] = threads or self.threads
         result: dict[str, Any] = {
-            "benchmark": self.name,
-            "title": self.title.format(**settings),
-            "leaves_out": self.leaves_out,
-            "quick": quick,
-            "complete": False,
-            "environment": environment(),
-            "settings": settings,
-            "rows": [],
+            "benchmark": self.name, "title": self.title.format(**settings), "leaves_out": self.leaves_out,
+            "quick": quick, "complete": False, "environment": environment(), "settings": settings, "rows": [],
             "notes": [],
-        }
+        }  # fmt: skip
         rounds = self.quick_rounds if quick else self.rounds
         run = Run(quick, settings, rounds, result, echo, self.name, self.seconds if seconds is None else seconds)
         for row in self.measure(run):
@@ -540,23 +478,27 @@ class Benchmark:
 
     def named(self, keys: Iterable[str]) -> list[Column]:
         """Return the columns of these keys."""
-        by_key = {column.key: column for column in self.columns}
+        by_key = {column.key: column for column in (*COMMON, *self.columns)}
         return [by_key[key] for key in keys]
 
+    @property
+    def shown(self) -> list[Column]:
+        """All columns, in the order of the tables."""
+        return self.named(dict.fromkeys(key for keys in (*self.tables.values(), self.short) for key in keys))
+
     def said(self, row: Mapping[str, Any]) -> str:
-        """Return what is printed of a row as soon as it is there."""
+        """Return the line that is printed for a row."""
         shown = [column for column in self.named(self.short) if "error" not in row or column.key in row]
         said = "; ".join(f"{column.heading} {column.cell(row)}" for column in shown)
         return f"{said}: {row['error']}" if "error" in row else said
 
     def draw(self, result: Result) -> Any:
-        """Return the picture of a result, under its title; of rows that could not be measured it shows nothing."""
-        drawing = self.picture({**result, "rows": measured(result)})
-        drawing.suptitle(textwrap.fill(result["title"], 80), fontsize=10)
-        return drawing
+        return finish(
+            self.picture({**result, "rows": measured(result)}), textwrap.fill(result["title"], 80), fontsize=10
+        )
 
     def _finish(self, run: Run, folder: Path | None) -> None:
-        """Write JSON and picture, then print what was left out, where the files are, and the table last."""
+        """Write JSON and picture; print notes, the files, and the table last."""
         result = run.result
         result["complete"], result["seconds"] = True, round(run.elapsed, 1)
         path = save_result(result, folder, run.stem)
@@ -572,8 +514,7 @@ class Benchmark:
                  "Written: " + ", ".join(written), "")  # fmt: skip
         for line in lines:
             run.echo(line)
-        shown = [column for column in self.columns if column.on_terminal]
-        run.echo(tables.text_table(shown, measured(result), tables.letters()))
+        run.echo(tables.text_table(self.shown, measured(result), tables.letters()))
 
 
 SHARE = 0.7
@@ -581,7 +522,7 @@ SHARE = 0.7
 
 
 def fits(what: str, need: int, note: Callable[[str], None]) -> bool:
-    """Return whether there is memory for `need` bytes; else `note` that `what` is left out."""
+    """Return whether there is memory for `need` bytes; if not, `note` says that `what` is left out."""
     have = available_memory()
     if have is None or need <= SHARE * have:
         return True
@@ -593,23 +534,14 @@ def fits(what: str, need: int, note: Callable[[str], None]) -> bool:
 
 
 def refuse_difference(what: str, peer: str, difference: float) -> None:
-    """Refuse to time what differs from the peer's by 1e-4 or more (a difference, or a relative one).
-
-    Raises
-    ------
-    SparseBPError
-        It does.
-    """
+    """Refuse to time a result that differs from the peer's by 1e-4 or more."""
     if not difference < 1e-4:
-        raise SparseBPError(
-            f"{what} differs from {peer}'s",
-            expected="a difference below 1e-4",
-            got=f"{difference:.3g}",
-            remedy="Do not trust this build: please report it with the output of sparsebp info",
-        )
+        raise SparseBPError(f"{what} differs from {peer}'s", expected="a difference below 1e-4",
+                            got=f"{difference:.3g}", remedy="Do not trust this build: please report it with the output "
+                            "of sparsebp info")  # fmt: skip
 
 
 def with_threads(result: Result, chosen: Callable[[Iterable[int]], int]) -> tuple[str, list[Row]]:
-    """Return the most (`max`) or fewest (`min`) threads of a result, as text, and the rows with so many."""
+    """Return the most (`max`) or fewest (`min`) threads of a result, as text, and the rows with them."""
     count = chosen(row["threads"] for row in result["rows"])
     return tables.in_threads(count), [row for row in result["rows"] if row["threads"] == count]

@@ -5,7 +5,7 @@
 
 The rows of the paper's own table (BPPSA Table 1: the first VGG-11 operators on one 32×32 image) begin after the forward
 pass, on every side. Ours: ``layer.jacobian_t(saved)``, all that a user pays whose forward ran anyway; patterns are
-cached. The paper's peer is what its own program does: for every output column a one-hot gradient, one ``autograd.grad``
+cached. The paper's peer is its own program: for every output column a one-hot gradient, one ``autograd.grad``
 through the recorded forward, and at the end one stack of the columns into the dense matrix. Dense matrices of 65 536
 columns take many seconds and, for ReLU, more memory than most machines have; so a random sample of columns is timed and
 multiplied. ``torch.func.jacrev`` has to run the forward itself.
@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks import harness, workloads
-from benchmarks.harness import Benchmark, Result, Row, Run, import_torch, refuse_difference, with_threads
+from benchmarks.harness import Benchmark, Result, Row, Run, columns, import_torch, refuse_difference
 from sparsebp import nn, optim
 from sparsebp.core import tables, timing
 from sparsebp.core.tables import Column
@@ -48,35 +48,18 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator on all sides, with the same parameters.
+    """One operator on all sides, with the same parameters."""
 
-    Attributes
-    ----------
-    name
-        As the table shows it.
-    ours
-        Returns the transposed Jacobian (for a sequence: a list of them).
-    columns, jacrev
-        PyTorch's two ways.
-    difference
-        Returns how far ours lies from PyTorch's, at most.
-    times
-        How many times what is timed of PyTorch the whole would take.
-    more
-        What else the row says.
-    """
-
-    name: str
-    ours: Callable[[], Any]
-    columns: Callable[[], Any]
+    name: str  # as the table shows it
+    ours: Callable[[], Any]  # returns the transposed Jacobian (for a sequence: a list of them)
+    columns: Callable[[], Any]  # pyTorch's two ways
     jacrev: Callable[[], Any]
-    difference: Callable[[Any], float]
-    times: float = 1.0
-    more: Mapping[str, Any] = field(default_factory=dict)
+    difference: Callable[[Any], float]  # returns how far ours lies from PyTorch's, at most
+    times: float = 1.0  # of PyTorch's timed columns to all columns
+    more: Mapping[str, Any] = field(default_factory=dict)  # further entries of the row
 
 
 def measure_jacobian(run: Run) -> Iterator[Row]:
-    """Measure every operator, those of Table 1 last."""
     for note in NOTES:
         run.note(note)
     for count in run.threads():
@@ -85,7 +68,6 @@ def measure_jacobian(run: Run) -> Iterator[Row]:
 
 
 def measure_jacobian_row(operator: Operator, rounds: Mapping[str, Any]) -> Row:
-    """Time one operator against both peers, after comparing the values."""
     jacobian = operator.ours()
     difference = operator.difference(jacobian)
     refuse_difference(f"The transposed Jacobian of {operator.name}", "PyTorch", difference)
@@ -95,13 +77,10 @@ def measure_jacobian_row(operator: Operator, rounds: Mapping[str, Any]) -> Row:
     for name in ("columns", "jacrev"):
         timings[name] = timing.Timing(tuple(seconds * operator.times for seconds in timings[name].seconds))
     row: Row = {
-        "name": operator.name,
-        "shape": f"{first.shape[0]} × {first.shape[1]}",
-        "sparsity": float(first.pattern.sparsity),
-        "difference": difference,
-        **operator.more,
+        "name": operator.name, "shape": f"{first.shape[0]} × {first.shape[1]}",
+        "sparsity": float(first.pattern.sparsity), "difference": difference, **operator.more,
         **timing.side_by_side(timings),
-    }
+    }  # fmt: skip
     if "target" in row:
         row["met"] = "met" if row["columns_ratio"]["median"] >= row["target"] else "missed"
     return row
@@ -120,8 +99,6 @@ def jacobian_operators(batch: int, quick: bool) -> Iterator[Operator]:
 
 
 def _feed_forward(name: str, arguments: tuple[int, ...], x: np.ndarray) -> Operator:
-    from sparsebp import nn
-
     torch = import_torch()
     layer, twin = getattr(nn, name)(*arguments), getattr(torch.nn, name)(*arguments)
     _load(twin, layer)
@@ -135,8 +112,6 @@ def _feed_forward(name: str, arguments: tuple[int, ...], x: np.ndarray) -> Opera
 
 
 def _cell(name: str, input_size: int, hidden: int, batch: int, rng: np.random.Generator) -> Operator:
-    from sparsebp import nn
-
     torch = import_torch()
     layer, twin = (
         getattr(nn, name + "Cell")(input_size, hidden, rng=0),
@@ -152,19 +127,13 @@ def _cell(name: str, input_size: int, hidden: int, batch: int, rng: np.random.Ge
         return layer.hidden_jacobian_t(saved)
 
     return _in_batches(
-        f"{name}Cell({input_size}, {hidden}), hidden state",
-        ours,
-        lambda state: twin(x_torch, state),
-        torch.from_numpy(h),
-        lambda j: _dense(j, batch),
-        (lambda state, one: twin(one, state), (x_torch,)),
-    )
+        f"{name}Cell({input_size}, {hidden}), hidden state", ours, lambda state: twin(x_torch, state),
+        torch.from_numpy(h), lambda j: _dense(j, batch), (lambda state, one: twin(one, state), (x_torch,)),
+    )  # fmt: skip
 
 
 def _sequence(name: str, input_size: int, hidden: int, length: int, batch: int, rng: np.random.Generator) -> Operator:
     """Every hidden Jacobian of a sequence: the scan's elements. PyTorch takes all steps as one batch."""
-    from sparsebp import nn
-
     torch = import_torch()
     layer, twin = getattr(nn, name)(input_size, hidden, rng=0), getattr(torch.nn, name + "Cell")(input_size, hidden)
     twin.load_state_dict({key[: -len("_l0")]: torch.from_numpy(np.array(a)) for key, a in layer.state_dict().items()})
@@ -178,13 +147,10 @@ def _sequence(name: str, input_size: int, hidden: int, length: int, batch: int, 
         return layer.hidden_jacobians_t(saved)
 
     return _in_batches(
-        f"{name}({input_size}, {hidden}), all {length} steps",
-        ours,
-        lambda state: twin(x_torch, state),
-        torch.from_numpy(previous),
-        lambda js: np.concatenate([_dense(j, batch) for j in js]),
+        f"{name}({input_size}, {hidden}), all {length} steps", ours, lambda state: twin(x_torch, state),
+        torch.from_numpy(previous), lambda js: np.concatenate([_dense(j, batch) for j in js]),
         (lambda state, one: twin(one, state), (x_torch,)),
-    )
+    )  # fmt: skip
 
 
 def _load(twin: Any, layer: Any) -> None:
@@ -200,19 +166,7 @@ def _in_batches(
     name: str, ours: Callable[[], Any], function: Callable[[Any], Any], x: Any, to_dense: Callable[[Any], np.ndarray],
     per_sample: tuple[Callable[..., Any], tuple[Any, ...]],
 ) -> Operator:  # fmt: skip
-    """Return an operator on a batch, forward passes included.
-
-    Parameters
-    ----------
-    name, ours
-        See `Operator`; ours runs the forward pass too.
-    function, x
-        PyTorch's function of one batch, ``(N, n_in) -> (N, n_out)``, and its input.
-    to_dense
-        Returns ours as (N, n_in, n_out).
-    per_sample
-        PyTorch's function of one sample and its other arguments, and those arguments.
-    """
+    """Return an operator on a batch, forward passes included."""
     torch = import_torch()
 
     def columns() -> Any:
@@ -235,8 +189,6 @@ def _in_batches(
 
 def table_1(quick: bool) -> Iterator[Operator]:
     """Yield the operators of the paper's table, after their forward; with `quick`, fewer channels on an 8×8 image."""
-    from sparsebp import nn
-
     torch = import_torch()
     channels, size = (4, 8) if quick else (64, 32)
     layers = {
@@ -285,20 +237,6 @@ def _after_forward(
     return Operator(name, ours, columns, jacrev, difference, y.numel() / len(chosen), more)
 
 
-def draw_jacobian(result: Result) -> Any:
-    """Draw how many times faster ours are than either peer, on a logarithmic scale."""
-    threads, rows = with_threads(result, min)
-    peers = (("columns", "#9a3412", "autograd, column by column"), ("jacrev", "#1e40af", "vmap(jacrev)"))
-    bars = [
-        (f"over {words}", colour, [row[f"{peer}_ratio"]["median"] for row in rows]) for peer, colour, words in peers
-    ]
-    drawing, ax = harness.bar_chart([row["name"] for row in rows], bars, f"times faster (median, {threads})", each=0.5)
-    ax.set_xscale("log")
-    ax.axvline(1, color="black", linewidth=0.8)
-    harness.legend_below(drawing)
-    return drawing
-
-
 JACOBIAN = Benchmark(
     name="jacobian",
     title="Transposed Jacobians of {batch} samples (conv, max-pool and the ReLU before it: one), float32",
@@ -308,34 +246,31 @@ JACOBIAN = Benchmark(
     quick={"batch": 2},
     rounds={"rounds": 11, "budget": 8.0, "least_rounds": 3},
     measure=measure_jacobian,
-    columns=(
-        Column("operator", "name", number=False),
-        Column("inputs × outputs", "shape", number=False),
-        Column("sparsity", "sparsity", "{:.4f}".format),
-        Column("threads", "threads"),
-        Column("sparsebp", "ours", tables.seconds),
-        Column("autograd, column by column", "columns", tables.seconds),
-        Column("over autograd", "columns_ratio", tables.times),
-        Column("vmap(jacrev)", "jacrev", tables.seconds),
-        Column("over jacrev", "jacrev_ratio", tables.times),
-        Column("paper, over autograd", "target", "≥ {:.2g}×".format),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        words={"name": "operator", "shape": "inputs × outputs"},
+        seconds={"columns": "autograd, column by column", "jacrev": "vmap(jacrev)"},
+        times={"columns_ratio": "over autograd", "jacrev_ratio": "over jacrev"},
+        formats={"{:.4f}": {"sparsity": "sparsity"}, "≥ {:.2g}×": {"target": "paper, over autograd"}},
     ),
     tables={
         "Time": ("name", "shape", "sparsity", "threads", "ours", "columns", "jacrev"),
         "Ratios": ("name", "shape", "threads", "columns_ratio", "jacrev_ratio", "target", "met"),
     },
     short=("name", "shape", "threads", "ours", "columns_ratio", "jacrev_ratio", "target", "met"),
-    in_short=lambda row: row.get("target") is not None,  # those of BPPSA's Table 1
-    picture=draw_jacobian,
-)
+    in_short=lambda row: row.get("target") is not None,
+    picture=harness.bars(
+        "{name}", {"columns_ratio": "over autograd, column by column",
+                   "jacrev_ratio": "over vmap(jacrev)"},
+        "times faster (median)", threads=min, log=True, line=1.0,
+    ),
+)  # fmt: skip
 
 
-# Pruned VGG-11, retrained by scan: every step's FLOPs and time beside those of PyTorch's operators (BPPSA Fig. 10).
+# Pruned VGG-11, retrained by scan: FLOPs and time of every step and of PyTorch's operators (BPPSA Fig. 10).
 #
 # ``python -m benchmarks pruned``. VGG-11 is trained on real digits (32×32, three channels) and pruned in stages, each
 # followed by a training (Han et al., "Learning both weights and connections for efficient neural networks", NeurIPS
-# 2015, §3.4: one cut to 97 % costs what no short retraining brings back). After the last cut, to 97 %, it is retrained
+# 2015, §3.4: no short retraining recovers from one cut to 97 %). After the last cut, to 97 %, it is retrained
 # twice from the same weights on the same batches: by back-propagation and by the hybrid scan. Then every step of the
 # scan, and every backward operator of PyTorch on the same weights, is measured by itself. The paper counted them; here
 # they run.
@@ -359,7 +294,6 @@ WITHIN = 0.005
 
 
 def measure_pruned(run: Run) -> Iterator[Row]:
-    """Train, prune, retrain; then measure every step and operator at every batch size."""
     data = load_mnist_images(size=32, channels=3, test=TEST)
     model = vgg11(3, 10, width=1 / 16 if run.quick else 1.0, rng=SEED)
     first, stages, last = (run.settings[part] for part in ("train", "stages", "retrain"))
@@ -374,7 +308,7 @@ def retrained(
     model: nn.Sequential, data: tuple[ImageDataset, ImageDataset], first: Mapping[str, Any],
     stages: Sequence[tuple[float, Mapping[str, Any]]], last: Mapping[str, Any], echo: Callable[[str], None],
 ) -> tuple[nn.Sequential, dict[str, Any]]:  # fmt: skip
-    """Train, prune in stages, and retrain by both; return the scan's model and what happened."""
+    """Train, prune in stages, and retrain by both; return the scan's model and a record."""
     found: dict[str, Any] = {}
 
     def record(name: str, seconds: list[float]) -> None:
@@ -423,7 +357,6 @@ def accuracy(model: nn.Sequential, data: ImageDataset) -> float:
 
 
 def measure_steps(model: nn.Sequential, batch: tuple[np.ndarray, np.ndarray], repeats: int) -> list[Row]:
-    """Return a row for every step of the scan, for the Jacobians' values, and for every operator of PyTorch."""
     x, target = batch
     logits, saved = model.forward(x)
     loss = nn.CrossEntropyLoss()
@@ -457,7 +390,7 @@ def measure_steps(model: nn.Sequential, batch: tuple[np.ndarray, np.ndarray], re
 def pruned_operators(model: nn.Sequential, x: np.ndarray, repeats: int) -> list[Row]:
     """Return a row for the input gradient of every operator behind the first: PyTorch's autograd, the same weights.
 
-    A convolution's FLOPs are those of its kept weights; autograd computes with the zeros.
+    A convolution's FLOPs count its kept weights only; autograd computes with the zeros.
     """
     import torch
 
@@ -487,7 +420,7 @@ def pruned_operators(model: nn.Sequential, x: np.ndarray, repeats: int) -> list[
 
 
 def notes(result: Result) -> list[str]:
-    """Say what the table shows: the accuracies, and how many steps are at or under the slowest operator."""
+    """Return sentences on the accuracies, and on the steps that are at most as slow as the slowest operator."""
     training, found = result["training"], []
     scores = {name: training[f"retrained by {name}"]["accuracy"] for name in ("BP", "scan")}
     apart = abs(scores["BP"] - scores["scan"])
@@ -514,7 +447,6 @@ def notes(result: Result) -> list[str]:
 
 
 def draw_pruned(result: Result) -> Any:
-    """Draw FLOPs and times over the dense complexity, as the paper's Fig. 10; a column a batch."""
     batches = result["settings"]["batches"]
     drawing, axes = harness.figure(2, len(batches), width=4.6 * len(batches), height=7.4)
     styles = (("mv", "o", "#f58518", "scan, matrix–vector"), ("mm", "s", "#4c78a8", "scan, matrix–matrix"),
@@ -536,9 +468,6 @@ def draw_pruned(result: Result) -> Any:
             ax.set_xlabel("FLOP if nothing were sparse")
             ax.set_ylabel(label)
             ax.set_title(f"batch {batch}", fontsize=10)
-            ax.grid(alpha=0.3)
-            ax.spines[["top", "right"]].set_visible(False)
-    harness.legend_below(drawing, *axes[0, 0].get_legend_handles_labels(), columns=3)
     return drawing
 
 
@@ -549,47 +478,29 @@ PRUNED = Benchmark(
     leaves_out="the gradients of the weights, which both sides compute alike; planning, once; the values of the "
     "Jacobians, which have a line of their own",
     settings={
-        "optimizer": "Adam, cosine to 0",
-        "amount": AMOUNT,
-        "method": METHOD,
-        "up_levels": UP_LEVELS,
-        "seed": SEED,
-        "test": TEST,
-        "within": WITHIN,
+        "optimizer": "Adam, cosine to 0", "amount": AMOUNT, "method": METHOD, "up_levels": UP_LEVELS, "seed": SEED,
+        "test": TEST, "within": WITHIN,
     },
     sizes={
-        "train": {"batch": 64, "steps": 100, "lr": 5e-4},
-        "stages": STAGES,
-        "retrain": {"batch": 16, "steps": 200, "lr": 5e-4},
-        "batches": (1, 16),
+        "train": {"batch": 64, "steps": 100, "lr": 5e-4}, "stages": STAGES,
+        "retrain": {"batch": 16, "steps": 200, "lr": 5e-4}, "batches": (1, 16),
     },
     quick={"train": QUICK, "stages": [(amount, QUICK) for amount, _ in STAGES], "retrain": QUICK, "batches": (1, 2)},
     threads=None,
     measure=measure_pruned,
-    columns=(
-        Column("batch", "batch"),
-        Column("side", "side", number=False),
-        Column("step", "step", number=False),
-        Column("phase", "phase", number=False),
-        Column("kind", "kind", number=False),
+    columns=columns(
         Column("critical", "critical", lambda v: "yes" if v else "", number=False),
-        Column("FLOP if dense", "dense_flops", tables.count),
-        Column("FLOP", "flops", tables.count),
-        Column("time", "seconds", tables.seconds),
-        Column("of the slowest BP operator's", "share", "{:.2f}".format),
+        words={"side": "side", "step": "step", "phase": "phase"},
+        numbers={"batch": "batch"},
+        seconds={"seconds": "time"},
+        counts={"dense_flops": "FLOP if dense", "flops": "FLOP"},
+        formats={"{:.2f}": {"share": "of the slowest BP operator's"}},
     ),
     tables={
         "Steps of the scan (J: a product of matrices, y: of a matrix and the gradient) and operators of BP": (
-            "batch",
-            "step",
-            "phase",
-            "critical",
-            "dense_flops",
-            "flops",
-            "seconds",
-            "share",
-        )
+            "batch", "step", "phase", "critical", "dense_flops", "flops", "seconds", "share",
+        ),
     },
     short=("batch", "side", "step", "flops", "seconds", "share"),
     picture=draw_pruned,
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Benchmarks on more than one process: sides, points and ranks, and what runs there."""
+"""Benchmarks in several processes: peers apart, GPU points, ranks, and series of benchmarks."""
 
 from __future__ import annotations
 
@@ -29,25 +29,13 @@ from benchmarks.harness import Row, Run, commit
 from sparsebp.core import timing
 from sparsebp.core.errors import FileFormatError, MissingDependencyError, SparseBPError
 
-# A process of a benchmark's own that answers what it is sent.
+# A process that answers messages.
 
 
 class Spawned:
-    """Runs ``serve(connection, *arguments)`` in a process of its own; as a context manager it ends it.
+    """Runs ``serve(connection, *arguments)`` in another process; as a context manager it ends it.
 
-    Parameters
-    ----------
-    serve
-        A function of a module. It ends when its connection has been closed.
-    arguments
-        Are pickled to it.
-    patience
-        Seconds that it has for that, before it is killed.
-
-    Attributes
-    ----------
-    here
-        This side of the connection.
+    `here`: This side of the connection.
     """
 
     def __init__(self, serve: Callable[..., None], *arguments: Any, patience: float) -> None:
@@ -92,25 +80,13 @@ class Apart(Spawned):
     """A process that builds sides and times them.
 
     As a context manager it ends the process. Sides are built with `build`, those before are dropped.
-
-    Parameters
-    ----------
-    cores
-        On how many cores sides are built, so that libraries start so many threads; those may then run on any core, as
-        ours do. None: on all.
     """
 
     def __init__(self, cores: int | None = None) -> None:
         super().__init__(_serve_sides, cores, patience=5)
 
     def build(self, sides: Sides, *args: Any) -> tuple[dict[str, Callable[[], float]], Any]:
-        """Build sides there; return a timer for each, as `timing.timer` does, and what else `sides` returned.
-
-        Raises
-        ------
-        SparseBPError
-            Something has gone wrong there; the message says what.
-        """
+        """Build sides there; return a timer for each, as `timing.timer` does, and the second result of `sides`."""
         names, more = self._ask((sides, args))
         return {name: partial(self._ask, name) for name in names}, more
 
@@ -150,7 +126,7 @@ def _serve_sides(connection: Any, cores: int | None) -> None:
 
 @contextmanager
 def _on_cores(cores: int | None) -> Iterator[None]:
-    """Run what is inside the ``with`` block on so many cores; threads that it has started may use all afterwards."""
+    """Run what is inside the ``with`` block on `cores` cores; threads started there may use all afterwards."""
     if cores is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -166,7 +142,7 @@ def _on_cores(cores: int | None) -> Iterator[None]:
                 continue
 
 
-# Points of a benchmark, measured one by one in a process of its own, so that what goes wrong at one costs no other.
+# Points of a benchmark, measured one by one in another process, so that a failure costs one point only.
 #
 # After an illegal access a CUDA context answers every call with the same error until its process ends, and a kernel
 # that never ends cannot be stopped from within. So the process that measures is another one than that which keeps the
@@ -176,9 +152,9 @@ Maker = Callable[..., Callable[[Any], Row]]
 """A function of a module: builds, from what is pickled to it, the function that measures a point."""
 
 POINT_SECONDS = 60.0
-"""What a point may take, unless its benchmark says otherwise."""
+"""Default time limit of a point."""
 START_SECONDS = 60.0
-"""What a process may take until it is ready to measure."""
+"""Time limit of a process to get ready."""
 _MOST_FAILED = 5
 """Processes in a row that do not get ready."""
 
@@ -193,21 +169,7 @@ class _Answer(NamedTuple):
 def measure_apart(
     run: Run, points: Sequence[Any], make: Maker, *arguments: Any, limit: float = POINT_SECONDS
 ) -> Iterator[Row]:
-    """Yield a row for every point, until time is up.
-
-    Parameters
-    ----------
-    run
-        Of the benchmark; is told what is left out, and why.
-    points
-        Named tuples that can be pickled, the most wanted first. A row begins with the fields of its point; where
-        measuring raises, or its process dies, it has an ``error`` besides, and the next point is measured all the same.
-    make, *arguments
-        ``make(*arguments)`` is called in the other process, anew after one has died.
-    limit
-        Seconds that a point may take in a process that is ready; then its process is ended. A quick run has no such
-        limit, only its own: it tries the code, on whatever machine and beside whatever else runs there.
-    """
+    """Yield a row for every point, until time is up."""
     left, failed = list(points), 0
     ready, each = (math.inf, math.inf) if run.quick else (START_SECONDS, limit)
     while left and run.seconds_left > 0 and failed < _MOST_FAILED:
@@ -242,7 +204,6 @@ class _Points(Spawned):
         super().__init__(_serve_points, make, arguments, patience=2)
 
     def measure(self, point: Any, seconds: float) -> _Answer:
-        """Return the row of a point, and whether the process can measure another one."""
         try:
             self.here.send(point)
         except OSError:
@@ -250,7 +211,7 @@ class _Points(Spawned):
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> _Answer:
-        """Return what the process says next; at its beginning, whether it is ready."""
+        """Return the process's next answer, which is first whether it is ready."""
         try:
             if not self.here.poll(None if math.isinf(seconds) else seconds):
                 return _Answer({"error": f"stopped after {seconds:.0f} s"}, False)
@@ -264,7 +225,7 @@ class _Points(Spawned):
 
 
 def _serve_points(connection: Any, make: Maker, arguments: tuple[Any, ...]) -> None:
-    """Say whether this process is ready; measure what comes, until nothing comes or the GPU is of no use any more."""
+    """Say whether this process is ready; measure points until there are no more or the GPU is broken."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
     measure: Callable[[Any], Row] | None = None
     with contextlib.suppress(EOFError, OSError):  # the other process is gone, or has done with this one
@@ -285,23 +246,23 @@ def _serve_points(connection: Any, make: Maker, arguments: tuple[Any, ...]) -> N
 
 
 def _wrong(error: Exception) -> Row:
-    """Return an error as the other process notes it; the trace goes to whoever watches."""
+    """Return an error as a row, and print its trace."""
     traceback.print_exc()
     return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _usable() -> bool:
-    """Say whether the GPU still does what it is told; where none is used, nothing can have broken it."""
+    """Return whether the GPU, if one is used, still works."""
     cupy = sys.modules.get("cupy")
     try:
         if cupy is not None:
             cupy.cuda.Device().synchronize()
-    except RuntimeError:  # CuPy's for those of CUDA
+    except RuntimeError:  # CuPy's type for CUDA's errors
         return False
     return True
 
 
-# A measurement on several ranks: processes that ``mpiexec`` starts, and what the first of them found.
+# A measurement on several ranks, started by ``mpiexec``; the first one returns the result.
 #
 # ``python -m benchmarks.processes MODULE FUNCTION PROGRESS ARGUMENTS FILE`` is one of them.
 
@@ -317,30 +278,7 @@ def on_ranks(
     seconds: float = 1800.0,
     **arguments: Any,
 ) -> Any:
-    """Run ``work(transport, **arguments)`` on so many processes, and return what rank 0's returned, as JSON.
-
-    Parameters
-    ----------
-    size
-        Number of ranks.
-    work
-        A function of a module.
-    threads
-        Most threads of each.
-    progress
-        Whether MPI goes on beside what they compute, as `connect` takes it.
-    seconds
-        What they may take.
-    arguments
-        What JSON can hold.
-
-    Raises
-    ------
-    MissingDependencyError
-        mpi4py or ``mpiexec`` is not there.
-    SparseBPError
-        The processes have failed, and the message ends with what they said; or they do not come to an end.
-    """
+    """Run ``work(transport, **arguments)`` on `size` processes, and return rank 0's result, as JSON."""
     found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
     if found is None or importlib.util.find_spec("mpi4py") is None:
         raise MissingDependencyError("mpi4py, or mpiexec, is not installed", expected="an MPI library", got="none",
@@ -359,7 +297,7 @@ def on_ranks(
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise SparseBPError(f"{size} ranks do not come to an end", expected=f"less than {seconds:g} s",
-                                got=str(error), remedy="Run less beside them") from error  # fmt: skip
+                                got=str(error), remedy="Run fewer other programs") from error  # fmt: skip
         if done.returncode or not file.exists():
             raise SparseBPError(f"The measurement on {size} ranks has failed", expected="exit status 0",
                                 got=f"{done.returncode}: {(done.stderr or done.stdout).strip()[-2000:]}",
@@ -380,7 +318,7 @@ if __name__ == "__main__":
     _main(*sys.argv[1:])
 
 
-# Benchmarks one after the other, each in a process of its own: one that fails, or leaks, does not stop the rest.
+# Benchmarks one after the other, each in its own process: one that fails, or leaks, does not stop the rest.
 
 _PATIENCE = 5
 """Seconds in which a benchmark that is interrupted has to end, before it is told again, and before it is killed."""
@@ -388,24 +326,12 @@ _PATIENCE = 5
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one benchmark.
+    """The outcome of one benchmark."""
 
-    Attributes
-    ----------
-    name
-        The benchmark.
-    state
-        ``"done"``, or what went wrong.
-    seconds
-        What it took, start and end of its process included.
-    rows, missed
-        How many rows it has, and those that miss their target, as texts.
-    """
-
-    name: str
-    state: str
-    seconds: float
-    rows: int = 0
+    name: str  # the benchmark
+    state: str  # ``"done"``, or what went wrong
+    seconds: float  # start and end of its process included
+    rows: int = 0  # how many rows it has, and those that miss their target, as texts
     missed: tuple[str, ...] = ()
 
     @property
@@ -421,22 +347,7 @@ class Outcome:
 def run_series(
     names: Sequence[str], out: Path | None, *, quick: bool, json: bool, told: Callable[[int, float | None], None]
 ) -> list[Outcome]:
-    """Run benchmarks as ``python -m benchmarks`` does, their output on this process's own; return what came of each.
-
-    Parameters
-    ----------
-    names
-        Which, in order.
-    out, quick, json
-        As the command takes them.
-    told
-        Is called before each, with its number from 0 and the seconds that its last such run took, None if not known.
-
-    Raises
-    ------
-    SparseBPError
-        Files of the package differ from the commit that its numbers would stand under, in a run that is not `quick`.
-    """
+    """Run benchmarks as ``python -m benchmarks`` does, with the same output; return their outcomes."""
     found = commit()
     if found.endswith("+") and not quick:
         raise SparseBPError(
@@ -457,7 +368,7 @@ def _one(name: str, command: Sequence[str], path: Path) -> Outcome:
     begin, before = time.monotonic(), _stamp(path)
     status = _status(command)
     seconds = time.monotonic() - begin
-    if _stamp(path) == before:  # what is there is of another run
+    if _stamp(path) == before:  # a file of another run
         return Outcome(name, f"failed, exit status {status}: no result", seconds)
     try:
         result = harness.load_result(path)
@@ -497,7 +408,7 @@ def _path(name: str, out: Path | None) -> Path:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from the one that replaces it; None if there is none."""
+    """Return a file's inode and time, None if there is no file."""
     try:
         status = path.stat()
     except OSError:

@@ -12,17 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Result, Row, Run, import_torch, refuse_difference
+from benchmarks.harness import Benchmark, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import on_ranks
 from benchmarks.workloads import CELLS, torch_twin
 from sparsebp import nn, optim
 from sparsebp.comm.transport import Handle, Transport
-from sparsebp.core import tables, timing
+from sparsebp.core import timing
 from sparsebp.core.check import Array
 from sparsebp.core.tables import Column
 from sparsebp.core.threads import most_threads, set_threads
@@ -35,17 +36,24 @@ from sparsebp.runtime.time_parallel import TimeParallel, stretch
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import build, data_parallel, place_updates, reverse_first_k
 
-# A transport that counts what is handed to it: the volume that a rank sends, by kind of call.
+# A transport that counts the volume that a rank sends, by kind of call.
+
+
+def _counting(name: str) -> Any:
+    def call(self: Counted, array: Array, *arguments: Any) -> Any:
+        self.calls[name] += 1
+        self.values[name] += array.size
+        return getattr(self._carrier, name)(array, *arguments)
+
+    return call
+
+
+def _passing(name: str) -> Any:
+    return lambda self, *arguments, **options: getattr(self._carrier, name)(*arguments, **options)
 
 
 class Counted(Transport):
-    """Passes every call on to another transport, and counts calls and values of those that send arrays.
-
-    Attributes
-    ----------
-    calls, values
-        How often each was called, and the values of the arrays that it was given, by the name of the method.
-    """
+    """Passes every call on to another transport; counts calls and array elements of those that send, by their names."""
 
     def __init__(self, transport: Transport) -> None:
         self._carrier = transport
@@ -56,78 +64,20 @@ class Counted(Transport):
         """Begin to count anew."""
         self.calls, self.values = Counter[str](), Counter[str]()
 
-    def _count(self, name: str, array: Array) -> None:
-        self.calls[name] += 1
-        self.values[name] += array.size
-
-    def isend(self, array: Array, to: int, tag: int) -> Handle:
-        """Count, and send."""
-        self._count("isend", array)
-        return self._carrier.isend(array, to, tag)
-
-    def irecv(self, out: Array, source: int, tag: int) -> Handle:
-        """Receive."""
-        return self._carrier.irecv(out, source, tag)
-
-    def allreduce(self, array: Array) -> Handle:
-        """Count, and sum."""
-        self._count("allreduce", array)
-        return self._carrier.allreduce(array)
-
-    def reduce_scatter(self, array: Array, out: Array) -> Handle:
-        """Count, and sum."""
-        self._count("reduce_scatter", array)
-        return self._carrier.reduce_scatter(array, out)
-
-    def allgather(self, array: Array, out: Array) -> Handle:
-        """Count, and gather."""
-        self._count("allgather", array)
-        return self._carrier.allgather(array, out)
-
-    def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
-        """Count, and scan."""
-        self._count("exscan", array)
-        return self._carrier.exscan(array, combine)
-
-    def share(self, value: Any) -> list[Any]:
-        """Share."""
-        return self._carrier.share(value)
-
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Broadcast."""
-        return self._carrier.broadcast(value, root)
-
-    def barrier(self) -> None:
-        """Wait for all."""
-        self._carrier.barrier()
-
-    def abort(self, error: BaseException) -> None:
-        """Tell the others."""
-        self._carrier.abort(error)
-
-    def close(self) -> None:
-        """Close."""
-        self._carrier.close()
+    isend, allreduce, exscan = map(_counting, ("isend", "allreduce", "exscan"))
+    reduce_scatter, allgather = map(_counting, ("reduce_scatter", "allgather"))
+    irecv, share, broadcast = map(_passing, ("irecv", "share", "broadcast"))
+    barrier, abort, close = map(_passing, ("barrier", "abort", "close"))
 
 
-# What a rank of the benchmark of data-parallel training runs, see `benchmarks.processes`.
+# The ranks of the benchmark of data-parallel training, see `benchmarks.processes`.
 
 SGD: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9}
 _FEW = 64  # bytes
 
 
 class Network:
-    """A transport with a network of a stated bandwidth behind it, which takes no core: sums come that much later.
-
-    Parameters
-    ----------
-    inner
-        Carries the bytes.
-    bandwidth
-        Bytes a second and direction, of one sum at a time, which sends ``2 (n - 1) / n`` of its bytes; None adds no
-        time. 0 carries no gradients: their sums are those of one rank. Counts of samples and losses, by which ranks
-        stay in step, go as they are.
-    """
+    """A transport with a network of a stated bandwidth behind it, which takes no core: sums come that much later."""
 
     def __init__(self, inner: Transport, bandwidth: float | None) -> None:
         self.inner, self.rank, self.size, self.on_device = inner, inner.rank, inner.size, inner.on_device
@@ -159,7 +109,7 @@ class _Later:
 
 
 def mlp(width: int, depth: int) -> nn.Sequential:
-    """Return so many fully connected layers with ReLU between them."""
+    """Return `depth` fully connected layers with ReLU between them."""
     rng = np.random.default_rng(0)
     layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
@@ -176,12 +126,7 @@ def waiting(schedule: Schedule) -> Schedule:
 class Sides:
     """All sides: our schedules on one model and one optimizer's state, and PyTorch's replicas.
 
-    Attributes
-    ----------
-    runs
-        By name, what runs so many steps to their end.
-    k
-        The one that was found for reverse first-k.
+    `runs` has functions of a number of steps; `k` is the one that reverse first-k found.
     """
 
     def __init__(self, transport: Transport, given: Mapping[str, Any]) -> None:
@@ -278,34 +223,26 @@ def replicas_on_ranks(transport: Transport, given: Mapping[str, Any]) -> dict[st
     """Measure all sides in turn; return the seconds of every round, the k that was found, and the bytes summed."""
     set_threads(1)
     sides = Sides(transport, given)
-    seconds: dict[str, list[float]] = {name: [] for name in sides.runs}
-    names = list(seconds)
-    for name in names:
+    for name in sides.runs:
         sides.seconds(name, 1)
-    for number in range(given["rounds"]):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            seconds[name].append(sides.seconds(name, given["steps"]))
+    timers = {name: partial(sides.seconds, name, given["steps"]) for name in sides.runs}
+    timings = timing.in_turn(timers, rounds=given["rounds"], least_rounds=given["rounds"])  # the same on all ranks
     if given["peer"]:
         import_torch().distributed.destroy_process_group()
+    seconds = {name: timed.seconds for name, timed in timings.items()}
     return {"seconds": seconds, "k": sides.k, "bytes": sides.bytes}
 
 
-# What a rank of ``python -m benchmarks scaling-measured`` runs, see `benchmarks.processes`.
+# The ranks of ``python -m benchmarks scaling-measured``, see `benchmarks.processes`.
 
 TRANSFERS = 20
 """Round trips of each size."""
 
 
 class TimedPipeline(PipelineExecutor):
-    """A `PipelineExecutor` that notes when the parts of each cell ran; one machine's processes have the same clock.
+    """A `PipelineExecutor` that notes when the parts of each cell ran; one machine's processes have the same clock."""
 
-    Attributes
-    ----------
-    spans
-        Action, start and end; B as I and W.
-    """
-
-    spans: list[tuple[str, float, float]]
+    spans: list[tuple[str, float, float]]  # action, start and end; B as I and W
 
     def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[actions_Run]:
         runs = super()._runs(part, count, names)
@@ -372,7 +309,7 @@ def pipelines_on_ranks(transport: Transport, given: Mapping[str, Any]) -> dict[s
     return {"spans": spans, "transfers": link}
 
 
-# Data-parallel training of two ranks: which share of the sums of gradients is hidden behind what is computed.
+# Data-parallel training of two ranks: the share of the sums of gradients that is hidden behind computation.
 #
 # ``python -m benchmarks data-parallel``. It starts ``mpiexec`` itself: two processes of one thread each, an MLP whose
 # sums take a good part of a step. Ours are measured with sums that nothing goes on beside, with sums beside the
@@ -387,18 +324,17 @@ def pipelines_on_ranks(transport: Transport, given: Mapping[str, Any]) -> dict[s
 RANKS = 2
 TARGETS = {"hidden": 0.6, "share": 0.2}
 """Of the sums, hidden by one of the schedules at least, where they are such a share of a step that hides nothing."""
+HIDING = ("overlap", "priority", "reverse")
 SCHEDULES = {"waits": "no overlap", "overlap": "overlap", "priority": "priority", "reverse": "reverse first-k"}
 
 
 def measure_data_parallel(run: Run) -> Iterator[Row]:
-    """Measure every batch size, on this machine and with every bandwidth."""
     for batch in run.settings["batches"]:
         for gigabits in run.settings["gigabits"]:
             yield measure_data_parallel_row(run.settings, batch, gigabits, run.rounds["rounds"])
 
 
 def measure_data_parallel_row(settings: Mapping[str, Any], batch: int, gigabits: float | None, rounds: int) -> Row:
-    """Start the ranks, and make a row of what they have measured."""
     given = {
         "width": settings["width"], "depth": settings["depth"], "batch": batch, "rounds": rounds,
         "steps": settings["steps"], "bandwidth": None if gigabits is None else gigabits * 1e9 / 8,
@@ -409,7 +345,7 @@ def measure_data_parallel_row(settings: Mapping[str, Any], batch: int, gigabits:
     network = "this machine's memory" if gigabits is None else f"{gigabits:g} Gbit/s"
     row: Row = {"network": network, "batch": batch, "bytes": found["bytes"], "k": found["k"]}
     row |= {name: timing.to_dict() for name, timing in timings.items()}
-    row |= {f"{name}_hidden": hidden(timings, name) for name in SCHEDULES if name != "waits"}
+    row |= {f"{name}_hidden": hidden(timings, name) for name in HIDING}
     row["share"] = timings["sums"].median / timings["waits"].median
     best = min((name for name in SCHEDULES), key=lambda name: timings[name].median)
     row["torch_ratio"] = ratio(timings["torch"], timings[best]) if "torch" in timings else None
@@ -424,8 +360,7 @@ def hidden(timings: Mapping[str, Timing], name: str) -> dict[str, Any]:
 
 
 def judge_data_parallel(row: Mapping[str, Any]) -> str:
-    """Say whether a row reaches what it is to reach: only where sums are much of a step there is a target."""
-    most = max(row[f"{name}_hidden"]["median"] for name in SCHEDULES if name != "waits")
+    most = max(row[f"{name}_hidden"]["median"] for name in HIDING)
     if row["share"] < TARGETS["share"]:
         return "no target: sums are short"
     return harness.outcome([] if most >= TARGETS["hidden"] else [f"hidden ≥ {TARGETS['hidden']:.0%}"])
@@ -436,32 +371,6 @@ def share(value: Mapping[str, float] | float) -> str:
     if not isinstance(value, Mapping):
         return f"{value:.0%}"
     return f"{value['median']:.0%} ({100 * value['low']:.0f}–{100 * value['high']:.0f})"
-
-
-def draw_data_parallel(result: Result) -> Any:
-    """Draw the time of a step by schedule, what computing takes of it, and the peer's."""
-    drawing, axes = harness.figure(width=7.0, height=0.7 + 0.5 * max(1, len(result["rows"])) * 3)
-    ax = axes[0, 0]
-    labels, place = [], 0.0
-    step, alone, peer = "#93c5fd", "#1e40af", "#d1d5db"
-    for row in result["rows"]:
-        for name, heading in (*SCHEDULES.items(), ("torch", "PyTorch")):
-            if row.get(name) is None:
-                continue
-            ax.barh(place, 1e3 * row[name]["median"], color=peer if name == "torch" else step, height=0.8)
-            if f"{name}, alone" in row:
-                ax.barh(place, 1e3 * row[f"{name}, alone"]["median"], color=alone, height=0.8)
-            labels.append((place, f"{row['network']}, {row['batch']}: {heading}"))
-            place += 1
-        place += 0.6
-    ax.set_yticks(*map(np.array, zip(*labels, strict=True)) if labels else ([],), fontsize=7)
-    ax.invert_yaxis()
-    ax.set_xlabel("milliseconds a step", fontsize=9)
-    for colour, label in ((step, "a step"), (alone, "of it, computing alone"), (peer, "a step of PyTorch's replicas")):
-        ax.barh(0, 0, color=colour, label=label)
-    harness.legend_below(drawing, columns=3)
-    ax.spines[["top", "right"]].set_visible(False)
-    return drawing
 
 
 DATA_PARALLEL = Benchmark(
@@ -475,19 +384,16 @@ DATA_PARALLEL = Benchmark(
     quick_rounds={"rounds": 1},
     threads=None,
     measure=measure_data_parallel,
-    columns=(
-        Column("network", "network", number=False),
-        Column("batch of a rank", "batch"),
-        Column("gradients", "bytes", tables.size),
-        Column("sums alone", "sums", tables.seconds),
+    columns=columns(
         Column("of a step", "share", share),
-        *(Column(heading, name, tables.seconds) for name, heading in SCHEDULES.items()),
-        Column("computing alone", "overlap, alone", tables.seconds),
-        Column("k", "k"),
-        *(Column(f"{heading}: hidden", f"{name}_hidden", share) for name, heading in list(SCHEDULES.items())[1:]),
-        Column("PyTorch's replicas", "torch", tables.seconds),
-        Column("our fastest over PyTorch's", "torch_ratio", tables.times),
-        Column("outcome", "met", number=False),
+        *(Column(f"{SCHEDULES[name]}: hidden", f"{name}_hidden", share) for name in HIDING),
+        numbers={"batch": "batch of a rank", "k": "k"},
+        seconds={
+            "sums": "sums alone", **SCHEDULES,
+            "overlap, alone": "computing alone", "torch": "PyTorch's replicas",
+        },
+        times={"torch_ratio": "our fastest over PyTorch's"},
+        sizes={"bytes": "gradients"},
     ),
     tables={
         "Time of a step": ("network", "batch", *SCHEDULES, "overlap, alone"),
@@ -495,8 +401,14 @@ DATA_PARALLEL = Benchmark(
         "Sums hidden": ("network", "batch", "share", "overlap_hidden", "priority_hidden", "reverse_hidden", "k", "met"),
     },
     short=("network", "batch", "share", "overlap_hidden", "reverse_hidden", "torch_ratio", "met"),
-    picture=draw_data_parallel,
-)
+    picture=harness.bars(
+        "{network}, {batch} samples",
+        {"waits": "no overlap", "overlap": "overlap", "priority": "priority",
+         "reverse": "reverse first-k", "overlap, alone": "computing alone",
+         "torch": "PyTorch's replicas"},
+        "milliseconds a step", unit=1e3, each=1.2,
+    ),
+)  # fmt: skip
 
 
 WAYS = ("maps", "vectors")
@@ -504,7 +416,6 @@ PARTS = ("forward", "backward", "step")
 
 
 def measure_time_parallel(run: Run) -> Iterator[Row]:
-    """Measure both cells by both ways."""
     settings = run.settings
     for cell in CELLS:
         for ranks in settings["ranks"]:
@@ -556,7 +467,7 @@ def time_parallel_on_ranks(transport: Transport, cell: str, length: int, batch: 
     kept: dict[str, int] = {}
 
     def go(side: str, model: Any, mine: Any, threads: int) -> dict[str, float]:
-        """Run forward, and back to all gradients; what arrives is the gradient of the mean square of all states."""
+        """Run forward, and back to all gradients, of half the mean square of all states."""
         set_threads(threads)
         began = meet(transport)
         if mine is not None:
@@ -619,22 +530,6 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> float:
     )
 
 
-def draw_time_parallel(result: Result) -> Any:
-    """Draw forward and backward, on ranks by either way and on one worker."""
-    found = result["rows"]
-    labels = [f"{row['model']}  T={row['length']}\n{row['ranks']} ranks, {row['way']}" for row in found]
-    sides = (("one worker", "_one", ("#9a3412", "#fdba74")), ("ranks", "", ("#1e40af", "#93c5fd")))
-    bars = [
-        (f"{name}: {part}", colour, [row[f"{part}{suffix}"]["median"] * 1e3 for row in found])
-        for name, suffix, colours in sides
-        for part, colour in zip(("forward", "backward"), colours, strict=True)
-    ]
-    drawing, ax = harness.bar_chart(labels, bars, "milliseconds (median)", each=0.7)
-    harness.legend_below(drawing)
-    ax.grid(axis="x", alpha=0.3)
-    return drawing
-
-
 TIME_PARALLEL = Benchmark(
     name="time-parallel",
     title="A sequence of {length} steps on ranks, against one worker: B = {batch}, hidden size 20, float32",
@@ -645,25 +540,21 @@ TIME_PARALLEL = Benchmark(
     rounds={"rounds": 7},
     threads=None,
     measure=measure_time_parallel,
-    columns=(
-        Column("model", "model", number=False),
-        Column("ranks", "ranks"),
-        Column("by", "way", number=False),
-        Column("forward", "forward", tables.seconds),
-        Column("forward, one worker", "forward_one", tables.seconds),
-        Column("backward", "backward", tables.seconds),
-        Column("backward, one worker", "backward_one", tables.seconds),
-        Column("backward, over one worker", "backward_one_ratio", tables.times),
-        Column("step", "step", tables.seconds),
-        Column("step, one worker", "step_one", tables.seconds),
-        Column("step, over one worker", "step_one_ratio", tables.times),
-        Column("over one of as many threads", "step_same_ratio", tables.times),
-        Column("map", "sent_exscan", tables.size),
-        Column("vectors", "sent_isend", tables.size),
-        Column("weights", "sent_allreduce", tables.size),
-        Column("kept by a rank", "kept", tables.size),
-        Column("kept by one worker", "kept_whole", tables.size),
-        Column("difference", "gradient_difference", "{:.1e}".format),
+    columns=columns(
+        words={"way": "by"},
+        seconds={
+            "forward": "forward", "forward_one": "forward, one worker", "backward": "backward",
+            "backward_one": "backward, one worker", "step": "step", "step_one": "step, one worker",
+        },
+        times={
+            "backward_one_ratio": "backward, over one worker", "step_one_ratio": "step, over one worker",
+            "step_same_ratio": "over one of as many threads",
+        },
+        sizes={
+            "sent_exscan": "map", "sent_isend": "vectors", "sent_allreduce": "weights", "kept": "kept by a rank",
+            "kept_whole": "kept by one worker",
+        },
+        formats={"{:.1e}": {"gradient_difference": "difference"}},
     ),
     tables={
         "Forward, and back": (
@@ -677,5 +568,10 @@ TIME_PARALLEL = Benchmark(
         ),
     },
     short=("model", "ranks", "way", "backward", "backward_one", "backward_one_ratio", "sent_exscan"),
-    picture=draw_time_parallel,
+    picture=harness.bars(
+        "{model}  T={length}\n{ranks} ranks, {way}",
+        {"forward_one": "one worker: forward", "backward_one": "one worker: backward",
+         "forward": "ranks: forward", "backward": "ranks: backward"},
+        "milliseconds (median)", unit=1e3, each=0.7,
+    ),
 )  # fmt: skip

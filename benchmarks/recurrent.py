@@ -2,7 +2,7 @@
 
 ``python -m benchmarks recurrent``. Classifiers of 20 to 512 hidden units, float32, on the CPU. JAX runs in a process of
 its own (`jax_twin`), which starts as many threads as a row says; where it is not installed, rows go without it. From
-128 units on, the rate of the machine's matrix products is measured in the same rounds, and the step beside it.
+128 units on, the rate of the machine's matrix products is measured in the same rounds, for comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Result, Row, Run, import_torch, refuse_difference, with_threads
+from benchmarks.harness import Benchmark, Result, Row, Run, columns, import_torch, refuse_difference, with_threads
 from benchmarks.processes import Apart
 from benchmarks.workloads import LEARNING_RATE, SIZES, SequenceWorkload, TorchTwin
 from sparsebp import nn
@@ -32,7 +32,7 @@ _ORDER = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}
 
 
 def side(layer: Any, x: np.ndarray, threads: int) -> tuple[Callable[[], object], np.ndarray]:
-    """Return what runs a layer of one run over x (T, B, I), and the array (T, B, H) that it writes."""
+    """Return a function that runs a layer over x (T, B, I), and the array (T, B, H) that it writes."""
     import onnxruntime
 
     steps, batch, _ = x.shape
@@ -86,7 +86,6 @@ NO_ONNX = "ONNX Runtime is not installed (pip install 'sparsebp[peers]'): torch.
 
 
 def measure_inference(run: Run) -> Iterator[Row]:
-    """Measure every layer with every batch."""
     import_torch()
     has_onnx = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
     if not has_onnx:
@@ -94,16 +93,15 @@ def measure_inference(run: Run) -> Iterator[Row]:
     for count in run.threads():
         for cell, features, hidden, length in run.settings["layers"]:
             layer = getattr(nn, cell)(features, hidden, rng=0)
-            for batch in run.settings["batches"]:
-                yield measure_inference_row(layer, length, batch, count, run.rounds, has_onnx) | {"threads": count}
-            if hidden <= 20:
-                yield measure_inference_row(layer, 1, 1, count, run.rounds, has_onnx) | {"threads": count}
+            shapes = [(length, batch) for batch in run.settings["batches"]]
+            for steps, batch in (*shapes, (1, 1)) if hidden <= 20 else shapes:
+                yield measure_inference_row(layer, steps, batch, count, run.rounds, has_onnx) | {"threads": count}
 
 
 def measure_inference_row(
     layer: Any, length: int, batch: int, threads: int, rounds: Mapping[str, Any], has_onnx: bool
 ) -> Row:
-    """Time one layer over a batch, after comparing the outputs; one step of one sample is a stream's."""
+    """Time one layer over a batch, after comparing the outputs; one step of one sample runs as a stream."""
     torch = import_torch()
     kind, name = type(layer).__name__, f"{type(layer).__name__}({layer.input_size}, {layer.hidden_size})"
     x = np.random.default_rng(0).standard_normal((length, batch, layer.input_size), dtype=np.float32)
@@ -128,41 +126,13 @@ def measure_inference_row(
     for peer, difference in differences.items():
         refuse_difference(f"{name}, B = {batch}: an output", peer, float(difference))
     row: Row = {"model": name, "batch": batch, "length": length, "difference": float(max(differences.values()))}
-    row |= timing.side_by_side(timing.measure(sides, **rounds))
-    return row | judge_inference(row, streamed)
-
-
-def judge_inference(row: Mapping[str, Any], streamed: bool) -> dict[str, str | None]:
-    """Say what a row is to reach, and whether it does."""
+    row |= timing.side_by_side(timing.measure(sides, **rounds)) | {"target": None, "met": None}
     if streamed:
-        took = row["ours"]["median"]
-        missed = [tables.seconds(took)] if took > STEP_TARGET else []
-        return {"target": f"≤ {tables.seconds(STEP_TARGET)}", "met": harness.outcome(missed)}
-    if "onnx_ratio" not in row:
-        return {"target": None, "met": None}
-    times = row["onnx_ratio"]["median"]
-    return {
-        "target": f"≥ {INFERENCE_TARGET:g}×",
-        "met": harness.outcome([f"{times:.2g}×"] if times < INFERENCE_TARGET else []),
-    }
-
-
-def draw_inference(result: Result) -> Any:
-    """Draw how many times faster than ONNX Runtime, or than PyTorch without it."""
-    rows = [row for row in result["rows"] if row["length"] > 1]
-    key, peer = (
-        ("onnx_ratio", "ONNX Runtime") if any("onnx_ratio" in row for row in rows) else ("torch_ratio", "torch.nn")
-    )
-    counts = dict.fromkeys(row["threads"] for row in rows)
-    groups = [
-        (tables.in_threads(count), f"C{n}", [row[key]["median"] for row in rows if row["threads"] == count])
-        for n, count in enumerate(counts)
-    ]
-    labels = [f"{row['model']}, B = {row['batch']}" for row in rows if row["threads"] == next(iter(counts))]
-    drawing, ax = harness.bar_chart(labels, groups, f"times faster than {peer} (median)", each=0.4)
-    ax.axvline(1, color="black", linewidth=0.8, label=peer)
-    harness.legend_below(drawing, columns=3)
-    return drawing
+        missed = [tables.seconds(row["ours"])] if row["ours"]["median"] > STEP_TARGET else []
+        row |= {"target": f"≤ {tables.seconds(STEP_TARGET)}", "met": harness.outcome(missed)}
+    elif has_onnx:
+        row |= harness.reaches(row, "onnx_ratio", INFERENCE_TARGET)
+    return row
 
 
 _INFERENCE_ROW = ("model", "batch", "length", "threads")
@@ -181,25 +151,20 @@ INFERENCE = Benchmark(
     quick={"layers": (("GRU", 3, 5, 7),), "batches": (2,)},
     rounds={"rounds": 11, "least_rounds": 5, "budget": 1.0},
     measure=measure_inference,
-    columns=(
-        Column("model", "model", number=False),
-        Column("B", "batch"),
-        Column("T", "length"),
-        Column("threads", "threads"),
-        Column("sparsebp", "ours", tables.seconds),
-        Column("ONNX Runtime", "onnx", tables.seconds),
-        Column("over ONNX Runtime", "onnx_ratio", tables.times),
-        Column("torch.nn", "torch", tables.seconds),
-        Column("over torch.nn", "torch_ratio", tables.times),
-        Column("target", "target", number=False),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        seconds={"onnx": "ONNX Runtime"},
+        times={"onnx_ratio": "over ONNX Runtime", "torch_ratio": "over torch.nn"},
     ),
     tables={
         "Time": (*_INFERENCE_ROW, "ours", "onnx", "torch"),
         "Ratios, and what they are to be": (*_INFERENCE_ROW, "onnx_ratio", "torch_ratio", "target", "met"),
     },
     short=(*_INFERENCE_ROW, "ours", "onnx_ratio", "torch_ratio", "target", "met"),
-    picture=draw_inference,
+    picture=harness.bars(
+        "{model}, B = {batch}, T = {length}\n{in_threads}",
+        {"onnx_ratio": "over ONNX Runtime", "torch_ratio": "over torch.nn"},
+        "times faster (median)", line=1.0,
+    ),
 )  # fmt: skip
 
 
@@ -207,7 +172,7 @@ INFERENCE = Benchmark(
 #
 # Everything is inside one `jax.jit`: the projection of all steps as one product, the scan, softmax cross-entropy on the
 # last hidden state, its gradients, and Adam, whose arguments are donated. How far the scan's loop is unrolled decides
-# much on a CPU, so there is a side for each of `UNROLLED`. It runs in a process of its own (`Apart`).
+# much on a CPU, so there is a side for each of `UNROLLED`. It runs in another process (`Apart`).
 
 UNROLLED = (1, 8)
 """Steps of the scan that one turn of its loop does."""
@@ -219,19 +184,7 @@ Params = dict[str, Any]
 def sides(
     cell: str, state: dict[str, np.ndarray], x: np.ndarray, target: np.ndarray, rate: float
 ) -> tuple[dict[str, Callable[[], object]], dict[str, dict[str, np.ndarray]]]:
-    """Return a step for each of `UNROLLED`, named ``"jax1"``, …, and the gradients that each has at `state`.
-
-    Parameters
-    ----------
-    cell
-        ``"RNN"``, ``"GRU"`` or ``"LSTM"``.
-    state
-        The parameters of a `sparsebp.nn.SequenceClassifier`.
-    x, target
-        The batch, (T, B, input size) and (B,).
-    rate
-        Adam's learning rate.
-    """
+    """Return a step for each of `UNROLLED`, named ``"jax1"``, …, and the gradients that each has at `state`."""
     import jax
     import jax.numpy as jnp
 
@@ -337,7 +290,7 @@ def _lstm(w: Any, _: Any, state: Any, gx: Any) -> tuple[Any, None]:
 _CELLS: dict[str, Callable[..., Any]] = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 
 
-# What a step of time costs in long sequences beside short ones: forward and backward of recurrent layers on the CPU.
+# The cost of a time step in long and in short sequences: forward and backward of recurrent layers on the CPU.
 #
 # ``python -m benchmarks long-sequences``. The work grows with the number of steps T, and the cost is to grow as fast
 # and no faster. Both lengths are measured in turn; there is no peer.
@@ -349,14 +302,12 @@ PARTS = ("forward", "backward")
 
 
 def measure_long_sequences(run: Run) -> Iterator[Row]:
-    """Measure every cell."""
     for count in run.threads():
         for cell in SIZES:
             yield measure_long_sequences_row(cell, run.settings["lengths"], run.rounds) | {"threads": count}
 
 
 def measure_long_sequences_row(cell: str, lengths: tuple[int, int], rounds: Mapping[str, Any]) -> Row:
-    """Time forward and backward of one cell at both lengths, in turn."""
     workloads = {
         name: SequenceWorkload(cell, length, BATCH) for name, length in zip(("short", "long"), lengths, strict=True)
     }
@@ -379,22 +330,6 @@ def measure_long_sequences_row(cell: str, lengths: tuple[int, int], rounds: Mapp
     return row | {"target": LONG_SEQUENCES_TARGET, "met": harness.outcome(missed)}
 
 
-def draw_long_sequences(result: Result) -> Any:
-    """Draw what a step of time costs, short beside long."""
-    rows = result["rows"]
-    labels = [f"{row['model']}\n{tables.in_threads(row['threads'])}" for row in rows]
-    colours = {"forward_short": "#93c5fd", "forward_long": "#1e40af", "backward_short": "#fdba74",
-               "backward_long": "#9a3412"}  # fmt: skip
-    times = [(key.replace("_", ", "), colour, [row[key]["median"] * 1e6 for row in rows])
-             for key, colour in colours.items()]  # fmt: skip
-    drawing, ax = harness.bar_chart(labels, times, "microseconds a step of time (median)", each=0.7)
-    harness.legend_below(drawing)
-    ax.grid(axis="x", alpha=0.3)
-    return drawing
-
-
-_COSTS = partial(Column, show=tables.seconds)
-
 _LONG_ROW = ("model", "long", "threads")
 LONG_SEQUENCES = Benchmark(
     name="long-sequences",
@@ -405,18 +340,14 @@ LONG_SEQUENCES = Benchmark(
     quick={"lengths": (10, 40)},
     rounds={"rounds": 15, "least_rounds": 5, "budget": 6.0},
     measure=measure_long_sequences,
-    columns=(
-        Column("model", "model", number=False),
-        Column("T", "long"),
-        Column("threads", "threads"),
-        _COSTS("forward, short", "forward_short"),
-        _COSTS("forward, long", "forward_long"),
-        Column("forward, long over short", "forward_ratio", tables.times),
-        _COSTS("backward, short", "backward_short"),
-        _COSTS("backward, long", "backward_long"),
-        Column("backward, long over short", "backward_ratio", tables.times),
-        Column("target", "target", lambda value: f"≤ {value:g}×"),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        numbers={"long": "T"},
+        seconds={
+            "forward_short": "forward, short", "forward_long": "forward, long", "backward_short": "backward, short",
+            "backward_long": "backward, long",
+        },
+        times={"forward_ratio": "forward, long over short", "backward_ratio": "backward, long over short"},
+        formats={"≤ {:g}×": {"target": "target"}},
     ),
     tables={
         f"{part.capitalize()}, a step of time": (
@@ -425,7 +356,12 @@ LONG_SEQUENCES = Benchmark(
         for part in PARTS
     },
     short=("model", "threads", "forward_short", "forward_ratio", "backward_short", "backward_ratio", "target", "met"),
-    picture=draw_long_sequences,
+    picture=harness.bars(
+        "{model}\n{in_threads}",
+        {"forward_short": "forward, short", "forward_long": "forward, long",
+         "backward_short": "backward, short", "backward_long": "backward, long"},
+        "microseconds a step of time (median)", unit=1e6, each=0.7,
+    ),
 )  # fmt: skip
 
 
@@ -433,9 +369,9 @@ PEERS = {"torch": "torch.nn", "jax": "JAX"}
 WIDE = 128
 """Hidden size from which the products decide, and the target is their rate."""
 RECURRENT_TARGETS = {32: 3.0, WIDE - 1: 2.0}
-"""Times faster than the best peer, up to so many hidden units."""
+"""Times faster than the best peer, by the largest number of hidden units."""
 WIDE_SHARE, WEAK_SHARE, WEAK_TIMES = 0.85, 0.7, 1.2
-"""From `WIDE` units on: the share of the rate of matrix products, and what a peer under `WEAK_SHARE` is beaten by."""
+"""From `WIDE` units on: the share of the rate of matrix products, and the ratio over a peer under `WEAK_SHARE`."""
 GEMM = 1024
 """Rows and columns of the matrices whose product gives the machine's rate."""
 LONGEST = 1000
@@ -476,7 +412,6 @@ QUICK = (Task("RNN", 1, 20, 4, 40), Task("GRU", 3, WIDE, 2, 5))
 
 
 def measure_recurrent(run: Run) -> Iterator[Row]:
-    """Measure every task, with a new process of JAX's for every number of threads."""
     has_jax = importlib.util.find_spec("jax") is not None
     if not has_jax:
         run.note(NO_JAX)
@@ -499,21 +434,15 @@ def measure_recurrent_row(
 ) -> Row:
     """Time step and backward of one workload against its twins, after comparing their gradients.
 
-    Without `apart` there is no JAX; the backward alone is left out if it is not wanted.
+    Without `apart` there is no JAX; without `backward` only whole steps are timed.
     """
     twin = TorchTwin(workload)
     choice = workload.choice()
     row: Row = {
-        "model": f"{workload.cell}({workload.input_size}, {workload.hidden})",
-        "cell": workload.cell,
-        "hidden": workload.hidden,
-        "length": workload.length,
-        "batch": workload.batch,
-        "dtype": workload.dtype.name,
-        "algorithm": choice.algorithm,
-        "reason": choice.reason,
-        "gradient_difference": workload.agreement(twin),
-    }
+        "model": f"{workload.cell}({workload.input_size}, {workload.hidden})", "cell": workload.cell,
+        "hidden": workload.hidden, "length": workload.length, "batch": workload.batch, "dtype": workload.dtype.name,
+        "algorithm": choice.algorithm, "reason": choice.reason, "gradient_difference": workload.agreement(twin),
+    }  # fmt: skip
     sides: dict[str, Any] = {"ours": workload, "torch": twin}
     warm = rounds.get("warmup", 2)
     timers = {name: timing.timer(side.step, warm, clock) for name, side in sides.items()}
@@ -575,7 +504,6 @@ def _beside_products(step: Mapping[str, timing.Timing], flops: int) -> Row:
 
 
 def judge_recurrent(row: Mapping[str, Any]) -> dict[str, str]:
-    """Say what a row is to reach, and whether it does."""
     times = row["best_ratio"]["median"]
     wanted = next((least for most, least in RECURRENT_TARGETS.items() if row["hidden"] <= most), None)
     if wanted is not None:
@@ -585,31 +513,6 @@ def judge_recurrent(row: Mapping[str, Any]) -> dict[str, str]:
     missed = [f"{row['share']:.0%} of GEMM"] if row["share"] < WIDE_SHARE else []
     missed += [f"{times:.2g}×"] if times < least else []
     return {"target": f"≥ {WIDE_SHARE:.0%} of GEMM, ≥ {least:g}×", "met": harness.outcome(missed)}
-
-
-def draw_recurrent(result: Result) -> Any:
-    """Draw the times of a training step and of the backward alone, ours beside the peers'."""
-    rows = result["rows"]
-    bars = (("torch", "step", "#9a3412"), ("jax", "step", "#166534"), ("ours", "step", "#1e40af"))
-    names = {**PEERS, "ours": "sparsebp"}
-    labels = [
-        f"{row['model']}  B={row['batch']} T={row['length']}\n{tables.in_threads(row['threads'])}" for row in rows
-    ]
-    times = [(names[side], colour, [row.get(f"{part}_{side}", {}).get("median", 0.0) * 1e3 for row in rows])
-             for side, part, colour in bars]  # fmt: skip
-    drawing, ax = harness.bar_chart(
-        labels, times, "milliseconds a step (median), and how many times faster than the best peer", each=0.6
-    )
-    ax.set_xscale("log")
-    ratios = [f" {row['best_ratio']['median']:.1f}×" for row in rows]
-    ax.bar_label(ax.containers[-1], ratios, fontsize=7, color="#1e40af")
-    harness.legend_below(drawing, columns=3)
-    ax.grid(axis="x", alpha=0.3)
-    return drawing
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0%}"
 
 
 _RECURRENT_ROW = ("model", "batch", "length", "threads")
@@ -623,28 +526,19 @@ RECURRENT = Benchmark(
     quick={"tasks": QUICK},
     rounds={"rounds": 15, "least_rounds": 5, "budget": 2.0},
     measure=measure_recurrent,
-    columns=(
-        Column("model", "model", number=False),
-        Column("B", "batch"),
-        Column("T", "length"),
-        Column("threads", "threads"),
-        Column("step, sparsebp", "step_ours", tables.seconds),
-        Column("over the best peer", "best_ratio", tables.times),
-        Column("best peer", "best", number=False),
-        Column("step, JAX", "step_jax", tables.seconds),
-        Column("over JAX", "jax_ratio", tables.times),
-        Column("JAX's unroll", "jax_unroll"),
-        Column("step, torch.nn", "step_torch", tables.seconds),
-        Column("over torch.nn", "step_ratio", tables.times),
-        Column("target", "target", number=False),
-        Column("outcome", "met", number=False),
+    columns=columns(
         Column("GEMM, GFLOP/s", "gemm_rate", lambda rate: f"{rate / 1e9:.0f}"),
-        Column("share of GEMM", "share", _percent),
-        Column("best peer's share", "peer_share", _percent),
-        Column("backward, sparsebp", "backward_ours", tables.seconds),
-        Column("backward, torch.nn", "backward_torch", tables.seconds),
-        Column("backward, over torch.nn", "backward_ratio", tables.times),
-        Column("`auto` chose", "algorithm", number=False),
+        words={"best": "best peer", "algorithm": "`auto` chose"},
+        numbers={"jax_unroll": "JAX's unroll"},
+        seconds={
+            "step_ours": "step, sparsebp", "step_jax": "step, JAX", "step_torch": "step, torch.nn",
+            "backward_ours": "backward, sparsebp", "backward_torch": "backward, torch.nn",
+        },
+        times={
+            "best_ratio": "over the best peer", "jax_ratio": "over JAX", "step_ratio": "over torch.nn",
+            "backward_ratio": "backward, over torch.nn",
+        },
+        formats={"{:.0%}": {"share": "share of GEMM", "peer_share": "best peer's share"}},
     ),
     tables={
         "The whole step": (*_RECURRENT_ROW, "step_ours", "step_jax", "step_torch", "jax_unroll"),
@@ -654,8 +548,12 @@ RECURRENT = Benchmark(
         "Backward alone": (*_RECURRENT_ROW, "backward_ours", "backward_torch", "backward_ratio", "algorithm"),
     },
     short=(*_RECURRENT_ROW, "step_ours", "best_ratio", "best", "met"),
-    in_short=lambda row: row["threads"] == 1 and row["batch"] > 1 and row["length"] <= 1000,  # a row a model
-    picture=draw_recurrent,
+    in_short=lambda row: row["threads"] == 1 and row["batch"] > 1 and row["length"] <= 1000,
+    picture=harness.bars(
+        "{model}  B={batch} T={length}\n{in_threads}",
+        {"step_torch": "torch.nn", "step_jax": "JAX", "step_ours": "sparsebp"},
+        "milliseconds a step (median)", unit=1e3, each=0.6, log=True,
+    ),
 )  # fmt: skip
 
 
@@ -678,30 +576,16 @@ TORCH_TARGETS = {"small": 12.0, "packed": 18.0, "any": 1.0}
 
 @dataclass(frozen=True)
 class TorchTask:
-    """One model and its data.
+    """One model and its data."""
 
-    Attributes
-    ----------
-    part
-        ``"script"``, ``"packed"``, ``"long"`` or ``"grid"``.
-    cell
-        ``"RNN"``, ``"GRU"`` or ``"LSTM"``.
-    features, hidden, layers
-        Of the recurrent layer.
-    batch, length
-        B and T.
-    batches
-        How many batches are trained on, one after the other.
-    """
-
-    part: str
-    cell: str
-    features: int
+    part: str  # ``"script"``, ``"packed"``, ``"long"`` or ``"grid"``
+    cell: str  # ``"RNN"``, ``"GRU"`` or ``"LSTM"``
+    features: int  # of the recurrent layer
     hidden: int
-    batch: int
+    batch: int  # B and T
     length: int
     layers: int = 1
-    batches: int = 1
+    batches: int = 1  # how many batches are trained on, one after the other
 
     @property
     def name(self) -> str:
@@ -715,7 +599,7 @@ class TorchTask:
 
     @property
     def target(self) -> float:
-        """Times faster that it is to be."""
+        """The ratio to reach."""
         if self.part == "packed" and self.hidden == 20:
             return TORCH_TARGETS["packed"]
         small = self.part == "grid" and self.hidden == 20 and self.length >= 1000
@@ -738,7 +622,6 @@ def tasks(settings: Mapping[str, Any]) -> Iterator[TorchTask]:
 
 
 def measure_torch(run: Run) -> Iterator[Row]:
-    """Measure every task, and note where the layer should be left alone."""
     import_torch()
     slower: dict[str, set[str]] = {}
     for count in run.threads():
@@ -757,7 +640,6 @@ def advice(slower: Mapping[str, set[str]]) -> str:
 
 
 def measure_torch_row(task: TorchTask, rounds: Mapping[str, Any]) -> Row:
-    """Time a step of the model as it is and of its accelerated copy, in turn, after comparing their gradients."""
     from sparsebp.torch.modules import is_faster
 
     plain = Side(task)
@@ -859,7 +741,6 @@ class Side:
 
 
 def draw_torch(result: Result) -> Any:
-    """Draw how many times faster over the number of units, and below it the scripts."""
     _, rows = with_threads(result, max)
     drawing, axes = harness.figure(2, 1, width=8.0, height=8.5)
     curves, bars = axes[:, 0]
@@ -878,7 +759,6 @@ def draw_torch(result: Result) -> Any:
     curves.set_yscale("log", base=2)
     curves.set_xlabel("hidden size")
     curves.set_ylabel("times faster than torch.nn")
-    curves.legend(fontsize=8, ncols=2)
     others = [row for row in rows if row["part"] != "grid"]
     bars.barh(range(len(others)), [row["ratio"]["median"] for row in others], color="#1e40af")
     bars.set_yticks(range(len(others)), [f"{row['part']}: {row['model']}\nB = {row['batch']}, T = {row['length']}"
@@ -895,8 +775,7 @@ TORCH = Benchmark(
     settings={"targets": TORCH_TARGETS, "features": 32, "cells": ("RNN", "GRU", "LSTM")},
     sizes={
         "script": {"batch": 32, "length": 300, "batches": 4}, "packed": (100, 1000), "long": 66_000,
-        "hidden": (8, 20, 64, 128, 256, 512),
-        "shapes": ((16, 10, 512), (16, 100, 512), (16, 1000, 128)),  # B, T, and the largest layer
+        "hidden": (8, 20, 64, 128, 256, 512), "shapes": ((16, 10, 512), (16, 100, 512), (16, 1000, 128)),
     },
     quick={
         "script": {"batch": 3, "length": 10, "batches": 2}, "packed": (8,), "long": 40, "hidden": (8,),
@@ -904,18 +783,11 @@ TORCH = Benchmark(
     },
     rounds={"rounds": 9, "least_rounds": 5, "budget": 3.0},
     measure=measure_torch,
-    columns=(
-        Column("part", "part", number=False),
-        Column("model", "model", number=False),
-        Column("B", "batch"),
-        Column("T", "length"),
-        Column("threads", "threads"),
-        Column("accelerated", "ours", tables.seconds),
-        Column("torch.nn", "torch", tables.seconds),
-        Column("over torch.nn", "ratio", tables.times),
-        Column("accelerate runs", "accelerate", number=False),
-        Column("target", "target", lambda value: f"≥ {value:g}×"),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        words={"part": "part", "accelerate": "accelerate runs"},
+        seconds={"ours": "accelerated"},
+        times={"ratio": "over torch.nn"},
+        formats={"≥ {:g}×": {"target": "target"}},
     ),
     tables={
         "The times of a step": ("part", "model", "batch", "length", "threads", "ours", "torch", "ratio"),

@@ -1,14 +1,14 @@
-"""The papers' speed-ups on many GPUs beside what is simulated for the same models, batches and networks.
+"""The papers' speed-ups on many GPUs, and simulated ones for the same models, batches and networks.
 
 ``python -m benchmarks scaling-papers``. Nothing is timed. Rates are shares of the data sheets', networks have their
-nominal bandwidths; but for the data-parallel clusters, whose Ethernet is taken for as fast as the one sum that the
-paper times.
+nominal bandwidths, except the Ethernet of the data-parallel clusters, which is fitted to the one sum that the paper
+times.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -16,11 +16,10 @@ from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Result, Row, Run
+from benchmarks.harness import Benchmark, Result, Row, Run, columns
 from benchmarks.processes import on_ranks
 from benchmarks.ranks import pipelines_on_ranks, schedule_of
 from sparsebp.core import tables
-from sparsebp.core.tables import Column
 from sparsebp.schedule import (
     Action,
     Costs,
@@ -54,32 +53,19 @@ from sparsebp.schedule.builders import (
 
 # Models as lists of layer costs: FLOPs, weights and activations a sample, from their published shapes.
 #
-# Counted are the matrix products and convolutions (two FLOPs a multiply-add); what normalisation, activations and
-# pooling compute is left out, what they keep is counted. A model is taken for a chain: its skip connections cost
-# nothing.
+# Counted are the matrix products and convolutions (two FLOPs a multiply-add); normalisation, activations and pooling
+# cost memory but no time. A model is a chain: its skip connections cost nothing.
 
 
 class Layer(NamedTuple):
-    """Costs of one layer, or of several joined.
+    """Costs of one layer, or of several joined."""
 
-    Attributes
-    ----------
-    name
-        Of the layer; of several, that of the first.
-    forward, input_grad, weight_grad
-        FLOPs a sample of F, I and W.
-    weights
-        Number of values.
-    output, saved
-        Values a sample of the output, and of what the backward needs.
-    """
-
-    name: str
-    forward: float
+    name: str  # of the (first) layer
+    forward: float  # FLOPs a sample of F, I and W
     input_grad: float
     weight_grad: float
-    weights: float
-    output: float
+    weights: float  # number of values
+    output: float  # values a sample of the output
     saved: float
 
     @property
@@ -95,10 +81,8 @@ def joined_layers(layers: Sequence[Layer]) -> Layer:
 
 
 def cut(layers: Sequence[Layer], parts: int) -> list[Layer]:
-    """Return the layers in `parts` contiguous parts, the dearest of which is as cheap as can be (by FLOPs).
+    """Return the layers in `parts` contiguous parts, the most expensive of which has the fewest FLOPs.
 
-    Notes
-    -----
     Narayanan et al., "PipeDream", SOSP 2019, §3.1, without replication.
     """
     before = [0.0, *accumulate(layer.flops for layer in layers)]
@@ -114,7 +98,7 @@ def cut(layers: Sequence[Layer], parts: int) -> list[Layer]:
 
 
 def conv(name: str, inputs: int, outputs: int, kernel: int, size: int, stride: int = 1, pool: int = 1) -> Layer:
-    """Return a convolution of `size` × `size` pixels, with what follows it up to a pooling by `pool`."""
+    """Return a convolution of `size` × `size` pixels, up to and with a pooling by `pool`."""
     pixels = (size // stride) ** 2
     flops = 2.0 * kernel**2 * inputs * outputs * pixels
     saved = inputs * size**2 + outputs * pixels
@@ -160,7 +144,7 @@ def resnet(depths: Sequence[int] = (3, 4, 6, 3), size: int = 224, classes: int =
 def transformer(layers: int, hidden: int, length: int, vocabulary: int, heads: int = 16) -> list[Layer]:
     """Return embedding, `layers` blocks of attention and a four times as wide MLP, and the output layer.
 
-    What a block keeps, 17 length · hidden and 2.5 heads · length² values a sample, is that of Korthikanti et al.,
+    A block keeps 17 length · hidden and 2.5 heads · length² values a sample, after Korthikanti et al.,
     "Reducing activation recomputation in large transformer models", MLSys 2023, Eq. 1 (34 and 5 bytes, 2 a value).
     """
     products, attention = 24.0 * length * hidden**2, 4.0 * length**2 * hidden
@@ -204,30 +188,14 @@ MOVED = 20
 
 @dataclass(frozen=True)
 class Machine:
-    """A worker, and its network. A duration is ``overhead + FLOPs / rate``.
+    """A worker, and its network. A duration is ``overhead + FLOPs / rate``."""
 
-    Attributes
-    ----------
-    name
-        In words.
-    rate
-        FLOPs a second that its kernels reach: a stated share of the data sheet's.
-    memory
-        Bytes a second, for updates.
-    overhead
-        Seconds of an action whatever its size, for launches.
-    value
-        Bytes of a weight, gradient or activation.
-    network
-        Between the workers.
-    """
-
-    name: str
-    rate: float
-    memory: float
-    network: Network
-    overhead: float = 20e-6
-    value: int = 4
+    name: str  # in words
+    rate: float  # FLOPs a second that its kernels reach: a stated share of the data sheet's
+    memory: float  # bytes a second, for updates
+    network: Network  # between the workers
+    overhead: float = 20e-6  # seconds of an action whatever its size, for launches
+    value: int = 4  # bytes of a weight, gradient or activation
 
     def costs(self, stages: Sequence[Layer], samples: float, workers: int = 1, replicas: int = 1,
               slowdown: float = 1.0) -> Costs:  # fmt: skip
@@ -252,7 +220,7 @@ class Machine:
         return found | {"U": self.overhead + MOVED * stage.weights / self.memory}
 
     def alone(self, layers: Sequence[Layer], samples: float) -> float:
-        """Return how long one worker computes for so many samples, without updates, overheads and communication."""
+        """Return one worker's time for `samples`, without updates, overheads and communication."""
         return samples * sum(layer.flops for layer in layers) / self.rate
 
 
@@ -266,52 +234,34 @@ A100 = Machine(
 """Where the scaling of all schedules is simulated."""
 
 
-# What a training step takes on many workers, simulated: pipelines, replicas of pipelines, data-parallel workers.
+# A training step on many workers, simulated: pipelines, replicas of pipelines, data-parallel workers.
 #
-# All replicas run the same schedule at the same time, so one of them is simulated; an S takes what a sum over all of
-# them takes.
+# All replicas run the same schedule at the same time, so one of them is simulated; an S takes as long as a sum over
+# all of them.
 
 CHUNKS = 2
 """Parts of the model a worker, for schedules that deal out more than one."""
 PIPELINES: dict[str, Callable[..., Schedule]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": partial(interleaved_one_f_one_b, chunks=CHUNKS),
-    "zb-h1": zero_bubble_h1,
-    "zb-h2": zero_bubble_h2,
-    "fast-forward": partial(fast_forward, input_gradient=True),
+    "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": partial(interleaved_one_f_one_b, chunks=CHUNKS),
+    "zb-h1": zero_bubble_h1, "zb-h2": zero_bubble_h2, "fast-forward": partial(fast_forward, input_gradient=True),
     "modulo": partial(modulo, input_gradient=True),
-}
+}  # fmt: skip
 """Synchronous pipelines."""
 ASYNCHRONOUS: dict[str, Callable[..., Schedule]] = {"pipedream": pipedream, "dualpipe": dualpipe2018}
 """Pipelines that update after every micro-batch."""
 REPLICAS = ("dp-end", "dp-overlap", "dp-priority", "dp-reverse")
-"""Data-parallel: sums behind the backward; beside it, first ready or first stage first; with reverse first-k."""
+"""Data-parallel: sums after the backward, or during it: first ready first, first stage first, reverse first-k."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a simulated step takes.
+    """A simulated step."""
 
-    Attributes
-    ----------
-    seconds
-        Of a step among others.
-    samples
-        Of a step, on all replicas.
-    bubble
-        Share of the time in which workers do not compute, over one step by itself.
-    peak
-        Bytes that the fullest worker keeps: activations, gradients, weights; no optimizer state.
-    detail
-        Of the schedule: k of reverse first-k.
-    """
-
-    seconds: float
-    samples: float
-    bubble: float
-    peak: float
-    detail: int | None = None
+    seconds: float  # of a step among others
+    samples: float  # of a step, on all replicas
+    bubble: float  # share of the time in which workers do not compute, over one step by itself
+    peak: float  # bytes that the fullest worker keeps: activations, gradients, weights; no optimizer state
+    detail: int | None = None  # of the schedule: k of reverse first-k
 
     @property
     def throughput(self) -> float:
@@ -327,21 +277,7 @@ def period(schedule: Schedule, costs: Costs, steps: int = 2) -> tuple[float, Sim
 
 def pipeline(name: str, layers: Sequence[Layer], machine: Machine, workers: int, microbatches: int, samples: float,
              replicas: int = 1) -> Found:  # fmt: skip
-    """Return what a synchronous pipeline takes, or `replicas` of it side by side.
-
-    Parameters
-    ----------
-    name
-        One of `PIPELINES`.
-    layers
-        Of the model; they are cut into `CHUNKS` stages a worker.
-    machine
-        What they run on.
-    workers, replicas
-        Of a pipeline; how many pipelines.
-    microbatches, samples
-        Of a pipeline's step; samples of a micro-batch.
-    """
+    """Simulate a synchronous pipeline, or `replicas` of it side by side."""
     stages = cut(layers, workers * CHUNKS)
     costs = machine.costs(stages, samples, workers, replicas)
     options = {"costs": costs} if name in ("fast-forward", "modulo") else {}
@@ -354,17 +290,7 @@ def pipeline(name: str, layers: Sequence[Layer], machine: Machine, workers: int,
 
 def asynchronous(name: str, layers: Sequence[Layer], machine: Machine, workers: int, microbatches: int, samples: float,
                  slowdown: float = 2.0) -> Found:  # fmt: skip
-    """Return what a micro-batch of an asynchronous pipeline takes among many, times `microbatches`.
-
-    Parameters
-    ----------
-    name
-        One of `ASYNCHRONOUS`.
-    slowdown
-        Of a forward and a backward that run side by side; at 2 both together take as long as one after the other.
-    layers, machine, workers, microbatches, samples
-        As for `pipeline`; a worker has one stage.
-    """
+    """Simulate an asynchronous pipeline: a micro-batch among many, times `microbatches`."""
     stages = cut(layers, workers)
     costs = machine.costs(stages, samples, workers, slowdown=slowdown)
     build = partial(ASYNCHRONOUS[name], workers=workers, stages=workers)
@@ -374,17 +300,7 @@ def asynchronous(name: str, layers: Sequence[Layer], machine: Machine, workers: 
 
 
 def data_parallel(name: str, layers: Sequence[Layer], machine: Machine, replicas: int, samples: float) -> Found:
-    """Return what a step of data-parallel workers takes, every layer with a sum of its own.
-
-    Parameters
-    ----------
-    name
-        One of `REPLICAS`, or ``"dp-reverse-ready"``: reverse first-k with sums in the order of their readiness.
-    samples
-        Of a worker's step.
-    layers, machine, replicas
-        As for `pipeline`.
-    """
+    """Simulate data-parallel workers, with one sum for every layer."""
     costs = machine.costs(layers, samples, 1, replicas)
     unweighted = tuple(number for number, layer in enumerate(layers) if not layer.weights)
     if name == "dp-end":
@@ -436,28 +352,14 @@ KEPT = ("gpipe", "1f1b", "zb-h2", "modulo", "dp-reverse")
 
 
 class Model(NamedTuple):
-    """A model and how it is trained.
+    """A model and how it is trained."""
 
-    Attributes
-    ----------
-    layers, stages
-        What data-parallel workers sum apart; what pipelines may be cut into.
-    workers
-        Of a pipeline at most.
-    batch
-        Samples of a step where it stays the same for all numbers of workers.
-    each
-        Samples of a worker's step where the batch grows with the workers.
-    most
-        Samples of a micro-batch at most.
-    """
-
-    layers: Sequence[Layer]
+    layers: Sequence[Layer]  # `layers` for the sums of data-parallel workers, `stages` for pipelines
     stages: Sequence[Layer]
-    workers: int
-    batch: int
-    each: int
-    most: int
+    workers: int  # of a pipeline at most
+    batch: int  # samples of a step where it stays the same for all numbers of workers
+    each: int  # samples of a worker's step where the batch grows with the workers
+    most: int  # samples of a micro-batch at most
 
 
 def models() -> dict[str, Model]:
@@ -472,7 +374,6 @@ def models() -> dict[str, Model]:
 
 
 def measure_scaling(run: Run) -> Iterator[Row]:
-    """Simulate every model on every number of workers."""
     run.result["settings"] |= {"machine": A100.name, "rate": A100.rate, "rounds": ROUNDS}
     for name, model in models().items():
         if name in run.settings["models"]:
@@ -516,7 +417,6 @@ def simulate_row(model: Model, kind: str, count: int) -> Row:
 
 
 def draw_scaling(result: Result) -> Any:
-    """Draw the efficiency by the number of workers: a row a model, strong scaling to the left, weak to the right."""
     rows = result["rows"]
     names = list(dict.fromkeys(row["model"] for row in rows))
     drawing, axes = harness.figure(len(names), 2, width=9.0, height=2.6 * len(names) + 0.9)
@@ -535,15 +435,7 @@ def draw_scaling(result: Result) -> Any:
             ax.set_title(f"{name}, {kind} scaling", fontsize=9)
             ax.set_xlabel("workers", fontsize=8)
             ax.set_ylabel("efficiency", fontsize=8)
-            ax.grid(alpha=0.3)
-            ax.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    harness.legend_below(drawing, handles, labels, columns=4)
     return drawing
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
 
 
 _RUN = ("model", "scaling", "workers")
@@ -556,25 +448,20 @@ SCALING = Benchmark(
     quick={"workers": (64,), "models": ("VGG-16",)},
     threads=None,
     measure=measure_scaling,
-    columns=(
-        Column("model", "model", number=False),
-        Column("scaling", "scaling", number=False),
-        Column("workers", "workers"),
-        Column("batch", "batch", on_terminal=False),
-        Column("pipeline × replicas", "pipeline", on_terminal=False),
-        Column("micro-batches", "microbatches", on_terminal=False),
-        Column("samples of each", "samples", on_terminal=False),
-        *(Column(LABELS[name], name, _share) for name in (*PIPELINES, *REPLICAS, *ASYNCHRONOUS)),
-        Column("k", "k", on_terminal=False),
-        *(
-            Column(f"memory, {LABELS[name]}", f"{name}_peak", tables.size, on_terminal=name in KEPT)
-            for name in (*KEPT, *ASYNCHRONOUS)
-        ),
+    columns=columns(
+        words={"scaling": "scaling"},
+        numbers={
+            "workers": "workers", "batch": "batch", "pipeline": "pipeline × replicas", "microbatches": "micro-batches",
+            "samples": "samples of each", "k": "k",
+        },
+        sizes={f"{name}_peak": f"memory, {LABELS[name]}" for name in (*KEPT, *ASYNCHRONOUS)},
+        formats={"{:.1%}": LABELS},
     ),
     tables={
         "What runs": (*_RUN, "batch", "pipeline", "microbatches", "samples", "k"),
-        "Efficiency of pipelines that deal out one part of the model": (*_RUN, "gpipe", "1f1b", "zb-h1", "zb-h2",
-                                                                         "fast-forward"),
+        "Efficiency of pipelines that deal out one part of the model": (
+            *_RUN, "gpipe", "1f1b", "zb-h1", "zb-h2", "fast-forward",
+        ),
         "Of those that deal out more": (*_RUN, "interleaved", "modulo"),
         "Of data-parallel workers": (*_RUN, *REPLICAS),
         "Of asynchronous pipelines, and their memory": (*_RUN, *ASYNCHRONOUS, *(f"{n}_peak" for n in ASYNCHRONOUS)),
@@ -586,21 +473,20 @@ SCALING = Benchmark(
 )  # fmt: skip
 
 
-# The simulator beside pipelines that run: ranks of one machine, their durations and transfers measured.
+# The simulator against real pipelines: ranks of one machine, with measured durations and transfers.
 #
 # ``python -m benchmarks scaling-measured``. It starts ``mpiexec`` itself, one thread a rank. Of every second step the
-# medians of the durations go into the costs, those of all schedules together; the other steps are what they are
+# medians of the durations, of all schedules together, are the costs; the other steps are what they are
 # compared with. Processes that share a machine slow each other down, and wait for its other users: that is part of the
 # error.
 
 TARGET = 0.15
 """Relative error of the length of a step, as for one worker."""
 Spans = Sequence[tuple[str, float, float]]
-"""Action, start, end: what a step's parts took, of all ranks."""
+"""Action, start and end of a step's parts on all ranks."""
 
 
 def measure_scaling_measured(run: Run) -> Iterator[Row]:
-    """Run the schedules on every number of ranks and simulate them."""
     given = dict(run.settings)
     for ranks in given["ranks"]:
         found = on_ranks(ranks, pipelines_on_ranks, given=given)
@@ -657,7 +543,7 @@ def row_of(schedule: Schedule, costs: Costs, steps: Sequence[Spans]) -> Row:
 
 
 def joined_spans(schedule: Schedule, step: Spans) -> list[tuple[Action, float, float]]:
-    """Return the spans of a schedule's actions, those of B from those of its parts."""
+    """Return the spans of a schedule's actions; a B spans its parts."""
     of_part = {name: (start, end) for name, start, end in step}
     out = []
     for action in schedule:
@@ -670,50 +556,38 @@ def _bandwidth(link: Link) -> str:
     return f"{tables.size(link.bandwidth)} a second" if link.bandwidth < float("inf") else "nothing for its bytes"
 
 
-def draw_scaling_measured(result: Result) -> Any:
-    """Draw measured and simulated lengths of a step."""
-    rows = result["rows"]
-    colours = {"measured": "#9ca3af", "simulated": "#1e40af"}
-    bars = [(key, colour, [1e3 * row[key] for row in rows]) for key, colour in colours.items()]
-    labels = [f"{row['schedule']}, {row['ranks']} ranks" for row in rows]
-    drawing, _ = harness.bar_chart(labels, bars, "milliseconds a step", each=0.45)
-    harness.legend_below(drawing)
-    return drawing
-
-
-def _signed(value: Mapping[str, float] | float) -> str:
-    return f"{value:+.1%}"
-
-
 SCALING_MEASURED = Benchmark(
     name="scaling-measured",
     title="Pipelines on ranks of this machine, measured and simulated: an MLP of {depth} layers of {width}, float32",
     leaves_out="loading of data; what ranks exchange before they start together",
     settings={"target": TARGET, "sizes": (1 << 10, 1 << 14, 1 << 18, 1 << 21)},
-    sizes={"ranks": (2,), "width": 512, "depth": 8, "batch": 64, "microbatches": 8, "steps": 30,
-           "schedules": ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "fast-forward", "modulo")},
-    quick={"ranks": (2,), "width": 16, "depth": 4, "batch": 4, "microbatches": 2, "steps": 2,
-           "schedules": ("1f1b", "zb-h1")},
+    sizes={
+        "ranks": (2,), "width": 512, "depth": 8, "batch": 64, "microbatches": 8, "steps": 30,
+        "schedules": ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "fast-forward", "modulo"),
+    },
+    quick={
+        "ranks": (2,), "width": 16, "depth": 4, "batch": 4, "microbatches": 2, "steps": 2,
+        "schedules": ("1f1b", "zb-h1"),
+    },
     threads=None,
     measure=measure_scaling_measured,
-    columns=(
-        Column("schedule", "schedule", number=False),
-        Column("ranks", "ranks"),
-        Column("micro-batches", "microbatches"),
-        Column("actions", "actions"),
-        Column("measured", "measured", tables.seconds),
-        Column("simulated", "simulated", tables.seconds),
-        Column("error", "difference", _signed),
-        Column("mean error of starts", "starts", "{:.1%}".format),
-        Column("bubble, simulated", "bubble", "{:.0%}".format),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        words={"schedule": "schedule"},
+        numbers={"microbatches": "micro-batches", "actions": "actions"},
+        seconds={"measured": "measured", "simulated": "simulated"},
+        formats={
+            "{:+.1%}": {"difference": "error"}, "{:.1%}": {"starts": "mean error of starts"},
+            "{:.0%}": {"bubble": "bubble, simulated"},
+        },
     ),
     tables={
         "A step": ("schedule", "ranks", "microbatches", "actions", "measured", "simulated"),
         "Errors": ("schedule", "ranks", "difference", "starts", "bubble", "met"),
     },
     short=("schedule", "ranks", "measured", "simulated", "difference", "starts", "met"),
-    picture=draw_scaling_measured,
+    picture=harness.bars("{schedule}, {ranks} ranks", {"measured": "measured",
+                                                       "simulated": "simulated"},
+                         "milliseconds a step", unit=1e3),
 )  # fmt: skip
 
 
@@ -733,13 +607,12 @@ P100 = Machine("P100", CONVOLUTIONS * 9.3e12, 732e9, Network(50e-6, ETHERNET * 2
 V100 = Machine("V100", CONVOLUTIONS * 15.7e12, 900e9,
                Network(10e-6, 25e9, 4, 50e-6, ETHERNET * 10 * GIGABIT))  # fmt: skip
 LINKS = {"NVLink": Network(10e-6, 50e9), "PCIe": Network(10e-6, 16e9), "10 Gb Ethernet": Network(50e-6, 1e9)}
-"""What §8.4.1 lists, in bytes a second."""
+"""§8.4.1, in bytes a second."""
 P40 = Machine("P40", 0.526 * 11.8e12, 346e9, Network(10e-6, 12e9))
 """Of the DualPipe paper: PCIe 3.0 x16, 12 GB/s of its 15.75."""
 
 
 def measure_scaling_papers(run: Run) -> Iterator[Row]:
-    """Simulate what each paper compares."""
     for row in (*data_parallel_rows(run.quick), *pipeline_rows(run.quick), *dualpipe_rows(run.quick)):
         yield row | {"outcome": judge_scaling_papers(row["ours"], row.get("low"), row.get("high"))}
     for note in NOTES:
@@ -747,7 +620,6 @@ def measure_scaling_papers(run: Run) -> Iterator[Row]:
 
 
 def judge_scaling_papers(ours: float, low: float | None, high: float | None) -> str:
-    """Say where a number lies beside the paper's."""
     if low is None or high is None:
         return "not in the paper"
     gain = ours - 1
@@ -889,20 +761,6 @@ def _row(source: str, compared: str, setting: str, workers: int, low: float | No
     return row | {"low": low, "high": high, "paper": f"{low:g}" if low == high else f"{low:g}–{high:g}"}
 
 
-def draw_scaling_papers(result: Result) -> Any:
-    """Draw the papers' speed-ups and ours, side by side."""
-    rows = result["rows"]
-    nothing = float("nan")  # no bar
-    bars = [("the paper", "#9ca3af", [(row.get("low", nothing) + row.get("high", nothing)) / 2 for row in rows]),
-            ("simulated", "#1e40af", [row["ours"] for row in rows])]  # fmt: skip
-    labels = [f"{row['compared']}: {row['setting']}, {row['workers']}" for row in rows]
-    drawing, ax = harness.bar_chart(labels, bars, "times as fast", each=0.34)
-    ax.set_xscale("log", base=2)
-    ax.axvline(1.0, color="#6b7280", linewidth=0.8, linestyle="--")
-    harness.legend_below(drawing)
-    return drawing
-
-
 SCALING_PAPERS = Benchmark(
     name="scaling-papers",
     title="Speed-ups on many GPUs: what the papers measured, and what is simulated",
@@ -910,16 +768,18 @@ SCALING_PAPERS = Benchmark(
     settings={"within": WITHIN, "ethernet": ETHERNET, "convolutions": CONVOLUTIONS, "products": PRODUCTS},
     threads=None,
     measure=measure_scaling_papers,
-    columns=(
-        Column("paper", "source", number=False),
-        Column("compared", "compared", number=False),
-        Column("setting", "setting", number=False),
-        Column("workers", "workers"),
-        Column("measured there", "paper"),
-        Column("simulated", "ours", "{:.2f}".format),
-        Column("outcome", "outcome", number=False),
+    columns=columns(
+        words={"source": "paper", "compared": "compared", "setting": "setting", "outcome": "outcome"},
+        numbers={"workers": "workers", "paper": "measured there"},
+        formats={"{:.2f}": {"ours": "simulated"}},
     ),
-    tables={"Speed-ups": ("source", "compared", "setting", "workers", "paper", "ours", "outcome")},
+    tables={
+        "Speed-ups": ("source", "compared", "setting", "workers", "paper", "ours", "outcome"),
+    },
     short=("compared", "setting", "workers", "paper", "ours", "outcome"),
-    picture=draw_scaling_papers,
-)
+    picture=harness.bars(
+        "{compared}: {setting}, {workers}",
+        {"low": "the paper, least", "high": "the paper, most", "ours": "simulated"},
+        "times as fast", each=0.34, log=True, line=1.0,
+    ),
+)  # fmt: skip

@@ -3,7 +3,7 @@
 ``python -m benchmarks scan``. The backward pass of RNN(1, 20) at B = 16 from the loss on its last hidden state to the
 gradients of all parameters, by each algorithm in turn: our fused sequential recursion (``bp``), the fused chunked
 scan, and the scans over stored Jacobians (``hybrid``, ``blelloch``), with ``torch.nn`` as the peer outside. Memory is
-what a call allocates at its peak, read from the allocator in a run of its own.
+the peak that a call allocates, read from the allocator in a separate run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Result, Row, Run, fits, refuse_difference, with_threads
+from benchmarks.harness import Benchmark, Result, Row, Run, columns, fits, refuse_difference, with_threads
 from benchmarks.workloads import SequenceWorkload, TorchTwin, chunk_count
-from sparsebp.core import backend, tables, timing
-from sparsebp.core.tables import Column
+from sparsebp.core import backend, timing
+from sparsebp.nn.bptt import _scan_plan
+from sparsebp.patterns import SparsityPattern
+from sparsebp.scan import plan_scan
+from sparsebp.scan.algorithms import level_counts
 
 # The scan of a chain of sparse matrices, against a loop over SciPy's products.
 #
@@ -32,7 +35,6 @@ TARGET = 2.0
 
 
 def measure_chains(run: Run) -> Iterator[Row]:
-    """Measure every size, for one vector and for a batch."""
     for count in run.threads():
         for size, density in SIZES:
             matrices = random_matrices(run.settings["length"], size, density)
@@ -55,10 +57,6 @@ def random_matrices(length: int, size: int, density: float) -> list[Any]:
 
 
 def measure_chains_row(matrices: list[Any], batch: int | None, rounds: Any) -> Row:
-    """Time both sides in turn, after comparing what they return."""
-    from sparsebp.patterns import SparsityPattern
-    from sparsebp.scan import plan_scan
-
     size, values = matrices[0].shape[0], [m.data for m in matrices]
     plan = plan_scan([SparsityPattern.from_scipy(m) for m in matrices], "linear", batch=batch or 1)
     shape = (size,) if batch is None else (size, batch)
@@ -76,28 +74,9 @@ def measure_chains_row(matrices: list[Any], batch: int | None, rounds: Any) -> R
     refuse_difference(f"{len(matrices)} matrices of {size} rows", "SciPy", worst)
     timings = timing.measure({"ours": lambda: plan(g, values), "scipy": loop}, **rounds)
     row = timing.side_by_side(timings)
-    vectors = "one" if batch is None else f"{batch}"
-    missed = [] if row["scipy_ratio"]["median"] >= TARGET else [f"≥ {TARGET:g}×"]
     matrix = f"{size} × {size}, {sum(m.nnz for m in matrices) // len(matrices)} entries"
-    return {
-        "matrix": matrix,
-        "vectors": vectors,
-        "target": f"≥ {TARGET:g}× SciPy",
-        "met": harness.outcome(missed),
-    } | row
-
-
-def draw_chains(result: Result) -> Any:
-    """Draw how many times slower the loop is, a bar a row, for the least number of threads."""
-    threads, rows = with_threads(result, min)
-    drawing, axes = harness.figure(1, 1, width=7.0, height=3.5)
-    ax = axes[0, 0]
-    names = [f"{row['matrix']}, {row['vectors']}" for row in rows]
-    ax.barh(names, [row["scipy_ratio"]["median"] for row in rows], color="#1e40af", label="measured")
-    ax.axvline(TARGET, color="black", linewidth=1, label=f"target, {TARGET:g}×")
-    harness.legend_below(drawing)
-    ax.set_xlabel(f"SciPy's time over ours, {threads}")
-    return drawing
+    vectors = "one" if batch is None else f"{batch}"
+    return {"matrix": matrix, "vectors": vectors} | row | harness.reaches(row, "scipy_ratio", TARGET, " SciPy")
 
 
 CHAINS = Benchmark(
@@ -109,20 +88,18 @@ CHAINS = Benchmark(
     quick={"length": 3, "batch": 2},
     rounds={"rounds": 25, "least_rounds": 5, "budget": 2.0},
     measure=measure_chains,
-    columns=(
-        Column("matrices", "matrix", number=False),
-        Column("vectors", "vectors"),
-        Column("threads", "threads"),
-        Column("sparsebp", "ours", tables.seconds),
-        Column("SciPy", "scipy", tables.seconds),
-        Column("over SciPy", "scipy_ratio", tables.times),
-        Column("target", "target", number=False),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        words={"matrix": "matrices"},
+        numbers={"vectors": "vectors"},
+        times={"scipy_ratio": "over SciPy"},
     ),
-    tables={"The scan and the loop": ("matrix", "vectors", "threads", "ours", "scipy", "scipy_ratio", "target", "met")},
+    tables={
+        "The scan and the loop": ("matrix", "vectors", "threads", "ours", "scipy", "scipy_ratio", "target", "met"),
+    },
     short=("matrix", "vectors", "threads", "ours", "scipy", "scipy_ratio", "met"),
-    picture=draw_chains,
-)
+    picture=harness.bars("{matrix}, {vectors}", {"scipy_ratio": "measured"}, "SciPy's time over ours",
+                         threads=min, line=TARGET),
+)  # fmt: skip
 
 
 BATCH = 16
@@ -131,14 +108,12 @@ STORED = ("hybrid", "blelloch")
 
 
 def measure_scan(run: Run) -> Iterator[Row]:
-    """Measure every length."""
     for count in run.threads():
         for length in run.settings["lengths"]:
             yield measure_scan_row(length, run.rounds, run.note) | {"threads": count}
 
 
 def measure_scan_row(length: int, rounds: Mapping[str, Any], note: Callable[[str], None]) -> Row:
-    """Time every algorithm at one length in one run; `note` takes why one was left out."""
     row: Row = {"length": length, "batch": BATCH}
     automatic = SequenceWorkload("RNN", length, BATCH)
     twin = TorchTwin(automatic)
@@ -186,10 +161,6 @@ def peak_memory(workload: SequenceWorkload) -> int:
 
 def flops(algorithm: str, length: int, batch: int, hidden: int) -> int:
     """Return the FLOPs of the products that `algorithm` does for a chain of dense hidden × hidden Jacobians."""
-    from sparsebp.patterns import SparsityPattern
-    from sparsebp.scan import plan_scan
-    from sparsebp.scan.algorithms import level_counts
-
     if algorithm == "hybrid":  # the plan chooses the levels of its up-sweep
         return int(plan_scan([SparsityPattern.dense(hidden, hidden)] * length, "hybrid", batch=batch).flops)
     levels = level_counts("linear" if algorithm == "bp" else algorithm, length, chunks=chunk_count(length))
@@ -204,13 +175,10 @@ def stored_bytes(algorithm: str, length: int, batch: int, hidden: int, itemsize:
 
 def _forget_plans() -> None:
     # The layers keep the plans of their last lengths, and a plan keeps its workspace: gigabytes at T = 30 000.
-    from sparsebp.nn.bptt import _scan_plan
-
     _scan_plan.cache_clear()
 
 
 def draw_scan(result: Result) -> Any:
-    """Draw time and memory over T, one curve an algorithm, for the largest number of threads."""
     threads, rows = with_threads(result, max)
     drawing, axes = harness.figure(1, 2, width=10.0, height=4.0)
     styles = {
@@ -227,10 +195,8 @@ def draw_scan(result: Result) -> Any:
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlabel("sequence length T")
-        ax.grid(alpha=0.3)
     axes[0, 0].set_ylabel("seconds, backward (median)")
     axes[0, 1].set_ylabel("bytes allocated at the peak")
-    axes[0, 0].legend(fontsize=8)
     axes[0, 0].set_title(f"time, {threads}", fontsize=9)
     axes[0, 1].set_title("memory", fontsize=9)
     return drawing
@@ -245,25 +211,22 @@ SCAN = Benchmark(
     title="The backward pass of RNN(1, 20) by every algorithm: B = {batch}, float32, CPU",
     leaves_out="the forward pass; planning a scan over stored Jacobians, which happens once for a length",
     settings={
-        "batch": BATCH,
-        "targets": {"auto over the best": 1.15, "memory, Blelloch over chunked": 15.0},
+        "batch": BATCH, "targets": {"auto over the best": 1.15, "memory, Blelloch over chunked": 15.0},
         "dtype": "float32",
     },
     sizes={"lengths": (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)},
     quick={"lengths": (10, 30)},
     rounds={"rounds": 15, "least_rounds": 3, "budget": 10.0},
     measure=measure_scan,
-    columns=(
-        Column("T", "length"),
-        Column("threads", "threads"),
-        *(Column(f"`{name}`", f"time_{name}", tables.seconds, on_terminal=name != "hybrid") for name in ALGORITHMS),
-        Column("torch.nn", "time_torch", tables.seconds),
-        Column("`auto`", "time_auto", tables.seconds, on_terminal=False),
-        Column("`auto` chose", "chosen", number=False),
-        Column("`auto` over the best", "auto_over_best", lambda value: f"{value['median']:.2f}", on_terminal=False),
-        *(Column(f"FLOPs, `{name}`", f"flops_{name}", tables.count, on_terminal=False) for name in ALGORITHMS),
-        *(Column(f"memory, `{name}`", f"memory_{name}", tables.size, on_terminal=False) for name in ALGORITHMS),
-        Column("Blelloch over chunked", "memory_ratio", tables.times),
+    columns=columns(
+        words={"chosen": "`auto` chose"},
+        seconds={
+            **{f"time_{name}": f"`{name}`" for name in ALGORITHMS}, "time_torch": "torch.nn", "time_auto": "`auto`",
+        },
+        times={"memory_ratio": "Blelloch over chunked"},
+        sizes={f"memory_{name}": f"memory, `{name}`" for name in ALGORITHMS},
+        counts={f"flops_{name}": f"FLOPs, `{name}`" for name in ALGORITHMS},
+        formats={"{0[median]:.2f}": {"auto_over_best": "`auto` over the best"}},
     ),
     tables={
         "Time of the backward pass": ("length", "threads", *_of_each("time"), "time_torch", "time_auto"),
@@ -273,4 +236,4 @@ SCAN = Benchmark(
     },
     short=("length", "threads", "time_bp", "time_chunked", "time_blelloch", "time_torch", "chosen", "memory_ratio"),
     picture=draw_scan,
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whole steps on one stream and on two, in the conventional order and out of order; measured beside simulated.
+"""Whole steps on one stream and on two, in the conventional order and out of order; measured and simulated.
 
 ``python -m benchmarks schedule``. Every side runs forward, backward and updates of the same network. On one stream: on
 one core; with kernels and BLAS that use all cores by themselves; the same with the updates at the end, which is what
@@ -6,8 +6,8 @@ one core; with kernels and BLAS that use all cores by themselves; the same with 
 in that of joint scheduling (Oh et al., 2022, Algorithm 1), and in that of list scheduling. ``schedule="ooo"`` measures
 them in its first steps and keeps one: the column "kept" says which, and its time is measured again with all others. All
 but ``"conventional"`` update each parameter right after its gradient. Gradients of all orders on streams of one core
-must be the same, bit for bit. The simulator is told the costs of every action, measured in turn with the steps that it
-predicts, those of one core a stream: an hour's or a minute's old costs are those of another machine.
+must be bitwise equal. The simulator gets the costs of every action, measured in turn with the steps that it predicts
+(those with one core a stream): costs drift within minutes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness, workloads
-from benchmarks.harness import Benchmark, Result, Row, Run
+from benchmarks.harness import Benchmark, Result, Row, Run, columns
 from benchmarks.workloads import NETWORKS, STAGES, SequenceWorkload
-from sparsebp import nn, optim
+from sparsebp import models, nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
-from sparsebp.core import tables, timing
 from sparsebp.core import threads as thread_pools
+from sparsebp.core import timing
 from sparsebp.core.errors import NonFiniteError, SparseBPError
 from sparsebp.core.tables import Column
 from sparsebp.runtime.actions import Stages, Step, Watch
@@ -49,11 +49,10 @@ from sparsebp.runtime.search import (
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import dualpipe2018, pipedream, two_stream_list
 
-# Two threads where other processes have the cores: a training step beside busy processes, with one thread and two.
+# Two threads where other processes have the cores: a training step next to busy processes, with one thread and two.
 #
 # ``python -m benchmarks busy``. GRU(1, 16), T = 120, float32, and as many processes that never rest as the row says.
-# What counts is not how fast the median step is but how slow one in ten: a thread that waits for a core waits
-# milliseconds.
+# The 90th percentile counts, not the median: a thread that waits for a core waits milliseconds.
 
 FEATURES, HIDDEN, LENGTH = 1, 16, 120
 ROUNDS = 4
@@ -62,7 +61,6 @@ TARGET = 1.3
 
 
 def measure_busy(run: Run) -> Iterator[Row]:
-    """Measure one thread beside so many, for every batch and number of busy processes."""
     for count in run.threads():
         for batch in run.settings["batches"]:
             for busy in run.settings["processes"]:
@@ -70,7 +68,6 @@ def measure_busy(run: Run) -> Iterator[Row]:
 
 
 def measure_busy_row(batch: int, busy: int, threads: int, steps: int) -> Row:
-    """Time so many steps with one thread and with `threads`, in turn by the quarter."""
     workload = SequenceWorkload("GRU", LENGTH, batch, input_size=FEATURES, hidden=HIDDEN)
     seconds: dict[int, list[float]] = {1: [], threads: []}
     with busy_processes(busy):
@@ -98,7 +95,7 @@ def _busy_steps(workload: SequenceWorkload, steps: int) -> list[float]:
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Have so many processes compute all the time inside the ``with`` block."""
+    """Let `count` processes compute all the time inside the ``with`` block."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         if others:
@@ -110,24 +107,6 @@ def busy_processes(count: int) -> Iterator[None]:
             other.wait()
 
 
-def draw_busy(result: Result) -> Any:
-    """Draw the 90th percentiles, one thread beside several."""
-    rows = result["rows"]
-    counts = sorted({row["threads"] for row in rows})
-    more = f"{' or '.join(map(str, counts))} threads"
-    bars = [(words, colour, [row[f"{side}_p90"] * 1e3 for row in rows])
-            for side, colour, words in (("one", "#9a3412", "one thread"), ("more", "#1e40af", more))]  # fmt: skip
-    labels = [_label(row, counts) for row in rows]
-    drawing, _ = harness.bar_chart(labels, bars, "milliseconds that nine steps in ten stay below", each=0.45)
-    harness.legend_below(drawing)
-    return drawing
-
-
-def _label(row: Row, counts: Sequence[int]) -> str:
-    busy = {0: "none busy", 1: "1 process busy"}.get(row["processes"], f"{row['processes']} processes busy")
-    return f"B = {row['batch']}, {busy}" + (f", {row['threads']} threads" if len(counts) > 1 else "")
-
-
 BUSY = Benchmark(
     name="busy",
     title=f"A training step of GRU({FEATURES}, {HIDDEN}) beside busy processes: T = {LENGTH}, float32, CPU",
@@ -137,32 +116,31 @@ BUSY = Benchmark(
     quick={"steps": 4, "batches": (2,), "processes": (0, 1)},
     threads=(2,),
     measure=measure_busy,
-    columns=(
-        Column("B", "batch"),
-        Column("busy processes", "processes"),
-        Column("threads", "threads"),
-        Column("one thread, p50", "one_p50", tables.seconds),
-        Column("one thread, p90", "one_p90", tables.seconds),
-        Column("threads, p50", "more_p50", tables.seconds),
-        Column("threads, p90", "more_p90", tables.seconds),
-        Column("p50 over one", "ratio_p50", tables.times),
-        Column("p90 over one", "ratio_p90", tables.times),
-        Column("target", "target"),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        numbers={"processes": "busy processes", "target": "target"},
+        seconds={
+            "one_p50": "one thread, p50", "one_p90": "one thread, p90", "more_p50": "threads, p50",
+            "more_p90": "threads, p90",
+        },
+        times={"ratio_p50": "p50 over one", "ratio_p90": "p90 over one"},
     ),
     tables={
         "The median step": ("batch", "processes", "threads", "one_p50", "more_p50", "ratio_p50"),
         "The 90th percentile": ("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "target", "met"),
     },
     short=("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "met"),
-    picture=draw_busy,
-)
+    picture=harness.bars(
+        "B = {batch}, {processes} processes busy, {in_threads}",
+        {"one_p90": "one thread", "more_p90": "more threads"},
+        "milliseconds that nine steps in ten stay below", unit=1e3,
+    ),
+)  # fmt: skip
 
 
 TARGETS = {"speedup": 1.1, "error": 0.15}
 """Two streams over one for nets of many small layers; the simulator's relative error."""
 SECONDS = 0.1
-"""About what one timed run takes: steps are run in a row, as in training, and divided."""
+"""Of one timed run, about: steps run in a row, as in training, and are averaged."""
 CHECKED = 3
 """Steps whose gradients are compared."""
 
@@ -170,15 +148,14 @@ ORDERS = {
     "conventional": "one stream, all cores, updates at the end", "fused": "one stream, all cores",
     "two": "two streams", "joint": "two streams, joint scheduling", "list": "two streams, list scheduling",
 }  # fmt: skip
-"""What `OutOfOrderExecutor` chooses from, in words."""
+"""The choices of `OutOfOrderExecutor`, in words."""
 TWO = ("two", "joint", "list")
 """Those with two streams of one core each."""
 SIMULATED = ("one", *TWO)
-"""Those that the simulator predicts: costs are those of one core."""
+"""The orders that the simulator predicts, with costs of one core."""
 
 
 def measure_schedule(run: Run) -> Iterator[Row]:
-    """Measure the orders of a step of every network; `threads` are those of the stream that has all cores."""
     for count in run.threads():
         for network, (make, shape, small) in schedule_networks(run.quick).items():
             row: Row = {"network": network, "threads": count} | measure_schedule_row(make, shape, run.rounds)
@@ -189,9 +166,7 @@ Network = tuple[Callable[[], Any], tuple[int, ...], bool]
 
 
 def schedule_networks(quick: bool = False) -> dict[str, Network]:
-    """Return what makes each network, the shape of a batch, and whether it is one of many small layers."""
-    from sparsebp import models
-
+    """Return each network's constructor, the shape of a batch, and whether its layers are many and small."""
     if quick:
         dense = lambda: models.densenet(depth=7, growth=2, blocks=2, rng=0)  # noqa: E731
         return {"MLP, 6 × 16": (lambda: narrow(6, 16), (8, 16), True), "DenseNet": (dense, (2, 3, 8, 8), True)}
@@ -207,8 +182,6 @@ def schedule_networks(quick: bool = False) -> dict[str, Network]:
 
 def narrow(layers: int, width: int) -> Any:
     """Return a fully connected net of many small layers, as the SNN of the 2018 DualPipe paper, but narrow."""
-    from sparsebp import nn
-
     rng = np.random.default_rng(0)
     links: list[nn.Layer] = []
     for _ in range(layers - 1):
@@ -219,7 +192,6 @@ def narrow(layers: int, width: int) -> Any:
 def measure_schedule_row(
     make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping[str, Any], *, samples: int | None = None
 ) -> Row:
-    """Find a schedule, compare gradients, time all sides in turn; `samples` are the first axis unless said."""
     rng = np.random.default_rng(0)
     batch = rng.standard_normal(shape, np.float32), rng.integers(10, size=shape[0] if samples is None else samples)
     found = find(make, batch)
@@ -257,8 +229,6 @@ def measure_schedule_row(
 
 def find(make: Callable[[], Any], batch: tuple[Any, Any]) -> FoundSchedule:
     """Train a network until its out-of-order schedule is found."""
-    from sparsebp import nn
-
     model = make()
     executor = OutOfOrderExecutor(model, nn.CrossEntropyLoss(), optimizer_of(model))
     while executor.found is None:
@@ -268,15 +238,7 @@ def find(make: Callable[[], Any], batch: tuple[Any, Any]) -> FoundSchedule:
 
 
 def check_gradients(make: Callable[[], Any], batch: tuple[Any, Any], orders: Mapping[str, Schedule]) -> None:
-    """Refuse orders whose gradients are not the same, bit for bit.
-
-    Raises
-    ------
-    SparseBPError
-        They differ.
-    """
-    from sparsebp import nn
-
+    """Refuse orders whose gradients are not bitwise equal."""
     wanted: list[dict[str, bytes]] = []
     for name, order in orders.items():
         model = make()
@@ -306,7 +268,7 @@ class Recorder:
         return Recorder.Update(self.optimizer.begin(), self.steps[-1])
 
     class Update:
-        """An update that keeps what it applies."""
+        """An update that keeps the gradients that it applies."""
 
         def __init__(self, update: Any, kept: dict[str, bytes]) -> None:
             self.update, self.kept = update, kept
@@ -324,8 +286,6 @@ class Recorder:
 
 def optimizer_of(model: Any) -> Any:
     """Return the optimizer of the timed steps."""
-    from sparsebp import optim
-
     return optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
 
@@ -333,17 +293,13 @@ def _schedule_steps(
     make: Callable[[], Any], batch: tuple[Any, Any], order: Schedule, steps: int, name: str
 ) -> Callable[[object], None]:
     """Return a function that runs steps in a row."""
-    from sparsebp import nn
-
     model = make()
     executor = Executor(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
     return _in_a_row(executor, batch, steps, name not in ("conventional", "fused"))
 
 
 def _timed(make: Callable[[], Any], order: Schedule) -> TimedExecutor:
-    """Return who measures what every action costs in an order."""
-    from sparsebp import nn
-
+    """Return an executor that measures the cost of every action in an order."""
     model = make()
     return TimedExecutor(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
 
@@ -359,33 +315,10 @@ def _in_a_row(executor: Executor, batch: tuple[Any, Any], steps: int, one_core: 
 
 
 def judge(row: Mapping[str, Any], small: bool) -> dict[str, str]:
-    """Say whether the row reaches what it is to reach."""
     missed = [f"error of {name}" for name in SIMULATED if abs(row[f"{name}_error"]) > TARGETS["error"]]
     if small and max(row[f"{name}_ratio"]["median"] for name in TWO) < TARGETS["speedup"]:
         missed.insert(0, "speed-up")
     return {"met": harness.outcome(missed)}
-
-
-def draw_schedule(result: Result) -> Any:
-    """Draw the speed-up over one stream on one core."""
-    rows = result["rows"]
-    colours = ("#d1d5db", "#9ca3af", "#bfdbfe", "#60a5fa", "#1e40af")
-    bars = [(words, colour, [row[f"{side}_ratio"]["median"] for row in rows])
-            for (side, words), colour in zip(ORDERS.items(), colours, strict=True)]  # fmt: skip
-    labels = [f"{row['network']}, batch {row['batch']}" for row in rows]
-    drawing, ax = harness.bar_chart(labels, bars, "times faster than one stream on one core", each=0.75)
-    middles = {
-        side: [bar.get_y() + bar.get_height() / 2 for bar in shown]
-        for side, shown in zip(ORDERS, ax.containers, strict=True)
-    }
-    for side in TWO:
-        simulated = [row["one"]["median"] / row[f"{side}_simulated"] for row in rows]
-        ax.plot(simulated, middles[side], "k|", markersize=6, label="simulated" if side == "list" else None)
-    kept = [middles[row["keeps"]][i] for i, row in enumerate(rows)]
-    ax.plot([0.03] * len(rows), kept, "k*", markersize=5, label='kept by schedule="ooo"')
-    ax.axvline(1.0, color="#6b7280", linewidth=0.8, linestyle="--")
-    ax.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.4, 1.0))
-    return drawing
 
 
 def _of_two(what: str) -> tuple[str, ...]:
@@ -400,24 +333,20 @@ SCHEDULE = Benchmark(
     rounds={"rounds": 9, "least_rounds": 5, "warmup": 1, "budget": 6.0},
     threads=(2,),
     measure=measure_schedule,
-    columns=(
-        Column("network", "network", number=False),
-        Column("batch", "batch"),
-        Column("stages", "stages", on_terminal=False),
-        Column("one stream, one core", "one", tables.seconds),
-        Column("one stream, all cores", "fused", tables.seconds),
-        Column("conventional", "conventional", tables.seconds),
-        Column("two streams", "two", tables.seconds),
-        Column("two streams, joint", "joint", tables.seconds),
-        Column("two streams, list", "list", tables.seconds),
-        Column("kept", "keeps", number=False),
-        Column("all cores over one", "fused_ratio", tables.times),
-        *(Column(f"{side} over one", f"{side}_ratio", tables.times) for side in (*TWO, "kept")),
-        Column("kept over conventional", "kept_conventional_ratio", tables.times),
-        *(Column(f"error, {side}", f"{side}_error", "{:+.0%}".format) for side in SIMULATED),
-        Column("memory", "memory", "{:.2f} ×".format),
-        Column("threads", "threads", on_terminal=False),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        words={"keeps": "kept"},
+        numbers={"batch": "batch", "stages": "stages"},
+        seconds={
+            "one": "one stream, one core", "fused": "one stream, all cores", "conventional": "conventional",
+            "two": "two streams", "joint": "two streams, joint", "list": "two streams, list",
+        },
+        times={
+            "fused_ratio": "all cores over one", **{f"{side}_ratio": f"{side} over one" for side in (*TWO, "kept")},
+            "kept_conventional_ratio": "kept over conventional",
+        },
+        formats={
+            "{:+.0%}": {**{f"{side}_error": f"error, {side}" for side in SIMULATED}}, "{:.2f} ×": {"memory": "memory"},
+        },
     ),
     tables={
         "Time of a step": ("network", "batch", "one", "fused", "conventional", *TWO),
@@ -426,8 +355,9 @@ SCHEDULE = Benchmark(
         "Simulated beside measured": ("network", "batch", "stages", "threads", "one_error", *_of_two("error")),
     },
     short=("network", "batch", "one", "conventional", "keeps", "kept_ratio", "kept_conventional_ratio", "met"),
-    picture=draw_schedule,
-)
+    picture=harness.bars("{network}, batch {batch}", {f"{side}_ratio": words for side, words in ORDERS.items()},
+                         "times faster than one stream on one core", each=0.75, line=1.0),
+)  # fmt: skip
 
 
 # Asynchronous pipelines with stale, stashed and predicted weights: accuracy, losses, errors of the prediction.
@@ -488,7 +418,6 @@ def schedule_of(name: str, batches: int) -> Schedule:
 
 
 def measure_spectrain(run: Run) -> Iterator[Row]:
-    """Train every network at either rate in every way, with all seeds."""
     for name in run.settings["networks"]:
         sizes, steps, batch = run.settings["sizes"][name], run.settings["steps"][name], run.settings["batch"]
         data = NETWORKS[name].data(run.settings["test"])
@@ -568,7 +497,7 @@ def _train_on_ranks(
 
 
 def summary(runs: Sequence[Trained], synchronous: Sequence[Trained]) -> Row:
-    """Return what a row says of its runs, beside the synchronous ones of the same seeds."""
+    """Return the row of some runs, compared with the synchronous ones of the same seeds."""
     accuracies = np.array([run.accuracy for run in runs])
     mean, width = interval(accuracies)
     lost, lost_width = interval(accuracies - [run.accuracy for run in synchronous])
@@ -609,14 +538,13 @@ def verdict(difference: float, width: float) -> str:
 
 
 def curve(losses: Sequence[float], steps: int) -> list[float]:
-    """Return the means of the losses in some stretches of the steps; NaN from where a run has ended."""
+    """Return the means of the losses over some segments of the steps; NaN after a run has ended."""
     whole = np.full(steps, np.nan)
     whole[: len(losses)] = losses
     return [float(part.mean()) for part in np.array_split(whole, min(POINTS, steps))]
 
 
 def draw_spectrain(result: Result) -> Any:
-    """Draw the losses, one row a network and one column a rate, and beside them the accuracies with their intervals."""
     rows = result["rows"]
     networks = list(dict.fromkeys(row["network"] for row in rows))
     drawing, axes = harness.figure(len(networks), 3, width=8.5, height=2.4 * len(networks) + 0.5)
@@ -644,11 +572,6 @@ def draw_spectrain(result: Result) -> Any:
         axes[line, 0].set_ylabel("training loss")
     for ax in axes[-1, :2]:
         ax.set_xlabel("batch")
-    for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(alpha=0.3)
-    handles, names = axes[0, 0].get_legend_handles_labels()
-    harness.legend_below(drawing, handles, names, columns=len(SIDES))
     return drawing
 
 
@@ -666,30 +589,27 @@ SPECTRAIN = Benchmark(
     settings={"momentum": MOMENTUM, "stages": STAGES},
     sizes={
         "networks": _NETWORKS, "test": 1000, "seeds": (0, 1, 2, 3, 4),
-        "sizes": {name: dict(network.sizes) for name, network in NETWORKS.items()},
-        "batch": 32, "steps": {"SNN": 60, "VGG-11": 70, "GRU": 250, "Transformer": 150},
+        "sizes": {name: dict(network.sizes) for name, network in NETWORKS.items()}, "batch": 32,
+        "steps": {"SNN": 60, "VGG-11": 70, "GRU": 250, "Transformer": 150},
     },
     quick={
         "networks": ("SNN", "GRU", "Transformer"), "test": 10, "seeds": (0, 1),
-        "sizes": {name: dict(network.quick) for name, network in NETWORKS.items()},
-        "batch": 8, "steps": dict.fromkeys(NETWORKS, 12),
+        "sizes": {name: dict(network.quick) for name, network in NETWORKS.items()}, "batch": 8,
+        "steps": dict.fromkeys(NETWORKS, 12),
     },
     threads=None,
     measure=measure_spectrain,
-    columns=(
-        Column("network", "network", number=False),
-        Column("rate", "rate", "{:g}".format),
-        Column("weights", "side", number=False),
-        Column("batches", "steps", on_terminal=False),
+    columns=columns(
         Column("accuracy, %", "accuracy", _with_interval),
         Column("from synchronous", "difference", _with_interval),
-        Column("that is", "verdict", number=False),
-        Column("diverged", "diverged"),
-        Column("RMSE F, read", "predicted_forward", "{:.2e}".format, on_terminal=False),
-        Column("RMSE F, newest", "stale_forward", "{:.2e}".format, on_terminal=False),
-        Column("RMSE F, read / newest", "error_forward", "{:.2f}".format),
-        Column("RMSE I, read / newest", "error_backward", "{:.2f}".format),
-        Column("seconds", "seconds", "{:.0f}".format, on_terminal=False),
+        words={"side": "weights", "verdict": "that is"},
+        numbers={"steps": "batches", "diverged": "diverged"},
+        formats={
+            "{:g}": {"rate": "rate"},
+            "{:.2e}": {"predicted_forward": "RMSE F, read", "stale_forward": "RMSE F, newest"},
+            "{:.2f}": {"error_forward": "RMSE F, read / newest", "error_backward": "RMSE I, read / newest"},
+            "{:.0f}": {"seconds": "seconds"},
+        },
     ),
     tables={
         "Accuracy after training, and its difference from synchronous training with the same seeds (95 % intervals)": (

@@ -23,18 +23,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Result, Row, Run, copy_bandwidth, refuse_difference, with_threads
+from benchmarks.harness import Benchmark, Row, Run, columns, copy_bandwidth, refuse_difference
 from benchmarks.workloads import Pair, Targets, pairs, sorted_csr
 from sparsebp.core import tables, timing
 from sparsebp.core.errors import MissingDependencyError, SparseBPError
-from sparsebp.core.tables import Column
+from sparsebp.patterns import SparsityPattern
+from sparsebp.products import plan_product, product
 
 # Sparse products of Intel MKL through its C interface: anew each time, or values alone on a structure that it keeps.
 #
 # MKL's inspector-executor routines take the structure and the values apart: ``mkl_sparse_sp2m`` with
 # ``SPARSE_STAGE_FULL_MULT_NO_VAL`` makes the structure of C, and ``SPARSE_STAGE_FINALIZE_MULT`` then computes values
-# into it, any number of times. That second stage is what a plan of ours does, and the strongest peer that there is for
-# it.
+# into it, any number of times. That second stage does the same as a call of our plan.
 
 _GENERAL, _AS_IT_IS = 20, 10  # SPARSE_MATRIX_TYPE_GENERAL, SPARSE_OPERATION_NON_TRANSPOSE
 _FULL, _VALUES, _STRUCTURE = 90, 92, 93  # SPARSE_STAGE_FULL_MULT, _FINALIZE_MULT, _FULL_MULT_NO_VAL
@@ -45,20 +45,7 @@ class _Description(ctypes.Structure):
 
 
 class MklProduct:
-    """The product of two CSR arrays of float32 with 4-byte indices, in MKL.
-
-    Parameters
-    ----------
-    a, b
-        SciPy CSR arrays.
-
-    Raises
-    ------
-    MissingDependencyError
-        MKL is not installed.
-    SparseBPError
-        MKL refuses the matrices.
-    """
+    """The product of two CSR arrays of float32 with 4-byte indices, in MKL."""
 
     def __init__(self, a: Any, b: Any) -> None:
         library = load()
@@ -158,7 +145,7 @@ def load() -> Any:
 # Who else multiplies sparse matrices on this machine: SciPy, and MKL and GraphBLAS where they are installed.
 
 Prepare: TypeAlias = Callable[[Any, Any], dict[str, Callable[[], object]]]
-"""Takes two SciPy CSR arrays of float32 and returns what is timed, by the name of the side."""
+"""Takes two SciPy CSR arrays of float32 and returns the calls to time, by side."""
 
 
 def sparse_peers(note: Callable[[str], None]) -> list[Prepare]:
@@ -211,7 +198,6 @@ SIDES = {"scipy": "SciPy", "mkl": "MKL", "mkl_numeric": "MKL numeric-only", "gra
 
 
 def measure_spgemm(run: Run) -> Iterator[Row]:
-    """Measure every product: shared values, those of a batch, and plan and product together, as asked for."""
     peers = sparse_peers(run.note)
     for small in pairs(quick=True):
         plan_pair(small)  # compiles the symbolic phase
@@ -238,9 +224,6 @@ def plan_pair(pair: Pair) -> tuple[Any, float]:
 
 
 def _fresh_plan(pair: Pair) -> Any:
-    from sparsebp.patterns import SparsityPattern
-    from sparsebp.products import plan_product, product
-
     product._cache.clear()
     return plan_product(SparsityPattern.from_scipy(pair.a), SparsityPattern.from_scipy(pair.b))
 
@@ -254,7 +237,6 @@ def measure_rows(
     rounds: Mapping[str, Any],
     threads: int,
 ) -> list[Row]:
-    """Time one product with shared values, with those of `batch` samples, and together with its plan, as asked for."""
     sides: dict[str, Callable[[], object]] = {}
     for prepare in peers:
         sides |= prepare(pair.a, pair.b)
@@ -304,7 +286,6 @@ def compare(
 
 
 def judge_spgemm(row: Mapping[str, Any], targets: Targets) -> dict[str, str | None]:
-    """Say what a row is to reach, and whether it does; a side that was not measured is named."""
     if not targets:
         return {"targets": None, "met": None}
     measured = {side: row[f"{side}_ratio"]["median"] for side in targets if f"{side}_ratio" in row}
@@ -345,23 +326,6 @@ def _describe(matrix: Any) -> str:
     return f"{matrix.shape[0]} × {matrix.shape[1]}, nnz {tables.count(matrix.nnz)}"
 
 
-def draw_spgemm(result: Result) -> Any:
-    """Draw the speed-up over SciPy, one bar a product and kind of values, for the largest number of threads."""
-    threads, rows = with_threads(result, max)
-    labels = [f"{row['name']}, {row['values']}" for row in rows]
-    xlabel = f"times faster than SciPy on one thread (ours: {threads})"
-    drawing, ax = harness.bar_chart(labels, [], xlabel, each=0.4)
-    middle, low, high = (np.array([row["scipy_ratio"][key] for row in rows]) for key in ("median", "low", "high"))
-    shared, each = "#93c5fd", "#1e40af"
-    colours = [shared if row["samples"] == 1 else each for row in rows]
-    ax.barh(range(len(rows)), middle, color=colours, xerr=[middle - low, high - middle], error_kw={"elinewidth": 1})
-    ax.axvline(1, color="black", linewidth=0.8)
-    for colour, label in ((shared, "values shared"), (each, "values of each of 16 samples, time of one")):
-        ax.barh([0], [0], color=colour, label=label)
-    harness.legend_below(drawing)
-    return drawing
-
-
 SPGEMM = Benchmark(
     name="spgemm",
     title="Sparse products on a fixed pattern, float32: values shared, or of each of {batch} samples (time of one)",
@@ -372,58 +336,44 @@ SPGEMM = Benchmark(
     quick={"batch": 2},
     rounds={"rounds": 15, "budget": 5.0},
     measure=measure_spgemm,
-    columns=(
-        Column("product", "name", number=False),
-        Column("A", "a_text", number=False),
-        Column("B", "b_text", number=False),
-        Column("values", "values", number=False),
-        Column("threads", "threads"),
-        Column("strategy", "strategy", number=False),
-        Column("products", "products", tables.count),
-        Column("plan once", "plan_seconds", tables.seconds),
-        Column("sparsebp", "ours", tables.seconds),
-        Column("SciPy", "scipy", tables.seconds),
-        *(Column(f"over {side}", f"{name}_ratio", tables.times) for name, side in SIDES.items()),
-        Column("targets", "targets", number=False),
-        Column("outcome", "met", number=False),
-        Column("a product", "each", tables.seconds),
-        Column("index bytes a product", "index", lambda value: f"{value:.1f}"),
-        Column("bytes moved", "moved", tables.size),
-        Column("at copy speed", "floor", tables.seconds),
-        Column("× copy floor", "floor_times", tables.times),
-        Column("plan earned back after", "earned_after", lambda calls: f"{calls:.0f} calls"),
+    columns=columns(
+        words={
+            "name": "product", "a_text": "A", "b_text": "B", "values": "values", "strategy": "strategy",
+            "targets": "targets",
+        },
+        seconds={"plan_seconds": "plan once", "each": "a product", "floor": "at copy speed"},
+        times={**{f"{name}_ratio": f"over {side}" for name, side in SIDES.items()}, "floor_times": "× copy floor"},
+        sizes={"moved": "bytes moved"},
+        counts={"products": "products"},
+        formats={
+            "{:.1f}": {"index": "index bytes a product"}, "{:.0f} calls": {"earned_after": "plan earned back after"},
+        },
     ),
     tables={
         "Operands and plans": ("name", "a_text", "b_text", "strategy", "products", "index", "plan_seconds"),
         "Time, and whether the target is met": ("name", "values", "threads", "ours", "each", "scipy", "targets", "met"),
         "Ratios": ("name", "values", "threads", *(f"{side}_ratio" for side in SIDES)),
         "Beside a copy of as many bytes": (
-            "name",
-            "values",
-            "threads",
-            "moved",
-            "floor",
-            "floor_times",
-            "earned_after",
+            "name", "values", "threads", "moved", "floor", "floor_times", "earned_after",
         ),
     },
     short=("name", "values", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times"),
     in_short=lambda row: row["targets"] is not None and row["threads"] == TARGET_THREADS,
-    picture=draw_spgemm,
-)
+    picture=harness.bars("{name}, {values}", {"scipy_ratio": "over SciPy"},
+                         "times faster than SciPy on one thread (median)", each=0.4, threads=max, line=1.0),
+)  # fmt: skip
 
 
 # Sparse products on structures that are drawn at random, from tiny to large: is a plan ever slower than SciPy?
 #
 # ``python -m benchmarks spgemm-sweep``. Ten families of structures, of each as many with sizes, lengths of rows and
-# densities drawn from wide ranges by a fixed seed. A row is a family; what is judged is the slowest of its structures.
+# densities drawn from wide ranges by a fixed seed. A row is a family, judged by its slowest structure.
 
 MOST = 4_000_000
 """Multiplications of a product at most; a structure with more is drawn again."""
 
 
 def measure_spgemm_sweep(run: Run) -> Iterator[Row]:
-    """Measure the structures of every family."""
     ratios: dict[int, list[tuple[float, str]]] = {}
     for number, (family, draw) in enumerate(FAMILIES.items()):
         drawn = [_drawn(family, draw, (number, i), run.settings["largest"]) for i in range(run.settings["each"])]
@@ -605,10 +555,10 @@ def _arrow(rng: np.random.Generator, largest: int) -> tuple[Any, Any]:
     """Short rows, and a few that are nearly full, in A or in B."""
     m, k, n = _sizes_of(rng, largest)
     matrices = []
-    for rows, columns in ((m, k), (k, n)):
-        lengths = np.full(rows, _size(rng, 1, 8))
-        lengths[rng.integers(0, rows, int(rng.integers(0, 4)))] = columns // 2
-        matrices.append(_of_lengths(rng, lengths, columns))
+    for count, width in ((m, k), (k, n)):
+        lengths = np.full(count, _size(rng, 1, 8))
+        lengths[rng.integers(0, count, int(rng.integers(0, 4)))] = width // 2
+        matrices.append(_of_lengths(rng, lengths, width))
     return matrices[0], matrices[1]
 
 
@@ -617,23 +567,6 @@ FAMILIES: dict[str, Draw] = {
     "stencils": _stencil, "blocks": _blocks, "runs": _runs, "coarsening": _coarsening, "normal equations": _gram,
     "a few full rows": _arrow,
 }  # fmt: skip
-
-
-def draw_spgemm_sweep(result: Result) -> Any:
-    """Draw the slowest, the median and the fastest of every family, for the largest number of threads."""
-    threads, rows = with_threads(result, max)
-    drawing, ax = harness.bar_chart(
-        [row["family"] for row in rows], [], f"times faster than SciPy ({threads})", each=0.4
-    )
-    low, middle, high = (np.array([row[key] for row in rows]) for key in ("slowest", "median", "fastest"))
-    ax.barh(range(len(rows)), middle, color="#1e40af", label="median")
-    spread = [middle - low, high - middle]
-    ax.errorbar(
-        middle, range(len(rows)), xerr=spread, fmt="none", ecolor="black", elinewidth=1, label="slowest to fastest"
-    )
-    ax.axvline(1, color="#b91c1c", linewidth=1, label="SciPy")
-    harness.legend_below(drawing, columns=3)
-    return drawing
 
 
 SPGEMM_SWEEP = Benchmark(
@@ -645,21 +578,22 @@ SPGEMM_SWEEP = Benchmark(
     quick={"each": 1, "largest": 60},
     rounds={"rounds": 5, "least_rounds": 3, "warmup": 1, "budget": 0.5},
     measure=measure_spgemm_sweep,
-    columns=(
-        Column("structures", "family", number=False),
-        Column("how many", "count"),
-        Column("threads", "threads"),
-        Column("slowest", "slowest", tables.times),
-        Column("median", "median", tables.times),
-        Column("fastest", "fastest", tables.times),
-        Column("never below SciPy", "met", number=False),
-        Column("strategies", "strategies", number=False),
-        Column("the slowest one", "slowest_text", number=False),
+    columns=columns(
+        words={
+            "family": "structures", "met": "never below SciPy", "strategies": "strategies",
+            "slowest_text": "the slowest one",
+        },
+        numbers={"count": "how many"},
+        times={"slowest": "slowest", "median": "median", "fastest": "fastest"},
     ),
     tables={
         "Times faster than SciPy": ("family", "count", "threads", "slowest", "median", "fastest", "met"),
         "Structures": ("family", "threads", "strategies", "slowest_text"),
     },
     short=("family", "threads", "slowest", "median", "fastest", "met"),
-    picture=draw_spgemm_sweep,
-)
+    picture=harness.bars(
+        "{family}",
+        {"slowest": "slowest", "median": "median", "fastest": "fastest"},
+        "times faster than SciPy", threads=max, log=True, line=1.0,
+    ),
+)  # fmt: skip

@@ -3,7 +3,7 @@
 ``python -m benchmarks fusion``. Forward, loss, backward and update of one batch, by our executor with every fusion, and
 by PyTorch with `torch.optim` in its three forms and with an update in every parameter's
 ``register_post_accumulate_grad_hook``, which is PyTorch's backward-fusion. All of ours work on one model and one
-optimizer's state, all of PyTorch's on their twins, in a process of its own. Ours also look at every gradient (norm,
+optimizer's state, all of PyTorch's on their twins, in another process. Ours also look at every gradient (norm,
 finiteness), as training does.
 """
 
@@ -19,16 +19,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness, workloads
-from benchmarks.harness import Benchmark, Result, Row, Run, copy_bandwidth, fits, with_threads
+from benchmarks.harness import Benchmark, Result, Row, Run, columns, copy_bandwidth, fits
 from benchmarks.processes import Apart
 from benchmarks.workloads import torch_twin
-from sparsebp import kernels, nn, optim
-from sparsebp.core import tables, timing
+from sparsebp import kernels, models, nn, optim
+from sparsebp.core import timing
 from sparsebp.core.check import Backward
 from sparsebp.core.tables import Column
 from sparsebp.data import load_mnist_images
 from sparsebp.models import lenet5
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.executor import Executor
 from sparsebp.schedule.builders import Fusion
+from sparsebp.train.ranks import schedule_of
 
 # Convergence: LeNet-5 on real digits by scan and by back-propagation, from one seed (BPPSA §3.5, Fig. 6).
 #
@@ -45,7 +48,6 @@ CONVERGENCE_OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
 
 
 def measure_convergence(run: Run) -> Iterator[Row]:
-    """Train with every optimizer in either precision."""
     for dtype in CONVERGENCE_TARGETS:
         data = load_mnist_images(test=TEST, dtype=dtype)
         for name in CONVERGENCE_OPTIMIZERS:
@@ -54,7 +56,6 @@ def measure_convergence(run: Run) -> Iterator[Row]:
 
 
 def measure_convergence_row(name: str, dtype: str, data: Any, batch: int, iterations: int) -> Row:
-    """Train twice from the same weights on the same batches; compare the losses."""
     bp, scan = (train(name, dtype, data, batch, iterations, way) for way in ("bp", ALGORITHM))
     difference, test_difference = (largest_difference(scan[key], bp[key]) for key in ("loss", "test"))
     target = CONVERGENCE_TARGETS[dtype]
@@ -76,7 +77,7 @@ def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> f
 
 
 def _add_rounding(rows: Sequence[Row]) -> None:
-    """Put into the float32 rows how far BP itself is from BP in float64: no scan can be expected to be nearer."""
+    """Add to the float32 rows the difference of BP in float32 from BP in float64: no scan can be closer."""
     exact = {row["optimizer"]: row["losses_bp"] for row in rows if row["dtype"] == "float64"}
     for row in rows:
         if row["dtype"] == "float32":
@@ -123,7 +124,6 @@ def train_torch(name: str, dtype: str, data: Any, batch: int, iterations: int) -
 
 
 def draw_convergence(result: Result) -> Any:
-    """Draw training and test loss by iteration, the scan's dashed over that of BP, one column an optimizer."""
     rows = [row for row in result["rows"] if row["dtype"] == "float32"]
     drawing, axes = harness.figure(2, len(rows), width=4.2 * len(rows), height=5.4)
     for column, row in enumerate(rows):
@@ -136,10 +136,7 @@ def draw_convergence(result: Result) -> Any:
             ax.plot(at, row[f"{kind}_scan"], color="#9a3412", linewidth=1.2, linestyle="--", label="scan")
             ax.set_ylabel(label)
             ax.set_xlabel("iteration")
-            ax.grid(alpha=0.3)
-            ax.spines[["top", "right"]].set_visible(False)
         axes[0, column].set_title(f"{row['optimizer']}, {row['dtype']}", fontsize=10)
-    axes[0, 0].legend(fontsize=8)
     return drawing
 
 
@@ -154,50 +151,37 @@ CONVERGENCE = Benchmark(
     quick={"batch": 16, "iterations": 3},
     threads=None,
     measure=measure_convergence,
-    columns=(
-        Column("optimizer", "optimizer", number=False),
-        Column("dtype", "dtype", number=False),
-        Column("iterations", "iterations"),
-        Column("first loss", "first_loss", "{:.4f}".format),
-        Column("last loss, BP", "last_bp", "{:.8f}".format),
-        Column("last loss, scan", "last_scan", "{:.8f}".format),
-        Column("largest relative difference", "difference", "{:.2e}".format),
-        Column("of the test loss", "test_difference", "{:.2e}".format),
-        Column("PyTorch's BP against our BP", "torch_difference", "{:.2e}".format),
-        Column("our BP in float32 against float64", "rounding", "{:.2e}".format),
-        Column("target", "target", "≤ {:.0e}".format),
+    columns=columns(
         Column("met", "met", lambda v: "yes" if v else "no", number=False),
-        Column("step, BP", "step_bp", tables.seconds),
-        Column("step, scan", "step_scan", tables.seconds),
+        words={"optimizer": "optimizer"},
+        numbers={"iterations": "iterations"},
+        seconds={"step_bp": "step, BP", "step_scan": "step, scan"},
+        formats={
+            "{:.4f}": {"first_loss": "first loss"},
+            "{:.8f}": {"last_bp": "last loss, BP", "last_scan": "last loss, scan"},
+            "{:.2e}": {
+                "difference": "largest relative difference", "test_difference": "of the test loss",
+                "torch_difference": "PyTorch's BP against our BP", "rounding": "our BP in float32 against float64",
+            },
+            "≤ {:.0e}": {"target": "target"},
+        },
     ),
     tables={
         "Losses, and time of a step": (
-            *_RUN,
-            "iterations",
-            "first_loss",
-            "last_bp",
-            "last_scan",
-            "step_bp",
-            "step_scan",
+            *_RUN, "iterations", "first_loss", "last_bp", "last_scan", "step_bp", "step_scan",
         ),
         "Relative differences of the losses": (
-            *_RUN,
-            "difference",
-            "test_difference",
-            "torch_difference",
-            "rounding",
-            "target",
-            "met",
+            *_RUN, "difference", "test_difference", "torch_difference", "rounding", "target", "met",
         ),
     },
     short=(*_RUN, "iterations", "last_bp", "last_scan", "difference", "target", "met"),
     picture=draw_convergence,
-)
+)  # fmt: skip
 
 
 # Optimizer updates, all parameters in one pass, against torch.optim and against one parameter after the other.
 #
-# ``python -m benchmarks optim``. The gradients are there; what is timed is the update alone: ours in one call, ours
+# ``python -m benchmarks optim``. Only the update is timed: ours in one call, ours
 # name by name, and `torch.optim` with ``foreach=False``, ``foreach=True`` and ``fused=True`` (where PyTorch has one),
 # on the parameters of networks with few large and many small tensors. All sides update the same arrays and keep buffers
 # of their own. An update does next to no arithmetic: its floor is the bytes that it must move, at the rate of a copy.
@@ -205,15 +189,11 @@ CONVERGENCE = Benchmark(
 Shapes = Mapping[str, tuple[int, ...]]
 
 OPTIM_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "SGD": ("SGD", {"lr": 1e-3}),
-    "SGD, momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
-    "Adam": ("Adam", {"lr": 1e-3}),
-    "AdamW": ("AdamW", {"lr": 1e-3}),
-    "AMSGrad": ("Adam", {"lr": 1e-3, "amsgrad": True}),
-    "Adagrad": ("Adagrad", {"lr": 1e-3}),
-    "Adadelta": ("Adadelta", {"lr": 1e-3}),
-    "RMSprop": ("RMSprop", {"lr": 1e-3}),
-}
+    "SGD": ("SGD", {"lr": 1e-3}), "SGD, momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
+    "Adam": ("Adam", {"lr": 1e-3}), "AdamW": ("AdamW", {"lr": 1e-3}),
+    "AMSGrad": ("Adam", {"lr": 1e-3, "amsgrad": True}), "Adagrad": ("Adagrad", {"lr": 1e-3}),
+    "Adadelta": ("Adadelta", {"lr": 1e-3}), "RMSprop": ("RMSprop", {"lr": 1e-3}),
+}  # fmt: skip
 """By name in the table: the class, of the same name here and in torch.optim, and its options."""
 PEERS = {"unfused": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 """The forms of torch.optim."""
@@ -221,7 +201,6 @@ OPTIM_TARGETS = {"foreach": 1.5, "fused": 1.0}
 
 
 def measure_optim(run: Run) -> Iterator[Row]:
-    """Measure every optimizer on every network."""
     harness.import_torch()  # refused before anything is measured
     for network, shapes in optim_networks(run.quick).items():
         need = 4 * sum(map(math.prod, shapes.values())) * (2 + 4 * 3 + 3)  # all sides' buffers, foreach's intermediates
@@ -236,8 +215,6 @@ def optim_networks(quick: bool = False) -> dict[str, Shapes]:
 
     SNN is the fully connected network of the 2018 DualPipe paper, 32 layers of 2048 units.
     """
-    from sparsebp import models
-
     width = 32 if quick else 2048
     snn: Shapes = {
         f"{i}.{name}": shape for i in range(32) for name, shape in (("weight", (width, width)), ("bias", (width,)))
@@ -252,7 +229,6 @@ def optim_networks(quick: bool = False) -> dict[str, Shapes]:
 
 
 def measure_optim_row(network: str, shapes: Shapes, optimizer: str, threads: int, rounds: Mapping[str, Any]) -> Row:
-    """Time all sides in turn."""
     ours, calls = sides(shapes, optimizer)
     timings = timing.measure(calls, **rounds)
     moved = bytes_moved(ours)
@@ -268,8 +244,6 @@ def measure_optim_row(network: str, shapes: Shapes, optimizer: str, threads: int
 def sides(shapes: Shapes, optimizer: str) -> tuple[Any, dict[str, Callable[[], object]]]:
     """Return our optimizer, and one update by each side; all work on the same parameters and gradients."""
     import torch
-
-    from sparsebp import optim
 
     rng = np.random.default_rng(0)
     params, grads = ({name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()} for _ in range(2))
@@ -300,29 +274,12 @@ def bytes_moved(optimizer: Any) -> int:
 
 
 def judge_optim(row: Mapping[str, Any]) -> dict[str, str]:
-    """Say what the row is to reach, and whether it does."""
     targets = {side: least for side, least in OPTIM_TARGETS.items() if f"{side}_ratio" in row}
     missed = [side for side, least in targets.items() if row[f"{side}_ratio"]["median"] < least]
     return {
         "targets": ", ".join(f"≥ {least:g}× {side}" for side, least in targets.items()),
         "met": harness.outcome(missed),
     }
-
-
-def draw_optim(result: Result) -> Any:
-    """Draw the speed-up over foreach and fused, one pair of bars a network and optimizer, for the most threads."""
-    threads, rows = with_threads(result, max)
-    colours = {"foreach": "#93c5fd", "fused": "#1e40af"}
-    bars = [
-        (f"over torch, {side}", colour, [row.get(f"{side}_ratio", {"median": 0.0})["median"] for row in rows])
-        for side, colour in colours.items()
-    ]
-    labels = [f"{row['network']}, {row['optimizer']}" for row in rows]
-    drawing, ax = harness.bar_chart(labels, bars, f"times faster, {threads} (dashed: targets)", each=0.28)
-    for side, colour in colours.items():
-        ax.axvline(OPTIM_TARGETS[side], color=colour, linewidth=0.8, linestyle="--")
-    harness.legend_below(drawing)
-    return drawing
 
 
 _OPTIM_ROW = ("network", "optimizer", "threads")
@@ -334,25 +291,16 @@ OPTIM = Benchmark(
     settings={"dtype": "float32", "targets": OPTIM_TARGETS, "optimizers": OPTIM_OPTIMIZERS},
     rounds={"rounds": 15, "least_rounds": 3, "budget": 4.0},
     measure=measure_optim,
-    columns=(
-        Column("network", "network", number=False),
-        Column("tensors", "tensors", on_terminal=False),
-        Column("parameters", "parameters", tables.count),
-        Column("optimizer", "optimizer", number=False),
-        Column("threads", "threads"),
-        Column("sparsebp", "ours", tables.seconds),
-        Column("name by name", "loop", tables.seconds),
-        Column("torch", "unfused", tables.seconds),
-        Column("torch, foreach", "foreach", tables.seconds),
-        Column("torch, fused", "fused", tables.seconds),
-        Column("over name by name", "loop_ratio", tables.times),
-        Column("over torch", "unfused_ratio", tables.times),
-        Column("over foreach", "foreach_ratio", tables.times),
-        Column("over fused", "fused_ratio", tables.times),
-        Column("targets", "targets", number=False, on_terminal=False),
-        Column("outcome", "met", number=False),
-        Column("bytes moved", "moved", tables.size, on_terminal=False),
-        Column("× copy floor", "floor_times", tables.times),
+    columns=columns(
+        words={"optimizer": "optimizer", "targets": "targets"},
+        numbers={"tensors": "tensors"},
+        seconds={"loop": "name by name", "unfused": "torch", "foreach": "torch, foreach", "fused": "torch, fused"},
+        times={
+            "loop_ratio": "over name by name", "unfused_ratio": "over torch", "foreach_ratio": "over foreach",
+            "fused_ratio": "over fused", "floor_times": "× copy floor",
+        },
+        sizes={"moved": "bytes moved"},
+        counts={"parameters": "parameters"},
     ),
     tables={
         "Networks": ("network", "tensors", "parameters"),
@@ -361,8 +309,12 @@ OPTIM = Benchmark(
         "Targets, and the time of a copy of as many bytes": (*_OPTIM_ROW, "moved", "floor_times", "targets", "met"),
     },
     short=("network", "optimizer", "ours", "foreach_ratio", "fused_ratio", "met", "floor_times"),
-    picture=draw_optim,
-)
+    picture=harness.bars(
+        "{network}, {optimizer}",
+        {"foreach_ratio": "over torch, foreach", "fused_ratio": "over torch, fused"},
+        "times faster (median)", threads=max, line=1.0,
+    ),
+)  # fmt: skip
 
 
 FUSIONS: tuple[Fusion, ...] = ("none", "forward", "backward")
@@ -373,7 +325,6 @@ FEW = ("SGD, momentum", "Adam")
 
 
 def measure_fusion(run: Run) -> Iterator[Row]:
-    """Measure the steps of every network, batch size and optimizer."""
     harness.import_torch()  # refused before anything is measured
     with Apart() as apart:
         for network, (make, shape, batches) in fusion_networks(run.quick).items():
@@ -388,8 +339,6 @@ def fusion_networks(
     quick: bool = False,
 ) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[int, tuple[str, ...]]]]:
     """Return of each network: how it is made, a sample's shape, and the optimizers for each batch size."""
-    from sparsebp import models
-
     width = 16 if quick else 2048
     found: dict[str, Any] = {
         f"SNN, 32 × {width}": (partial(snn, width), (width,), {32: FEW[1:]} if quick
@@ -407,8 +356,6 @@ def fusion_networks(
 
 def snn(width: int) -> Any:
     """Return 32 fully connected layers of `width` (Chen, Yang and Cheng 2018)."""
-    from sparsebp import nn
-
     rng = np.random.default_rng(0)
     layers = [layer for _ in range(32) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
@@ -418,7 +365,6 @@ def measure_fusion_row(
     network: str, make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int,
     rounds: Mapping[str, Any], apart: Apart,
 ) -> Row:  # fmt: skip
-    """Time all sides in turn, and measure what gradients take."""
     model = make()
     x, target = batch_of(model, shape, batch)
     executors, update_alone = ours(model, optimizer)
@@ -444,11 +390,6 @@ def measure_fusion_row(
 
 def ours(model: Any, optimizer: str) -> tuple[dict[Fusion, Any], Callable[[], object]]:
     """Return an executor for each fusion, and the update of all parameters by itself."""
-    from sparsebp import nn, optim
-    from sparsebp.runtime.actions import Stages
-    from sparsebp.runtime.executor import Executor
-    from sparsebp.train.ranks import schedule_of
-
     cls, options = OPTIM_OPTIMIZERS[optimizer]
     opt = getattr(optim, cls)(model.parameters(), **options)
     stages = Stages(model)
@@ -562,7 +503,6 @@ def fusion_in_torch(
 
 
 def judge_fusion(row: Mapping[str, Any]) -> str:
-    """Say whether the row reaches what it is to reach: a step has a target only where the update is much of it."""
     missed, judged = [], row["share"] > FUSION_TARGETS["share"]
     if judged and row["backward_ratio"]["median"] < FUSION_TARGETS["step"]:
         missed.append(f"step ≥ {FUSION_TARGETS['step']}×")
@@ -573,7 +513,6 @@ def judge_fusion(row: Mapping[str, Any]) -> str:
 
 
 def draw_fusion(result: Result) -> Any:
-    """Draw the speed-up of both fusions over the update's share of the step, as Fig. 7 of the paper."""
     drawing, axes = harness.figure(width=6.5, height=4.0)
     ax = axes[0, 0]
     for fusion, color, marker in (("forward", "#93c5fd", "s"), ("backward", "#1e40af", "o")):
@@ -587,8 +526,6 @@ def draw_fusion(result: Result) -> Any:
     )
     ax.set_xlabel("the update's share of an unfused step", fontsize=9)
     ax.set_ylabel("times faster than unfused (dashed: target)", fontsize=9)
-    ax.legend(fontsize=8, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
     return drawing
 
 
@@ -603,27 +540,22 @@ FUSION = Benchmark(
     quick_rounds={"rounds": 1, "least_rounds": 1},
     threads=(2,),
     measure=measure_fusion,
-    columns=(
-        Column("network", "network", number=False),
-        Column("batch", "batch"),
-        Column("optimizer", "optimizer", number=False),
-        Column("threads", "threads"),
-        Column("unfused", "none", tables.seconds),
-        Column("forward-fusion", "forward", tables.seconds),
-        Column("backward-fusion", "backward", tables.seconds),
-        Column("update's share", "share", "{:.0%}".format),
-        Column("forward over unfused", "forward_ratio", tables.times),
-        Column("backward over unfused", "backward_ratio", tables.times),
-        Column("torch", "torch", tables.seconds, on_terminal=False),
-        Column("torch, foreach", "foreach", tables.seconds, on_terminal=False),
-        Column("torch, fused", "fused", tables.seconds, on_terminal=False),
-        Column("torch, hooks", "hooks", tables.seconds),
-        Column("backward over torch's hooks", "hooks_ratio", tables.times),
-        Column("gradients, unfused", "none_peak", tables.size),
-        Column("gradients, backward", "backward_peak", tables.size),
-        Column("gradients, torch's hooks", "hooks_peak", tables.size),
-        Column("largest layer's", "largest", tables.size),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        words={"optimizer": "optimizer"},
+        numbers={"batch": "batch"},
+        seconds={
+            "none": "unfused", "forward": "forward-fusion", "backward": "backward-fusion", "torch": "torch",
+            "foreach": "torch, foreach", "fused": "torch, fused", "hooks": "torch, hooks",
+        },
+        times={
+            "forward_ratio": "forward over unfused", "backward_ratio": "backward over unfused",
+            "hooks_ratio": "backward over torch's hooks",
+        },
+        sizes={
+            "none_peak": "gradients, unfused", "backward_peak": "gradients, backward",
+            "hooks_peak": "gradients, torch's hooks", "largest": "largest layer's",
+        },
+        formats={"{:.0%}": {"share": "update's share"}},
     ),
     tables={
         "Time of a step": (*_FUSION_ROW, "threads", *FUSIONS, "share"),
@@ -633,14 +565,14 @@ FUSION = Benchmark(
     },
     short=(*_FUSION_ROW, "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met"),
     picture=draw_fusion,
-)
+)  # fmt: skip
 
 
 # Whole training steps of convolutional networks against PyTorch, eager, with channels in front and channels last.
 #
 # ``python -m benchmarks convolution``. A step is forward, cross-entropy, backward and SGD with momentum: ours as
 # ``Trainer(schedule="conventional")`` runs it, PyTorch's with ``fused=True``, its fastest form on a CPU. PyTorch's
-# steps run in a process of their own. What counts is the ratio over the faster of its two layouts, round by round.
+# steps run in another process. The target is for the ratio over the faster of its two layouts, round by round.
 
 CONVOLUTION_TARGETS = {"VGG-11": 1.0, "LeNet-5": 1.2, "MobileNetV2-style": 1.2}
 """Times PyTorch's speed, of its faster layout."""
@@ -649,7 +581,6 @@ LAYOUTS = ("torch", "channels_last")
 
 
 def measure_convolution(run: Run) -> Iterator[Row]:
-    """Measure the steps of every network and batch size."""
     harness.import_torch()  # refused before anything is measured
     with Apart() as apart:
         for count in run.threads():
@@ -661,8 +592,6 @@ def measure_convolution(run: Run) -> Iterator[Row]:
 
 def convolution_networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], tuple[int, ...]]]:
     """Return of each network: how it is made, a sample's shape, and the sizes of batches."""
-    from sparsebp import models
-
     found: dict[str, Any] = {"LeNet-5": (partial(models.lenet5, rng=0), (1, 28, 28), (2,) if quick else (32, 128))}
     if not quick:
         found |= {
@@ -676,7 +605,6 @@ def measure_convolution_row(
     network: str, make: Callable[[], Any], shape: tuple[int, ...], batch: int, threads: int, rounds: Mapping[str, Any],
     apart: Apart,
 ) -> Row:  # fmt: skip
-    """Time all sides in turn."""
     model = make()
     x, target = batch_of(model, shape, batch)
     executor = ours(model, OPTIMIZER)[0]["none"]
@@ -716,19 +644,6 @@ def convolution_in_torch(
     return {name: step_of(layout) for name, layout in zip(LAYOUTS, formats, strict=True)}, None
 
 
-def draw_convolution(result: Result) -> Any:
-    """Draw the speed-up over both layouts, for the most threads."""
-    threads, rows = with_threads(result, max)
-    words = {"torch": ("over PyTorch", "#93c5fd"), "channels_last": ("over PyTorch, channels last", "#1e40af")}
-    bars = [(text, colour, [row[f"{side}_ratio"]["median"] for row in rows])
-            for side, (text, colour) in words.items()]  # fmt: skip
-    labels = [f"{row['network']}, batch {row['batch']}" for row in rows]
-    drawing, ax = harness.bar_chart(labels, bars, f"times faster, {threads}", each=0.45)
-    ax.axvline(1.0, color="#6b7280", linewidth=0.8, linestyle="--")
-    harness.legend_below(drawing)
-    return drawing
-
-
 _CONVOLUTION_ROW = ("network", "batch", "threads")
 
 CONVOLUTION = Benchmark(
@@ -739,23 +654,22 @@ CONVOLUTION = Benchmark(
     rounds={"rounds": 11, "least_rounds": 3, "budget": 3.0},
     quick_rounds={"rounds": 1, "least_rounds": 1},
     measure=measure_convolution,
-    columns=(
-        Column("network", "network", number=False),
-        Column("batch", "batch"),
-        Column("threads", "threads"),
-        Column("sparsebp", "ours", tables.seconds),
-        Column("torch", "torch", tables.seconds),
-        Column("torch, channels last", "channels_last", tables.seconds),
-        Column("over torch", "torch_ratio", tables.times),
-        Column("over channels last", "channels_last_ratio", tables.times),
-        Column("over the faster", "best_ratio", tables.times),
-        Column("target", "target", "≥ {:g}×".format),
-        Column("outcome", "met", number=False),
+    columns=columns(
+        numbers={"batch": "batch"},
+        seconds={"torch": "torch", "channels_last": "torch, channels last"},
+        times={
+            "torch_ratio": "over torch", "channels_last_ratio": "over channels last", "best_ratio": "over the faster",
+        },
+        formats={"≥ {:g}×": {"target": "target"}},
     ),
     tables={
         "Time of a step": (*_CONVOLUTION_ROW, "ours", *LAYOUTS),
         "Ratios": (*_CONVOLUTION_ROW, *(f"{name}_ratio" for name in LAYOUTS), "best_ratio", "target", "met"),
     },
     short=(*_CONVOLUTION_ROW, "ours", *LAYOUTS, "best_ratio", "target", "met"),
-    picture=draw_convolution,
-)
+    picture=harness.bars(
+        "{network}, batch {batch}",
+        {"torch_ratio": "over PyTorch", "channels_last_ratio": "over PyTorch, channels last"},
+        "times faster (median)", threads=max, line=1.0,
+    ),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The sparse products that are measured: what a scan over a convolutional network meets, multigrid, meshes, graphs."""
+"""Workloads: sparse matrices and products, staged networks, training loops, recurrent classifiers; peers in torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import MissingDependencyError, OptionError
 from sparsebp.data import Dataset, ImageDataset, epoch_order, load_digits, load_mnist_images
+from sparsebp.jacobians import TransposedJacobian, conv_jacobian_t
 from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.patterns import SparsityPattern, pointwise_pattern, pool_pattern
+from sparsebp.products import plan_product
 
 if TYPE_CHECKING:
     from sparsebp.patterns import SparsityPattern
@@ -70,7 +73,7 @@ def _aggregates(matrix: Any) -> np.ndarray:
 def finite_elements(vertices: int, unknowns: int = 1, seed: int = 0) -> Any:
     """Return a matrix with the pattern of linear (P1) finite elements on a Delaunay mesh of random points, as CSR.
 
-    Every vertex has so many `unknowns` (displacements in elasticity, say): each entry is a dense block of that size.
+    Each entry is a dense block of `unknowns` (displacements in elasticity, say) squared.
     Values are random.
     """
     import scipy.sparse as sp
@@ -132,17 +135,11 @@ def random_rows(rows: int, columns: int, entries: int, seed: int = 0) -> Any:
     return sp.csr_array(parts, shape=(rows, columns))
 
 
-# What the benchmarks of convolutional networks share: twins in PyTorch, the order of batches, and training.
+# Shared by the benchmarks of convolutional networks: twins in PyTorch, the order of batches, and training.
 
 
 def torch_twin(model: nn.Sequential) -> Any:
-    """Return the same chain in torch.nn, with the same weights: convolutions, pooling, linear layers, residual blocks…
-
-    Raises
-    ------
-    MissingDependencyError
-        PyTorch is not installed.
-    """
+    """Return the same chain in torch.nn, with the same weights."""
     torch = import_torch()
     twin = _torch_module(torch.nn, model).to(torch.float64 if model.dtype == np.float64 else torch.float32)
     state = model.state_dict()
@@ -210,7 +207,7 @@ def train(
 
 
 Targets = Mapping[str, float]
-"""How many times faster than a side we are to be, by the side's name."""
+"""Times faster than each side."""
 ONE_THREAD: Targets = {"scipy": 3, "mkl_numeric": 1.5}
 TWO_THREADS: Targets = {"scipy": 6, "mkl_numeric": 1.5}
 """Of any product, whatever its structure."""
@@ -220,31 +217,15 @@ SMALL_BLOCKS: Targets = {"scipy": 10, "mkl_numeric": 1.5}
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sparse matrices to be multiplied, as SciPy CSR arrays of float32.
+    """Two sparse matrices to be multiplied, as SciPy CSR arrays of float32."""
 
-    Attributes
-    ----------
-    name
-        How tables call the product.
-    a, b
-        The operands.
-    targets
-        Of two threads, for values shared by the batch.
-    batch_targets
-        Of two threads, for values of each sample; None: not measured.
-    plan_targets
-        Of two threads, for planning and one run together; None: not measured.
-    alone_targets
-        Of one thread, for values shared by the batch.
-    """
-
-    name: str
-    a: Any
+    name: str  # how tables call the product
+    a: Any  # the operands
     b: Any
-    targets: Targets
-    batch_targets: Targets | None = None
-    plan_targets: Targets | None = None
-    alone_targets: Targets = field(default_factory=dict)
+    targets: Targets  # of two threads, for values shared by the batch
+    batch_targets: Targets | None = None  # of two threads, for values of each sample; None: not measured
+    plan_targets: Targets | None = None  # of two threads, for planning and one run together; None: not measured
+    alone_targets: Targets = field(default_factory=dict)  # of one thread, for values shared by the batch
 
 
 def pairs(quick: bool) -> Iterator[Pair]:
@@ -319,8 +300,6 @@ def convolution_t(
 
     `keep` is the share of weights that pruning left; pruned weights are no entries.
     """
-    from sparsebp.jacobians import conv_jacobian_t
-
     rng = np.random.default_rng(seed)
     weight = rng.standard_normal((channels_out, channels_in, 3, 3)).astype(np.float32)
     weight[rng.random(weight.shape) >= keep] = 0
@@ -331,30 +310,21 @@ def convolution_t(
 
 def max_pool_t(channels: int, side: int, *, layout: Literal["chw", "hwc"] = "chw", seed: int = 0) -> Any:
     """Return the transposed Jacobian of a 2×2 max-pooling: one entry an input pixel, zeros stored."""
-    from sparsebp.patterns import pool_pattern
-
     pattern = pool_pattern(channels, (side, side), 2, layout=layout).pattern
     return _on(pattern, (np.random.default_rng(seed).random(pattern.nnz) < 0.25).astype(np.float32))
 
 
 def _pooled(convolution: Any, pool: Any) -> Any:
     """Return a matrix with random values on the pattern of the two's product."""
-    from sparsebp.patterns import SparsityPattern
-    from sparsebp.products import plan_product
-
     pattern = plan_product(SparsityPattern.from_scipy(convolution), SparsityPattern.from_scipy(pool)).pattern
     return _on(pattern, np.random.default_rng(9).standard_normal(pattern.nnz, dtype=np.float32))
 
 
 def _diagonal(n: int) -> Any:
-    from sparsebp.patterns import pointwise_pattern
-
     return _on(pointwise_pattern(n), np.ones(n, np.float32))
 
 
 def _on(pattern: SparsityPattern, data: np.ndarray) -> Any:
-    from sparsebp.jacobians import TransposedJacobian
-
     return TransposedJacobian(pattern, data).to_scipy()
 
 
@@ -365,24 +335,15 @@ STAGES = 4
 
 @dataclass(frozen=True)
 class Network:
-    """A network with its data.
+    """A network with its data."""
 
-    Attributes
-    ----------
-    build
-        Returns the chain of four stages, from the sizes and a generator of their initial values.
-    data
-        Returns the training and the test set, from the number of test samples.
-    rates
-        Learning rates: a moderate one, and one near the highest by which synchronous training still learns.
-    sizes, quick
-        What `build` takes: of the benchmark, and of its quick run.
-    """
-
+    # Returns the chain of four stages, from the sizes and a generator of their initial values.
     build: Callable[..., nn.Sequential]
+    # Returns the training and the test set, from the number of test samples.
     data: Callable[[int], tuple[Dataset, Dataset]]
+    # Learning rates: a moderate one, and one near the highest by which synchronous training still learns.
     rates: tuple[float, float]
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, Any]  # arguments of `build`
     quick: Mapping[str, Any]
 
 
@@ -395,7 +356,6 @@ class Part(nn.Layer):
         self.children = {"body": self.body}
 
     def forward(self, x: Array) -> tuple[Array, Any]:
-        """Return what the last layer returns."""
         return self.body.forward(x)
 
     def gradients(self, gy: Array, saved: Any) -> nn.Gradients:
@@ -506,25 +466,7 @@ LEARNING_RATE = 1e-3
 
 
 class SequenceWorkload:
-    """One training step of a sequence classifier, ours and PyTorch's.
-
-    Parameters
-    ----------
-    cell
-        ``"RNN"``, ``"GRU"`` or ``"LSTM"``.
-    length, batch
-        T and B.
-    dtype
-        float32 or float64.
-    device
-        ``"cpu"`` or ``"cuda"``, for both sides.
-    backward
-        The algorithm of our recurrent layer.
-    input_size, hidden
-        Other sizes than the paper's.
-    classes
-        Number of classes.
-    """
+    """One training step of a sequence classifier, ours and PyTorch's."""
 
     def __init__(
         self, cell: str, length: int, batch: int, *, dtype: Any = np.float32, device: str = "cpu",
@@ -557,7 +499,7 @@ class SequenceWorkload:
     # ---- ours --------------------------------------------------------------------------------------------------------
 
     def forward(self) -> tuple[Any, Any]:
-        """Run our forward pass and loss; return what the backward pass needs."""
+        """Run our forward pass and loss; return the saved values."""
         logits, saved = self.model.forward(self.x)
         _, loss_saved = self.loss.forward(logits, self.target)
         return saved, loss_saved
@@ -573,12 +515,12 @@ class SequenceWorkload:
 
     @property
     def flops(self) -> int:
-        """Operations of the step's matrix products, but for those of the classes: forward, and back to all weights."""
+        """Operations of the step's matrix products, except those of the classes: forward, and back to all weights."""
         rows = {"RNN": 1, "GRU": 3, "LSTM": 4}[self.cell] * self.hidden
         return 2 * self.length * self.batch * rows * (2 * self.input_size + 3 * self.hidden)
 
     def choice(self) -> Any:
-        """Return what the recurrent layer's ``auto`` chose for this workload, and why."""
+        """Return the choice of the recurrent layer's ``auto``, with its reason."""
         saved, _ = self.forward()
         return saved.rnn.backward_choice
 

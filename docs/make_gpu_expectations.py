@@ -23,20 +23,19 @@ FIGURES = PAGE.with_name("gpu-figures.json")
 CLOCK, MULTIPROCESSORS, BANDWIDTH, L2 = 1.98e9, 132, 4.8e12, 50e6
 LAUNCH, NODE, OTHER, GRAPH = 10e-6, 1.5e-6, 2.5e-6, 10e-6
 MODEL = {
-    "clock of an H200, boosted": (f"{CLOCK / 1e9:.2f} GHz", "its data sheet"),
-    "multiprocessors, four schedulers each": (f"{MULTIPROCESSORS}", "its data sheet"),
-    "memory": (f"{BANDWIDTH / 1e12:.1f} TB/s", "its data sheet"),
-    "L2, where all values of T = 1000 stay": (f"{L2 / 1e6:.0f} MB", "its data sheet"),
-    "a launch from Python": (f"{LAUNCH * 1e6:.0f} µs", "a guess: others see 3 to 8 µs, our checks come on top"),
+    "boost clock of an H200": (f"{CLOCK / 1e9:.2f} GHz", "data sheet"),
+    "multiprocessors, four schedulers each": (f"{MULTIPROCESSORS}", "data sheet"),
+    "memory bandwidth": (f"{BANDWIDTH / 1e12:.1f} TB/s", "data sheet"),
+    "L2 cache, which holds all values of T = 1000": (f"{L2 / 1e6:.0f} MB", "data sheet"),
+    "a launch from Python": (f"{LAUNCH * 1e6:.0f} µs", "guess: others see 3 to 8 µs, plus our checks"),
     "from one kernel of a captured graph to the next": (f"{NODE * 1e6:.1f} µs", "others' measurements"),
-    "a small kernel (loss, product, update), with that": (f"{OTHER * 1e6:.1f} µs", "a guess"),
+    "a small kernel (loss, product, update), including that": (f"{OTHER * 1e6:.1f} µs", "guess"),
     "the launch of a graph": (f"{GRAPH * 1e6:.0f} µs", "others' measurements"),
 }
 CUDNN = {"forward": 0.36e-6, "backward": 1.1e-6}
 """Seconds that a time step of cuDNN's tanh RNN takes at these sizes, in float32: derived, not measured by us."""
 CUDNN_OTHERS = 20
 """Small kernels of PyTorch's step besides: loss, linear layer, fused Adam."""
-TARGETS = {("backward", 1000): 20, ("backward", 30_000): 60, ("step", 1000): 9}
 BATCH, HIDDEN = 16, 20
 CHUNKS = {1000: (16, 32, 64, 128), 30_000: (32, 64, 128, 258, 512)}
 NAMES = {"rnn": "tanh RNN", "gru": "GRU"}
@@ -126,7 +125,7 @@ def cudnn_step(length: int) -> float:
 def tables(figures: dict[str, Any]) -> dict[str, str]:
     """Return the page's tables by name."""
     return {
-        "model": _table(("input", "value", "from"), [(name, *entry) for name, entry in MODEL.items()]),
+        "model": _table(("input", "value", "source"), [(name, *entry) for name, entry in MODEL.items()]),
         "steps": _steps(figures),
         "scans": _scans(figures),
         "times": _times(figures),
@@ -138,7 +137,7 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
 def _steps(figures: dict[str, Any]) -> str:
     rows = []
     for cell, name in NAMES.items():
-        for part, key in (("forward", "forward"), ("backward, one step after the other", "1")):
+        for part, key in (("forward", "forward"), ("backward, sequential", "1")):
             cycles = [figures["runs"][cell][str(length)][key][0]["cycles"] for length in CHUNKS]
             time = cycles[0] / CLOCK
             theirs = CUDNN[part.split(",")[0]] if cell == "rnn" else None
@@ -146,7 +145,7 @@ def _steps(figures: dict[str, Any]) -> str:
                 f"{name}, {part}", f"{cycles[0]:.0f}", f"{cycles[1]:.0f}", f"{time * 1e9:.0f} ns",
                 f"{theirs * 1e9:.0f} ns" if theirs else "–", f"{theirs / time:.0f}×" if theirs else "–",
             ))  # fmt: skip
-    header = ("kernel", "cycles a step, T = 1000", "T = 30 000", "time, T = 1000", "cuDNN", "ratio")
+    header = ("kernel", "cycles per step, T = 1000", "T = 30 000", "time, T = 1000", "cuDNN", "ratio")
     return _table(header, rows)
 
 
@@ -160,7 +159,7 @@ def _scans(figures: dict[str, Any]) -> str:
                 shown = [f"{one['warps']} × {one['cycles']:.0f}" for one in phases]
                 label = f"{chunks} (`auto`)" if chunks == chosen else f"{chunks}"
                 rows.append((name, f"{length}", label, f"{phases[0]['rows']}", *shown, _time(seconds(phases))))
-    header = ("cell", "T", "chunks", "rows a lane", "reduce: warps × cycles", "combine", "last phase", "time")
+    header = ("cell", "T", "chunks", "rows per lane", "reduce: warps × cycles", "combine", "last phase", "time")
     return _table(header, rows)
 
 
@@ -170,24 +169,20 @@ def _times(figures: dict[str, Any]) -> str:
         of_length = figures["runs"]["rnn"][str(length)]
         chunks, theirs = best_scan(of_length), length * CUDNN["backward"]
         recursion, scan = seconds(of_length["1"]), seconds(of_length[str(chunks)])
-        target, ratio = TARGETS["backward", length], theirs / min(recursion, scan)
+        ratio = theirs / min(recursion, scan)
         rows.append((
             f"{length}", _time(recursion), f"{_time(scan)} ({chunks} chunks)", _time(theirs), f"{ratio:.0f}×",
-            f"≥ {target}×: {'met' if ratio >= target else 'missed'} on paper",
         ))  # fmt: skip
-    return _table(("T", "recursion", "scan", "cuDNN", "ratio", "target"), rows)
+    return _table(("T", "recursion", "scan", "cuDNN", "ratio"), rows)
 
 
 def _whole(figures: dict[str, Any]) -> str:
     rows = []
     for length in CHUNKS:
         ours, theirs = step_seconds(figures, "rnn", length), cudnn_step(length)
-        ratio, target = theirs / ours["captured"], TARGETS.get(("step", length))
-        verdict = f"≥ {target}×: {'met' if ratio >= target else 'missed'} on paper" if target else "–"
-        rows.append((
-            f"{length}", _time(ours["captured"]), _time(ours["launched"]), _time(theirs), f"{ratio:.1f}×", verdict
-        ))  # fmt: skip
-    return _table(("T", "captured", "launched", "PyTorch with cuDNN", "ratio, captured", "target"), rows)
+        ratio = theirs / ours["captured"]
+        rows.append((f"{length}", _time(ours["captured"]), _time(ours["launched"]), _time(theirs), f"{ratio:.1f}×"))
+    return _table(("T", "captured", "launched", "PyTorch with cuDNN", "ratio, captured"), rows)
 
 
 def _counts(figures: dict[str, Any]) -> str:
@@ -200,7 +195,7 @@ def _counts(figures: dict[str, Any]) -> str:
         for cell, modes in figures["steps"].items()
         for mode, counts in modes.items()
     ]
-    return _table(("cell", "step", "graphs", "launches", "of them own kernels", "host reads", "uploads"), rows)
+    return _table(("cell", "step", "graphs", "launches", "own kernels", "host reads", "uploads"), rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

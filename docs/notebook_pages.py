@@ -48,6 +48,6 @@ def as_markdown(notebook: dict[str, Any], folder: str) -> tuple[str, dict[str, b
             else:
                 name = f"{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
-                parts.append(f"![What the cell above draws]({folder}/{name})")
-    parts.insert(1, f"<small>This page is a notebook: [download it]({folder}/notebook.ipynb), and run it.</small>")
+                parts.append(f"![Output of the cell above]({folder}/{name})")
+    parts.insert(1, f"<small>This page is a notebook that you can [download]({folder}/notebook.ipynb) and run.</small>")
     return "\n\n".join(parts) + "\n", pictures

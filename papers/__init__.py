@@ -1,6 +1,6 @@
 """REPRODUCE: every figure and table of the papers, one command each; ``python -m papers``.
 
-`figure` says what a figure is and runs it, one module a paper lists them, `page` makes the documentation's page of the
+`figure` defines and runs a figure, one module a paper lists them, `page` makes the documentation's page of the
 results.
 """
 
@@ -22,13 +22,7 @@ FIGURES: dict[str, Figure] = {
 
 
 def find(name: str) -> Figure:
-    """Return the figure `name`.
-
-    Raises
-    ------
-    OptionError
-        There is none of that name.
-    """
+    """Return the figure `name`."""
     if name not in FIGURES:
         near = difflib.get_close_matches(str(name).lower(), FIGURES, 3) or [next(iter(FIGURES))]
         raise OptionError("There is no such figure", expected=f"one of {len(FIGURES)} names, such as {', '.join(near)}",

@@ -11,20 +11,24 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.harness import Result
+from benchmarks.training import TEST_EVERY
 from papers import bppsa_measured
-from papers.figure import Claim, Context, Figure, Found, claim
+from papers.figure import Claim, Context, Figure, Found, claim, judged
+from sparsebp import hidden_jacobians, nn, plan_scan
+from sparsebp.data import BitstreamDataset, synthetic_instruments
+from sparsebp.data.instruments import mfcc, synthesise
+from sparsebp.patterns import SparsityPattern, conv_pattern, pool_pattern
 from sparsebp.scan.algorithms import Span, level_counts, recipe
 from sparsebp.schedule import Action, Costs, Schedule, simulate
 from sparsebp.schedule.builders import gpipe
 from sparsebp.schedule.costs import StageBytes
+from sparsebp.train.config import build, config_for
 
-# BPPSA: what is counted, computed or run, whatever time it takes.
+# BPPSA: figures that are counted, computed or run without timing.
 
 
 def levels(context: Context) -> Found:
     """Algorithm 1: its levels, and where matrices are multiplied."""
-    from sparsebp.scan.algorithms import recipe
-
     claims = []
     for n in (1, 7, 21, 999, 12_345):
         depth = math.ceil(math.log2(n + 1))
@@ -40,9 +44,6 @@ def levels(context: Context) -> Found:
 
 
 def draw_tree(data: Mapping[str, Any]) -> Any:
-    """Draw the scan of eight operators."""
-    from sparsebp import SparsityPattern, plan_scan
-
     plan = plan_scan([SparsityPattern.dense(2, 2)] * 8, "blelloch")
     drawing, axes = harness.figure(height=5)
     plan.plot(ax=axes[0, 0])
@@ -51,8 +52,6 @@ def draw_tree(data: Mapping[str, Any]) -> Any:
 
 def hybrid(context: Context) -> Found:
     """§5.3: the rows of VGG-11's scan."""
-    from sparsebp.scan.algorithms import recipe
-
     found = recipe("hybrid", 21, up_levels=2)
     rows = {phase: sorted({s.level for s in found.steps if s.phase == phase}) for phase in ("up-sweep", "down-sweep")}
     last = max(step.level for step in found.steps)
@@ -65,8 +64,6 @@ def hybrid(context: Context) -> Found:
 
 def sparsity(context: Context) -> Found:
     """Table 1 and §3.3: guaranteed zeros of VGG-11's first operators on 32×32."""
-    from sparsebp.patterns import SparsityPattern, conv_pattern, pool_pattern
-
     conv = conv_pattern(3, 64, input_size=(32, 32), kernel_size=3, padding=1).pattern
     found = {
         "conv 3→64, 3×3": (0.99157, conv), "ReLU": (0.99998, SparsityPattern.diagonal(64 * 32 * 32)),
@@ -83,8 +80,6 @@ def sparsity(context: Context) -> Found:
 
 def jacobians(context: Context) -> Found:
     """Fig. 5: the patterns hold every derivative that is not zero, found by differences."""
-    from sparsebp import nn
-
     claims, data = [], {}
     for name, layer, shape in _OPERATORS:
         module = getattr(nn, layer[0])(*layer[1:], **({"dtype": "float64", "rng": 0} if layer[0] == "Conv2d" else {}))
@@ -97,16 +92,8 @@ def jacobians(context: Context) -> Found:
             moved.reshape(-1)[i] += 1e-3
             exact[i] = ((module.forward(moved)[0] - y) / 1e-3).reshape(-1)
         error = float(np.abs(dense - exact).max())
-        claims.append(
-            Claim(
-                f"{name}: largest difference from finite differences",
-                "0",
-                f"{error:.1g}",
-                error < 1e-6,
-                "",
-                "jacobian_t",
-            )
-        )
+        what = f"{name}: largest difference from finite differences"
+        claims.append(Claim(what, "0", f"{error:.1g}", error < 1e-6, "", "jacobian_t"))
         data[name] = np.argwhere(found.pattern.to_scipy().toarray()).tolist(), list(found.shape)
     return Found(tuple(claims), data)
 
@@ -125,7 +112,6 @@ def _dense(found: Any) -> np.ndarray:
 
 
 def draw_jacobians(data: Mapping[str, Any]) -> Any:
-    """Draw where the entries are."""
     drawing, axes = harness.figure(1, len(data), height=3)
     for ax, (name, (entries, shape)) in zip(axes[0], data.items(), strict=True):
         places = np.array(entries)
@@ -137,8 +123,6 @@ def draw_jacobians(data: Mapping[str, Any]) -> Any:
 
 def complexity(context: Context) -> Found:
     """Eq. 6 and 7: steps and work of every algorithm, counted, for n operators on p workers."""
-    from sparsebp.scan.algorithms import level_counts
-
     rows: list[dict[str, Any]] = []
     for n in [2, 10, 100, 1000, 10_000, 100_000, 1_000_000]:
         for name in ("linear", "blelloch"):
@@ -161,7 +145,6 @@ def complexity(context: Context) -> Found:
 
 
 def draw_complexity(data: Mapping[str, Any]) -> Any:
-    """Draw steps over n for the numbers of workers."""
     drawing, axes = harness.figure()
     for name, style in (("linear", "--"), ("blelloch", "-")):
         for p in (1, 16, 1024, "n"):
@@ -171,7 +154,6 @@ def draw_complexity(data: Mapping[str, Any]) -> Any:
                 axes[0, 0].loglog([r["n"] for r in rows], [r["steps"] for r in rows], style, marker="o",
                                   markersize=3, label=f"{name}, p = {p}" if name == "blelloch" else name)  # fmt: skip
     axes[0, 0].set(xlabel="operators n", ylabel="steps")
-    axes[0, 0].legend(fontsize=8)
     return drawing
 
 
@@ -189,20 +171,15 @@ def convergence(result: Result) -> Found:
         figured = row["optimizer"].startswith("SGD")
         for key, panel in (("difference", "6a, training"), ("test_difference", "6b, test")):
             met = row[key] <= row["target"]
-            claims.append(Claim(
-                f"{panel} loss, {row['optimizer']}, {row['dtype']}: largest relative difference",
-                "on each other" if figured else "agnostic to the optimizer (§2.2); not in the figure",
-                f"{row[key]:.2g} (at most {row['target']:g})", met,
-                "" if met else _ROUNDING.format(row["torch_difference"]),
-                f"{result['settings']['algorithm']} beside bp",
-            ))  # fmt: skip
+            claims.append(judged(f"{panel} loss, {row['optimizer']}, {row['dtype']}: largest relative difference",
+                                 "on each other" if figured else "agnostic to the optimizer (§2.2); not in the figure",
+                                 f"{row[key]:.2g} (at most {row['target']:g})", met,
+                                 _ROUNDING.format(row["torch_difference"]),
+                                 f"{result['settings']['algorithm']} beside bp"))  # fmt: skip
     return Found(tuple(claims), {"rows": [dict(row) for row in result["rows"] if "losses_bp" in row][:1]})
 
 
 def draw_convergence(data: Mapping[str, Any]) -> Any:
-    """Draw training and test loss over iterations."""
-    from benchmarks.training import TEST_EVERY
-
     drawing, axes = harness.figure(1, 2, width=11.6, height=4.2)
     for row in data["rows"]:
         count = len(row["losses_bp"])
@@ -212,13 +189,11 @@ def draw_convergence(data: Mapping[str, Any]) -> Any:
             ax.plot(at, row[f"{key}_bp"], color="#c2410c", linewidth=4, alpha=0.5, label="back-propagation")
             ax.plot(at, row[f"{key}_scan"], color="#1e40af", linewidth=1.2, linestyle="--", label="scan")
             ax.set(xlabel="iteration", ylabel=f"{name} (digits)")
-            ax.grid(alpha=0.3)
-            ax.legend(fontsize=8)
     return drawing
 
 
 def pruned(result: Result) -> Found:
-    """Fig. 10 and §4.3: FLOPs of every scan step beside those of the BP operators, and accuracies."""
+    """Fig. 10 and §4.3: FLOPs of every scan step and of the BP operators, and accuracies."""
     claims, training = [], result["training"]
     hybrid = f"hybrid scan, {result['settings']['up_levels']} level of up-sweep over blocks of layers"
     for batch in sorted({row["batch"] for row in result["rows"]}):
@@ -228,9 +203,8 @@ def pruned(result: Result) -> Found:
         most = max(row["flops"] for row in bp)
         below = sum(row["flops"] <= most for row in steps)
         claims += [
-            Claim(f"batch {batch}: steps of the scan with at most the FLOPs of the largest BP operator", "about all",
-                  f"{below} of {len(steps)}", below >= 0.8 * len(steps),
-                  "" if below >= 0.8 * len(steps) else "Products of blocks fill in", hybrid),
+            judged(f"batch {batch}: steps of the scan with at most the FLOPs of the largest BP operator", "about all",
+                   f"{below} of {len(steps)}", below >= 0.8 * len(steps), "Products of blocks fill in", hybrid),
             Claim(f"batch {batch}: all steps in turn over all operators in turn, seconds (the paper counts, we run)",
                   "not stated", f"{sum(r['seconds'] for r in scan) / sum(r['seconds'] for r in bp):.1f}×", None,
                   "The scan pays with as many workers as a level has products; here they run in turn", hybrid),
@@ -248,7 +222,6 @@ def pruned(result: Result) -> Found:
 
 
 def draw_pruned(data: Mapping[str, Any]) -> Any:
-    """Draw FLOPs and seconds of steps and operators over their dense complexity."""
     from benchmarks.jacobians import draw_pruned
 
     return draw_pruned(data)
@@ -256,8 +229,6 @@ def draw_pruned(data: Mapping[str, Any]) -> Any:
 
 def features(context: Context) -> Found:
     """Table 3: the features of 3 s of audio."""
-    from sparsebp.data.instruments import mfcc, synthesise
-
     clip = synthesise("cel")
     wanted = {"S": (259, 38), "M": (517, 24), "L": (1034, 12)}
     return Found(tuple(claim(f"frames × coefficients, {name}", shape, mfcc(clip, name).shape)  # type: ignore[arg-type]
@@ -265,10 +236,7 @@ def features(context: Context) -> Found:
 
 
 def told_apart(context: Context) -> Found:
-    """§5.2: GRU(20) on **synthetic** instruments, beside a linear model on all features; L in a quick run, else S."""
-    from sparsebp.data import synthetic_instruments
-    from sparsebp.train.config import build, config_for
-
+    """§5.2: GRU(20) on **synthetic** instruments, and a linear model on all features; L in a quick run, else S."""
     features, each = ("L", 2) if context.quick else ("S", 120)
     sets = synthetic_instruments(features, each=each)  # type: ignore[arg-type]
     run = build(config_for("instruments", features=features, epochs=1 if context.quick else None), data=sets)
@@ -300,8 +268,6 @@ def _least_squares(train: Any, test: Any) -> float:
 
 def bitstream(context: Context) -> Found:
     """Eq. 8: how often a bit is set, by class."""
-    from sparsebp.data import BitstreamDataset
-
     data = BitstreamDataset(200 if context.quick else 1000, 32_000)
     bits = data.bits()
     shares = [float(bits[data.targets == c].mean()) for c in range(10)]
@@ -312,8 +278,6 @@ def bitstream(context: Context) -> Found:
 
 def gru_jacobian(context: Context) -> Found:
     """Eq. 11: the transposed Jacobian of a GRU's step."""
-    from sparsebp import hidden_jacobians, nn
-
     rng = np.random.default_rng(0)
     layer = nn.GRU(3, 5, dtype="float64", rng=rng)
     x = rng.normal(size=(1, 1, 3))
@@ -328,21 +292,11 @@ def gru_jacobian(context: Context) -> Found:
     exact = (hn.T * (r * (1 - n**2) * (1 - z)) + hr.T * (r * (1 - r) * m * (1 - n**2) * (1 - z))
              + hz.T * (z * (1 - z) * (0 - n)) + np.diag(z))  # fmt: skip
     error = float(np.abs(found.T - exact).max())
-    return Found(
-        (
-            Claim(
-                "largest difference from the equation, float64",
-                "0",
-                f"{error:.1g}",
-                error < 1e-14,
-                "",
-                "hidden_jacobians",
-            ),
-        )
-    )
+    what = "largest difference from the equation, float64"
+    return Found((Claim(what, "0", f"{error:.1g}", error < 1e-14, "", "hidden_jacobians"),))
 
 
-# BPPSA §3.6 and App. B: what a worker stores of a scan and of a pipeline, and from when on a scan has fewer steps.
+# BPPSA §3.6 and App. B: the memory of a worker in a scan and in a pipeline; the length from which a scan is shorter.
 
 _LAYERS = 64
 _WORKERS = (1, 2, 4, 8, 16, 32, 64)
@@ -404,7 +358,6 @@ def space(context: Context) -> Found:
 
 
 def draw_space(data: Mapping[str, Any]) -> Any:
-    """Draw both over the number of workers."""
     drawing, axes = harness.figure(width=11.6, height=4.4)
     workers = [row["workers"] for row in data["rows"]]
     ax = axes[0, 0]
@@ -413,8 +366,6 @@ def draw_space(data: Mapping[str, Any]) -> Any:
     ax.loglog(workers, [row["pipeline"] for row in data["rows"]], "s-", color="#c2410c", base=2,
               label="GPipe: activations, in layers")  # fmt: skip
     ax.set(xlabel=f"workers, {_LAYERS} layers", ylabel="stored by a worker, at most")
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
     return drawing
 
 
@@ -449,7 +400,6 @@ def condition(context: Context) -> Found:
 
 
 def draw_condition(data: Mapping[str, Any]) -> Any:
-    """Draw the longest path over n for Jacobians of three sizes."""
     drawing, axes = harness.figure(width=11.6, height=4.4)
     ax = axes[0, 0]
     ax.loglog(data["lengths"], data["lengths"], "--", color="black", label="linear scan, any size")
@@ -458,8 +408,6 @@ def draw_condition(data: Mapping[str, Any]) -> Any:
                   label=f"Blelloch's scan, {row['size']}×{row['size']}")  # fmt: skip
         ax.axvline(row["n"], color=colour, linewidth=0.7)
     ax.set(xlabel="operators n", ylabel="longest path, products of a matrix and a vector")
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
     return drawing
 
 
@@ -480,7 +428,6 @@ def _pipeline(devices: int) -> Schedule:
 
 
 def draw_filling(data: Mapping[str, Any]) -> Any:
-    """Draw the forwards of every device; a colour a micro-batch."""
     from matplotlib import colormaps
 
     devices = data["devices"]
@@ -496,233 +443,63 @@ def draw_filling(data: Mapping[str, Any]) -> Any:
     ax.invert_yaxis()
     ax.axvline(devices, color="black", linestyle="--", linewidth=1, label=f"full: {devices} micro-batches inside")
     ax.set(xlabel="time, forwards of a stage", xlim=(0, 3 * devices - 1))
-    ax.legend(fontsize=8, loc="lower left")
     return drawing
 
 
 FIGURES = (
-    Figure(
-        name="bppsa-fig1",
-        paper="BPPSA",
-        source="Fig. 1, 4 and Alg. 1",
-        kind="exact",
-        run=levels,
-        draw=draw_tree,
-        states="Blelloch's scan: ⌈log₂(n+1)⌉−1 levels up, ⌈log₂(n+1)⌉ down, matrices multiplied on the way up",
-    ),
-    Figure(
-        name="bppsa-fig3",
-        paper="BPPSA",
-        source="Fig. 2, 3 and §5.3",
-        kind="exact",
-        run=hybrid,
-        states="VGG-11's 21 operators: up-sweep L0–L2, linear middle, down-sweep L7–L10",
-    ),
-    Figure(
-        name="bppsa-table1",
-        paper="BPPSA",
-        source="Table 1 and §3.3",
-        kind="exact",
-        run=sparsity,
-        states="guaranteed zeros of VGG-11's first operators, and the memory that CSR saves",
-    ),
-    Figure(
-        name="bppsa-table1-time",
-        rests_on="jacobian",
-        paper="BPPSA",
-        source="Table 1",
-        kind="measured",
-        seconds=180,
-        shows=bppsa_measured.generation,
-        needs=("torch",),
-        states="analytic Jacobians over autograd, column by column",
-    ),
-    Figure(
-        name="bppsa-fig5",
-        paper="BPPSA",
-        source="Fig. 5",
-        kind="executed",
-        seconds=1,
-        run=jacobians,
-        draw=draw_jacobians,
-        states="transposed Jacobians of convolution, ReLU and max-pool",
-    ),
-    Figure(
-        name="bppsa-eq6",
-        paper="BPPSA",
-        source="Eq. 6 and 7",
-        kind="exact",
-        run=complexity,
-        draw=draw_complexity,
-        states="steps Θ(log n) with enough workers, work Θ(n)",
-    ),
-    Figure(
-        name="bppsa-eq8",
-        paper="BPPSA",
-        source="Eq. 8",
-        kind="executed",
-        seconds=1,
-        run=bitstream,
-        states="bitstreams: x_t ~ Bernoulli(0.05 + 0.1 c)",
-    ),
-    Figure(
-        name="bppsa-eq11",
-        paper="BPPSA",
-        source="Eq. 10 and 11",
-        kind="executed",
-        run=gru_jacobian,
-        states="the transposed Jacobian of a GRU's step",
-    ),
-    Figure(
-        name="bppsa-table2",
-        paper="BPPSA",
-        source="Table 2",
-        kind="elsewhere",
-        gpu=True,
-        why="A list of machines: there is nothing to run, and each result here names its own",
-        states="the machines of the paper's measurements, with an RTX 2070 and an RTX 2080 Ti",
-    ),
-    Figure(
-        name="bppsa-table3",
-        paper="BPPSA",
-        source="Table 3",
-        kind="exact",
-        seconds=1,
-        run=features,
-        needs=("audio",),
-        states="features of audio, S / M / L",
-    ),
-    Figure(
-        name="bppsa-fig6",
-        rests_on="convergence",
-        paper="BPPSA",
-        source="Fig. 6 and §3.5",
-        kind="executed",
-        seconds=120,
-        shows=convergence,
-        draw=draw_convergence,
-        needs=("torch", "data"),
-        states="LeNet-5, here on digits: training and test loss by scan and BP lie on each other",
-    ),
-    Figure(
-        name="bppsa-fig7",
-        paper="BPPSA",
-        source="Fig. 7",
-        kind="measured",
-        seconds=60,
-        run=bppsa_measured.wall_clock,
-        draw=bppsa_measured.draw_races,
-        needs=("torch",),
-        gpu=True,
-        states="RNN, T = 1000: loss over time, 2.73× overall",
-    ),
-    Figure(
-        name="bppsa-fig8",
-        paper="BPPSA",
-        source="Fig. 8a–c and Table 4",
-        kind="measured",
-        seconds=180,
-        run=bppsa_measured.lengths,
-        draw=bppsa_measured.draw_table,
-        needs=("torch",),
-        gpu=True,
-        states="RNN over the sequence length: at most 2.75× overall, 108× backward; T = 30 000 2.04× and 52.8×",
-    ),
-    Figure(
-        name="bppsa-fig8-batch",
-        paper="BPPSA",
-        source="Fig. 8d–f and Table 5",
-        kind="measured",
-        seconds=75,
-        run=bppsa_measured.batches,
-        draw=bppsa_measured.draw_table,
-        needs=("torch",),
-        gpu=True,
-        states="RNN over the batch size: speed-ups as each sample has less of the machine",
-    ),
-    Figure(
-        name="bppsa-fig9",
-        paper="BPPSA",
-        source="Fig. 9, Table 6 and §5.2",
-        kind="measured",
-        seconds=90,
-        run=bppsa_measured.gru,
-        draw=bppsa_measured.draw_gru,
-        needs=("torch",),
-        gpu=True,
-        states="GRU on S, M, L: forward, Jacobians and backward; at most 2.36× overall, 13.4× backward",
-    ),
-    Figure(
-        name="bppsa-fig10",
-        rests_on="pruned",
-        paper="BPPSA",
-        source="Fig. 10 and §4.3",
-        kind="executed",
-        seconds=420,
-        shows=pruned,
-        draw=draw_pruned,
-        needs=("torch", "data"),
-        states="97 % pruned VGG-11, here on digits: FLOPs of each scan step and BP operator, accuracy after retraining",
-    ),
-    Figure(
-        name="bppsa-instruments",
-        paper="BPPSA",
-        source="§5.2",
-        kind="executed",
-        seconds=50,
-        run=told_apart,
-        needs=("audio",),
-        states="GRU tells instruments by their sound; here synthetic clips",
-    ),
-    Figure(
-        name="bppsa-fig13",
-        paper="BPPSA",
-        source="Fig. 13 and Table 6",
-        kind="measured",
-        seconds=240,
-        run=bppsa_measured.instruments,
-        draw=bppsa_measured.draw_races,
-        needs=("torch", "audio"),
-        gpu=True,
-        states="GRU on synthetic clips, S, M and L: loss over wall-clock time; 1.26×, 1.47× and 1.65× for B = 16",
-    ),
-    Figure(
-        name="bppsa-space",
-        paper="BPPSA",
-        source="§3.6 and App. B",
-        kind="exact",
-        seconds=1,
-        run=space,
-        draw=draw_space,
-        states="memory of a worker: Θ(max(n/p, 1)) Jacobians of a scan, Θ(L/K + K) activations of GPipe",
-    ),
-    Figure(
-        name="bppsa-condition",
-        paper="BPPSA",
-        source="§3.6",
-        kind="exact",
-        run=condition,
-        draw=draw_condition,
-        states="a scan of dense Jacobians is ahead where P_Blelloch / P_Linear < Θ(n / log n)",
-    ),
-    Figure(
-        name="bppsa-fig11",
-        paper="BPPSA",
-        source="Fig. 11 (App. B)",
-        kind="exact",
-        run=filling,
-        draw=draw_filling,
-        states="GPipe's forward pass: as many micro-batches fill the pipeline as it has devices",
-    ),
-    Figure(
-        name="bppsa-fig12",
-        paper="BPPSA",
-        source="Fig. 12 (App. C)",
-        kind="executed",
-        seconds=40,
-        run=bppsa_measured.accuracies,
-        draw=bppsa_measured.draw_accuracies,
-        needs=("data",),
-        states="PipeDream with Adam, here VGG-11 on digits: 2.6 % top-1 and 1.9 % top-5 below training in turn",
-    ),
-)
+    Figure("bppsa-fig1", "Fig. 1, 4 and Alg. 1", "exact",
+           "Blelloch's scan: ⌈log₂(n+1)⌉−1 levels up, ⌈log₂(n+1)⌉ down, matrices multiplied on the way up", run=levels,
+           draw=draw_tree),
+    Figure("bppsa-fig3", "Fig. 2, 3 and §5.3", "exact",
+           "VGG-11's 21 operators: up-sweep L0–L2, linear middle, down-sweep L7–L10", run=hybrid),
+    Figure("bppsa-table1", "Table 1 and §3.3", "exact",
+           "guaranteed zeros of VGG-11's first operators, and the memory that CSR saves", run=sparsity),
+    Figure("bppsa-table1-time", "Table 1", "measured", "analytic Jacobians over autograd, column by column",
+           rests_on="jacobian", shows=bppsa_measured.generation, seconds=180, needs=("torch",)),
+    Figure("bppsa-fig5", "Fig. 5", "executed", "transposed Jacobians of convolution, ReLU and max-pool", run=jacobians,
+           draw=draw_jacobians, seconds=1),
+    Figure("bppsa-eq6", "Eq. 6 and 7", "exact", "steps Θ(log n) with enough workers, work Θ(n)", run=complexity,
+           draw=draw_complexity),
+    Figure("bppsa-eq8", "Eq. 8", "executed", "bitstreams: x_t ~ Bernoulli(0.05 + 0.1 c)", run=bitstream, seconds=1),
+    Figure("bppsa-eq11", "Eq. 10 and 11", "executed", "the transposed Jacobian of a GRU's step", run=gru_jacobian),
+    Figure("bppsa-table2", "Table 2", "elsewhere",
+           "the machines of the paper's measurements, with an RTX 2070 and an RTX 2080 Ti", gpu=True,
+           why="A list of machines: there is nothing to run, and each result here names its own"),
+    Figure("bppsa-table3", "Table 3", "exact", "features of audio, S / M / L", run=features, seconds=1,
+           needs=("audio",)),
+    Figure("bppsa-fig6", "Fig. 6 and §3.5", "executed",
+           "LeNet-5, here on digits: training and test loss by scan and BP lie on each other", rests_on="convergence",
+           shows=convergence, draw=draw_convergence, seconds=120, needs=("torch", "data")),
+    Figure("bppsa-fig7", "Fig. 7", "measured", "RNN, T = 1000: loss over time, 2.73× overall",
+           run=bppsa_measured.wall_clock, draw=bppsa_measured.draw_races, seconds=60, needs=("torch",), gpu=True),
+    Figure("bppsa-fig8", "Fig. 8a–c and Table 4", "measured",
+           "RNN over the sequence length: at most 2.75× overall, 108× backward; T = 30 000 2.04× and 52.8×",
+           run=bppsa_measured.lengths, draw=bppsa_measured.draw_table, seconds=180, needs=("torch",), gpu=True),
+    Figure("bppsa-fig8-batch", "Fig. 8d–f and Table 5", "measured",
+           "RNN over the batch size: speed-ups as each sample has less of the machine", run=bppsa_measured.batches,
+           draw=bppsa_measured.draw_table, seconds=75, needs=("torch",), gpu=True),
+    Figure("bppsa-fig9", "Fig. 9, Table 6 and §5.2", "measured",
+           "GRU on S, M, L: forward, Jacobians and backward; at most 2.36× overall, 13.4× backward",
+           run=bppsa_measured.gru, draw=bppsa_measured.draw_gru, seconds=90, needs=("torch",), gpu=True),
+    Figure("bppsa-fig10", "Fig. 10 and §4.3", "executed",
+           "97 % pruned VGG-11, here on digits: FLOPs of each scan step and BP operator, accuracy after retraining",
+           rests_on="pruned", shows=pruned, draw=draw_pruned, seconds=420, needs=("torch", "data")),
+    Figure("bppsa-instruments", "§5.2", "executed", "GRU tells instruments by their sound; here synthetic clips",
+           run=told_apart, seconds=50, needs=("audio",)),
+    Figure("bppsa-fig13", "Fig. 13 and Table 6", "measured",
+           "GRU on synthetic clips, S, M and L: loss over wall-clock time; 1.26×, 1.47× and 1.65× for B = 16",
+           run=bppsa_measured.instruments, draw=bppsa_measured.draw_races, seconds=240, needs=("torch", "audio"),
+           gpu=True),
+    Figure("bppsa-space", "§3.6 and App. B", "exact",
+           "memory of a worker: Θ(max(n/p, 1)) Jacobians of a scan, Θ(L/K + K) activations of GPipe", run=space,
+           draw=draw_space, seconds=1),
+    Figure("bppsa-condition", "§3.6", "exact",
+           "a scan of dense Jacobians is ahead where P_Blelloch / P_Linear < Θ(n / log n)", run=condition,
+           draw=draw_condition),
+    Figure("bppsa-fig11", "Fig. 11 (App. B)", "exact",
+           "GPipe's forward pass: as many micro-batches fill the pipeline as it has devices", run=filling,
+           draw=draw_filling),
+    Figure("bppsa-fig12", "Fig. 12 (App. C)", "executed",
+           "PipeDream with Adam, here VGG-11 on digits: 2.6 % top-1 and 1.9 % top-5 below training in turn",
+           run=bppsa_measured.accuracies, draw=bppsa_measured.draw_accuracies, seconds=40, needs=("data",)),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""BPPSA: what is timed beside PyTorch, by the way back that is quickest here and by the scans."""
+"""BPPSA: figures that are timed against PyTorch, by the fastest backward here and by the scans."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ import numpy as np
 
 from benchmarks import harness, workloads
 from benchmarks.harness import Result, import_torch
+from benchmarks.processes import Apart
+from benchmarks.recurrent import measure_recurrent_row
 from benchmarks.schedules import interval, schedule_of
 from benchmarks.workloads import NETWORKS, STAGES, SequenceWorkload, TorchTwin
-from papers.figure import Claim, Context, Found, at_least, median
+from papers.figure import Claim, Context, Found, at_least, judged, median
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.core import threads, timing
-from sparsebp.data import Dataset, epoch_order
+from sparsebp.data import BitstreamDataset, Dataset, epoch_order, synthetic_instruments
 from sparsebp.runtime.pipeline import PipelineExecutor
 
-# BPPSA App. C: PipeDream's stale weights with Adam, beside plain training with Adam.
+# BPPSA App. C: PipeDream's stale weights with Adam, and plain training with Adam.
 
 _RATE, _BATCH, _TOPS = 1e-3, 32, (1, 5)
 _SIDES = ("in turn", "PipeDream")
@@ -46,11 +48,9 @@ def accuracies(context: Context) -> Found:
     for number, (k, paper) in enumerate(zip(_TOPS, (2.6, 1.9), strict=True)):
         lost, width = interval(100 * (top["in turn"][:, number] - top["PipeDream"][:, number]))
         met = lost > width
-        claims.append(Claim(
-            f"top-{k} accuracy lost by PipeDream, points, {len(seeds)} runs", f"{paper}", f"{lost:.1f} ± {width:.1f}",
-            met, "" if met else "Digits and a small VGG-11: within the noise of the runs",
-            _RAN["PipeDream"],
-        ))  # fmt: skip
+        claims.append(judged(f"top-{k} accuracy lost by PipeDream, points, {len(seeds)} runs", f"{paper}",
+                             f"{lost:.1f} ± {width:.1f}", met,
+                             "Digits and a small VGG-11: within the noise of the runs", _RAN["PipeDream"]))  # fmt: skip
     for side in _SIDES:
         means = 100 * top[side].mean(axis=0)
         claims.append(Claim(f"accuracy, {side}: top-1 and top-5, %", "not stated", f"{means[0]:.1f}, {means[1]:.1f}",
@@ -61,7 +61,7 @@ def accuracies(context: Context) -> Found:
 def _train(
     side: str, build: Callable[[], nn.Sequential], data: Any, parts: int, steps: int, seed: int
 ) -> list[list[float]]:  # fmt: skip
-    """Return top-1 and top-5 accuracy after each of so many parts of the training; the pipeline is drained there."""
+    """Return top-1 and top-5 accuracy after each part of the training, where the pipeline is drained."""
     train_set, test_set = data
     given = [train_set.batch(chosen) for chosen in workloads.batches(len(train_set), _BATCH, seed, parts * steps)]
     loss = nn.CrossEntropyLoss()
@@ -98,7 +98,6 @@ def _top(model: nn.Sequential, data: Any) -> list[float]:
 
 
 def draw_accuracies(data: Mapping[str, Any]) -> Any:
-    """Draw the mean accuracies over the steps, with their ranges."""
     drawing, axes = harness.figure(1, len(_TOPS), width=11.6, height=4.2)
     for ax, number, k in zip(axes[0], range(len(_TOPS)), _TOPS, strict=True):
         for side, colour in zip(_SIDES, ("#111827", "#d97706"), strict=True):
@@ -107,8 +106,6 @@ def draw_accuracies(data: Mapping[str, Any]) -> Any:
             ax.errorbar(data["steps"], mean, [mean - runs.min(axis=0), runs.max(axis=0) - mean], color=colour,
                         capsize=3, marker="o", markersize=4, label=f"Adam, {side}")  # fmt: skip
         ax.set(xlabel="batches", ylabel=f"top-{k} accuracy on held-out digits, %")
-        ax.grid(alpha=0.3)
-        ax.legend(fontsize=8, loc="lower right")
     return drawing
 
 
@@ -119,21 +116,12 @@ _STEPS = 32_000 // 16
 
 
 class Sides(NamedTuple):
-    """A row: seconds of an epoch.
+    """A row: seconds of an epoch."""
 
-    Attributes
-    ----------
-    forward
-        The forward pass only.
-    baseline, bppsa
-        Training by PyTorch with cuDNN, and by the paper's scan.
-    prepared
-        The forward pass with the preparation of the Jacobians, where the paper has it; else `forward`.
-    """
-
-    forward: float
-    baseline: float
+    forward: float  # the forward pass only
+    baseline: float  # training by PyTorch with cuDNN, and by the paper's scan
     bppsa: float
+    # The forward pass with the preparation of the Jacobians, where the paper has it; else `forward`.
     prepared: float | None = None
 
     @property
@@ -189,7 +177,7 @@ _WORK = "A scan does about 20 times the work of the recursion, and two cores are
 _BESIDE_JAX = {(100, 16), (1000, 16), (10_000, 16), (1000, 64), (259, 16), (517, 16), (1034, 16)}
 """T and B where JAX is measured too: it compiles some ten seconds for each."""
 WAYS = ("auto", "chunked", "blelloch")
-"""Ways back that are measured; what ``auto`` chose, its row says."""
+"""Backward algorithms that are measured; the row says the choice of ``auto``."""
 _NAMES = {"bp": "plain back-propagation (bp)", "chunked": "chunked scan", "blelloch": "Blelloch's scan"}
 _COLOURS = {"torch.nn": "#dc2626", "auto": "#1e40af", "chunked": "#059669", "blelloch": "#a21caf"}
 _PARTS = (("FP: forward", "#1e40af"), ("FO: Jacobians", "#d97706"), ("backward", "#93c5fd"))
@@ -210,17 +198,13 @@ def generation(result: Result) -> Found:
 
 def wall_clock(context: Context) -> Found:
     """Fig. 7: loss over wall-clock time, RNN(1, 20) on bitstreams, T = 1000, B = 16, ours and PyTorch's."""
-    from sparsebp.data import BitstreamDataset
-
     length = 40 if context.quick else 1000
     data = BitstreamDataset(length, 3200)
     return _races({"": ("RNN", length, 1, 10, data, 2.73, 10 if context.quick else 400)})
 
 
 def instruments(context: Context) -> Found:
-    """Fig. 13: the same for GRU on **synthetic** instruments; the ratios are those of Table 6 for B = 16."""
-    from sparsebp.data import synthetic_instruments
-
+    """Fig. 13: the same for GRU on **synthetic** instruments; with the ratios of Table 6 for B = 16."""
     runs = {}
     for name, steps in {"L": 3}.items() if context.quick else {"S": 400, "M": 200, "L": 100}.items():
         data, _ = synthetic_instruments(name, each=2 if context.quick else 40)  # type: ignore[arg-type]
@@ -230,9 +214,7 @@ def instruments(context: Context) -> Found:
 
 
 def _races(runs: Mapping[str, tuple[str, int, int, int, Any, float, int]]) -> Found:
-    """Train with each way back, beside PyTorch from the same weights on the same batches."""
-    from benchmarks.workloads import SequenceWorkload
-
+    """Train with each backward and in PyTorch, from the same weights on the same batches."""
     claims: list[Claim] = []
     curves: dict[str, dict[str, Any]] = {}
     for name, (cell, length, features, classes, data, paper, steps) in runs.items():
@@ -246,15 +228,14 @@ def _races(runs: Mapping[str, tuple[str, int, int, int, Any, float, int]]) -> Fo
             claims += [
                 at_least(f"{what}: time of {steps} steps over ours", paper, theirs["seconds"][-1] / ours["seconds"][-1],
                          why=_WORK if way == "blelloch" else _NO_CUDNN, ran=_NAMES[ran]),
-                Claim(f"{what}: largest difference of the first losses", "on each other", f"{apart:.1g}", apart < 1e-3,
-                      "" if apart < 1e-3 else "Rounding grows with the steps", _NAMES[ran]),
+                judged(f"{what}: largest difference of the first losses", "on each other", f"{apart:.1g}", apart < 1e-3,
+                       "Rounding grows with the steps", _NAMES[ran]),
             ]  # fmt: skip
             curves.setdefault(what, {"torch.nn": theirs})[f"sparsebp, {ran}"] = ours
     return Found(tuple(claims), curves)
 
 
 def draw_races(data: Mapping[str, Any]) -> Any:
-    """Draw loss over wall-clock time, a panel a training."""
     drawing, axes = harness.figure(1, len(data), width=11.6, height=4.2)
     for ax, (what, sides) in zip(axes[0], data.items(), strict=True):
         for (name, side), colour in zip(sides.items(), ("#dc2626", "#1e40af", "#a21caf"), strict=False):
@@ -262,7 +243,6 @@ def draw_races(data: Mapping[str, Any]) -> Any:
                     label=name)  # fmt: skip
         ax.set(xlabel="wall-clock time, s", ylabel="training loss")
         ax.set_title(what, fontsize=9)
-        ax.legend(fontsize=8)
     return drawing
 
 
@@ -286,7 +266,7 @@ def batches(context: Context) -> Found:
 
 
 def gru(context: Context) -> Found:
-    """Fig. 9 and Table 6: GRU on the features S, M and L with B of 16, 32 and 64; what the Jacobians cost."""
+    """Fig. 9 and Table 6: GRU on the features S, M and L with B of 16, 32 and 64; and the cost of the Jacobians."""
     sizes = {"S": (12, 38)} if context.quick else {"S": (259, 38), "M": (517, 24), "L": (1034, 12)}
     points = {(size[0], batch, size[1]): (name, batch) for name, size in sizes.items()
               for batch in ((16,) if context.quick else (16, 32, 64))}  # fmt: skip
@@ -298,19 +278,13 @@ def gru(context: Context) -> Found:
     for row in rows:
         if row["way"] == "blelloch":
             wanted, ours = paper[row["length"], row["batch"]].overhead, row["prepare"] / row["torch"]["step"]
-            shares.append(Claim(f"{_named(row)}: the Jacobians' share of torch.nn's step (FO)", f"{wanted:.0%}",
-                                f"{ours:.0%}", ours <= wanted, "" if ours <= wanted else _WORK,
-                                _NAMES["blelloch"]))  # fmt: skip
+            shares.append(judged(f"{_named(row)}: the Jacobians' share of torch.nn's step (FO)", f"{wanted:.0%}",
+                                 f"{ours:.0%}", ours <= wanted, _WORK, _NAMES["blelloch"]))  # fmt: skip
     return Found((*_largest("GRU", 2.36, 13.4, rows), *_table(rows, paper), *shares), {"rows": rows})
 
 
 def _measured(context: Context, cell: str, points: Sequence[tuple[int, int, int | None]]) -> list[dict[str, Any]]:
-    """Return a row for every way back at every point (T, B, features), each beside PyTorch in the same rounds."""
-    from benchmarks import harness
-    from benchmarks.processes import Apart
-    from benchmarks.recurrent import measure_recurrent_row
-    from benchmarks.workloads import SequenceWorkload
-
+    """Return a row for every backward at every point (T, B, features), each in turn with PyTorch."""
     few: dict[str, Any] = {"rounds": 2, "least_rounds": 2, "warmup": 1}
     rounds = few if context.quick else {"rounds": 7, "least_rounds": 3, "budget": 1.0}
     rows, count = [], threads.most_threads()
@@ -404,7 +378,6 @@ def _table(rows: Sequence[Mapping[str, Any]], paper: Mapping[tuple[int, int], Si
 
 
 def draw_table(data: Mapping[str, Any]) -> Any:
-    """Draw latency and speed-up of the backward, and the parts of a step, over T or over 1 / B, as Fig. 8."""
     rows = data["rows"]
     key = "length" if len({row["length"] for row in rows}) > 1 else "batch"
     drawing, axes = harness.figure(1, 3, width=11.6, height=6.2)
@@ -422,15 +395,11 @@ def draw_table(data: Mapping[str, Any]) -> Any:
     faster.axhline(1, color="grey", linewidth=0.8)
     latency.set(xlabel=named, ylabel="backward, ms an iteration")
     faster.set(xlabel=named, ylabel="backward: times faster than torch.nn")
-    for ax in (latency, faster):
-        ax.grid(alpha=0.3)
     _draw_parts(parts, sorted(rows, key=lambda row: (place(row), WAYS.index(row["way"]))))
-    harness.legend_below(drawing, *latency.get_legend_handles_labels(), columns=4)
     return drawing
 
 
 def draw_gru(data: Mapping[str, Any]) -> Any:
-    """Draw the parts of a step for every set and batch size, as Fig. 9."""
     drawing, axes = harness.figure(width=11.6, height=1.6 + 0.24 * len(data["rows"]))
     _draw_parts(axes[0, 0], data["rows"])
     return drawing
@@ -457,19 +426,18 @@ def _draw_parts(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     ax.invert_yaxis()
     ax.margins(x=0.12)
     ax.set(xlabel="time, in steps of torch.nn")
-    ax.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
 
 
 # Two trainings from the same weights on the same batches: their losses over wall-clock time.
 
 _EVERY = 10
-"""Steps between two losses: each is the mean over the training batches of so many steps."""
+"""Steps between two losses, which are means over their batches."""
 
 
 def race(workload: SequenceWorkload, data: Dataset, steps: int) -> dict[str, Any]:
     """Return seconds and losses of both sides; steps are taken in turn, and each side's clock runs in its own alone.
 
-    The losses are those of the batches before the step that they lead to, outside of the clock. The first step, which
+    Losses are taken before the step and not timed. The first step, which
     compiles, is on no clock.
     """
     torch = import_torch()

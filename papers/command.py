@@ -36,11 +36,11 @@ def reproduce(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Reproduce figures and tables of the papers: what each states, and what comes out here.
+    """Reproduce figures and tables of the papers: each statement, and our result.
 
     Each leaves a JSON file and, where there is something to draw, a picture with
-    the paper's axes. "all" leaves out what needs a package or a machine that
-    is not there, and says so. Exits with 1 if one could not be run.
+    the paper's axes. "all" leaves out figures that need a missing package or
+    machine, and says so. Exits with 1 if one could not be run.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def reproduce(
     if measured is not None and not measured.is_dir():
         raise OptionError("The folder of results is not there", expected="a folder with results of benchmarks",
                           got=str(measured), remedy="Leave --measured out to measure")  # fmt: skip
-    prepare_folder(folder)  # before what may take an hour
+    prepare_folder(folder)  # before an hour of work
     context = Context(quick, folder / "benchmarks", measured, lambda line: None)
     failed = False
     for number, figure in enumerate(chosen, 1):
@@ -82,7 +82,7 @@ def reproduce(
 
 
 def _one(figure: Figure, context: Context, folder: Path, json: bool, whole: bool) -> bool:
-    """Run a figure and print what came out; return whether it could be run, or may be left out."""
+    """Run a figure and print its result; return whether it could be run, or may be left out."""
     missing = [need for need in figure.needs if importlib.util.find_spec(_PACKAGES[need]) is None]
     if missing and whole:
         _say(figure.name, "left out", f"it needs pip install 'sparsebp[{','.join(missing)}]'", json)

@@ -16,13 +16,25 @@ from benchmarks.harness import Result
 from benchmarks.scaling import P40, asynchronous, cut, data_parallel, scaling_papers_networks
 from benchmarks.schedules import narrow
 from benchmarks.workloads import NETWORKS, LastStep
-from papers.figure import Claim, Context, Figure, Found, claim, draw_ranges, drawn_timelines, elsewhere, near, speed_ups
+from papers.figure import (
+    Claim,
+    Context,
+    Figure,
+    Found,
+    claim,
+    draw_ranges,
+    drawn_timelines,
+    elsewhere,
+    judged,
+    near,
+    speed_ups,
+)
 from sparsebp import models, nn
 from sparsebp.core import threads, timing
 from sparsebp.schedule import Action, Costs, Network, simulate
 from sparsebp.schedule.builders import dualpipe2018, pipedream
 
-# DualPipe and SpecTrain: what is trained for its figures: weights predicted, accuracy, steps to convergence.
+# Trained for the figures: weights predicted, accuracy, steps to convergence.
 
 SIDES = ("synchronous", "vanilla", "stashing", "SpecTrain")
 RAN = {
@@ -36,8 +48,8 @@ _SIZES: dict[str, dict[str, Any]] = {"SNN": {"layers": 8, "width": 128}, "VGG-11
 _STEPS = {"SNN": 400, "VGG-11": 250}
 _SEEDS = range(5)
 _MARGIN = 0.021
-"""What stale weights cost the paper's networks on average: an interval wider than that decides nothing."""
-_THEIRS = {  # vanilla, stashing, SpecTrain: accuracy minus that of data-parallel training, Table 1
+"""Mean loss by stale weights in the paper: a wider interval decides nothing."""
+_THEIRS = {  # vanilla, stashing, SpecTrain: accuracy minus data-parallel training's, Table 1
     "SNN": ("SNN", -0.0003, -0.004, 0.022), "VGG-11": ("VGG16", -0.0024, 0.0016, 0.0056),
 }  # fmt: skip
 _SMOOTH = 20
@@ -139,7 +151,7 @@ def smoothed(losses: Any) -> np.ndarray:
 def _time(what: str, paper: str, most: float, ours: float, steps: Mapping[str, int] | None) -> Claim:
     ran = "" if steps is None else ", ".join(f"{side} {count} steps" for side, count in steps.items())
     why = "In the simulator DualPipe is hardly faster than PipeDream, and data-parallel workers hide their sums"
-    return Claim(what, paper, f"{ours:.3f}", ours <= most, "" if ours <= most else why, ran)
+    return judged(what, paper, f"{ours:.3f}", ours <= most, why, ran)
 
 
 def snn_prediction(context: Context) -> Found:
@@ -155,17 +167,16 @@ def snn_prediction(context: Context) -> Found:
         predicted, stale = (np.array([getattr(d, key) for d in chosen]) for key in ("predicted", "stale"))
         curves[str(s)] = {"predicted": predicted.tolist(), "stale": stale.tolist()}
         below, ratio = float((predicted < stale).mean()), float(predicted.mean() / stale.mean())
-        claims.append(Claim(f"s = {s}: mean RMSE of predicted over stale weights", "below 1" if s < 3 else "0.015",
-                            f"{ratio:.3f}", ratio < (1 if s < 3 else 0.016),
-                            "" if ratio < (1 if s < 3 else 0.016) else _SPIKES.format(stale.max() / stale.mean()),
-                            RAN["SpecTrain"]))  # fmt: skip
-        claims.append(Claim(f"s = {s}: steps at which the predicted weights are the nearer ones", "all",
-                            f"{below:.1%}", below == 1, "" if below == 1 else "The direction of a step changes",
-                            RAN["SpecTrain"]))  # fmt: skip
+        claims.append(judged(f"s = {s}: mean RMSE of predicted over stale weights", "below 1" if s < 3 else "0.015",
+                             f"{ratio:.3f}", ratio < (1 if s < 3 else 0.016),
+                             _SPIKES.format(stale.max() / stale.mean()), RAN["SpecTrain"]))  # fmt: skip
+        claims.append(judged(f"s = {s}: steps at which the predicted weights are the nearer ones", "all",
+                             f"{below:.1%}", below == 1, "The direction of a step changes",
+                             RAN["SpecTrain"]))  # fmt: skip
     means = [float(np.mean(curve["stale"])) for curve in curves.values()]
-    claims.append(Claim("mean RMSE of stale weights, s = 1, 2, 3", "grows with s", ", ".join(f"{m:.2g}" for m in means),
-                        means == sorted(means), "" if means == sorted(means) else "Each s is of other layers",
-                        RAN["SpecTrain"]))  # fmt: skip
+    claims.append(judged("mean RMSE of stale weights, s = 1, 2, 3", "grows with s",
+                         ", ".join(f"{m:.2g}" for m in means), means == sorted(means), "Each s is of other layers",
+                         RAN["SpecTrain"]))  # fmt: skip
     return Found(tuple(claims), {"curves": curves})
 
 
@@ -173,14 +184,12 @@ _SPIKES = "There it comes from spikes of the stale error, above 1000 times its m
 
 
 def draw_snn_prediction(data: Mapping[str, Any]) -> Any:
-    """Draw both errors over the steps, a panel an s."""
     drawing, axes = harness.figure(1, 3, width=9.0, height=3.0)
     for ax, (s, curve) in zip(axes[0], data["curves"].items(), strict=True):
         for name, colour in (("stale", "#c2410c"), ("predicted", "#1e40af")):
             ax.plot(curve[name], linewidth=0.8, color=colour, label=name)
         ax.set(xlabel="step", title=f"s = {s}", yscale="log")
     axes[0, 0].set_ylabel("RMSE")
-    axes[0, 0].legend(fontsize=7)
     return drawing
 
 
@@ -226,15 +235,20 @@ def timelines(context: Context) -> Found:
     ))  # fmt: skip
 
 
+def draw_both(data: Mapping[str, Any]) -> Any:
+    built = [build(workers=4, stages=4, microbatches=12) for build in (pipedream, dualpipe2018)]
+    return drawn_timelines(built, _units(4))
+
+
 def prediction(result: Result) -> Found:
-    """Fig. 9's footnote: the error of predicted weights beside that of stale ones, of other networks too."""
+    """Fig. 9's footnote: the errors of predicted and of stale weights, of other networks too."""
     rows = [row for row in result["rows"]
             if row["side"] == "SpecTrain" and "predicted_forward" in row]  # fmt: skip
     claims = tuple(
-        Claim(f"{row['network']}, rate {row['rate']:g}: RMSE of predicted over stale weights, forward", "below 1",
-              f"{row['predicted_forward'] / row['stale_forward']:.2f}", row["predicted_forward"] < row["stale_forward"],
-              "" if row["predicted_forward"] < row["stale_forward"] else "The direction of the steps changes too often",
-              RAN["SpecTrain"])
+        judged(f"{row['network']}, rate {row['rate']:g}: RMSE of predicted over stale weights, forward", "below 1",
+               f"{row['predicted_forward'] / row['stale_forward']:.2f}",
+               row["predicted_forward"] < row["stale_forward"], "The direction of the steps changes too often",
+               RAN["SpecTrain"])
         for row in rows
     )  # fmt: skip
     return Found(claims, {"rows": [
@@ -243,21 +257,8 @@ def prediction(result: Result) -> Found:
     ]})  # fmt: skip
 
 
-def draw_prediction(data: Mapping[str, Any]) -> Any:
-    """Draw both errors."""
-    rows = data["rows"]
-    drawing, ax = harness.bar_chart(
-        [row["name"] for row in rows],
-        [("predicted", "#1e40af", [row["predicted"] for row in rows]),
-         ("stale", "#c2410c", [row["stale"] for row in rows])],
-        "RMSE from the weights that are used later", each=0.5,
-    )  # fmt: skip
-    ax.legend(fontsize=8)
-    return drawing
-
-
 def accuracy(result: Result) -> Found:
-    """Table 1 after few steps, where staleness hurts: accuracy minus that of training without staleness."""
+    """Table 1 after few steps, where staleness hurts: accuracy minus synchronous training's."""
     claims = []
     for row in result["rows"]:
         if row["side"] not in RAN:
@@ -290,19 +291,16 @@ def learning_curves(result: Result) -> Found:
         ):  # fmt: skip
             what = f"Transformer, {level} rate: last losses of SpecTrain and of {other}"
             ours = f"{predicted:.3f} and {loss:.3f}"
-            claims.append(Claim(what, paper, ours, met, "" if met else why, RAN["SpecTrain"]))
+            claims.append(judged(what, paper, ours, met, why, RAN["SpecTrain"]))
     return Found(tuple(claims), {"curves": kept})
 
 
 def draw_curves(data: Mapping[str, Any]) -> Any:
-    """Draw the losses."""
     drawing, axes = harness.figure()
     for name, loss in data["curves"].items():
         if name.endswith("moderate") and np.ndim(loss) == 1:
             axes[0, 0].plot(loss, linewidth=1, label=name.split(",")[0])
     axes[0, 0].set(xlabel="step", ylabel="training loss")
-    if axes[0, 0].lines:  # every run may have diverged
-        axes[0, 0].legend(fontsize=8)
     return drawing
 
 
@@ -331,15 +329,6 @@ def transfers(context: Context) -> Found:
         near("mean, geometric (within 10 %)", 13.4, geometric_mean(ratios.values()),
              "Five networks, without Inception v4; the paper does not say how it counts"),
     ), {"rows": [{"name": name, "ratio": ratio} for name, ratio in ratios.items()]})  # fmt: skip
-
-
-def draw_transfers(data: Mapping[str, Any]) -> Any:
-    """Draw the ratios."""
-    rows = data["rows"]
-    drawing, ax = harness.bar_chart([row["name"] for row in rows], [("", "#1e40af", [row["ratio"] for row in rows])],
-                                     "bytes a batch, data-parallel over model-parallel", each=0.4)  # fmt: skip
-    ax.set_xscale("log")
-    return drawing
 
 
 def breakdown(context: Context) -> Found:
@@ -384,7 +373,7 @@ _SIMULATED = "Simulated from data sheets; five networks, without Inception v4, i
 
 
 def backward_time(context: Context) -> Found:
-    """Fig. 7: time of a backward over that of a forward, of networks like the paper's six, on this machine."""
+    """Fig. 7: time of a backward over a forward, of networks like the paper's six, on this machine."""
     rounds = {"rounds": 2, "least_rounds": 2, "warmup": 1} if context.quick else {"rounds": 9, "budget": 6.0}
     claims, rows = [], []
     count = threads.most_threads()
@@ -403,14 +392,14 @@ def backward_time(context: Context) -> Found:
             timings = timing.measure({"forward": forth, "backward": timing.Call(back, forth)}, **rounds)
             ratio = timings["backward"].median / timings["forward"].median
             rows.append({"name": name, "ratio": ratio})
-            claims.append(Claim(f"{name}: backward over forward", "above 1, up to 3.3×", f"{ratio:.2f}×",
-                                1 < ratio <= 3.3, "" if 1 < ratio <= 3.3 else "Other kernels, on a CPU",
-                                f"bp, one stream, {count} threads"))  # fmt: skip
+            claims.append(judged(f"{name}: backward over forward", "above 1, up to 3.3×", f"{ratio:.2f}×",
+                                 1 < ratio <= 3.3, "Other kernels, on a CPU",
+                                 f"bp, one stream, {count} threads"))  # fmt: skip
     return Found(tuple(claims), {"rows": rows})
 
 
 def _networks(quick: bool) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], int]]:
-    """Return what makes each network, the shape of a batch, and its samples."""
+    """Return each network's constructor, the shape of a batch, and its samples."""
     if quick:
         return {"SNN, 4 × 16": (lambda: narrow(4, 16), (8, 16), 8)}
     return {
@@ -430,152 +419,44 @@ def _lstms(layers: int, units: int) -> Any:
     return nn.Sequential(*(nn.LSTM(units, units, rng=number) for number in range(layers)), LastStep(), head)
 
 
-def draw_ratios(data: Mapping[str, Any]) -> Any:
-    """Draw the ratios beside the paper's largest."""
-    rows = data["rows"]
-    drawing, ax = harness.bar_chart([row["name"] for row in rows], [("", "#1e40af", [row["ratio"] for row in rows])],
-                                     "backward over forward time (dashed: the paper's largest)", each=0.4)  # fmt: skip
-    ax.axvline(3.3, color="#6b7280", linewidth=0.8, linestyle="--")
-    return drawing
-
+_PREDICTION = harness.bars("{name}", {"predicted": "predicted", "stale": "stale"},
+                           "RMSE from the weights that are used later")  # fmt: skip
+_TRANSFERS = harness.bars("{name}", {"ratio": ""}, "bytes a batch, data-parallel over model-parallel",
+                          each=0.4, log=True)  # fmt: skip
+_RATIOS = harness.bars("{name}", {"ratio": ""}, "backward over forward time (dashed: the paper's largest)",
+                       each=0.4, line=3.3)  # fmt: skip
 
 FIGURES = (
-    Figure(
-        name="spectrain-fig3",
-        paper="SpecTrain",
-        source="Fig. 1–3",
-        kind="exact",
-        run=transfers,
-        draw=draw_transfers,
-        states="bytes between four GPUs a batch: data-parallel 13.4 times model-parallel on average, 528 at most",
-    ),
-    Figure(
-        name="spectrain-fig4",
-        paper="SpecTrain",
-        source="Fig. 4 and 11",
-        kind="simulated",
-        seconds=2,
-        run=breakdown,
-        gpu=True,
-        states="shares of a step: transfers 26.7, 1.9 and 2.2 %, idle by imbalance 38.6 and 11.5 %",
-    ),
-    Figure(
-        name="spectrain-fig6",
-        paper="SpecTrain",
-        source="Fig. 6",
-        kind="exact",
-        run=timelines,
-        draw=lambda data: drawn_timelines(
-            [build(workers=4, stages=4, microbatches=12) for build in (pipedream, dualpipe2018)], _units(4)
-        ),
-        states="timelines of PipeDream and DualPipe",
-    ),
-    Figure(
-        name="spectrain-fig7",
-        paper="SpecTrain",
-        source="Fig. 7",
-        kind="measured",
-        seconds=60,
-        run=backward_time,
-        draw=draw_ratios,
-        gpu=True,
-        states="a backward takes up to 3.3 times a forward",
-    ),
-    Figure(
-        name="spectrain-fig8",
-        paper="SpecTrain",
-        source="Fig. 8",
-        kind="exact",
-        run=fifth_batch,
-        states="the round trip of the 5th batch and its weight versions",
-    ),
-    Figure(
-        name="spectrain-eq5",
-        paper="SpecTrain",
-        source="Eq. 5 and 6",
-        kind="exact",
-        run=versions,
-        states="version differences 2N − k − 2 and k",
-    ),
-    Figure(
-        name="spectrain-fig9",
-        paper="SpecTrain",
-        source="Fig. 9, Eq. 1 and 4",
-        kind="executed",
-        seconds=20,
-        run=snn_prediction,
-        draw=draw_snn_prediction,
-        needs=("data",),
-        states="an SNN: RMSE of predicted and of stale weights by version difference",
-    ),
-    Figure(
-        name="spectrain-fig9-nets",
-        rests_on="spectrain",
-        paper="SpecTrain",
-        source="Fig. 9, footnote 3",
-        kind="executed",
-        seconds=1500,
-        shows=prediction,
-        draw=draw_prediction,
-        needs=("data",),
-        states="other models show similar results",
-    ),
-    Figure(
-        name="spectrain-table1",
-        paper="SpecTrain",
-        source="Table 1",
-        kind="executed",
-        seconds=420,
-        run=trained_accuracy,
-        needs=("data",),
-        states="SpecTrain keeps the accuracy that staleness costs; here with the paper's rates and batch, smaller "
-        "networks, digits, and 250 to 400 steps in place of 5000",
-    ),
-    Figure(
-        name="spectrain-hard",
-        rests_on="spectrain",
-        paper="SpecTrain",
-        source="Table 1",
-        kind="executed",
-        seconds=1500,
-        shows=accuracy,
-        needs=("data",),
-        states="the same within 60 to 250 steps of batch 32, where staleness hurts",
-    ),
-    Figure(
-        name="spectrain-fig13",
-        paper="SpecTrain",
-        source="Fig. 13",
-        kind="simulated",
-        seconds=420,
-        run=to_convergence,
-        gpu=True,
-        needs=("data",),
-        states="time to convergence: 33.8 % of data-parallel, 42.1 % of PipeDream; steps trained here, their time "
-        "simulated",
-    ),
-    Figure(
-        name="spectrain-fig12",
-        rests_on="spectrain",
-        paper="SpecTrain",
-        source="Fig. 5 and 12",
-        kind="executed",
-        seconds=1500,
-        shows=learning_curves,
-        draw=draw_curves,
-        needs=("data",),
-        states="learning curves of the Transformer",
-    ),
-    Figure(
-        name="spectrain-fig10",
-        rests_on="scaling-papers",
-        paper="SpecTrain",
-        source="Fig. 10",
-        kind="simulated",
-        seconds=30,
-        shows=throughput,
-        draw=draw_ranges,
-        gpu=True,
-        states="throughput: 2.64× data-parallel, 1.68× PipeDream, geometric means",
-    ),
-)
+    Figure("spectrain-fig3", "Fig. 1–3", "exact",
+           "bytes between four GPUs a batch: data-parallel 13.4 times model-parallel on average, 528 at most",
+           run=transfers, draw=_TRANSFERS),
+    Figure("spectrain-fig4", "Fig. 4 and 11", "simulated",
+           "shares of a step: transfers 26.7, 1.9 and 2.2 %, idle by imbalance 38.6 and 11.5 %", run=breakdown,
+           seconds=2, gpu=True),
+    Figure("spectrain-fig6", "Fig. 6", "exact", "timelines of PipeDream and DualPipe", run=timelines, draw=draw_both),
+    Figure("spectrain-fig7", "Fig. 7", "measured", "a backward takes up to 3.3 times a forward", run=backward_time,
+           draw=_RATIOS, seconds=60, gpu=True),
+    Figure("spectrain-fig8", "Fig. 8", "exact", "the round trip of the 5th batch and its weight versions",
+           run=fifth_batch),
+    Figure("spectrain-eq5", "Eq. 5 and 6", "exact", "version differences 2N − k − 2 and k", run=versions),
+    Figure("spectrain-fig9", "Fig. 9, Eq. 1 and 4", "executed",
+           "an SNN: RMSE of predicted and of stale weights by version difference", run=snn_prediction,
+           draw=draw_snn_prediction, seconds=20, needs=("data",)),
+    Figure("spectrain-fig9-nets", "Fig. 9, footnote 3", "executed", "other models show similar results",
+           rests_on="spectrain", shows=prediction, draw=_PREDICTION, seconds=1500, needs=("data",)),
+    Figure("spectrain-table1", "Table 1", "executed",
+           "SpecTrain keeps the accuracy that staleness costs; here with the paper's rates and batch, smaller "
+           "networks, digits, and 250 to 400 steps in place of 5000", run=trained_accuracy, seconds=420,
+           needs=("data",)),
+    Figure("spectrain-hard", "Table 1", "executed",
+           "the same within 60 to 250 steps of batch 32, where staleness hurts", rests_on="spectrain", shows=accuracy,
+           seconds=1500, needs=("data",)),
+    Figure("spectrain-fig13", "Fig. 13", "simulated",
+           "time to convergence: 33.8 % of data-parallel, 42.1 % of PipeDream; steps trained here, their time "
+           "simulated", run=to_convergence, seconds=420, needs=("data",), gpu=True),
+    Figure("spectrain-fig12", "Fig. 5 and 12", "executed", "learning curves of the Transformer", rests_on="spectrain",
+           shows=learning_curves, draw=draw_curves, seconds=1500, needs=("data",)),
+    Figure("spectrain-fig10", "Fig. 10", "simulated",
+           "throughput: 2.64× data-parallel, 1.68× PipeDream, geometric means", rests_on="scaling-papers",
+           shows=throughput, draw=draw_ranges, seconds=30, gpu=True),
+)  # fmt: skip

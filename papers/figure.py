@@ -1,4 +1,4 @@
-"""What a figure of a paper is, how it is run, and what a run leaves: JSON, and a picture with the paper's axes."""
+"""Figures of papers, their claims, and their runs, which leave JSON and a picture with the paper's axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import harness
 from benchmarks.harness import Result, environment, load_result
 from benchmarks.scaling import WITHIN, judge_scaling_papers
 from sparsebp.core.errors import FileFormatError, MissingDependencyError
-from sparsebp.core.files import json_line, prepare_folder, write_atomically, write_figure
+from sparsebp.core.files import json_line, parse_json, prepare_folder, read_file, write_atomically, write_figure
 from sparsebp.schedule import Costs, Schedule, simulate
 
 Kind: TypeAlias = Literal["exact", "executed", "measured", "simulated", "elsewhere"]
@@ -28,40 +28,26 @@ PAPERS = {
 }
 
 _LACKING = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What a benchmark's result raises that is not as a figure reads it; it may come from a file."""
+"""Errors of a figure when a benchmark's result, which may come from a file, lacks something."""
 _LEFT_OUT = "A quick run leaves it out: its networks are too large"
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """One statement of a figure, and what comes out here.
+    """One statement of a figure, and our result."""
 
-    Attributes
-    ----------
-    what
-        What is stated.
-    paper, ours
-        The paper's number and ours, as texts.
-    met
-        Whether ours is as good; None: it is not decided, or cannot be compared.
-    why
-        Why it is missed, not decided or cannot be compared.
-    ran
-        What ran, where that is a choice: the way back (``bp``, ``blelloch``, …), the order, the schedule, the
-        optimizer. Every claim of a measured figure says it.
-    """
-
-    what: str
-    paper: str
+    what: str  # the statement
+    paper: str  # the paper's number and ours, as texts
     ours: str
-    met: bool | None
-    why: str = ""
+    met: bool | None  # whether ours is as good; None: it is not decided, or cannot be compared
+    why: str = ""  # why it is missed, not decided or cannot be compared
+    # Backward algorithm, order, schedule, optimizer, as far as they are choices; in every claim of a measured figure.
     ran: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a figure's run returns: its claims, and what its picture shows."""
+    """The result of a figure: claims, and data for its picture."""
 
     claims: tuple[Claim, ...]
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -69,35 +55,17 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a figure is run with.
+    """Options of a run, and results of benchmarks so far."""
 
-    Attributes
-    ----------
-    quick
-        Small sizes and few rounds: that it runs, not what it measures.
-    folder
-        Where results of benchmarks go.
-    measured
-        A folder with results of ``python -m benchmarks`` that are taken instead of measuring again.
-    echo
-        Takes every line that is printed.
-    """
-
-    quick: bool
-    folder: Path
-    measured: Path | None
-    echo: Callable[[str], None]
+    quick: bool  # small sizes and few rounds: a smoke test
+    folder: Path  # where results of benchmarks go
+    measured: Path | None  # A folder with results of ``python -m benchmarks`` that are taken instead of measuring again
+    echo: Callable[[str], None]  # takes every line that is printed
     results: dict[str, Result] = dataclasses.field(default_factory=dict)
-    """What benchmarks have left already: several figures may rest on one."""
+    """Results of benchmarks so far: several figures may rest on one."""
 
     def benchmark(self, name: str) -> Result:
-        """Return the result of a benchmark: that in `measured` if it is there, else of a run now.
-
-        Raises
-        ------
-        FileFormatError
-            What is there is no whole result of that benchmark.
-        """
+        """Return the result of a benchmark: that in `measured` if it is there, else of a run now."""
         if name not in self.results:
             path = None if self.measured is None else self.measured / f"{name}.json"
             if path is not None and path.exists():
@@ -114,52 +82,28 @@ class Context:
         return self.results[name]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure, a table or a numbered statement of a paper.
+    """A figure, a table or a numbered statement of a paper."""
 
-    Attributes
-    ----------
-    name
-        What ``python -m papers`` calls it.
-    paper
-        A key of `PAPERS`.
-    source
-        Its place in the paper.
-    states
-        What it states, in a line.
-    kind
-        How ours is obtained.
-    seconds
-        What a whole run takes here; 0: less than one.
-    run
-        Returns what comes out.
-    rests_on, shows
-        Instead of `run`: the benchmark that it rests on, and what returns what its result shows. Without either it is
-        not run here, and `why` says what it would take.
-    draw
-        Draws the data into a Matplotlib figure, with the paper's axes; None: there is nothing to draw.
-    needs
-        What a run needs beside the package: ``"torch"``, ``"audio"``, ``"data"``, ``"mpi"``.
-    gpu
-        Whether the paper's own form needs a GPU.
-    why
-        Why it is not run here.
-    """
-
-    name: str
-    paper: str
-    source: str
-    states: str
+    name: str  # on the command line; begins with the paper's
+    source: str  # where it stands in the paper
     kind: Kind
-    seconds: int = 0
+    states: str  # its statement, in a line
     run: Callable[[Context], Found] | None = None
+    # Instead of `run`: a benchmark, and a function of its result. With neither, `why` says why it is not run here.
     rests_on: str | None = None
     shows: Callable[[Result], Found] | None = None
-    draw: Callable[[Mapping[str, Any]], Any] | None = None
-    needs: tuple[str, ...] = ()
-    gpu: bool = False
+    draw: Callable[[Mapping[str, Any]], Any] | None = None  # takes `Found.data`; returns a Matplotlib figure
+    seconds: int = 0  # of a full run; 0 is less than one
+    needs: tuple[str, ...] = ()  # optional packages: "torch", "audio", "data", "mpi"
+    gpu: bool = False  # the paper's own form needs a GPU
     why: str = ""
+
+    @property
+    def paper(self) -> str:
+        """Key of `PAPERS`."""
+        return next(paper for paper in PAPERS if self.name.startswith(f"{paper.lower()}-"))
 
     @property
     def here(self) -> bool:
@@ -168,21 +112,11 @@ class Figure:
 
     @property
     def command(self) -> str:
-        """What runs it."""
+        """The command line that runs it."""
         return f"python -m papers {self.name}"
 
     def reproduce(self, context: Context, out: Path) -> dict[str, Any]:
-        """Run the figure, write ``<name>.json`` and ``<name>.png`` into `out`, and return what the JSON holds.
-
-        Raises
-        ------
-        MissingDependencyError
-            A package that it needs is not installed.
-        FileFormatError
-            The result of the benchmark that it rests on lacks what it shows.
-        OutputError
-            A file cannot be written.
-        """
+        """Run the figure, write ``<name>.json`` and ``<name>.png`` into `out`, and return the JSON's content."""
         begin = time.monotonic()
         found = self._found(context)
         shown = context.results[self.rests_on] if self.rests_on else {"quick": context.quick}
@@ -199,7 +133,7 @@ class Figure:
         return result
 
     def _found(self, context: Context) -> Found:
-        """Run it; what a benchmark's result lacks is said in a sentence, for it may come from a file."""
+        """Run it, or show a benchmark's result, which may come from a file and lack something."""
         if self.run is not None:
             return self.run(context)
         if self.rests_on is None or self.shows is None:
@@ -228,11 +162,9 @@ class Figure:
             if self.rests_on is None:
                 raise
             raise self._lacks(error) from error
-        drawing.suptitle(f"{self.paper}, {self.source}: {self.states}", fontsize=9, wrap=True)
-        return drawing
+        return harness.finish(drawing, f"{self.paper}, {self.source}: {self.states}", fontsize=9, wrap=True)
 
     def _lacks(self, error: Exception) -> FileFormatError:
-        """Return what to say of a benchmark's result that is not as it has to be."""
         return FileFormatError(
             f"The result of python -m benchmarks {self.rests_on} lacks what {self.name} shows",
             expected="the fields and rows of a whole run of this version", got=f"{type(error).__name__}: {error}",
@@ -241,15 +173,7 @@ class Figure:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what `Figure.reproduce` has written.
-
-    Raises
-    ------
-    FileFormatError
-        It is something else.
-    """
-    from sparsebp.core.files import parse_json, read_file
-
+    """Read a result of `Figure.reproduce`."""
     remedy = "Run python -m papers again"
     content = read_file(path, f"{path} cannot be read", expected="a result of python -m papers", remedy=remedy)
     try:
@@ -262,6 +186,11 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def judged(what: str, paper: str, ours: str, met: bool | None, missed: str, ran: str = "") -> Claim:
+    """Return a claim; `missed` says why, unless it is met."""
+    return Claim(what, paper, ours, met, "" if met else missed, ran)
+
+
 def claim(what: str, paper: Any, ours: Any, *, why: str = "", ran: str = "") -> Claim:
     """Return a claim that holds if both are equal."""
     return Claim(what, str(paper), str(ours), ours == paper, why, ran)
@@ -270,7 +199,7 @@ def claim(what: str, paper: Any, ours: Any, *, why: str = "", ran: str = "") -> 
 def at_least(what: str, paper: float, ours: float, *, why: str = "", form: str = "{:.3g}×", ran: str = "") -> Claim:
     """Return a claim that holds if ours is not below the paper's; `why` is said if it is missed."""
     met = ours >= paper
-    return Claim(what, form.format(paper), form.format(ours), met, "" if met else why, ran)
+    return judged(what, form.format(paper), form.format(ours), met, why, ran)
 
 
 def gained(what: str, paper: str, least: float, ratio: Mapping[str, float], *, ran: str, why: str) -> Claim:
@@ -278,12 +207,12 @@ def gained(what: str, paper: str, least: float, ratio: Mapping[str, float], *, r
     met: bool | None = ratio["median"] >= least
     if met and ratio["low"] < 1:
         met, why = None, "Not decided: the quartiles reach below 1"
-    return Claim(what, paper, f"{ratio['median']:.2f}×", met, "" if met else why, ran)
+    return judged(what, paper, f"{ratio['median']:.2f}×", met, why, ran)
 
 
 def faster(what: str, paper: str, least: float, base: Mapping[str, float], ours: Mapping[str, float], *, ran: str,
            why: str) -> Claim:  # fmt: skip
-    """Return a claim that `base` takes at least so many times longer than `ours`; timings as benchmarks keep them."""
+    """Return a claim that `base` takes at least `least` times longer than `ours`; both are timings of a benchmark."""
     ratio = {"median": base["median"] / ours["median"], "low": base["low"] / ours["high"]}
     return gained(what, paper, least, ratio, ran=ran, why=why)
 
@@ -294,11 +223,11 @@ def elsewhere(what: str, paper: str, why: str) -> Claim:
 
 
 def median(row: Mapping[str, Any], key: str) -> float:
-    """Return the median of what a benchmark measured."""
+    """Return the median of a measurement."""
     return float(row[key]["median"])
 
 
-# What the figures of several papers share: simulated speed-ups beside the papers', and timelines of schedules.
+# Shared by several papers: simulated speed-ups, and timelines of schedules.
 
 _WHY = {
     "below": "Simulated from data sheets and one fitted number; what the paper's baseline loses elsewhere is not there",
@@ -309,11 +238,11 @@ _WHY = {
 def near(what: str, paper: float, ours: float, why: str, form: str = "{:.3g}") -> Claim:
     """Return a simulated claim that holds if ours is not more than 10 % from the paper's number."""
     met = abs(ours - paper) <= WITHIN * paper
-    return Claim(what, form.format(paper), form.format(ours), met, "" if met else why)
+    return judged(what, form.format(paper), form.format(ours), met, why)
 
 
 def gain(what: str, low: float, high: float, ours: float, why: str = "") -> Claim:
-    """Return a simulated claim on a speed-up, judged as those of ``bench scaling-papers``."""
+    """Return a simulated claim on a speed-up, judged as in ``python -m benchmarks scaling-papers``."""
     outcome = judge_scaling_papers(ours, low, high)
     paper = f"{low:g}×" if low == high else f"{low:g}–{high:g}×"
     return Claim(what, paper, f"{ours:.2f}×", outcome != "below", (why or _WHY[outcome]) if outcome == "below" else "")
@@ -331,22 +260,12 @@ def speed_ups(result: Result, chosen: Callable[[Mapping[str, Any]], bool]) -> Fo
     return Found(claims, {"rows": [dict(row) for row in rows]})
 
 
-def draw_ranges(data: Mapping[str, Any]) -> Any:
-    """Draw the speed-ups beside the papers' ranges."""
-    rows = [row for row in data["rows"] if row["outcome"] != "not in the paper"]
-    drawing, ax = harness.bar_chart(
-        [f"{row['compared']}\n{row['setting']}" for row in rows],
-        [("simulated", "#1e40af", [row["ours"] for row in rows]),
-         ("the paper's", "#fdba74", [row["high"] for row in rows])],
-        "times faster than the baseline", each=0.5,
-    )  # fmt: skip
-    ax.tick_params(axis="y", labelsize=6)
-    ax.legend(fontsize=8)
-    return drawing
+draw_ranges = harness.bars("{compared}\n{setting}", {"ours": "simulated", "high": "the paper's"},
+                           "times faster than the baseline")  # fmt: skip
+"""Draws simulated speed-ups and the papers'."""
 
 
 def drawn_timelines(schedules: Sequence[Schedule], costs: Costs) -> Any:
-    """Draw simulated schedules below each other, on one scale."""
     from sparsebp.schedule import gantt
 
     drawing, axes = harness.figure(len(schedules), height=1.7 * len(schedules) + 0.5)

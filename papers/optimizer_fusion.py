@@ -8,11 +8,15 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import Result
-from papers.figure import Claim, Context, Figure, Found, claim, drawn_timelines, faster, gained, median
-from sparsebp.core import threads
+from benchmarks.training import batch_of, ours
+from papers.figure import Claim, Context, Figure, Found, claim, drawn_timelines, faster, gained, judged, median
+from sparsebp import models as built
+from sparsebp import nn, optim
+from sparsebp.core import threads, timing
 from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.schedule import Costs, Kind, simulate
 from sparsebp.schedule.builders import conventional, place_updates
+from sparsebp.train import Trainer
 
 _DURATIONS: dict[Kind, float] = {"F": 1, "I": 0.5, "W": 0.5, "U": 1}
 _COSTS = Costs(_DURATIONS)
@@ -37,8 +41,6 @@ def depths(context: Context) -> Found:
 
 def global_information(context: Context) -> Found:
     """Table 1: clipping by the global norm is allowed to forward-fusion, and refused to backward-fusion."""
-    from sparsebp import nn, optim
-    from sparsebp.train import Trainer
 
     def trains(fusion: str) -> bool:
         model = nn.Linear(2, 2, rng=0)
@@ -61,13 +63,13 @@ def _ran(row: Mapping[str, Any], way: str) -> str:
 
 
 def _gain(row: Mapping[str, Any], way: str, paper: str, least: float) -> Claim:
-    """Return what fusion gains in a row, over ours without it."""
+    """Return the gain of fusion in a row, over ours without it."""
     return gained(f"{row['network']}, B = {row['batch']}, {row['optimizer']}: {way}-fusion", paper, least,
                   row[f"{way}_ratio"], ran=_ran(row, way), why=_SMALL_SHARE.format(row["share"]))  # fmt: skip
 
 
 def _hooks(row: Mapping[str, Any], paper: str, least: float) -> Claim:
-    """Return what the paper's own form of backward-fusion gains in a row: hooks in PyTorch, over PyTorch."""
+    """Return the gain of the paper's form of backward-fusion in a row: hooks in PyTorch, over PyTorch."""
     return faster(f"{row['network']}, B = {row['batch']}, {row['optimizer']}: hooks in PyTorch", paper, least,
                   row["torch"], row["hooks"], ran=_HOOKS,
                   why="A hook for every parameter costs more here than it saves")  # fmt: skip
@@ -97,7 +99,7 @@ def _by_network(result: Result, optimizer: str = "Adam") -> dict[str, list[Mappi
 
 
 def saved(result: Result) -> Found:
-    """Fig. 4 and §C.2: time saved, which is to be independent of the batch; and the formula of the speed-up."""
+    """Fig. 4 and §C.2: time saved, independent of the batch in the paper; and the formula of the speed-up."""
     claims = []
     for network, rows in _by_network(result).items():
         sizes = ", ".join(str(row["batch"]) for row in rows)
@@ -109,10 +111,9 @@ def saved(result: Result) -> Found:
             why = "It shrinks with the batch, or is lost"
             if noise > update:
                 met, why = None, "Not decided: the steps' quartiles lie wider apart than a whole update takes"
-            claims.append(Claim(
-                f"{network}, Adam, B = {sizes}: ms saved by {way}-fusion", "the same for all batches",
-                ", ".join(f"{1e3 * time:.2f}" for time in times), met, "" if met else why,
-                f"{way}-fusion, Adam; an update by itself takes {1e3 * update:.2f} ms"))  # fmt: skip
+            claims.append(judged(f"{network}, Adam, B = {sizes}: ms saved by {way}-fusion", "the same for all batches",
+                                 ", ".join(f"{1e3 * time:.2f}" for time in times), met, why,
+                                 f"{way}-fusion, Adam; an update by itself takes {1e3 * update:.2f} ms"))  # fmt: skip
         first, last = rows[0], rows[-1]
         saving = median(first, "none") - median(first, "backward")
         told = median(last, "none") / (median(last, "none") - saving)
@@ -147,10 +148,9 @@ def batches(result: Result) -> Found:
     most = max(result["rows"], key=lambda row: median(row, "backward_ratio"), default=None)
     if most is not None:
         less = 1 - 1 / median(most, "backward_ratio")
-        claims.append(Claim(
-            "the largest reduction of the time of a step (abstract)", "up to 20 %", f"{less:.0%}", less >= 0.2,
-            "" if less >= 0.2 else _SMALL_SHARE.format(most["share"]),
-            f"{_ran(most, 'backward')}; {most['network']}, B = {most['batch']}"))  # fmt: skip
+        claims.append(judged("the largest reduction of the time of a step (abstract)", "up to 20 %", f"{less:.0%}",
+                             less >= 0.2, _SMALL_SHARE.format(most["share"]),
+                             f"{_ran(most, 'backward')}; {most['network']}, B = {most['batch']}"))  # fmt: skip
     return Found(tuple(claims), {"rows": [
         {"network": row["network"], "batch": row["batch"], "forward": median(row, "forward_ratio"),
          "backward": median(row, "backward_ratio"), "hooks": median(row, "torch") / median(row, "hooks")}
@@ -159,7 +159,6 @@ def batches(result: Result) -> Found:
 
 
 def draw_batches(data: Mapping[str, Any]) -> Any:
-    """Draw the speed-ups over the batch size."""
     drawing, axes = harness.figure(1, 3, width=10.0)
     titles = {"forward": "forward-fusion", "backward": "backward-fusion", "hooks": "hooks in PyTorch"}
     for ax, (way, title) in zip(axes[0], titles.items(), strict=True):
@@ -168,7 +167,6 @@ def draw_batches(data: Mapping[str, Any]) -> Any:
             ax.plot([r["batch"] for r in rows], [r[way] for r in rows], marker="o", label=network)
         ax.axhline(1, color="grey", linewidth=0.8)
         ax.set(xscale="log", xlabel="batch size", ylabel="times faster", title=title)
-    harness.legend_below(drawing, *axes[0, 0].get_legend_handles_labels(), columns=4)
     return drawing
 
 
@@ -207,11 +205,11 @@ def _trend(what: str, paper: str, x: Sequence[float], y: Sequence[float], sign: 
     met: bool | None = sign * found > 0
     if abs(found) < _CLEAR:
         met, why = None, f"Not decided: below {_CLEAR} either way"
-    return Claim(what, paper, f"{found:+.2f}", met, "" if met else why, ran)
+    return judged(what, paper, f"{found:+.2f}", met, why, ran)
 
 
 def optimizers(result: Result) -> Found:
-    """Fig. 7: by optimizer, those of the paper; here without weight decay."""
+    """Fig. 7: the paper's optimizers; here without weight decay."""
     claims: list[Claim] = []
     for network in ("MobileNetV2-style", "LeNet-5"):
         rows = [row for row in result["rows"]
@@ -230,10 +228,6 @@ def optimizers(result: Result) -> Found:
 
 def transformer(context: Context) -> Found:
     """§C.4: a Transformer's training step, ours, in all three ways."""
-    from benchmarks.training import batch_of, ours
-    from sparsebp import models as built
-    from sparsebp.core import timing
-
     size = {"inputs": 8, "steps": 4, "width": 8, "heads": 2, "layers": 2} if context.quick else {
         "inputs": 512, "steps": 30, "width": 512, "heads": 8, "layers": 6}  # fmt: skip
     rounds = {"rounds": 2, "least_rounds": 2} if context.quick else {"rounds": 11, "budget": 20.0}
@@ -255,7 +249,7 @@ def transformer(context: Context) -> Found:
 
 
 def gradient_memory(result: Result) -> Found:
-    """Beyond the paper: what backward-fusion holds of gradients."""
+    """Beyond the paper: the memory of gradients with backward-fusion."""
     rows = {row["network"]: row for row in result["rows"] if row["batch"] <= 32}
     return Found(tuple(
         Claim(f"{name}: peak of the gradients held, baseline over backward-fusion", "not stated",
@@ -266,132 +260,31 @@ def gradient_memory(result: Result) -> Found:
 
 
 FIGURES = (
-    Figure(
-        name="fusion-depth",
-        paper="Fusion",
-        source="Fig. 1 and §3",
-        kind="exact",
-        run=depths,
-        draw=lambda data: drawn_timelines(list(_steps(5).values()), _COSTS),
-        states="depth of a step: 3n, with backward-fusion 2n + 1",
-    ),
-    Figure(
-        name="fusion-table1",
-        paper="Fusion",
-        source="Table 1",
-        kind="executed",
-        run=global_information,
-        states="global information: forward-fusion allows it, backward-fusion does not",
-    ),
-    Figure(
-        name="fusion-fig3",
-        rests_on="fusion",
-        paper="Fusion",
-        source="Fig. 3 and Table 2",
-        kind="measured",
-        seconds=420,
-        shows=speed,
-        needs=("torch",),
-        gpu=True,
-        states="MobileNetV2, batch 32, three machines: forward-fusion 1.11–1.17×, backward-fusion 1.10–1.26×",
-    ),
-    Figure(
-        name="fusion-fig4",
-        rests_on="fusion",
-        paper="Fusion",
-        source="Fig. 4 and §C.2",
-        kind="measured",
-        seconds=420,
-        shows=saved,
-        needs=("torch",),
-        gpu=True,
-        states="time saved does not depend on the batch; speed-up (b t_grad + t_opt) / (b t_grad + t_opt − t_saved)",
-    ),
-    Figure(
-        name="fusion-fig5",
-        rests_on="fusion",
-        paper="Fusion",
-        source="Fig. 5 and §C.2",
-        kind="measured",
-        seconds=420,
-        shows=batches,
-        draw=draw_batches,
-        needs=("torch",),
-        gpu=True,
-        states="speed-up over the batch size: small batches are slower, then it falls with the batch",
-    ),
-    Figure(
-        name="fusion-hooks",
-        rests_on="fusion",
-        paper="Fusion",
-        source="Fig. 5 and §C.1",
-        kind="measured",
-        seconds=420,
-        shows=hooks,
-        needs=("torch",),
-        gpu=True,
-        states="the paper's own form, hooks in PyTorch, here on a CPU",
-    ),
-    Figure(
-        name="fusion-fig6",
-        rests_on="fusion",
-        paper="Fusion",
-        source="Fig. 6",
-        kind="measured",
-        seconds=420,
-        shows=models,
-        needs=("torch",),
-        gpu=True,
-        states="speed-up by model: the fewer parameters a layer, the higher",
-    ),
-    Figure(
-        name="fusion-fig7",
-        rests_on="fusion",
-        paper="Fusion",
-        source="Fig. 7",
-        kind="measured",
-        seconds=420,
-        shows=optimizers,
-        needs=("torch",),
-        gpu=True,
-        states="speed-up by optimizer: the dearer the update, the higher",
-    ),
-    Figure(
-        name="fusion-memory",
-        rests_on="fusion",
-        paper="Fusion",
-        source="§3",
-        kind="executed",
-        seconds=420,
-        shows=gradient_memory,
-        needs=("torch",),
-        states="memory of gradients",
-    ),
-    Figure(
-        name="fusion-transformer",
-        paper="Fusion",
-        source="§C.4",
-        kind="measured",
-        seconds=20,
-        run=transformer,
-        gpu=True,
-        states="Transformer: forward-fusion 1.030×, backward-fusion 1.019×",
-    ),
-    Figure(
-        name="fusion-fig2",
-        paper="Fusion",
-        source="Fig. 2",
-        kind="elsewhere",
-        states="reads and writes of a step, and which of them fusion merges",
-        why="A diagram without a number; the gradients that are never written are counted in fusion-memory",
-    ),
-    Figure(
-        name="fusion-ddp",
-        paper="Fusion",
-        source="§C.5",
-        kind="elsewhere",
-        gpu=True,
-        states="with distributed data-parallel training the speed-up is similar",
-        why="Several GPUs, and no number is stated",
-    ),
-)
+    Figure("fusion-depth", "Fig. 1 and §3", "exact", "depth of a step: 3n, with backward-fusion 2n + 1", run=depths,
+           draw=lambda data: drawn_timelines(list(_steps(5).values()), _COSTS)),
+    Figure("fusion-table1", "Table 1", "executed",
+           "global information: forward-fusion allows it, backward-fusion does not", run=global_information),
+    Figure("fusion-fig3", "Fig. 3 and Table 2", "measured",
+           "MobileNetV2, batch 32, three machines: forward-fusion 1.11–1.17×, backward-fusion 1.10–1.26×",
+           rests_on="fusion", shows=speed, seconds=420, needs=("torch",), gpu=True),
+    Figure("fusion-fig4", "Fig. 4 and §C.2", "measured",
+           "time saved does not depend on the batch; speed-up (b t_grad + t_opt) / (b t_grad + t_opt − t_saved)",
+           rests_on="fusion", shows=saved, seconds=420, needs=("torch",), gpu=True),
+    Figure("fusion-fig5", "Fig. 5 and §C.2", "measured",
+           "speed-up over the batch size: small batches are slower, then it falls with the batch", rests_on="fusion",
+           shows=batches, draw=draw_batches, seconds=420, needs=("torch",), gpu=True),
+    Figure("fusion-hooks", "Fig. 5 and §C.1", "measured", "the paper's own form, hooks in PyTorch, here on a CPU",
+           rests_on="fusion", shows=hooks, seconds=420, needs=("torch",), gpu=True),
+    Figure("fusion-fig6", "Fig. 6", "measured", "speed-up by model: the fewer parameters a layer, the higher",
+           rests_on="fusion", shows=models, seconds=420, needs=("torch",), gpu=True),
+    Figure("fusion-fig7", "Fig. 7", "measured", "speed-up by optimizer: the dearer the update, the higher",
+           rests_on="fusion", shows=optimizers, seconds=420, needs=("torch",), gpu=True),
+    Figure("fusion-memory", "§3", "executed", "memory of gradients", rests_on="fusion", shows=gradient_memory,
+           seconds=420, needs=("torch",)),
+    Figure("fusion-transformer", "§C.4", "measured", "Transformer: forward-fusion 1.030×, backward-fusion 1.019×",
+           run=transformer, seconds=20, gpu=True),
+    Figure("fusion-fig2", "Fig. 2", "elsewhere", "reads and writes of a step, and which of them fusion merges",
+           why="A diagram without a number; the gradients that are never written are counted in fusion-memory"),
+    Figure("fusion-ddp", "§C.5", "elsewhere", "with distributed data-parallel training the speed-up is similar",
+           gpu=True, why="Several GPUs, and no number is stated"),
+)  # fmt: skip

@@ -14,9 +14,12 @@ import numpy as np
 from benchmarks import harness
 from benchmarks import schedules as orders
 from benchmarks.harness import Result
+from benchmarks.processes import on_ranks
+from benchmarks.ranks import pipelines_on_ranks
 from benchmarks.scaling import GIGABIT, LINKS, PRODUCTS, V100, Machine, asynchronous, bert, flat, resnet
 from benchmarks.scaling import data_parallel as replicas
 from benchmarks.schedules import ORDERS
+from benchmarks.workloads import LastStep
 from papers.figure import (
     Claim,
     Context,
@@ -29,10 +32,12 @@ from papers.figure import (
     elsewhere,
     faster,
     gain,
+    judged,
     median,
     near,
     speed_ups,
 )
+from sparsebp import models, nn
 from sparsebp.core import threads, timing
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.search import MEMORY_RATIO, all_schedules
@@ -49,10 +54,10 @@ from sparsebp.schedule.builders import (
 _REORDERED = ("joint", "list")
 
 
-# Out-of-Order BackProp: what is run on this machine for its figures alone, one device and two ranks.
+# Run on this machine for the figures alone: one device and two ranks.
 
 Case = tuple[Callable[[], Any], tuple[int, ...], int]
-"""What makes a network, the shape of a batch, and its samples."""
+"""A network's constructor, the shape of a batch, and its samples."""
 _ROUNDS = {"rounds": 9, "least_rounds": 5, "warmup": 1, "budget": 6.0}
 _QUICK = {"rounds": 2, "least_rounds": 2, "warmup": 1}
 
@@ -76,7 +81,7 @@ def where_it_gains(context: Context) -> Found:
 
 
 def _cases(quick: bool) -> dict[str, Case]:
-    """Return networks with work that one core alone can do, beside weight gradients that take long."""
+    """Return networks with work for one core only, and long weight gradients."""
     if quick:
         return {"GRU, 2 × 4, T = 5, 30 classes": (lambda: recurrent(2, 4, 30), (5, 2, 4), 2)}
     return {
@@ -91,8 +96,6 @@ def _cases(quick: bool) -> dict[str, Case]:
 
 def _chains(quick: bool) -> dict[str, Case]:
     """Return plain chains: a layer's two gradients can be asked for by themselves."""
-    from sparsebp import models
-
     if quick:
         return {"MLP, 4 × 16": (lambda: orders.narrow(4, 16), (8, 16), 8)}
     return {
@@ -104,17 +107,12 @@ def _chains(quick: bool) -> dict[str, Case]:
 
 def recurrent(layers: int, hidden: int, classes: int) -> Any:
     """Return GRU layers one above the other, and a linear layer on the last step."""
-    from benchmarks.workloads import LastStep
-    from sparsebp import nn
-
     head = nn.Linear(hidden, classes, rng=np.random.default_rng(0))
     return nn.Sequential(*(nn.GRU(hidden, hidden, rng=number) for number in range(layers)), LastStep(), head)
 
 
 def _barrier(name: str, model: Any, shape: tuple[int, ...], samples: int, rounds: dict[str, Any]) -> Claim:
     """Time a forward and a backward, a layer's I and W at the same time, over one after the other."""
-    from sparsebp import nn
-
     rng = np.random.default_rng(0)
     x, target = rng.standard_normal(shape, np.float32), rng.integers(10, size=samples)
     loss, layers = nn.CrossEntropyLoss(), [stage.layer for stage in Stages(model).all]
@@ -144,11 +142,9 @@ def _barrier(name: str, model: Any, shape: tuple[int, ...], samples: int, rounds
 
         timings = timing.measure({"both": both, "one": one}, **rounds)
     ratio = timings["one"].median / timings["both"].median
-    return Claim(
-        f"{name}: I and W of a layer at the same time, a barrier after each", "at most 1.03×", f"{ratio:.2f}×",
-        ratio <= 1.03, "" if ratio <= 1.03 else "Here two cores have a gradient each, and nothing is issued",
-        "one thread a gradient; over one after the other on all cores",
-    )  # fmt: skip
+    return judged(f"{name}: I and W of a layer at the same time, a barrier after each", "at most 1.03×",
+                  f"{ratio:.2f}×", ratio <= 1.03, "Here two cores have a gradient each, and nothing is issued",
+                  "one thread a gradient; over one after the other on all cores")  # fmt: skip
 
 
 def memory(context: Context) -> Found:
@@ -183,9 +179,6 @@ def memory(context: Context) -> Found:
 
 def cross_layer(context: Context) -> Found:
     """Fig. 5 on two processes: an MLP, one micro-batch, one thread a rank."""
-    from benchmarks.processes import on_ranks
-    from benchmarks.ranks import pipelines_on_ranks
-
     given: dict[str, Any] = {"width": 1024, "depth": 8, "batch": 128, "microbatches": 1, "steps": 40,
                              "sizes": (1 << 10,), "schedules": ("gpipe", "fast-forward", "modulo")}  # fmt: skip
     if context.quick:
@@ -204,7 +197,7 @@ def cross_layer(context: Context) -> Found:
     ))  # fmt: skip
 
 
-# Out-of-Order BackProp: what §8.3 and §8.4 state in their text, simulated with the costs of the paper's clusters.
+# Statements of §8.3 and §8.4, simulated with the costs of the paper's clusters.
 
 _RINGS = "Here sums are rings that overtake each other, and most weights of a ResNet are in its last layers"
 _GPU = Machine("V100", PRODUCTS * 15.7e12, 900e9, Network())
@@ -214,7 +207,7 @@ _MEGATRON = {(48, 8): 2, (48, 16): 3, (48, 24): 2}
 
 
 def sums(context: Context) -> Found:
-    """§8.3: ResNet-50 on 16 V100, what reverse first-k takes off the time in which nothing computes."""
+    """§8.3: ResNet-50 on 16 V100, and the idle time that reverse first-k saves."""
     layers = flat(resnet())
     costs = V100.costs(layers, 128, 1, 16)
     found = {name: replicas(name, layers, V100, 16, 128) for name in ("dp-priority", "dp-reverse")}
@@ -230,15 +223,15 @@ def sums(context: Context) -> Found:
         near("k that is best", 45, float(after.detail or 0), _RINGS),
         near("prioritised sums that nothing computes beside, ms", 350, waits["dp-priority"], _RINGS),
         near("with reverse first-k, ms", 200, waits["dp-reverse"], _RINGS),
-        Claim("peak of memory, reverse first-k over prioritised sums", "below 1.01", f"{after.peak / before.peak:.3f}",
-              after.peak / before.peak < 1.01, "" if after.peak / before.peak < 1.01 else _RINGS),
+        judged("peak of memory, reverse first-k over prioritised sums", "below 1.01", f"{after.peak / before.peak:.3f}",
+               after.peak / before.peak < 1.01, _RINGS),
         elsewhere("over Horovod", "1.89× and 3.5×", "Horovod's own losses are not in the simulator"),
         elsewhere("DenseNet and MobileNet", "at most 1.10× and 1.053×", "Their layers are not simulated"),
     ))  # fmt: skip
 
 
 def stated_pipelines(context: Context) -> Found:
-    """§8.4: what pipelines of BERT take, beside other systems, other networks of GPUs, and in memory."""
+    """§8.4: pipelines of BERT against other systems, on other networks of GPUs, and in memory."""
     claims = [*_fine_tuning(), *_pre_training((48, 8) if context.quick else None)]
     return Found((*claims, elsewhere(
         "RNN of 16 cells: over GPipe and over cross-layer model parallelism", "1.99× and 1.47×",
@@ -262,9 +255,9 @@ def _fine_tuning() -> list[Claim]:
                        _GPU.alone(layers, 96) / dealt.makespan))  # fmt: skip
     claims.append(_at_most("BERT-24: peak of memory, fast-forward over GPipe", "at most 1.11", 1.11,
                            fast.peak / base.peak))  # fmt: skip
-    claims.append(Claim("BERT-24: peak of memory, modulo over GPipe", "similar, and below fast-forward's",
-                        f"{dealt.peak / base.peak:.3f}", dealt.peak < fast.peak,
-                        "" if dealt.peak < fast.peak else "Simulated from sizes of tensors"))  # fmt: skip
+    claims.append(judged("BERT-24: peak of memory, modulo over GPipe", "similar, and below fast-forward's",
+                         f"{dealt.peak / base.peak:.3f}", dealt.peak < fast.peak,
+                         "Simulated from sizes of tensors"))  # fmt: skip
     slow = replace(_GPU, network=LINKS["10 Gb Ethernet"]).costs(layers, 24)
     one, two = (simulate(modulo(**size, costs=slow, group=group, input_gradient=True), slow).makespan
                 for group in (1, 2))  # fmt: skip
@@ -274,7 +267,7 @@ def _fine_tuning() -> list[Claim]:
 
 
 def _pre_training(only: tuple[int, int] | None) -> list[Claim]:
-    """§8.4.2: larger BERTs on 8 to 32 V100, beside PipeDream, DAPPLE (1F1B) and Megatron 2 (interleaved 1F1B)."""
+    """§8.4.2: larger BERTs on 8 to 32 V100, against PipeDream, DAPPLE (1F1B) and Megatron 2 (interleaved 1F1B)."""
     dreams, claims, forwarded = [], [], []
     points = [(12, 8, 512, (1.63, 1.63), None), (24, 16, 1024, (1.14, 1.25), None), (48, 32, 1872, (1.14, 1.25), None),
               (48, 8, 1872, None, 1.47), (48, 16, 1872, None, 1.29), (48, 24, 1872, None, None)]  # fmt: skip
@@ -318,12 +311,12 @@ def _three(size: dict[str, Any], costs: Costs) -> tuple[Any, Any, Any]:
 
 
 def _at_most(what: str, paper: str, most: float, ours: float) -> Claim:
-    return Claim(what, paper, f"{ours:.3f}", ours <= most, "" if ours <= most else "Simulated from sizes of tensors")
+    return judged(what, paper, f"{ours:.3f}", ours <= most, "Simulated from sizes of tensors")
 
 
 _DURATIONS: dict[Kind, float] = {"F": 1, "I": 1, "W": 1, "U": 0}
 _UNITS = Costs(_DURATIONS)
-"""By kind, so that a backward in one takes what its two parts do."""
+"""By kind; a joint backward takes as long as its two parts."""
 
 
 def first_k(context: Context) -> Found:
@@ -450,7 +443,7 @@ def pipelines(result: Result) -> Found:
 
 
 def executed_pipelines(result: Result) -> Found:
-    """§8.4 executed on two ranks: over GPipe as measured, and every step beside the simulated one."""
+    """§8.4 executed on two ranks: over GPipe as measured, and every step compared with the simulated one."""
     rows = {row["schedule"]: row for row in result["rows"]}
     claims = []
     for name, paper in (("fast-forward", 1.18), ("modulo", 1.5)):
@@ -468,182 +461,48 @@ def executed_pipelines(result: Result) -> Found:
     return Found(tuple(claims))
 
 
-def draw_gains(data: Mapping[str, Any]) -> Any:
-    """Draw the speed-ups by network."""
-    rows = data["rows"]
-    drawing, ax = harness.bar_chart([row["network"] for row in rows], [("", "#1e40af", [row["gain"] for row in rows])],
-                                     "times faster than the conventional order", each=0.4)  # fmt: skip
-    ax.axvline(1.0, color="#6b7280", linewidth=0.8, linestyle="--")
-    return drawing
-
-
+_GAINS = harness.bars("{network}", {"gain": ""}, "times faster than the conventional order", each=0.4,
+                      line=1.0)  # fmt: skip
 _ISSUE = (
     "How long TensorFlow takes to issue kernels to a V100; our answer, CUDA graphs, is python -m benchmarks gpu-graphs"
 )
 FIGURES = (
-    Figure(
-        name="ooo-fig1",
-        paper="OOO",
-        source="Fig. 1, 2 and 8",
-        kind="elsewhere",
-        gpu=True,
-        why=_ISSUE,
-        states="kernel issue overhead and timeline of DenseNet-121",
-    ),
-    Figure(
-        name="ooo-fig4",
-        paper="OOO",
-        source="Fig. 3 and 4, Alg. 2",
-        kind="simulated",
-        run=first_k,
-        states="reverse first-k: 16 % and 12 % of a step of five layers",
-    ),
-    Figure(
-        name="ooo-fig5",
-        paper="OOO",
-        source="Fig. 5 and 6",
-        kind="exact",
-        run=eight_layers,
-        draw=lambda data: drawn_timelines(_eight_layers(), _UNITS),
-        states="8 layers, 2 devices: 23, 19 and 16 units",
-    ),
-    Figure(
-        name="ooo-fig5-here",
-        paper="OOO",
-        source="Fig. 5 and §5.2.1",
-        kind="measured",
-        seconds=17,
-        run=cross_layer,
-        needs=("mpi",),
-        states="one micro-batch on two ranks of this machine: 1.21× and 1.44× conventional cross-layer parallelism",
-    ),
-    Figure(
-        name="ooo-table1",
-        paper="OOO",
-        source="Table 1 and 2",
-        kind="elsewhere",
-        gpu=True,
-        why="Titan XP, P100 and V100 in four clusters; ooo-fig10 and ooo-fig11 simulate them from their data sheets",
-        states="the paper's networks, data and clusters",
-    ),
-    Figure(
-        name="ooo-fig7",
-        rests_on="schedule",
-        paper="OOO",
-        source="Fig. 7",
-        kind="measured",
-        seconds=240,
-        shows=single_device,
-        draw=draw_gains,
-        gpu=True,
-        needs=("torch", "data"),
-        states="one device: 1.03–1.58× over XLA",
-    ),
-    Figure(
-        name="ooo-fig7-here",
-        paper="OOO",
-        source="Fig. 7 and §8.2",
-        kind="measured",
-        seconds=90,
-        run=where_it_gains,
-        draw=draw_gains,
-        states="one device: networks in which an order out of order could gain here, and gradients of a layer side by "
-        "side with a barrier",
-    ),
-    Figure(
-        name="ooo-s82",
-        rests_on="schedule",
-        paper="OOO",
-        source="§8.2",
-        kind="measured",
-        seconds=240,
-        shows=statements,
-        gpu=True,
-        needs=("torch", "data"),
-        states="two streams without reordering 1.39×, with it 1.54×; over Nimble 1.28×",
-    ),
-    Figure(
-        name="ooo-fig9",
-        paper="OOO",
-        source="Fig. 9 and §8.2",
-        kind="executed",
-        seconds=40,
-        run=memory,
-        states="memory of the reordered step: at most 1.1 times the conventional peak, and below 0.1 % more in fact",
-    ),
-    Figure(
-        name="ooo-fig10",
-        rests_on="scaling-papers",
-        paper="OOO",
-        source="Fig. 10",
-        kind="simulated",
-        seconds=30,
-        shows=data_parallel,
-        draw=draw_ranges,
-        gpu=True,
-        states="data-parallel over BytePS: 1.10–1.27×",
-    ),
-    Figure(
-        name="ooo-fig10-here",
-        rests_on="data-parallel",
-        paper="OOO",
-        source="Fig. 10",
-        kind="measured",
-        seconds=120,
-        shows=data_parallel_here,
-        needs=("torch", "mpi"),
-        states="reverse first-k on two ranks of this machine",
-    ),
-    Figure(
-        name="ooo-s83",
-        paper="OOO",
-        source="§8.3",
-        kind="simulated",
-        seconds=2,
-        run=sums,
-        gpu=True,
-        states="ResNet-50 on 16 V100: 350 ms of sums become 265 and then 200, k = 45",
-    ),
-    Figure(
-        name="ooo-fig11",
-        rests_on="scaling-papers",
-        paper="OOO",
-        source="Fig. 11 and 13",
-        kind="simulated",
-        seconds=30,
-        shows=pipelines,
-        draw=draw_ranges,
-        gpu=True,
-        states="pipelines over GPipe: 1.41–1.99×",
-    ),
-    Figure(
-        name="ooo-fig11-here",
-        rests_on="scaling-measured",
-        paper="OOO",
-        source="Fig. 11",
-        kind="executed",
-        seconds=120,
-        shows=executed_pipelines,
-        needs=("mpi",),
-        states="pipelines on two ranks of this machine, over GPipe and beside the simulator",
-    ),
-    Figure(
-        name="ooo-s84",
-        paper="OOO",
-        source="§8.4",
-        kind="simulated",
-        seconds=3,
-        run=stated_pipelines,
-        gpu=True,
-        states="beside PipeDream, DAPPLE and Megatron 2; communication and memory",
-    ),
-    Figure(
-        name="ooo-fig12",
-        paper="OOO",
-        source="Fig. 12 and §8.4.1",
-        kind="exact",
-        run=sixteen_layers,
-        draw=lambda data: drawn_timelines(_sixteen_layers(), _UNITS),
-        states="16 layers, 4 devices, 4 micro-batches: 1.22× and 1.62× over GPipe",
-    ),
-)
+    Figure("ooo-fig1", "Fig. 1, 2 and 8", "elsewhere", "kernel issue overhead and timeline of DenseNet-121", gpu=True,
+           why=_ISSUE),
+    Figure("ooo-fig4", "Fig. 3 and 4, Alg. 2", "simulated", "reverse first-k: 16 % and 12 % of a step of five layers",
+           run=first_k),
+    Figure("ooo-fig5", "Fig. 5 and 6", "exact", "8 layers, 2 devices: 23, 19 and 16 units", run=eight_layers,
+           draw=lambda data: drawn_timelines(_eight_layers(), _UNITS)),
+    Figure("ooo-fig5-here", "Fig. 5 and §5.2.1", "measured",
+           "one micro-batch on two ranks of this machine: 1.21× and 1.44× conventional cross-layer parallelism",
+           run=cross_layer, seconds=17, needs=("mpi",)),
+    Figure("ooo-table1", "Table 1 and 2", "elsewhere", "the paper's networks, data and clusters", gpu=True,
+           why="Titan XP, P100 and V100 in four clusters; ooo-fig10 and ooo-fig11 simulate them from their data "
+               "sheets"),
+    Figure("ooo-fig7", "Fig. 7", "measured", "one device: 1.03–1.58× over XLA", rests_on="schedule",
+           shows=single_device, draw=_GAINS, seconds=240, needs=("torch", "data"), gpu=True),
+    Figure("ooo-fig7-here", "Fig. 7 and §8.2", "measured",
+           "one device: networks in which an order out of order could gain here, and gradients of a layer side by "
+           "side with a barrier", run=where_it_gains, draw=_GAINS, seconds=90),
+    Figure("ooo-s82", "§8.2", "measured", "two streams without reordering 1.39×, with it 1.54×; over Nimble 1.28×",
+           rests_on="schedule", shows=statements, seconds=240, needs=("torch", "data"), gpu=True),
+    Figure("ooo-fig9", "Fig. 9 and §8.2", "executed",
+           "memory of the reordered step: at most 1.1 times the conventional peak, and below 0.1 % more in fact",
+           run=memory, seconds=40),
+    Figure("ooo-fig10", "Fig. 10", "simulated", "data-parallel over BytePS: 1.10–1.27×", rests_on="scaling-papers",
+           shows=data_parallel, draw=draw_ranges, seconds=30, gpu=True),
+    Figure("ooo-fig10-here", "Fig. 10", "measured", "reverse first-k on two ranks of this machine",
+           rests_on="data-parallel", shows=data_parallel_here, seconds=120, needs=("torch", "mpi")),
+    Figure("ooo-s83", "§8.3", "simulated", "ResNet-50 on 16 V100: 350 ms of sums become 265 and then 200, k = 45",
+           run=sums, seconds=2, gpu=True),
+    Figure("ooo-fig11", "Fig. 11 and 13", "simulated", "pipelines over GPipe: 1.41–1.99×", rests_on="scaling-papers",
+           shows=pipelines, draw=draw_ranges, seconds=30, gpu=True),
+    Figure("ooo-fig11-here", "Fig. 11", "executed",
+           "pipelines on two ranks of this machine, over GPipe and beside the simulator", rests_on="scaling-measured",
+           shows=executed_pipelines, seconds=120, needs=("mpi",)),
+    Figure("ooo-s84", "§8.4", "simulated", "beside PipeDream, DAPPLE and Megatron 2; communication and memory",
+           run=stated_pipelines, seconds=3, gpu=True),
+    Figure("ooo-fig12", "Fig. 12 and §8.4.1", "exact",
+           "16 layers, 4 devices, 4 micro-batches: 1.22× and 1.62× over GPipe", run=sixteen_layers,
+           draw=lambda data: drawn_timelines(_sixteen_layers(), _UNITS)),
+)  # fmt: skip

@@ -27,7 +27,7 @@ _SHOWN = 40
 
 
 def listing() -> list[dict[str, Any]]:
-    """Return what ``python -m papers list`` prints, a dict a figure."""
+    """Return the rows of ``python -m papers list``."""
     return [
         {"name": figure.name, "paper": figure.paper, "source": figure.source, "states": figure.states,
          "kind": figure.kind, "seconds": figure.seconds, "needs": list(figure.needs), "gpu": figure.gpu,

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import harness, workloads
-from papers.figure import Claim, Context, Figure, Found, at_least, claim
-from sparsebp import nn
+from benchmarks import harness, jacobians, workloads
+from papers.figure import Claim, Context, Figure, Found, at_least, claim, judged
+from sparsebp import nn, optim
 from sparsebp.core import timing
+from sparsebp.data import load_mnist_images
+from sparsebp.models import vgg11
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import ProductPlan, plan_product
 from sparsebp.scan.algorithms import Span, critical_path, level_counts, recipe
@@ -60,17 +62,7 @@ def _without_zeros(element: Element) -> Element:
 def walk(
     chain: Sequence[Element], *, timed: bool, note: Callable[[str], None] = lambda line: None
 ) -> list[dict[str, Any]]:
-    """Go through Algorithm 1 and return a row for every product, and for every Jacobian that it starts from.
-
-    Parameters
-    ----------
-    chain
-        As `elements` returns it.
-    timed
-        Whether values are multiplied and each step is timed; else the patterns alone are.
-    note
-        Takes a line for every product.
-    """
+    """Go through Algorithm 1 and return a row for every product, and for every Jacobian that it starts from."""
     steps = recipe("blelloch", len(chain)).steps
     spans = {Span(i + 1, i + 2): element for i, element in enumerate(chain)}
     last = {span: number for number, step in enumerate(steps) for span in (step.left, step.right)}
@@ -165,15 +157,7 @@ _TARGET = np.array([0.15, 0.35, 0.25])
 
 
 class Skeleton:
-    """A chain of n bones in space, all as long, together 1; the joints turn about z and y in turn.
-
-    Parameters
-    ----------
-    joints
-        n.
-    way
-        The algorithm of both chains: the positions forward, the gradients back.
-    """
+    """A chain of n bones in space, all as long, together 1; the joints turn about z and y in turn."""
 
     def __init__(self, joints: int, way: Any = "blelloch") -> None:
         self.joints, self.way = joints, way
@@ -210,7 +194,7 @@ class Skeleton:
         return np.concatenate([np.asarray(y)[-2::-1], tip[None]])
 
     def back(self, turn: np.ndarray, error: np.ndarray) -> np.ndarray:
-        """Return the gradient at what each joint's matrix yields: (n, 4)."""
+        """Return the gradients at the outputs of the joints' matrices: (n, 4)."""
         data = np.ascontiguousarray(turn.transpose(0, 2, 1)).reshape(self.joints, -1)
         return np.concatenate([error[None], np.asarray(_plan(self.way, self.joints)(error, data))[:-1]])
 
@@ -294,7 +278,6 @@ def _timed(n: int, quick: bool) -> dict[str, Any]:
 
 
 def draw_snake(data: Mapping[str, Any]) -> Any:
-    """Draw the skeleton before and after, and the time of its gradient."""
     drawing, axes = harness.figure(1, 2, width=11.6, height=4.6)
     left, right = axes[0]
     for name, colour in (("before", "#9ca3af"), ("after", "#1e40af")):
@@ -303,29 +286,12 @@ def draw_snake(data: Mapping[str, Any]) -> Any:
     left.plot(*data["target"][:2], "x", color="#dc2626", markersize=9, label="target")
     left.set(xlabel="x, lengths of the skeleton", ylabel="y, lengths of the skeleton", title="seen from above")
     left.set_aspect("equal", adjustable="datalim")
-    left.legend(fontsize=8)
     names = {"linear": "one joint after the other", "chunked": "chunked scan", "blelloch": "Blelloch's scan"}
     for way, colour in zip(_WAYS, ("#c2410c", "#059669", "#1e40af"), strict=True):
         right.loglog([row["joints"] for row in data["rows"]], [row[way] * 1e3 for row in data["rows"]], "o-",
                      color=colour, label=names[way])  # fmt: skip
     right.set(xlabel="joints", ylabel="gradient at all joints, ms")
-    right.grid(alpha=0.3)
-    right.legend(fontsize=8)
     return drawing
-
-
-KINEMATICS_FIGURES = (
-    Figure(
-        name="preprint-kinematics",
-        paper="Preprint",
-        source="§4.2",
-        kind="measured",
-        seconds=15,
-        run=snake,
-        draw=draw_snake,
-        states="inverse kinematics of a long skeleton: more joints than dimensions",
-    ),
-)
 
 
 # Products of Jacobians by Monte Carlo (§5 of BPPSA's preprint; Drineas, Kannan and Mahoney, 2006): cost and error.
@@ -336,13 +302,7 @@ _TRAINED = (1.0, 1 / 2, 1 / 8, 1 / 32)
 
 
 def draw_weights(sizes: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Return how much each inner column counts: drawn `count` times in proportion to its size, 1 on the mean.
-
-    Parameters
-    ----------
-    sizes
-        Of column k of A and row k of B, the product of their norms: the best probabilities there are (§4.2 there).
-    """
+    """Return how much each inner column counts: drawn `count` times in proportion to its size, 1 on the mean."""
     share = sizes / sizes.sum()
     drawn = rng.multinomial(count, share)
     return np.asarray(np.divide(drawn, count * share, out=np.zeros(len(share)), where=share > 0))
@@ -361,8 +321,6 @@ def expected_error(a: np.ndarray, b: np.ndarray, exact: np.ndarray, count: int) 
 
 def trade_off(context: Context) -> Found:
     """Sample the product of the Jacobians of VGG-11's last convolutions, and train with sampled products."""
-    from sparsebp.models import vgg11
-
     model = vgg11(3, 10, width=1 / 16 if context.quick else 1.0, rng=0)
     x = np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
     chain = elements(model, x)
@@ -390,19 +348,17 @@ def trade_off(context: Context) -> Found:
     ran = f"columns drawn by their norms, {len(sizes)}×{len(sizes)} Jacobians of VGG-11's last convolutions"
     trained = "MLP of 6 layers on digits, SGD; products of pairs of Jacobians sampled, all else exact"
     return Found((
-        Claim("error of the product over what the source's Lemma 4 expects, at most off by", "1 on the mean",
-              f"{worst:.0%}", worst < 0.2, "" if worst < 0.2 else "Few trials", ran),
+        judged("error of the product over what the source's Lemma 4 expects, at most off by", "1 on the mean",
+               f"{worst:.0%}", worst < 0.2, "Few trials", ran),
         Claim("an eighth of the cost: relative error of the gradient", "noticeable", f"{eighth['gradient']:.0%}",
               eighth["gradient"] > 0.1, "", ran),
-        Claim("training loss at the end, exact and at 1/2, 1/8, 1/32 of a product's cost", "a trade-off: rises",
-              ", ".join(f"{ends[share]:.3f}" for share in _TRAINED), ordered,
-              "" if ordered else "So few steps do not part them", trained),
+        judged("training loss at the end, exact and at 1/2, 1/8, 1/32 of a product's cost", "a trade-off: rises",
+               ", ".join(f"{ends[share]:.3f}" for share in _TRAINED), ordered, "So few steps do not part them",
+               trained),
     ), {"rows": rows, "curves": {f"{share:g}": curve for share, curve in curves.items()}})  # fmt: skip
 
 
 def _curves(steps: int) -> dict[float, list[float]]:
-    from sparsebp.data import load_mnist_images
-
     data, _ = load_mnist_images(test=500)
     given = [data.batch(chosen) for chosen in workloads.batches(len(data), 32, 0, steps)]
     return {share: train(given, share) for share in _TRAINED}
@@ -414,8 +370,6 @@ def train(given: Sequence[tuple[np.ndarray, np.ndarray]], share: float, width: i
     The scan multiplies the Jacobians of the linear layers 5 and 4, and of 3 and 2 (each with its ReLU). A sampled
     product weighs its inner units, so the gradients behind it are off, and those within it are not.
     """
-    from sparsebp import nn, optim
-
     rng = np.random.default_rng(0)
     sizes = [int(np.prod(given[0][0].shape[1:])), *[width] * 5, 10]
     linear = [nn.Linear(a, b, rng=rng) for a, b in pairwise(sizes)]
@@ -457,7 +411,6 @@ def train(given: Sequence[tuple[np.ndarray, np.ndarray]], share: float, width: i
 
 
 def draw_trade_off(data: Mapping[str, Any]) -> Any:
-    """Draw error over cost, and the losses."""
     drawing, axes = harness.figure(1, 2, width=11.6, height=4.4)
     left, right = axes[0]
     shares = [row["share"] for row in data["rows"]]
@@ -467,30 +420,11 @@ def draw_trade_off(data: Mapping[str, Any]) -> Any:
     left.set(xlabel="share of the exact product's operations", ylabel="relative error (root mean square)")
     left.set_xticks(shares, [f"1/{round(1 / share)}" for share in shares])
     left.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    left.grid(alpha=0.3)
-    left.legend(fontsize=8)
     for share, curve in data["curves"].items():
         means = np.convolve(curve, np.ones(10) / 10, mode="valid") if len(curve) > 10 else curve
         right.plot(means, linewidth=1.3, label="exact" if float(share) == 1 else f"{float(share):.3g} of the cost")
     right.set(xlabel="step", ylabel="training loss, mean of 10 steps")
-    right.grid(alpha=0.3)
-    right.legend(fontsize=8)
     return drawing
-
-
-SAMPLED_FIGURES = (
-    Figure(
-        name="preprint-monte-carlo",
-        paper="Preprint",
-        source="§5",
-        kind="executed",
-        seconds=30,
-        run=trade_off,
-        draw=draw_trade_off,
-        needs=("data",),
-        states="approximate products by sampling: cheaper, with errors in the gradients",
-    ),
-)
 
 
 _RAN = "Blelloch's scan, every level, one image, float32; max-pooling stored as in Alg. 8–10"
@@ -516,32 +450,21 @@ def _walked(context: Context, name: str, *, timed: bool) -> dict[str, Any]:
 
 def _network(context: Context, name: str) -> tuple[Any, np.ndarray]:
     """Return VGG-11 and an image; the pruned one is trained and pruned on digits by `benchmarks.pruned`."""
-    from sparsebp.models import vgg11
-
     model = vgg11(3, 10, width=1 / 16 if context.quick else 1.0, rng=0)
     if name == _FULL:
         return model, np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
-    from benchmarks import jacobians
-    from sparsebp import nn
-    from sparsebp.data import load_mnist_images
-
     data, _ = load_mnist_images(size=32, channels=3, test=jacobians.TEST)
     sizes = jacobians.PRUNED.quick if context.quick else jacobians.PRUNED.sizes
     jacobians.train_in_stages(
-        model,
-        data,
-        sizes["train"],
-        sizes["stages"],
+        model, data, sizes["train"], sizes["stages"],
         lambda part, seconds: context.echo(f"{part}: {len(seconds)} steps"),
-    )
+    )  # fmt: skip
     nn.prune(model, jacobians.AMOUNT, jacobians.METHOD)
     return model, data.batch(np.arange(1))[0]
 
 
 def _beside_autograd(context: Context, name: str, *, timed: bool) -> dict[str, Any]:
     """Return `_walked`, with PyTorch's operators and the rate by which FLOPs become seconds."""
-    from benchmarks import jacobians
-
     found = _walked(context, name, timed=timed)
     if not found["operators"]:
         model, x = _network(context, _FULL)  # autograd computes with the zeros of a pruned network
@@ -562,7 +485,6 @@ def _rate() -> float:
 
 
 def measured(context: Context) -> Found:
-    """Fig. 7a: the measured latency of every step, beside a linear scan's and autograd's."""
     found = _beside_autograd(context, _FULL, timed=True)
     rows = found["rows"]
     mm = [row for row in rows if row["kind"] == "mm"]
@@ -572,16 +494,15 @@ def measured(context: Context) -> Found:
     above = sorted((row for row in mm if row["seconds"] > linear), key=lambda row: -row["seconds"])
     apart = max(row["difference"] for row in vectors)
     return Found((
-        Claim("products of matrices that take at most the linear scan's slowest step", "many",
-              f"{len(within)} of {len(mm)}", 2 * len(within) >= len(mm),
-              "" if 2 * len(within) >= len(mm) else "The linear scan's kernels are quick here too", _RAN),
-        Claim("those that take longer, over the linear scan's slowest step", "a few, significantly",
-              ", ".join(f"{row['step']} {row['seconds'] / linear:.3g}×" for row in above), 0 < len(above) < len(mm) / 2,
-              "" if 0 < len(above) < len(mm) / 2 else "More than a few are slower than the linear scan", _RAN),
-        Claim("the linear scan's slowest step over autograd's: the weaker baseline", "above 1",
-              f"{linear / autograd:.3g}×", linear > autograd,
-              "" if linear > autograd else "Our products of a matrix and a vector are the quicker",
-              "linear scan, PyTorch's BP"),
+        judged("products of matrices that take at most the linear scan's slowest step", "many",
+               f"{len(within)} of {len(mm)}", 2 * len(within) >= len(mm),
+               "The linear scan's kernels are quick here too", _RAN),
+        judged("those that take longer, over the linear scan's slowest step", "a few, significantly",
+               ", ".join(f"{row['step']} {row['seconds'] / linear:.3g}×" for row in above),
+               0 < len(above) < len(mm) / 2, "More than a few are slower than the linear scan", _RAN),
+        judged("the linear scan's slowest step over autograd's: the weaker baseline", "above 1",
+               f"{linear / autograd:.3g}×", linear > autograd, "Our products of a matrix and a vector are the quicker",
+               "linear scan, PyTorch's BP"),
         Claim("gradients of the scan beside the linear scan's: largest relative difference", "the same outputs",
               f"{apart:.1g}", apart < 1e-4, "", _RAN),
     ), _drawn(found, "seconds"))  # fmt: skip
@@ -592,8 +513,8 @@ def projected(context: Context) -> Found:
     found = _beside_autograd(context, _FULL, timed=False)
     above, within, most = _projected(found)
     return Found((
-        Claim("products of matrices projected above autograd's slowest operator", "3", str(len(above)), len(above) == 3,
-              "" if len(above) == 3 else "Autograd's operators and the rate are this machine's", _RAN),
+        judged("products of matrices projected above autograd's slowest operator", "3", str(len(above)),
+               len(above) == 3, "Autograd's operators and the rate are this machine's", _RAN),
         Claim("which ones, over that operator", "not stated in the text", _names(above, most), None,
               "The preprint's figure names them, its text does not", _RAN),
         Claim("all other steps projected at or below it", "most", f"{within} of {within + len(above)}",
@@ -607,13 +528,12 @@ def projected_pruned(context: Context) -> Found:
     above, within, most = _projected(found)
     far = max((row["projected"] / most for row in above), default=1.0)
     return Found((
-        Claim("steps projected above autograd's slowest operator: anomalies", "1", f"{len(above)}", len(above) <= 1,
-              "" if len(above) <= 1 else "Other weights are kept here, and products fill in", _RAN),
-        Claim("the anomaly over autograd's slowest operator", "close to it", _names(above, most) or "none", far < 2, ""
-              if far < 2 else "With the same share of every layer kept, the product of the third level is full again",
-              _RAN),
-        Claim("all other steps projected at or below it", "all", f"{within} of {within + len(above)}", len(above) <= 1,
-              "" if len(above) <= 1 else "As above", _RAN),
+        judged("steps projected above autograd's slowest operator: anomalies", "1", f"{len(above)}", len(above) <= 1,
+               "Other weights are kept here, and products fill in", _RAN),
+        judged("the anomaly over autograd's slowest operator", "close to it", _names(above, most) or "none", far < 2,
+               "With the same share of every layer kept, the product of the third level is full again", _RAN),
+        judged("all other steps projected at or below it", "all", f"{within} of {within + len(above)}", len(above) <= 1,
+               "As above", _RAN),
     ), _drawn(found, "projected"))  # fmt: skip
 
 
@@ -636,7 +556,7 @@ def _slowest(rows: Sequence[Mapping[str, Any]], kind: str) -> float:
 
 
 def _drawn(found: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return what a picture of latencies shows."""
+    """Return the data of a picture of latencies."""
     names = ("step", "kind", "critical", "dense", "flops", key)
     return {
         "key": key, "autograd": max(row["seconds"] for row in found["operators"]), "rate": found["rate"],
@@ -646,7 +566,6 @@ def _drawn(found: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def draw_latencies(data: Mapping[str, Any]) -> Any:
-    """Draw the latency of every step over its complexity without zeros."""
     drawing, axes = harness.figure(width=11.6, height=5.6)
     ax, key = axes[0, 0], data["key"]
     for kind, colour, name in (("mv", "#f58518", "matrix–vector"), ("mm", "#4c78a8", "matrix–matrix")):
@@ -663,8 +582,6 @@ def draw_latencies(data: Mapping[str, Any]) -> Any:
     ax.axhline(data["autograd"], color="#1d4ed8", linestyle="--", label="PyTorch Autograd's slowest operator")
     ax.set(xscale="log", yscale="log", xlabel="multiplications of the step if its Jacobians were full",
            ylabel="s" if key == "seconds" else f"s, projected: FLOP over {data['rate'] / 1e9:.0f} GFLOP/s")  # fmt: skip
-    ax.grid(alpha=0.3)
-    harness.legend_below(drawing, columns=3)
     return drawing
 
 
@@ -687,7 +604,6 @@ def operands(context: Context) -> Found:
 
 
 def draw_operands(data: Mapping[str, Any]) -> Any:
-    """Draw entries of both operands, and FLOPs."""
     drawing, axes = harness.figure(width=11.6, height=4.8)
     ax, rows = axes[0, 0], data["rows"]
     at = np.arange(len(rows))
@@ -698,7 +614,6 @@ def draw_operands(data: Mapping[str, Any]) -> Any:
     ax.set(yscale="log", ylabel="entries that are stored", xlabel="product")
     ax.set_xticks(at, [row["step"] for row in rows])
     other.set(yscale="log", ylabel="FLOP")
-    harness.legend_below(drawing, columns=3)
     return drawing
 
 
@@ -715,12 +630,11 @@ def sparsities(context: Context) -> Found:
         Claim("full: sparsity of the convolutions' Jacobians, from the first layer on", "falls with every pooling",
               ", ".join(f"{value:.3f}" for value in convolutions),
               all(a >= b for a, b in pairwise(convolutions)), "", _RAN),
-        Claim("matrices that are sparser in the full network than in the pruned one", "none",
-              ", ".join(less) or "none", not less, "" if not less else "Another image: other entries of max-pooling",
-              _RAN),
-        Claim("pruned: mean sparsity of the products, level by level", "falls (fill-in)",
-              ", ".join(f"{value:.3f}" for value in levels[1:]), all(falls),
-              "" if all(falls) else "A product with a pooling's Jacobian is sparse again", _RAN),
+        judged("matrices that are sparser in the full network than in the pruned one", "none",
+               ", ".join(less) or "none", not less, "Another image: other entries of max-pooling", _RAN),
+        judged("pruned: mean sparsity of the products, level by level", "falls (fill-in)",
+               ", ".join(f"{value:.3f}" for value in levels[1:]), all(falls),
+               "A product with a pooling's Jacobian is sparse again", _RAN),
     ), both)  # fmt: skip
 
 
@@ -734,7 +648,6 @@ def _matrices(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw_sparsities(data: Mapping[str, Any]) -> Any:
-    """Draw the sparsity of every matrix, by tag; those of convolutions are filled."""
     drawing, axes = harness.figure(2, width=11.6, height=7.2)
     colours = ("#1e40af", "#d97706", "#059669", "#a21caf", "#dc2626")
     for ax, (name, rows) in zip(axes[:, 0], data.items(), strict=True):
@@ -744,81 +657,34 @@ def draw_sparsities(data: Mapping[str, Any]) -> Any:
                        facecolors=colour if row["convolution"] else "none")  # fmt: skip
         ax.set_xticks(range(len(rows)), [row["step"] for row in rows], rotation=60, fontsize=8)
         ax.set(ylabel="sparsity: share of zeros", title=name, ylim=(-0.05, 1.05))
-        ax.grid(axis="y", alpha=0.3)
         for level in sorted({row["level"] for row in rows}):
             ax.scatter([], [], edgecolors=colours[level], facecolors="none", label=f"row L{level}" if level else
                        "row L0 (filled: convolutions)")  # fmt: skip
     axes[1, 0].set_xlabel("matrix")
-    harness.legend_below(drawing, *axes[0, 0].get_legend_handles_labels(), columns=5)
     return drawing
 
 
 FIGURES = (
-    Figure(
-        name="preprint-shared",
-        paper="Preprint",
-        source="Fig. 1–6, Table 1, Alg. 1–10 and Eq. 5, 6",
-        kind="elsewhere",
-        why="They came again in the paper of 2020: see BPPSA's Fig. 1–6, Table 1, Alg. 1 and Eq. 6 and 7",
-        states="the scan, the Jacobians' patterns, the convergence and the complexity",
-    ),
-    Figure(
-        name="preprint-fig7a",
-        paper="Preprint",
-        source="Fig. 7a and §4.3",
-        kind="measured",
-        seconds=155,
-        run=measured,
-        draw=draw_latencies,
-        needs=("torch",),
-        gpu=True,
-        states="full VGG-11: measured latency of every step of the scan",
-    ),
-    Figure(
-        name="preprint-fig7b",
-        paper="Preprint",
-        source="Fig. 7b and §4.3",
-        kind="measured",
-        seconds=120,
-        run=projected,
-        draw=draw_latencies,
-        needs=("torch",),
-        gpu=True,
-        states="full VGG-11: FLOPs of every step as seconds; three anomalies",
-    ),
-    Figure(
-        name="preprint-fig7c",
-        paper="Preprint",
-        source="Fig. 7c and §4.3",
-        kind="measured",
-        seconds=360,
-        run=projected_pruned,
-        draw=draw_latencies,
-        needs=("torch", "data"),
-        gpu=True,
-        states="97 % pruned VGG-11, on digits: FLOPs of every step as seconds",
-    ),
-    Figure(
-        name="preprint-fig8",
-        paper="Preprint",
-        source="Fig. 8",
-        kind="executed",
-        seconds=120,
-        run=operands,
-        draw=draw_operands,
-        states="full VGG-11: entries of the operands of every product of matrices",
-    ),
-    Figure(
-        name="preprint-fig9",
-        paper="Preprint",
-        source="Fig. 9a, 9b and §5",
-        kind="executed",
-        seconds=480,
-        run=sparsities,
-        draw=draw_sparsities,
-        needs=("data",),
-        states="sparsity along the up-sweep, full and 97 % pruned VGG-11 (on digits)",
-    ),
-    *KINEMATICS_FIGURES,
-    *SAMPLED_FIGURES,
-)
+    Figure("preprint-shared", "Fig. 1–6, Table 1, Alg. 1–10 and Eq. 5, 6", "elsewhere",
+           "the scan, the Jacobians' patterns, the convergence and the complexity",
+           why="They came again in the paper of 2020: see BPPSA's Fig. 1–6, Table 1, Alg. 1 and Eq. 6 and 7"),
+    Figure("preprint-fig7a", "Fig. 7a and §4.3", "measured", "full VGG-11: measured latency of every step of the scan",
+           run=measured, draw=draw_latencies, seconds=155, needs=("torch",), gpu=True),
+    Figure("preprint-fig7b", "Fig. 7b and §4.3", "measured",
+           "full VGG-11: FLOPs of every step as seconds; three anomalies", run=projected, draw=draw_latencies,
+           seconds=120, needs=("torch",), gpu=True),
+    Figure("preprint-fig7c", "Fig. 7c and §4.3", "measured",
+           "97 % pruned VGG-11, on digits: FLOPs of every step as seconds", run=projected_pruned, draw=draw_latencies,
+           seconds=360, needs=("torch", "data"), gpu=True),
+    Figure("preprint-fig8", "Fig. 8", "executed", "full VGG-11: entries of the operands of every product of matrices",
+           run=operands, draw=draw_operands, seconds=120),
+    Figure("preprint-fig9", "Fig. 9a, 9b and §5", "executed",
+           "sparsity along the up-sweep, full and 97 % pruned VGG-11 (on digits)", run=sparsities, draw=draw_sparsities,
+           seconds=480, needs=("data",)),
+    Figure("preprint-kinematics", "§4.2", "measured",
+           "inverse kinematics of a long skeleton: more joints than dimensions", run=snake, draw=draw_snake,
+           seconds=15),
+    Figure("preprint-monte-carlo", "§5", "executed",
+           "approximate products by sampling: cheaper, with errors in the gradients", run=trade_off,
+           draw=draw_trade_off, seconds=30, needs=("data",)),
+)  # fmt: skip

@@ -62,37 +62,11 @@ _NAMES = {
     "plan_scan": "sparsebp.scan",
 }
 __all__ = [
-    "ProductPlan",
-    "ScanPlan",
-    "SparsityPattern",
-    "TransposedJacobian",
-    "__version__",
-    "analysis",
-    "backend",
-    "data",
-    "errors",
-    "gradient_flow",
-    "hidden_jacobians",
-    "interop",
-    "jacobian_t",
-    "jacobians",
-    "lyapunov",
-    "models",
-    "nn",
-    "optim",
-    "patterns",
-    "plan_product",
-    "plan_scan",
-    "products",
-    "prune",
-    "runtime",
-    "scan",
-    "schedule",
-    "threads",
-    "train",
-    "value_and_grad",
-    "verify",
-]
+    "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis", "backend", "data",
+    "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians", "lyapunov", "models", "nn",
+    "optim", "patterns", "plan_product", "plan_scan", "products", "prune", "runtime", "scan", "schedule", "threads",
+    "train", "value_and_grad", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

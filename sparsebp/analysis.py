@@ -1,4 +1,8 @@
-"""What the Jacobians of a recurrent model say about it: Lyapunov exponents, and how gradients flow back."""
+"""Analysis of recurrent models by their Jacobians: Lyapunov exponents, and how gradients flow back.
+
+Functions of a model raise `OptionError` if it has no such layer or direction, `NonFiniteError` if states or weights are
+not finite, and `ShapeError`, `DTypeError` or `DeviceError` if x or h0 does not fit it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ __all__ = ["GradientFlow", "LyapunovSpectrum", "gradient_flow", "hidden_jacobian
 Format = Literal["stacked", "csr"]
 
 PART = 1 << 25
-"""Bytes of Jacobians in float64 that `SteppedRun.parts` makes at a time."""
+"""Bytes of float64 Jacobians that `SteppedRun.parts` makes at a time."""
 
 
 def hidden_jacobians(
@@ -41,64 +45,59 @@ def hidden_jacobians(
     Parameters
     ----------
     model
-        An `RNN`, `GRU` or `LSTM`, or a `SequenceClassifier` or `Sequential` with one of them inside; or PyTorch's own,
-        whose weights are taken over. It runs as in evaluation, without dropout.
+        An `RNN`, `GRU` or `LSTM`, or a `SequenceClassifier` or `Sequential` with one inside; or PyTorch's, whose
+        weights are copied. It runs in evaluation mode, without dropout.
     x
         The model's input, as its forward takes it: (T, B, input_size) for a recurrent layer, or batch first if it says
         so; (T, input_size) is a batch of one.
     h0
-        Initial states as the recurrent layer's forward takes them, of an LSTM the pair (h0, c0); None for zeros.
+        Initial states as the recurrent layer's forward takes them, a pair (h0, c0) for an LSTM; None for zeros.
     layer, direction
-        Which of stacked layers, and which of two directions: of the second the steps run backwards.
+        Numbers of the layer and of the direction; in direction 1 the steps run backwards.
     format
         ``"stacked"``: one dense array. ``"csr"``: the transposed Jacobians on their sparsity pattern.
     memory_limit
-        Most bytes that they may take; None: 2 GiB.
+        Most bytes of the result; None: 2 GiB.
 
     Returns
     -------
     numpy.ndarray or list of TransposedJacobian
-        (T, B, n, n), entry [t, b, i, j] the derivative of state i after step t with respect to state j before it, of
-        sample b, of the model's dtype and library; n is H, of an LSTM 2 H: first h, then c. Or, for every step, the
+        (T, B, n, n) in the model's dtype and library: entry [t, b, i, j] is the derivative of state i after step t
+        with respect to state j before it, for sample b. n is H, or 2 H for an LSTM: first h, then c. Or, per step, the
         (n, n) transposed Jacobians of all samples.
 
     Raises
     ------
-    OptionError
-        The model has no such layer, or an option is none of those above.
     MemoryLimitError
-        They would take more than `memory_limit`; said before they are made.
-    ShapeError, DTypeError, DeviceError
-        x or h0 does not fit the model.
+        The result would exceed `memory_limit`; raised before it is made.
 
     See Also
     --------
-    lyapunov, gradient_flow : they take Jacobians a few steps at a time, whatever the length.
+    lyapunov, gradient_flow : process a few steps at a time, for any length.
     """
     check_choice("format", format, ("stacked", "csr"))
     limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else check_integer("memory_limit", memory_limit, 0)
     run = SteppedRun(model, x, h0, layer, direction)
     entries = run.steps * run.batch * run.values_a_step
     if format == "stacked":
-        entries += 2 * run.steps * run.batch * run.size**2  # by place, and in the order of the result
+        entries += 2 * run.steps * run.batch * run.size**2  # scattered, and in the order of the result
     need = entries * run.itemsize
     if need > limit:
         raise MemoryLimitError(
             "The Jacobians of all steps would need too much memory", expected=f"at most {limit} bytes",
             got=f"{need} bytes for T = {run.steps}, B = {run.batch}, {run.size} states",
-            remedy="Pass fewer steps or samples, or raise memory_limit; lyapunov and gradient_flow need little"
+            remedy="Pass fewer steps or samples; lyapunov and gradient_flow need little memory",
         )  # fmt: skip
     values, pattern = run.values(0, run.steps)
     return [TransposedJacobian(pattern, step) for step in values] if format == "csr" else _stacked(values, pattern)
 
 
 class SteppedRun:
-    """One run of a recurrent layer over a sequence, whose Jacobians are made when they are asked for."""
+    """One run of a recurrent layer over a sequence, whose Jacobians are made on demand.
 
-    # model, x, h0, layer, direction: As for `hidden_jacobians`; `h0` may also be a `numpy.random.Generator`, which
-    # draws the states from U(-1, 1).
-    # steps, batch, size: T, B and the number n of states of a sample.
-    # values_a_step: Entries of one sample's Jacobian.
+    Parameters as for `hidden_jacobians`; `h0` may also be a `numpy.random.Generator`, which draws states from U(-1, 1).
+    `steps`, `batch`, `size` are T, B and n; `values_a_step` is the number of entries of one sample's Jacobian.
+    """
 
     def __init__(self, model: Any, x: Any, h0: Any, layer: int, direction: int) -> None:
         own = own_layer(model)
@@ -119,28 +118,25 @@ class SteppedRun:
         self.size, self.values_a_step = pattern.shape[0], pattern.nnz
 
     def values(self, begin: int, end: int) -> tuple[Array, SparsityPattern]:
-        """Return the transposed Jacobians of the steps from `begin` to before `end`, (t, nnz, B), and their pattern."""
+        """Return the transposed Jacobians of steps `begin` to `end` (exclusive), (t, nnz, B), and their pattern."""
         return self._cell.state_jacobians(_part(self._tape, begin, end), self._weights)
 
     def parts(self, backwards: bool = False) -> Iterator[np.ndarray]:
-        """Yield the Jacobians (t, B, n, n) of a few steps at a time, on the host, in float64, in time order."""
-        # backwards: From the last part to the first.
+        """Yield float64 host Jacobians (t, B, n, n) of a few steps at a time, in time order, or the last part first."""
         length = max(1, PART // max(1, 8 * self.batch * self.size**2))
         begins = range(0, self.steps, length)
         for begin in reversed(begins) if backwards else begins:
             found = _stacked(*self.values(begin, min(begin + length, self.steps)))
             part = backend.to_host(found).astype(np.float64)  # synchronize!
             if not np.isfinite(part).all():
-                raise NonFiniteError(
-                    "The Jacobians are not finite", expected="finite states along the whole sequence",
-                    got=f"NaN or infinity between the steps {begin} and {begin + len(part)}",
-                    remedy="Look at the model's weights and states there"
-                )  # fmt: skip
+                raise NonFiniteError("The Jacobians are not finite", expected="finite states along the whole sequence",
+                                     got=f"NaN or infinity between the steps {begin} and {begin + len(part)}",
+                                     remedy="Look at the model's weights and states there")  # fmt: skip
             yield part
 
 
 def own_layer(model: Any) -> Layer:
-    """Return a model of ours, or ours with the weights of one of PyTorch."""
+    """Return our layer, or a copy of PyTorch's module as one."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from sparsebp.torch.sparse import layer_of
@@ -152,7 +148,7 @@ def own_layer(model: Any) -> Layer:
 
 
 def array_of(value: Any) -> Any:
-    """Return a tensor's array, or those of a pair; anything else as it is."""
+    """Return a tensor, or a tuple of them, as arrays; anything else as it is."""
     torch = sys.modules.get("torch")
     if isinstance(value, (tuple, list)):  # an LSTM's state
         return tuple(map(array_of, value))
@@ -164,7 +160,7 @@ def array_of(value: Any) -> Any:
 
 
 def _recurrent_of(model: Layer, x: Array) -> tuple[Recurrent, Array]:
-    """Return the (first) recurrent layer of a model, and the input that comes to it."""
+    """Return the first recurrent layer of a model, and its input."""
     if isinstance(model, Recurrent):
         return model, x
     if isinstance(model, SequenceClassifier):
@@ -179,8 +175,7 @@ def _recurrent_of(model: Layer, x: Array) -> tuple[Recurrent, Array]:
 
 def _no_recurrent(got: str) -> OptionError:
     return OptionError("The model has no recurrent layer", expected="an RNN, GRU or LSTM, ours or PyTorch's, or a "
-                       "SequenceClassifier or Sequential with one", got=got,
-                       remedy="Pass the recurrent layer and its input")  # fmt: skip
+                       "SequenceClassifier or Sequential with one", got=got)  # fmt: skip
 
 
 def _number(recurrent: Recurrent, layer: int, direction: int) -> int:
@@ -190,7 +185,7 @@ def _number(recurrent: Recurrent, layer: int, direction: int) -> int:
 
 
 def _batched(recurrent: Recurrent, x: Any, h0: Any) -> tuple[Any, Any]:
-    """Return a lone sequence (T, features) as a batch of one, and so its initial state; a batch as it is."""
+    """Return an unbatched sequence (T, features) and its state as a batch of one; a batch as it is."""
     if getattr(x, "ndim", 3) != 2:
         return x, h0
     if isinstance(h0, tuple):
@@ -201,20 +196,21 @@ def _batched(recurrent: Recurrent, x: Any, h0: Any) -> tuple[Any, Any]:
 
 
 def _drawn(recurrent: Recurrent, x: Array, rng: np.random.Generator) -> Any:
-    """Draw initial states in the range of a tanh: at 0 a layer without input would stay where it is."""
-    if x.ndim != 3:  # the forward will say so
+    """Draw initial states in the range of tanh: a layer without input would stay at 0."""
+    if x.ndim != 3:  # the forward will raise
         return None
-    weights = Weights.of(recurrent.params, "_l0")
-    xp, dtype = backend.namespace(weights.weight_hh), weights.weight_hh.dtype
-    runs, batch = recurrent.num_layers * recurrent.directions, x.shape[0 if recurrent.batch_first else 1]
-    states = tuple(backend.as_namespace(rng.uniform(-1, 1, (runs, batch, width)).astype(dtype), xp)
-                   for width in recurrent.cell.widths(weights))  # fmt: skip
+    weight = recurrent.params["weight_hh_l0"]
+    shapes = recurrent.state_shapes(x.shape[0 if recurrent.batch_first else 1])
+    states = tuple(
+        backend.as_namespace(rng.uniform(-1, 1, shape).astype(weight.dtype), backend.namespace(weight))
+        for shape in shapes
+    )
     return states if len(states) > 1 else states[0]
 
 
 @contextlib.contextmanager
 def _evaluating(model: Layer) -> Iterator[None]:
-    """Let the model run without dropout inside the ``with`` block."""
+    """Run the model without dropout inside the ``with`` block."""
     modes = [(layer, layer.training) for _, layer in model.modules()]
     model.eval()
     try:
@@ -225,7 +221,7 @@ def _evaluating(model: Layer) -> Iterator[None]:
 
 
 def _part(tape: Tape, begin: int, end: int) -> Tape:
-    """Return the steps from `begin` to before `end` of a run, as views; with the state before them where it is kept."""
+    """Return views of steps `begin` to `end` (exclusive) of a run, with the state before them if it is kept."""
     steps = len(tape.x)
 
     def cut(value: Any) -> Any:
@@ -248,27 +244,27 @@ def _stacked(values: Array, pattern: SparsityPattern) -> Array:
     return xp.ascontiguousarray(values.reshape(steps, size, size, batch).transpose(0, 3, 2, 1))
 
 
-# Lyapunov exponents: the mean logarithmic growth, a step, along the directions that a chain of Jacobians stretches.
+# Lyapunov exponents: the mean logarithmic growth per step along the directions that a chain of Jacobians stretches.
 #
-# A basis goes through the chain and is made orthonormal at every step by a QR decomposition; the logarithms of the
-# diagonal of R are what its directions have grown by (Benettin et al. 1980; for recurrent networks Vogt et al., "On
-# Lyapunov Exponents for RNNs", 2022, Algorithm 1, and Engelken, Wolf & Abbott, "Lyapunov spectra of chaotic recurrent
-# neural networks", 2023).
+# A basis goes through the chain and is orthonormalised at every step by a QR decomposition; the logarithms of the
+# diagonal of R are the growth of its directions (Benettin et al. 1980; for recurrent networks Vogt et al., "On Lyapunov
+# Exponents for RNNs", 2022, Algorithm 1, and Engelken, Wolf & Abbott, "Lyapunov spectra of chaotic recurrent neural
+# networks", 2023).
 
 _BLOCKS = 10
-"""Stretches of a run whose means say how sure the exponents are."""
+"""Number of segments of a run whose means give the standard errors."""
 
 
 @dataclass(frozen=True, eq=False)
 class LyapunovSpectrum:
-    """The k largest Lyapunov exponents of every sample, in natural logarithms a step.
+    """The k largest Lyapunov exponents of every sample, as natural logarithms per step.
 
     Attributes
     ----------
     growth
-        (T, B, k) float64: by what the logarithms grew at each of the counted steps.
+        (T, B, k) float64: growth of the logarithms at each counted step.
     states
-        Number n of states of the system.
+        Number n of states.
     """
 
     growth: np.ndarray = field(repr=False)
@@ -276,12 +272,12 @@ class LyapunovSpectrum:
 
     @property
     def steps(self) -> int:
-        """Steps that were counted."""
+        """Number of counted steps."""
         return len(self.growth)
 
     @cached_property
     def exponents(self) -> np.ndarray:
-        """(B, k): the means over the steps, the largest first (but for the noise of a finite run).
+        """(B, k): the means over the steps, largest first (up to the noise of a finite run).
 
         ``-inf`` where the chain maps a direction to zero, as a ReLU that is off does.
         """
@@ -296,15 +292,14 @@ class LyapunovSpectrum:
 
     @property
     def largest(self) -> float:
-        """The largest exponent's mean over the batch: above zero, nearby states move apart, and the model is chaotic.
-
-        Gradients then explode over time; below zero they vanish, by this factor's exponential a step.
+        """The largest exponent's mean over the batch. Above zero the model is chaotic, and gradients explode over time;
+        below zero they vanish, by the exponential of this number per step.
         """
         return float(self.mean[0])
 
     @property
     def error(self) -> np.ndarray:
-        """(B, k): standard errors of the exponents, from the means of ten stretches of the run; NaN for short runs."""
+        """(B, k): standard errors of the exponents, from the means of ten segments of the run; NaN for short runs."""
         if self.steps < 2 * _BLOCKS:
             return np.full(self.exponents.shape, np.nan)
         with np.errstate(invalid="ignore"):  # of -inf
@@ -318,7 +313,7 @@ class LyapunovSpectrum:
         Raises
         ------
         OptionError
-            The exponents that were computed do not sum to below zero, so that more are needed.
+            The computed exponents do not sum to below zero, so more are needed.
         """
         sums = np.concatenate(([0.0], np.cumsum(self.mean)))
         whole = int(np.argmax(sums[1:] < 0)) if (sums[1:] < 0).any() else len(self.mean)
@@ -326,8 +321,7 @@ class LyapunovSpectrum:
             return float(self.states)
         if whole == len(self.mean):
             raise OptionError("The dimension needs more exponents", expected="as many as sum to below zero",
-                              got=f"{len(self.mean)} of {self.states}, with the sum {sums[-1]:.3g}",
-                              remedy="Pass a larger k")  # fmt: skip
+                              got=f"{len(self.mean)} of {self.states}, with the sum {sums[-1]:.3g}")  # fmt: skip
         return whole + float(sums[whole] / abs(self.mean[whole]))
 
 
@@ -335,37 +329,32 @@ def lyapunov(
     model: Any, x: Any, k: int | None = None, *, h0: Any = None, warm_up: int | None = None, layer: int = 0,
     direction: int = 0, rng: Seed = 0,
 ) -> LyapunovSpectrum:  # fmt: skip
-    """Compute Lyapunov exponents of a recurrent layer along the states that an input leads it through.
+    """Compute Lyapunov exponents of a recurrent layer along the states of a given input.
 
     Parameters
     ----------
     model, x, layer, direction
-        As for `hidden_jacobians`. A layer without input of its own, an autonomous one, gets zeros; exponents are those
-        of this layer's state at the given input, so of stacked layers each has its own.
+        As for `hidden_jacobians`. An autonomous layer gets zeros as input. Exponents belong to this layer's state at
+        its input, so stacked layers each have their own.
     k
-        How many, the largest first; None: all. A step takes some ``H² k`` operations a sample.
+        Number of exponents, largest first; None: all. A step takes about ``H² k`` operations per sample.
     h0
-        Initial states as the recurrent layer's forward takes them; None: drawn from U(-1, 1), as at zero a network
-        without bias and input would stay there.
+        Initial states as the recurrent layer's forward takes them; None: drawn from U(-1, 1), as a network without bias
+        and input would stay at zero.
     warm_up
-        Steps that are not counted: until the state is on its attractor, and the basis along its directions. None: a
-        tenth of them.
+        Number of first steps that are not counted, while the state and the basis settle. None: a tenth.
     rng
         Generator or seed of the initial states and of the basis.
 
     Returns
     -------
     LyapunovSpectrum
-        ``exponents`` (B, k), and what follows from them.
+        ``exponents`` (B, k), and quantities derived from them.
 
     Raises
     ------
     OptionError
-        The model has no such layer, k is not from 1 to the number of states, or no step is left to count.
-    NonFiniteError
-        States or weights are not finite.
-    ShapeError, DTypeError, DeviceError
-        x or h0 does not fit the model.
+        k is not from 1 to the number of states, or no step is left to count.
 
     Examples
     --------
@@ -381,17 +370,17 @@ def lyapunov(
 
 
 def lyapunov_of(jacobians: Any, k: int | None = None, *, warm_up: int = 0, rng: Seed = 0) -> LyapunovSpectrum:
-    """Compute Lyapunov exponents of any chain of Jacobians, of a map or a flow of one's own.
+    """Compute Lyapunov exponents of any chain of Jacobians, such as your own map or flow.
 
     Parameters
     ----------
     jacobians
-        The Jacobians of the steps in the order of time, entry [i, j] the derivative of state i after the step with
-        respect to state j before it: an array (T, n, n) or (T, B, n, n), or an iterable of (n, n) or (B, n, n) arrays.
+        The Jacobians of the steps in time order, entry [i, j] the derivative of state i after the step with respect to
+        state j before it: an array (T, n, n) or (T, B, n, n), or an iterable of (n, n) or (B, n, n) arrays.
     k
-        How many, the largest first; None: all.
+        Number of exponents, largest first; None: all.
     warm_up
-        Steps that are not counted.
+        Number of first steps that are not counted.
     rng
         Generator or seed of the basis.
 
@@ -405,17 +394,17 @@ def lyapunov_of(jacobians: Any, k: int | None = None, *, warm_up: int = 0, rng: 
     ShapeError
         A Jacobian is not square, or has another shape than the first.
     OptionError
-        There is nothing to go through, k is not from 1 to n, or no step is left to count.
+        There is no Jacobian, k is not from 1 to n, or no step is left to count.
     DTypeError, DeviceError
-        A Jacobian has no real numbers, or is no array.
+        A Jacobian is not real, or not an array.
     NonFiniteError
         An entry is NaN or infinite.
     """
     try:
         steps = iter(jacobians)
     except TypeError as error:
-        raise OptionError("There is no chain of Jacobians", got=type(jacobians).__name__, expected="an array (T, n, n) "
-                          "or (T, B, n, n), or an iterable of Jacobians") from error  # fmt: skip
+        raise OptionError("There is no chain of Jacobians", got=type(jacobians).__name__,
+                          expected="an array (T, n, n) or (T, B, n, n), or an iterable") from error  # fmt: skip
     try:
         first = _matrix(0, next(steps))
     except StopIteration:
@@ -428,7 +417,7 @@ def lyapunov_of(jacobians: Any, k: int | None = None, *, warm_up: int = 0, rng: 
 
 
 def _matrix(number: int, given: Any) -> np.ndarray:
-    """Return a step's Jacobian as an array of float64 on the host."""
+    """Return a step's Jacobian as a float64 host array."""
     found = given
     if not isinstance(given, (list, tuple, np.generic, float, int)):
         found = array_of(given)
@@ -440,7 +429,7 @@ def _matrix(number: int, given: Any) -> np.ndarray:
         found = np.asarray(None)
     if found.dtype.kind not in "biuf":
         raise DTypeError(f"The Jacobian of step {number} has no real numbers", expected="an array of floats",
-                         remedy="Pass real arrays; of sparse matrices J.toarray()",
+                         remedy="Pass real arrays; convert sparse matrices with J.toarray()",
                          got=f"{type(given).__name__} of {found.dtype}")  # fmt: skip
     return found.astype(np.float64, copy=False)
 
@@ -453,14 +442,14 @@ def _checked(first: np.ndarray, rest: Iterator[Any]) -> Iterator[np.ndarray]:
             raise ShapeError(f"The Jacobian of step {number} has another shape", expected=first.shape, got=step.shape)
         if not np.isfinite(step).all():
             raise NonFiniteError(f"The Jacobian of step {number} is not finite", expected="finite entries",
-                                 got="NaN or infinity", remedy="Look at the system's state there")  # fmt: skip
+                                 got="NaN or infinity")  # fmt: skip
         yield step.reshape(-1, *step.shape[-2:])
 
 
 def _spectrum(
     jacobians: Iterable[np.ndarray], batch: int, size: int, k: int | None, warm_up: int, rng: np.random.Generator
 ) -> LyapunovSpectrum:
-    """Take an orthonormal basis through the chain; see the module."""
+    """Propagate an orthonormal basis through the chain; see above."""
     count = size if k is None else check_integer("k", k, 1, size)
     warm_up = check_integer("warm_up", warm_up, 0)
     basis, _ = np.linalg.qr(rng.standard_normal((batch, size, count)))
@@ -471,7 +460,7 @@ def _spectrum(
             growth.append(np.abs(np.diagonal(triangle, axis1=1, axis2=2)))
     if not growth:
         raise OptionError("No step is left to count", expected="more steps than warm_up", got=f"warm_up={warm_up}")
-    with np.errstate(divide="ignore"):  # a direction that is mapped to zero has the exponent -inf
+    with np.errstate(divide="ignore"):  # directions mapped to zero have the exponent -inf
         return LyapunovSpectrum(np.log(np.stack(growth)), size)
 
 
@@ -490,10 +479,10 @@ class GradientFlow:
     Attributes
     ----------
     log_norms
-        (T + 1, B) float64: natural logarithms of the norms, for every lag from 0 to T and every sample; ``-inf`` where
-        nothing arrives.
+        (T + 1, B) float64: natural logarithms of the norms, for lags 0 to T and every sample; ``-inf`` where no
+        gradient arrives.
     norm
-        Which norm it is.
+        The norm.
     """
 
     log_norms: np.ndarray
@@ -501,7 +490,7 @@ class GradientFlow:
 
     @property
     def rates(self) -> np.ndarray:
-        """(T, B): mean logarithmic growth a step up to every lag from 1 on; the largest Lyapunov exponent in the end.
+        """(T, B): mean logarithmic growth per step, for lags from 1 on; tends to the largest Lyapunov exponent.
 
         Above zero gradients explode, below zero they vanish.
         """
@@ -510,19 +499,19 @@ class GradientFlow:
         return found
 
     def plot(self, ax: Any, label: str | None = None, **options: Any) -> None:
-        """Draw the norms over the lag, the median of the samples and the range of all of them, on a logarithmic axis.
+        """Draw the median and range of the norms over the lag, on a logarithmic axis.
 
         Parameters
         ----------
         ax
-            Axes of Matplotlib.
+            Matplotlib axes.
         label
-            What the legend says.
+            Label in the legend.
         **options
-            For the line, as ``ax.plot`` takes them.
+            Options of the line for ``ax.plot``.
         """
         decades = self.log_norms / np.log(10)
-        shown = np.isfinite(decades).all(axis=1)  # behind the lag where nothing arrives there is nothing to draw
+        shown = np.isfinite(decades).all(axis=1)  # nothing to draw beyond the lag where no gradient arrives
         lags = np.arange(len(decades))[shown]
         (line,) = ax.plot(lags, np.median(decades[shown], axis=1), label=label, **options)
         ax.fill_between(lags, decades[shown].min(axis=1), decades[shown].max(axis=1), alpha=0.2, color=line.get_color())
@@ -533,36 +522,25 @@ class GradientFlow:
 def gradient_flow(
     model: Any, x: Any, h0: Any = None, *, layer: int = 0, direction: int = 0, norm: Norm = "spectral"
 ) -> GradientFlow:
-    """Compute how the gradient at the last hidden state grows or vanishes on its way back through time.
+    """Compute how the gradient at the last hidden state grows or vanishes on its way back in time.
 
     Parameters
     ----------
     model, x, h0, layer, direction
         As for `hidden_jacobians`.
     norm
-        ``"spectral"``: the most that any gradient grows by. ``"frobenius"``: the same root mean square for a gradient
-        of random direction, that is the Frobenius norm over √n; cheaper.
+        ``"spectral"``: the largest growth of any gradient. ``"frobenius"``: the root mean square growth of a gradient
+        of random direction, the Frobenius norm over √n; cheaper.
 
     Returns
     -------
     GradientFlow
         The norms for every lag and sample.
-
-    Raises
-    ------
-    OptionError
-        The model has no such layer, or the norm is another one.
-    NonFiniteError
-        States or weights are not finite.
-    ShapeError, DTypeError, DeviceError
-        x or h0 does not fit the model.
     """
     check_choice("norm", norm, ("spectral", "frobenius"))
     run = SteppedRun(model, x, h0, layer, direction)
     product = np.broadcast_to(np.eye(run.size), (run.batch, run.size, run.size))
-    scale = np.zeros(
-        run.batch
-    )  # logarithm of what was taken out of the product, so that it neither over- nor underflows
+    scale = np.zeros(run.batch)  # logarithm of the factor taken out of the product, which must not over- or underflow
     logs = [scale]
     with np.errstate(divide="ignore"):
         for part in run.parts(backwards=True):
@@ -582,9 +560,6 @@ def _norm(matrices: np.ndarray, norm: Norm) -> np.ndarray:
     else:
         found = np.linalg.svd(matrices, compute_uv=False)[:, 0]
     return found
-
-
-# What the Jacobians of a recurrent model say about it: Lyapunov exponents, and how gradients grow over time.
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,9 @@
-"""Networks of the papers: LeNet-5, VGG-11, MobileNetV2, DenseNet; and a small Transformer."""
+"""Networks of the papers: LeNet-5, VGG-11, MobileNetV2, DenseNet; and a small Transformer.
+
+Each function returns a `Sequential` that maps images (B, in_channels, H, W), or sequences, to logits (B, `classes`), of
+`dtype` float32 or float64, with initial values from the generator or seed `rng`. A number out of range raises
+`OptionError`.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +23,8 @@ _LENET_PADDING = {28: 2, 32: 0}
 _VGG_LAYERS = (64, "P", 128, "P", 256, 256, "P", 512, 512, "P", 512, 512, "P")
 # expansion, channels, blocks, stride of the first (Table 2 of the paper; the strides are those for small images)
 _MOBILENET_STAGES = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 1),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
+    (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+)  # fmt: skip
 _MOBILENET_FIRST, _MOBILENET_LAST = 32, 1280
 _DENSENET_FIRST = 16  # channels of the first convolution (§4.2 of the paper)
 
@@ -35,39 +34,17 @@ def lenet5(
 ) -> nn.Sequential:
     """Return LeNet-5 with ReLU and max-pooling: two 5×5 convolutions (6 and 16 channels), three linear layers.
 
-    Parameters
-    ----------
-    in_channels
-        Channels of the images.
-    classes
-        Number of classes.
-    size
-        Height and width of the images: 32 as in the paper, or 28, which the first convolution pads by 2.
-    dtype
-        float32 or float64.
-    rng
-        Generator or seed of the initial values, torch.nn's default ones.
-
-    Returns
-    -------
-    Sequential
-        Images (B, in_channels, size, size) to logits (B, classes).
-
-    Raises
-    ------
-    OptionError
-        `size` is neither 28 nor 32, or a number is below 1.
+    `size` is the height and width of the images: 32 as in the paper, or 28, which the first convolution pads by 2.
+    Initial values are torch.nn's defaults. Other parameters, result and errors: see the module.
 
     Notes
     -----
-    Source: LeCun et al., "Gradient-Based Learning Applied to Document Recognition", 1998, Fig. 2; the activations are
-    those that BPPSA §3.5 trains with.
+    LeCun et al., "Gradient-Based Learning Applied to Document Recognition", 1998, Fig. 2; the activations are those of
+    BPPSA §3.5.
     """
     size, classes = check_integer("size", size, 1), check_integer("classes", classes, 1)
     if size not in _LENET_PADDING:
-        raise OptionError(
-            "LeNet-5 does not fit the images", expected="size 28 or 32", got=size, remedy="Scale or pad the images"
-        )
+        raise OptionError("LeNet-5 does not fit the images", expected="size 28 or 32", got=size)
     options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     return nn.Sequential(
         nn.Conv2d(in_channels, 6, 5, padding=_LENET_PADDING[size], **options), nn.ReLU(), nn.MaxPool2d(2),
@@ -82,35 +59,15 @@ def lenet5(
 def vgg11(
     in_channels: int = 3, classes: int = 10, *, width: float = 1.0, dtype: Any = np.float32, rng: Seed = None
 ) -> nn.Sequential:
-    """Return VGG-11 as it is used on CIFAR-10: 8 convolutions, 5 poolings and one linear layer.
+    """Return VGG-11 for CIFAR-10, images (B, in_channels, 32, 32): 8 convolutions, 5 poolings and one linear layer.
 
-    Parameters
-    ----------
-    in_channels
-        Channels of the images.
-    classes
-        Number of classes.
-    width
-        Factor on all numbers of channels; they are rounded, to 1 at least.
-    dtype
-        float32 or float64.
-    rng
-        Generator or seed of the initial values: He's for the convolutions, torch.nn's default for the linear layer.
-
-    Returns
-    -------
-    Sequential
-        Images (B, in_channels, 32, 32) to logits (B, classes).
-
-    Raises
-    ------
-    OptionError
-        `width` is not positive, or a number is below 1.
+    `width` is a factor on all numbers of channels, which are rounded, to 1 at least. Initial values are He's for the
+    convolutions, torch.nn's default for the linear layer. Other parameters, result and errors: see the module.
 
     Notes
     -----
-    Source: Simonyan & Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2015, Table 1,
-    column A; with one linear layer, as BPPSA §4.3 counts it: 21 operators in front of it.
+    Simonyan & Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2015, Table 1, column A;
+    with one linear layer, as BPPSA §4.3 counts it: 21 operators before it.
     """
     in_channels, classes = check_integer("in_channels", in_channels, 1), check_integer("classes", classes, 1)
     options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
@@ -127,49 +84,27 @@ def vgg11(
 
 
 def mobilenetv2(
-    in_channels: int = 3,
-    classes: int = 10,
-    *,
-    width: float = 1.0,
-    stages: int = len(_MOBILENET_STAGES),
-    dtype: Any = np.float32,
-    rng: Seed = None,
-) -> nn.Sequential:
-    """Return MobileNetV2 with the strides that are usual for CIFAR-10: it halves 32×32 three times.
+    in_channels: int = 3, classes: int = 10, *, width: float = 1.0, stages: int = len(_MOBILENET_STAGES),
+    dtype: Any = np.float32, rng: Seed = None,
+) -> nn.Sequential:  # fmt: skip
+    """Return MobileNetV2 with the usual strides for CIFAR-10: it halves 32×32 three times.
 
-    Every block expands the channels by a 1×1 convolution, filters each by a depthwise 3×3 one and projects them by a
-    1×1 one, with batch normalisation behind each and ReLU6 behind the first two; blocks that keep the shape are
-    residual.
+    Each block expands the channels by a 1×1 convolution, filters each by a depthwise 3×3 one and projects them by a
+    1×1 one, with batch normalisation after each and ReLU6 after the first two. Blocks that keep the shape are residual.
+    Call ``eval()`` for a network with independent samples, as `jacobian_t` needs.
 
     Parameters
     ----------
-    in_channels
-        Channels of the images.
-    classes
-        Number of classes.
+    in_channels, classes, dtype, rng
+        See the module. Initial values are He's for the convolutions, torch.nn's default for the linear layer.
     width
-        Factor on all numbers of channels; they are rounded to multiples of 8.
+        Factor on all numbers of channels, which are rounded to multiples of 8.
     stages
-        How many of the seven stages are built, for smaller networks.
-    dtype
-        float32 or float64.
-    rng
-        Generator or seed of the initial values: He's for the convolutions, torch.nn's default for the linear layer.
-
-    Returns
-    -------
-    Sequential
-        Images (B, in_channels, H, W) to logits (B, classes). Call ``eval()`` for a network whose samples do not depend
-        on each other, as `jacobian_t` needs it.
-
-    Raises
-    ------
-    OptionError
-        `width` is not positive, `stages` is not in 1 … 7, or a number is below 1.
+        Number of stages to build, 1 to 7.
 
     Notes
     -----
-    Source: Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", 2018, Tables 1 and 2.
+    Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", 2018, Tables 1 and 2.
     """
     stages, classes = check_integer("stages", stages, 1, len(_MOBILENET_STAGES)), check_integer("classes", classes, 1)
     in_channels = check_integer("in_channels", in_channels, 1)
@@ -206,63 +141,39 @@ def _inverted_residual(
 
 
 def densenet(
-    in_channels: int = 3,
-    classes: int = 10,
-    *,
-    depth: int = 40,
-    growth: int = 12,
-    blocks: int = 3,
-    width: float = 1.0,
-    dtype: Any = np.float32,
-    rng: Seed = None,
-) -> nn.Sequential:
-    """Return DenseNet (L = `depth`, k = `growth`) as it is used on CIFAR-10, without bottlenecks and compression.
+    in_channels: int = 3, classes: int = 10, *, depth: int = 40, growth: int = 12, blocks: int = 3, width: float = 1.0,
+    dtype: Any = np.float32, rng: Seed = None,
+) -> nn.Sequential:  # fmt: skip
+    """Return DenseNet (L = `depth`, k = `growth`) for CIFAR-10, without bottlenecks and compression.
 
-    In a dense block every layer adds k channels to those it reads: ``Concat(Identity, Sequential(BN, ReLU, Conv))``.
-    Between the blocks a 1×1 convolution and an average pooling halve the image.
+    In a dense block every layer adds k channels to its input: ``Concat(Identity, Sequential(BN, ReLU, Conv))``, one
+    stage of the result each. Between the blocks a 1×1 convolution and an average pooling halve the image.
 
     Parameters
     ----------
-    in_channels
-        Channels of the images.
-    classes
-        Number of classes.
+    in_channels, classes, dtype, rng
+        See the module. Initial values are He's for the convolutions, torch.nn's default for the linear layer.
     depth
-        Convolutions and the linear layer: every block has ``(depth - 1 - blocks) / blocks`` layers.
+        Number of convolutions and linear layers: every block has ``(depth - 1 - blocks) / blocks`` layers, 1 or more.
     growth
         Channels that every layer adds, k.
     blocks
         Number of dense blocks, of equal length.
     width
-        Factor on k and on the channels of the first convolution; they are rounded, to 1 at least.
-    dtype
-        float32 or float64.
-    rng
-        Generator or seed of the initial values: He's for the convolutions, torch.nn's default for the linear layer.
-
-    Returns
-    -------
-    Sequential
-        Images (B, in_channels, H, W) to logits (B, classes). Every layer of a dense block is one stage of it.
-
-    Raises
-    ------
-    OptionError
-        The blocks cannot be of equal length, 1 or more; `width` is not positive; or a number is below 1.
+        Factor on k and on the channels of the first convolution, which are rounded, to 1 at least.
 
     Notes
     -----
-    Source: Huang et al., "Densely Connected Convolutional Networks", 2017, §3 and §4.2. In front of the convolutions
-    between the blocks there is a ReLU, as in the authors' code.
+    Huang et al., "Densely Connected Convolutional Networks", 2017, §3 and §4.2. A ReLU precedes the convolutions
+    between the blocks, as in the authors' code.
     """
     depth, growth, blocks = (
         check_integer(name, value, 1) for name, value in (("depth", depth), ("growth", growth), ("blocks", blocks))
     )
     in_channels, classes = check_integer("in_channels", in_channels, 1), check_integer("classes", classes, 1)
     if depth < 1 + 2 * blocks or (depth - 1 - blocks) % blocks:
-        raise OptionError("The layers of this depth cannot be shared out over the blocks",
-                          expected="depth = blocks · n + blocks + 1, n ≥ 1", got=f"depth={depth}, blocks={blocks}",
-                          remedy="Pass depth=40 and blocks=3, say")  # fmt: skip
+        raise OptionError("The depth cannot be divided over the blocks", got=f"depth={depth}, blocks={blocks}",
+                          expected="depth = blocks · n + blocks + 1, n ≥ 1")  # fmt: skip
     options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     channels, added = _scaled(_DENSENET_FIRST, width), _scaled(growth, width)
     layers: list[nn.Layer] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False, **options)]
@@ -284,15 +195,15 @@ def _norm_relu_conv(channels: int, wanted: int, kernel: int, options: dict[str, 
 
 
 def _classifier(layers: list[nn.Layer], features: int, classes: int, options: dict[str, Any]) -> nn.Sequential:
-    """Return `layers` and a linear layer behind them, with He's initial values in the convolutions."""
+    """Append a linear layer, and give the convolutions He's initial values."""
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, classes, **options))
     nn.init.he_convolutions(model, options["rng"])
     return model
 
 
 def _scaled(channels: int, width: float, multiple: int = 1) -> int:
-    """Return ``channels * width`` rounded to a multiple, at least one of it."""
-    # Rounding down by more than a tenth is avoided, as in the reference code of MobileNetV2.
+    """Return ``channels * width`` rounded to a positive multiple."""
+    # rounds down by at most a tenth, as the reference code of MobileNetV2
     width = check_number("width", width)
     if width <= 0:
         raise OptionError("Invalid width", expected="a finite number above 0", got=width)
@@ -301,64 +212,46 @@ def _scaled(channels: int, width: float, multiple: int = 1) -> int:
     return rounded + multiple if rounded < 0.9 * wanted else rounded
 
 
-# A small Transformer that classifies sequences, of vectors or of numbers of words.
+# A small Transformer that classifies sequences of vectors or tokens.
 
 
 def transformer_classifier(
-    inputs: int,
-    classes: int = 10,
-    *,
-    steps: int,
-    tokens: bool = False,
-    width: int = 64,
-    heads: int = 4,
-    layers: int = 4,
-    dropout: float = 0.0,
-    dtype: Any = np.float32,
-    rng: Seed = None,
-) -> nn.Sequential:
-    """Return a Transformer's encoder with the mean over the steps and a linear layer behind it.
+    inputs: int, classes: int = 10, *, steps: int, tokens: bool = False, width: int = 64, heads: int = 4,
+    layers: int = 4, dropout: float = 0.0, dtype: Any = np.float32, rng: Seed = None,
+) -> nn.Sequential:  # fmt: skip
+    """Return a Transformer encoder followed by the mean over the steps and a linear layer.
 
     Parameters
     ----------
     inputs
-        Features of a step; with `tokens`, how many different numbers a step can be.
-    classes
-        Number of classes.
+        Features of a step; with `tokens`, the size of the vocabulary.
+    classes, dtype, rng
+        See the module. Initial values are torch.nn's defaults; `rng` also draws dropout.
     steps
-        Most steps of a sequence.
+        Longest sequence.
     tokens
-        Whether a step is a number, which an `Embedding` takes, and not a vector, which a `Linear` takes.
+        Whether a step is an integer, for an `Embedding`, or a vector, for a `Linear`.
     width
         Length of a step's vector between the layers, a multiple of `heads`.
     heads
-        Heads of each attention.
+        Number of attention heads.
     layers
-        Encoder layers; each has 4 · width features between its two linear layers.
+        Number of encoder layers, with 4 · width features between their two linear layers.
     dropout
-        Probability of a zero in the encoder layers while training.
-    dtype
-        float32 or float64.
-    rng
-        Generator or seed of the initial values, torch.nn's default ones, and of dropout.
+        Dropout probability of the encoder layers in training.
 
     Returns
     -------
     Sequential
         Sequences (B, T, inputs), with `tokens` integers (B, T), to logits (B, classes). Its stages: embedding,
         positions, every encoder layer, normalisation, mean, linear layer.
-        Of sequences padded at the end it takes ``lengths=``: they are classified as if they were cut.
-
-    Raises
-    ------
-    OptionError
-        A number is out of range, `width` no multiple of `heads`, or `tokens` no truth value.
+        For sequences padded at the end it takes ``lengths=``: padding has no influence.
 
     Notes
     -----
-    Sources: Vaswani et al., "Attention Is All You Need", 2017, §3. Normalisations that come first need no warm-up of
-    the learning rate (Xiong et al., "On Layer Normalization in the Transformer Architecture", 2020); GELU, learned
-    positions and four times the width between the linear layers are those of Devlin et al., "BERT", 2019.
+    Vaswani et al., "Attention Is All You Need", 2017, §3. Normalisation comes first, which needs no learning-rate
+    warm-up (Xiong et al., "On Layer Normalization in the Transformer Architecture", 2020); GELU, learned positions and
+    the factor 4 are those of Devlin et al., "BERT", 2019.
     """
     inputs, classes, width = (
         check_integer(name, value, 1) for name, value in (("inputs", inputs), ("classes", classes), ("width", width))
@@ -379,9 +272,6 @@ def transformer_classifier(
         nn.MeanOverSteps(batch_first=True),
         nn.Linear(width, classes, **options),
     )
-
-
-# MODELS: the convolutional networks of the papers, and a small Transformer, as chains of layers.
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Shared fixtures: the backends every kernel test runs on, and how many examples hypothesis draws on each."""
+"""Shared fixtures: the backends that kernel tests run on, and the number of hypothesis examples on each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 # What a shell starts by "&" ignores Ctrl-C, and so would all processes that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ["SPARSEBP_PRICES"] = ""  # tests count with the shipped prices, whatever was calibrated here
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +52,15 @@ def threads_as_before() -> Iterator[None]:
     yield
     if threads.get_threads() != before:
         threads.set_threads(before)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small products gain nothing from threads, and lose much where tests run side by side."""
+    before = threads.get_threads()
+    threads.set_threads(1)
+    yield
+    threads.set_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""PyTorch's own cases of its modules, run on ours: every constructor, input and gradient, and the inputs it refuses."""
+"""PyTorch's own module cases, run on ours: every constructor, input, gradient and refused input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random operators and chains of them for hypothesis, each beside its twin in torch.nn."""
+"""Random operators and chains of them for hypothesis, each with its twin in torch.nn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM written plainly in NumPy (float64), cases to compare them on, and a check of argument checks."""
+"""RNN, GRU and LSTM written plainly in NumPy (float64), and cases to compare them on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 import strict_cupy
 from backends import Backend
-from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
 from sparsebp.kernels.operands import WeightSums
 from strategies import normal, reals, seeds, sizes
 
@@ -218,23 +216,3 @@ def empty_sums(backend: Backend, gates: int, x: np.ndarray, before: np.ndarray, 
     biases = (backend.empty(rows, dtype), backend.empty(rows, dtype)) if bias else (None, None)
     outputs = backend.empty((rows, x.shape[2]), dtype), backend.empty((rows, hidden), dtype)
     return WeightSums(backend.array(x), backend.array(before), *outputs, *biases)
-
-
-def assert_arguments_are_checked(backend: Backend, name: str, args: dict[str, Any]) -> None:
-    """Spoil every array argument of a valid call in turn: dtype, shape, layout. `args` are NumPy arrays and options."""
-    kernel = getattr(backend.kernels, name)
-    good = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in args.items()}
-    kernel(**good)
-    for key, value in args.items():
-        if not isinstance(value, np.ndarray):
-            continue
-        other = np.float32 if value.dtype == np.float64 else np.float64
-        for error, wrong in (
-            (DTypeError, backend.array(value.astype(other))),
-            (DTypeError, backend.array(value.astype(np.int64))),
-            (ShapeError, backend.array(np.concatenate([value, value], axis=-1))),
-            (ShapeError, backend.array(value[..., None])),
-            (LayoutError, backend.array(np.repeat(value, 2, axis=-1))[..., ::2]),
-        ):
-            with pytest.raises(error, match=r"Expected .* Got "):
-                kernel(**{**good, key: wrong})

@@ -1,4 +1,4 @@
-"""Trains replicas on threads, and one worker on the same samples, for the tests of data-parallel training."""
+"""Training of replicas on threads, and of one worker on the same samples."""
 
 from __future__ import annotations
 

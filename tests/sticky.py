@@ -1,4 +1,4 @@
-"""A CUDA error that stays, such as an illegal address, ends the process that it happened in, not all tests after it.
+"""A sticky CUDA error, such as an illegal address, ends its process and not all later tests.
 
 After each gpu test the device is waited for. If that fails, and again, the context is broken for good: the test that
 did it has an error, and an xdist worker ends once its report is on its way; xdist puts another one in its place.

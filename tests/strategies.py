@@ -1,4 +1,4 @@
-"""Hypothesis strategies shared by the rooms' tests: awkward sizes first, everything small. Append only."""
+"""Hypothesis strategies shared by all tests: awkward sizes first, everything small. Append only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Makefile: what it refuses."""
+"""The Makefile refuses test files that do not exist."""
 
 from __future__ import annotations
 

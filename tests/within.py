@@ -1,4 +1,4 @@
-"""A time limit for what must not hang."""
+"""A time limit for code that must not hang."""
 
 from __future__ import annotations
 

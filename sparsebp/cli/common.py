@@ -1,4 +1,4 @@
-"""What the commands share: the application, how errors end it, options, consoles."""
+"""Shared by the commands: the application, errors and interruptions, options, consoles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from sparsebp import __version__
-from sparsebp.cli.terminal import status_of
+from sparsebp.cli.main import status_of
 from sparsebp.comm.launcher import launching
 from sparsebp.core import tables
 from sparsebp.core.errors import OptionError, OutputError, SparseBPError
@@ -28,26 +28,18 @@ if TYPE_CHECKING:
     from sparsebp.train.config import Run
 
 
-# What Ctrl-C, or SIGTERM, leaves to be said: where the command was, and which command goes on from there.
+# Ctrl-C and SIGTERM: where the command was, and the command that goes on from there.
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in a command that knows where it was.
-
-    Parameters
-    ----------
-    where
-        ``"at step 38 of 400"``, say, and what there is of it.
-    resume
-        Whether there is a checkpoint to go on from; else the command begins again.
-    """
+    """Ctrl-C in a command that knows `where` it was, and whether it can `resume` from a checkpoint."""
 
     def __init__(self, where: str, *, resume: bool = False) -> None:
         super().__init__(where)
         self.where, self.resume = where, resume
 
     def describe(self, program: str, arguments: Sequence[str]) -> str:
-        """Return the message, with the command to go on with: the program and arguments that were stopped."""
+        """Return the message, with the command line to go on with."""
         left = _resumed(arguments) if self.resume else arguments
         command = shlex.join([*launching(), *program.split(), *left])
         return f"Interrupted {self.where}. {'Go on from it' if self.resume else 'Begin again'}: {command}"
@@ -66,35 +58,28 @@ def _resumed(arguments: Sequence[str]) -> list[str]:
 
 
 class Position:
-    """Knows how far training is, and which step the last checkpoint is of, on any rank.
-
-    Parameters
-    ----------
-    resumed
-        Whether a run goes on.
-    """
+    """Knows how far a training is, and the step of its last checkpoint, on any rank."""
 
     def __init__(self, *, resumed: bool) -> None:
         self._resumed = resumed
         self._runs: list[Run] = []
 
     def follow(self, run: Run) -> None:
-        """Look at `run` from here on: the training, and then the retraining."""
+        """Look at `run` from here on: the training, then the retraining."""
         self._runs.append(run)
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Turn Ctrl-C inside the ``with`` block into what there is to say of it."""
+        """Turn Ctrl-C inside the ``with`` block into `Interrupted`."""
         try:
             yield
         except KeyboardInterrupt as error:
-            raise self.interrupted() from error
+            raise self._interrupted() from error
 
-    def interrupted(self) -> Interrupted:
-        """Return what to say of an interruption now."""
+    def _interrupted(self) -> Interrupted:
         begun = [run for run in self._runs if run.trainer.saved is not None]
         if not begun:
-            checkpoint = "the checkpoint is as it was" if self._resumed else "no checkpoint was written yet"
+            checkpoint = "the checkpoint is unchanged" if self._resumed else "no checkpoint was written yet"
             return Interrupted(f"before the first step; {checkpoint}", resume=self._resumed)
         run, name = begun[-1], "retraining" if len(begun) > 1 else "training"
         done, total = run.trainer.history.steps, run.steps
@@ -111,18 +96,18 @@ ThreadsOption = Annotated[
 
 
 class _Ends:
-    """Ends a command: an error of sparsebp's own is one message, without a traceback.
+    """Ends a command: a `SparseBPError` is one message without a traceback.
 
-    The exit code is 2 for an option that cannot be had (wrong usage), 130 for Ctrl-C, 143 for SIGTERM, else 1.
+    The exit code is 2 for wrong usage (`OptionError`), 130 for Ctrl-C, 143 for SIGTERM, else 1.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the command's arguments as they are, for the message of an interruption."""
+        """Keep the command's arguments for the message of an interruption."""
         ctx.meta.setdefault(_ARGUMENTS, tuple(args))
         return super().parse_args(ctx, args)  # type: ignore[misc]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
+        """Run the command."""
         try:
             return super().invoke(ctx)  # type: ignore[misc]
         except (SparseBPError, MemoryError) as error:
@@ -137,7 +122,7 @@ class _Ends:
 
 
 def _speaks(error: BaseException) -> bool:
-    """Say whether this process prints an error that ends it: of several ranks, one does."""
+    """Return whether this process prints the error that ends it: one of several ranks does."""
     from sparsebp.comm.launcher import launched
 
     if launched() is None:
@@ -148,29 +133,29 @@ def _speaks(error: BaseException) -> bool:
 
 
 def enumeration(name: str, values: Iterable[str]) -> Any:
-    """Return an enumeration of texts: of these typer takes lists, unlike of literal types."""
+    """Return an enumeration of texts: typer takes lists of these, but not of literals."""
     return enum.StrEnum(name, [(value, value) for value in values])
 
 
 def choice_option(text: str, names: Iterable[str], *, show_default: bool | str = True) -> Any:
-    """Return an option that takes one of some names. Its help lists them: narrow types are broken anywhere."""
+    """Return an option that takes one of some names, which its help lists."""
     return typer.Option(metavar="<name>", help=f"{text}: {', '.join(names)}.", show_default=show_default)
 
 
 def out_option(text: str, *, show_default: bool | str = True) -> Any:
-    """Return the option ``--out`` with a text for its help. An empty path is refused."""
+    """Return the option ``--out``; an empty path is refused."""
     return typer.Option(parser=_out_path, metavar="<path>", help=text, show_default=show_default)
 
 
 def _out_path(text: str) -> Path:
     try:
         return check_path("--out", text)
-    except OptionError as error:  # a ValueError would be taken for the parser's own, and lose its message
+    except OptionError as error:  # typer would take a ValueError for the parser's own and drop its message
         raise OutputError(error.problem, expected=error.expected, got=error.got, remedy=error.remedy) from error
 
 
 def taking(place: str, make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take the options of `make` where its parameter `place` stands, which gets what `make` returns."""
+    """Replace a command's parameter `place` by the options of `make`; it then gets the result of `make`."""
     options = inspect.signature(make, eval_str=True).parameters
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -197,7 +182,7 @@ class Group(_Ends, TyperGroup):
     """Commands, by name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; of those that have left the package, say where they are."""
+        """Find the command, or say where it has moved."""
         if args[0] in _MOVED:
             raise OptionError(f"sparsebp {args[0]} is no longer a command",
                               expected=f"{_MOVED[args[0]]}, in a clone of the repository", got=args[0])  # fmt: skip
@@ -205,10 +190,10 @@ class Group(_Ends, TyperGroup):
 
 
 class Command(_Ends, TyperCommand):
-    """A command that is a program of its own."""
+    """A program with a single command."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Read the arguments, which for a group's command is part of `invoke`."""
+        """Read the arguments; for a command of a group, `invoke` does."""
         try:
             return super().make_context(*arguments, **options)
         except SparseBPError as error:
@@ -216,7 +201,7 @@ class Command(_Ends, TyperCommand):
 
 
 def _said(error: Exception) -> typer.Exit:
-    """Print an error and return what ends the command."""
+    """Print an error and return the exit."""
     own = isinstance(error, SparseBPError)
     if _speaks(error):
         typer.secho("Error: ", fg="red", bold=True, nl=False, err=True)
@@ -229,12 +214,11 @@ _PLAIN: Any = {"add_completion": False, "pretty_exceptions_enable": False}
 
 
 def _settings(program: str) -> dict[str, Any]:
-    """Return a context's settings; its ``obj`` is how the program is called."""
     return {"help_option_names": ["-h", "--help"], "obj": program}
 
 
 def make_program(command: Callable[..., None]) -> typer.Typer:
-    """Return a command as an application of its own."""
+    """Return an application with a single command."""
     application = typer.Typer(**_PLAIN)
     settings = _settings(f"python -m {command.__module__.partition('.')[0]}")
     application.command(cls=Command, help=inspect.getdoc(command), context_settings=settings)(command)
@@ -242,10 +226,7 @@ def make_program(command: Callable[..., None]) -> typer.Typer:
 
 
 def make_app(commands: Iterable[Callable[..., None]], groups: Mapping[str, typer.Typer]) -> typer.Typer:
-    """Return the application with `commands` and `groups` of further ones by name.
-
-    A command's examples stand in its docstring after a line of ``\\b``.
-    """
+    """Return the application with `commands` and `groups`. Examples in a docstring follow a line of ``\\b``."""
     application = typer.Typer(
         cls=Group,
         no_args_is_help=True,
@@ -277,16 +258,13 @@ def _root(
 
 
 def console() -> Console:
-    """Return a console on standard output that leaves text as it is: no wrapping, no guessed colours."""
+    """Return a console on standard output without wrapping and guessed colours."""
     terminal = sys.stdout.isatty()
     return Console(file=sys.stdout, highlight=False, soft_wrap=True, no_color=None if terminal else True)
 
 
 def print_line(label: str, text: str, margin: int) -> None:
-    """Print a text after a label that takes `margin` letters: one line, which a narrower terminal gets in several.
-
-    Lines end at spaces alone, so that paths stay whole; a no-break space, printed as a space, ends none.
-    """
+    """Print a text after a label of `margin` letters, wrapped on a terminal at spaces, except no-break ones."""
     line, width = f"{label:<{margin}}{text}", tables.letters()
     if width is not None:
         line = textwrap.fill(line, width, subsequent_indent=" " * margin, break_long_words=False,
@@ -303,8 +281,8 @@ def print_table(columns: Sequence[tables.Column], rows: Iterable[Mapping[str, An
 def progress_bar(what: str, left: str = "") -> Iterator[Callable[[str, int, int], None]]:
     """Draw a bar on standard error meanwhile, on a terminal only.
 
-    Yields what to call before each part, `what` it is, with its name, its number from 0, and how many there are. Ctrl-C
-    becomes `Interrupted` at that part; `left` says what there is of the whole then.
+    Yields a function to call before each part with its name, its number from 0, and their count. Ctrl-C becomes
+    `Interrupted` at that part (of kind `what`); `left` is added to the message.
     """
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

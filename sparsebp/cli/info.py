@@ -1,4 +1,4 @@
-"""``sparsebp info``, ``verify`` and ``warm-up``: what there is, whether it computes right, and compiling ahead."""
+"""``sparsebp info``, ``verify`` and ``warm-up``: facts of the installation, gradient checks, compiling ahead."""
 
 from __future__ import annotations
 
@@ -18,35 +18,17 @@ from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.train.config import Device
 
 _PACKAGES = (
-    "numpy",
-    "scipy",
-    "numba",
-    "safetensors",
-    "typer",
-    "rich",
-    "matplotlib",
-    "mlxtend",
-    "torch",
-    "mpi4py",
-    "mpich",
-)
+    "numpy", "scipy", "numba", "safetensors", "typer", "rich", "matplotlib", "mlxtend", "torch", "mpi4py", "mpich",
+)  # fmt: skip
 # cell, T, B, H: the paper's RNN and GRU, the demo's GRU, an LSTM as large, a long sequence in small batch, a wide layer
 _SHAPES: tuple[tuple[Literal["rnn", "gru", "lstm"], int, int, int], ...] = (
-    ("rnn", 1000, 16, 20),
-    ("gru", 517, 16, 20),
-    ("gru", 784, 25, 32),
-    ("lstm", 784, 25, 32),
-    ("rnn", 30_000, 1, 20),
+    ("rnn", 1000, 16, 20), ("gru", 517, 16, 20), ("gru", 784, 25, 32), ("lstm", 784, 25, 32), ("rnn", 30_000, 1, 20),
     ("gru", 100, 32, 128),
-)
+)  # fmt: skip
 
 
 def info(json: JsonOption = False) -> None:
     """Show devices, versions, threads and BLAS, and which backward `auto` would choose for a few shapes.
-
-    `auto` and all estimates count with a list of prices, that which comes
-    with sparsebp. `python -m benchmarks.calibrate`, in a clone of the
-    repository, measures this machine's.
 
     \b
     Examples:
@@ -63,7 +45,7 @@ def info(json: JsonOption = False) -> None:
 def collect() -> dict[str, Any]:
     """Return the facts as a dict that JSON can hold."""
     from sparsebp.core.threads import thread_counts
-    from sparsebp.scan.recurrent import choose_recurrent_backward
+    from sparsebp.scan.rules import choose_recurrent_backward
 
     gpu = _gpu()
     modules = {"cpu": np} if "name" not in gpu else {"cpu": np, "cuda": backend.cupy()}
@@ -84,17 +66,8 @@ def collect() -> dict[str, Any]:
         "packages": {name: _version(name) for name in (*_PACKAGES, *_cupy_names())},
         "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"],
         "threads": thread_counts(),
-        "prices": _prices(),
         "auto": choices,
     }
-
-
-def _prices() -> dict[str, Any]:
-    from sparsebp.core.machine import price_path, prices
-
-    found, path = prices(), price_path()
-    kind = "calibrated" if found.calibrated else "shipped"
-    return {"kind": kind, "file": None if path is None else str(path), **found.measured}
 
 
 def _gpu() -> dict[str, str]:
@@ -114,7 +87,7 @@ def _version(package: str) -> str | None:
 
 
 def _cupy_names() -> list[str]:
-    """Return the names of the CuPy wheels that are installed; each CUDA version has one of its own."""
+    """Return the names of the installed CuPy wheels, one per CUDA version."""
     return [name for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy") if _version(name) is not None]
 
 
@@ -127,21 +100,18 @@ def _print(facts: dict[str, Any]) -> None:
         "BLAS": facts["blas"],
         "threads": ", ".join(f"{name} {count}" for name, count in facts["threads"].items()),
         "packages": ", ".join(packages),
-        "prices": _prices_line(facts["prices"]),
         "auto": "for the backward of recurrent layers in float32:",
     }
     print_line("", f"sparsebp {facts['sparsebp']}, Python {facts['python']}, {facts['platform']}", 0)
     for label, text in lines.items():
         print_line(label, text, 9)
+    same = {entry["reason"] for entry in facts["auto"]}
     for entry in facts["auto"]:
-        print_line("", f"{entry['model'].upper()}: {entry['reason']}", 9)
-
-
-def _prices_line(found: dict[str, Any]) -> str:
-    if found["kind"] == "calibrated":
-        return f"calibrated {found['date']}, {found['file']}"
-    where = f"; python -m benchmarks.calibrate writes {found['file']}" if found["file"] else ""
-    return f"shipped, measured {str(found['date'])[:10]} on {found['cpu']}{where}"
+        sizes = ", ".join(f"{name} {entry[name]}" for name in ("T", "B", "H"))
+        why = "" if len(same) == 1 else f"; {entry['reason']}"
+        print_line("", f"{entry['model'].upper()} ({sizes}): {entry['algorithm']}{why}", 9)
+    if len(same) == 1:
+        print_line("", same.pop(), 9)
 
 
 # ``sparsebp verify``: does this installation compute right?
@@ -173,13 +143,8 @@ def verify(
         reports = checks.self_check(seed, device=device, progress=told)
     failed = [name for name, report in reports.items() if not report.ok]
     if json:
-        write_json(
-            {
-                "event": "result",
-                "ok": not failed,
-                "reports": {name: report.to_json() for name, report in reports.items()},
-            }
-        )
+        found = {name: report.to_json() for name, report in reports.items()}
+        write_json({"event": "result", "ok": not failed, "reports": found})
     else:
         out = console()
         for name, report in reports.items():
@@ -194,14 +159,10 @@ def verify(
         raise typer.Exit(1)
 
 
-# ``sparsebp warm-up``: compile all kernels of the CPU now, so that nothing waits for it later.
-
-
 def warm_up() -> None:
-    """Compile all kernels of the CPU, for float32 and float64; they are kept on disk.
+    """Compile all CPU kernels, for float32 and float64, and keep them on disk.
 
-    Otherwise each is compiled at its first use, once a machine: some
-    seconds in which a first training step seems to stand still.
+    Otherwise each is compiled at its first use, which takes a few seconds.
 
     \b
     Examples:

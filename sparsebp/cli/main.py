@@ -1,17 +1,18 @@
-"""The command line: makes sure that typer and rich are there and hands over to `sparsebp.cli.app`."""
+"""The entry point: checks for typer and rich, handles signals and streams, and hands over to `sparsebp.cli.app`."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import importlib
 import importlib.util
 import os
 import signal
 import sys
+import threading
+import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO, cast
-
-from sparsebp.cli.terminal import status_of, terminable, write_nearest
+from typing import Any, NoReturn, TextIO, cast
 
 
 def main(
@@ -19,10 +20,8 @@ def main(
 ) -> None:
     """Run the command line on `arguments` (``sys.argv`` if None) and exit.
 
-    `application` is the module that has the commands, as ``app``; `program` is how they are called.
-
-    Exit codes: 0 done; 1 an error of sparsebp's own, or of the standard output, printed as one message; 2 wrong usage,
-    an unknown or impossible value of an option among it; 130 interrupted, 143 ended by SIGTERM.
+    `application` is the module with the commands' ``app``, `program` the name in messages. Exit codes: 0 done; 1 an
+    error of sparsebp or of standard output, printed as one message; 2 wrong usage; 130 interrupted, 143 SIGTERM.
     """
     from sparsebp.comm.launcher import launched, quiet_others
 
@@ -41,12 +40,12 @@ def main(
 
 
 def _take_leave(status: object) -> None:
-    """Tell the other ranks of this one's end; where modules are broken off half-way, let the launcher tell them."""
+    """Tell the other ranks of this one's end, or let the launcher do so if modules are half imported."""
     try:
         from sparsebp.runtime.launch import take_leave
 
         take_leave(status)
-    except BaseException:  # NumPy, say, cannot be imported twice; a launcher ends all ranks when one dies by a signal
+    except BaseException:  # NumPy cannot be imported twice; a launcher ends all ranks when one dies by a signal
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -65,11 +64,11 @@ def _run(arguments: Sequence[str] | None, application: str, program: str) -> Non
 
 
 class _UnwritableError(Exception):
-    """Standard output cannot be written; no OSError, which the application would take for one of its own."""
+    """Standard output cannot be written; not an OSError, which the application would handle."""
 
 
 class _Output:
-    """Standard output that says when it cannot be written; a reader that has had enough is left to the application."""
+    """Standard output that raises `_UnwritableError`; a closed pipe is left to the application."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -100,12 +99,9 @@ def _said() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _streams() -> Iterator[None]:
-    """Let streams that are closed lead nowhere, and exit with one message if standard output cannot be written.
-
-    What the encoding of a stream lacks is written by the nearest letters.
-    """
+    """Open closed streams to nowhere, and exit with one message if standard output cannot be written."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # opened at once, so that no file of a run gets the stream's descriptor
+        if getattr(sys, name) is None:  # at once, so that no file of a run gets the stream's descriptor
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the end)
         write_nearest(getattr(sys, name))
     stream = sys.stdout
@@ -116,7 +112,7 @@ def _streams() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except (_UnwritableError, BrokenPipeError) as error:
-        with contextlib.suppress(OSError):  # what cannot be written is not tried again at exit
+        with contextlib.suppress(OSError):  # so that it is not tried again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if isinstance(error, _UnwritableError):
             print(f"Error: Standard output cannot be written. Got {error}. Write it elsewhere.", file=sys.stderr)
@@ -130,3 +126,58 @@ def _installed(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ValueError:  # a module in sys.modules without a spec
         return False
+
+
+# Signals, exit codes, and letters that a terminal's encoding lacks.
+
+_NAME = "sparsebp.nearest"
+_NEAREST = str.maketrans("×–−—…·≥≤µμ‖→±√§δΔΣΘ◇─│“”‘’∞▁▂▃▄▅▆▇█", "x---..><uu|>~vSdDSO*-|\"\"''i._-=+*%#")
+
+
+def _nearest(error: UnicodeError) -> tuple[str, int]:
+    """Return the nearest ASCII letter for each, so that tables stay aligned, and ``?`` where there is none."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    nearest = ""
+    for letter in error.object[error.start : error.end]:
+        plain = unicodedata.normalize("NFKD", letter.translate(_NEAREST))[:1]
+        nearest += plain if plain.isascii() and plain else "?"
+    return nearest, error.end
+
+
+codecs.register_error(_NAME, _nearest)
+
+
+def write_nearest(stream: Any) -> None:
+    """Let a stream write letters that its encoding lacks as the nearest ASCII ones."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    if hasattr(stream, "reconfigure") and not codecs.lookup(encoding).name.startswith("utf"):
+        stream.reconfigure(errors=_NAME)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, reported as Ctrl-C is, with the step and the way to go on."""
+
+
+def status_of(error: KeyboardInterrupt) -> int:
+    """Return the shell's exit code of an interruption."""
+    return 143 if Terminated in (type(error), type(error.__cause__)) else 130
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `Terminated` at the first SIGTERM; the second one ends the process at once."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    here = threading.current_thread() is threading.main_thread()
+    own = here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # else it has another handler
+    if own:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if own and signal.getsignal(signal.SIGTERM) is terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

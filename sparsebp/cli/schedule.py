@@ -47,10 +47,8 @@ from sparsebp.schedule.builders import build as build_schedule
 from sparsebp.schedule.files import Durations, from_csv, parse_durations
 from sparsebp.schedule.plot import COLOURS, most_stale, summary
 
-# Options that the commands of ``sparsebp schedule`` share, and what they make of them.
-
 MOST = 100_000
-"""Bound for numbers of stages, micro-batches and so on: beyond it a schedule takes more than memory and patience."""
+"""Bound for numbers of stages, micro-batches and so on: larger schedules exceed memory and patience."""
 
 
 def _known(names: str | list[str] | None) -> str | list[str] | None:
@@ -60,32 +58,26 @@ def _known(names: str | list[str] | None) -> str | list[str] | None:
     return names
 
 
-FileArgument = Annotated[
-    str, typer.Argument(help="A CSV file: ours, or one that PyTorch dumped; - reads standard input.")
-]
-NameArgument = Annotated[str, typer.Argument(callback=_known, help=f"One of {', '.join(BUILDERS)}.")]
-NamesArgument = Annotated[
-    list[str] | None, typer.Argument(callback=_known, help="The builders; all if left out.", show_default=False)
-]
-FirstOption = Annotated[
-    Literal["F", "I", "U"] | None,
-    typer.Option(help="What the step begins with: forwards, backwards or updates.", show_default="what the file says"),
-]
-WeightsOption = Annotated[
-    Literal["current", "stashed", "latest"] | None,
-    choice_option(
-        "The weights that a backward reads", ("current", "stashed", "latest"), show_default="what the file says"
-    ),
-]
-WorkersOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="Devices of the pipeline.", show_default="4")]
-StagesOption = Annotated[int, typer.Option(min=1, max=MOST, help="Stages (layers, or groups of them).")]
-MicrobatchesOption = Annotated[
-    int | None, typer.Option(min=1, max=MOST, help="Micro-batches.", show_default="8 in pipelines, else 1")
-]
-StepsOption = Annotated[int, typer.Option(min=1, max=MOST, help="Repetitions of the step, one after the other.")]
+def _count(text: str, default: str | bool = True, least: int = 1, most: int = MOST) -> Any:
+    return typer.Option(min=least, max=most, help=text, show_default=default)
 
 
-def load(file: str, first: Any = None, weights: Any = None) -> Schedule:
+Steps = Annotated[int, _count("Repetitions of the step, one after the other.")]
+
+
+def load(
+    file: Annotated[str, typer.Argument(help="A CSV file: ours, or one that PyTorch dumped; - reads standard input.")],
+    first: Annotated[
+        Literal["F", "I", "U"] | None,
+        typer.Option(help="How the step begins: with forwards, backwards or updates.", show_default="as in the file"),
+    ] = None,
+    weights: Annotated[
+        Literal["current", "stashed", "latest"] | None,
+        choice_option(
+            "The weights that a backward reads", ("current", "stashed", "latest"), show_default="as in the file"
+        ),
+    ] = None,
+) -> Schedule:
     """Read a schedule from a file, or from standard input."""
     if file == "-":
         return from_csv(sys.stdin.buffer.read(), first=first, weights=weights, source="standard input")
@@ -102,39 +94,78 @@ def costs_from(
         float | None, typer.Option(min=0, help="Of a transfer between workers.", show_default="0")
     ] = None,
     bandwidth: Annotated[
-        float | None, typer.Option(help="Bytes a unit of time between two workers.", show_default="unlimited")
+        float | None, typer.Option(help="Bytes per unit of time between two workers.", show_default="unlimited")
     ] = None,
     slowdown: Annotated[
         float | None, typer.Option(min=1, help="Of each of two busy streams of a worker.", show_default="1")
     ] = None,
 ) -> Costs:
-    """Return the costs of a file, with what the options say instead of it."""
+    """Return the costs of a file, overridden by the options."""
     found = Costs(Durations({})) if costs is None else read_costs(costs)
     entries = found.durations.entries if isinstance(found.durations, Durations) else {}
-    link = replace(
-        found.link,
-        latency=found.link.latency if latency is None else latency,
-        bandwidth=found.link.bandwidth if bandwidth is None else bandwidth,
-    )
+    link = {key: value for key, value in (("latency", latency), ("bandwidth", bandwidth)) if value is not None}
     return replace(
         found,
         durations=Durations({**entries, **parse_durations(cost or [])}),
-        link=link,
+        link=replace(found.link, **link),
         slowdown=found.slowdown if slowdown is None else slowdown,
     )
 
 
+def sizes_from(
+    stages: Annotated[int, _count("Stages (layers, or groups of them).")] = 8,
+    workers: Annotated[int | None, _count("Devices of the pipeline.", "4")] = None,
+    microbatches: Annotated[int | None, _count("Micro-batches.", "8 in pipelines, else 1")] = None,
+    fusion: Annotated[
+        Literal["none", "forward", "backward"] | None,
+        choice_option(
+            "Adds updates at the end, before the next forward, after the gradient",
+            ("none", "forward", "backward"),
+            show_default="none",
+        ),
+    ] = None,
+    chunks: Annotated[int | None, _count("Groups of stages per worker (interleaved).")] = None,
+    group: Annotated[int | None, _count("Neighbouring stages dealt out together (modulo).")] = None,
+    k: Annotated[int | None, _count("First stages whose W come last (out-of-order ones).", least=0)] = None,
+    unweighted: Annotated[str | None, typer.Option(help="Stages without weights, such as 1,3.")] = None,
+    input_gradient: Annotated[
+        bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
+    ] = None,
+) -> dict[str, Any]:
+    """Return the options of builders that several techniques share."""
+    return locals() | {"unweighted": stages_of(unweighted)}
+
+
+def technique_from(
+    streams: Annotated[int | None, typer.Option(min=1, max=2, help="Streams of the worker (conventional).")] = None,
+    regions: Annotated[int | None, typer.Option(min=1, max=MOST, help="Regions of the main stream (ooo).")] = None,
+    memory_ratio: Annotated[
+        float | None, typer.Option(help="Bound for peak memory over the conventional one's (ooo).", show_default="1.1")
+    ] = None,
+    memory_limit: Annotated[float | None, typer.Option(help="Bound for the memory (reverse-first-k).")] = None,
+    priority: Annotated[
+        Literal["first-ready", "first-stage"] | None,
+        choice_option(
+            "Which gradient is synchronised next in reverse-first-k",
+            ("first-ready", "first-stage"),
+            show_default="first-stage",
+        ),
+    ] = None,
+    recomputed: Annotated[str | None, typer.Option(help="Stages that recompute activations, such as 0,1.")] = None,
+) -> dict[str, Any]:
+    """Return the options of builders that one or two techniques have."""
+    return locals() | {"recomputed": stages_of(recomputed)}
+
+
 def stages_of(text: str | None) -> tuple[int, ...] | None:
     """Return the stages that an option lists: ``0,2``."""
-    if text is None:
-        return None
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return None if text is None else tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of stages such as 0,2.") from None
+        raise typer.BadParameter(f"{text!r} is not a list of stages such as 0,2.") from None
 
 
-# What ``sparsebp schedule`` prints: tables, and a chart in the colours of the pictures.
+# Printed results: tables, and a chart in the colours of the pictures.
 
 
 def _number(value: float) -> str:
@@ -185,19 +216,15 @@ def compared(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def print_summary(found: dict[str, Any]) -> None:
-    """Print a summary: numbers, and a table of the workers; of the stages too if their weights may be stale."""
+    """Print a summary: numbers, a table of the workers, and one of the stages if their weights may be stale."""
     out = console()
     path = found["critical_path"]
     shown = " ".join(path if len(path) <= 12 else [*path[:6], "…", *path[-6:]])
-    lines = {
-        "schedule": found["name"],
-        "makespan": _number(found["makespan"]),
-        "bubble": _share(found["bubble"]),
-        "peak memory": _number(found["peak_memory"]),
-        "critical path": f"{len(path)} cells: {shown}",
-    }
-    for name, text in lines.items():
-        print_line(name, text, 14)
+    print_line("schedule", found["name"], 14)
+    print_line("makespan", _number(found["makespan"]), 14)
+    print_line("bubble", _share(found["bubble"]), 14)
+    print_line("peak memory", _number(found["peak_memory"]), 14)
+    print_line("critical path", f"{len(path)} cells: {shown}", 14)
     out.print()
     print_table(_WORKERS, found["per_worker"])
     if found["per_stage"]:
@@ -207,64 +234,21 @@ def print_summary(found: dict[str, Any]) -> None:
 
 def coloured(chart: str) -> Text:
     """Return a text chart whose boxes have the colours of the pictures, where the terminal has colours."""
-    lines = chart.splitlines()
-    texts = [Text(line) for line in lines]
-    for line, text in zip(lines, texts, strict=True):
-        for kind, colour in COLOURS.items() if line.startswith("worker") else ():
+    texts = [Text(line) for line in chart.splitlines()]
+    for text in texts:
+        for kind, colour in COLOURS.items() if text.plain.startswith("worker") else ():
             text.highlight_regex(f"{kind}[0-9/]*─*", f"black on {colour}")
     return Text("\n").join(texts)
 
 
-FusionOption = Annotated[
-    Literal["none", "forward", "backward"] | None,
-    choice_option(
-        "Adds updates at the end, before the next forward, after the gradient",
-        ("none", "forward", "backward"),
-        show_default="none",
-    ),
-]
-ChunksOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="Groups of stages a worker (interleaved).")]
-GroupOption = Annotated[
-    int | None, typer.Option("--group", min=1, max=MOST, help="Neighbouring stages dealt out together (modulo).")
-]
-KOption = Annotated[
-    int | None, typer.Option("--k", min=0, max=MOST, help="First stages whose W come last (out-of-order ones).")
-]
-InputGradientOption = Annotated[
-    bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
-]
-UnweightedOption = Annotated[str | None, typer.Option(help="Stages without weights, as in 1,3.")]
-MemoryRatioOption = Annotated[
-    float | None, typer.Option(help="Bound for the peak of memory, in conventional ones (ooo).", show_default="1.1")
-]
-
-
+@taking("sizes", sizes_from)
+@taking("technique", technique_from)
 @taking("prices", costs_from)
 def build(
-    name: NameArgument,
+    name: Annotated[str, typer.Argument(callback=_known, help=f"One of {', '.join(BUILDERS)}.")],
     *,
-    stages: StagesOption = 8,
-    workers: WorkersOption = None,
-    microbatches: MicrobatchesOption = None,
-    fusion: FusionOption = None,
-    chunks: ChunksOption = None,
-    group: GroupOption = None,
-    k: KOption = None,
-    streams: Annotated[int | None, typer.Option(min=1, max=2, help="Streams of the worker (conventional).")] = None,
-    regions: Annotated[int | None, typer.Option(min=1, max=MOST, help="Regions of the main stream (ooo).")] = None,
-    memory_ratio: MemoryRatioOption = None,
-    memory_limit: Annotated[float | None, typer.Option(help="Bound for the memory (reverse-first-k).")] = None,
-    priority: Annotated[
-        Literal["first-ready", "first-stage"] | None,
-        choice_option(
-            "Which gradient is synchronised next in reverse-first-k",
-            ("first-ready", "first-stage"),
-            show_default="first-stage",
-        ),
-    ] = None,
-    unweighted: UnweightedOption = None,
-    recomputed: Annotated[str | None, typer.Option(help="Stages that recompute their activations, as in 0,1.")] = None,
-    input_gradient: InputGradientOption = None,
+    sizes: dict[str, Any],
+    technique: dict[str, Any],
     prices: Costs,
     torch: Annotated[bool, typer.Option("--torch", help="Only what PyTorch's loader reads: no U, no S.")] = False,
     out: Annotated[Path | None, out_option("The file to write.", show_default="standard output")] = None,
@@ -277,29 +261,22 @@ def build(
       sparsebp schedule build modulo --stages 16 | sparsebp schedule plot -
       sparsebp schedule build ooo --stages 12 --cost W=1.5 --memory-ratio 1.2
     """
-    schedule = build_schedule(
-        name, costs=prices, fusion=fusion, stages=stages,
-        workers=workers, microbatches=microbatches, chunks=chunks, group=group, k=k, streams=streams, regions=regions,
-        memory_ratio=memory_ratio, memory_limit=memory_limit, priority=priority, unweighted=stages_of(unweighted),
-        recomputed=stages_of(recomputed), input_gradient=input_gradient,
-    )  # fmt: skip
+    schedule = build_schedule(name, costs=prices, **sizes, **technique)
     if out is None:
         typer.echo(to_csv(schedule, torch=torch).replace("\r\n", "\n"), nl=False)
     else:
         write_csv(schedule, out, torch=torch)
 
 
-def validate(
-    file: FileArgument, first: FirstOption = None, weights: WeightsOption = None, json: JsonOption = False
-) -> None:
-    """Check that a schedule is complete, comes to an end and reads the right weights.
+@taking("schedule", load)
+def validate(*, schedule: Schedule, json: JsonOption = False) -> None:
+    """Check that a schedule is complete, can finish and reads the right weights.
 
     \b
     Examples:
       sparsebp schedule validate gpipe.csv
       sparsebp schedule validate backward-first.csv --first I --json
     """
-    schedule = load(file, first, weights)
     counts = {
         "workers": schedule.workers,
         "streams": len(schedule.lanes),
@@ -314,16 +291,9 @@ def validate(
     print_line("", f"{schedule.name or 'The schedule'} is valid: {listed}", 0)
 
 
+@taking("schedule", load)
 @taking("prices", costs_from)
-def simulate_file(
-    file: FileArgument,
-    *,
-    prices: Costs,
-    steps: StepsOption = 1,
-    first: FirstOption = None,
-    weights: WeightsOption = None,
-    json: JsonOption = False,
-) -> None:
+def simulate_file(*, schedule: Schedule, prices: Costs, steps: Steps = 1, json: JsonOption = False) -> None:
     """Simulate a schedule: makespan, bubble, memory, staleness.
 
     F, I and W take one unit of time, B two, S and U none, unless options say otherwise.
@@ -334,7 +304,6 @@ def simulate_file(
       sparsebp schedule simulate gpipe.csv --cost B=1.8 --latency 0.1 --json
       sparsebp schedule simulate pipedream.csv --costs costs.json --steps 3
     """
-    schedule = load(file, first, weights)
     found = summary(simulate(schedule, prices, steps=steps))
     if json:
         write_json({"event": "result", **found})
@@ -342,25 +311,24 @@ def simulate_file(
         print_summary(found)
 
 
+@taking("schedule", load)
 @taking("prices", costs_from)
 def plot(
-    file: FileArgument,
     *,
+    schedule: Schedule,
     out: Annotated[
         Path | None,
         out_option("A picture (.png, .svg, .pdf), a Chrome trace (.json) or text (.txt).", show_default="text here"),
     ] = None,
     prices: Costs,
-    steps: StepsOption = 1,
-    first: FirstOption = None,
-    weights: WeightsOption = None,
+    steps: Steps = 1,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="The memory of the workers below.")] = True,
     width: Annotated[
-        int | None, typer.Option(min=20, max=MOST, help="Letters a line of text.", show_default="the terminal")
+        int | None, typer.Option(min=20, max=MOST, help="Characters per line of text.", show_default="the terminal")
     ] = None,
     unit: Annotated[float, typer.Option(help="Microseconds in a unit of time, for the trace.")] = 1e6,
 ) -> None:
-    """Draw a simulated schedule: one row a worker and stream.
+    """Draw a simulated schedule: one row per worker and stream.
 
     \b
     Examples:
@@ -368,7 +336,6 @@ def plot(
       sparsebp schedule plot gpipe.csv --out gpipe.png --latency 0.2
       sparsebp schedule plot gpipe.csv --out trace.json --unit 1000
     """
-    schedule = load(file, first, weights)
     simulation = simulate(schedule, prices, steps=steps)
     if out is None:
         console().print(coloured(text_chart(simulation, width, memory=memory)))
@@ -382,24 +349,23 @@ def plot(
         raise OptionError("Unknown kind of picture", expected=".png, .svg, .pdf, .json or .txt", got=repr(out.suffix))
 
 
+@taking("schedule", load)
 def lower_file(
-    file: FileArgument,
     *,
+    schedule: Schedule,
     one_stream: Annotated[
         bool, typer.Option("--one-stream", help="Sends and receives of a worker in one order, as NCCL's on a stream.")
     ] = False,
     torch: Annotated[
         bool, typer.Option("--torch", help="Only what PyTorch's loader reads, in one stream: no U; S is REDUCE_GRAD.")
     ] = False,
-    first: FirstOption = None,
-    weights: WeightsOption = None,
     out: Annotated[
         Path | None, out_option("The file to write: PyTorch's cells (.csv), or text (.txt).", show_default="text here")
     ] = None,
 ) -> None:
-    """Place sends, receives and sums: what each worker does, one instruction a line.
+    """Place sends, receives and sums: every worker's program, one instruction per line.
 
-    The programs are checked: they come to their end though nothing is buffered.
+    The programs are checked: they finish even if no message is buffered.
 
     \b
     Examples:
@@ -407,7 +373,6 @@ def lower_file(
       sparsebp schedule lower gpipe.csv --one-stream --out programs.csv
       sparsebp schedule lower zb-h1.csv --torch --out compute_comms.csv
     """
-    schedule = load(file, first, weights)
     programs = lower(for_torch(schedule, sums=True) if torch else schedule, one_stream=one_stream or torch)
     text = "\n".join(map(str, programs))
     if out is None:
@@ -420,28 +385,24 @@ def lower_file(
         raise OptionError("Unknown kind of programs", expected=".csv or .txt", got=repr(out.suffix))
 
 
+@taking("sizes", sizes_from)
 @taking("prices", costs_from)
 def compare(
-    names: NamesArgument = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(callback=_known, help="The builders; all if left out.", show_default=False)
+    ] = None,
     *,
-    stages: StagesOption = 8,
-    workers: WorkersOption = None,
-    microbatches: Annotated[int, typer.Option(min=1, max=MOST, help="Micro-batches.")] = 8,
-    fusion: FusionOption = None,
-    chunks: ChunksOption = None,
-    group: GroupOption = None,
-    k: KOption = None,
-    unweighted: UnweightedOption = None,
-    input_gradient: InputGradientOption = True,
+    sizes: dict[str, Any],
     prices: Costs,
-    steps: StepsOption = 1,
+    steps: Steps = 1,
     json: JsonOption = False,
 ) -> None:
     """Build several schedules of one model, simulate them at the same costs, and print a table.
 
-    A builder takes of the options those that it has; what is said to be faster is the time of a
-    micro-batch, beside the first row. Where no builder is named, those that cannot serve the
-    model are listed with the reason.
+    Each builder takes the options that it knows. "faster" is relative to the
+    first row's time per micro-batch. If no builder is named, those that cannot
+    build the model's schedule are listed with the reason.
+    Defaults: 8 micro-batches, and an input gradient.
 
     \b
     Examples:
@@ -450,13 +411,11 @@ def compare(
       sparsebp schedule compare gpipe modulo --stages 16 --no-input-gradient
     """
     rows: list[dict[str, Any]] = []
+    sizes["microbatches"] = sizes["microbatches"] or 8  # the same in all
+    sizes["input_gradient"] = sizes["input_gradient"] is not False
     for name in names or BUILDERS:
         try:
-            schedule = build_schedule(
-                name, costs=prices, fusion=fusion, strict=False, stages=stages, workers=workers,
-                microbatches=microbatches, chunks=chunks, group=group, k=k, unweighted=stages_of(unweighted),
-                input_gradient=input_gradient,
-            )  # fmt: skip
+            schedule = build_schedule(name, costs=prices, strict=False, **sizes)
             rows.append({"builder": name, **compared(summary(simulate(schedule, prices, steps=steps)))})
         except SparseBPError as error:
             if names:

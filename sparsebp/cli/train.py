@@ -82,41 +82,24 @@ def run_session(
     as_json: bool = False,
     transport: Transport | None = None,
 ) -> dict[str, Any]:
-    """Train `config`, print what came out, and return it.
+    """Train `config`, print the result, and return it.
 
-    Parameters
-    ----------
-    config
-        The run.
-    folder
-        Takes ``checkpoint.safetensors``, ``result.json`` and, last and where matplotlib is installed, ``loss.png``; if
-        that cannot be written, there is a warning. A pipeline on several ranks leaves ``step.png`` besides: when the
-        actions of its last whole step ran, measured and simulated. A run that
-        prunes keeps the training before that there, and writes the pruned network into the folder ``pruned`` inside.
-    weights
-        A checkpoint, or its folder, whose weights and pruning masks to start from; copied to ``start.safetensors``.
-    resume
-        Go on from the folder's checkpoint.
-    compare
-        Train a second time with plain back-propagation; of a run that prunes, retrain a second time.
-    agreement
-        Compare the scans' gradients with plain back-propagation on a test batch.
-    every
-        Steps between checkpoints within an epoch.
-    as_json
-        JSON lines on standard output instead of text.
-    transport
-        Between several ranks, all of which call this. Rank 0 prints, writes and returns the result; on the others it is
-        empty.
+    `folder` gets ``checkpoint.safetensors``, ``result.json`` and, where matplotlib is installed, ``loss.png``; from a
+    pipeline on several ranks also ``step.png``, the last whole step as measured and as simulated. A run that prunes
+    writes the pruned network into the folder ``pruned`` inside. `weights` is copied to ``start.safetensors``.
+    `compare` trains (or retrains) again with plain back-propagation; `agreement` compares the scans' gradients with it
+    on a test batch; `every` is the number of steps between checkpoints within an epoch. All ranks call this; the
+    result is empty on all but rank 0.
     """
     if weights is not None and resume:
-        raise OptionError(
-            "A run that resumes has weights already", expected="--weights or --resume", got="both",
-            remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them"
-        )  # fmt: skip
+        raise OptionError("A run that resumes has weights already", expected="no --weights", got="--weights, --resume")
     leads = transport is None or transport.rank == 0
-    if transport is not None:
-        _check_on_ranks(config, compare)
+    for wrong, problem, name in (
+        (compare, "A comparison trains once more, in one process", "--compare"),
+        (prunes(config), "Pruning and retraining is for one process", "--prune"),
+    ):
+        if wrong and transport is not None:
+            raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
     position = Position(resumed=resume)
     with position.told(), run_folder(folder if leads else None, resume=resume):
         callbacks = [JsonLines(sys.stdout) if as_json else ProgressBar()]
@@ -136,10 +119,10 @@ def run_session(
             return {}
         if weights is None:
             _remove(start)
-        elif weights != start:  # a copy: what was given may be the checkpoint that this run is about to replace
+        elif weights != start:  # a copy: it may be the checkpoint that this run is about to replace
             save_checkpoint(start, load_checkpoint(weights))
         inner = folder / "pruned"
-        if prunes(config) and not resume:  # of another run: never go on from it
+        if prunes(config) and not resume:  # of another run
             set_aside(inner)
             _remove(inner / FILE_NAME)
         session.fit(resume=resume)
@@ -154,15 +137,10 @@ def run_session(
         x = _batch(session, min(config.batch_size, len(session.train_set)))[0]
         choice = config.backward_of(session.trainer.model, x)
         result: dict[str, Any] = {
-            "config": dataclasses.asdict(config),
-            **({} if transport is None else {"ranks": transport.size}),
-            **_measured(session),
-            "backward": choice,
-            **_schedule(session),
-            **pruning,
-            "checkpoint": str(folder / FILE_NAME),
-            "picture": str(folder / "loss.png") if _draws(session) else None,
-        }
+            "config": dataclasses.asdict(config), **({} if transport is None else {"ranks": transport.size}),
+            **_measured(session), "backward": choice, **_schedule(session), **pruning,
+            "checkpoint": str(folder / FILE_NAME), "picture": str(folder / "loss.png") if _draws(session) else None,
+        }  # fmt: skip
         if timeline is not None:
             result["step"] = _step(timeline, folder if _draws(session) else None)
         if agreement:
@@ -180,19 +158,13 @@ def run_session(
         else:
             _session_print(result)
         if result["picture"] is not None:
-            _draw(session, Path(result["picture"]))
+            title = session.config.title
+            _draw("The loss curve", save_loss_curve, session.trainer.history, result["picture"], title=title)
         if timeline is not None and result["step"]["picture"] is not None:
-            _draw_timeline(timeline, Path(result["step"]["picture"]))
+            from sparsebp.runtime.launch import save_timeline
+
+            _draw("The picture of a step", save_timeline, timeline, Path(result["step"]["picture"]))
         return result
-
-
-def _check_on_ranks(config: TrainConfig, compare: bool) -> None:
-    for wrong, problem, name in (
-        (compare, "A comparison trains once more, in one process", "--compare"),
-        (prunes(config), "Pruning and retraining is for one process", "--prune"),
-    ):
-        if wrong:
-            raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
 
 
 def _check_comparison(session: Run, config: TrainConfig) -> None:
@@ -225,16 +197,12 @@ def _batch(session: Run, size: int) -> tuple[Any, Any]:
 def _measured(session: Run) -> dict[str, Any]:
     loss, accuracy = session.trainer.evaluate(session.test_set)
     history = session.trainer.history
-    return {
-        "steps": history.steps,
-        "training_seconds": sum(history.seconds),
-        "test_loss": loss,
-        "test_accuracy": accuracy,
-    }
+    return {"steps": history.steps, "training_seconds": sum(history.seconds), "test_loss": loss,
+            "test_accuracy": accuracy}  # fmt: skip
 
 
 def _pruned(dense: Run, session: Run, report: PruneReport, as_json: bool) -> dict[str, Any]:
-    """Report a pruning that has not been retrained yet, and return what the result says of it."""
+    """Print a pruning before its retraining, and return its part of the result."""
     if as_json:
         write_json({"event": "pruned", **report.to_json()})
     else:
@@ -258,20 +226,20 @@ def _compare(session: Run, dense: Run, chosen: str, weights: Path | None) -> tup
 
 
 def _draws(session: Run) -> bool:
-    """Say whether there is a loss curve to draw, and matplotlib: training needs no more than its extra ``cli``."""
+    """Return whether there is a loss curve to draw, and matplotlib."""
     return importlib.util.find_spec("matplotlib") is not None and session.trainer.history.steps > 0
 
 
-def _draw(session: Run, path: Path) -> None:
-    """Draw the loss curve, or warn that it cannot be: what was trained and written is as good without it."""
+def _draw(name: str, save: Callable[..., object], *arguments: Any, **options: Any) -> None:
+    """Draw a picture, or warn that it failed."""
     try:
-        save_loss_curve(session.trainer.history, path, title=session.config.title)
-    except Exception as error:  # Matplotlib writes caches of its own: errors of any kind
-        typer.echo(f"Warning: The loss curve was not drawn. {error}", err=True)
+        save(*arguments, **options)
+    except Exception as error:  # Matplotlib writes its own caches: errors of any kind
+        typer.echo(f"Warning: {name} was not drawn. {error}", err=True)
 
 
 def _timeline(session: Run, transport: Transport | None) -> Timeline | None:
-    """Return when the last whole step's actions ran on all ranks; None where no pipeline has run on the CPUs."""
+    """Return the last whole step of a pipeline on the CPUs of all ranks, else None."""
     schedule = session.trainer.current_schedule
     if transport is None or schedule is None or schedule.workers != transport.size or session.config.device != "cpu":
         return None
@@ -289,17 +257,8 @@ def _step(timeline: Timeline, folder: Path | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _draw_timeline(timeline: Timeline, path: Path) -> None:
-    from sparsebp.runtime.launch import save_timeline
-
-    try:
-        save_timeline(timeline, path)
-    except Exception as error:
-        typer.echo(f"Warning: The picture of a step was not drawn. {error}", err=True)
-
-
 def _schedule(session: Run) -> dict[str, Any]:
-    """Return what is to be said of a schedule that was found in the first steps."""
+    """Return the part of the result on a schedule that was found in the first steps."""
     found = session.trainer.found_schedule
     if found is None:
         return {}
@@ -318,13 +277,12 @@ def _session_print(result: dict[str, Any]) -> None:
     def line(label: str, text: str) -> None:
         print_line(label, text, 15)
 
+    if result["steps"] == 0:
+        line("training", "none: with 0 epochs no step was taken, the model was evaluated only")
     if "pruning" in result:
         line("before pruning", _scores(result["before_pruning"]))
-        line(
-            "pruned",
-            f"{result['pruning']['sparsity']:.2%} of the weights; test accuracy at once "
-            f"{result['test_accuracy_at_once']:.4f}",
-        )
+        line("pruned", f"{result['pruning']['sparsity']:.2%} of the weights; test accuracy at once "
+             f"{result['test_accuracy_at_once']:.4f}")  # fmt: skip
     line("test accuracy", _scores(result))
     line("backward plan", result["backward"]["reason"])
     if "schedule" in result:
@@ -332,49 +290,38 @@ def _session_print(result: dict[str, Any]) -> None:
     if "step" in result:
         step = result["step"]
         drawn = "" if step["picture"] is None else f": {step['picture']}"
-        line(
-            "last step",
-            f"{1e3 * step['seconds']:.3g} ms on {result['ranks']} ranks, idle {step['idle']:.0%}; simulated with the "
-            f"same durations {1e3 * step['simulated_seconds']:.3g} ms, idle {step['simulated_idle']:.0%}{drawn}",
-        )
+        line("last step", f"{1e3 * step['seconds']:.3g} ms on {result['ranks']} ranks, idle {step['idle']:.0%}; "
+             f"simulated with the same durations {1e3 * step['simulated_seconds']:.3g} ms, idle "
+             f"{step['simulated_idle']:.0%}{drawn}")  # fmt: skip
     for entry in result.get("agreement", ()):
         agreed = Agreement(**entry)
-        line(
-            "agreement",
-            f"{agreed.algorithm} against plain back-propagation: relative difference of the "
-            f"gradients {agreed.relative_difference:.2e}, largest {agreed.largest_difference:.2e} ({agreed.parameter})",
-        )
+        line("agreement", f"{agreed.algorithm} against plain back-propagation: relative difference of the gradients "
+             f"{agreed.relative_difference:.2e}, largest {agreed.largest_difference:.2e} "
+             f"({agreed.parameter})")  # fmt: skip
     if "comparison" in result:
         entry = {name: value for name, value in result["comparison"].items() if name != "time_ratio"}
         line("comparison", Comparison(**entry).describe())
         line("sequential", f"test accuracy {result['sequential_test_accuracy']:.4f}")
-    if result["steps"] == 0:
-        line("loss curve", "not drawn: no step was taken")
-    elif result["picture"] is None:
-        line("loss curve", "not drawn: matplotlib is not installed (extra: plot)")
-    else:
-        line("loss curve", result["picture"])
+    why = "no step was taken" if result["steps"] == 0 else "matplotlib is not installed (extra: plot)"
+    line("loss curve", result["picture"] or f"not drawn: {why}")
     line("checkpoint", result["checkpoint"])
-
-
-# ``sparsebp demo``: the tour of ``make demo``.
 
 
 def demo(
     out: Annotated[Path, out_option("Folder for checkpoint and picture.")] = Path("runs", "demo"),
     model: Annotated[SequenceModel, choice_option("Recurrent layer", get_args(SequenceModel))] = "gru",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="those of train seqmnist")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as train seqmnist")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
     threads: ThreadsOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in the folder.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a GRU, or another recurrent layer, on digits, pixel by pixel, and show what the scans do with it.
+    """Train a GRU, or another recurrent layer, on digits, pixel by pixel.
 
-    5 000 real MNIST images, 784 time steps each. Prints the test accuracy, what
-    the backward plan chose and why, and how far the scans' gradients lie from
-    plain back-propagation; leaves a loss curve and a checkpoint. Takes less
-    than a minute.
+    5 000 real MNIST images, 784 time steps each. Prints the test accuracy, the
+    chosen backward algorithm and why, and how far the scans' gradients are
+    from plain back-propagation; writes a loss curve and a checkpoint.
+    Takes less than a minute.
 
     \b
     Examples:
@@ -389,9 +336,6 @@ def demo(
     run_session(config, out, resume=resume, agreement=True, as_json=json)
 
 
-# ``sparsebp prune``: a checkpoint in, a pruned one out.
-
-
 def prune(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of sparsebp train, or its folder.")],
     amount: Annotated[float, typer.Option(help="Share of the weights that is pruned afterwards.")],
@@ -399,14 +343,14 @@ def prune(
         PruneMethod, choice_option("How to share that out over the layers", get_args(PruneMethod))
     ] = "class_blind",
     out: Annotated[
-        Path | None, out_option("The file to write.", show_default="pruned.safetensors beside the checkpoint")
+        Path | None, out_option("The file to write.", show_default="pruned.safetensors, same folder")
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Prune the network of a checkpoint by magnitude (See et al. 2016).
 
-    The checkpoint itself is left alone. Masks are part of the new one: whoever
-    loads it trains on without the pruned weights.
+    The checkpoint itself is left alone. The new one has masks, which keep the
+    pruned weights at zero in further training.
 
     \b
     Examples:
@@ -420,7 +364,7 @@ def prune(
     try:
         report = prune_checkpoint(checkpoint, target, amount, method)
     except KeyboardInterrupt as error:
-        raise Interrupted(f"while {target} was made; the checkpoint is as it was") from error
+        raise Interrupted(f"while {target} was written; the checkpoint is unchanged") from error
     if json:
         write_json({"event": "result", "checkpoint": str(target), **report.to_json()})
         return
@@ -443,7 +387,7 @@ _OPTIONS["model"] = (
 
 
 def _parameter(name: str) -> inspect.Parameter:
-    """Return the parameter of a command that typer makes an option of."""
+    """Return the parameter of a command from which typer makes an option."""
     hint, about = _OPTIONS[name]
     kind = kind_of(hint)
     called = about.called or name
@@ -460,7 +404,7 @@ def _parameter(name: str) -> inspect.Parameter:
 
 
 def run_options(*names: str) -> Callable[..., dict[str, Any]]:
-    """Return what takes the options `names` and returns them by name, None for those left out; for `taking`."""
+    """Return a function that takes the options `names` and returns them by name, for `taking`."""
     parameters = {name: _parameter(name) for name in names}
 
     def given(**values: Any) -> dict[str, Any]:
@@ -469,8 +413,6 @@ def run_options(*names: str) -> Callable[..., dict[str, Any]]:
     given.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     return given
 
-
-# ``sparsebp train``: train a recurrent network on sequences, or a convolutional one on images.
 
 _run_options = run_options(
     "model", "hidden", "layers", "seq_len", "features", "width", "data", "samples", "batch_size", "epochs", "lr",
@@ -486,12 +428,12 @@ def train(
         typer.Argument(
             help="Sequences: seqmnist (digits, pixel by pixel), bitstream (BPPSA Eq. 8), instruments (by their sound). "
             "Images: mnist, digits (scikit-learn's), cifar10.",
-            show_default="that of --config",
+            show_default="from --config",
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="Options from this file, of sparsebp tune; those given here win.", show_default="none"),
+        typer.Option(help="Options from this file, as tune writes it; those given here win.", show_default="none"),
     ] = None,
     *,
     given: dict[str, Any],
@@ -510,16 +452,17 @@ def train(
             show_default="drawn from the seed",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in the folder.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Train again by bp, and compare a scan with it.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Train a network by scanning transposed Jacobians.
 
     A checkpoint is written before the first step and after every epoch. A run
-    that was killed goes on with --resume and the same options, on a CPU with
-    bit-identical losses (without --weights: the folder knows them). With --prune the training before it runs by bp, the
-    retraining by --backward; its files are in the folder "pruned" inside.
+    that was killed continues with --resume and the same options; on a CPU its
+    losses are bitwise equal. To resume, leave --weights out.
+    With --prune, training before the pruning uses bp, retraining --backward;
+    the files of the retraining go to the folder "pruned" inside.
 
     \b
     Examples:
@@ -550,7 +493,7 @@ def train(
 
 
 def _transport(run: TrainConfig) -> Transport | None:
-    """Return what connects this process with the others that mpiexec has started; None if none has."""
+    """Return the connection with the other processes of mpiexec, or None."""
     if launched() is None:
         return None
     from sparsebp.runtime.launch import connect
@@ -560,7 +503,7 @@ def _transport(run: TrainConfig) -> Transport | None:
 
 
 def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """Return the options given, those of a file beneath."""
+    """Return the options given, and those of a file for the others."""
     from sparsebp.train.config import read_config
 
     options = {} if path is None else read_config(path)
@@ -577,8 +520,6 @@ def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
         options["threads"] = check_integer("threads", options["threads"], 1)
     return options
 
-
-# ``sparsebp tune``: which order of a step, backward and threads are the fastest for a model on this machine.
 
 _COLUMNS = (
     *(tables.Column(name, name, number=False) for name in ("fusion", "schedule", "backward")),
@@ -615,7 +556,7 @@ def tune(
         choice_option("Try this one; once for each", _BACKWARDS, show_default="bp, auto"),
     ] = None,
     threads: Annotated[
-        list[int] | None, typer.Option(min=1, help="Try so many; once for each.", show_default="1, all")
+        list[int] | None, typer.Option(min=1, help="Try this number; once for each.", show_default="1, all")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps in a row.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="How often each combination runs.")] = 5,
@@ -624,8 +565,8 @@ def tune(
 ) -> None:
     """Try combinations of --fusion, --schedule, --backward and threads on a model, a few steps each, in turn.
 
-    Prints a table, the fastest first, and what cannot be combined with the
-    reason. The fastest is written into a file for sparsebp train.
+    Prints a table, the fastest first, and why some combinations are
+    impossible. The fastest is written to a file for sparsebp train.
 
     \b
     Examples:

@@ -1,1 +1,1 @@
-"""What carries arrays between ranks: threads of one process, processes of MPI, GPUs with NCCL."""
+"""Transports that carry arrays between ranks: threads of one process, processes of MPI, GPUs with NCCL."""

@@ -1,4 +1,4 @@
-"""What the program that started this process tells it: which rank it is. Nothing else is imported here."""
+"""The rank of this process, as told by the program that started it. Nothing else is imported here."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ _stderr: TextIO | None = None
 
 
 def launched() -> tuple[int, int] | None:
-    """Return this process's rank and the number of ranks as the launcher tells them; None if there was none.
-
-    MPI need not be installed.
-    """
+    """Return this process's rank and the number of ranks, from the launcher, without MPI; None if there was none."""
     for rank, size in LAUNCHERS:
         try:
             return int(os.environ[rank]), int(os.environ[size])
@@ -28,17 +25,17 @@ def launched() -> tuple[int, int] | None:
 
 
 def launching() -> list[str]:
-    """Return what stands before a command that starts it on as many ranks; nothing where no launcher was used."""
+    """Return the launcher's part of a command for the same number of ranks; empty where there was no launcher."""
     ranks = launched()
     if ranks is None:
         return []
     size = str(ranks[1])
-    by_srun = os.environ.get(LAUNCHERS[-1][1]) == size  # whichever interface it tells the ranks by
+    by_srun = os.environ.get(LAUNCHERS[-1][1]) == size  # whichever interface tells the ranks
     return ["srun" if by_srun else "mpiexec", "-n", size]
 
 
 def quiet_others() -> None:
-    """Let all ranks but 0 print nothing from here on, but for an error that `speak` was called for."""
+    """Silence all ranks but 0 from here on, except for an error after `speak`."""
     global _stderr  # noqa: PLW0603 (there is one standard error)
     ranks = launched()
     if ranks is not None and ranks[0] > 0 and _stderr is None:
@@ -48,7 +45,7 @@ def quiet_others() -> None:
 
 
 class _Unheard(io.StringIO):
-    """Keeps the end of what was written."""
+    """Keeps the end of the text written to it."""
 
     def write(self, text: str) -> int:
         """Write a text."""
@@ -61,13 +58,13 @@ class _Unheard(io.StringIO):
 
 
 def last_words() -> str:
-    """Return the end of what this rank has written to a standard error that nobody sees, in one line."""
+    """Return the end of this rank's silenced standard error, in one line."""
     text = sys.stderr.getvalue()[-_KEPT:] if isinstance(sys.stderr, _Unheard) else ""
     return " ".join(text.translate(dict.fromkeys(map(ord, "╭─╮│╰╯"))).split())
 
 
 def speak() -> None:
-    """Let this rank print on standard error again: it has an error to tell."""
+    """Let this rank print on standard error again: it has an error to report."""
     if _stderr is not None:
         sys.stderr = _stderr
 

@@ -1,4 +1,4 @@
-"""The transport over MPI: calls under way, progress beside computing, what a rank knows of those it waits for."""
+"""The transport over MPI: running calls, progress during computation, and the state of the ranks waited for."""
 
 from __future__ import annotations
 
@@ -8,74 +8,77 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from sparsebp.comm.launcher import say
-from sparsebp.comm.transport import DTYPES, Handle, Transport, check_callable, packed, parts_of, sum_in_order
+from sparsebp.comm.transport import (
+    DTYPES,
+    Handle,
+    Transport,
+    check_callable,
+    other_call,
+    other_data,
+    packed,
+    parts_of,
+    sum_in_order,
+)
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.core.locks import forkable_event, forkable_lock
 
-# What is under way over MPI: messages between two ranks, and collective calls of one or two exchanges.
+# Operations under way: messages between two ranks, and collective calls of one or two exchanges.
 
 KINDS = ("allreduce", "reduce_scatter", "allgather", "exscan", "share", "barrier")
 
 
-class CallWaits(Protocol):
-    """What a call asks of the transport that it is one of."""
+class _Operation:
+    """An operation of `transport`; its end depends on the ranks `needs`, and `finish` is run after it."""
 
-    rank: int
-
-    def wait(self, ready: Callable[[], bool], needs: Sequence[int], suspect: Callable[[], None] | None = None) -> None:
-        """Return when `ready`."""
-
-    def advance(self) -> None:
-        """Let calls go on."""
-
-    def ended(self, buffer: np.ndarray | None = None) -> None:
-        """Note that a call was waited for."""
-
-
-class Message:
-    """A send, a receive, or any requests that only have to come to their end."""
-
-    # transport: Whose it is.
-    # requests: Of MPI: sends and receives, whose arrays mpi4py keeps alive until then.
-    # needs: Ranks that the end depends on.
-    # out: The array to receive, whose size is compared with what came; None for other requests.
-    # finish: What to do with what has come.
-    # suspect: What to look for when it takes long.
-
-    def __init__(
-        self, transport: CallWaits, requests: list[Any], needs: Sequence[int], *, out: Array | None = None,
-        finish: Callable[[], None] | None = None, suspect: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._transport, self._requests, self._needs = transport, requests, needs
-        self._out, self._finish, self._suspect = out, finish, suspect
+    def __init__(self, transport: MPITransport, needs: Sequence[int], finish: Callable[[], None] | None) -> None:
+        self._transport, self._needs, self._finish = transport, needs, finish
         self._taken = False
         self._error: TransportError | None = None
+        self._suspect: Callable[[], None] | None = None  # checks for errors when it takes long
+        self._work: np.ndarray | None = None  # memory that is used meanwhile
 
     def done(self) -> bool:
-        """Say whether it has come to its end; MPI goes on meanwhile."""
-        if self._requests:
-            self._requests = [request for request in self._requests if not self._test(request)]
-            self._transport.advance()
-        return not self._requests
+        raise NotImplementedError
 
     def wait(self) -> None:
-        """Return when it has come to its end."""
         if self._taken:
             return
         self._transport.wait(self.done, self._needs, self._suspect)
         self._taken = True
-        self._transport.ended()
+        self._transport.ended(self._work)
+        self._work = None
         if self._error is not None:
             raise self._error
         if self._finish is not None:
             self._finish()
+
+
+class Message(_Operation):
+    """A send, a receive, or any requests that only have to end."""
+
+    # requests: Of MPI: sends and receives, whose arrays mpi4py keeps alive until then.
+    # out: The array to receive, whose size is compared with the message's; None for other requests.
+
+    def __init__(
+        self, transport: MPITransport, requests: list[Any], needs: Sequence[int], *, out: Array | None = None,
+        finish: Callable[[], None] | None = None, suspect: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(transport, needs, finish)
+        self._requests, self._out, self._suspect = requests, out, suspect
+
+    def done(self) -> bool:
+        """Whether it has ended; lets MPI progress."""
+        if self._requests:
+            self._requests = [request for request in self._requests if not self._test(request)]
+            self._transport.advance()
+        return not self._requests
 
     def _test(self, request: Any) -> bool:
         from mpi4py import MPI
@@ -96,65 +99,45 @@ class Message:
         if self._out is None:
             error = TransportError("A message could not be carried", got=got)
         else:
-            error = TransportError(
-                f"Rank {self._transport.rank} expected other data of rank {self._needs[0]}",
-                expected=f"{self._out.dtype} {self._out.shape}, {self._out.nbytes} bytes", got=got,
-                remedy="Give all ranks the same model, batches and schedule",
-            )  # fmt: skip
+            wanted = f"{self._out.dtype} {self._out.shape}, {self._out.nbytes} bytes"
+            error = other_data(self._transport.rank, self._needs[0], wanted, got)
         error.__cause__ = cause
         return error
 
 
-class Call:
-    """A collective call: what all ranks say that it is, a first exchange, and perhaps a second one."""
+class Call(_Operation):
+    """A collective call: a header from every rank, a first exchange, and perhaps a second one."""
 
-    # transport: Whose it is.
-    # number: How many this rank had made before.
-    # heading, headers: The request that brings what the ranks say, and where to.
+    # number: How many calls this rank had made before.
+    # heading, headers: The request that gathers the headers, and where to.
     # first: Requests of the first exchange.
-    # between: What to do when they have ended; returns the requests of the second exchange, or None.
-    # finish: What the thread that waits does at the end.
-    # work: Memory that is used meanwhile.
-    # needs: Ranks that the end depends on.
+    # between: Run when they have ended; returns the requests of the second exchange, or None.
+    # finish: Run at the end by the thread that waits.
     # same: Whether all ranks must give arrays of one size.
 
     def __init__(
-        self, transport: CallWaits, number: int, heading: Any, headers: np.ndarray, first: list[Any],
+        self, transport: MPITransport, number: int, heading: Any, headers: np.ndarray, first: list[Any],
         between: Callable[[], list[Any] | None] | None, finish: Callable[[], None] | None, work: np.ndarray | None,
         needs: Sequence[int], same: bool,
     ) -> None:  # fmt: skip
-        self._transport, self.number, self._heading, self.headers = transport, number, heading, headers
-        self._requests, self._between, self._finish, self._work = first, between, finish, work
-        self._needs, self._same = needs, same
-        self.ended = self._taken = False
-        self._error: TransportError | None = None
+        super().__init__(transport, needs, finish)
+        self.number, self._heading, self.headers = number, heading, headers
+        self._requests, self._between, self._work, self._same = first, between, work, same
+        self.ended = False
 
     @staticmethod
     def header(kind: str, array: Array, number: int) -> np.ndarray:
-        """Return what a rank says of a call: its kind, bytes and dtype, and its number."""
+        """Return a rank's header of a call: its kind, bytes and dtype, and its number."""
         return np.array([KINDS.index(kind), array.nbytes, ord(array.dtype.char), number], np.int64)
 
     def done(self) -> bool:
-        """Say whether it has come to its end; MPI goes on meanwhile."""
+        """Whether it has ended; lets MPI progress."""
         if not self.ended:
             self._transport.advance()
         return self.ended
 
-    def wait(self) -> None:
-        """Return when it has come to its end."""
-        if self._taken:
-            return
-        self._transport.wait(self.done, self._needs)
-        self._taken = True
-        self._transport.ended(self._work)
-        self._work = None
-        if self._error is not None:
-            raise self._error
-        if self._finish is not None:
-            self._finish()
-
     def advance(self) -> None:
-        """Go on if MPI has. The caller holds the lock."""
+        """Progress if MPI has. The caller holds the lock."""
         from mpi4py import MPI
 
         try:
@@ -162,7 +145,7 @@ class Call:
             if not self._requests and self._between is not None:
                 between, self._between = self._between, None
                 self._requests = between() or []
-        except MPI.Exception as error:  # the headers may say why
+        except MPI.Exception as error:  # the headers may explain it
             self._requests, self._between = [], None
             self._error = TransportError("A collective call could not be carried", got=error.Get_error_string())
         if self._heading is not None and self._heading.Test():
@@ -172,13 +155,11 @@ class Call:
         self.ended = self._heading is None and (ended or self._error is not None)
 
     def _difference(self) -> TransportError | None:
-        """Return what to say of a call that is another one on another rank."""
+        """Return the error if another rank makes another call."""
         own = self.headers[self._transport.rank]
         for rank, other in enumerate(self.headers):
             if list(own[:3] if self._same else own[:1]) != list(other[:3] if self._same else other[:1]):
-                return TransportError(f"Rank {rank} makes another collective call than rank {self._transport.rank}",
-                                      expected=_described(own), got=_described(other),
-                                      remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
+                return other_call(rank, self._transport.rank, _described(own), _described(other))
         return None
 
 
@@ -187,13 +168,13 @@ def _described(header: np.ndarray) -> str:
     return f"{KINDS[kind]} of {size} bytes of {np.dtype(chr(char))}, after {number} other calls"
 
 
-# What a rank knows of the others while it waits for them: who has failed, who has come to its end, who waits too.
+# The state of the other ranks during a wait: which have failed, which have ended, which wait too.
 
 SILENT_SECONDS = 10.0
-"""After which a rank says whom it waits for, and again whenever it has waited twice as long."""
+"""After which a rank reports which ranks it waits for, and again whenever the wait has doubled."""
 TIMEOUT_SECONDS = 1800.0
 """After which it gives up: as long as PyTorch's Gloo waits."""
-LEFT_SECONDS = 1.0  # what a rank that has ended had sent is here long before
+LEFT_SECONDS = 1.0  # the messages of a rank that has ended arrive long before
 SETTLE_SECONDS = 3.0
 
 
@@ -201,31 +182,31 @@ SETTLE_SECONDS = 3.0
 class End:
     """How a rank has ended."""
 
-    error: str | None = None  # What it failed with, None if it did not
-    own: bool = False  # Whether that was its own error; else it only heard of another rank's
-    left: str | None = None  # What it ended by, if that was no error and not the end of its program: `sys.exit(0)`, say
+    error: str | None = None  # that it failed with
+    own: bool = False  # whether the error was its own, not another rank's
+    left: str | None = None  # how it ended, if not by an error or at the end of its program: `sys.exit(0)`, say
 
 
 @dataclass(frozen=True)
 class PeerWaits:
-    """A rank says that it has waited for long, or that it goes on."""
+    """A rank's message that it has waited for long, or goes on."""
 
     still: bool
 
 
 class Peers:
-    """The ends of all ranks, told over a communicator of their own, which this takes; any thread may ask."""
+    """The ends of all ranks, told over a separate communicator, which this takes; any thread may ask."""
 
     def __init__(self, comm: Any) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.ends: dict[int, End] = {}
-        self.waiting: set[int] = set()  # those that have waited for long
+        self.waiting: set[int] = set()  # ranks that have waited for long
         self._seen: dict[int, float] = {}
-        self._told: list[Any] = []  # requests and what they send
+        self._told: list[Any] = []  # requests and their data
         self._lock = forkable_lock()  # a handler of signals may come here again
 
     def poll(self) -> None:
-        """Take in what has come. Lets MPI go on meanwhile, with everything that is under way."""
+        """Take in messages. Lets all MPI operations progress."""
         from mpi4py import MPI
 
         with self._lock:
@@ -242,7 +223,7 @@ class Peers:
                     self._seen[source] = time.monotonic()
 
     def check(self, needs: Iterable[int]) -> None:
-        """Refuse to wait any longer for ranks of which one has failed, or is gone."""
+        """Raise `TransportError` if a rank has failed, or one of `needs` is gone."""
         if not self.ends:
             return
         for rank, end in self.ends.items():
@@ -258,7 +239,7 @@ class Peers:
                                      remedy="Let all ranks take the same number of steps")  # fmt: skip
 
     def tell(self, end: End) -> None:
-        """Tell all others how this rank ends; only the first time counts."""
+        """Tell all others how this rank ends; only the first call counts."""
         if self.rank in self.ends:
             return
         self.ends[self.rank], self._seen[self.rank] = end, time.monotonic()
@@ -280,13 +261,13 @@ class Peers:
         self._send(PeerWaits(still))
 
     def silent(self) -> list[int]:
-        """Return the ranks that neither wait nor have ended: those that the others wait for."""
+        """Return the ranks that neither wait nor have ended: the others wait for them."""
         with self._lock:
             return [rank for rank in range(self.size) if rank not in self.waiting and rank not in self.ends]
 
     def settle(self, seconds: float | None = SETTLE_SECONDS) -> bool:
         """Wait until all ranks have told how they end, and return whether they have."""
-        # At most for `seconds`; if that is None, for ever, or until one has failed.
+        # At most for `seconds`; if that is None, forever, or until one has failed.
         began = time.monotonic()
         while True:
             self.poll()
@@ -299,38 +280,35 @@ class Peers:
             time.sleep(min(waited / 8, 1e-2) + 1e-5)
 
     def speaks_of_waiting(self) -> bool:
-        """Say whether it is for this rank to speak of those that do not answer: the lowest of those that wait."""
+        """Whether this rank, the lowest of those that wait, reports ranks that do not answer."""
         with self._lock:
             return self.rank == min(self.waiting, default=self.rank)
 
     def speaker(self) -> int | None:
-        """Return the rank whose error is to be shown: the lowest that failed by itself. None if none has failed."""
+        """Return the rank that prints its error: the lowest that failed by itself. None if none has failed."""
         failed = {rank: end for rank, end in self.ends.items() if end.error is not None}
         return min((rank for rank, end in failed.items() if end.own), default=min(failed, default=None))
 
 
 class Patience:
-    """One wait of a rank for others: it tells of it when it takes long, and gives up in the end."""
-
-    # peers: What the rank knows of the others.
-    # timeout: Seconds after which it gives up.
+    """One wait of a rank for others: reports long waits, and gives up after `timeout` seconds."""
 
     def __init__(self, peers: Peers, timeout: float) -> None:
         self._peers, self._timeout = peers, timeout
         self._next, self._told, self._said = min(SILENT_SECONDS, timeout) / 2, False, False
 
     def look(self, waited: float) -> None:
-        """Do what is to be done after so many seconds."""
+        """Report or give up after `waited` seconds, if it is time."""
         if waited < self._next:
             return
-        if not self._told:  # the others tell so too: who does not is the one that all wait for
+        if not self._told:  # the others do the same: all wait for the rank that does not
             self._told, self._next = True, 2 * self._next
             self._peers.waits(still=True)
             return
         if waited >= self._timeout:
             raise TransportError(
                 f"{self._who()} for {waited:.0f} s", expected=f"an answer within {self._timeout:.0f} s", got="none",
-                remedy="See what that rank does, and whether its machine is there; connect(timeout=) waits longer"
+                remedy="Look at that rank, and whether its machine is there; connect(timeout=) waits longer"
             )  # fmt: skip
         self._next = min(2 * self._next, self._timeout)
         if self._peers.speaks_of_waiting():
@@ -339,7 +317,7 @@ class Patience:
                 f"an error after {self._timeout:.0f} s.")  # fmt: skip
 
     def end(self, waited: float) -> None:
-        """Tell that the wait is over, if it took long."""
+        """Report the end of a long wait."""
         if self._told:
             self._peers.waits(still=False)
         if self._said:
@@ -352,16 +330,16 @@ class Patience:
         return f"Rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))} did not answer"
 
 
-# A thread that lets MPI go on with what is under way while the rank computes.
+# A thread that lets MPI progress while the rank computes.
 
 PAUSE_SECONDS = 2e-4  # a look costs 4 microseconds, a sleep and the interpreter's lock some 30: a twelfth of a core
 
 
 class Progress:
-    """Calls ``go_on()`` again and again as long as it returns True, in a thread; `wake` begins anew."""
+    """Calls ``go_on()`` repeatedly as long as it returns True, in a thread; `wake` restarts it."""
 
-    # It needs the interpreter's lock for a moment at each call: kernels that release it are what this runs beside. An
-    # error ends the thread; whoever waits for an operation then meets it.
+    # Each call takes the interpreter's lock for a moment: it runs during kernels that release it. An error ends the
+    # thread; the next wait for an operation then meets it.
 
     def __init__(self, go_on: Callable[[], bool]) -> None:
         self._go_on = go_on
@@ -371,11 +349,11 @@ class Progress:
         self._thread.start()
 
     def wake(self) -> None:
-        """Note that something is under way."""
+        """Restart the calls: an operation has begun."""
         self._work.set()
 
     def stop(self) -> None:
-        """End the thread, and return when it has."""
+        """End the thread."""
         self._ended = True
         self._work.set()
         self._thread.join()
@@ -390,15 +368,15 @@ class Progress:
                 time.sleep(PAUSE_SECONDS)
 
 
-# Waiting without a busy core: MPI's own waiting calls would take one a rank, which the other ranks may need.
+# Waiting without a busy core: MPI's own waiting calls would occupy one per rank, which the other ranks may need.
 
-SPIN_SECONDS = 1e-4  # a message of a neighbour's that is nearly here; shorter than the shortest sleep pays
+SPIN_SECONDS = 1e-4  # for a neighbour's message that has nearly arrived; shorter than the shortest useful sleep
 MOST_SECONDS = 1e-3
 
 
 def until(ready: Callable[[], bool], meanwhile: Callable[[float], None]) -> float:
-    """Return, when `ready`, how many seconds that took; between questions call ``meanwhile(seconds)``, and sleep."""
-    # The sleep grows with what has been waited, so that it adds an eighth at most.
+    """Wait until `ready`, calling ``meanwhile(seconds)`` between checks, and return the seconds that took."""
+    # The sleep grows with the wait, so that it adds an eighth at most.
     began = time.perf_counter()
     while not ready():
         waited = time.perf_counter() - began
@@ -431,27 +409,27 @@ def mpi() -> Any:
 class MPITransport(Transport):
     """Carries arrays between processes that ``mpiexec`` has started. All ranks make one at the same time.
 
-    Sums are made in the order of the ranks, on each a part, which all then get: MPI's own all-reduce does not promise
-    the same bits on other machines, or with the ranks placed otherwise. Every collective call says to the others which
-    it is, so that ranks whose programs differ get an error and no wrong sums. All calls are one thread's.
+    Sums are made in the order of the ranks, a part on each, and then shared: MPI's own all-reduce does not promise the
+    same bits on other machines, or with the ranks placed otherwise. Every collective call tells the others its kind, so
+    that ranks whose programs differ get an error and no wrong sums. All calls are made by one thread.
 
     Parameters
     ----------
     comm
         A communicator of mpi4py's, which is copied; None takes all processes.
     progress
-        Whether a thread of its own lets operations go on between the calls, as MPI does not by itself.
+        Whether a separate thread lets operations progress between the calls, which MPI does not do by itself.
     on_device
-        Whether MPI was built for the device's memory: messages and `allgather` then take CuPy's arrays as they are.
-        Without, and for sums in any case, they are copied through the host.
+        Whether MPI was built for the device's memory: messages and `allgather` then take CuPy's arrays directly.
+        Otherwise, and for sums in any case, they are copied through the host.
     timeout
-        Seconds after which a rank gives up to wait for others, by a `TransportError`. After 10 s it prints which ranks
-        do not answer, and again whenever it has waited twice as long.
+        Seconds after which a rank stops waiting for others, by a `TransportError`. After 10 s it prints which ranks
+        do not answer, and again whenever the wait has doubled.
 
     Raises
     ------
     OptionError
-        `comm` is no communicator, a flag no truth value, or `timeout` no positive number.
+        `comm` is not a communicator, a flag not a bool, or `timeout` not a positive number.
     MissingDependencyError
         mpi4py, or an MPI library, is not installed.
     TransportError
@@ -504,9 +482,7 @@ class MPITransport(Transport):
 
         def suspect() -> None:
             if any(self._messages.Iprobe(source=source, tag=other) for other in others):
-                raise TransportError(f"Rank {self.rank} expected other data of rank {source}",
-                                     expected=f"{out.dtype} {out.shape}", got="another dtype",
-                                     remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
+                raise other_data(self.rank, source, f"{out.dtype} {out.shape}", "another dtype")
 
         request = self._messages.Irecv(buffer, source=source, tag=full)
         return self._begun(Message(self, [request], (source,), out=out, finish=finish, suspect=suspect))
@@ -554,7 +530,7 @@ class MPITransport(Transport):
         return self._call("allgather", array, first, None, finish, None)
 
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
-        """Return what the ranks before this one combine to."""
+        """Combine the arrays of the ranks before this one."""
         MPI = mpi()
         self.check_call(array)
         check_callable("combine", combine)
@@ -570,8 +546,7 @@ class MPITransport(Transport):
             except BaseException as error:  # raised below: MPI would end all processes
                 errors.append(error)
 
-        # One value of a type that is the whole vector: MPI cannot combine it in pieces, which only the sum of numbers
-        # would survive.
+        # One value whose type is the whole vector: MPI must not combine parts of it, which suits only sums of numbers.
         vector = MPI.Datatype.fromcode(buffer.dtype.char).Create_contiguous(buffer.size).Commit()
         ordered = MPI.Op.Create(operation, commute=False)
         try:
@@ -592,7 +567,7 @@ class MPITransport(Transport):
         sizes.wait()
         rows = [np.empty(size, np.uint8) for size in sizes.headers[:, 1]]
         rows[self.rank] = data
-        # Of the same number as the sizes were told with.
+        # With the same number as the sizes.
         self._begun(Message(self, self._exchange([data] * self.size, rows, 1, sizes.number), self._everyone)).wait()
         return [pickle.loads(row.tobytes()) for row in rows]
 
@@ -602,7 +577,7 @@ class MPITransport(Transport):
         return self.share(value if self.rank == root else None)[root]
 
     def barrier(self) -> None:
-        """Return when all ranks have come here."""
+        """Wait for all ranks."""
         self._call("barrier", np.empty(0, np.uint8), [], None, None, None).wait()
 
     # ---- the end -----------------------------------------------------------------------------------------------------
@@ -610,7 +585,7 @@ class MPITransport(Transport):
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one has failed, by itself or because another one had.
 
-        ``sys.exit`` is no failure: the others go on until they wait for this rank, or come to the same place.
+        ``sys.exit`` is not a failure: the others go on until they wait for this rank, or reach the same place.
         """
         if isinstance(error, SystemExit):
             self.peers.tell(End(left=f"sys.exit({error.code!r})"))
@@ -620,19 +595,19 @@ class MPITransport(Transport):
         self.peers.tell(End(f"{type(error).__name__}: {error}", own))
 
     def close(self) -> None:
-        """End the thread of progress, and free the communicators where nothing is under way."""
+        """End the progress thread, and free the communicators where nothing is under way."""
         self.closed = True
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
         if not self.peers.ends and not self._under_way:
-            while len(self._comms) > 1:  # by the last one this process tells the others how it ends
+            while len(self._comms) > 1:  # over the last one this process tells the others how it ends
                 self._comms.pop(0).Free()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     def wait(self, ready: Callable[[], bool], needs: Sequence[int], suspect: Callable[[], None] | None = None) -> None:
-        """Return when `ready`, as handles do it; `needs` are the ranks that this depends on."""
+        """Wait until `ready`, which depends on the ranks `needs`, for handles."""
         look, patience = _SUSPICIOUS_SECONDS, Patience(self.peers, self.timeout)
 
         def meanwhile(waited: float) -> None:
@@ -647,14 +622,14 @@ class MPITransport(Transport):
         patience.end(until(ready, meanwhile))
 
     def advance(self) -> None:
-        """Let collective calls go on from their first exchange to the second."""
+        """Let collective calls progress from their first exchange to the second."""
         with self._lock:
             for call in self._calls:
                 call.advance()
             self._calls = [call for call in self._calls if not call.ended]
 
     def ended(self, buffer: np.ndarray | None = None) -> None:
-        """Note that an operation was waited for; `buffer` may be used again."""
+        """Count an operation that was waited for; `buffer` may be reused."""
         self._under_way -= 1
         if buffer is not None and buffer.base is not None and len(self._buffers) < _KEPT_BUFFERS:
             self._buffers.append(buffer.base)
@@ -666,7 +641,7 @@ class MPITransport(Transport):
         return operation
 
     def _go_on(self) -> bool:
-        """Do what the progress thread does, and return whether there is more of it."""
+        """Do the progress thread's work once, and return whether there is more."""
         self.peers.poll()
         self.advance()
         return self._under_way > 0
@@ -687,22 +662,22 @@ class MPITransport(Transport):
 
     def _exchange(self, sent: Sequence[Array], received: Sequence[Array], part: int, call: int | None = None) -> list:
         """Begin to send and to receive an array for each other rank, in one of the two parts of a collective call."""
-        # By messages, which MPICH copies in one piece: its own collective calls, where nobody waits for them, take one
-        # look of the rank for every 16 KiB. The number of the `call`, None for the next one, keeps them apart.
+        # By messages, which MPICH copies in one piece: its own collective calls progress by 16 KiB at each call into
+        # MPI. The number of the `call`, None for the next one, keeps them apart.
         tag = (2 * (self._made if call is None else call) + part) % (self._most_tag + 1)
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         requests = [self._parts.Irecv(received[other], source=other, tag=tag) for other in reversed(others)]
         return requests + [self._parts.Isend(sent[other], dest=other, tag=tag) for other in others]
 
     def _rows(self, own: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return an array for every rank's values to sum, this rank's own among them, and the memory of the others."""
+        """Return every rank's row to sum, this rank's own among them, and the memory of the others."""
         work = self._take(own.dtype, (self.size - 1) * own.size)
         rows = list(work.reshape(self.size - 1, own.size))
         rows.insert(self.rank, own)
         return rows, work
 
     def _take(self, dtype: np.dtype, count: int) -> np.ndarray:
-        """Return memory to work in, kept from earlier calls if it fits: fresh pages cost as much as the sum itself."""
+        """Return working memory, kept from earlier calls if it fits: fresh pages cost as much as the sum itself."""
         size = count * dtype.itemsize
         fitting = [number for number, one in enumerate(self._buffers) if size <= one.size <= 2 * size]
         base = self._buffers.pop(fitting[0]) if fitting else np.empty(size, np.uint8)
@@ -711,7 +686,7 @@ class MPITransport(Transport):
     def _buffer(
         self, array: Array, *, read: bool = False, write: bool = False, summed: bool = False
     ) -> tuple[Any, Callable[[], None] | None]:
-        """Return what MPI is given for an array, and what is to be done when it has written to that."""
+        """Return the buffer that MPI takes for an array, and the function to run when MPI has written to it."""
         xp = backend.namespace(array)
         if backend.is_host(xp):
             return array, None
@@ -727,7 +702,7 @@ class MPITransport(Transport):
 
 
 def check_timeout(timeout: float) -> float:
-    """Return the seconds that a rank waits for others."""
+    """Check a timeout in seconds."""
     if check_number("timeout", timeout) <= 0:
         raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout,
                           remedy="Leave it out for half an hour")  # fmt: skip
@@ -735,5 +710,5 @@ def check_timeout(timeout: float) -> float:
 
 
 def _tag(tag: int, array: Array) -> int:
-    """Return MPI's tag: the dtype is in it, since MPI compares sizes at most."""
+    """Return MPI's tag, which includes the dtype, since MPI compares sizes at most."""
     return tag * len(_CODES) + _CODES[array.dtype]

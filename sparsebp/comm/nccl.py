@@ -1,9 +1,9 @@
-"""Ranks with a GPU each: NCCL carries arrays between devices, another transport (MPI) what the hosts say to each other.
+"""Ranks with a GPU each: NCCL carries arrays between devices, another transport (MPI) messages between hosts.
 
-NCCL knows no tags, and runs sends and receives in the order of their calls: a send that nobody receives yet holds up
-what comes after it. So there is a communicator of two ranks, and a stream, for each pair and direction: what is sent
-from one rank to another is held up by nothing else, and arrives in the order in which it was sent. Receives are to be
-posted in that order; each message's number and size also go from host to host, by its tag, and are compared.
+NCCL knows no tags, and runs sends and receives in the order of their calls: a send without a receive blocks everything
+after it. So there is a communicator of two ranks, and a stream, for each pair and direction: nothing else blocks the
+messages from one rank to another, and they arrive in the order in which they were sent. Receives must be posted in that
+order; each message's number and size also go from host to host, by its tag, and are compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.comm.transport import DTYPES, Handle, Transport, check_callable, parts_of, sum_in_order
+from sparsebp.comm.transport import (
+    DTYPES,
+    Handle,
+    Transport,
+    check_callable,
+    other_call,
+    other_data,
+    parts_of,
+    sum_in_order,
+)
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
@@ -46,9 +55,8 @@ def _missing(got: str) -> MissingDependencyError:
 class NCCLTransport(Transport):
     """Carries arrays between the GPUs of ranks. All ranks make one at the same time, with their device current.
 
-    Handles order streams: after `Handle.wait` what the current stream is given next sees the array, or may write to
-    it; the host waits only for the other host to have made the same call. Sums are made in the order of the ranks,
-    as everywhere.
+    Handles order streams: after `Handle.wait` the current stream's later work sees the array, or may write to it; the
+    host waits only until the other host has made the same call. Sums are made in the order of the ranks.
 
     Parameters
     ----------
@@ -83,7 +91,7 @@ class NCCLTransport(Transport):
                 self._connect(a, b)
 
     def _connect(self, sender: int, receiver: int) -> None:
-        """Send a number once: NCCL connects at the first message, and its caller waits for the other end then."""
+        """Send a number once: NCCL connects at the first message, which blocks until the other end calls."""
         channel, array = self._channels[sender, receiver], self._xp.zeros(1, np.float32)
         channel.after(self._recorded())
         self._carry(channel.comm, "send" if self.rank == sender else "recv", array, None, channel.stream)
@@ -92,7 +100,7 @@ class NCCLTransport(Transport):
     # ---- two ranks ---------------------------------------------------------------------------------------------------
 
     def isend(self, array: Array, to: int, tag: int) -> Handle:
-        """Begin to send, after what the current stream has been given so far."""
+        """Begin to send, after the current stream's work so far."""
         self.check_message(array, to, tag)
         channel = self._channel(self.rank, to)
         channel.after(self._recorded())
@@ -101,7 +109,7 @@ class NCCLTransport(Transport):
         return _OnStream(self, [said], channel.stream.record(), (array,))
 
     def irecv(self, out: Array, source: int, tag: int) -> Handle:
-        """Begin to receive, after what the current stream has been given so far."""
+        """Begin to receive, after the current stream's work so far."""
         self.check_message(out, source, tag, written=True)
         channel = self._channel(source, self.rank)
         channel.after(self._recorded())
@@ -110,9 +118,8 @@ class NCCLTransport(Transport):
 
         def compare() -> None:
             if list(came) != list(expected):
-                raise TransportError(f"Rank {self.rank} expected other data of rank {source}",
-                                     expected=_described(expected), got=_described(came),
-                                     remedy="Receive in the order in which the other rank sends")  # fmt: skip
+                raise other_data(self.rank, source, _described(expected), _described(came),
+                                 "Receive in the order in which the other rank sends")  # fmt: skip
 
         return _OnStream(self, [self.host.irecv(came, source, tag)], channel.stream.record(), (out,), compare)
 
@@ -161,7 +168,7 @@ class NCCLTransport(Transport):
         return self._call("allgather", array, work, (array, out))
 
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
-        """Return what the ranks before this one combine to; their arrays are gathered, and combined here."""
+        """Combine the arrays of the ranks before this one, which are gathered here."""
         self.check_call(array)
         check_callable("combine", combine)
         rows = [self._xp.empty(array.shape, array.dtype) for _ in range(self.size)]
@@ -178,13 +185,13 @@ class NCCLTransport(Transport):
         return self.host.broadcast(value, root)
 
     def barrier(self) -> None:
-        """Return when all hosts have come here."""
+        """Wait for all hosts."""
         self.host.barrier()
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def abort(self, error: BaseException) -> None:
-        """Tell the other hosts that this one has failed, and give up what this device waits for."""
+        """Tell the other hosts that this one has failed, and abort this device's operations."""
         self.host.abort(error)
         for comm in [self._world, *(channel.comm for channel in self._channels.values())]:
             comm.abort()
@@ -200,12 +207,12 @@ class NCCLTransport(Transport):
         self.host.close()
 
     def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:
-        """Refuse what cannot be sent or received: an array of the host, too."""
+        """As in `Transport`; refuse arrays of the host, too."""
         super().check_message(array, peer, tag, written=written)
         _check_on_device(array)
 
     def check_call(self, array: Array, part: Array | None = None, *, parts: int = 1, written: bool = False) -> None:
-        """Refuse what a collective call cannot take: an array of the host, too."""
+        """As in `Transport`; refuse arrays of the host, too."""
         super().check_call(array, part, parts=parts, written=written)
         for one in (array,) if part is None else (array, part):
             _check_on_device(one)
@@ -216,7 +223,7 @@ class NCCLTransport(Transport):
         return self._xp.cuda.get_current_stream().record()
 
     def _carry(self, comm: Any, call: str, array: Array, peer: int | None, stream: Any) -> None:
-        if array.size:  # NCCL is not asked for nothing
+        if array.size:
             other = 1 - comm.rank_id() if peer is None else peer
             kind = getattr(self._nccl, _TYPES[array.dtype])
             getattr(comm, call)(array.data.ptr, array.size, kind, other, stream.ptr)
@@ -234,7 +241,7 @@ class NCCLTransport(Transport):
         return [own if rank == self.rank else self._xp.empty(own.size, own.dtype) for rank in range(self.size)]
 
     def _call(self, kind: str, array: Array, work: Callable[[], None], kept: Sequence[Array]) -> Handle:
-        """Begin a collective call: its work goes to the stream of them all, its name to the other hosts."""
+        """Begin a collective call: its work goes to the common stream, its kind to the other hosts."""
         header = np.array([_KINDS.index(kind), array.nbytes, DTYPES.index(array.dtype)], np.int64)
         headers = np.empty((self.size, header.size), np.int64)
         said = self.host.allgather(header, headers)
@@ -245,15 +252,13 @@ class NCCLTransport(Transport):
         def compare() -> None:
             for rank, other in enumerate(headers):
                 if list(other) != list(header):
-                    raise TransportError(f"Rank {rank} makes another collective call than rank {self.rank}",
-                                         expected=_described_call(header), got=_described_call(other),
-                                         remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
+                    raise other_call(rank, self.rank, _described_call(header), _described_call(other))
 
         return _OnStream(self, [said], self._stream.record(), kept, compare)
 
 
 class _Channel:
-    """The way from one rank to another: a communicator of the two, and a stream."""
+    """The channel from one rank to another: a communicator of the two, and a stream."""
 
     def __init__(self, comm: Any, stream: Any) -> None:
         self.comm, self.stream = comm, stream
@@ -269,7 +274,7 @@ class _Channel:
 
 
 class _OnStream:
-    """Work of a stream of NCCL's, that the current stream waits for."""
+    """Work on one of NCCL's streams, for which the current stream waits."""
 
     def __init__(self, transport: NCCLTransport, said: list[Handle], ended: Any, kept: Sequence[Array],
                  compare: Callable[[], None] | None = None) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: for tests, and to run a schedule of several workers on one device."""
+"""Ranks as threads of one process: for tests, and to run a schedule of several workers on one device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from functools import reduce
 from typing import Any, TypeVar
 
-from sparsebp.comm.transport import Handle, Transport, check_callable, packed
+from sparsebp.comm.transport import Handle, Transport, check_callable, other_call, other_data, packed
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import TransportError
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 def run_ranks(size: int, work: Callable[[Transport], T]) -> list[T]:
-    """Run ``work(transport)`` on `size` ranks, each a thread of this process, and return what each returned.
+    """Run ``work(transport)`` on `size` ranks, each a thread of this process, and return each one's result.
 
     Raises
     ------
     Exception
-        Of the first rank that failed; the others have been ended by then.
+        The error of the first rank that failed; the others have been ended by then.
     OptionError
-        `size` is below 1, or `work` no function.
+        `size` is below 1, or `work` not a function.
     """
     check_callable("work", work)
     world = _World(check_integer("size", size, 1))
@@ -51,7 +51,7 @@ def run_ranks(size: int, work: Callable[[Transport], T]) -> list[T]:
 
 
 class _World:
-    """What the ranks have in common: messages under way, collective calls, the first failure."""
+    """Shared state of the ranks: messages under way, collective calls, the first failure."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -65,7 +65,7 @@ class _World:
         self.waiting: dict[int, Callable[[], bool]] = {}
 
     def wait(self, rank: int, ready: Callable[[], bool], needs: Callable[[], Collection[int]]) -> None:
-        """Return to `rank` when `ready`, which the ranks that it `needs` see to. The caller holds `changed`."""
+        """Let `rank` wait until `ready`, which the ranks that it `needs` bring about. The caller holds `changed`."""
         self.waiting[rank] = ready
         try:
             while not ready():
@@ -75,7 +75,6 @@ class _World:
             del self.waiting[rank]
 
     def leave(self, rank: int) -> None:
-        """Note that a rank has come to its end."""
         with self.changed:
             self.left.add(rank)
             self.changed.notify_all()
@@ -98,21 +97,19 @@ class _World:
 
 
 class _Operation:
-    """A send or a receive; done when its other half was there."""
+    """A send or a receive; done when its other half has matched it."""
 
     def __init__(self, world: _World, array: Array, rank: int, peer: int) -> None:
         self.world, self.array, self.rank, self.peer, self.ended = world, array, rank, peer, False
         self.error: TransportError | None = None
 
     def wait(self) -> None:
-        """Return when the operation has come to its end."""
         with self.world.changed:
             self.world.wait(self.rank, lambda: self.ended, lambda: (self.peer,))
         if self.error is not None:
             raise self.error
 
     def done(self) -> bool:
-        """Say whether it has come to its end."""
         with self.world.changed:
             return self.ended
 
@@ -125,13 +122,11 @@ class _Later:
         self.ended = False
 
     def wait(self) -> None:
-        """Return when the call has come to its end."""
         if not self.ended:
             self.finish(self.transport._collect(self.call))
             self.ended = True
 
     def done(self) -> bool:
-        """Say whether all ranks have made it."""
         world = self.transport.world
         with world.changed:
             return self.ended or len(world.given.get(self.call, ())) == world.size
@@ -172,11 +167,8 @@ class InProcess(Transport):
                 other.array[...] = one.array
                 backend.synchronize(backend.namespace(one.array))
             else:
-                other.error = TransportError(
-                    f"Rank {to} expected other data of rank {source}",
-                    expected=f"{other.array.dtype} {other.array.shape}", got=f"{one.array.dtype} {one.array.shape}",
-                    remedy="Give all ranks the same model, batches and schedule",
-                )  # fmt: skip
+                wanted, got = (f"{end.array.dtype} {end.array.shape}" for end in (other, one))
+                other.error = other_data(to, source, wanted, got)
             one.ended = other.ended = True
             self.world.changed.notify_all()
 
@@ -211,7 +203,7 @@ class InProcess(Transport):
         return _Later(self, self._give("allgather", array.copy()), finish)
 
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
-        """Return what the ranks before this one combine to."""
+        """Combine the arrays of the ranks before this one."""
         self.check_call(array)
         check_callable("combine", combine)
         arrays = self._collect(self._give("exscan", array.copy()))
@@ -227,7 +219,7 @@ class InProcess(Transport):
         return self.share(value if self.rank == root else None)[root]
 
     def barrier(self) -> None:
-        """Return when all ranks have come here."""
+        """Wait for all ranks."""
         self._collect(self._give("barrier", None))
 
     def _give(self, kind: str, value: Any) -> int:
@@ -241,7 +233,7 @@ class InProcess(Transport):
         return call
 
     def _collect(self, call: int) -> list[Any]:
-        """Return what all ranks gave, in their order, when it is there."""
+        """Wait for the values that all ranks gave, and return them in order."""
         world = self.world
         with world.changed:
             world.wait(
@@ -255,9 +247,7 @@ class InProcess(Transport):
         own = given[self.rank][0]
         for rank, (what, _) in enumerate(given):
             if what != own:
-                raise TransportError(f"Rank {rank} makes another collective call than rank {self.rank}",
-                                     expected=f"{own}, the {call + 1}th call", got=what,
-                                     remedy="Give all ranks the same model, batches and schedule")  # fmt: skip
+                raise other_call(rank, self.rank, f"{own}, the {call + 1}th call", what)
         return [value for _, value in given]
 
     def abort(self, error: BaseException) -> None:
@@ -268,5 +258,5 @@ class InProcess(Transport):
             self.world.changed.notify_all()
 
     def close(self) -> None:
-        """Refuse further calls; there is nothing to give up."""
+        """Refuse further calls."""
         self.closed = True

@@ -1,4 +1,4 @@
-"""What carries arrays between the workers of a schedule: one interface, whatever does it.
+"""The interface that carries arrays between the workers of a schedule.
 
 Workers are *ranks*, numbered from 0; all of them run the same program on their own part of the work.
 """
@@ -20,19 +20,13 @@ DTYPES = tuple(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
 
 
 class Handle(Protocol):
-    """An operation that has begun. Its arrays are the transport's until `wait` has returned."""
+    """A running operation. Its arrays belong to the transport until `wait` has returned."""
 
     def wait(self) -> None:
-        """Return when the operation has come to its end.
-
-        Raises
-        ------
-        TransportError
-            It will never do so: another rank has failed, or is gone.
-        """
+        """Wait for the operation's end, or raise `TransportError` if another rank has failed or is gone."""
 
     def done(self) -> bool:
-        """Say whether `wait` would return at once; lets the operation go on meanwhile."""
+        """Whether `wait` would return at once; lets the operation progress meanwhile."""
 
 
 class Transport(abc.ABC):
@@ -66,25 +60,22 @@ class Transport(abc.ABC):
     def isend(self, array: Array, to: int, tag: int) -> Handle:
         """Begin to send `array` to rank `to`. It must not be written to before the handle has been waited for.
 
-        Nothing is buffered on behalf of the caller: the operation may not end before the receive has been posted
-        (rendezvous). Messages of one pair of ranks and one tag arrive in the order in which they were sent.
+        Nothing is buffered: the operation may not end before the receive has been posted. Messages of one pair of ranks
+        and one tag arrive in the order in which they were sent.
         """
 
     @abc.abstractmethod
     def irecv(self, out: Array, source: int, tag: int) -> Handle:
-        """Begin to receive into `out`, of the shape and dtype of what is sent; written when the handle was waited for.
+        """Begin to receive into `out`, of the sent array's shape and dtype; written when the handle was waited for.
 
-        Raises
-        ------
-        TransportError
-            From `Handle.wait`: what came has another size.
+        `Handle.wait` raises `TransportError` if the message has another size.
         """
 
     # ---- all ranks ---------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def allreduce(self, array: Array) -> Handle:
-        """Begin to replace `array` by its sum over all ranks. It is bit for bit the same on all, and every time."""
+        """Begin to replace `array` by its sum over all ranks, bitwise equal on all of them and in every run."""
 
     @abc.abstractmethod
     def reduce_scatter(self, array: Array, out: Array) -> Handle:
@@ -98,87 +89,51 @@ class Transport(abc.ABC):
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
         """Return ``combine`` of the arrays of all ranks before this one, from rank 0 on; None on rank 0.
 
-        Parameters
-        ----------
-        array
-            One-dimensional, of the same size on all ranks.
-        combine
-            ``combine(earlier, later)``: associative, not necessarily commutative; returns an array of the same size,
-            and leaves its arguments as they are.
+        `array` is one-dimensional, of the same size on all ranks. ``combine(earlier, later)`` is associative, not
+        necessarily commutative; it returns an array of the same size, and does not write to its arguments.
         """
 
     @abc.abstractmethod
     def share(self, value: Any) -> list[Any]:
-        """Return the `value` of every rank, in their order: small Python objects, for set-up and reports.
-
-        Raises
-        ------
-        OptionError
-            It cannot be pickled.
-        """
+        """Return the `value` of every rank, in their order: small Python objects that can be pickled."""
 
     @abc.abstractmethod
     def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Return the `value` of rank `root`.
-
-        Raises
-        ------
-        OptionError
-            There is no such rank, or the value cannot be pickled.
-        """
+        """Return the `value` of rank `root`, which can be pickled."""
 
     @abc.abstractmethod
     def barrier(self) -> None:
-        """Return when all ranks have come here."""
+        """Wait for all ranks."""
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def abort(self, error: BaseException) -> None:
-        """Tell all other ranks that this one has failed: whatever they wait for raises `TransportError`, soon."""
+        """Tell all other ranks that this one has failed: whatever they wait for soon raises `TransportError`."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give up what is still under way, and end threads of the transport's own; further calls are refused."""
+        """Drop running operations, and end the transport's threads; refuse further calls."""
 
-    # ---- for those that carry ----------------------------------------------------------------------------------------
+    # ---- for implementations -----------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Refuse a call after `close`.
-
-        Raises
-        ------
-        TransportError
-            That is so.
-        """
+        """Refuse a call after `close` by a `TransportError`."""
         if self.closed:
             raise TransportError("The transport is closed", expected="calls before close()", got="one after it",
                                  remedy="Close it at the end, or make another one on all ranks")  # fmt: skip
 
     def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:
-        """Refuse what cannot be sent or received.
-
-        Raises
-        ------
-        OptionError
-            There is no such rank, or the tag is too large.
-        DeviceError, DTypeError, LayoutError
-            The array cannot be carried, or, if it is to be `written`, not be written to.
-        """
+        """Refuse arrays that cannot be sent or, if `written`, received into, unknown ranks, and tags out of range."""
         self.check_open()
         check_integer("The rank", peer, 0, self.size - 1)
         check_integer("The tag", tag, 0, self.largest_tag)
         _check_array(array, written)
 
     def check_call(self, array: Array, part: Array | None = None, *, parts: int = 1, written: bool = False) -> None:
-        """Refuse what a collective call cannot take: `part` must have one of `parts` equal shares of `array`'s values.
+        """Refuse arrays that a collective call cannot take: `part` must have one of `parts` equal shares of `array`.
 
         `written` says which of the two is written to: `array`, else `part`.
-
-        Raises
-        ------
-        DeviceError, DTypeError, LayoutError, ShapeError
-            That is so.
         """
         self.check_open()
         _check_array(array, written)
@@ -198,22 +153,38 @@ def check_transport(transport: Any) -> Transport:
     if isinstance(transport, Transport):
         return transport
     raise OptionError("Not a transport", expected="a sparsebp.comm Transport", got=shown(transport),
-                      remedy="Pass what connect() or run_ranks gives")  # fmt: skip
+                      remedy="Pass the result of connect(), or the argument of run_ranks")  # fmt: skip
+
+
+_SAME = "Give all ranks the same model, batches and schedule"
+
+
+def other_data(rank: int, source: int, expected: object, got: object, remedy: str = _SAME) -> TransportError:
+    """Return the error of a message with other data than expected."""
+    return TransportError(
+        f"Rank {rank} expected other data of rank {source}", expected=expected, got=got, remedy=remedy
+    )
+
+
+def other_call(other: int, rank: int, expected: object, got: object) -> TransportError:
+    """Return the error of a rank that makes another collective call than this one."""
+    problem = f"Rank {other} makes another collective call than rank {rank}"
+    return TransportError(problem, expected=expected, got=got, remedy=_SAME)
 
 
 def packed(value: Any) -> bytes:
-    """Return an object as bytes that another rank makes it of again."""
+    """Return an object as bytes for other ranks."""
     try:
         return pickle.dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise OptionError("The object cannot be sent to other ranks", expected="what pickle takes", got=error,
+        raise OptionError("The object cannot be sent to other ranks", expected="one that pickle takes", got=error,
                           remedy="Share numbers, texts, arrays, lists and dicts") from error  # fmt: skip
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Refuse an argument that is no function."""
+    """Refuse an argument that cannot be called."""
     if not callable(value):
-        raise OptionError(f"{name} is no function", expected="a function", got=shown(value))
+        raise OptionError(f"{name} is not a function", expected="a function", got=shown(value))
 
 
 def _check_array(array: Array, written: bool) -> None:

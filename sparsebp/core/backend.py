@@ -1,20 +1,23 @@
-"""The one seam between NumPy and CuPy: namespace, device, dtype, transfer, pooled memory, cuBLAS.
+"""The only seam between NumPy and CuPy: namespace, device, dtype, transfer, pooled memory, cuBLAS, CUDA graphs.
 
-No other file asks which of the two an array belongs to. CuPy is imported when a CuPy array or a GPU is first asked for,
-so the package works without it.
+No other module asks which library an array belongs to. CuPy is imported when a CuPy array or a GPU is first needed, so
+the package works without it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
 import math
+import operator
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,14 +40,9 @@ _PLAIN = {np.ndarray}
 
 
 def namespace(*arrays: Array, **named: Array) -> ModuleType:
-    """Return ``numpy`` or ``cupy``, the module that all arrays belong to.
+    """Return ``numpy`` or ``cupy``, the module of all arrays; NumPy if there are none.
 
-    Parameters
-    ----------
-    *arrays
-        Arrays; None is none.
-    **named
-        Arrays by the names that the message shall have; those that may be missing through `given`.
+    Keywords name the arrays in messages; wrap those that may be None in `given`.
 
     Raises
     ------
@@ -52,7 +50,7 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
         NumPy and CuPy arrays are mixed, or an argument is neither, masked, or a ``numpy.matrix``.
     """
     kinds = {*map(type, arrays), *map(type, named.values())}
-    if kinds == _PLAIN:  # as nearly always: several times as fast
+    if kinds == _PLAIN:  # nearly always, and several times as fast
         return np
     cupy = sys.modules.get("cupy")
     if cupy is not None and len(kinds) == 1 and cupy.ndarray in kinds:  # nearly always on a device
@@ -60,12 +58,10 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
     found = {_namespace_of(array) for array in arrays}
     found.update(_namespace_of(array, name) for name, array in named.items())
     if len(found) > 1:
-        raise DeviceError(
-            "Arrays on the host and on a device are mixed",
-            expected="all arrays from NumPy or all from CuPy",
-            got=", ".join(type(array).__module__.split(".")[0] for array in (*arrays, *named.values())),
-            remedy="Move them with sparsebp.core.backend.to_device(...) or sparsebp.core.backend.to_host(...)",
-        )
+        got = ", ".join(type(array).__module__.split(".")[0] for array in (*arrays, *named.values()))
+        raise DeviceError("Arrays on the host and on a device are mixed", got=got,
+                          expected="all arrays from NumPy or all from CuPy", remedy="Move them with "
+                          "sparsebp.core.backend.to_device(...) or sparsebp.core.backend.to_host(...)")  # fmt: skip
     return found.pop() if found else np
 
 
@@ -78,7 +74,7 @@ def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
     if isinstance(array, (np.ndarray, np.generic)):
         _check_plain(array, name)
         return np
-    cupy = sys.modules.get("cupy")  # an array of CuPy's can only exist once CuPy has been imported
+    cupy = sys.modules.get("cupy")  # CuPy arrays only exist once CuPy has been imported
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
     raise DeviceError(f"{name} is not an array", expected="a NumPy or CuPy array",
@@ -87,9 +83,9 @@ def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
 
 
 def _check_plain(array: Array, name: str) -> None:
-    """Refuse arrays that mean something else by the same operations: the kernels would drop masks without a word."""
+    """Refuse array types for which the same operations mean something else: kernels would silently drop masks."""
     if isinstance(array, np.ma.MaskedArray):
-        remedy = "Pass array.filled(value), with a value for what is masked"
+        remedy = "Pass array.filled(value)"
     elif isinstance(array, np.matrix):
         remedy = "Convert it with numpy.asarray(...)"
     else:
@@ -99,7 +95,7 @@ def _check_plain(array: Array, name: str) -> None:
 
 
 def cupy() -> ModuleType:
-    """Import and return CuPy, after making sure that a GPU answers.
+    """Import and return CuPy, checking for a GPU.
 
     Raises
     ------
@@ -111,23 +107,21 @@ def cupy() -> ModuleType:
     try:
         import cupy as cp
     except ImportError as error:
-        raise MissingDependencyError(
-            "CuPy is not installed, and the device kernels need it",
-            remedy="Install the extra of your CUDA version: pip install 'sparsebp[cuda13]' or 'sparsebp[cuda12]'",
-        ) from error
+        raise MissingDependencyError("CuPy is not installed, and the device kernels need it", remedy="Install the "
+                                     "extra of your CUDA version: pip install 'sparsebp[cuda13]' or 'sparsebp[cuda12]'"
+                                     ) from error  # fmt: skip
     try:
         count = cp.cuda.runtime.getDeviceCount()
     except cp.cuda.runtime.CUDARuntimeError as error:
-        raise DeviceError(
-            "No GPU can be used", expected="a CUDA device", got=str(error), remedy="Use device='cpu'"
-        ) from error
+        raise DeviceError("No GPU can be used", expected="a CUDA device", got=str(error),
+                          remedy="Use device='cpu'") from error  # fmt: skip
     if count == 0:
         raise DeviceError("No GPU can be used", expected="a CUDA device", got="none", remedy="Use device='cpu'")
     return cp
 
 
 def has_gpu() -> bool:
-    """Say whether CuPy is installed and sees a GPU."""
+    """Whether CuPy is installed and sees a GPU."""
     try:
         cupy()
     except (MissingDependencyError, DeviceError):
@@ -145,47 +139,38 @@ def device_namespace(device: str) -> ModuleType:
 
 
 def check_module(xp: ModuleType) -> ModuleType:
-    """Return an argument that is ``numpy`` or ``cupy``.
-
-    Raises
-    ------
-    DeviceError
-        It is something else.
-    """
+    """Check that an argument is ``numpy`` or ``cupy``, and return it."""
     if xp is not np and (xp is None or xp is not sys.modules.get("cupy")):
-        raise DeviceError(
-            "xp is no module of arrays", expected="numpy or cupy", got=repr(xp)[:80], remedy="Pass xp=numpy"
-        )
+        raise DeviceError("xp is not an array module", expected="numpy or cupy", got=repr(xp)[:80])
     return xp
 
 
 def device_of(array: Array) -> str:
-    """Return ``"cpu"`` or ``"cuda"``: where `array` lives."""
+    """Return the device of `array`: ``"cpu"`` or ``"cuda"``."""
     return "cpu" if namespace(array) is np else "cuda"
 
 
-def is_host(xp: ModuleType) -> bool:
-    """Say whether the arrays of `xp` live in the host's memory."""
-    return xp is np
+is_host: Callable[[ModuleType], bool] = functools.partial(operator.is_, np)
+"""Whether `xp` is NumPy; asked often, so without a Python call."""
 
 
 def device_number(xp: ModuleType) -> int | None:
-    """Return the number of the current device of `xp`; None on the host, which has no other."""
+    """Return the number of the current device of `xp`; None for NumPy."""
     return None if xp is np else int(xp.cuda.Device().id)
 
 
 def device_attributes(xp: ModuleType) -> dict[str, int]:
-    """Return what the driver says of the current device of `xp`: nothing on the host."""
+    """Return the driver's attributes of the current device of `xp`; empty for NumPy."""
     return {} if xp is np else dict(xp.cuda.Device().attributes)
 
 
 def device_memory(xp: ModuleType) -> int:
-    """Return the bytes of memory of the current device of `xp`, which is not NumPy."""
+    """Return the bytes of memory of the current device of CuPy."""
     return int(xp.cuda.runtime.memGetInfo()[1])
 
 
 def as_namespace(array: Array, xp: ModuleType) -> Array:
-    """Return `array` as an array of `xp` on its current device, copied only if it is elsewhere."""
+    """Return `array` as an array of `xp` on its current device, copied only if it lies elsewhere."""
     return to_host(array) if xp is np else xp.asarray(array)
 
 
@@ -196,20 +181,20 @@ def to_host(array: Array) -> np.ndarray:
 
 
 def to_device(array: Array, device: str) -> Array:
-    """Return `array` on ``device`` (``"cpu"`` or ``"cuda"``), copied only if it is elsewhere."""
+    """Return `array` on ``"cpu"`` or ``"cuda"``, copied only if it lies elsewhere."""
     return as_namespace(array, device_namespace(device))
 
 
 def synchronize(xp: ModuleType) -> None:
-    """Wait until the current stream of `xp`'s device is done (nothing to do for NumPy)."""
+    """Wait for the current stream of `xp`'s device; does nothing for NumPy."""
     if xp is not np:
         xp.cuda.get_current_stream().synchronize()
 
 
 def streams(xp: ModuleType, count: int) -> list[contextlib.AbstractContextManager[Any]]:
-    """Return contexts in which work runs on streams of their own, the first of the highest priority; no-ops for NumPy.
+    """Return contexts that each run work on their own stream, the first with the highest priority; no-ops for NumPy.
 
-    They wait for the default stream, and it for them, so that only work in different contexts runs side by side.
+    They wait for the default stream and it for them, so that only work in different contexts runs concurrently.
     """
     if xp is np:
         return [contextlib.nullcontext() for _ in range(count)]
@@ -218,7 +203,7 @@ def streams(xp: ModuleType, count: int) -> list[contextlib.AbstractContextManage
 
 
 def record(xp: ModuleType) -> Any:
-    """Return an event of what the current stream has been given so far; None for NumPy, where that is done."""
+    """Return an event after the current stream's work so far; None for NumPy."""
     if xp is np:
         return None
     event = xp.cuda.Event(disable_timing=True)
@@ -227,27 +212,17 @@ def record(xp: ModuleType) -> Any:
 
 
 def wait(xp: ModuleType, event: Any) -> None:
-    """Let the current stream wait for an event of another one; the host does not wait."""
+    """Make the current stream wait for an event of another one; the host does not wait."""
     if event is not None:
         xp.cuda.get_current_stream().wait_event(event)
-
-
-class Recorder(Protocol):
-    """What gives work to a stream that may be captured into a graph, as `sparsebp.core.cuda_graphs.GraphRecorder`."""
-
-    def constant(self, host: np.ndarray) -> Array:
-        """Return the values of a host array on the device."""
-
-    def matmul(self, a: Array, b: Array) -> Array:
-        """Return the matrix product."""
 
 
 _recording = threading.local()
 
 
 @contextlib.contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """Let `constant` and `matmul` of this thread ask `recorder`."""
+def recording(recorder: GraphRecorder) -> Iterator[None]:
+    """Let `constant` and `matmul` of this thread use `recorder`."""
     before, _recording.recorder = getattr(_recording, "recorder", None), recorder
     try:
         yield
@@ -256,24 +231,24 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 def constant(xp: ModuleType, host: np.ndarray) -> Array:
-    """Return a host array's values on the current device of `xp`; `host` is not to be changed later.
+    """Return a host array's values on the current device of `xp`; `host` must not change afterwards.
 
-    While work is recorded they are sent once; ``xp.asarray`` would send them anew whenever the work is replayed.
+    Recorded work sends them once; ``xp.asarray`` would send them again at every replay.
     """
     recorder = getattr(_recording, "recorder", None)
     return xp.asarray(host) if recorder is None or xp is np else recorder.constant(host)
 
 
 def kept(xp: ModuleType, host: np.ndarray) -> Array:
-    """Return a host array's values on the current device of `xp`, for an array that is kept and used on any stream.
+    """Return a host array's values on the current device of `xp`, for use on any stream for any time.
 
-    The host waits until they are there, so that no later work needs to, on whatever stream and from whatever thread.
-    They are sent on the legacy stream: memory that was freed while others still read it is not overwritten early.
+    The host waits for them, so that no later work has to, on whatever stream or thread. They are sent on the legacy
+    stream: memory that was freed while others still read it is not overwritten early.
     """
     recorder = getattr(_recording, "recorder", None)
     if xp is np:
         return host
-    if recorder is not None:  # the same, past the stream and the memory of a graph
+    if recorder is not None:  # the same, outside the graph's stream and memory
         return recorder.constant(host)
     with xp.cuda.Stream.null as stream:
         array = xp.asarray(host)
@@ -282,41 +257,29 @@ def kept(xp: ModuleType, host: np.ndarray) -> Array:
 
 
 def order_of(xp: ModuleType) -> int | None:
-    """Return what stands for the current stream, whose work runs in order; None on the host, where nothing is queued.
-
-    Memory that is used again belongs to one of them: another one's work may come before what has been queued.
-    """
+    """Return an identifier of the current stream; None for NumPy. Only one stream may reuse the same memory."""
     return None if xp is np else int(xp.cuda.get_current_stream().ptr)
 
 
 def is_recorded() -> bool:
-    """Say whether the work of this thread may be captured, to be replayed whenever and with all memory that it uses."""
+    """Whether this thread's work may be captured, to be replayed later with all its memory."""
     return getattr(_recording, "recorder", None) is not None
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """Return ``a @ b``: on a GPU by cuBLAS, as the arrays lie, also while work is recorded."""
+    """Return ``a @ b``, on a GPU by cuBLAS without copies, also while work is recorded."""
     recorder = getattr(_recording, "recorder", None)
     if recorder is not None:
         return recorder.matmul(a, b)
     xp = namespace(a, b)
-    if xp is np:
-        return a @ b
-
-    return products(xp).matmul(a, b)
+    return a @ b if xp is np else products(xp).matmul(a, b)
 
 
 def float_dtype(dtype: Any) -> np.dtype:
-    """Return `dtype` as float32 or float64, the two that the kernels take.
-
-    Raises
-    ------
-    DTypeError
-        It is another dtype.
-    """
+    """Return `dtype` as float32 or float64, the dtypes of the kernels; DTypeError for any other."""
     try:
         resolved: Any = np.dtype(dtype)
-    except TypeError:  # no dtype at all
+    except TypeError:
         resolved = repr(dtype)
     if resolved not in FLOAT_DTYPES:
         raise DTypeError("Unsupported dtype", expected="float32 or float64", got=resolved)
@@ -330,20 +293,15 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
 
 
 def check_array(
-    name: str,
-    array: Array,
-    *,
-    dtype: Any = None,
-    shape: tuple[int | None, ...] | None = None,
-    contiguous: bool = True,
+    name: str, array: Array, *, dtype: Any = None, shape: tuple[int | None, ...] | None = None, contiguous: bool = True,
     written: bool = False,
-) -> None:
-    """Check one array argument; ``None`` in `shape` stands for any length. `written`: it must not be read-only.
+) -> None:  # fmt: skip
+    """Check one array argument; ``None`` in `shape` stands for any length, `written` for an array that is written to.
 
     Raises
     ------
     DeviceError, DTypeError, ShapeError, LayoutError
-        It is no array, or differs; the message names it, what was expected and what came.
+        The argument is not an array, or differs.
     """
     if type(array) is not np.ndarray:
         _namespace_of(array, name)
@@ -358,17 +316,14 @@ def check_array(
                           got=f"strides {array.strides} for shape {array.shape}",
                           remedy=f"Pass numpy.ascontiguousarray({name})")  # fmt: skip
     if written and not getattr(array.flags, "writeable", True):  # CuPy's arrays always are
-        raise LayoutError(f"{name} is read-only, and it is written", expected="a writeable array",
-                          got="flags.writeable = False", remedy="Pass a copy, or a fresh array")  # fmt: skip
+        raise LayoutError(f"{name} is read-only", expected="a writeable array", got="flags.writeable = False")
 
 
-# Matrix products on a GPU, by cuBLAS's own entry points.
-#
-# CuPy refuses cuBLAS while a stream is captured, copies what cuBLAS could read as it lies, and takes longer on the
-# host.
+# Matrix products on a GPU by cuBLAS's own entry points: CuPy refuses cuBLAS while a stream is captured, copies operands
+# that cuBLAS can read in place, and takes longer on the host.
 
 _WORKSPACE = 32 << 20
-"""Bytes for cuBLAS on every stream that is captured, what its documentation asks for on the largest GPUs."""
+"""Bytes of cuBLAS's workspace on every captured stream: its documented size for the largest GPUs."""
 _N, _T = 0, 1  # cublasOperation_t
 _TYPES = {
     np.dtype(np.float32): (0, 68, ctypes.c_float(1), ctypes.c_float(0)),
@@ -378,7 +333,7 @@ _DEFAULT_ALGORITHM = -1
 
 
 class Operand(NamedTuple):
-    """A row-major matrix, or a batch of them, as cuBLAS (column-major) takes it: the operation, both strides."""
+    """A row-major matrix, or a batch of them, in cuBLAS's terms (column-major): the operation, both strides."""
 
     operation: int
     leading: int
@@ -386,7 +341,7 @@ class Operand(NamedTuple):
 
 
 def operand(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Operand | None:
-    """Return how cuBLAS reads a (rows, columns) or (batch, rows, columns) array; None if only a copy can be read."""
+    """Return the `Operand` of a (rows, columns) or (batch, rows, columns) array; None if it must be copied."""
     rows, columns = shape[-2:]
     down, across = strides[-2] // itemsize, strides[-1] // itemsize
     batch = strides[0] // itemsize if len(shape) == 3 else 0
@@ -398,55 +353,33 @@ def operand(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Oper
 
 
 class Cublas:
-    """A handle of cuBLAS, for one thread at a time.
-
-    Parameters
-    ----------
-    xp
-        CuPy.
-    workspaces
-        Whether every stream has a workspace from here, as those must that are captured: else cuBLAS has one of its own.
-
-    Raises
-    ------
-    DeviceError
-        The library cannot be loaded, or refuses.
-    """
+    """A cuBLAS handle, for one thread at a time. With `workspaces`, every stream gets one, as capturing requires."""
 
     def __init__(self, xp: ModuleType, *, workspaces: bool = False) -> None:
         self._xp = xp
         self._workspaces: dict[int, Array] | None = {} if workspaces else None
         self._stream: int | None = None
-        xp.cuda.Device().cublas_handle  # noqa: B018  (CuPy loads the library)
+        xp.cuda.Device().cublas_handle  # noqa: B018  (makes CuPy load the library)
         major = xp.cuda.runtime.runtimeGetVersion() // 1000
         name = f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
         try:
             self._library = ctypes.CDLL(name)
         except OSError as error:
-            raise DeviceError(
-                "cuBLAS cannot be loaded", expected=name, got=str(error), remedy="Install CuPy with its CUDA libraries"
-            ) from error
+            raise DeviceError("cuBLAS cannot be loaded", expected=name, got=str(error),
+                              remedy="Install CuPy with its CUDA libraries") from error  # fmt: skip
         self._handle = ctypes.c_void_p()
         self._call("cublasCreate_v2", ctypes.byref(self._handle), handle=False)
 
     def __del__(self) -> None:
-        """Give the handle back."""
+        """Destroy the handle."""
         if getattr(self, "_handle", None) and not sys.is_finalizing():
             self._library.cublasDestroy_v2(self._handle)
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """Return ``a @ b`` for vectors, matrices, two batches of matrices, and batches times one matrix.
-
-        Raises
-        ------
-        ShapeError
-            The inner lengths differ, or the batches do, or have several axes.
-        DTypeError
-            They are not of one real dtype.
-        """
+        """Return ``a @ b`` for vectors, matrices, two batches of matrices, and batches times one matrix."""
         xp = self._xp
         if a.dtype != b.dtype or a.dtype not in _TYPES:
-            raise DTypeError("These arrays have no product", expected="float32 twice, or float64 twice",
+            raise DTypeError("These arrays have no product", expected="two arrays of float32, or two of float64",
                              got=f"{a.dtype} @ {b.dtype}")  # fmt: skip
         if a.ndim == 1 or b.ndim == 1:
             left, right = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
@@ -465,7 +398,7 @@ class Cublas:
         kind, compute, one, zero = _TYPES[out.dtype]
         rows, columns, inner = out.shape[-2], out.shape[-1], a.shape[-1]
         self._use_stream()
-        # Column-major, out is its own transpose: outᵀ = bᵀ aᵀ, and both factors are read as they lie.
+        # column-major, out is its own transpose: outᵀ = bᵀ aᵀ, and both factors are read in place
         sizes = (second.operation, first.operation, columns, rows, inner, ctypes.byref(one))
         pointers = tuple(ctypes.c_void_p(array.data.ptr) for array in (b, a, out))
         if out.ndim == 2:
@@ -490,7 +423,7 @@ class Cublas:
         return array, found
 
     def _use_stream(self) -> None:
-        """Set the current stream, unless it is the last one; and its own workspace, since that forgets the old one."""
+        """Select the current stream if it changed, and its workspace, which cuBLAS forgets with every change."""
         xp = self._xp
         pointer = xp.cuda.get_current_stream().ptr
         if pointer == self._stream:
@@ -508,16 +441,15 @@ class Cublas:
     def _call(self, name: str, *args: Any, handle: bool = True) -> None:
         status = getattr(self._library, name)(*((self._handle,) if handle else ()), *args)
         if status != 0:
-            raise DeviceError(
-                f"{name} failed", expected="status 0", got=status, remedy="Look the status up in cuBLAS's documentation"
-            )
+            raise DeviceError(f"{name} failed", expected="status 0", got=status,
+                              remedy="See the status codes in cuBLAS's documentation")  # fmt: skip
 
 
 _own = threading.local()
 
 
 def products(xp: ModuleType) -> Cublas:
-    """Return the handle of the calling thread for the current device."""
+    """Return the calling thread's handle for the current device."""
     handles = _own.__dict__.setdefault("handles", {})
     number = xp.cuda.runtime.getDevice()
     found: Cublas | None = handles.get(number)
@@ -526,23 +458,22 @@ def products(xp: ModuleType) -> Cublas:
     return found
 
 
-# Large arrays whose memory is used again by the next step, as device pools do it.
+# A pool for large NumPy arrays.
 #
-# A training step allocates the same large arrays every time. The C library gives memory of that size back to the system
+# A training step allocates the same large arrays every time. The C library returns memory of that size to the system
 # when it is freed, and the next step pays for thousands of page faults: as much time as the arithmetic, in a GRU of
-# hidden size 20. NumPy arrays from here return their memory to a pool when the last view of them dies. CuPy has a pool
-# of its own and allocates as always.
+# hidden size 20. Arrays from here return their memory to the pool when their last view dies. CuPy has its own pool.
 
 SMALLEST = 1 << 18
-"""Bytes below which the C library keeps memory anyway."""
+"""Bytes below which the C library keeps freed memory itself."""
 KEPT = 1 << 28
-"""Bytes of unused memory that the pool keeps at most."""
+"""Most bytes of unused memory in the pool."""
 ALIGNMENT = 64
 """A cache line, and the widest vector."""
 
 
 class _Block:
-    """Memory on loan: the base of a NumPy array and of all its views. Its death gives the memory back."""
+    """Memory on loan: the base of a NumPy array and of all its views. Its end returns the memory."""
 
     __slots__ = ("__array_interface__", "_memory", "_pool")
 
@@ -556,28 +487,16 @@ class _Block:
 
 
 class HostPool:
-    """Free memory by size. Safe for several threads.
-
-    Parameters
-    ----------
-    kept
-        Bytes of free memory beyond which memory is given back to the system.
-    """
+    """Free memory by size, at most `kept` bytes. Thread-safe."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self.kept = kept
         self.free_bytes = 0
         self._free: dict[int, list[np.ndarray]] = {}
-        self._lock = forkable_lock(self._forget)  # a garbage collection inside may give a block back: it is reentrant
+        self._lock = forkable_lock(self._forget)  # reentrant: garbage collection inside may return a block
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an uninitialised C-contiguous array, as numpy.empty.
-
-        Raises
-        ------
-        MemoryLimitError
-            It is more than the system gives.
-        """
+        """Return an uninitialised C-contiguous array, like numpy.empty; MemoryLimitError if there is no memory."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
         try:
@@ -590,26 +509,25 @@ class HostPool:
                     self.free_bytes -= memory.nbytes
             if memory is None:
                 memory = np.empty(size + ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError, OverflowError) as error:  # the latter: more than NumPy counts
+        except (MemoryError, ValueError, OverflowError) as error:  # ValueError: more than NumPy can count
             raise MemoryLimitError(f"An array of shape {tuple(shape)} does not fit in memory",
-                                   expected="memory for its elements",
-                                   got=f"{size} bytes of {dtype}",
+                                   expected="memory for its elements", got=f"{size} bytes of {dtype}",
                                    remedy="Use smaller batches, smaller inputs or less padding") from error  # fmt: skip
         return np.asarray(_Block(self, memory, tuple(shape), dtype))
 
     def release(self) -> int:
-        """Drop all free memory; return its bytes."""
+        """Release all free memory to the system; return its bytes."""
         with self._lock:
             freed, self.free_bytes = self.free_bytes, 0
             self._free.clear()
         return freed
 
     def _forget(self) -> None:
-        """Begin anew in a child process that another thread of its parent left half a change."""
+        """Start empty in a child process forked while another thread changed the pool."""
         self.free_bytes, self._free = 0, {}
 
     def give_back(self, memory: np.ndarray) -> None:
-        """Take memory back; if that is too much in all, memory of the size that was met first makes room."""
+        """Take memory back; beyond `kept`, memory of the size first met is released."""
         if memory.nbytes > self.kept:
             return
         with self._lock:
@@ -627,34 +545,31 @@ _HOST = HostPool()
 
 
 def release() -> int:
-    """Give the pool's unused memory back to the system; return its bytes."""
+    """Release the pool's unused memory to the system; return its bytes."""
     return _HOST.release()
 
 
 def empty(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return an uninitialised array of `xp`, from the pool if it is a large one of NumPy's."""
-    return _HOST.empty(shape, dtype) if is_host(xp) else xp.empty(shape, dtype)
+    """Return an uninitialised array of `xp`; large NumPy arrays come from the pool."""
+    if xp is np and 0 < math.prod(shape) * np.dtype(dtype).itemsize < SMALLEST:
+        return np.empty(shape, dtype)
+    return _HOST.empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
 
 
-# Reading from a device without waiting for what it has been given since.
+# Reading from a device without waiting for work it is given afterwards.
 
 
 class Reading:
-    """The values of an array on their way to the host, as the array is when the current stream comes to it.
+    """The values of a C-contiguous array on their way to the host, as of the current stream's work so far.
 
-    Work that the device is given afterwards does not delay them: they go to memory that the driver writes to by itself.
-
-    Parameters
-    ----------
-    array
-        C-contiguous.
+    Later work of the device does not delay them: they go to pinned memory.
     """
 
     def __init__(self, array: Array) -> None:
         xp = namespace(array)
         self._array: Array = array
         self._event: Any = None
-        if is_host(xp):
+        if xp is np:
             self._host = array.copy()
             return
         memory = xp.cuda.alloc_pinned_memory(array.nbytes)
@@ -663,14 +578,138 @@ class Reading:
         self._event = record(xp)
 
     def __call__(self) -> np.ndarray:
-        """Return the values; the host waits until they are there."""
+        """Return the values; the host waits for them."""
         if self._event is not None:
             self._event.synchronize()  # synchronize!
             self._array = self._event = None
         return self._host
 
     def __del__(self) -> None:
-        """Wait as well: the memory goes to others."""
+        """Wait for the transfer, whose memory goes to others."""
         if getattr(self, "_event", None) is not None and not sys.is_finalizing():
             with contextlib.suppress(RuntimeError):  # the device has failed
                 self()
+
+
+# Work of a GPU, recorded once into a CUDA graph and replayed.
+#
+# CuPy captures its own kernels, ours, copies on the device and events between streams. It refuses cuBLAS while a stream
+# is captured, so matrix products bypass it. Host transfers are refused here, except constants, which are sent at once.
+
+
+class GraphRecorder:
+    """Streams whose work can be captured, its graph, and all memory that the graph uses.
+
+    The first stream has the highest priority. Work on another one begins by waiting for an event of the first (a fork),
+    which waits for its end (a join).
+    """
+
+    def __init__(self, xp: ModuleType, count: int) -> None:
+        self._xp = xp
+        # non-blocking: an uncaptured wait for the default stream would end the capture
+        self.streams = [xp.cuda.Stream(non_blocking=True, priority=1 - count + number) for number in range(count)]
+        self._pool = xp.cuda.MemoryPool()  # lives as long as the graph, for it alone
+        self._constants: list[tuple[np.ndarray, Array]] = []
+        self._cublas = Cublas(xp, workspaces=True)
+        self._graph: Any = None
+
+    def __del__(self) -> None:
+        """Wait for the work that uses this memory."""
+        if not sys.is_finalizing():
+            for stream in getattr(self, "streams", ()):
+                with contextlib.suppress(RuntimeError):  # the device has failed
+                    stream.synchronize()  # synchronize!
+
+    @property
+    def captured(self) -> bool:
+        """Whether there is a graph to replay."""
+        return self._graph is not None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Run work as it would be captured, which compiles kernels and sets up libraries."""
+        with recording(self), self._in_order():
+            yield
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Capture work instead of running it."""
+        first = self.streams[0]
+        gc.collect()  # frees old graphs now: during the capture nobody may wait for the device
+        self._xp.cuda.Device().synchronize()  # synchronize!
+        self._xp.get_default_memory_pool().free_all_blocks()  # the graph has its own memory
+        with (
+            recording(self), first, self._xp.cuda.using_allocator(self._pool.malloc),
+            _no_transfers(self._xp), _no_collection(),
+        ):  # fmt: skip
+            first.begin_capture()
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the capture has ended for another reason
+                    first.end_capture()
+                raise
+            graph = first.end_capture()
+        graph.upload(first)
+        self._graph = graph
+
+    def replay(self) -> None:
+        """Run the graph on the current stream."""
+        with self._in_order():
+            self._graph.launch(self.streams[0])
+
+    def constant(self, host: np.ndarray) -> Array:
+        """Send a host array to the device now, to memory that no recorded work reuses."""
+        xp = self._xp
+        with xp.cuda.using_allocator(xp.get_default_memory_pool().malloc), xp.cuda.Stream(non_blocking=True) as aside:
+            array = xp.empty(host.shape, host.dtype)
+            sent = np.ascontiguousarray(host)
+            array.data.copy_from_host_async(sent.ctypes.data, sent.nbytes, aside)
+            aside.synchronize()  # synchronize!
+        self._constants.append((sent, array))
+        return array
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Return the matrix product by cuBLAS, on the current stream."""
+        return self._cublas.matmul(a, b)
+
+    @contextlib.contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Work on the first stream, after the current stream's earlier work and before its later work."""
+        current, first = self._xp.cuda.get_current_stream(), self.streams[0]
+        first.wait_event(current.record())
+        try:
+            with first:
+                yield
+        finally:
+            current.wait_event(first.record())
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Suspend garbage collection."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _no_transfers(xp: ModuleType) -> Iterator[None]:
+    """Refuse host transfers of this thread: a replay would read CuPy's pinned buffer again, long reused."""
+    here, ordinary = threading.get_ident(), xp.get_default_pinned_memory_pool().malloc
+
+    def allocate(size: int) -> Any:
+        if threading.get_ident() == here:
+            raise DeviceError("Host data is sent while work is captured", expected="arrays on the device",
+                              got=f"{size} bytes", remedy="Send it with sparsebp.core.backend.constant")  # fmt: skip
+        return ordinary(size)
+
+    xp.cuda.set_pinned_memory_allocator(allocate)
+    try:
+        yield
+    finally:
+        xp.cuda.set_pinned_memory_allocator(ordinary)

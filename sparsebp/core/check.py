@@ -1,7 +1,4 @@
-"""Checks of arguments that are no arrays, each of which returns Python's own value; types that many rooms use.
-
-And of what the forward of a user's own layer returns.
-"""
+"""Checks of arguments other than arrays, each of which returns Python's own value; types that many modules use."""
 
 from __future__ import annotations
 
@@ -19,31 +16,29 @@ T = TypeVar("T")
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return an option that is an integer, Python's or NumPy's, from `least` to `most`. A truth value is none."""
+    """Return an integer, Python's or NumPy's, from `least` to `most`; bools are rejected."""
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = None
     if number is not None and least <= number and (most is None or number <= most):
         return number
-    raise OptionError(
-        f"{name} is not an integer" if number is None else f"{name} is too {'small' if number < least else 'large'}",
-        expected=f"an integer, {least} or more" if most is None else f"an integer from {least} to {most}",
-        got=shown(value),
-    )
+    problem = "is not an integer" if number is None else f"is too {'small' if number < least else 'large'}"
+    expected = f"an integer, {least} or more" if most is None else f"an integer from {least} to {most}"
+    raise OptionError(f"{name} {problem}", expected=expected, got=shown(value))
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return an option that is True or False; what Python would take for one of them is refused."""
+    """Return a bool; other truthy and falsy values are rejected."""
     if not isinstance(value, (bool, np.bool_)):
-        raise OptionError(f"{name} is no truth value", expected="True or False", got=shown(value))
+        raise OptionError(f"{name} is not a bool", expected="True or False", got=shown(value))
     return bool(value)
 
 
 def check_number(
     name: str, value: Any, least: float = -math.inf, most: float = math.inf, *, finite: bool = True
 ) -> float:
-    """Return an option that is a real number from `least` to `most`, finite unless `finite` is false, and never NaN."""
+    """Return a real number from `least` to `most`, never NaN, and finite unless `finite` is False."""
     real = isinstance(value, Real) and not isinstance(value, bool)
     try:
         number = float(value) if real else math.nan
@@ -59,59 +54,38 @@ def check_number(
 
 
 def check_choice(name: str, value: T, choices: Collection[T]) -> T:
-    """Return an option that is one of some texts."""
+    """Return an option that is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)), got=shown(value))
     return value
 
 
 def check_default(name: str, value: Any, default: Any) -> None:
-    """Refuse an option that is there for the names and places of PyTorch's arguments, unless it has its default."""
+    """Check that an argument which only exists to match PyTorch's signature has its default."""
     if not (value is default or (type(value) is type(default) and value == default)):
         raise OptionError(f"{name} is not supported", expected=f"{name}={default!r}", got=shown(value),
-                          remedy="Leave it out; see 'Beside torch.nn' in the reference")  # fmt: skip
+                          remedy="See 'Beside torch.nn' in the reference")  # fmt: skip
 
 
 def check_sequence(name: str, value: Any, of: str) -> list[Any]:
-    """Return the entries of a sequence, `of` whatever; a text, or what cannot be gone through, is refused."""
+    """Return the entries of a sequence; strings are rejected."""
     try:
         if not isinstance(value, (str, bytes)):
             return list(value)
     except TypeError:
         pass
-    raise OptionError(f"{name} is no sequence", expected=f"a sequence of {of}", got=shown(value))
+    raise OptionError(f"{name} is not a sequence", expected=f"a sequence of {of}", got=shown(value))
 
 
 def check_generator(name: str, rng: Any) -> np.random.Generator:
-    """Return a generator, or the new one of a seed; of None, one of fresh entropy."""
+    """Return a generator, or a new one from a seed; None means fresh entropy."""
     if rng is None or isinstance(rng, np.random.Generator):
         return np.random.default_rng(rng)
     return np.random.default_rng(check_integer(name, rng, 0))
 
 
-def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any]:
-    """Return what ``layer.forward(x)`` returns, after making sure that it is an array and what the way back needs."""
-    try:
-        found = layer.forward(x, *more, **options)
-    except RecursionError:
-        if hasattr(layer, "modules"):
-            list(layer.modules())  # says so if the layer is inside itself
-        raise
-    if not isinstance(found, tuple) or len(found) != 2 or not hasattr(found[0], "dtype"):
-        raise OptionError(f"{type(layer).__name__}.forward does not return what it should",
-                          expected="(output, saved): an array, and what the way back needs, or None",
-                          got=_described(found), remedy="Write: return y, saved")  # fmt: skip
-    y, saved = found
-    return y, saved
-
-
-def _described(value: Any) -> str:
-    inner = f" of {', '.join(type(entry).__name__ for entry in value[:4])}" if isinstance(value, tuple) else ""
-    return f"{type(value).__name__}{inner}"
-
-
 def shown(value: Any) -> str:
-    """Return a text of a value for messages: short, and some text also where ``repr`` fails, of deep nesting, say."""
+    """Return a short text of a value for messages, even where ``repr`` fails."""
     try:
         text = repr(value)
     except Exception:
@@ -119,24 +93,24 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-# Literals and aliases that more than one room uses.
+# Literals and aliases shared by several modules.
 
 Array: TypeAlias = Any
-"""A NumPy or CuPy array. Which of the two is asked for in `sparsebp.core.backend` alone."""
+"""A NumPy or CuPy array; `sparsebp.core.backend` tells them apart."""
 
 PatternKind: TypeAlias = Literal["identity", "diagonal", "selection", "dense", "general"]
 ScanAlgorithm: TypeAlias = Literal["auto", "linear", "blelloch", "hybrid", "chunked"]
 SCAN_ALGORITHMS: tuple[ScanAlgorithm, ...] = ("auto", "linear", "blelloch", "hybrid", "chunked")
 Backward: TypeAlias = Literal["auto", "bp", "linear", "blelloch", "hybrid", "chunked"]
 BACKWARDS: tuple[Backward, ...] = ("auto", "bp", "linear", "blelloch", "hybrid", "chunked")
-"""How a chain of layers, or of time steps, runs backward: plain back-propagation, or a scan by that algorithm."""
+"""Backward of a chain of layers or time steps: plain back-propagation, or a scan by that algorithm."""
 Nonlinearity: TypeAlias = Literal["tanh", "relu"]
 SlopeFunction: TypeAlias = Literal["given", "relu", "tanh", "sigmoid"]
 SLOPES: tuple[SlopeFunction, ...] = ("given", "relu", "tanh", "sigmoid")
-"""What a slope is made of: itself, or y = f(x) of these f."""
+"""Input of a slope: itself, or y = f(x) for these f."""
 UpdateRule: TypeAlias = Literal["sgd", "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop"]
-"""What an optimizer's kernel does with a gradient."""
+"""Update rule of an optimizer's kernel."""
 ProductFactors: TypeAlias = tuple[Array, Array]
 """Two matrices that stand for their product."""
 Seed: TypeAlias = int | np.random.Generator | None
-"""What ``rng=`` takes: a `numpy.random.Generator`, a seed, or None for fresh entropy."""
+"""``rng=``: a `numpy.random.Generator`, a seed, or None for fresh entropy."""

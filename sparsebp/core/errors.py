@@ -1,7 +1,7 @@
-"""Exceptions: every one says what was expected and what came, and where it helps what to do about it.
+"""Exceptions. Messages say what was expected and what came, and where it helps what to do.
 
-Each class also derives from the built-in exception that NumPy or the standard library would raise in its place,
-so ``except ValueError`` keeps working.
+Each class also derives from the built-in exception that NumPy or the standard library would raise, so
+``except ValueError`` keeps working.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ class SparseBPError(Exception):
     Parameters
     ----------
     problem
-        What is wrong, in one clause.
+        The problem, in one clause.
     expected, got, remedy
-        What was expected, what came instead, and what to do. Each is optional and becomes a sentence of the message.
+        Optional sentences of the message: the expected value, the actual one, and what to do.
 
     Attributes
     ----------
-    alike
-        Whether all ranks raise it, at one place of their program: none of them waits for another then.
+    raised_on_all_ranks
+        Whether all ranks raise it at the same place of their program, so that none of them waits for another.
     """
 
-    alike = False
+    raised_on_all_ranks = False
 
     def __init__(self, problem: str, *, expected: object = None, got: object = None, remedy: str | None = None) -> None:
         self.problem, self.expected, self.got, self.remedy = problem, expected, got, remedy
@@ -57,7 +57,7 @@ class LayoutError(SparseBPError, ValueError):
 
 
 class DeviceError(SparseBPError, RuntimeError):
-    """NumPy and CuPy arrays are mixed, or a device was asked for that is not there."""
+    """NumPy and CuPy arrays are mixed, or the requested device does not exist."""
 
 
 class OptionError(SparseBPError, ValueError):
@@ -65,15 +65,14 @@ class OptionError(SparseBPError, ValueError):
 
 
 class ScheduleError(SparseBPError, ValueError):
-    """A schedule lacks an action, has one twice, cannot come to an end, or reads weights that are no longer there.
+    """A schedule misses or repeats an action, cannot finish, or reads weights that no longer exist.
 
     Parameters
     ----------
     problem, expected, got, remedy
         As for `SparseBPError`.
     actions
-        The actions (`sparsebp.schedule.Action`) that the message is about, so that a reader of files can say where
-        they stand.
+        The actions (`sparsebp.schedule.Action`) concerned, so that file readers can locate them.
     """
 
     def __init__(self, problem: str, *, expected: object = None, got: object = None, remedy: str | None = None,
@@ -83,26 +82,20 @@ class ScheduleError(SparseBPError, ValueError):
 
 
 class TransportError(SparseBPError, RuntimeError):
-    """Ranks cannot go on together: one has failed or is gone, or what was sent is not what was expected."""
+    """Ranks cannot continue together: one has failed or left, or received unexpected data."""
 
 
 class StaleError(SparseBPError, RuntimeError):
-    """Gradients were asked for of a forward whose weights are no longer there."""
+    """Gradients were asked for of a forward whose weights no longer exist."""
 
 
 class MemoryLimitError(SparseBPError, MemoryError):
-    """More memory is needed than ``memory_limit`` allows, said before anything is allocated, or than there is."""
+    """``memory_limit`` would be exceeded, raised before anything is allocated, or the system has no memory."""
 
 
 @contextlib.contextmanager
 def within_memory(problem: str, remedy: str) -> Iterator[None]:
-    """Let a `MemoryLimitError` say what is too large where NumPy, or CuPy, finds no memory inside the ``with`` block.
-
-    Raises
-    ------
-    MemoryLimitError
-        There is not enough memory, or an array would have more elements than can be counted.
-    """
+    """Turn allocation failures inside the ``with`` block into a `MemoryLimitError` that says what is too large."""
     try:
         yield
     except (MemoryError, ValueError) as error:
@@ -111,9 +104,8 @@ def within_memory(problem: str, remedy: str) -> Iterator[None]:
         )
         if isinstance(error, SparseBPError) or not too_large:
             raise
-        raise MemoryLimitError(
-            problem, expected="memory for its arrays", got=str(error) or "no memory left", remedy=remedy
-        ) from error
+        raise MemoryLimitError(problem, expected="memory for its arrays", got=str(error) or "no memory left",
+                               remedy=remedy) from error  # fmt: skip
 
 
 class NonFiniteError(SparseBPError, ArithmeticError):
@@ -121,7 +113,7 @@ class NonFiniteError(SparseBPError, ArithmeticError):
 
 
 class FileFormatError(SparseBPError, ValueError):
-    """A checkpoint or another file is corrupt, of another kind, or does not fit the object it is loaded into."""
+    """A checkpoint or another file is corrupt, of another kind, or does not fit the object that loads it."""
 
 
 class OutputError(SparseBPError, OSError):

@@ -1,7 +1,4 @@
-"""Files: written so that nobody ever sees half of one, read so that whatever is wrong with one is said.
-
-All that the package writes goes through `write_atomically`. POSIX: ``fcntl``, descriptors of folders.
-"""
+"""Files: written atomically by `write_atomically`, read with errors that say what is wrong. POSIX only (``fcntl``)."""
 
 from __future__ import annotations
 
@@ -27,17 +24,17 @@ _KINDS = {
     stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-_UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)  # what some network file systems say
+_UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)  # from some network file systems
 
 _held: set[tuple[int, int, int]] = set()
-"""Locks that are held here: thread, device and inode of the lock file."""
+"""Locks held by this process: thread, and device and inode of the lock file."""
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
 def prepare_folder(folder: str | os.PathLike[str]) -> Path:
-    """Create `folder` if need be, and make sure that a file can be written there."""
+    """Create `folder` if needed, and check that a file can be written there."""
     folder = check_path("folder", folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,25 +47,25 @@ def prepare_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def cache_folder() -> Path | None:
-    """Return the user's folder for what can be computed again, which may not exist; None where there is no home.
+    """Return the user's cache folder, which may not exist; None without a home.
 
     ``$XDG_CACHE_HOME/sparsebp`` or ``~/.cache/sparsebp``, on Windows ``%LOCALAPPDATA%\\sparsebp``.
     """
     windows = os.name == "nt"
     folder = os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME", "")
-    if os.path.isabs(folder):  # the standard: a relative one is void
+    if os.path.isabs(folder):  # relative ones are invalid by the standard
         return Path(folder) / "sparsebp"
     try:
         home = Path.home()
-    except RuntimeError:  # a user whom the system does not know
+    except RuntimeError:  # the system does not know the user
         return None
     return home / ("AppData/Local" if windows else ".cache") / "sparsebp"
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path` by way of a temporary file of its own beside it."""
-    # Whoever reads `path` finds the old content or the new one, whole, even after a power cut, and so does whoever
-    # writes it at the same time. Whatever fails, no temporary file stays (unless the process is killed).
+    """Write `content` to `path` through a temporary file in the same folder."""
+    # Readers and concurrent writers always find the old content or the new one, complete, even after a power cut. On
+    # failure no temporary file stays (unless the process is killed).
     path = check_path("path", path)
     try:
         check_regular(path)
@@ -77,7 +74,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
             with open(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(descriptor)  # on the disk before the name changes: a power cut must not leave an empty file
+                os.fsync(descriptor)  # before the name changes: a power cut must not leave an empty file
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -89,7 +86,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def write_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> Path:
-    """Write a Matplotlib figure in the format that the suffix of `path` names, and return the path."""
+    """Write a Matplotlib figure in the format of the suffix of `path`, and return the path."""
     path = check_path("path", path)
     picture = io.BytesIO()
     try:
@@ -102,7 +99,7 @@ def write_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> P
 
 
 def keep_copy(path: Path, name: str) -> None:
-    """Let the file `path` have a second name in its folder, in place of what has it; `path` itself stays."""
+    """Give the file `path` a second name in its folder, replacing another file of that name."""
     # Nothing is copied: when `path` is replaced, the old content keeps the second name.
     try:
         check_regular(path)
@@ -116,16 +113,16 @@ def keep_copy(path: Path, name: str) -> None:
         except OSError as error:
             if error.errno not in (errno.EPERM, *_UNSUPPORTED):
                 raise
-            os.replace(path, path.with_name(name))  # a file system without second names
+            os.replace(path, path.with_name(name))  # a file system without hard links
         finally:
-            with contextlib.suppress(OSError):  # two names of one file are not replaced by each other
+            with contextlib.suppress(OSError):  # os.replace does nothing between two names of one file
                 os.unlink(temporary)
     except OSError as error:
         raise output_error(path.with_name(name), error) from error
 
 
 def remove_temporaries(path: Path) -> None:
-    """Remove the temporary files that killed processes have left of `path`. Nobody may be writing it now."""
+    """Remove temporary files of `path` left by killed processes. Nobody may be writing it now."""
     for left in path.parent.glob(_TEMPORARY.format(token="*", name=path.name)):
         with contextlib.suppress(OSError):
             left.unlink()
@@ -139,15 +136,15 @@ def output_error(path: Path, error: OSError | ValueError) -> OutputError:
 
 
 def _new_file(path: Path) -> tuple[int, str]:
-    """Create a temporary file for `path`, with the usual mode, and return its descriptor, open to write, and name."""
-    # Nobody else has the name, and a link that is put there is not followed.
+    """Create a temporary file for `path`, with the usual mode; return its writable descriptor and its name."""
+    # The name is new, and a link with that name would not be followed.
     name = _TEMPORARY.format(token=secrets.token_hex(8), name=path.name[:40])  # at most 255 bytes
     temporary = os.path.join(path.parent, name)
     return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
 
 
 def check_regular(path: Path, *, follow: bool = False) -> None:
-    """Raise OSError if something else than a regular file is at `path`: a link too, unless they are followed."""
+    """Raise OSError if `path` exists and is not a regular file; links count as such only if `follow`."""
     try:
         mode = os.stat(path, follow_symlinks=follow).st_mode
     except FileNotFoundError:
@@ -159,7 +156,7 @@ def check_regular(path: Path, *, follow: bool = False) -> None:
 def _sync_folder(folder: Path) -> None:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # a folder that may be written and not read
+    except PermissionError:  # the folder is writable but not readable
         return
     try:
         os.fsync(descriptor)
@@ -175,10 +172,9 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, so that no other run writes there meanwhile."""
-    # The lock is that of an open file (`flock`): it ends with the process, however that ends, so the file
-    # `.sparsebp-lock`, which stays, means nothing by itself. A thread may hold a folder more than once. On a file
-    # system without such locks nobody is kept out.
+    """Hold the lock of a folder, so that no other run writes there."""
+    # An open-file lock (`flock`) ends with the process, so the file `.sparsebp-lock`, which stays, means nothing by
+    # itself. A thread may hold a folder more than once. On file systems without such locks, nothing is locked out.
     path = folder / LOCK_NAME
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -208,7 +204,7 @@ def _lock(file: io.FileIO, folder: Path) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise output_error(folder / LOCK_NAME, error) from error
-    with contextlib.suppress(OSError):  # for the message above alone
+    with contextlib.suppress(OSError):  # only for the message above
         file.truncate(0)
         file.write(f"{os.getpid()}\n".encode())
 
@@ -219,7 +215,7 @@ def _lock(file: io.FileIO, folder: Path) -> None:
 def read_file(
     path: str | os.PathLike[str], problem: str, *, expected: str, remedy: str, regular: bool = False
 ) -> bytes:
-    """Return the content of a file; if `regular`, of no FIFO or device, which might be waited for without end."""
+    """Return the content of a file; if `regular`, refuse FIFOs and devices, which might block forever."""
     path = check_path("path", path)
     try:
         if regular:
@@ -230,7 +226,7 @@ def read_file(
 
 
 def json_line(value: Any, indent: int | None = None) -> str:
-    """Return a JSON text that any reader takes: null for what is not finite, a text for what JSON does not have."""
+    """Return valid JSON: null for non-finite numbers, ``str(value)`` for types that JSON does not have."""
     return json.dumps(_finite(value), allow_nan=False, default=str, indent=indent)
 
 
@@ -245,7 +241,7 @@ def _finite(value: Any) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a JSON text holds."""
+    """Parse JSON; duplicate keys and deep nesting raise ValueError."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except RecursionError as error:
@@ -262,19 +258,18 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Return an argument that is a path."""
+    """Return an argument as a path."""
     if isinstance(value, str) and value == "":
-        raise OptionError(f"{name} is empty", expected="the name of a file or folder", got="''",
-                          remedy="Pass '.' for the current folder")  # fmt: skip
+        raise OptionError(f"{name} is empty", expected="the name of a file or folder", got="''")
     try:
         return Path(value)
     except TypeError as error:
-        raise OptionError(f"{name} is no path", expected="a text, or a pathlib.Path",
+        raise OptionError(f"{name} is not a path", expected="a str or pathlib.Path",
                           got=type(value).__name__) from error  # fmt: skip
 
 
 def kept_path(name: str, value: Any) -> Path:
-    """Return an argument that is a path as an absolute one: it is used later, and the current folder may be another."""
+    """Return an argument as an absolute path, for later use in another current folder."""
     path = check_path(name, value)
     try:
         return path.absolute()  # links and .. are left to the system
@@ -284,12 +279,12 @@ def kept_path(name: str, value: Any) -> Path:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Return what an error of the system says, without path and number."""
+    """Return the text of a system error, without path and number."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _shown(path: Path) -> str:
-    """Return a path for a message: short, and without what no terminal shows."""
+    """Return a path for a message: short and printable."""
     text = str(path)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= 300 else f"{text[:100]}…{text[-100:]}"

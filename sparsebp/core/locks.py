@@ -1,9 +1,8 @@
-"""Locks that a child process can take after a fork, whatever other threads of the parent were at.
+"""Locks that a child process can take after a fork, whatever other threads of the parent were doing.
 
-A fork copies one thread. A lock that another thread held stays locked in the child for good, and what it guards may be
-half changed. So every lock of this library is made here: in a child, those in the hands of threads that are gone are
-made new, and what they guard is dropped where it may be half changed. Half a compilation, or half an import, cannot be
-dropped: a fork waits until those of other threads are done.
+A fork copies one thread. A lock held by another thread stays locked in the child forever, and its data may be half
+changed. So every lock of this library is made here: in a child, locks of vanished threads are renewed, and the data
+they guard is dropped. Compilations and imports cannot be dropped, so a fork waits for those of other threads.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["cached_property", "forkable_event", "forkable_lock"]
 
 _known: dict[weakref.ref[Any], Any] = {}
-"""Every lock, and what drops what it guards: None, a function, or a method's function and its object."""
+"""Every lock, and what drops its data: None, a function, or a method's function and its object."""
 _forget = _known.pop
 
 
 def forkable_lock(drop: Callable[[], None] | None = None) -> Any:
-    """Return a new `threading.RLock`, which is free in a child unless the thread that forked held it."""
-    # drop: A function or method without arguments. The child calls it if another thread held the lock when the process
-    # forked: it drops what the lock guards. A method keeps its object alive no longer.
+    """Return a new `threading.RLock`, free in a child unless the thread that forked held it."""
+    # drop: a function or method that a child calls if another thread held the lock at the fork, to drop its data. The
+    # lock does not keep a method's object alive.
     lock = threading.RLock()
-    if drop is None:  # nearly all, some a step
+    if drop is None:
         _known[weakref.ref(lock, _forget)] = None
     elif inspect.ismethod(drop):
         _known[weakref.ref(lock, _forget)] = drop.__func__, weakref.ref(drop.__self__)
@@ -41,7 +40,7 @@ def forkable_lock(drop: Callable[[], None] | None = None) -> Any:
 
 
 def forkable_event() -> threading.Event:
-    """Return a new `threading.Event`, which can be set and waited for in a child."""
+    """Return a new `threading.Event` that works in a child too."""
     event = threading.Event()
     _known[weakref.ref(event, _forget)] = None
     return event
@@ -52,7 +51,7 @@ def _after_fork() -> None:
         lock = reference()
         if lock is None:
             continue
-        if hasattr(lock, "acquire") and lock.acquire(blocking=False):  # it was free, or is this thread's
+        if hasattr(lock, "acquire") and lock.acquire(blocking=False):  # free, or held by this thread
             lock.release()
             continue
         lock._at_fork_reinit()
@@ -67,12 +66,12 @@ def _after_fork() -> None:
 # ---- the compiler, and imports ---------------------------------------------------------------------------------------
 
 _IMPORT_SECONDS = 60.0
-"""For which a fork waits for the imports of other threads at most: one of them may wait for the thread that forks."""
+"""Longest wait of a fork for imports in other threads, one of which may wait for the forking thread."""
 _held = threading.local()
 
 
 def _compiler_locks() -> list[Any]:
-    """Return the locks of Numba and llvmlite, as far as these are imported, in the order that Numba takes them."""
+    """Return the locks of Numba and llvmlite, if imported, in the order in which Numba takes them."""
     numba, llvmlite = (sys.modules.get(name) for name in ("numba.core.compiler_lock", "llvmlite.binding.ffi"))
     locks = (
         getattr(getattr(numba, "global_compiler_lock", None), "_lock", None),
@@ -82,7 +81,7 @@ def _compiler_locks() -> list[Any]:
 
 
 def _importing() -> set[int]:
-    """Return the threads that are importing a module: Python renews no module's lock in a child."""
+    """Return the threads that are importing a module: a child does not get new import locks."""
     known = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
     locks = [reference() for reference in list(known.values())]
     return {lock.owner for lock in locks if lock is not None} - {None}
@@ -118,10 +117,10 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property(functools.cached_property):
-        """As `functools.cached_property` from Python 3.12 on: before, all objects of a class share a lock."""
+        """`functools.cached_property` of Python 3.12: earlier, all objects of a class share one lock."""
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:
-            """Return the value; two threads that ask at the same time may both compute it."""
+            """Return the value; two threads at once may both compute it."""
             if instance is None:
                 return self
             values = instance.__dict__

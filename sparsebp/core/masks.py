@@ -1,7 +1,7 @@
-"""Masks of pruned arrays: which of an array's elements are kept; the others are 0.
+"""Masks of pruned arrays: the elements that are kept; the others are 0.
 
-A mask belongs to the array, whichever layers share it: all of them compute with 0 there, an update leaves 0, and so
-does what a state holds. Layers own the masks, as buffers, and say here which array theirs is for.
+A mask belongs to an array, whichever layers share it: all compute with 0 there, updates keep the 0, and saved states
+hold it. Layers own the masks, as buffers, and register here the array that theirs is for.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ class Owner(Protocol):
     """A layer that may have a mask for one array."""
 
     def mask_for(self, array: Array) -> Array | None:
-        """Return its mask, None if it has none or uses another array by now."""
+        """Return its mask, None if it has none or now uses another array."""
 
     def _arrays_replaced(self) -> None:
-        """Call `attach` with the array that it uses by now."""
+        """Call `attach` with the array that it uses now."""
 
 
-_owners: dict[int, tuple[weakref.ref[Owner], ...]] = {}
-"""Who has a mask, by the identity of the array. An array that is gone is nobody's, even if another has its number."""
+owners: dict[int, tuple[weakref.ref[Owner], ...]] = {}
+"""Owners of a mask, by the identity of the array; a new array with the identity of a deleted one has none. Empty while
+nothing is pruned."""
 _places: dict[int, tuple[weakref.ref[Owner], int]] = {}
-"""Of every owner, by its identity: layers may have an equality of their own."""
+"""Reference and array of every owner, by identity: layers may define their own equality."""
 
 
 def attach(owner: Owner, array: Array) -> None:
-    """Say that `owner` has a mask for `array`, and for no other any more."""
+    """Register a mask of `owner` for `array`, and for no other array."""
     number, place = id(array), id(owner)
     before = _places.get(place)
     if before is not None:
@@ -39,37 +40,32 @@ def attach(owner: Owner, array: Array) -> None:
         _detach(place, before[0])
     one = weakref.ref(owner, lambda gone: _detach(place, gone))
     _places[place] = one, number
-    _owners[number] = (*_owners.get(number, ()), one)
+    owners[number] = (*owners.get(number, ()), one)
 
 
 def _detach(place: int, one: weakref.ref[Owner]) -> None:
     if _places.get(place, (None,))[0] is not one:
         return
     number = _places.pop(place)[1]
-    left = tuple(ref for ref in _owners.get(number, ()) if ref is not one)
+    left = tuple(ref for ref in owners.get(number, ()) if ref is not one)
     if left:
-        _owners[number] = left
+        owners[number] = left
     else:
-        _owners.pop(number, None)
+        owners.pop(number, None)
 
 
 def arrays_replaced() -> None:
-    """Let every owner look again which array it uses: one of some layer has been replaced."""
+    """Let every owner look up its array again, after one was replaced."""
     for ref, _ in list(_places.values()):
         owner = ref()
         if owner is not None:
             owner._arrays_replaced()
 
 
-def some() -> bool:
-    """Whether there are any masks."""
-    return bool(_owners)
-
-
 def mask_of(array: Array) -> Array | None:
-    """Return where the elements of an array are kept, by all masks for it; None: it is not pruned."""
+    """Return the elements of an array that all its masks keep; None if it is not pruned."""
     found = None
-    for ref in _owners.get(id(array), ()):
+    for ref in owners.get(id(array), ()):
         owner = ref()
         mask = None if owner is None else owner.mask_for(array)
         if mask is not None and mask is not found:
@@ -78,12 +74,12 @@ def mask_of(array: Array) -> Array | None:
 
 
 def kept(array: Array, mask: Array) -> Array:
-    """Return a new array with 0 where `mask` is false, whatever was there."""
+    """Return a new array with 0 where `mask` is False, whatever was there."""
     return backend.namespace(array).where(mask, array, array.dtype.type(0))
 
 
 def clear(array: Array) -> None:
-    """Write 0 into an array where it is pruned."""
+    """Set the pruned elements of an array to 0."""
     mask = mask_of(array)
     if mask is not None:
         array[...] = kept(array, mask)

@@ -1,12 +1,12 @@
-"""Whether a layer's methods belong together: a program may override some of them and inherit the rest.
+"""Whether a layer's shortcuts still match its methods: a program may override some methods and inherit the rest.
 
-Beside `forward` and the way back (`input_grad` and `weight_grad`, or `gradients`) a layer may have methods that do the
-same work in another form: the Jacobian, two layers in one pass, a gradient as two factors. Such a shortcut was written
-for certain methods. It counts as long as the layer still has exactly these: a subclass, or an assignment to an object
-or to a class, may have replaced one of them and left the shortcut as it is, which then computes something else.
+In addition to `forward` and backward (`input_grad` and `weight_grad`, or `gradients`), a layer may do the same work in
+another form: the Jacobian, two layers in one pass, a gradient as two factors. Such a shortcut was written for certain
+methods. If a subclass, or an assignment to an object or a class, replaces one of them, the inherited shortcut computes
+something else.
 
-Whoever would call a shortcut asks `belongs`, and where the answer is no calls the methods themselves. A class that
-restates what it inherits (``jacobian_t = nn.Linear.jacobian_t``) says that it still holds.
+So callers of a shortcut ask `belongs` first, and else call the methods. A class that restates an inherited shortcut
+(``jacobian_t = nn.Linear.jacobian_t``) declares it valid.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from sparsebp.core.errors import OptionError
+
 METHODS = ("forward", "gradients", "input_grad", "weight_grad")
-_INNER = ("function", "slope")  # what elementwise layers make their methods of
+_INNER = ("function", "slope")  # from which elementwise layers make their methods
 STANDS_FOR: Mapping[str, Sequence[str]] = {
     "gradients": ("input_grad", "weight_grad"),
     # In place of I.
@@ -24,7 +26,7 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
     "input_grad_work": ("input_grad", "gradients"),
     "inside": ("input_grad", "gradients", "slope"),
     "kernel_slope": ("function", "slope"),
-    # They read what forward saved for I.
+    # These read what forward saved for I.
     "couples_samples": ("input_grad", "gradients"),
     "lone": ("input_grad", "gradients"),
     "choices": ("input_grad", "weight_grad", "gradients"),
@@ -40,11 +42,11 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
     "gradients_between": ("input_grad", "weight_grad", "gradients"),
     "stages": METHODS,
 }
-"""The methods in whose place each shortcut is called."""
+"""The methods that each shortcut replaces."""
 
 
 class _Written:
-    """What a class was written with, and what was found out about its shortcuts since."""
+    """The methods with which a class was written, and the known answers about its shortcuts."""
 
     __slots__ = ("answers", "is_base", "methods")
 
@@ -54,20 +56,16 @@ class _Written:
 
 
 def record(kind: type, *, is_base: bool = False) -> None:
-    """Note the methods of a class as it was written; what is assigned to it later has replaced them."""
-    # kind: A class; its own decorator may call this again.
-    # is_base: Whether its shortcuts are defaults that are right for any layer.
+    """Record the methods of a class as written; later assignments count as replacements."""
+    # A class decorator may call this again. is_base: its shortcuts are defaults that are right for any layer.
     names = {*METHODS, *_INNER, *STANDS_FOR}
     kind._written = _Written({name: getattr(kind, name, None) for name in names}, is_base)  # type: ignore[attr-defined]
 
 
 def belongs(layer: Any, shortcut: str, methods: Sequence[str] | None = None) -> bool:
-    """Whether a layer has a method `shortcut` that was written for the methods that it has."""
-    # layer: Any object.
-    # shortcut: A name in `STANDS_FOR`.
-    # methods: Those in whose place it is called here; None: as `STANDS_FOR` says.
+    """Whether a layer has a shortcut that was written for its current methods (None: those in `STANDS_FOR`)."""
     kind = type(layer)
-    try:  # asked several times a layer and step
+    try:  # runs several times per layer and step
         names, methods_of, seen, answer = kind.__dict__["_written"].answers[shortcut, methods]
         if methods_of(kind) == seen and layer.__dict__.keys().isdisjoint(names):
             return bool(answer)
@@ -77,17 +75,17 @@ def belongs(layer: Any, shortcut: str, methods: Sequence[str] | None = None) -> 
 
 
 def _found(layer: Any, kind: type, shortcut: str, given: Sequence[str] | None) -> bool:
-    """Return what `belongs` does, without what is known of the class, and note it there."""
+    """Compute `belongs` without the recorded answers, and record the answer."""
     methods = STANDS_FOR[shortcut] if given is None else given
     own: Mapping[str, Any] = getattr(layer, "__dict__", {})
-    if shortcut in own:  # put there after everything else
+    if shortcut in own:  # assigned to the object last
         return own[shortcut] is not None
     if not own.keys().isdisjoint(methods):
         return any(written.is_base and getattr(kind, shortcut, None) is written.methods[shortcut]
                    for written in _records(kind))  # fmt: skip
     names = (shortcut, *methods)
     found = getattr(kind, shortcut, None) is not None and _belongs(kind, shortcut, methods)
-    written = kind.__dict__.get("_written")  # none: not of this package's base, it may change without a trace
+    written = kind.__dict__.get("_written")  # None: not derived from our base, so it may change unnoticed
     if written is not None and all(hasattr(kind, name) for name in names):
         methods_of = attrgetter(*names)
         written.answers[shortcut, given] = names, methods_of, methods_of(kind), found
@@ -95,7 +93,7 @@ def _found(layer: Any, kind: type, shortcut: str, given: Sequence[str] | None) -
 
 
 def _records(kind: type) -> Iterator[_Written]:
-    """Yield what is known of a class and of its bases."""
+    """Yield the records of a class and its bases."""
     return (vars(cls)["_written"] for cls in kind.__mro__ if "_written" in vars(cls))
 
 
@@ -103,18 +101,39 @@ def _belongs(kind: type, shortcut: str, methods: Sequence[str]) -> bool:
     home = next(cls for cls in kind.__mro__ if shortcut in vars(cls))
     written = vars(home).get("_written")
     if written is not None and (written.is_base or getattr(home, shortcut) is not written.methods[shortcut]):
-        return True  # right for any layer, or assigned by hand
-    for cls in reversed(kind.__mro__):  # the first one with both: `home`, one that makes it whole, or that mixes it in
+        return True  # valid for any layer, or assigned by hand
+    for cls in reversed(kind.__mro__):  # the first class with the shortcut and all methods
         whole = not getattr(cls, "__abstractmethods__", None) and all(hasattr(cls, name) for name in methods)
         if whole and issubclass(cls, home):
             written = vars(cls).get("_written")
             then = [getattr(cls, name) for name in methods] if written is None else map(written.methods.get, methods)
             return list(then) == [getattr(kind, name) for name in methods]
-    return True  # there are no such methods that could have been replaced
+    return True  # no such methods could have been replaced
 
 
 def is_lone(layer: Any, saved: Any, shape: Sequence[int]) -> bool:
-    """Whether a forward had a lone sample, without the batch axis; told from the shape of x where no method says so."""
+    """Whether a forward had an unbatched sample, by the layer's method or else by the shape of x."""
     if belongs(layer, "lone"):
         return bool(layer.lone(saved))
     return hasattr(layer, "lone") and len(shape) <= getattr(layer, "sample_axes", 1)
+
+
+def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any]:
+    """Return ``layer.forward(x)``, checked to be an array and the values saved for the backward."""
+    try:
+        found = layer.forward(x, *more, **options)
+    except RecursionError:
+        if hasattr(layer, "modules"):
+            list(layer.modules())  # raises a clearer error if the layer contains itself
+        raise
+    if not isinstance(found, tuple) or len(found) != 2 or not hasattr(found[0], "dtype"):
+        raise OptionError(f"{type(layer).__name__}.forward does not return what it should",
+                          expected="(output, saved): an array, and what the backward needs, or None",
+                          got=_described(found), remedy="Write: return y, saved")  # fmt: skip
+    y, saved = found
+    return y, saved
+
+
+def _described(value: Any) -> str:
+    inner = f" of {', '.join(type(entry).__name__ for entry in value[:4])}" if isinstance(value, tuple) else ""
+    return f"{type(value).__name__}{inner}"

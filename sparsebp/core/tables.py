@@ -1,4 +1,4 @@
-"""Tables for documents and terminals, and numbers as they are written in them."""
+"""Tables and formatted numbers for documents and terminals."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from typing import Any
 class Column:
     """One column of a table."""
 
-    # heading, key: What stands above it, and the key of its values in a row.
     heading: str
-    key: str
-    show: Callable[[Any], str] = str  # How a value is written
-    number: bool = True  # Whether it is a number, which stands to the right
-    on_terminal: bool = True  # Whether the table that a run prints has it
+    key: str  # of its values in a row
+    show: Callable[[Any], str] = str  # formats a value
+    number: bool = True  # numbers are right-aligned
 
     def cell(self, row: Mapping[str, Any]) -> str:
-        """Return the text of this column's cell; a dash where the row has no value."""
+        """Format this column's cell; a dash if the row has no value."""
         value = row.get(self.key)
         return "–" if value is None else self.show(value)
 
 
 def seconds(value: Mapping[str, float] | float) -> str:
-    """Write a duration (a number, or the dict of a `Timing`) with three digits and a fitting unit."""
+    """Format a duration (a number, or the dict of a `Timing`) with three digits and a fitting unit."""
     number = float(value["median"] if isinstance(value, Mapping) else value)
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if number >= factor * 0.9995:
@@ -37,14 +35,14 @@ def seconds(value: Mapping[str, float] | float) -> str:
 
 
 def times(value: Mapping[str, float] | float) -> str:
-    """Write a ratio as ``12.3× (11.9–12.8)``: the median, and the quartiles where there are some."""
+    """Format a ratio as ``12.3× (11.9–12.8)``: the median and, if given, the quartiles."""
     if not isinstance(value, Mapping):
         return f"{_three_digits(value)}×"
     return f"{_three_digits(value['median'])}× ({_three_digits(value['low'])}–{_three_digits(value['high'])})"
 
 
 def size(value: float) -> str:
-    """Write a number of bytes with three digits and a binary unit."""
+    """Format a number of bytes with three digits and a binary unit."""
     number = float(value)
     for unit in ("B", "KiB", "MiB"):
         if number < 1000:
@@ -54,7 +52,7 @@ def size(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Write a large count (FLOPs) with three digits and an SI prefix."""
+    """Format a large count (FLOPs) with three digits and an SI prefix."""
     number = float(value)
     for prefix in ("", " k", " M", " G"):
         if number < 1000:
@@ -64,7 +62,7 @@ def count(value: float) -> str:
 
 
 def in_threads(number: int) -> str:
-    """Write a number of threads: ``1 thread``, ``2 threads``."""
+    """Format a number of threads: ``1 thread``, ``2 threads``."""
     return f"{number} thread{'s' if number > 1 else ''}"
 
 
@@ -73,7 +71,7 @@ def _three_digits(value: float) -> str:
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a Markdown table, numbers aligned to the right."""
+    """Return a Markdown table, numbers right-aligned."""
     lines = [
         "| " + " | ".join(column.heading for column in columns) + " |",
         "| " + " | ".join("---:" if column.number else "---" for column in columns) + " |",
@@ -83,9 +81,8 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]])
 
 
 def text_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], width: int | None = None) -> str:
-    """Return the same table for a terminal of `width` letters; None is as wide as it takes."""
-    # Where it does not fit, its headings stand on several lines; where that is not enough either, it comes in parts,
-    # one below the other, each with the first column.
+    """Return the table for a terminal of `width` characters, None for any width."""
+    # If it does not fit, headings wrap; if that is not enough, it is split into parts that repeat the first column.
     rows = list(rows)
     cells = [[column.cell(row) for row in rows] for column in columns]
     heads, gap = [[column.heading] for column in columns], "  "
@@ -107,7 +104,7 @@ def text_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], wid
 
 
 def letters() -> int | None:
-    """Return how many letters a line of standard output has where that is a terminal, else None."""
+    """Return the width of standard output if it is a terminal, else None."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -116,7 +113,7 @@ def _widths(heads: Iterable[Sequence[str]], cells: Iterable[Sequence[str]]) -> l
 
 
 def _parts(widths: Sequence[int], gap: int, width: int | None) -> list[list[int]]:
-    """Return the columns of every part of a table that has `width` letters a line: the first, and as many as fit."""
+    """Return the columns of every part of a table of `width` characters: the first, and as many as fit."""
     parts, used = [[0]], widths[0]
     for column, size in enumerate(widths[1:], 1):
         used += gap + size

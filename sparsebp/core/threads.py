@@ -1,19 +1,18 @@
-"""How many threads work: those of the kernels, and those of the BLAS behind NumPy.
+"""Numbers of threads: of the kernels, and of the BLAS behind NumPy.
 
-The kernels have threads of their own, which sleep until there is work (`sparsebp.kernels.host.engine.threads`).
-They need no setting: small work stays on the calling thread, work that other processes slow down goes back to it, and
-no result depends on how many threads took part, or on which thread of a program calls. `set_threads` sets an upper end.
+The kernels have their own threads, which sleep until there is work (`sparsebp.kernels.host.engine.threads`). They need
+no setting: small work stays on the calling thread, work that other processes slow down returns to it, and no result
+depends on the number of threads or on the calling thread. `set_threads` sets an upper limit.
 
-A BLAS has threads of its own besides. Within this library, matrix products are cut into parts by a fixed rule and the
-BLAS computes each on one thread (`one_blas_thread`): its rounding then does not depend on its threads either, and the
-threads of two pools do not wait for each other's cores.
+A BLAS has threads too. Within this library, matrix products are split by a fixed rule and the BLAS computes each part
+on one thread (`one_blas_thread`): rounding does not depend on its threads, and the two pools do not compete for cores.
 
 Examples
 --------
 >>> import sparsebp as sb
 >>> sb.threads.set_threads(1)["kernels"]  # doctest: +SKIP
 1
->>> with sb.threads.one_core():  # beside other threads that compute  # doctest: +SKIP
+>>> with sb.threads.one_core():  # next to other threads that compute  # doctest: +SKIP
 ...     loss.backward()
 """
 
@@ -51,10 +50,10 @@ _count: int | None = None
 
 
 class _Block:
-    """Stands for a ``with`` block that a thread is inside, in sets that hold it weakly."""
+    """A ``with`` block that a thread is inside, in sets that hold it weakly."""
 
-    # An interrupt (Ctrl-C) may come before any line, also the first one of an `__exit__`. A block that nobody holds any
-    # more has ended, whatever lines were left out.
+    # An interrupt (Ctrl-C) may come before any line, even the first of an `__exit__`. A block without references has
+    # ended, whichever lines were skipped.
 
     __slots__ = ("__weakref__", "thread")
 
@@ -64,24 +63,21 @@ class _Block:
 
 
 class _Library(NamedTuple):
-    """A loaded BLAS library: its file, whose numbers of threads it has, and the two functions that a block calls."""
+    """A loaded BLAS library: its file, and the two functions that a block calls."""
 
     filepath: str
-    by_thread: bool  # Whether each thread has its own number of threads
+    by_thread: bool  # whether each thread has its own number of threads
     get_num_threads: Callable[[], int]
     set_num_threads: Callable[[int], Any]
 
 
 class _Numbers:
-    """The numbers of threads of some BLAS libraries: one while somebody is inside, else those that are wanted."""
+    """The numbers of threads of some BLAS libraries: one while a block is open, else the wanted numbers."""
 
-    # `settle` makes them so whatever was left half done by an interrupt, in any order of calls, also by the handler of
-    # a signal that comes in the middle of another one.
-    # inside: The `_Block` of each who is inside.
-    # wanted: Threads of each library when nobody is inside.
-    # one: Whether the libraries have been set to one thread; None if that is not known.
-    # told: How often `want` was called, and with what.
-    # obeys: Of a thread's own numbers: how often the process had been told when they last followed.
+    # `settle` restores them after any interrupt, in any order of calls, even from a signal handler inside another call.
+    # inside: open blocks. wanted: threads of each library without one. one: whether the libraries are set to one
+    # thread, None if unknown. told: how often `want` was called, and with which number. obeys: for a thread's own
+    # numbers, `told` at the last update.
 
     def __init__(self) -> None:
         self.inside: set[weakref.ref[_Block]] = set()
@@ -91,28 +87,28 @@ class _Numbers:
         self.obeys = 0
 
     def look(self, libraries: tuple[_Library, ...]) -> None:
-        """Let what the libraries have now be what is wanted, unless it may come from here."""
+        """Take the libraries' current numbers as wanted, unless they may come from here."""
         if self.one is False:
             self.wanted = [library.get_num_threads() for library in libraries]
 
     def want(self, libraries: tuple[_Library, ...], threads: int) -> None:
-        """Let `threads` be what is wanted from now on."""
+        """Set the wanted number."""
         wanted, told = [threads] * len(libraries), (self.told[0] + 1, threads)
-        self.wanted, self.one, self.told = wanted, None, told  # no call in this line: no interrupt comes between
+        self.wanted, self.one, self.told = wanted, None, told  # no call in this line, so no interrupt splits it
         self.settle(libraries)
 
     def settle(self, libraries: tuple[_Library, ...]) -> None:
-        """Set the libraries to what they should have."""
+        """Set the libraries to the numbers they should have."""
         while self.one is not bool(self.inside):
             one, known, self.one = bool(self.inside), self.one is not None, None
             for library, wanted in zip(libraries, self.wanted, strict=True):
-                if wanted != 1 or not known:  # else it has one thread in either case
+                if wanted != 1 or not known:  # else it has one thread either way
                     _set(library, 1 if one else wanted)
             self.one = one
 
 
 class _State(threading.local):
-    """The `serial_kernels` that a thread is inside, and the BLAS libraries whose number of threads is its own."""
+    """A thread's open `serial_kernels` blocks, and the BLAS libraries with a number per thread."""
 
     def __init__(self) -> None:
         self.serial: set[weakref.ref[_Block]] = set()
@@ -125,9 +121,9 @@ _local = _State()
 def set_threads(threads: int) -> dict[str, int]:
     """Let kernels and NumPy's BLAS use at most `threads` threads from now on, in the whole process.
 
-    Results of this library do not depend on it. Products that a program computes with NumPy itself may round
-    differently for another number of BLAS threads. Where a BLAS has a number for each thread (MKL, OpenBLAS with
-    OpenMP), another thread than the calling one follows with its next call of this library.
+    Results of this library do not depend on it. Products that a program computes with NumPy may round differently for
+    another number of BLAS threads. Where a BLAS has a number per thread (MKL, OpenBLAS with OpenMP), other threads
+    follow with their next call of this library.
 
     Parameters
     ----------
@@ -142,15 +138,15 @@ def set_threads(threads: int) -> dict[str, int]:
     Raises
     ------
     OptionError
-        `threads` is less than 1 or more than `most_threads`, or no whole number.
+        `threads` is less than 1 or more than `most_threads`, or not an integer.
     """
     global _count  # noqa: PLW0603
     most = most_threads()
     if isinstance(threads, bool) or not hasattr(threads, "__index__") or not 1 <= threads <= most:
-        raise OptionError("The number of threads cannot be had", expected=f"1 to {most}", got=threads, remedy="Set the "
-                          "environment variable NUMBA_NUM_THREADS before starting to raise the upper end")  # fmt: skip
+        raise OptionError("The number of threads cannot be set", expected=f"1 to {most}", got=threads,
+                          remedy="Raise the limit by NUMBA_NUM_THREADS in the environment before starting")  # fmt: skip
     _count = int(threads)
-    for variable in _VARIABLES:  # for a library that is loaded later
+    for variable in _VARIABLES:  # for libraries loaded later
         os.environ[variable] = str(_count)
     everywhere, here = _numpy_blas()
     ours = {library.filepath for library in (*everywhere, *here)}
@@ -164,7 +160,7 @@ def set_threads(threads: int) -> dict[str, int]:
 
 
 def thread_counts() -> dict[str, int]:
-    """Return how many threads kernels and each loaded BLAS library use, by name (``"kernels"``, the library's file)."""
+    """Return the threads of the kernels and of each loaded BLAS, by name (``"kernels"``, the library's file)."""
     _settle()
     counts = {"kernels": count()}
     for library in _blas_libraries():
@@ -174,7 +170,7 @@ def thread_counts() -> dict[str, int]:
 
 @cache
 def most_threads() -> int:
-    """Return how many threads may be set: ``NUMBA_NUM_THREADS``, by default the cores that this process may use."""
+    """Return the upper limit: ``NUMBA_NUM_THREADS``, by default the cores that this process may use."""
     wanted = os.environ.get("NUMBA_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted):
         return int(wanted)
@@ -182,26 +178,25 @@ def most_threads() -> int:
 
 
 def get_threads() -> int:
-    """Return how many threads kernels use at most: what `set_threads` was last told, at first `most_threads`."""
+    """Return the limit of the kernels: the last `set_threads`, by default `most_threads`."""
     return most_threads() if _count is None else _count
 
 
 def count() -> int:
-    """Return how many threads may work on a kernel that the calling thread starts now."""
-    return 1 if _local.serial else get_threads()
+    """Return the number of threads for a kernel that the calling thread starts now."""
+    return 1 if _local.serial else _count or most_threads()
 
 
 def serial() -> bool:
-    """Say whether the calling thread is inside `serial_kernels`."""
+    """Whether the calling thread is inside `serial_kernels`."""
     return bool(_local.serial)
 
 
 @contextlib.contextmanager
 def serial_kernels() -> Iterator[None]:
-    """Run the kernels that the calling thread starts inside the ``with`` block on that thread alone.
+    """Run kernels of the calling thread inside the ``with`` block on that thread alone.
 
-    For threads that compute side by side, one a core. Blocks may end in another order than the reverse of their
-    beginnings.
+    For threads that compute concurrently, one per core. Blocks need not end in the reverse order of their beginnings.
     """
     block = _Block(_local.serial)
     try:
@@ -220,42 +215,41 @@ def one_core() -> Iterator[None]:
 # ---- threads of the BLAS -------------------------------------------------------------------------------------------
 
 lock = forkable_lock()
-"""Held while threads are hired or numbers of threads change, and over a fork. The handler of a signal that comes
-meanwhile may take it again."""
+"""Held while threads start or numbers of threads change, and over a fork. Reentrant, for signal handlers."""
 _process = _Numbers()
 
 
 def one_blas_thread() -> contextlib.AbstractContextManager[None]:
-    """Run NumPy's matrix products on one thread each, inside the ``with`` block.
+    """Run each of NumPy's matrix products on one thread, inside the ``with`` block.
 
-    Where the number of threads belongs to the process, as in the OpenBLAS that comes with NumPy, this holds for all of
-    its threads until the last of them has left its block; the numbers of before, or what `set_threads` was told
-    meanwhile, then come back, whatever the order. Where an interrupt (Ctrl-C) comes between, they come back with the
-    next block that ends, or with `set_threads` or `thread_counts`.
+    Where the number of threads belongs to the process, as in NumPy's OpenBLAS, this holds for all its threads until the
+    last one leaves its block. The earlier numbers, or those of a `set_threads` since then, return in any order of
+    blocks; after an interrupt (Ctrl-C) with the next block that ends, or with `set_threads` or `thread_counts`.
     """
     return _OneThread()
 
 
-_ALONE = 1 << 13
+ALONE = 1 << 13
+"""Multiply-adds of a product up to which a BLAS wakes no second thread."""
 _NOTHING = contextlib.nullcontext()
 
 
 def one_blas_thread_for(work: int) -> contextlib.AbstractContextManager[None]:
-    """Return `one_blas_thread` for a product of so many multiply-adds."""
-    # Nothing where a BLAS wakes no second one, or the calling thread is inside such a block: to begin and end another
-    # one takes longer than to look.
-    return _NOTHING if work <= _ALONE or _held() else _OneThread()
+    """Return `one_blas_thread` for a product of `work` multiply-adds."""
+    # Nothing for a small product, or inside such a block: testing is faster than nesting.
+    return _NOTHING if work <= ALONE or _held() else _OneThread()
 
 
 def _held() -> bool:
-    """Say whether the calling thread is inside `one_blas_thread`, and what that asks for has been done."""
-    here = threading.get_ident()
-    blocks = (reference() for reference in tuple(_process.inside))
-    return _process.one is True and any(block is not None and block.thread == here for block in blocks)
+    """Whether the calling thread is inside a `one_blas_thread` that has taken effect."""
+    if _process.one is not True:
+        return False
+    blocks, here = [reference() for reference in tuple(_process.inside)], threading.get_ident()
+    return any(block is not None and block.thread == here for block in blocks)
 
 
 class _OneThread:
-    """A block for the libraries of the process, and one for those whose number of threads is the thread's own."""
+    """A block for the libraries of the process, and one for those with a number of threads per thread."""
 
     __slots__ = ("_block", "_own_block")
 
@@ -274,7 +268,7 @@ class _OneThread:
                     self._own_block = _Block(own.inside)
                     own.settle(here)
         except BaseException:
-            self._block = self._own_block = None  # the traceback may live on
+            self._block = self._own_block = None  # the traceback may outlive this
             raise
 
     def __exit__(
@@ -285,13 +279,13 @@ class _OneThread:
 
 
 def one_blas_thread_here() -> None:
-    """Let a BLAS whose number of threads belongs to the calling thread use one on it, for good."""
+    """Set a BLAS with a number per thread to one thread on the calling thread, permanently."""
     for library in _numpy_blas()[1]:
         _set(library, 1)
 
 
 def prepare() -> None:
-    """Load and look up what `one_blas_thread_here` needs, so that a new thread only has to set numbers."""
+    """Load the libraries for `one_blas_thread_here`, so that a new thread only sets numbers."""
     _numpy_blas()
 
 
@@ -304,7 +298,7 @@ def _settle() -> None:
 
 
 def _own_numbers(libraries: tuple[_Library, ...]) -> _Numbers:
-    """Return the calling thread's numbers, after what `set_threads` was told last, maybe by another thread."""
+    """Return the calling thread's numbers, updated by the last `set_threads` of any thread."""
     own, (calls, count) = _local.numbers, _process.told
     if own.obeys != calls:
         own.want(libraries, count)
@@ -313,7 +307,7 @@ def _own_numbers(libraries: tuple[_Library, ...]) -> _Numbers:
 
 
 def _after_fork() -> None:
-    """In a child process: the thread that forked, which holds the lock, is the only one."""
+    """Keep only the blocks of the thread that forked, which holds the lock."""
     try:
         for reference in tuple(_process.inside):
             block = reference()
@@ -334,7 +328,7 @@ def _set(library: _Library, count: int) -> None:
 
 @cache
 def _numpy_blas() -> tuple[tuple[_Library, ...], tuple[_Library, ...]]:
-    """Return the BLAS libraries loaded by the first call, NumPy's and SciPy's among them."""
+    """Return the BLAS libraries loaded at the first call, including NumPy's and SciPy's."""
     # First those whose number of threads belongs to the process, then those where each thread has its own.
     import scipy.linalg.cython_blas  # noqa: F401  # the BLAS of products inside kernels
 
@@ -355,8 +349,8 @@ def _library(found: Any) -> _Library:
     kind, layer = found.internal_api, getattr(found, "threading_layer", "")
     getting, setting = found.get_num_threads, found.set_num_threads
     if kind == "openblas" and layer != "openmp":
-        # The library's own functions: they take a sixth of the time, and from threadpoolctl 3.8 on, its
-        # `set_num_threads` of an OpenBLAS obeys the thread that came first alone.
+        # the library's own functions take a sixth of the time, and from threadpoolctl 3.8 on, its
+        # `set_num_threads` of an OpenBLAS only works on the thread that came first
         own = [found._get_symbol(f"openblas_{name}_num_threads") for name in ("get", "set")]
         getting, setting = (mine or theirs for mine, theirs in zip(own, (getting, setting), strict=True))
     return _Library(found.filepath, kind == "mkl" or (kind == "openblas" and layer == "openmp"), getting, setting)

@@ -1,9 +1,8 @@
-"""Timing two or more sides in turn, in one run, so that a drift of the machine meets all of them alike.
+"""Timing two or more sides in turn, in one run, so that drift of the machine affects all of them alike.
 
-Every round runs each side once, each round starting with the next side. What is reported is the median over rounds with
-its quartiles, and the *ratio of each round* (peer over ours), again as median and quartiles: the ratio of two medians
-taken at different moments would hide the drift. Preparation (an untimed forward pass, say) is kept apart from what is
-timed, and the garbage collector rests while the clock runs.
+Every round runs each side once and starts with the next side. Reported are the median and quartiles over rounds, and
+the *ratio of each round* (peer over ours), as median and quartiles too: a ratio of two medians would hide the drift.
+Preparation (an untimed forward pass) is not timed, and garbage collection is off while the clock runs.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ import numpy as np
 from sparsebp.core.errors import OptionError
 
 SHORT = 1e-3
-"""Seconds under which one run is too short for the clock; several are then timed together."""
+"""Runs shorter than this many seconds are timed several at once."""
 
 WARM = 3
 """Untimed runs between the rest and the clock, for runs shorter than `SHORT`; longer ones get one."""
 
 
 _WINDOW, _ASLEEP, _MOST_REST = 4e-3, 0.1, 0.5
-"""Seconds for which other threads are watched, the share of them that sleeping threads may take, and the seconds after
-which a side is timed although they do not sleep."""
+"""Seconds for which other threads are watched, the share of them that idle threads may use, and the longest wait."""
 
 
 class Clock(Protocol):
@@ -38,7 +36,7 @@ class Clock(Protocol):
     """Seconds of rest before each timing."""
 
     def __call__(self, run: Callable[[], object]) -> float:
-        """Run it and return the seconds it took."""
+        """Return the seconds of one run."""
         ...
 
 
@@ -48,7 +46,7 @@ class HostClock:
     rest = 30e-3
 
     def __call__(self, run: Callable[[], object]) -> float:
-        """Run it and return the seconds it took."""
+        """Return the seconds of one run."""
         start = time.perf_counter()
         run()
         return time.perf_counter() - start
@@ -57,8 +55,8 @@ class HostClock:
 class DeviceClock:
     """CUDA events around the call, on CuPy's current stream."""
 
-    # Both CuPy and PyTorch work on the legacy default stream unless told otherwise, so one pair of events times either;
-    # the gaps in which the device waits for Python are counted, as the user waits for them too.
+    # CuPy and PyTorch both work on the legacy default stream by default, so one pair of events times either. Gaps in
+    # which the device waits for Python count, as users wait for them too.
 
     rest = 0.0  # an idle device lowers its clocks
 
@@ -67,7 +65,7 @@ class DeviceClock:
         self._cupy = cupy
 
     def __call__(self, run: Callable[[], object]) -> float:
-        """Run it and return the seconds between the two events."""
+        """Return the seconds between the two events."""
         self._cupy.cuda.Device().synchronize()  # synchronize!
         self._start.record()
         run()
@@ -80,9 +78,8 @@ class DeviceClock:
 class Call:
     """One side of a comparison."""
 
-    # What is timed. Takes what `prepare` returned.
-    run: Callable[[Any], object]
-    prepare: Callable[[], Any] = lambda: None  # What has to happen before every run and is not timed
+    run: Callable[[Any], object]  # timed; takes the result of `prepare`
+    prepare: Callable[[], Any] = lambda: None  # not timed, before every run
 
 
 @dataclass(frozen=True)
@@ -109,38 +106,29 @@ class Timing:
 
 
 def ratio(peer: Timing, ours: Timing) -> dict[str, float]:
-    """Return median and quartiles of ``peer / ours``, taken round by round; above 1 means that we are faster."""
+    """Return median and quartiles of ``peer / ours`` by round; above 1, ours is faster."""
     return Timing(tuple(p / o for p, o in zip(peer.seconds, ours.seconds, strict=True))).to_dict()
 
 
 def side_by_side(timings: Mapping[str, Timing]) -> dict[str, Any]:
-    """Return the columns of a row: each side's time by its name, and how many times slower than ``"ours"`` it is."""
+    """Return the columns of a row: each side's time by name, and its ratio to ``"ours"``."""
     ratios = {f"{name}_ratio": ratio(side, timings["ours"]) for name, side in timings.items() if name != "ours"}
     return {name: side.to_dict() for name, side in timings.items()} | ratios
 
 
 def measure(
-    calls: Mapping[str, Call | Callable[[], object]],
-    *,
-    rounds: int = 15,
-    least_rounds: int = 5,
-    warmup: int = 2,
-    budget: float = 20.0,
-    clock: Clock | None = None,
-) -> dict[str, Timing]:
-    """Time every side in turn."""
-    # calls: The sides by name; a function stands for a `Call` without preparation.
-    # rounds, least_rounds: How often each side runs; after `budget` seconds no more than `least_rounds`.
-    # warmup: Untimed runs of each side before the first round: compiling, caches, thread pools.
-    # budget: Seconds for the rounds together, kept approximately.
-    # clock: `HostClock` if None.
-    # Returns dict: A `Timing` per side, all with the same number of rounds.
+    calls: Mapping[str, Call | Callable[[], object]], *, rounds: int = 15, least_rounds: int = 5, warmup: int = 2,
+    budget: float = 20.0, clock: Clock | None = None,
+) -> dict[str, Timing]:  # fmt: skip
+    """Time every side in turn; return a `Timing` per side, all with the same number of rounds."""
+    # calls: a function stands for a `Call` without preparation. rounds, least_rounds: runs of each side; after about
+    # `budget` seconds no more than `least_rounds`. warmup: untimed runs of each side (compiling, caches, thread pools).
     timers = {name: timer(call, warmup, clock) for name, call in calls.items()}
     return in_turn(timers, rounds=rounds, least_rounds=least_rounds, budget=budget)
 
 
 def timer(side: Call | Callable[[], object], warmup: int = 2, clock: Clock | None = None) -> Callable[[], float]:
-    """Warm a side up; return what times it once more and returns the seconds a run."""
+    """Warm a side up; return a function that times it once and returns the seconds per run."""
     chosen = HostClock() if clock is None else clock
     call = side if isinstance(side, Call) else Call(lambda _: side())
     together = _runs_together(call, warmup, chosen)
@@ -150,11 +138,10 @@ def timer(side: Call | Callable[[], object], warmup: int = 2, clock: Clock | Non
 def in_turn(
     timers: Mapping[str, Callable[[], float]], *, rounds: int = 15, least_rounds: int = 5, budget: float = 20.0
 ) -> dict[str, Timing]:
-    """Take the seconds of every side in turn, as `measure`, from what `timer` returns, here or in another process."""
+    """Time every side in turn, as `measure`, by the functions that `timer` returns, here or in another process."""
     if not 1 <= least_rounds <= rounds:
         raise OptionError("The number of rounds does not fit", expected="1 <= least_rounds <= rounds",
-                          got=f"rounds={rounds}, least_rounds={least_rounds}",
-                          remedy="Raise rounds or lower least_rounds")  # fmt: skip
+                          got=f"rounds={rounds}, least_rounds={least_rounds}")  # fmt: skip
     seconds: dict[str, list[float]] = {name: [] for name in timers}
     names = list(timers)
     begin = time.perf_counter()
@@ -185,7 +172,7 @@ def _time(call: Call, runs: int, clock: Clock) -> float:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for item in prepared[:warm]:  # its own threads sleep by now too: what is timed is the state of a training loop
+        for item in prepared[:warm]:  # wakes its own threads: a training loop is timed
             call.run(item)
         return clock(run_all) / runs
     finally:
@@ -194,11 +181,10 @@ def _time(call: Call, runs: int, clock: Clock) -> float:
 
 
 def _rest(seconds: float) -> None:
-    """Wait so long, and then until the threads of other pools sleep, without sleeping as well."""
-    # Those that worked for the side before spin on, PyTorch's for some 10 ms and OpenBLAS's for 100 ms; a training loop
-    # that is all of one side does not meet them. A worker thread that is woken by one that has just slept itself may be
-    # put on the same core, and waits there for some 8 ms: in a training loop, which does not sleep, that does not
-    # happen.
+    """Wait this long, then until other thread pools are idle, without sleeping."""
+    # The threads of the previous side keep spinning, PyTorch's for some 10 ms and OpenBLAS's for 100 ms; a training
+    # loop of one side does not meet them. A worker woken by a thread that has just slept may be put on the same core
+    # and wait there for some 8 ms, which does not happen in a training loop either.
     now = time.perf_counter()
     end, latest = now + seconds, now + seconds + _MOST_REST
     while now < latest:
@@ -210,5 +196,5 @@ def _rest(seconds: float) -> None:
 
 
 def _of_other_threads() -> float:
-    """Return the seconds for which threads of this process but the calling one have had a core."""
+    """Return the CPU seconds of this process's other threads."""
     return time.process_time() - time.thread_time()

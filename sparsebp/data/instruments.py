@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -32,14 +33,13 @@ from sparsebp.data.dataset import ArrayDataset
 __all__ = ["CLASSES", "load_instruments", "mfcc", "read_clip", "synthesise", "synthetic_instruments"]
 
 
-# Eleven synthetic instruments: what stands in for recordings that cannot be shipped. **None of it is real audio.**
+# Eleven synthetic instruments in place of recordings that cannot be shipped. **None of it is real audio.**
 #
-# A clip is a melody of one instrument, chords and rests among it, over noise and a quieter second instrument, as in
-# IRMAS (the predominant instrument is the class; Bosch et al., 2012). A tone is a sum of harmonic partials under
-# envelopes and a formant, with vibrato, tremolo and the noise of breath or bow. Level, pitch, tempo, panning and every
-# parameter of an instrument but its formant are drawn anew for every clip or tone, and the ranges of neighbours
-# overlap. Clips begin anywhere in a tone, and features have zero mean and unit variance over a clip: what tells
-# instruments apart is how their sound changes, and no place in time.
+# A clip is a melody of one instrument, with chords and rests, over noise and a quieter second instrument, as in IRMAS
+# (the predominant instrument is the class; Bosch et al., 2012). A tone is a sum of harmonic partials under envelopes
+# and a formant, with vibrato, tremolo and the noise of breath or bow. Level, pitch, tempo, panning and every parameter
+# except the formant are drawn anew for every clip or tone; the ranges of instruments overlap. Clips begin anywhere in a
+# tone, and features are normalised over a clip, so that instruments differ only in how their sound changes.
 
 RATE = 44_100
 """Samples a second."""
@@ -48,7 +48,7 @@ FRAMES = 3 * RATE
 _PARTIALS = 14
 _FADE = 0.004
 _SPREAD = 5
-"""Semitones that a melody goes up and down from its middle."""
+"""Semitones of a melody above and below its middle."""
 _Range: TypeAlias = tuple[float, float]
 
 
@@ -56,23 +56,20 @@ _Range: TypeAlias = tuple[float, float]
 class Instrument:
     """The ranges that an instrument's parameters are drawn from."""
 
-    pitch: _Range  # Of its tones, as MIDI numbers
-    slope: _Range  # How steeply the partials fall, in dB an octave
-    even: float  # Strength of the even partials (a clarinet has hardly any)
-    # attack, decay: Seconds until a tone is whole, and until it has fallen to 1/e; infinite: it is held.
-    attack: _Range
-    decay: _Range
-    bright: _Range  # How much sooner high partials decay, or, of held tones, how much later they come
-    # vibrato, depth: Rate in Hz and depth in cents.
-    vibrato: _Range
-    depth: _Range
-    tremolo: _Range  # Depth, with the vibrato's rate
-    noise: _Range  # Breath or bow beside the tone
-    # tones, rest, chord: Tones a second, the share of them that is silence, and how many at once.
-    tones: _Range
-    rest: _Range
-    formant: tuple[float, float]  # The frequency in Hz about which the body is loudest, and by how many dB
-    chord: tuple[int, int]
+    pitch: _Range  # MIDI numbers
+    slope: _Range  # fall of the partials, dB an octave
+    even: float  # strength of the even partials (a clarinet has hardly any)
+    attack: _Range  # seconds
+    decay: _Range  # seconds until 1/e; infinite for held tones
+    bright: _Range  # how much sooner high partials decay, or, in held tones, how much later they come
+    vibrato: _Range  # Hz
+    depth: _Range  # of the vibrato, cents
+    tremolo: _Range  # depth; the rate is the vibrato's
+    noise: _Range  # of breath or bow
+    tones: _Range  # a second
+    rest: _Range  # share of a tone's time that is silent
+    formant: tuple[float, float]  # loudest frequency of the body, Hz, and its gain, dB
+    chord: tuple[int, int]  # tones at once
 
 
 _HELD = (np.inf, np.inf)
@@ -113,12 +110,7 @@ def synthesise(instrument: str, *, rng: Seed = 0) -> np.ndarray:
     instrument
         One of `CLASSES`.
     rng
-        A `numpy.random.Generator` or a seed: the clip is a function of it.
-
-    Raises
-    ------
-    OptionError
-        There is no such instrument, or `rng` is no seed.
+        A `numpy.random.Generator` or a seed.
     """
     if instrument not in INSTRUMENTS:
         raise OptionError("There is no such instrument", expected=", ".join(CLASSES), got=repr(instrument))
@@ -189,7 +181,7 @@ def _partials(
     fall: np.ndarray | None, highest: float,
 ) -> np.ndarray:  # fmt: skip
     """Return the sum of the partials: high ones decay sooner, or come later."""
-    # `sin(k φ)` is `2 cos φ sin((k-1) φ) - sin((k-2) φ)`, and every partial's envelope a factor times the one before.
+    # sin(k φ) = 2 cos φ sin((k-1) φ) - sin((k-2) φ), and every partial's envelope is a factor times the previous one.
     count = max(1, min(_PARTIALS, int(0.45 * RATE / highest)))
     step = (fall if fall is not None else rise) ** np.float32(bright / 6)
     envelope = rise if fall is None else rise * fall
@@ -205,7 +197,7 @@ def _partials(
     return out
 
 
-# Mel-frequency cepstral coefficients of a clip, as BPPSA §5.2 and Table 3 take them, computed by librosa.
+# Mel-frequency cepstral coefficients of a clip (BPPSA §5.2 and Table 3), computed by librosa.
 
 FeatureSet: TypeAlias = Literal["S", "M", "L"]
 
@@ -220,22 +212,20 @@ class Setting:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Steps and features of a clip: the first coefficient is dropped, and both channels count."""
+        """Steps, and features: all coefficients but the first, of both channels."""
         return 1 + FRAMES // self.hop, 2 * (self.coefficients - 1)
 
 
 SETTINGS: dict[FeatureSet, Setting] = {
-    "S": Setting(20, 4096, 512),
-    "M": Setting(13, 2048, 256),
-    "L": Setting(7, 1024, 128),
-}
+    "S": Setting(20, 4096, 512), "M": Setting(13, 2048, 256), "L": Setting(7, 1024, 128),
+}  # fmt: skip
 
 
 def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
     """Return the coefficients of a clip over time: 259×38 (S), 517×24 (M) or 1034×12 (L), float32.
 
-    The first coefficient, the level, is dropped, and each of the others is brought to zero mean and unit variance over
-    the clip (BPPSA §5.2); one that does not change becomes 0.
+    The first coefficient, the level, is dropped; the others get zero mean and unit variance over the clip (BPPSA §5.2),
+    and constant ones become 0.
 
     Parameters
     ----------
@@ -246,14 +236,10 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
 
     Raises
     ------
-    ShapeError
-        The clip has another shape.
-    DTypeError
-        It holds no real numbers.
+    ShapeError, DTypeError, OptionError
+        The clip or `features` is another one.
     NonFiniteError
         A sample is not finite, or so large that the coefficients are not.
-    OptionError
-        There is no such set.
     MissingDependencyError
         librosa is not installed.
     """
@@ -266,18 +252,18 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
         raise DTypeError("The clip holds no real numbers", expected="float32", got=clip.dtype)
     if clip.shape != (FRAMES, 2):
         raise ShapeError("The clip has the wrong shape", expected=f"({FRAMES}, 2): 3 s at 44.1 kHz, stereo",
-                         got=clip.shape, remedy="Cut or resample it")  # fmt: skip
+                         got=clip.shape)  # fmt: skip
     clip = clip.astype(np.float32)
     if not np.isfinite(clip).all():
         raise NonFiniteError("The clip holds values that are not finite", expected="audio, below 1 in size",
                              got="NaN or infinity")  # fmt: skip
     librosa = import_librosa()
-    with one_blas_thread():  # with several, its products round otherwise
-        found = librosa.feature.mfcc(
+    with one_blas_thread():  # with several, products round differently
+        coefficients = librosa.feature.mfcc(
             y=np.ascontiguousarray(clip.T), sr=RATE, n_mfcc=setting.coefficients, n_fft=setting.window,
             hop_length=setting.hop,
         )  # fmt: skip
-    table = found[:, 1:].reshape(-1, found.shape[-1]).T  # channel by channel
+    table = coefficients[:, 1:].reshape(-1, coefficients.shape[-1]).T  # channel by channel
     if not np.isfinite(table).all():
         most = np.abs(clip).max()
         raise NonFiniteError("The clip is too loud for float32", expected="audio, below 1 in size",
@@ -308,37 +294,29 @@ _TOLERANCE = RATE // 100
 def load_instruments(
     folder: str | os.PathLike[str], features: FeatureSet = "S", *, test: float = 0.2, dtype: Any = np.float32
 ) -> tuple[ArrayDataset, ArrayDataset]:
-    """Return the training and the test set of a folder of recordings such as IRMAS's training data.
+    """Return a training and a test `ArrayDataset` of a folder of recordings such as IRMAS's training data.
 
-    Features are computed once and kept in ``.sparsebp-mfcc-S.npz`` (M, L) in the folder; a file whose size or time has
-    changed is read anew. Where the folder cannot be written nothing is kept.
+    Inputs of batches are (T, B, I), with T×I as in `mfcc`; classes (B,), int64, number the folders. Features are cached
+    in ``.sparsebp-mfcc-S.npz`` (M, L) in the folder, if it can be written; changed files are read again.
 
     Parameters
     ----------
     folder
-        A folder a class, in alphabetical order of their names, and in each WAV files of 3 s, 44.1 kHz, stereo.
+        One folder a class, in alphabetical order, with WAV files of 3 s, 44.1 kHz, stereo.
     features
         ``"S"``, ``"M"`` or ``"L"`` of BPPSA Table 3.
     test
-        Share of every class that is held out. The files of a recording, whose names are alike before ``__`` (IRMAS
-        cuts several clips from one), stay together. The choice depends on the names alone.
+        Share of every class for testing. Files of one recording, with the same name before ``__``, stay together. The
+        choice depends on the names alone.
     dtype
         float32 or float64: the dtype of the batches.
-
-    Returns
-    -------
-    train, test : ArrayDataset
-        Inputs (T, B, I) of batches, with T×I as `mfcc` says; classes (B,), int64, by the folders' order.
 
     Raises
     ------
     FileFormatError
-        The folder is not there or has less than two classes, a class has less than two recordings, or a file is no
-        WAV file, or another length, rate or number of channels.
-    OptionError
-        There is no such set of features, or `test` is not between 0 and 1.
-    MissingDependencyError
-        librosa is not installed.
+        The folder has less than two classes, a class less than two recordings, or a file is not such a WAV file.
+    OptionError, MissingDependencyError
+        `features` or `test` is out of range; librosa is not installed.
     """
     check_choice("features", features, SETTINGS)
     share = check_number("test", test, least=0.0, most=1.0)
@@ -363,9 +341,9 @@ def _files(path: Path) -> dict[str, list[Path]]:
     classes: dict[str, list[Path]] = {}
     if path.is_dir():
         for entry in sorted(path.iterdir()):
-            found = sorted(file for file in entry.glob("*") if file.suffix.lower() == ".wav") if entry.is_dir() else []
-            if found:
-                classes[entry.name] = found
+            waves = sorted(file for file in entry.glob("*") if file.suffix.lower() == ".wav") if entry.is_dir() else []
+            if waves:
+                classes[entry.name] = waves
     if len(classes) < 2:
         raise FileFormatError(f"{path} holds no classes of recordings",
                               expected="a folder a class with WAV files in it, two or more",
@@ -375,14 +353,12 @@ def _files(path: Path) -> dict[str, list[Path]]:
 
 
 def _held_out(name: str, files: Sequence[Path], share: float) -> np.ndarray:
-    """Return which files of a class are for testing, bool: whole recordings, about `share` of the files."""
+    """Return a mask of a class's files for testing: whole recordings, about `share` of the files."""
     recordings = [file.stem.split("__")[0] for file in files]
     names = sorted(set(recordings))
     if len(names) < 2:
-        raise FileFormatError(
-            f"The class {name} cannot be split", expected="two recordings or more", got=f"{len(names)}: {names[0]}",
-            remedy="Add recordings (the files of one are alike before '__'), or take the class out"
-        )  # fmt: skip
+        raise FileFormatError(f"The class {name} cannot be split", expected="two recordings or more (names before "
+                              "'__')", got=f"{len(names)}: {names[0]}")  # fmt: skip
     order = np.random.default_rng(1998).permutation(len(names))
     held: set[str] = set()
     for number in order[: len(names) - 1]:
@@ -393,7 +369,7 @@ def _held_out(name: str, files: Sequence[Path], share: float) -> np.ndarray:
 
 
 def _features(folder: Path, files: Sequence[Path], features: FeatureSet) -> np.ndarray:
-    """Return the features (N, T, I) of the files, from the cache those that have not changed since."""
+    """Return the features (N, T, I) of the files, from the cache for unchanged files."""
     cache = folder / f".sparsebp-mfcc-{features}.npz"
     stamps = np.array([_stamp(file) for file in files], np.int64)
     names = [file.relative_to(folder).as_posix() for file in files]
@@ -426,7 +402,7 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 
 
 def _read_cache(cache: Path, shape: tuple[int, int]) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
-    """Return stamp and features by name; nothing where the cache is missing, damaged or of another version."""
+    """Return stamps and features by name; none if the cache is missing, damaged or of another version."""
     try:
         kept = np.load(cache, allow_pickle=False)
         if not isinstance(kept, np.lib.npyio.NpzFile):
@@ -444,10 +420,8 @@ def _read_cache(cache: Path, shape: tuple[int, int]) -> dict[str, tuple[tuple[in
 def _write_cache(cache: Path, names: Sequence[str], stamps: np.ndarray, values: np.ndarray) -> None:
     content = io.BytesIO()
     np.savez(content, names=np.array(names), stamps=stamps, values=values, version=np.array(_versions()))
-    try:
+    with contextlib.suppress(OutputError):  # a read-only folder
         write_atomically(cache, content.getvalue())
-    except OutputError:  # a read-only folder: the features are computed again the next time
-        return
 
 
 def _versions() -> str:
@@ -461,9 +435,9 @@ def read_clip(path: str | os.PathLike[str]) -> np.ndarray:
 
     path = check_path("path", path)
     try:
-        if path.exists() and not path.is_file():  # to open a pipe would wait for somebody to write
+        if path.exists() and not path.is_file():  # opening a pipe would block
             raise OSError("no regular file")
-        with path.open("rb") as file:  # soundfile opens no name that is no text
+        with path.open("rb") as file:  # soundfile cannot open names that are not valid text
             clip, rate = soundfile.read(file, dtype="float32", always_2d=True)
     except (OSError, RuntimeError, TypeError, ValueError) as error:  # soundfile's errors are RuntimeErrors
         raise FileFormatError(f"{path} cannot be read", expected="a WAV file", got=str(error),
@@ -490,10 +464,10 @@ _HELD_OUT = 5
 def synthetic_instruments(
     features: FeatureSet = "S", *, each: int = EACH, seed: int = 0, dtype: Any = np.float32
 ) -> tuple[ArrayDataset, ArrayDataset]:
-    """Return a training and a test set of **synthetic** clips of eleven instruments; see `synthesise`.
+    """Return a training and a test `ArrayDataset` of **synthetic** clips of eleven instruments; see `synthesise`.
 
-    Computing takes some 0.1 s a clip and thread; the features are kept in the user's cache folder (where there is
-    one), under a name that depends on all that they depend on.
+    Inputs of batches are (T, B, I), with T×I as in `mfcc`; classes (B,), int64, number `CLASSES`. Computing takes some
+    0.1 s a clip and thread; the features are kept in the user's cache folder, if there is one.
 
     Parameters
     ----------
@@ -502,21 +476,14 @@ def synthetic_instruments(
     each
         Clips of every instrument, 2 or more; a fifth of them, at least one, is for testing.
     seed
-        The clips are a function of it: clip for clip the same for all three sets of features.
+        Of the clips, which are the same for all three sets of features.
     dtype
         float32 or float64: the dtype of the batches.
 
-    Returns
-    -------
-    train, test : ArrayDataset
-        Inputs (T, B, I) of batches, with T×I as `mfcc` says; classes (B,), int64: places in `CLASSES`.
-
     Raises
     ------
-    OptionError
-        There is no such set of features, or `each` or `seed` is out of range.
-    MissingDependencyError
-        librosa is not installed.
+    OptionError, MissingDependencyError
+        An argument is out of range; librosa is not installed.
     """
     check_choice("features", features, SETTINGS)
     each, seed = check_integer("each", each, 2), check_integer("seed", seed, 0)
@@ -570,8 +537,6 @@ def _write(cache: Path | None, inputs: np.ndarray) -> None:
         return
     content = io.BytesIO()
     np.save(content, inputs)
-    try:
+    with contextlib.suppress(OutputError):
         prepare_folder(cache.parent)
         write_atomically(cache, content.getvalue())
-    except OutputError:  # nothing is kept where nothing can be written
-        return

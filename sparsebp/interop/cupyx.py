@@ -1,4 +1,7 @@
-"""CuPy's sparse matrices in and out; everything stays on the device except the pattern, which lives on the host."""
+"""CuPy's sparse matrices in and out; everything but the pattern stays on the device.
+
+Both functions raise `MissingDependencyError` without CuPy, and `DeviceError` without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,10 @@ from sparsebp.patterns import SparsityPattern
 def from_cupyx(matrix: Any) -> TransposedJacobian:
     """Return a `cupyx.scipy.sparse.csr_matrix` as a `TransposedJacobian` whose values the batch shares.
 
-    The values are not copied; the index arrays are copied to the host once, which synchronises.
+    The values are shared; the index arrays are copied to the host once, which synchronises.
 
     Raises
     ------
-    MissingDependencyError, DeviceError
-        CuPy is not installed or sees no GPU.
     PatternError
         The matrix is not CSR, or not canonical (see its ``sum_duplicates``).
     DTypeError
@@ -28,14 +29,9 @@ def from_cupyx(matrix: Any) -> TransposedJacobian:
 
 
 def to_cupyx(jacobian: TransposedJacobian, sample: int | None = None) -> Any:
-    """Return one sample as a `cupyx.scipy.sparse.csr_matrix`; index arrays are copied, and host values to the device.
+    """Return one sample, as for `TransposedJacobian.to_scipy`, as a `cupyx.scipy.sparse.csr_matrix`.
 
-    Raises
-    ------
-    MissingDependencyError, DeviceError
-        CuPy is not installed or sees no GPU.
-    OptionError
-        There is no such sample, or there are several and `sample` is None.
+    Index arrays are copied, and host values are copied to the device.
     """
     cp = backend.cupy()
     from cupyx.scipy.sparse import csr_matrix

@@ -1,4 +1,4 @@
-"""DLPack on the three arrays of a CSR matrix: values, indices, indptr. Other frameworks' tensors without a copy."""
+"""DLPack on the three arrays of a CSR matrix, values, indices, indptr: tensors of other frameworks without a copy."""
 
 from __future__ import annotations
 
@@ -21,25 +21,23 @@ def from_dlpack(tensor: Any) -> Array:
     Raises
     ------
     DeviceError
-        It does not speak DLPack, DLPack cannot describe it (a sparse tensor), or it is on a device that is neither the
-        host nor CUDA.
+        The tensor does not support DLPack, cannot be described by it (a sparse tensor), or is on a device other than
+        the host and CUDA.
     """
     if not hasattr(tensor, "__dlpack_device__"):
-        raise DeviceError("The tensor does not speak DLPack",
-                          expected="an object with __dlpack__ and __dlpack_device__",
-                          got=type(tensor).__qualname__)  # fmt: skip
+        raise DeviceError("The tensor does not support DLPack", got=type(tensor).__qualname__,
+                          expected="an object with __dlpack__ and __dlpack_device__")  # fmt: skip
     try:
         kind = int(tensor.__dlpack_device__()[0])
         if kind == _CPU:
             return np.from_dlpack(tensor)
         if kind == _CUDA:
             return backend.cupy().from_dlpack(tensor)
-    except (BufferError, ValueError) as error:  # in the words of the tensor's framework
+    except (BufferError, ValueError) as error:  # from the tensor's framework
         raise DeviceError("DLPack cannot describe the tensor", expected="a dense tensor on the host or CUDA",
-                          got=str(error), remedy="Make it dense, or move it to a device") from error  # fmt: skip
-    raise DeviceError(
-        "The tensor is on an unknown device", expected="the host or CUDA", got=f"DLPack device type {kind}"
-    )
+                          got=str(error)) from error  # fmt: skip
+    got = f"DLPack device type {kind}"
+    raise DeviceError("The tensor is on an unknown device", expected="the host or CUDA", got=got)
 
 
 def jacobian_from_dlpack(indptr: Any, indices: Any, values: Any, shape: tuple[int, int]) -> TransposedJacobian:
@@ -64,10 +62,9 @@ def jacobian_from_dlpack(indptr: Any, indices: Any, values: Any, shape: tuple[in
 
 
 def dlpack_arrays(jacobian: TransposedJacobian) -> tuple[Array, Array, Array]:
-    """Return ``(indptr, indices, values)`` on the device of the values, all of which speak DLPack.
+    """Return ``(indptr, indices, values)`` on the device of the values, all with DLPack support.
 
-    Values are shared. Index arrays are copied: the pattern's are not to be written to, which DLPack cannot say to every
-    consumer.
+    Values are shared. Index arrays are copied: the pattern's are read-only, which not every consumer respects.
     """
     indptr, indices = jacobian.pattern.device_arrays(backend.namespace(jacobian.data))
     return indptr.copy(), indices.copy(), jacobian.data

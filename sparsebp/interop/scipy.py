@@ -16,10 +16,9 @@ def from_scipy(matrix: Any, *, copy: bool = False) -> TransposedJacobian:
     Parameters
     ----------
     matrix
-        With sorted columns and without duplicates, as ``matrix.sum_duplicates()`` leaves it. Its index arrays are
-        copied.
+        With sorted columns and without duplicates, as ``matrix.sum_duplicates()`` leaves it. Index arrays are copied.
     copy
-        Whether the values are copied too; else they are shared.
+        Whether to copy the values too.
 
     Raises
     ------
@@ -33,5 +32,5 @@ def from_scipy(matrix: Any, *, copy: bool = False) -> TransposedJacobian:
 
 
 def to_scipy(jacobian: TransposedJacobian, sample: int | None = None, *, copy: bool = False) -> Any:
-    """Return one sample as a `scipy.sparse.csr_array`; the same as ``jacobian.to_scipy(sample, copy=copy)``."""
+    """Return ``jacobian.to_scipy(sample, copy=copy)``, a `scipy.sparse.csr_array`."""
     return jacobian.to_scipy(sample, copy=copy)

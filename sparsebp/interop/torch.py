@@ -1,4 +1,7 @@
-"""A thin bridge to PyTorch: tensors without a copy, sparse CSR tensors, and weights both ways."""
+"""A thin bridge to PyTorch: tensors without a copy, sparse CSR tensors, and weights both ways.
+
+Functions that return tensors raise `MissingDependencyError` without PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,20 @@ from sparsebp.jacobians import TransposedJacobian
 
 
 def from_torch(tensor: Any) -> Array:
-    """Return a tensor as an array of NumPy or CuPy that shares its memory; the autograd graph is left behind.
+    """Return a tensor as an array of NumPy or CuPy that shares its memory, without the autograd graph.
 
-    A view whose sign is changed when it is read (``z.conj().imag``) is copied: DLPack cannot say that.
+    A view with a negative bit (``z.conj().imag``) is copied, as DLPack cannot describe it.
 
     Raises
     ------
     DeviceError
-        The tensor is on a device that is neither the host nor CUDA, or DLPack cannot describe it.
+        The tensor is on a device other than the host and CUDA, or DLPack cannot describe it.
     """
     return from_dlpack(tensor.detach().resolve_neg())
 
 
 def to_torch(array: Array) -> Any:
-    """Return an array of NumPy or CuPy as a tensor that shares its memory (a read-only array is copied).
-
-    Raises
-    ------
-    MissingDependencyError
-        PyTorch is not installed.
-    """
+    """Return an array of NumPy or CuPy as a tensor that shares its memory; a read-only array is copied."""
     torch = _torch()
     if backend.device_of(array) == "cpu" and not array.flags.writeable:
         array = array.copy()
@@ -42,45 +39,30 @@ def to_torch(array: Array) -> Any:
 
 
 def jacobian_to_torch(jacobian: TransposedJacobian, sample: int | None = None) -> Any:
-    """Return one sample as a `torch.sparse_csr_tensor`, on the device of the values.
-
-    Raises
-    ------
-    MissingDependencyError
-        PyTorch is not installed.
-    OptionError
-        There is no such sample, or there are several and `sample` is None.
-    """
+    """Return one sample, as for `TransposedJacobian.to_scipy`, as a `torch.sparse_csr_tensor` on the values' device."""
     torch, xp = _torch(), backend.namespace(jacobian.data)
     parts = [*dlpack_arrays(jacobian)[:2], jacobian.values_of(sample)]
     indptr, indices, values = (to_torch(xp.ascontiguousarray(part)) for part in parts)
-    # a pattern is valid by construction, so PyTorch need not look again
+    # a pattern is valid by construction
     return torch.sparse_csr_tensor(indptr, indices, values, size=jacobian.shape, check_invariants=False)
 
 
 def jacobian_from_torch(tensor: Any) -> TransposedJacobian:
-    """Return a `torch.sparse_csr_tensor` as a `TransposedJacobian` whose values the batch shares, without a copy.
+    """Return a `torch.sparse_csr_tensor` as a `TransposedJacobian` with shared values, without a copy.
 
     Raises
     ------
-    PatternError
-        The tensor is not canonical.
-    DTypeError
-        Its values are neither float32 nor float64.
+    PatternError, DTypeError
+        The tensor is not canonical, or its values are neither float32 nor float64.
     """
     rows, columns = tensor.shape
     return jacobian_from_dlpack(tensor.crow_indices(), tensor.col_indices(), tensor.values().detach(), (rows, columns))
 
 
 def load_from_torch(layer: Any, module: Any) -> None:
-    """Copy the weights of a torch module into a layer or model of the same names and shapes.
+    """Copy the weights of a `torch.nn.Module`, or its ``state_dict()``, into a layer with the same names and shapes.
 
-    Parameters
-    ----------
-    layer
-        A layer of `sparsebp.nn`; the weights keep its dtype and device.
-    module
-        A `torch.nn.Module`, or its ``state_dict()``.
+    The layer keeps its dtype and device.
 
     Raises
     ------
@@ -92,28 +74,24 @@ def load_from_torch(layer: Any, module: Any) -> None:
 
 
 def load_into_torch(module: Any, layer: Any) -> None:
-    """Copy the weights of a layer or model into a torch module of the same names and shapes.
+    """Copy the weights of a layer or model into a torch module with the same names and shapes.
 
     Raises
     ------
-    MissingDependencyError
-        PyTorch is not installed.
     DTypeError, ShapeError
         Names, shapes or dtypes differ; nothing is changed then.
     """
     torch = _torch()
     ours, theirs = layer.state_dict(), module.state_dict()
     if ours.keys() != theirs.keys():
-        raise ShapeError("The weights have different names", expected=f"{sorted(theirs)}", got=f"{sorted(ours)}",
-                         remedy="Build both models with the same layers and arguments")  # fmt: skip
+        raise ShapeError("The weights have different names", expected=f"{sorted(theirs)}", got=f"{sorted(ours)}")
     for name, array in ours.items():
         there = theirs[name]
         if tuple(array.shape) != tuple(there.shape):
-            raise ShapeError(f"{name} has another shape", expected=tuple(there.shape), got=array.shape,
-                             remedy="Build both models with the same sizes")  # fmt: skip
+            raise ShapeError(f"{name} has another shape", expected=tuple(there.shape), got=array.shape)
         if np.dtype(array.dtype).name != str(there.dtype).removeprefix("torch."):
             raise DTypeError(f"{name} has another dtype", expected=there.dtype, got=array.dtype,
-                             remedy="Build both models with one dtype; nothing is converted silently")  # fmt: skip
+                             remedy="Nothing is converted silently")  # fmt: skip
     with torch.no_grad():
         for name, array in ours.items():
             theirs[name].copy_(to_torch(array))

@@ -19,22 +19,10 @@ from sparsebp.jacobians.operators import (
 )
 
 __all__ = [
-    "TransposedJacobian",
-    "avg_pool_jacobian_t",
-    "axis_jacobian_t",
-    "block_jacobian_t",
-    "conv_jacobian_t",
-    "conv_transpose_jacobian_t",
-    "dense_jacobian_t",
-    "gru_hidden_jacobians",
-    "hidden_elements",
-    "jacobian_t",
-    "linear_jacobian_t",
-    "lstm_hidden_jacobians",
-    "max_pool_jacobian_t",
-    "pointwise_jacobian_t",
-    "rnn_hidden_jacobians",
-]
+    "TransposedJacobian", "avg_pool_jacobian_t", "axis_jacobian_t", "block_jacobian_t", "conv_jacobian_t",
+    "conv_transpose_jacobian_t", "dense_jacobian_t", "gru_hidden_jacobians", "hidden_elements", "jacobian_t",
+    "linear_jacobian_t", "lstm_hidden_jacobians", "max_pool_jacobian_t", "pointwise_jacobian_t", "rnn_hidden_jacobians",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

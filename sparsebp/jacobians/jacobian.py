@@ -1,4 +1,7 @@
-"""The transposed Jacobian of an operator: a sparsity pattern and its values, shared by the batch or per sample."""
+"""The transposed Jacobian of an operator: a sparsity pattern and its values, shared by the batch or per sample.
+
+Products raise `ShapeError`, `DTypeError`, `LayoutError` or `DeviceError` for an array that does not fit.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.check import Array, forward_of
+from sparsebp.core.check import Array
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
-from sparsebp.core.shortcuts import belongs, is_lone
+from sparsebp.core.shortcuts import belongs, forward_of, is_lone
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import check_patterns
 from sparsebp.products import plan_product
@@ -25,26 +28,26 @@ class TransposedJacobian:
     Parameters
     ----------
     pattern
-        Where the entries are, of shape (n_in, n_out).
+        Where the entries are; shape (n_in, n_out).
     data
-        Their values: (nnz,) if the batch shares them (a linear layer: they depend on the weights only), or (nnz, B) if
-        every sample has its own. float32 or float64, C-contiguous, of NumPy or CuPy; kept, not copied.
+        Their values: (nnz,) if shared by the batch (a linear layer: they depend on the weights only), or (nnz, B) per
+        sample. float32 or float64, C-contiguous, of NumPy or CuPy; kept, not copied.
     input_shape, output_shape
-        Shapes of one sample of x and of y, which `vjp` and `jvp` take and return. None: flat, (n_in,) and (n_out,).
+        Shapes of one sample of x and of y, as `vjp` and `jvp` take and return them. None: (n_in,) and (n_out,).
     batch_axes
-        Where the batch is in x and in y: 0 for (B, *shape), 1 for the time-major (T, B, …) of recurrent layers.
+        Batch axis of x and of y: 0 for (B, *shape), 1 for the time-major (T, B, …) of recurrent layers.
 
     Raises
     ------
     PatternError
-        `pattern` is none.
+        `pattern` is not a pattern.
     ShapeError, DTypeError, LayoutError, DeviceError
         `data` does not fit the pattern, or a shape does not.
     OptionError
-        A batch axis is not one of its array.
+        A batch axis is out of range.
     """
 
-    __array_ufunc__ = None  # so that array @ J is refused instead of being taken for an array of objects
+    __array_ufunc__ = None  # so that NumPy refuses array @ J instead of treating J as an object array
 
     def __init__(
         self, pattern: SparsityPattern, data: Array, *, input_shape: tuple[int, ...] | None = None,
@@ -56,19 +59,30 @@ class TransposedJacobian:
         if data.ndim not in (1, 2) or data.shape[0] != pattern.nnz:
             raise ShapeError("data does not fit the pattern",
                              expected=f"({pattern.nnz},) shared by the batch, or ({pattern.nnz}, B)",
-                             got=data.shape,
-                             remedy="Pass one value per entry of the pattern, the batch last")  # fmt: skip
+                             got=data.shape)  # fmt: skip
         backend.check_array("data", data)
         self.pattern, self.data = pattern, data
         n_in, n_out = pattern.shape
         self.input_shape = _sample_shape("input_shape", input_shape, n_in)
         self.output_shape = _sample_shape("output_shape", output_shape, n_out)
         ends = [range(1 + len(shape)) for shape in (self.input_shape, self.output_shape)]
-        if not isinstance(batch_axes, tuple) or len(batch_axes) != 2 or any(map(_outside, batch_axes, ends)):
+        fits = isinstance(batch_axes, tuple) and len(batch_axes) == 2
+        if not fits or any(axis not in end for axis, end in zip(batch_axes, ends, strict=True)):
             raise OptionError("batch_axes does not fit the samples", got=repr(batch_axes),
-                              expected=f"an axis of x, 0 to {ends[0][-1]}, and one of y, 0 to {ends[1][-1]}",
-                              remedy="Pass (0, 0) where the batch is first")  # fmt: skip
+                              expected=f"an axis of x, 0 to {ends[0][-1]}, and of y, 0 to {ends[1][-1]}")  # fmt: skip
         self.batch_axes = batch_axes
+
+    @classmethod
+    def _unchecked(
+        cls, pattern: SparsityPattern, data: Array, input_shape: tuple[int, ...] | None = None,
+        output_shape: tuple[int, ...] | None = None, batch_axes: tuple[int, int] = (0, 0),
+    ) -> TransposedJacobian:  # fmt: skip
+        """Make a Jacobian of arguments that are known to fit."""
+        made = cls.__new__(cls)
+        made.pattern, made.data, made.batch_axes = pattern, data, batch_axes
+        made.input_shape = pattern.shape[:1] if input_shape is None else input_shape
+        made.output_shape = pattern.shape[1:] if output_shape is None else output_shape
+        return made
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,7 +91,7 @@ class TransposedJacobian:
 
     @property
     def batch(self) -> int | None:
-        """Number of samples, None if the values are shared by all."""
+        """Number of samples, None if they share the values."""
         return self.data.shape[1] if self.data.ndim == 2 else None
 
     @property
@@ -87,14 +101,12 @@ class TransposedJacobian:
 
     @property
     def T(self) -> TransposedJacobian:
-        """The transpose: the Jacobian ∂y/∂x itself. The values are copied into the order of the transposed pattern."""
+        """The transpose: the Jacobian ∂y/∂x itself. Values are copied into the order of the transposed pattern."""
         data = self.data
         if self.pattern.T is not self.pattern:
             data = data[backend.constant(backend.namespace(data), self.pattern.transpose_permutation)]
-        return TransposedJacobian(
-            self.pattern.T, data, input_shape=self.output_shape, output_shape=self.input_shape,
-            batch_axes=self.batch_axes[::-1],
-        )  # fmt: skip
+        shapes = self.output_shape, self.input_shape
+        return TransposedJacobian._unchecked(self.pattern.T, data, *shapes, self.batch_axes[::-1])
 
     def to_scipy(self, sample: int | None = None, *, copy: bool = False) -> Any:
         """Return one sample as a `scipy.sparse.csr_array`. Device values are copied to the host, which synchronises.
@@ -102,26 +114,20 @@ class TransposedJacobian:
         Parameters
         ----------
         sample
-            Number of the sample; None: the only one. Values that the batch shares are those of every sample.
+            Number of the sample. May be None if there is only one, or if the batch shares the values.
         copy
-            False: index arrays are those of the pattern, read-only, which SciPy's methods that work in place refuse,
-            and host values are a view of `data`. True: the matrix owns all of its arrays, and they may be written to.
+            False: index arrays are the pattern's, read-only, which SciPy's in-place methods refuse, and host values are
+            a view of `data`. True: the matrix owns its arrays, and they may be written to.
 
         Raises
         ------
         OptionError
-            There is no such sample, or there are several and `sample` is None.
+            The sample does not exist, or there are several and `sample` is None.
         """
         return self.pattern.to_scipy(backend.to_host(self.values_of(sample)), copy=copy)  # synchronize!
 
     def to_dense(self, sample: int | None = None) -> Array:
-        """Return one sample as a dense (n_in, n_out) array of the same namespace.
-
-        Raises
-        ------
-        OptionError
-            There is no such sample, or there are several and `sample` is None.
-        """
+        """Return one sample, as for `to_scipy`, as a dense (n_in, n_out) array of the same library."""
         xp = backend.namespace(self.data)
         with within_memory(f"A dense matrix of shape {self.shape} does not fit in memory", "Use to_scipy(sample)"):
             dense = xp.zeros(self.shape, dtype=self.dtype)
@@ -130,22 +136,15 @@ class TransposedJacobian:
         return dense
 
     def values_of(self, sample: int | None = None) -> Array:
-        """Return the (nnz,) values of one sample, a view; None: the only one. Shared values are those of every sample.
-
-        Raises
-        ------
-        OptionError
-            There is no such sample, or there are several and `sample` is None.
-        """
+        """Return the (nnz,) values of one sample, as for `to_scipy`; a view."""
         batch = self.batch
         if batch is None:
             return self.data
         if sample is None and batch > 1:
-            raise OptionError("Every sample has a Jacobian of its own", expected=f"sample=0 to sample={batch - 1}",
-                              got=f"no sample=, of a batch of {batch}",
-                              remedy="Say which one with sample=")  # fmt: skip
+            raise OptionError("Every sample has its own Jacobian", expected=f"sample=0 to sample={batch - 1}",
+                              got=f"no sample=, of a batch of {batch}")  # fmt: skip
         if not 0 <= (sample or 0) < batch:
-            raise OptionError("There is no such sample", expected=f"0 <= sample < {batch}", got=sample)
+            raise OptionError("The sample does not exist", expected=f"0 <= sample < {batch}", got=sample)
         return self.data[:, sample or 0]
 
     def __matmul__(self, other: TransposedJacobian | Array) -> TransposedJacobian | Array:
@@ -154,41 +153,30 @@ class TransposedJacobian:
         Parameters
         ----------
         other
-            A `TransposedJacobian` of shape (n_out, p), through the cached plan of both patterns; or a gradient (n_out,)
+            A `TransposedJacobian` of shape (n_out, p), multiplied by a cached plan; or a gradient (n_out,)
             or (n_out, B) of the same dtype, C-contiguous.
 
         Returns
         -------
         TransposedJacobian or Array
-            Shape (n_in, p); or (n_in,) if both are without batch, else (n_in, B).
-
-        Raises
-        ------
-        ShapeError, DTypeError, LayoutError, DeviceError
-            Shapes do not chain, batch sizes differ, dtypes differ, or the arrays are of different libraries.
+            Shape (n_in, p); or (n_in,) if neither has a batch, else (n_in, B).
         """
         if isinstance(other, TransposedJacobian):
             plan = plan_product(self.pattern, other.pattern)
-            return TransposedJacobian(
-                plan.pattern, plan(self.data, other.data), input_shape=self.input_shape,
-                output_shape=other.output_shape, batch_axes=(self.batch_axes[0], other.batch_axes[1]),
-            )  # fmt: skip
+            axes = self.batch_axes[0], other.batch_axes[1]
+            data = plan(self.data, other.data)
+            return TransposedJacobian._unchecked(plan.pattern, data, self.input_shape, other.output_shape, axes)
         return self._apply(other)
 
     def _apply(self, g: Array) -> Array:
         xp = backend.namespace(self.data, g=g)
         n_in, n_out = self.shape
         if g.ndim not in (1, 2) or g.shape[0] != n_out:
-            raise ShapeError(
-                "The gradient does not fit the Jacobian",
-                expected=f"({n_out},) or ({n_out}, B)",
-                got=g.shape,
-                remedy="Pass the gradient with respect to the operator's output, the batch last",
-            )
+            raise ShapeError("The gradient does not fit the Jacobian", expected=f"({n_out},) or ({n_out}, B)",
+                             got=g.shape)  # fmt: skip
         if self.batch is not None and g.ndim == 2 and g.shape[1] != self.batch:
             raise ShapeError("The gradient has another batch size than the Jacobian",
-                             expected=f"({n_out}, {self.batch})", got=g.shape,
-                             remedy="Pass the gradients of the same samples")  # fmt: skip
+                             expected=f"({n_out}, {self.batch})", got=g.shape)  # fmt: skip
         backend.check_array("g", g, dtype=self.dtype)
         columns = g if g.ndim == 2 else g[:, None]
         if self.batch is not None and columns.shape[1] != self.batch:  # one gradient for all samples
@@ -202,7 +190,7 @@ class TransposedJacobian:
             kernels.get(xp).csr_matvec(*self.pattern.device_arrays(xp), values, columns, out)
         return out if self.batch is not None or g.ndim == 2 else out[:, 0]
 
-    # ---- in the shapes of the layer --------------------------------------------------------------------------------
+    # ---- in the layer's shapes --------------------------------------------------------------------------------------
 
     def vjp(self, g: Array) -> Array:
         """Map the gradient at y to the gradient at x, as the layer's backward pass does.
@@ -210,44 +198,33 @@ class TransposedJacobian:
         Parameters
         ----------
         g
-            (B, *output_shape), the batch where `batch_axes` says, or flat, (B, n_out); of the values' dtype, of any
-            strides. B is the Jacobian's batch size, or any if its values are shared.
+            (B, *output_shape), with the batch on `batch_axes[1]`, or flat, (B, n_out); of the values' dtype, with any
+            strides. B is the Jacobian's batch size; any if its values are shared.
 
         Returns
         -------
         Array
-            (B, *input_shape), the batch where `batch_axes` says; a new C-contiguous array.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            `g` does not fit.
+            (B, *input_shape), with the batch on `batch_axes[0]`; new and C-contiguous.
         """
         return self._mapped("g", g)
 
     def jvp(self, v: Array) -> Array:
-        """Map a direction at x to the change of y, forward-mode differentiation.
+        """Map a direction at x to the change of y: forward-mode differentiation, `vjp` with x and y swapped.
 
         Parameters
         ----------
         v
-            (B, *input_shape), the batch where `batch_axes` says, or flat, (B, n_in); of the values' dtype, of any
-            strides. B is the Jacobian's batch size, or any if its values are shared.
+            (B, *input_shape), with the batch on `batch_axes[0]`, or flat, (B, n_in).
 
         Returns
         -------
         Array
-            (B, *output_shape), the batch where `batch_axes` says; a new C-contiguous array.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            `v` does not fit.
+            (B, *output_shape), with the batch on `batch_axes[1]`; new and C-contiguous.
         """
         return self.T._mapped("v", v)
 
     def _mapped(self, name: str, array: Array) -> Array:
-        """Return this matrix times every sample, from and to the layer's layout."""
+        """Multiply this matrix by every sample, from and to the layer's layout."""
         xp = backend.namespace(self.data, **{name: array})
         shape, axis = self.output_shape, self.batch_axes[1]
         if array.ndim == len(shape) + 1:
@@ -261,8 +238,7 @@ class TransposedJacobian:
             layouts = [with_batch(shape, batch, axis)] + [(batch, prod(shape))] * (len(shape) != 1)
             raise ShapeError(f"{name} does not fit the Jacobian",
                              expected=" or ".join("(" + ", ".join(map(str, layout)) + ")" for layout in layouts),
-                             got=array.shape,
-                             remedy="Pass one array for every sample, in the layer's layout")  # fmt: skip
+                             got=array.shape)  # fmt: skip
         backend.check_array(name, array, dtype=self.dtype, contiguous=False)
         columns = xp.ascontiguousarray(rows.reshape(len(rows), prod(shape)).T)
         mapped = (self @ columns).T.reshape(len(rows), *self.input_shape)
@@ -278,12 +254,8 @@ def with_batch(shape: tuple[Any, ...], batch: Any, axis: int) -> tuple[Any, ...]
     return (*shape[:axis], batch, *shape[axis:])
 
 
-def _outside(axis: int, places: range) -> bool:
-    return axis not in places
-
-
 def _sample_shape(name: str, shape: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
-    """Return `shape` as integers, after checking that it has `size` elements; None: flat."""
+    """Return `shape` as integers, checked to have `size` elements; None: flat."""
     if shape is None:
         return (size,)
     try:
@@ -291,15 +263,14 @@ def _sample_shape(name: str, shape: tuple[int, ...] | None, size: int) -> tuple[
     except TypeError:
         lengths = (-1,)
     if min(lengths, default=0) < 0 or prod(lengths) != size:
-        raise ShapeError(f"{name} does not fit the pattern", expected=f"lengths whose product is {size}", got=shape,
-                         remedy="Pass the shape of one sample, without the batch")  # fmt: skip
+        raise ShapeError(f"{name} does not fit the pattern", expected=f"lengths whose product is {size}", got=shape)
     return lengths
 
 
-# The transposed Jacobian of a layer or a whole model at an input: its own, or a dense one from its input gradient.
+# The transposed Jacobian of a layer or model at an input: its own method, or a dense one from its input gradient.
 
 DEFAULT_MEMORY_LIMIT = 2 << 30
-"""Bytes that a materialised Jacobian may take when nobody said otherwise."""
+"""Most bytes of a materialised Jacobian if no limit is given."""
 
 
 def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
@@ -309,21 +280,20 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     ----------
     layer
         A layer or model of `sparsebp.nn`, or any object with `forward` and one of `jacobian_t`, `input_grad` and
-        `gradients`. Without `jacobian_t`, or where it was inherited and `input_grad` or `gradients` overridden, the
-        Jacobian is dense, of one backward pass an output.
+        `gradients`. Without a `jacobian_t` that matches its other methods, the Jacobian is dense and takes one
+        backward pass per output.
     x
         Input, batch first as in torch.nn (recurrent layers: as their `batch_first` says).
 
     Returns
     -------
     TransposedJacobian
-        Shape (n_in, n_out), the sizes of one flattened sample of `x` and of the output; its `vjp` and `jvp` take and
-        return the layer's own shapes.
+        Shape (n_in, n_out) for one flattened sample; its `vjp` and `jvp` take and return the layer's own shapes.
 
     Raises
     ------
     OptionError
-        `layer` is not such an object, or its samples depend on each other, or may do so.
+        `layer` is not such an object, or its samples may depend on each other.
     ShapeError, DTypeError, DeviceError
         `x` has no batch axis, or does not fit the layer.
     MemoryLimitError
@@ -331,9 +301,8 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     """
     ways = ("jacobian_t", "input_grad", "gradients")
     if not _has(layer, "forward") or not any(_has(layer, way) for way in ways):
-        raise OptionError("There is no transposed Jacobian of this object",
-                          expected="a layer or model with forward and one of " + ", ".join(ways),
-                          got=type(layer).__qualname__)  # fmt: skip
+        raise OptionError("This object has no transposed Jacobian", got=type(layer).__qualname__,
+                          expected="a layer or model with forward and one of " + ", ".join(ways))  # fmt: skip
     backend.namespace(x=x)
     with within_memory(
         f"The transposed Jacobian of {type(layer).__qualname__} does not fit in memory",
@@ -366,21 +335,19 @@ def _jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
         return TransposedJacobian(jacobian.pattern, jacobian.data, **samples)
     raise _no_batch_axis(x) if x.ndim == 1 else ShapeError(
         "The layer's Jacobian does not fit x", expected=f"shape {sizes}, {batch} samples or shared values",
-        got=repr(jacobian), remedy="Let jacobian_t return the Jacobian of y with respect to x, a sample by itself",
+        got=repr(jacobian),
     )  # fmt: skip
 
 
 def _input_grad(layer: Any, saved: Any) -> Callable[[Array], Array]:
     """Return the layer's input gradient as a function of gy alone."""
     if _has(layer, "couples_samples") and not belongs(layer, "couples_samples"):
-        raise OptionError(
-            f"{type(layer).__qualname__} overrides the way back, and does not say whether samples depend on each other",
-            expected="couples_samples(saved) beside it", got="an inherited couples_samples",
-            remedy="Define it, or restate the inherited one in the class"
-        )  # fmt: skip
+        raise OptionError(f"{type(layer).__qualname__} overrides the backward pass, but not couples_samples",
+                          expected="couples_samples(saved) defined or restated in the class",
+                          got="an inherited couples_samples")  # fmt: skip
     if _has(layer, "couples_samples") and layer.couples_samples(saved):
-        raise OptionError("The samples of this layer depend on each other, so no sample has a Jacobian of its own",
-                          expected="a layer that maps each sample by itself", got=type(layer).__qualname__,
+        raise OptionError("The samples of this layer depend on each other, so no sample has its own Jacobian",
+                          expected="a layer that maps each sample separately", got=type(layer).__qualname__,
                           remedy="Use its input gradient")  # fmt: skip
     if belongs(layer, "gradients"):
         return lambda gy: layer.gradients(gy, saved).input
@@ -402,21 +369,15 @@ def _moved(array: Array, axis: int) -> tuple[int, ...]:
 
 
 def dense_jacobian_t(
-    input_grad: Callable[[Array], Array],
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int, ...],
-    batch: int,
-    like: Array,
-    *,
-    batch_axes: tuple[int, int] = (0, 0),
-    memory_limit: int | None = None,
-) -> TransposedJacobian:
-    """Return the transposed Jacobian of an operator that gives nothing but its input gradient.
+    input_grad: Callable[[Array], Array], input_shape: tuple[int, ...], output_shape: tuple[int, ...], batch: int,
+    like: Array, *, batch_axes: tuple[int, int] = (0, 0), memory_limit: int | None = None,
+) -> TransposedJacobian:  # fmt: skip
+    """Return the dense transposed Jacobian of an operator that only has an input gradient.
 
     Parameters
     ----------
     input_grad
-        Maps the gradient at the output to the one at the input, a sample by itself (not as batch statistics do).
+        Maps the gradient at the output to the gradient at the input, each sample separately (no batch statistics).
     input_shape, output_shape
         Shapes of one sample of the input and of the output.
     batch
@@ -424,9 +385,9 @@ def dense_jacobian_t(
     like
         An array of the gradients' dtype (float32 or float64) and library.
     batch_axes
-        Where the batch is in the gradients at the input and at the output: 0 for (B, *shape), 1 for time-major ones.
+        Batch axis of the gradients at the input and at the output: 0 for (B, *shape), 1 for time-major ones.
     memory_limit
-        Most bytes that the result may take; None: 2 GiB.
+        Most bytes of the result; None: 2 GiB.
 
     Returns
     -------
@@ -436,9 +397,9 @@ def dense_jacobian_t(
     Raises
     ------
     MemoryLimitError
-        The result would take more than `memory_limit`; said before anything is allocated.
+        The result would exceed `memory_limit`; raised before anything is allocated.
     ShapeError
-        `input_grad` gives another shape.
+        `input_grad` returns another shape.
     """
     xp, dtype = backend.namespace(like=like), backend.float_dtype(like.dtype)
     n_in, n_out = prod(input_shape), prod(output_shape)

@@ -1,4 +1,8 @@
-"""Transposed Jacobians of operators: convolutions, pointwise and linear layers, pooling, recurrent steps."""
+"""Transposed Jacobians of operators: convolutions, pointwise and linear layers, pooling, recurrent steps.
+
+All of them raise `ShapeError`, `DTypeError`, `LayoutError` or `DeviceError` for an array that does not fit, and
+`OptionError` for an option outside its choices.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +32,22 @@ from sparsebp.patterns.windows import Layout, Lengths, Padding, border_pattern, 
 
 
 def conv_jacobian_t(
-    weight: Array,
-    input_size: Lengths,
-    stride: Lengths = 1,
-    padding: Padding = 0,
-    dilation: Lengths = 1,
-    groups: int = 1,
-    *,
-    layout: Layout = "chw",
-    mask: np.ndarray | None = None,
-    memory_limit: int | None = None,
-) -> TransposedJacobian:
-    """Return a convolution's transposed Jacobian, shared by the batch: its values are weights (BPPSA §3.3).
+    weight: Array, input_size: Lengths, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1,
+    groups: int = 1, *, layout: Layout = "chw", mask: np.ndarray | None = None, memory_limit: int | None = None,
+) -> TransposedJacobian:  # fmt: skip
+    """Return a convolution's transposed Jacobian, shared by the batch: its values are the weights (BPPSA §3.3).
 
-    The pattern is made once for its arguments; the values are one gather from the weights.
+    The pattern is cached by its arguments; the values are one gather from the weights.
 
     Parameters
     ----------
     weight
-        As torch.nn keeps it: (out_channels, in_channels // groups, *kernel_size), float32 or float64.
+        As in torch.nn: (out_channels, in_channels // groups, *kernel_size), float32 or float64.
     input_size
         Lengths of the input's axes after the channels: (L,), (H, W), (D, H, W); an integer for one axis.
     stride, padding, dilation, groups, layout, mask, memory_limit
-        As in `sparsebp.patterns.conv_pattern`: with `mask`, a host array, the pattern has the entries of the weights
-        that are kept alone. The limit counts the pattern alone.
+        As in `sparsebp.patterns.conv_pattern`. `mask` is a host array: the pattern only has entries of kept weights.
+        The limit counts the pattern alone.
 
     Returns
     -------
@@ -60,11 +56,8 @@ def conv_jacobian_t(
 
     Raises
     ------
-    ShapeError
-        `weight` has another number of axes than the input has, `mask` has another shape than `weight`, or the kernel is
-        larger than the padded input.
-    OptionError, DTypeError, MemoryLimitError
-        An option or the dtype is not one of those above, or the pattern exceeds the limit.
+    MemoryLimitError
+        The pattern exceeds the limit.
     """
     sizes = _sizes(weight, input_size)
     n_out, n_in, *kernel = weight.shape
@@ -76,32 +69,22 @@ def conv_jacobian_t(
 
 
 def border_jacobian_t(x: Array, mode: str, padding: tuple[tuple[int, int], ...]) -> TransposedJacobian:
-    """Return the transposed Jacobian of a border that repeats elements of x (B, C, …): ones, shared by the batch."""
-    # x: The input, for its shape, dtype and namespace.
-    # Returns TransposedJacobian: Shape (elements of a sample, elements with the border).
+    """Return the transposed Jacobian of padding x (B, C, …) with its own elements: ones, shared by the batch."""
     pattern = border_pattern(x.shape[1], x.shape[2:], padding, mode)
     return TransposedJacobian(pattern, backend.namespace(x).ones(pattern.nnz, dtype=x.dtype))
 
 
 def conv_transpose_jacobian_t(
-    weight: Array,
-    input_size: Lengths,
-    stride: Lengths = 1,
-    padding: Padding = 0,
-    output_padding: Lengths = 0,
-    groups: int = 1,
-    dilation: Lengths = 1,
-    *,
-    layout: Layout = "chw",
-    mask: np.ndarray | None = None,
+    weight: Array, input_size: Lengths, stride: Lengths = 1, padding: Padding = 0, output_padding: Lengths = 0,
+    groups: int = 1, dilation: Lengths = 1, *, layout: Layout = "chw", mask: np.ndarray | None = None,
     memory_limit: int | None = None,
-) -> TransposedJacobian:
+) -> TransposedJacobian:  # fmt: skip
     """Return a transposed convolution's transposed Jacobian, shared by the batch: the plain Jacobian of a convolution.
 
     Parameters
     ----------
     weight
-        As torch.nn keeps it: (in_channels, out_channels // groups, *kernel_size), float32 or float64.
+        As in torch.nn: (in_channels, out_channels // groups, *kernel_size), float32 or float64.
     input_size
         Lengths of the input's axes after the channels; an integer for one axis.
     stride, padding, output_padding, groups, dilation, layout, mask, memory_limit
@@ -114,11 +97,8 @@ def conv_transpose_jacobian_t(
 
     Raises
     ------
-    ShapeError
-        `weight` has another number of axes than the input has, `mask` has another shape than `weight`, or there is no
-        output.
-    OptionError, DTypeError, MemoryLimitError
-        An option or the dtype is not one of those above, or the pattern exceeds the limit.
+    MemoryLimitError
+        The pattern exceeds the limit.
     """
     sizes = _sizes(weight, input_size)
     n_in, n_out, *kernel = weight.shape
@@ -130,7 +110,7 @@ def conv_transpose_jacobian_t(
 
 
 def _sizes(weight: Array, input_size: Lengths) -> tuple[int, ...]:
-    """Return the lengths of the input's axes after checking that the weight has as many."""
+    """Return the lengths of the input's axes, checked against the weight's."""
     backend.namespace(weight=weight)
     backend.float_dtype(weight.dtype)
     sizes = tuple(input_size) if isinstance(input_size, Sequence) else (input_size,)
@@ -142,40 +122,30 @@ def _sizes(weight: Array, input_size: Lengths) -> tuple[int, ...]:
 
 
 def _gathered(structure: ConvPattern, weight: Array) -> TransposedJacobian:
-    """Return the weights on their places."""
+    """Return the values on the structure, gathered from the weights."""
     xp = backend.namespace(weight)
     values = xp.empty((structure.pattern.nnz, 1), dtype=weight.dtype)
     kernels.get(xp).gather(xp.ascontiguousarray(weight).reshape(-1, 1), structure.device_index(xp), values)
-    return TransposedJacobian(structure.pattern, values.reshape(-1))
+    return TransposedJacobian._unchecked(structure.pattern, values.reshape(-1))
 
 
-# Transposed Jacobians of what maps every element, or every vector, by itself: a diagonal of numbers or of blocks.
+# Transposed Jacobians of operators on single elements or vectors: a diagonal of numbers or of blocks.
 
 
 def pointwise_jacobian_t(saved: Array, function: SlopeFunction = "given") -> TransposedJacobian:
-    """Return the diagonal of an operator's slopes.
+    """Return the diagonal of an elementwise operator's slopes.
 
     Parameters
     ----------
     saved
-        f'(x), or y = f(x) for a named function; batch first, shape (B, …). An element where the slope is zero stays an
-        entry.
+        f'(x), or y = f(x) for a named function; batch first, shape (B, …). Elements of slope zero stay entries.
     function
-        ``"given"``: `saved` holds the slopes. ``"relu"``, ``"tanh"``, ``"sigmoid"``: they are told from y on the way.
+        ``"given"``: `saved` holds the slopes. ``"relu"``, ``"tanh"``, ``"sigmoid"``: they are computed from y.
 
     Returns
     -------
     TransposedJacobian
         Diagonal of the size of one sample, per sample.
-
-    Raises
-    ------
-    ShapeError
-        `saved` has no batch axis.
-    DTypeError
-        It is neither float32 nor float64.
-    OptionError
-        `function` is another one.
     """
     xp = backend.namespace(saved=saved)
     if saved.ndim == 0:
@@ -187,7 +157,7 @@ def pointwise_jacobian_t(saved: Array, function: SlopeFunction = "given") -> Tra
         return TransposedJacobian(pointwise_pattern(size), rows.reshape(size, 1))
     data = xp.empty((size, batch), dtype=saved.dtype)
     kernels.get(xp).pointwise_slopes(rows, function, data)
-    return TransposedJacobian(pointwise_pattern(size), data)
+    return TransposedJacobian._unchecked(pointwise_pattern(size), data)
 
 
 def linear_jacobian_t(weight: Array, positions: int = 1, *, mask: np.ndarray | None = None) -> TransposedJacobian:
@@ -196,19 +166,14 @@ def linear_jacobian_t(weight: Array, positions: int = 1, *, mask: np.ndarray | N
     Parameters
     ----------
     weight
-        W as torch.nn.Linear keeps it: (out_features, in_features).
+        W as in torch.nn.Linear: (out_features, in_features).
     positions
-        How many vectors a sample holds; each is mapped by itself, so Wᵀ stands that often along the diagonal.
+        Number of vectors per sample; each is mapped separately, so Wᵀ repeats along the diagonal.
     mask
-        Which weights are kept (pruning), bool in the shape of `weight` on the host; the pattern has the entries of
-        these alone. None: all are.
+        Bool host array in the shape of `weight`: the weights to keep (pruning); the pattern only has their entries.
 
     Raises
     ------
-    ShapeError
-        `weight` is not a matrix, or `mask` has another shape.
-    DTypeError
-        `mask` is not bool.
     PatternError
         `positions` is negative.
     """
@@ -216,7 +181,7 @@ def linear_jacobian_t(weight: Array, positions: int = 1, *, mask: np.ndarray | N
     if weight.ndim != 2:
         raise ShapeError("weight is not a matrix", expected="(out_features, in_features)", got=weight.shape)
     if mask is not None and packed_mask(mask, weight.shape) is not None and positions > 0:
-        # A convolution of width 1 over the positions has the same weights at each.
+        # a convolution of width 1 over the positions has the same weights at each
         return conv_jacobian_t(weight[:, :, None], (positions,), layout="hwc", mask=mask[:, :, None])
     pattern = linear_pattern(weight.shape[1], weight.shape[0], positions)
     values = xp.ascontiguousarray(weight.T).reshape(-1)
@@ -226,20 +191,8 @@ def linear_jacobian_t(weight: Array, positions: int = 1, *, mask: np.ndarray | N
 def block_jacobian_t(blocks: Array) -> TransposedJacobian:
     """Return the block diagonal of dense blocks: softmax, layer normalisation.
 
-    Parameters
-    ----------
-    blocks
-        Shape (B, positions, n_in, n_out): one transposed Jacobian a position.
-
-    Returns
-    -------
-    TransposedJacobian
-        Shape (positions * n_in, positions * n_out), per sample.
-
-    Raises
-    ------
-    ShapeError
-        `blocks` has not four axes.
+    `blocks` has shape (B, positions, n_in, n_out): one transposed Jacobian per position. The result has shape
+    (positions * n_in, positions * n_out), per sample.
     """
     xp = backend.namespace(blocks=blocks)
     if blocks.ndim != 4:
@@ -251,23 +204,10 @@ def block_jacobian_t(blocks: Array) -> TransposedJacobian:
 
 
 def axis_jacobian_t(blocks: Array) -> TransposedJacobian:
-    """Return the transposed Jacobian of what maps the vectors along one axis by themselves: softmax over channels.
+    """Return the transposed Jacobian of an operator on the vectors along one axis: softmax over channels.
 
-    Parameters
-    ----------
-    blocks
-        Shape (B, outer, n, n, inner): for each place before and behind the axis, of n elements, one transposed
-        Jacobian, inputs × outputs.
-
-    Returns
-    -------
-    TransposedJacobian
-        Shape (outer * n * inner, outer * n * inner), per sample.
-
-    Raises
-    ------
-    ShapeError
-        `blocks` has another shape.
+    `blocks` has shape (B, outer, n, n, inner): one transposed Jacobian, inputs × outputs, per place before and behind
+    the axis of n elements. The result has shape (outer * n * inner, outer * n * inner), per sample.
     """
     xp = backend.namespace(blocks=blocks)
     if blocks.ndim != 5 or blocks.shape[2] != blocks.shape[3]:
@@ -277,7 +217,7 @@ def axis_jacobian_t(blocks: Array) -> TransposedJacobian:
     return TransposedJacobian(axis_pattern(outer, n, inner), xp.ascontiguousarray(values))
 
 
-# Transposed Jacobians of pooling: zeros and ones by the argmax for a max-pool, constants for an average.
+# Transposed Jacobians of pooling: zeros and ones by the argmax for a max-pool, constants for an average-pool.
 
 
 def max_pool_jacobian_t(pool: PoolPattern, winner: Array, dtype: Any = np.float32) -> TransposedJacobian:
@@ -288,8 +228,8 @@ def max_pool_jacobian_t(pool: PoolPattern, winner: Array, dtype: Any = np.float3
     pool
         The layer's `pool_pattern`.
     winner
-        Place of the maximum inside every window, counted as `PoolPattern.offset` counts. Integers, batch first, shape
-        (B, …) with as many elements a sample as the pattern has columns, in their order.
+        Offset of the maximum in every window, as in `PoolPattern.offset`. Integers, batch first, (B, …), one per column
+        of the pattern, in order.
     dtype
         float32 or float64.
 
@@ -297,44 +237,32 @@ def max_pool_jacobian_t(pool: PoolPattern, winner: Array, dtype: Any = np.float3
     -------
     TransposedJacobian
         Shape (n_in, n_out), per sample.
-
-    Raises
-    ------
-    ShapeError
-        `winner` does not have one element for every window.
-    DTypeError
-        `dtype` is another one.
     """
     xp = backend.namespace(winner=winner)
     n_out = pool.pattern.shape[1]
     if winner.ndim == 0 or winner.size != winner.shape[0] * n_out:
-        raise ShapeError(
-            "winner does not fit the pattern", expected=f"(B, …) with {n_out} windows a sample", got=winner.shape
-        )
+        expected = f"(B, …) with {n_out} windows a sample"
+        raise ShapeError("winner does not fit the pattern", expected=expected, got=winner.shape)
     if winner.dtype not in ("uint8", "int32"):
         winner = winner.astype("int32")
     data = xp.empty((pool.pattern.nnz, winner.shape[0]), dtype=backend.float_dtype(dtype))
     rows = xp.ascontiguousarray(winner.reshape(winner.shape[0], n_out))
     kernels.get(xp).max_pool_values(rows, *pool.lines_on(xp), *pool.line, data)
-    return TransposedJacobian(pool.pattern, data)
+    return TransposedJacobian._unchecked(pool.pattern, data)
 
 
 def avg_pool_jacobian_t(
-    pool: PoolPattern,
-    xp: ModuleType = np,
-    dtype: Any = np.float32,
-    *,
-    count_include_pad: bool = True,
+    pool: PoolPattern, xp: ModuleType = np, dtype: Any = np.float32, *, count_include_pad: bool = True,
     divisor: int | None = None,
-) -> TransposedJacobian:
-    """Return the transposed Jacobian of average pooling: one over what each window is divided by.
+) -> TransposedJacobian:  # fmt: skip
+    """Return the transposed Jacobian of average pooling: the inverse of each window's divisor.
 
     Parameters
     ----------
     pool
         The layer's `pool_pattern`, or `adaptive_pool_pattern`.
     xp
-        Where the values shall be: ``numpy`` or ``cupy``.
+        Module of the values: ``numpy`` or ``cupy``.
     dtype
         float32 or float64.
     count_include_pad
@@ -346,27 +274,21 @@ def avg_pool_jacobian_t(
     -------
     TransposedJacobian
         Shape (n_in, n_out), shared by the batch: the values depend on the configuration only.
-
-    Raises
-    ------
-    DTypeError
-        `dtype` is another one.
     """
     weights = avg_pool_weights(pool, count_include_pad=count_include_pad, divisor=divisor)
     data = weights.astype(backend.float_dtype(dtype))[pool.pattern.indices]
-    return TransposedJacobian(pool.pattern, backend.constant(xp, data))
+    return TransposedJacobian._unchecked(pool.pattern, backend.constant(xp, data))
 
 
 def avg_pool_weights(pool: PoolPattern, *, count_include_pad: bool = True, divisor: int | None = None) -> np.ndarray:
-    """Return what each window's sum is multiplied by: float64, shape (n_out,)."""
+    """Return the factor of each window's sum: float64, shape (n_out,)."""
     if divisor is not None:
         return np.full(pool.pattern.shape[1], 1.0 / divisor)
     return 1.0 / (pool.extent if count_include_pad else pool.inputs)
 
 
-# Materialised hidden-state Jacobians of recurrent layers, through the kernels: for the general scan engine and users.
-#
-# Training does not need them: the fused kernels work with the factors (BPPSA Eq. 9 and 11) and store no Jacobian.
+# Materialised hidden-state Jacobians of recurrent layers, for the general scan engine and for users. Training needs
+# none: the fused kernels work with the factors (BPPSA Eq. 9 and 11).
 
 
 def rnn_hidden_jacobians(h: Array, w_hh: Array, nonlinearity: Nonlinearity) -> Array:
@@ -385,11 +307,6 @@ def rnn_hidden_jacobians(h: Array, w_hh: Array, nonlinearity: Nonlinearity) -> A
     -------
     Array
         (T, H·H, B): for every step the values on `hidden_pattern(H)`; rows are the input h[t-1].
-
-    Raises
-    ------
-    ShapeError, DTypeError, LayoutError, OptionError
-        An argument does not fit.
     """
     xp = backend.namespace(h=h, w_hh=w_hh)
     steps, batch, size = h.shape
@@ -414,11 +331,6 @@ def gru_hidden_jacobians(h: Array, h0: Array, gates: Array, w_hh: Array) -> Arra
     -------
     Array
         (T, H·H, B): for every step the values on `hidden_pattern(H)`; rows are the input h[t-1].
-
-    Raises
-    ------
-    ShapeError, DTypeError, LayoutError
-        An argument does not fit.
     """
     xp = backend.namespace(h=h, h0=h0, gates=gates, w_hh=w_hh)
     steps, batch, size = h.shape
@@ -443,11 +355,6 @@ def lstm_hidden_jacobians(c: Array, c0: Array, gates: Array, w_hh: Array) -> Arr
     -------
     Array
         (T, 2H·(H + 1), B): for every step the values on `lstm_pattern(H)`; rows are the inputs h[t-1], then c[t-1].
-
-    Raises
-    ------
-    ShapeError, DTypeError, LayoutError
-        An argument does not fit.
     """
     xp = backend.namespace(c=c, c0=c0, gates=gates, w_hh=w_hh)
     steps, batch, size = c.shape
@@ -457,9 +364,6 @@ def lstm_hidden_jacobians(c: Array, c0: Array, gates: Array, w_hh: Array) -> Arr
 
 
 def hidden_elements(data: Array, pattern: SparsityPattern | None = None) -> list[TransposedJacobian]:
-    """Return the steps of (T, nnz, B) values as `TransposedJacobian` objects on one pattern, views without a copy.
-
-    Without a pattern, nnz is H·H.
-    """
+    """Return the steps of (T, nnz, B) values as `TransposedJacobian` views; None stands for `hidden_pattern(H)`."""
     pattern = hidden_pattern(round(data.shape[1] ** 0.5)) if pattern is None else pattern
     return [TransposedJacobian(pattern, step) for step in data]

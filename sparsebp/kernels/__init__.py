@@ -5,6 +5,7 @@ Nobody imports an implementation: ``k = kernels.get(xp)`` gives the kernels that
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from types import ModuleType
 
@@ -25,8 +26,14 @@ def get(xp: ModuleType) -> Kernels:
 
 
 @cache
+def dense(xp: ModuleType) -> ModuleType:
+    """Return the module of dense products for ``numpy`` or ``cupy``; the host's are in pooled memory."""
+    return importlib.import_module(f"sparsebp.kernels.{'host' if backend.is_host(xp) else 'device'}.dense")
+
+
+@cache
 def on_host() -> ModuleType:
-    """Return `sparsebp.kernels.host`, for what exists on the host alone: dense products. A device has cuBLAS."""
+    """Return `sparsebp.kernels.host`, for what a device lacks."""
     from sparsebp.kernels import host
 
     return host

@@ -1,9 +1,9 @@
-"""Arrays that travel together to the kernels of host and device, and what makes a checking function of a table's row.
+"""Tuples of arrays that kernels of host and device take, and the checking functions made from the rows of `spec`.
 
-`WeightSums` is of a recurrence. The other tuples are index arrays, from a product's plan: of C = A @ B with A (M, K)
-and B (K, N); their dtypes and shapes are in the notation of `sparsebp.kernels.spec`. Every one of them but
-`Rows` and `RowShapes` ends with what the host shares its work by: `row_cuts` splits the rows of C (of `Pairs`, tiles)
-into parts of about equal work, fixed by the plan.
+`WeightSums` belongs to a recurrence. The other tuples hold index arrays of a product's plan, for C = A @ B with
+A (M, K) and B (K, N); their dtypes and shapes are in the notation of `sparsebp.kernels.spec`. All but `Rows` and
+`RowShapes` end with the host's division of work: `row_cuts` splits the rows of C (of `Pairs`, tiles) into parts of
+about equal work, fixed by the plan.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from sparsebp.core.errors import DTypeError, ShapeError
 
 T = TypeVar("T", bound=Any)
 
-# NAdam's momenta: plain numbers, for whoever works them out on the host.
+# NAdam's momenta, as plain numbers: the host kernels compile this function.
 
 _TERMS = 52
-"""Of a series whose k-th term is below 2⁻ᵏ."""
+"""Terms of a series whose k-th term is below 2⁻ᵏ."""
 
 
 def momenta(beta1: float, momentum_decay: float, step: float) -> tuple[float, float, float]:
     """Return NAdam's momentum of a step, of the next one, and the product of all up to this one.
 
     Step i has the momentum β₁ (1 − q^i / 2) with q = 0.96^momentum_decay, so the product needs the sum of
-    log(1 − q^i / 2), which is −Σₖ 2⁻ᵏ/k Σᵢ q^(ki), and the inner sum is geometric. So nothing has to be kept from step
-    to step. Numerators and denominators of the inner sums, 1 − q^(kn) and 1 − q^k, grow from term to term without
+    log(1 − q^i / 2), which is −Σₖ 2⁻ᵏ/k Σᵢ q^(ki), and the inner sum is geometric. So no state is carried between
+    steps. Numerators and denominators of the inner sums, 1 − q^(kn) and 1 − q^k, grow from term to term without
     cancellation.
     """
     slope = momentum_decay * math.log(0.96)
@@ -51,7 +51,7 @@ def momenta(beta1: float, momentum_decay: float, step: float) -> tuple[float, fl
 
 
 _OPERANDS: dict[str, tuple[tuple[str, ...], list[str]]] = {}
-"""Names of the fields, and what is stated of arrays, by the tuples' names."""
+"""Names of the fields and the stated arrays, by the tuples' names."""
 
 
 def laid_out(arrays: str) -> Callable[[T], T]:
@@ -68,7 +68,7 @@ def laid_out(arrays: str) -> Callable[[T], T]:
 
 @laid_out("a_indptr (M + 1) index; a_indices (NnzA) index; b_indptr (K + 1) index; c_indptr (M + 1) index")
 class Rows(NamedTuple):
-    """Gustavson's algorithm: entries of A name rows of B, whose sum is a row of C. The arrays are of the patterns."""
+    """Gustavson's algorithm: entries of A name rows of B, whose sum is a row of C. The arrays are the patterns'."""
 
     a_indptr: Array
     a_indices: Array
@@ -77,7 +77,7 @@ class Rows(NamedTuple):
 
 
 PAGE = 1024
-"""Columns behind which `RowShapes` may leave a gap."""
+"""Columns after which `RowShapes` may leave a gap."""
 
 
 @laid_out(
@@ -85,7 +85,7 @@ PAGE = 1024
     whole (Shapes) int64; run_columns (Runs) int32; run_ends (Runs) int32"""
 )
 class RowShapes(NamedTuple):
-    """Rows of A that share few shapes, each of which is runs of neighbouring columns, counted from the row's first.
+    """Rows of A that share few shapes. A shape is runs of neighbouring columns, counted from the row's first.
 
     Attributes
     ----------
@@ -94,15 +94,15 @@ class RowShapes(NamedTuple):
     shape, first
         Number of every row's shape, and its first column (0 where it has no entries).
     run_ptr, whole
-        Shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``. Those before ``whole[s]`` can be gone
-        through four entries at a time: what is beyond the run's end is of the same row of A, and there are as many
-        columns up to the row's last one.
+        Shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``. Those before ``whole[s]`` can be processed
+        four entries at a time: entries beyond the run's end belong to the same row of A, and there are as many columns
+        up to the row's last one.
     run_columns, run_ends
-        The column where the run begins, and how many entries the row has up to the run's end.
+        The column where the run begins, and the number of the row's entries up to the run's end.
     gap
-        Where it is not 0, `first` and `run_columns` are of columns that are numbered with so many left out behind every
-        `PAGE`: the values of B are copied to such places first. Channels of as many bytes as a page of memory, or
-        several, would all compete for the same few places of the innermost cache.
+        If not 0, `first` and `run_columns` count columns with this many skipped after every `PAGE`, and the values of B
+        are copied to such places first: channels that are a multiple of a memory page would all compete for the same
+        few sets of the first cache.
     """
 
     indptr: Array
@@ -117,7 +117,7 @@ class RowShapes(NamedTuple):
 
 @laid_out("product_ptr (M + 1) int64; positions (Products) position; row_cuts (Parts + 1) int64")
 class Places(NamedTuple):
-    """Where every product lands.
+    """The place of every product in C.
 
     Products of row r are numbered in the order of Gustavson's algorithm (entries k of row r of A, for each the
     entries q of row ``a_indices[k]`` of B), from ``product_ptr[r]`` on. Product p of row r is added to entry
@@ -134,12 +134,12 @@ class Places(NamedTuple):
     c_indptr (M + 1) index; positions (Products) position; row_cuts (Parts + 1) int64"""
 )
 class Terms(NamedTuple):
-    """Products of single entries, those of row r of C from ``product_ptr[r]`` to ``product_ptr[r + 1] - 1``.
+    """Products of single entries; row r of C has those from ``product_ptr[r]`` to ``product_ptr[r + 1] - 1``.
 
     Attributes
     ----------
     a_index, b_index
-        Which entries of A and B are multiplied. Where `a_index` is None, product p belongs to entry p of A.
+        The entries of A and B that are multiplied. If `a_index` is None, product p belongs to entry p of A.
     positions
         As in `Places`.
     """
@@ -157,7 +157,7 @@ class Terms(NamedTuple):
     starts (Starts) position; row_cuts (Parts + 1) int64"""
 )
 class Runs(NamedTuple):
-    """Rows of B as runs of neighbouring columns, each of which is a run of C as well.
+    """Rows of B as runs of neighbouring columns, each of which is also a run of C.
 
     Rows of B with the same shape have the same columns. Entries of a row of A that follow one another and name rows of
     one shape form a group.
@@ -167,11 +167,10 @@ class Runs(NamedTuple):
     b_shape
         Number of every row's shape.
     run_ptr, run_lengths
-        Shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``, which cut a row of B into pieces of
-        ``run_lengths[u]`` entries.
+        Shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``, of ``run_lengths[u]`` entries each.
     start_ptr, starts
-        For every group of row r and every run of its shape, from ``start_ptr[r]`` on, where in the row of C the run
-        begins.
+        For every group of row r and every run of its shape, from ``start_ptr[r]`` on, the place in the row of C where
+        the run begins.
     """
 
     b_shape: Array
@@ -210,22 +209,22 @@ class Blocks(NamedTuple):
     tiles (Tiles + 1, 11) int64; tile_cuts (Parts + 1) int64"""
 )
 class Pairs(NamedTuple):
-    """For every entry of C the pairs of entries of A and B whose products it is the sum of, in Gustavson's order.
+    """For every entry of C the pairs of entries of A and B whose products are summed, in Gustavson's order.
 
     Entries of C are cut into tiles of neighbours, whose entries of A lie near each other. Within a tile, the lists
-    stand in the order of their lengths, the shortest first.
+    are sorted by length, shortest first.
 
     Attributes
     ----------
     words
         The low `shift` bits are an entry of A, counted from the tile's first one, the others an entry of B.
     order
-        Whose list comes next, counted from the tile's first entry of C.
+        The entry of C whose list comes next, counted from the tile's first one.
     starts, lengths
-        Where in the words of its tile the list of each entry of C begins, and how many words it has.
+        For each entry of C, where in its tile's words its list begins, and the number of its words.
     tiles
-        For every tile, and behind the last: its first entry of C, its first entry of A, its first word, and how many of
-        its lists have 1, 2, … 8 words.
+        For every tile, and one past the last: its first entry of C, its first entry of A, its first word, and the
+        number of its lists with 1, 2, … 8 words.
     tile_cuts
         Tiles in parts of about equal work.
     """
@@ -241,7 +240,7 @@ class Pairs(NamedTuple):
 
 @laid_out("b_indices (NnzB) index; c_indices (NnzC) index; row_cuts (Parts + 1) int64")
 class Columns(NamedTuple):
-    """The columns of B and C, where no place is kept, and their number n."""
+    """The columns of B and C, for kernels that store no places, and their number n."""
 
     b_indices: Array
     c_indices: Array
@@ -254,9 +253,9 @@ class Columns(NamedTuple):
     weight_hh (G * H, H) real written; bias_ih (G * H) real? written; bias_hh (G * H) real? written"""
 )
 class WeightSums(NamedTuple):
-    """The weight gradients of a recurrence, for its backward to sum as it goes: what weights multiply, and the outputs.
+    """The weight gradients of a recurrence, summed by its backward, and the arrays that the weights multiply.
 
-    `x` is the input; `before` the state before each step, h0 and then all of h but the last. The weights have G gates,
+    `x` is the input; `before` the state before each step: h0, then h without its last step. The weights have G gates,
     in the order of torch.nn.
     """
 
@@ -268,7 +267,7 @@ class WeightSums(NamedTuple):
     bias_hh: Array | None
 
 
-# The weight gradients of a recurrence as products over all steps: for sizes that no kernel sums as it goes.
+# The weight gradients of a recurrence as products over all steps, for sizes that no kernel sums as it goes.
 
 
 def multiply_sums(ga: Array, sums: WeightSums) -> None:
@@ -289,10 +288,10 @@ def multiply_sums(ga: Array, sums: WeightSums) -> None:
         sums.bias_hh[...] = of_state.sum(axis=1)
 
 
-# A row of the table, and the function that is made of it.
+# A row of the table, and the function that is made from it.
 #
 # Checks look at dtypes, shapes and layout, never at values: that would cost a pass over the data (on a device a
-# synchronisation) at every call. What indices hold is checked where a pattern is made.
+# synchronisation) at every call. Index values are checked where a pattern is made.
 
 _CLASSES: dict[str, tuple[np.dtype, ...]] = {
     "real": FLOAT_DTYPES,
@@ -301,13 +300,13 @@ _CLASSES: dict[str, tuple[np.dtype, ...]] = {
     "word": (np.dtype(np.uint32), np.dtype(np.uint64)),
     "winner": (np.dtype(np.uint8), np.dtype(np.int32)),
 }
-"""Names that stand for one of two dtypes, the same in all of a call."""
+"""Names for one of two dtypes, the same for all arrays of a call."""
 _ARRAY = re.compile(r"(\w+) \((.*)\) (\w+)(\??)( written)?( = None)?")
 _SIZE = re.compile(r"([A-Z]\w*)( \+ 1)?")
 
 
 class Argument(NamedTuple):
-    """An array that a kernel takes, as the row states it; ``there`` says in Python when it is, "" if always."""
+    """An array argument, as the row states it; ``there`` is a Python condition for its presence, "" if always."""
 
     name: str
     dims: list[str]
@@ -316,7 +315,7 @@ class Argument(NamedTuple):
     written: bool
 
     def sizes(self, bound: set[str]) -> list[str]:
-        """Return the name of the size that each axis tells; an underscore where it is known or no name."""
+        """Return the name of the size that each axis tells; an underscore if it is known or not a name."""
         found: list[str] = []
         for dim in self.dims:
             size = _SIZE.fullmatch(dim)
@@ -325,7 +324,7 @@ class Argument(NamedTuple):
 
 
 class _Row:
-    """A kernel's row. Its function is made when it is first asked for, and takes the row's place in the class."""
+    """A kernel's row. Its function is made at the first access and replaces the row in the class."""
 
     def __init__(self, arguments: str, text: str, checks: tuple[str, ...]) -> None:
         self.items, self.text, self.checks = [item.strip() for item in arguments.split(";")], text, checks
@@ -349,17 +348,17 @@ class _Row:
 
 
 def kernel(arguments: str, text: str, *checks: str) -> Callable[..., None]:
-    """Return a method that checks its arguments, then calls the implementation's of the same name.
+    """Return a method that checks its arguments, then calls the implementation's method of the same name.
 
     Parameters
     ----------
     arguments
         In the notation of `sparsebp.kernels.spec`.
     text
-        What it computes: with the arguments, the docstring.
+        The docstring, to which the arguments are added.
     *checks
-        Python statements: checks of what the notation cannot say, and ``"Size = …"``. They see arguments, fields and
-        sizes. Arrays that tell a size or may be missing have their number of axes by then.
+        Python statements: checks that the notation cannot express, and ``"Size = …"``. They see arguments, fields and
+        sizes. The number of axes of arrays that tell a size or may be missing is checked before.
     """
     row: Any = _Row(arguments, text, checks)
     return row
@@ -464,32 +463,24 @@ def batch_of(**arrays: Array) -> int:
         if length in (1, batch):
             continue
         if batch != 1:
+            got = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
             raise ShapeError(
-                "Operands have different batch sizes",
-                expected="a last axis of 1 or of one batch size B in all",
-                got=", ".join(f"{name} {value.shape}" for name, value in arrays.items()),
-                remedy="Pass values for the same samples, or shared values with a last axis of 1",
+                "Operands have different batch sizes", expected="last axes of 1 or one batch size", got=got
             )
         batch = length
     return batch
 
 
 def check_class(name: str, array: Array, kind: str) -> np.dtype:
-    """Return the dtype of an array, after checking that it is one that the name stands for."""
+    """Return the dtype of an array, after checking that `kind` includes it."""
     if array.dtype not in _CLASSES[kind]:
-        raise DTypeError(
-            f"{name} has the wrong dtype",
-            expected=" or ".join(dtype.name for dtype in _CLASSES[kind]),
-            got=array.dtype,
-            remedy=f"Convert it with {name}.astype(...); nothing is converted silently",
-        )
+        expected = " or ".join(dtype.name for dtype in _CLASSES[kind])
+        raise DTypeError(f"{name} has the wrong dtype", expected=expected, got=array.dtype)
     return array.dtype
 
 
 def _refuse_empty(name: str) -> None:
-    raise ShapeError(
-        f"{name} is empty", expected="n_rows + 1 entries", got="0", remedy="Start it with a zero, also for no rows"
-    )
+    raise ShapeError(f"{name} is empty", expected="n_rows + 1 entries", got="0")
 
 
 _SCOPE = {
@@ -497,4 +488,4 @@ _SCOPE = {
     **{f"_{name}": np.dtype(name) for name in ("int64", "int32", "uint16")},
     **{f.__name__: f for f in (batch_of, check_array, check_class, namespace, _refuse_empty)},
 }
-"""What the functions see besides their module."""
+"""Names that the functions see in addition to their module's."""

@@ -35,28 +35,28 @@ from sparsebp.kernels.operands import check_class, exact, kernel, written
 
 NONLINEARITIES = ("tanh", "relu")
 HELD_INPUTS = (1, 4, 8)
-"""Input sizes of kernels that hold the input's weights, or the sums of their gradients; a smaller input leaves room."""
+"""Input sizes for which kernels that hold the input's weights, or the sums of their gradients, are compiled."""
 
 MOST_INPUTS = HELD_INPUTS[-1]
 """Largest input size that a device's forward kernel projects itself."""
 
 SUMS_AT_MOST = 4
-"""Memory that sums of weight gradients may take over that of the gradients at the gates, which they replace."""
+"""Memory for sums of weight gradients, over the memory of the gates' gradients that they replace."""
 
 Sizes = tuple[int, int, int]
 """``(T, B, H)``: steps, samples, hidden size."""
 
 
 def room_for(features: int) -> int:
-    """Return the smallest of `HELD_INPUTS` that has room for so many features; 0 where none has."""
+    """Return the smallest of `HELD_INPUTS` with room for all features; 0 if there is none."""
     return min((inputs for inputs in HELD_INPUTS if inputs >= features), default=0)
 
 
 def room_for_sums(registers: int, gates: int, hidden: int, features: int, itemsize: int) -> int:
-    """Return for how many inputs a backward that sums weight gradients as it goes is made; 0 where it is none.
+    """Number of inputs of a device's backward that accumulates weight gradients, 0 if it does not.
 
-    A thread holds its rows of the weights and of their sums in registers, so many of which are free. In float64 the
-    values that are loaded ahead take what there would be.
+    A thread holds its rows of the weights and of their sums in registers. In float64, values that are loaded ahead take
+    the free ones.
     """
     if registers == 0 or itemsize != 4:
         return 0
@@ -89,7 +89,7 @@ UPDATE_BUFFERS: dict[UpdateRule, tuple[str, ...]] = {
 }
 """The buffers of each parameter."""
 OPTIONAL_BUFFERS = ("momentum_buffer", "max_exp_avg_sq", "grad_avg")
-"""In their place None stands for a parameter without momentum, AMSGrad, or a second moment that is centered."""
+"""May be None: for a parameter without momentum, without AMSGrad, or whose second moment is not centered."""
 
 
 class Kernels:
@@ -99,19 +99,18 @@ class Kernels:
     ----------
     run
         `sparsebp.kernels.host.HostKernels` or `sparsebp.kernels.device.DeviceKernels`. Their methods have the names and
-        arguments of those here, and look at nothing.
+        arguments of those here, and check nothing.
+
+    Attributes
+    ----------
+    unchecked
+        The host's kernels without their checks, for callers that have checked their arrays; on a device, these kernels.
+        Every argument has to be given; None stands for a default.
     """
 
     def __init__(self, run: Any) -> None:
         self._run = run
-
-    @property
-    def unchecked(self) -> Any:
-        """The host's kernels without their checks, for arrays that a caller has looked at; on a device, these.
-
-        Every argument has to be given; None stands for what is the default here.
-        """
-        return self._run if self._run.unchecked else self
+        self.unchecked = run if run.unchecked else self
 
     # A sparse matrix times vectors and diagonals, gathers, and the values of transposed Jacobians.
 
@@ -133,9 +132,7 @@ class Kernels:
     scale_runs = kernel(
         """indices (Nnz) index; shapes: RowShapes; data (Nnz, B*) real; scale (Cols, B*) real;
         out (Nnz, B) real written""",
-        """As `scale_columns`, with what is known of A's rows besides: `shapes` describes the same pattern.
-
-        No column is read where values have no batch.""",
+        """As `scale_columns`; `shapes` describes the rows of the same pattern. Without a batch no column is read.""",
     )
     gather = kernel(
         "data (N, B) real; index (M) index; out (M, B) real written",
@@ -150,7 +147,7 @@ class Kernels:
         "kept (B, N) real; function: SlopeFunction; out (N, B) real written",
         """The diagonal of a pointwise operator: ``out[i, b] = slope(kept[b, i])``.
 
-        `function` "given": the slope is what was kept; "relu", "tanh", "sigmoid": it is f' as told from y.""",
+        `function` "given": `kept` is the slope; "relu", "tanh", "sigmoid": `kept` is y = f(x), and the slope f'.""",
         "check_function(function)",
     )
     max_pool_values = kernel(
@@ -158,17 +155,17 @@ class Kernels:
         out (Lines * windows * taps, B) real written""",
         """Max pooling: one where a window takes its maximum, else zero.
 
-        Entries come in lines of ``windows * taps``: `windows` windows beside each other from ``window[l]`` on, of each
-        `taps` places beside each other from ``offset[l]`` on. ``out[(l, w, t), b]`` is 1 if
+        Entries come in lines of ``windows * taps``: `windows` adjacent windows from ``window[l]`` on, and in each
+        `taps` adjacent places from ``offset[l]`` on. ``out[(l, w, t), b]`` is 1 if
         ``winner[b, window[l] + w] == offset[l] + t``.""",
         "check_line(windows, taps)",
     )
 
-    # C = A @ B of sparse matrices on a kept structure, a kernel a strategy. `out` is overwritten.
+    # C = A @ B of sparse matrices on a stored structure, one kernel for each strategy. `out` is overwritten.
 
     spgemm_positions = kernel(
         "rows: Rows; places: Places; a_data (NnzA, B*) real; b_data (NnzB, B*) real; out (NnzC, B) real written",
-        "Gustavson's algorithm with every product's place kept: no search, and one order of sums.",
+        "Gustavson's algorithm with the place of every product stored: no search, and one order of sums.",
     )
     spgemm_pairs = kernel(
         "pairs: Pairs; a_data (NnzA, B*) real; b_data (NnzB, B*) real; out (NnzC, B) real written",
@@ -177,13 +174,13 @@ class Kernels:
     )
     spgemm_select_rows = kernel(
         "rows: Rows; a_data (NnzA, B*) real; b_data (NnzB, B*) real; out (NnzC, B) real written",
-        """No row of A has more than one entry: rows of B, picked and scaled.
+        """For A with at most one entry a row: rows of B, picked and scaled.
 
         For the entry k of row r of A, row r of `out` is ``a_data[k] *`` row ``a_indices[k]`` of B.""",
     )
     spgemm_select_columns = kernel(
         "terms: Terms; a_data (NnzA, B*) real; b_data (NnzB, B*) real; out (NnzC, B) real written",
-        """No row of B has more than one entry, so that an entry of A makes one product at most.
+        """For B with at most one entry a row, so each entry of A takes part in at most one product.
 
         ``a_data[a_index[p]] * b_data[b_index[p]]`` is added to ``out[c_indptr[r] + positions[p]]``, in the order of
         p.""",
@@ -200,16 +197,17 @@ class Kernels:
     )
     spgemm_accumulate = kernel(
         "rows: Rows; columns: Columns; a_data (NnzA, B*) real; b_data (NnzB, B*) real; out (NnzC, B) real written",
-        """Nothing is kept per product: a dense row of sums, from which the entries of C are read.
+        """Stores nothing per product: sums are collected in a dense row, from which the entries of C are read.
 
         Scratch: n sums (times a vector, if there is a batch) for every part or block that runs.""",
         "check_columns(n)",
     )
     spgemm_filled = kernel(
         "rows: Rows; columns: Columns; a_data (NnzA, B*) real; b_data (NnzB, B*) real; out (NnzC, B) real written",
-        """A, B and C are nearly full: the same through dense matrices, where that is the quicker.
+        """For A, B and C that are nearly full: the product of dense matrices.
 
-        Values that are not finite meet entries alone, never what is not there. Scratch: the three matrices.""",
+        Infinity and NaN are multiplied with entries only, never with the zeros between them. Scratch: the three
+        matrices.""",
         "check_columns(n)",
     )
 
@@ -220,15 +218,15 @@ class Kernels:
         out (So, M, N, B) real written; out_index (S) int64""",
         """A level of dense products: ``out[out_index[s]] = a[a_index[s]] @ b[b_index[s]]`` per sample, for all s.
 
-        `out` is a different array from `a` and `b`; entries of `out` that are not named keep their values.""",
+        `out` is a different array from `a` and `b`; its entries that are not in `out_index` keep their values.""",
     )
     dense_matvec = kernel(
         """a (Sa, M, K, B*) real; a_index (S) int64; x (Sx, K, B) real; x_index (S) int64; add (Sd, M, B) real?;
         add_index (S) int64?; out (So, M, B) real written; out_index (S) int64""",
         """A level of dense matrix-vector products.
 
-        For all s: ``out[out_index[s]] = a[a_index[s]] @ x[x_index[s]] + add[add_index[s]]``, or without both of the
-        last. `out` may be the same array as `x` or `add` as long as no entry that is written is also read.""",
+        For all s: ``out[out_index[s]] = a[a_index[s]] @ x[x_index[s]] + add[add_index[s]]``; `add` and `add_index` may
+        both be None. `out` may be the same array as `x` or `add` as long as no entry that is written is also read.""",
         "check_together('add', add, 'add_index', add_index)",
     )
     dense_chain = kernel(
@@ -257,14 +255,14 @@ class Kernels:
     # Forward takes the projected input, or the input with its weights, where I on a device is at most `MOST_INPUTS`.
 
     def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
-        """Return up to which input size forward had better be given x and w_ih; 0 where a product is faster."""
+        """Return the largest input size for which forward is faster with x and w_ih than after a product; maybe 0."""
         return int(self._run.projected_inputs(gates, hidden, itemsize))
 
     def sums_inside(self, gates: int, columns: int, sizes: Sizes, features: int, itemsize: int, chunks: int) -> bool:
-        """Whether backward sums the weight gradients as it goes where it is given `WeightSums`, and had better be.
+        """Whether backward should be given `WeightSums`, because it sums the weight gradients as it goes.
 
-        ga has `columns` of the hidden size, of which the weights feed `gates`. Every chunk leaves its sums: where they
-        would take much more memory than ga, products are better.
+        ga has `columns` times the hidden size, of which each weight feeds `gates`. Every chunk leaves its sums: if they
+        take much more memory than ga, products are better.
         """
         steps, batch, hidden = sizes
         room, samples = self._run.sums_for(gates, hidden, features, itemsize)
@@ -287,15 +285,15 @@ class Kernels:
         gz (T, B, H) real? written; gh0 (B, H) real written; chunks: int = 1; sums: WeightSums | None = None""",
         """Back-propagation: gz is the gradient at the pre-activations.
 
-        With `sums` the weight gradients are written as well, and gz may be None. Where `room_for_sums` finds room they
-        are summed as the recursion goes, in a fixed order, and no gz is stored for them; elsewhere by products.
+        With `sums` the weight gradients are written as well, and gz may be None. If `sums_inside`, they are summed as
+        the recursion goes, in a fixed order; otherwise by products.
 
         ``g[t] = gy[t] + w_hhᵀ @ gz[t+1]`` (``+ grad_h_n`` at the last t); ``gz[t] = g[t] * f'(t)``;
         ``gh0 = w_hhᵀ @ gz[0]``. f' is ``1 - h²`` (tanh) or ``h > 0`` (relu; 1 at a NaN).
 
         One chunk is the recursion, 2·T·B·H² FLOP. More of them, ``1 <= chunks <= T``, are reduce-then-scan, which
         stores no Jacobian: 2·(H + 1)·T·B·H²·(C - 2)/C FLOP more, for the affine maps of all chunks but the first and
-        the last in time, which need none; it pays where far more than H workers are idle. Scratch: H·H + H values a
+        the last in time, which need none; it pays if far more than H workers are idle. Scratch: H·H + H values a
         map and sample.""",
         "check_nonlinearity(nonlinearity)",
         "check_steps('h', h)",
@@ -306,10 +304,10 @@ class Kernels:
     rnn_maps = kernel(
         """h (T, B, H) real; w_hh (H, H) real; gy (T, B, H) real?; nonlinearity: Nonlinearity;
         maps (C, B, H + 1, H) real written""",
-        """Reduce chunks of steps to affine maps: the first part of reduce-then-scan, by itself.
+        """Reduce chunks of steps to affine maps: the first phase of reduce-then-scan.
 
         Chunk c of C has the steps ``c·T//C … (c + 1)·T//C - 1``. A gradient g, a row, that comes to the state behind a
-        chunk goes to the state before it as ``g @ maps[c, b, :H] + maps[c, b, H]``. 2·(H + 1)·T·B·H² FLOP.""",
+        chunk reaches the state before it as ``g @ maps[c, b, :H] + maps[c, b, H]``. 2·(H + 1)·T·B·H² FLOP.""",
         "check_nonlinearity(nonlinearity)",
         "check_steps('h', h)",
         "check_chunks(C, T)",
@@ -330,8 +328,7 @@ class Kernels:
 
         x, I = 3·H, gates in the order r, z, n: ``W_i x + b_i``, plus ``b_h`` for r and z only.
         ``M = W_hn h + b_hn``; ``n = tanh(x_n + r * M)``; ``h' = (1 - z) * n + z * h``. Gates are kept in the order
-        r, z, n, M. With w_ih, x is the input, and its projection is made here; of b_hh the parts of r and z are
-        used.""",
+        r, z, n, M. With w_ih, x is the input and is projected here, with the parts of b_hh for r and z.""",
         "check_steps('h', h)",
         "I = input_size(3 * H, w_ih, b_ih, b_hh, self._run.MOST_INPUTS)",
     )
@@ -365,9 +362,9 @@ class Kernels:
         "check_steps('h', h)",
     )
 
-    # The LSTM is that of torch.nn (Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers et al., "Learning
-    # to forget", 2000). Its state is the pair (h, c), in this order wherever both stand side by side: a transposed
-    # Jacobian has 2H rows and columns, of which the two blocks from h are dense and the two from c diagonal.
+    # The LSTM of torch.nn (Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers et al., "Learning to
+    # forget", 2000). Its state is the pair (h, c), in this order wherever both are adjacent: a transposed Jacobian has
+    # 2H rows and columns, of which the two blocks from h are dense and the two from c diagonal.
 
     lstm_forward = kernel(
         """x (T, B, I) real; w_hh (4 * H, H) real; h0 (B, H) real; c0 (B, H) real; h (T, B, H) real written;
@@ -401,7 +398,7 @@ class Kernels:
     lstm_maps = kernel(
         """c (T, B, H) real; c0 (B, H) real; gates (T, B, 4 * H) real; w_hh (4 * H, H) real; gy (T, B, H) real?;
         maps (C, B, 2 * H + 1, 2 * H) real written""",
-        """Reduce chunks of an LSTM's steps to affine maps of (h, c), as `rnn_maps` those of h.
+        """Reduce chunks of an LSTM's steps to affine maps of (h, c), as `rnn_maps`.
 
         (4·(2H + 1) + 6)·T·B·H² FLOP.""",
         "check_steps('c', c)",
@@ -412,13 +409,13 @@ class Kernels:
         out (T, 2 * H * (H + 1), B) real written""",
         """Materialise the scan's elements: the transposed Jacobian of (h, c)[t] with respect to (h, c)[t-1].
 
-        For every step the values on `sparsebp.patterns.lstm_pattern`, row by row. A row of h[t-1] has 2H of them, those
-        of h[t] before those of c[t]; a row of c[t-1] has two.""",
+        For every step the values on `sparsebp.patterns.lstm_pattern`, row by row. A row of h[t-1] has 2H of them, h[t]
+        before c[t]; a row of c[t-1] has two.""",
         "check_steps('c', c)",
     )
 
-    # Sliding windows. Window o begins at input ``o * stride - before``; its tap t lies ``t * dilation`` further. What
-    # lies outside the input is zero for a convolution and never a maximum. The options are one integer an axis.
+    # Sliding windows. Window o begins at input ``o * stride - before``; its tap t lies ``t * dilation`` further. Taps
+    # outside the input are zero for a convolution and never a maximum. The options are one integer for each axis.
 
     convolve = kernel(
         """weight (O, C // groups, Kd, Kh, Kw) real; x (B, C, D, H, W) real; stride: tuple[int, ...];
@@ -430,7 +427,7 @@ class Kernels:
     convolve_t = kernel(
         """weight (O, C // groups, Kd, Kh, Kw) real; y (B, O, Od, Oh, Ow) real; stride: tuple[int, ...];
         before: tuple[int, ...]; dilation: tuple[int, ...]; groups: int; out (B, C, D, H, W) real written""",
-        "The transpose of `convolve`: from the gradient at its output to that at its input.",
+        "The transpose of `convolve`: from the gradient at its output to the gradient at its input.",
         "check_groups(groups, C, O)",
         "check_windows(3, stride=stride, before=before, dilation=dilation)",
     )
@@ -446,7 +443,8 @@ class Kernels:
         dilation: tuple[int, ...]; y (N, Oh, Ow) real written; winner (N, Oh, Ow) winner written""",
         """The maximum of every window, and its place counted in C order over the kernel: uint8 for up to 256 taps.
 
-        The first maximum wins; NaN wins over all, of several the last. Every window must meet the input.""",
+        The first maximum wins; NaN wins over all numbers, and the last NaN over others. Every window must meet the
+        input.""",
         "check_windows(2, kernel=kernel, stride=stride, before=before, dilation=dilation)",
         "check_winner(winner, kernel)",
     )
@@ -458,8 +456,8 @@ class Kernels:
         "check_winner(winner, kernel)",
     )
 
-    # Element by element, or channel by channel. With `limits` (low, high), the result is what `clamp` makes of it, and
-    # with y, gy what `clamp_grad` makes of it.
+    # Element by element, or channel by channel. With `limits` (low, high), the result is clamped, and with y, gy first
+    # goes through `clamp_grad`.
 
     channel_normalise = kernel(
         """x (B, C, N) real; weight (C) real?; bias (C) real?; eps: float; mean (C) real written;
@@ -467,8 +465,7 @@ class Kernels:
         limits: tuple[float, float] | None = None""",
         """Normalise every channel by its mean and variance (divided by the number) over batch and positions.
 
-        ``scale = 1 / sqrt(var + eps)`` and ``out = (x - mean) * scale * weight + bias``, without what is None. With
-        `limits` (low, high), `out` is what `clamp` makes of that.""",
+        ``scale = 1 / sqrt(var + eps)`` and ``out = (x - mean) * scale * weight + bias``; None drops a term.""",
         "check_limits(limits)",
     )
     channel_scale = kernel(
@@ -478,9 +475,7 @@ class Kernels:
     channel_products = kernel(
         """gy (B, C, N) real; x (B, C, N) real; mean (C) real; sums (C) real written; products (C) real written;
         y (B, C, N) real? = None; limits: tuple[float, float] | None = None""",
-        """``sums = Σ gy`` and ``products = Σ gy * (x - mean)`` of every channel, over batch and positions.
-
-        With `y` and `limits` (low, high), gy is what `clamp_grad` makes of it.""",
+        "``sums = Σ gy`` and ``products = Σ gy * (x - mean)`` of every channel, over batch and positions.",
         "check_limits(limits, y)",
     )
     channel_back = kernel(
@@ -489,8 +484,8 @@ class Kernels:
         y (B, C, N) real? = None; limits: tuple[float, float] | None = None""",
         """The transpose of `channel_normalise` at x, for its mean and scale, and the sums of `channel_products`.
 
-        ``out = (gy - sums / N - (x - mean) * products * scale**2 / N) * scale * weight``, N elements a channel. With
-        `y` and `limits` (low, high), gy is what `clamp_grad` makes of it. Sums that are `known` are read.""",
+        ``out = (gy - sums / N - (x - mean) * products * scale**2 / N) * scale * weight``, N elements a channel.
+        Sums that are `known` are read.""",
         "check_limits(limits, y)",
     )
     channel_track = kernel(
@@ -509,7 +504,7 @@ class Kernels:
     )
     clamp_grad = kernel(
         "gy (N) real; y (N) real; low: float; high: float; out (N) real written",
-        "``out = gy where low < y <= high or y is NaN, else 0``: `high` is the last y of slope 1.",
+        "``out = gy where low < y <= high or y is NaN, else 0``: at `high` the slope is 1.",
         "check_limits((low, high))",
     )
     gelu = kernel(
@@ -528,8 +523,8 @@ class Kernels:
     )
 
     # Sequences of arrays, all of one real dtype and of any shapes: one pass over memory for all of them. A number's
-    # result does not depend on what else is in the call. Implementations are told how to `check` all arrays, too: they
-    # call it before they touch any that do not look right at once.
+    # result does not depend on the other arrays in the call. Implementations are also passed `check`, which checks all
+    # arrays: they call it only if a quick look finds something wrong.
 
     def optimizer_update(
         self,
@@ -542,12 +537,12 @@ class Kernels:
     ) -> None:
         """The update of torch.optim's optimizer of that name, in place on params and buffers.
 
-        grads: one like each parameter. buffers: one sequence for each name in ``UPDATE_BUFFERS[rule]``, with an array
-        like each parameter (None: see ``OPTIONAL_BUFFERS``). options
-        (n, len(UPDATE_OPTIONS[rule])) float64: a row for each parameter, flags as 0 or 1. steps (n,) int64: the number
-        of this update of each parameter, from 1. Both on the host; or on the device, read when the kernel runs.
+        grads: one for each parameter. buffers: one sequence for each name in ``UPDATE_BUFFERS[rule]``, with an array
+        for each parameter (None: see ``OPTIONAL_BUFFERS``). options (n, len(UPDATE_OPTIONS[rule])) float64: a row for
+        each parameter, flags as 0 or 1. steps (n,) int64: the number of this update of each parameter, from 1. Both on
+        the host; or on the device, read when the kernel runs.
 
-        No array may be there twice. What depends on the step alone (bias corrections) is worked out in float64.
+        No array may occur twice. Bias corrections are computed in float64.
         """
         check_update_options(rule, len(params), buffers, options, steps)
 
@@ -559,7 +554,7 @@ class Kernels:
     def scale_arrays(self, arrays: Sequence[Array], factor: float | Array) -> None:
         """Multiply all arrays by one number, in place.
 
-        factor: a number, or an array () of float64 beside the arrays, which is read when the kernel runs.
+        factor: a number, or an array () of float64 where the arrays are, which is read when the kernel runs.
         """
         if hasattr(factor, "shape") and not isinstance(factor, np.generic):
             exact("factor", factor, FLOAT64, ())
@@ -570,7 +565,7 @@ class Kernels:
         self._run.clamp_arrays(arrays, limit, lambda: _check_written(arrays))
 
     def square_sums(self, arrays: Sequence[Array], out: Array) -> None:
-        """Sum of the squares of each array, accumulated in float64, in an order that depends on its size alone.
+        """Sum of the squares of each array, accumulated in float64, in an order that depends only on its size.
 
         out (n,) float64, written; it belongs to the namespace of the arrays.
         """
@@ -594,96 +589,69 @@ def check_nonlinearity(nonlinearity: str) -> None:
 def check_line(windows: int, taps: int) -> None:
     """Check the sizes of a line of `max_pool_values`."""
     if windows < 1 or taps < 1:
-        raise OptionError(
-            "A line holds at least one window and one tap", expected="windows >= 1 and taps >= 1",
-            got=f"windows={windows}, taps={taps}", remedy="Pass 1 and 1 for entries without structure",
-        )  # fmt: skip
+        raise OptionError("A line holds at least one window and one tap", got=f"windows={windows}, taps={taps}")
 
 
 def check_shift(shift: int) -> None:
     """Check where the entry of B begins in a word of `Pairs`."""
     if not 0 <= shift <= 32:
-        raise ShapeError(
-            "The entry of B begins outside of a word", expected="a shift from 0 to 32", got=shift,
-            remedy="Pass the number of bits that an entry of A has",
-        )  # fmt: skip
+        raise ShapeError("The entry of B begins outside the word", expected="a shift from 0 to 32", got=shift)
 
 
 def check_blocks(rows: int, m: int, k: int, n: int) -> None:
     """Check the sizes of `Blocks`."""
     if min(m, k, n) < 1 or rows % m:
-        raise ShapeError(
-            "The sizes of the blocks do not fit", expected=f"m, k, n >= 1, m a divisor of {rows} rows",
-            got=(m, k, n), remedy="Pass the sizes that the patterns consist of",
-        )  # fmt: skip
+        raise ShapeError("Block sizes do not fit", expected=f"m, k, n >= 1, m a divisor of {rows} rows", got=(m, k, n))
 
 
 def check_columns(n: int) -> None:
     """Check the number of `Columns`."""
     if n < 0:
-        raise ShapeError(
-            "The number of columns is negative", expected="columns >= 0", got=n, remedy="Pass the number of B's columns"
-        )
+        raise ShapeError("The number of columns is negative", expected="columns >= 0", got=n)
 
 
 def check_together(name: str, array: Array | None, other_name: str, other: Array | None) -> None:
-    """Check that both arrays are there, or neither."""
+    """Check that both arrays are given, or neither."""
     if (array is None) != (other is None):
         missing = name if array is None else other_name
         raise ShapeError(
-            f"{missing} is missing", expected=f"{name} and {other_name} together, or neither", got=f"{missing}=None",
-            remedy=f"Pass {missing} as well",
-        )  # fmt: skip
+            f"{missing} is missing", expected=f"{name} and {other_name}, or neither", got=f"{missing}=None"
+        )
 
 
 def check_steps(name: str, array: Array) -> None:
     """Check that a sequence (T, B, H) has steps and a hidden size."""
-    steps, _, hidden = array.shape
-    if steps < 1:
+    if array.shape[0] < 1:
         raise ShapeError(
-            f"{name} holds no time steps, and empty sequences are not allowed", expected="(T, B, H) with T >= 1",
-            got=array.shape, remedy="Leave empty sequences out before calling",
-        )  # fmt: skip
-    if hidden < 1:
-        raise ShapeError(
-            f"{name} has a hidden size of zero", expected="(T, B, H) with H >= 1", got=array.shape,
-            remedy="Use a hidden size of at least 1",
-        )  # fmt: skip
+            f"{name} has no steps, and empty sequences are not allowed", expected="T >= 1", got=array.shape
+        )
+    if array.shape[2] < 1:
+        raise ShapeError(f"{name} has a hidden size of zero", expected="(T, B, H) with H >= 1", got=array.shape)
 
 
 def check_chunks(chunks: int, steps: int) -> None:
     """Check the number of chunks of a sequence."""
     if not 1 <= chunks <= steps:
-        raise OptionError(
-            "The number of chunks does not fit the number of steps", expected=f"1 <= chunks <= T = {steps}", got=chunks,
-            remedy="Pass fewer chunks; chunks=1 is the sequential recursion",
-        )  # fmt: skip
+        raise OptionError("Wrong number of chunks", expected=f"1 <= chunks <= T = {steps}", got=chunks)
 
 
 def check_outgoing(name: str, ga: Array | None, sums: Any) -> None:
-    """Check that a backward has something to write to: gradients at the pre-activations, or sums."""
+    """Check that a backward has somewhere to write: gradients at the pre-activations, or sums."""
     if ga is None and sums is None:
-        raise OptionError(
-            f"{name} is missing", expected="an array to write to, or sums", got="None and None",
-            remedy=f"Pass {name}, or the WeightSums in whose place it may be left out",
-        )  # fmt: skip
+        raise OptionError(f"{name} is missing", expected=f"{name}, or sums in its place", got="None and None")
 
 
 def input_size(rows: int, w_ih: Array | None, b_ih: Array | None, b_hh: Array | None, most: int) -> int:
-    """Return the last axis of x: that of the projection, so many rows, or of an input of at most so many features."""
+    """Return the last axis of x: `rows` for a projection, else the number of features, at most `most`."""
     if w_ih is None:
         if b_ih is not None or b_hh is not None:
-            raise OptionError(
-                "A bias of the input was given without its weights", expected="w_ih with b_ih and b_hh",
-                got="w_ih=None", remedy="Pass w_ih, or leave the biases out: the projected input has them",
-            )  # fmt: skip
+            raise OptionError("An input bias was given without its weights", expected="w_ih with b_ih and b_hh",
+                              remedy="Leave the biases out: the projected input includes them")  # fmt: skip
         return rows
     features = int(w_ih.shape[1])
     if not 1 <= features <= most:
-        raise ShapeError(
-            "The input size is not one that forward projects", expected=f"w_ih of shape ({rows}, 1 to {most})",
-            got=w_ih.shape, remedy="Pass the projection in place of x: x @ w_ih.T with its bias, and no w_ih",
-        )  # fmt: skip
+        raise ShapeError("Forward does not project this input size", expected=f"w_ih of shape ({rows}, 1 to {most})",
+                         got=w_ih.shape, remedy="Pass x @ w_ih.T with its bias in place of x")  # fmt: skip
     return features
 
 
@@ -691,41 +659,33 @@ def check_groups(groups: int, channels: int, rows: int) -> None:
     """Check the groups of a convolution."""
     if groups < 1 or channels % groups or rows % groups:
         raise OptionError(
-            "groups does not fit the channels", expected=f"a divisor of {channels} and of {rows}", got=groups,
-            remedy="Pass 1 for a convolution over all channels",
-        )  # fmt: skip
+            "groups does not fit the channels", expected=f"a divisor of {channels} and {rows}", got=groups
+        )
 
 
 def check_windows(axes: int, **values: tuple[int, ...]) -> None:
     """Check the options of windows."""
     for name, value in values.items():
-        if len(value) != axes or min(value) < (0 if name == "before" else 1):
+        least = int(name != "before")
+        if len(value) != axes or min(value) < least:
             raise OptionError(
-                f"{name} does not fit the windows", expected=f"{axes} integers, at least {int(name != 'before')}",
-                got=repr(value), remedy="Pass one for every axis",
-            )  # fmt: skip
+                f"{name} does not fit the windows", expected=f"{axes} integers >= {least}", got=repr(value)
+            )
 
 
 def check_winner(winner: Array, kernel: tuple[int, ...]) -> None:
-    """Check that places in a kernel fit."""
+    """Check that `winner` can hold the kernel's taps."""
     if winner.dtype == "uint8" and kernel[0] * kernel[1] > 256:
-        raise DTypeError(
-            "winner cannot hold the places of the kernel", expected="int32", got="uint8", remedy="Allocate int32"
-        )
+        raise DTypeError("winner cannot hold the places of the kernel", expected="int32", got="uint8")
 
 
 def check_limits(limits: tuple[float, float] | None, *y: Array | None) -> None:
-    """Check the limits of kernels that clamp as well; a mask `y` goes with limits, and with none of them is None."""
+    """Check the limits of kernels that also clamp; a mask `y` is given exactly if limits are."""
     if any((array is None) != (limits is None) for array in y):
-        raise OptionError(
-            "What is between the limits is not said", expected="both y and limits, or neither",
-            got="limits alone" if limits is not None else "y alone", remedy="Pass the other one as well",
-        )  # fmt: skip
+        got = "limits alone" if limits is not None else "y alone"
+        raise OptionError("y and limits belong together", expected="both y and limits, or neither", got=got)
     if limits is not None and not limits[0] < limits[1]:
-        raise OptionError(
-            "The limits are in the wrong order", expected="low < high", got=f"low={limits[0]}, high={limits[1]}",
-            remedy="Swap them",
-        )  # fmt: skip
+        raise OptionError("The limits are in the wrong order", expected="low < high", got=f"{limits[0]}, {limits[1]}")
 
 
 # Checks of sequences of arrays.
@@ -760,26 +720,16 @@ def check_update(
 def check_update_options(
     rule: UpdateRule, count: int, buffers: Sequence[Sequence[Array | None]], options: Array, steps: Array
 ) -> None:
-    """Check what of the arguments of `optimizer_update` is quickly looked at.
-
-    Raises
-    ------
-    OptionError
-        The rule is unknown.
-    ShapeError
-        The rule has another number of buffers.
-    """
+    """Check the arguments of `optimizer_update` that are quick to check."""
     if rule not in UPDATE_OPTIONS:
-        raise OptionError(
-            "Unknown update rule", expected=" or ".join(UPDATE_OPTIONS), got=rule, remedy="Pass one of them"
-        )
+        raise OptionError("Unknown update rule", expected=" or ".join(UPDATE_OPTIONS), got=rule)
     _check_length(f"The buffers of {rule}", buffers, len(UPDATE_BUFFERS[rule]))
     exact("options", options, FLOAT64, (count, len(UPDATE_OPTIONS[rule])))
     exact("steps", steps, INT64, (count,))
 
 
 def _check_written(arrays: Sequence[Array]) -> None:
-    """Check what `_check_arrays` does, and that all may be written."""
+    """Check as `_check_arrays`, and that all may be written."""
     _check_arrays(arrays)
     for i, array in enumerate(arrays):
         backend.check_array(f"arrays[{i}]", array, written=True)
@@ -795,7 +745,7 @@ def _check_arrays(arrays: Sequence[Array], name: str = "arrays") -> None:
 
 
 def _check_together(arrays: dict[str, Array]) -> None:
-    """Check that all are arrays of one namespace: each by itself first, since a NumPy scalar is on the host anyhow."""
+    """Check that all are arrays of one namespace: each by itself first, since NumPy scalars mix with any array."""
     for name, array in arrays.items():
         _check_is_array(name, array)
     backend.namespace(**arrays)
@@ -809,10 +759,9 @@ def _like(name: str, array: Array, param: Array) -> None:
 def _check_is_array(name: str, array: Array) -> None:
     backend.namespace(**{name: array})
     if isinstance(array, np.generic):  # without memory of its own that a kernel could read
-        raise LayoutError(f"{name} is not an array", expected="an array", got=type(array).__name__,
-                          remedy="Pass an array; numpy.asarray(...) makes one of a scalar")  # fmt: skip
+        raise LayoutError(f"{name} is not an array", got=type(array).__name__, remedy="Pass numpy.asarray(...) of it")
 
 
 def _check_length(name: str, items: Sequence[object], count: int) -> None:
     if len(items) != count:
-        raise ShapeError(f"{name} has the wrong length", expected=count, got=len(items), remedy="Pass one for each")
+        raise ShapeError(f"{name} has the wrong length", expected=count, got=len(items))

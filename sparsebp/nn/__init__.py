@@ -27,8 +27,8 @@ from sparsebp.nn.attention import (
 )
 from sparsebp.nn.basic import Dropout, Dropout2d, Flatten, Identity, Unflatten, ZeroPad2d
 from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-from sparsebp.nn.draws import draw_rows
 from sparsebp.nn.gradients import Back, Gradients, value_and_grad
+from sparsebp.nn.init import draw_rows
 from sparsebp.nn.layer import Layer, inference_mode
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.loss import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss

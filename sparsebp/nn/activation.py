@@ -20,14 +20,14 @@ from sparsebp.nn.layer import Layer, check_gy, check_input, full, parameter_dtyp
 
 
 class Pointwise(Layer):
-    """``y = f(x)`` element by element; `saved` is y, or x where a subclass says that its slope needs x."""
+    """``y = f(x)`` element by element; `saved` is y, or x if the slope needs x."""
 
     # Infinite and huge elements follow IEEE arithmetic without a warning: `∞ · 0` gives NaN, as in PyTorch.
 
     replayable = True
     stepwise = True
 
-    # `"y"` or `"x"`: what is saved for `slope`. An f that is monotone tells f' from y.
+    # What is saved for `slope`, `"y"` or `"x"`: of a monotone f, y determines f'.
     saves: ClassVar[Literal["x", "y"]] = "y"
     kernel_slope: ClassVar[SlopeFunction | None] = None  # The kernels' name of f where they know its slope, else None
 
@@ -37,7 +37,7 @@ class Pointwise(Layer):
 
     @abc.abstractmethod
     def slope(self, saved: Array) -> Array:
-        """Return f'(x) from what is saved: y = f(x), or x."""
+        """Return f'(x) from the saved y = f(x) or x."""
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return f(x), of the shape and dtype of x."""
@@ -85,7 +85,7 @@ class Clamped(InPlace):
         """Return x between the limits."""
         xp = backend.namespace(x)
         y = backend.empty(xp, x.shape, x.dtype)
-        kernels.get(xp).clamp(xp.ascontiguousarray(x).reshape(-1), *self.limits(), y.reshape(-1))
+        kernels.get(xp).unchecked.clamp(xp.ascontiguousarray(x).reshape(-1), *self.limits(), y.reshape(-1))
         return y
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
@@ -110,7 +110,7 @@ class Clamped(InPlace):
 
 @lru_cache(maxsize=256)
 def _inside(lowest: float, highest: float, dtype: np.dtype) -> tuple[Any, Any]:
-    """Return what `Clamped.inside` does; the sign of a zero, which the cache does not see, changes no comparison."""
+    """Return the result of `Clamped.inside`. The cache ignores the sign of zero, which changes no comparison."""
     with np.errstate(over="ignore"):  # one beyond the dtype's range is infinite
         low, high = dtype.type(lowest), dtype.type(highest)
     return low, high if np.isinf(high) else np.nextafter(high, low)
@@ -119,10 +119,7 @@ def _inside(lowest: float, highest: float, dtype: np.dtype) -> tuple[Any, Any]:
 class ReLU(Clamped):
     """``max(x, 0)``, as `torch.nn.ReLU`; the slope at 0 is 0. A NaN stays one, and its slope is 1.
 
-    Parameters
-    ----------
-    inplace
-        Has no effect: the input is never written to.
+    `inplace` has no effect.
     """
 
     kernel_slope = "relu"
@@ -140,12 +137,7 @@ class Hardtanh(Clamped):
     min_val, max_val
         The limits.
     inplace
-        Has no effect: the input is never written to.
-
-    Raises
-    ------
-    OptionError
-        `max_val` is not above `min_val`, or one of them is no number.
+        Has no effect.
     """
 
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
@@ -171,12 +163,7 @@ class LeakyReLU(InPlace):
     negative_slope
         Slope below zero, of any sign.
     inplace
-        Has no effect: the input is never written to.
-
-    Raises
-    ------
-    OptionError
-        It is not a finite number.
+        Has no effect.
     """
 
     saves = "x"  # with a slope of 0 or below, y does not tell the sign of x
@@ -202,12 +189,7 @@ class ELU(InPlace):
     alpha
         -alpha is the limit at -∞.
     inplace
-        Has no effect: the input is never written to.
-
-    Raises
-    ------
-    OptionError
-        It is not a finite number.
+        Has no effect.
     """
 
     saves = "x"  # near -∞, y + alpha loses the digits of the slope
@@ -261,10 +243,7 @@ class Sigmoid(Pointwise):
 class SiLU(InPlace):
     """``x / (1 + exp(-x))``, as `torch.nn.SiLU`.
 
-    Parameters
-    ----------
-    inplace
-        Has no effect: the input is never written to.
+    `inplace` has no effect.
     """
 
     saves = "x"  # not monotone
@@ -293,11 +272,6 @@ class GELU(Pointwise):
     ----------
     approximate
         ``"none"``: Φ from the error function; ``"tanh"``: ``x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))``.
-
-    Raises
-    ------
-    OptionError
-        `approximate` is neither.
 
     Notes
     -----
@@ -339,11 +313,6 @@ class Softplus(Pointwise):
         The larger, the nearer to ReLU.
     threshold
         Above it the function is the identity, and its slope 1.
-
-    Raises
-    ------
-    OptionError
-        One of them is not a finite number, or `beta` is 0.
     """
 
     saves = "x"
@@ -378,11 +347,6 @@ class Softmax(Layer):
     dim
         Number of the axis, from the end where negative; None: the last one. (In PyTorch None is deprecated, and not
         always the last one.)
-
-    Raises
-    ------
-    OptionError
-        It is no integer.
     """
 
     replayable = True
@@ -397,13 +361,7 @@ class Softmax(Layer):
         return self.dim == -1
 
     def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return the softmax of x, of its shape; `saved` is y.
-
-        Raises
-        ------
-        OptionError
-            x has no axis `dim`.
-        """
+        """Return the softmax of x, of its shape; `saved` is y."""
         xp = check_input(x)
         if not -max(x.ndim, 1) <= self.dim < max(x.ndim, 1):
             raise OptionError("x has no such axis", expected=f"dim from {-x.ndim} to {x.ndim - 1}", got=self.dim)
@@ -429,7 +387,7 @@ class Softmax(Layer):
         return saved.ndim < 2
 
     def couples_samples(self, saved: Array) -> bool:
-        """Whether the axis is that of the batch."""
+        """Whether the axis is the batch."""
         return saved.ndim > 1 and self.dim in (0, -saved.ndim)
 
     def jacobian_t(self, saved: Array) -> Any:
@@ -438,13 +396,13 @@ class Softmax(Layer):
         Raises
         ------
         OptionError
-            The axis is that of the batch.
+            The axis is the batch.
         """
         from sparsebp.jacobians import axis_jacobian_t
 
         if self.couples_samples(saved):
             raise OptionError(
-                f"{type(self).__name__} over the batch couples the samples, so no sample has a Jacobian of its own",
+                f"{type(self).__name__} over the batch couples the samples, so there is no Jacobian per sample",
                 expected="dim of another axis than the first", got=self.dim, remedy="Use input_grad"
             )  # fmt: skip
         axis, shape = self.dim % max(saved.ndim, 1), saved.shape
@@ -464,11 +422,6 @@ class LogSoftmax(Softmax):
     ----------
     dim
         As for `Softmax`.
-
-    Raises
-    ------
-    OptionError
-        It is no integer.
     """
 
     def _of(self, xp: ModuleType, x: Array) -> Array:
@@ -503,10 +456,7 @@ class SELU(ELU):
     With weights of variance 1 / fan_in (`init.lecun_linear`) activations stay near mean 0 and variance 1 through many
     layers.
 
-    Parameters
-    ----------
-    inplace
-        Has no effect: the input is never written to.
+    `inplace` has no effect.
 
     Notes
     -----
@@ -528,10 +478,7 @@ class SELU(ELU):
 class ReLU6(Hardtanh):
     """``min(max(x, 0), 6)``, as `torch.nn.ReLU6`; the slope at 0 and 6 is 0, at a NaN 1.
 
-    Parameters
-    ----------
-    inplace
-        Has no effect: the input is never written to.
+    `inplace` has no effect.
     """
 
     def __init__(self, inplace: bool = False) -> None:
@@ -544,7 +491,7 @@ class Mish(InPlace):
     Parameters
     ----------
     inplace
-        Has no effect: the input is never written to.
+        Has no effect.
 
     Notes
     -----
@@ -585,15 +532,8 @@ class PReLU(Layer):
         1, or the number of channels: x is (B, num_parameters, …) then.
     init
         The weight at the start.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64, of the weight.
-
-    Raises
-    ------
-    OptionError
-        `num_parameters` is below 1, or `init` is not a finite number.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
 
     Notes
     -----
@@ -615,13 +555,7 @@ class PReLU(Layer):
         return self.num_parameters == 1
 
     def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return the PReLU of x; `saved` is x.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x has another number of channels than weights, or another dtype.
-        """
+        """Return the PReLU of x; `saved` is x."""
         weight = self.params["weight"]
         xp = check_input(x, dtype=weight.dtype, like=weight)
         if self.num_parameters > 1 and (x.ndim < 2 or x.shape[1] != self.num_parameters):

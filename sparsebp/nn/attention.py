@@ -1,4 +1,4 @@
-"""What a Transformer is made of: multi-head attention, embeddings, positions, encoder layers."""
+"""The layers of a Transformer: multi-head attention, embeddings, positions, encoder layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from sparsebp.core.check import (
     check_number,
 )
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
-from sparsebp.kernels.dense import matmul, matmul_batches
 from sparsebp.nn.activation import GELU, ReLU
 from sparsebp.nn.basic import Dropout, dropout_mask, identity_jacobian_t
 from sparsebp.nn.cells import Lengths, parse_lengths
@@ -41,15 +40,15 @@ from sparsebp.nn.layer import (
     total_work,
     uniform,
 )
-from sparsebp.nn.linear import Linear, column_sums
+from sparsebp.nn.linear import Linear
 from sparsebp.nn.norm import LayerNorm
 from sparsebp.nn.pool import Lone
 
-# What attention does with the products of queries and keys: masks, as torch.nn takes them, and softmax.
+# Attention scores: masks, as torch.nn takes them, and softmax.
 
 
 class Pairs(NamedTuple):
-    """The pairs of steps of an attention: B samples, so many heads, T steps that look at S."""
+    """The pairs of steps of an attention: B samples, a number of heads, T steps that look at S."""
 
     batch: int
     heads: int
@@ -63,7 +62,7 @@ class Pairs(NamedTuple):
         # like: An array of the products' dtype.
         # attn_mask: (T, S) or (B · heads, T, S), bool or of that dtype.
         # key_padding_mask: (B, S), likewise.
-        # valid: (B, S), bool, False for what is left out.
+        # valid: (B, S), bool, False for steps left out.
         batch, heads, steps, looked_at = self
         found = []
         if attn_mask is not None:
@@ -77,7 +76,7 @@ class Pairs(NamedTuple):
         return found
 
     def masked(self, xp: ModuleType, products: Array, masks: list[Array]) -> Array:
-        """Return products (B · heads, T, S or more) with the masks; what stands behind S is left alone."""
+        """Return products (B · heads, T, S or more) with the masks; columns past S are unchanged."""
         if not masks:
             return products
         more, shaped = products.shape[-1] - self.looked_at, products.reshape(*self[:3], products.shape[-1])
@@ -121,14 +120,14 @@ def _check(name: str, mask: Array, shapes: tuple[tuple[int, ...], ...], like: Ar
 
 
 class AttentionSaved(NamedTuple):
-    """What `MultiheadAttention.forward` keeps."""
+    """Saved by `MultiheadAttention.forward`."""
 
     inputs: tuple[Array, ...]  # x of a sequence that looks at itself; else query, key and value
     # Queries (scaled by 1/√head_dim), keys and values, (B · num_heads, steps, head_dim) each.
     heads: tuple[Array, Array, Array]
     attention: Array  # How much each step looks at each (B · num_heads, T, S); rows add up to 1
     mask: Array | None  # The dropout mask that they were multiplied with, or None
-    merged: Array  # What `out_proj` saved
+    merged: Array  # Saved by `out_proj`
 
 
 class AttentionGradients(Gradients):
@@ -172,18 +171,10 @@ class MultiheadAttention(Layer):
         Only None or `embed_dim`: keys and values are projected by one matrix with the queries.
     batch_first
         Whether sequences are (B, T, embed_dim) and not (T, B, embed_dim).
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
     rng
         Generator or seed of the initial values; the dropout masks' generator is seeded by one draw from it.
-
-    Raises
-    ------
-    OptionError
-        A number is no integer from 1 on, `embed_dim` no multiple of `num_heads`, `dropout` outside 0 … 1, a flag no
-        truth value, or `kdim` or `vdim` another length.
 
     Notes
     -----
@@ -238,32 +229,27 @@ class MultiheadAttention(Layer):
         Parameters
         ----------
         query
-            (T, B, embed_dim), or (B, T, embed_dim) with ``batch_first``; (T, embed_dim) is a lone sample.
+            (T, B, embed_dim), or (B, T, embed_dim) with ``batch_first``; (T, embed_dim) is an unbatched sample.
         key, value
             Other sequences of S steps, both of one shape; None: the query looks at itself.
         key_padding_mask
-            (B, S), of a lone sample (S,): bool, True for steps of the key that none looks at, or numbers of x's dtype
+            (B, S), unbatched (S,): bool, True for steps of the key that none looks at, or numbers of x's dtype
             that are added to the products.
         attn_mask
             (T, S) or (B · num_heads, T, S), in the same way for pairs of steps.
         is_causal
             That `attn_mask` is causal; without a mask it is refused, as in PyTorch. It changes nothing.
         lengths
-            Valid steps of each sample of the key (B integers in 1 … S), or None for all. No step looks at one behind
+            Valid steps of each sample of the key (B integers in 1 … S), or None for all. No step attends to one after
             them, whose numbers must be finite all the same.
 
         Returns
         -------
         y
-            Of the shape of the query. What it holds behind a sample's end means nothing. A step to which the masks
-            leave nothing looks at nothing: its weights are 0, as in PyTorch without ``need_weights``.
+            Of the shape of the query. Values past a sample's end are meaningless. A step whose pairs are all masked
+            has weights 0, as in PyTorch without ``need_weights``.
         saved
-            What the way back needs, and `weights`.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError, OptionError
-            An argument does not fit.
+            For backward, and for `weights`.
         """
         weight = self.params["in_proj_weight"]
         inputs: tuple[Any, ...] = (query,) if key is None and value is None else (query, key, value)
@@ -298,7 +284,7 @@ class MultiheadAttention(Layer):
     def weights(self, saved: Any, average: bool = True) -> Array:
         """Return how much each step looked at each, (B, T, S), the mean of the heads, or of each (B, num_heads, T, S).
 
-        Of a lone sample without the B. What dropout dropped is zero.
+        Without the B for an unbatched sample. Dropped weights are zero.
         """
         if isinstance(saved, Lone):
             return self.weights(saved.batch, average)[0]
@@ -322,16 +308,16 @@ class MultiheadAttention(Layer):
         masks = pairs.masks(xp, weight, attn_mask, key_padding_mask, None if valid is None else valid.valid[:, :, 0].T)
         queries, keys, values = self._project(xp, weight, inputs, batch)
         queries *= weight.dtype.type(1 / math.sqrt(self.head_dim))
-        attention = matmul_batches(xp, queries, keys.transpose(0, 2, 1))
+        attention = kernels.dense(xp).matmul_batches(queries, keys.transpose(0, 2, 1))
         attention = pairs.masked(xp, attention, masks)
         softmax(attention, masked=bool(masks))
         mask = dropout_mask(self.generator, attention, self.dropout) if self._drops else None
-        looked = matmul_batches(xp, attention if mask is None else attention * mask, values)
+        looked = kernels.dense(xp).matmul_batches(attention if mask is None else attention * mask, values)
         y, merged = self.children["out_proj"].forward(self._merge(xp, looked[None], inputs[0].shape))
         return y, AttentionSaved(inputs, (queries, keys, values), attention, mask, merged)
 
     def gradients(self, gy: Array, saved: Any) -> AttentionGradients:
-        """Return the gradients; what leads to queries, keys and values is computed once for I and W."""
+        """Return the gradients; the gradients at queries, keys and values are computed once for I and W."""
         if isinstance(saved, Lone):
             xp, axis = backend.namespace(gy=gy), self.batch_axes[0]
             inner = self.gradients(xp.expand_dims(gy, axis), saved.batch)
@@ -341,19 +327,19 @@ class MultiheadAttention(Layer):
             )  # fmt: skip
         x, weight, width = saved.inputs[0], self.params["in_proj_weight"], self.embed_dim
         xp = check_gy(gy, x.shape, x.dtype, x)
-        out = gradients_of(self.children["out_proj"], gy, saved.merged)
+        matmul, out = kernels.dense(xp).matmul, gradients_of(self.children["out_proj"], gy, saved.merged)
         projected = Shared(lambda: self._core(xp, out.input_grad(), saved), xp)
 
         def at_input() -> Array:
             found = projected()[0]
-            return matmul(xp, found[0], weight if len(found) == 1 else weight[:width])
+            return matmul(found[0], weight if len(found) == 1 else weight[:width])
 
         def at_others() -> tuple[Array, Array]:
             found = projected()[0]
             if len(found) == 1:
                 raise OptionError("There was no key", expected="a forward of query, key and value",
                                   got="one of x alone", remedy="Use g.input, the gradient at all three")  # fmt: skip
-            return matmul(xp, found[1], weight[width : 2 * width]), matmul(xp, found[2], weight[2 * width :])
+            return matmul(found[1], weight[width : 2 * width]), matmul(found[2], weight[2 * width :])
 
         def at_weights() -> dict[str, Any]:
             found, extra = projected()
@@ -370,7 +356,7 @@ class MultiheadAttention(Layer):
         )  # fmt: skip
 
     def lone(self, saved: Any) -> bool:
-        """Whether the forward had a lone sample."""
+        """Whether the forward had an unbatched sample."""
         return isinstance(saved, Lone)
 
     def capture_obstacle(self) -> str | None:
@@ -379,7 +365,7 @@ class MultiheadAttention(Layer):
 
     @property
     def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First with ``batch_first``, else behind the steps."""
+        """First with ``batch_first``, else after the steps."""
         return (0, 0) if self.batch_first else (1, 1)
 
     @property
@@ -387,11 +373,11 @@ class MultiheadAttention(Layer):
         return self.training and self.dropout > 0
 
     def _project(self, xp: ModuleType, weight: Array, inputs: tuple[Array, ...], batch: int) -> tuple[Array, ...]:
-        """Return queries, keys and values, (B · num_heads, steps, head_dim), with what is added behind the keys."""
+        """Return queries, keys and values, (B · num_heads, steps, head_dim), with the steps added after the keys."""
         count, heads = 3 // len(inputs), []
         for i, array in enumerate(inputs):
             rows = slice(i * count * self.embed_dim, (i + 1) * count * self.embed_dim)
-            projected = matmul(xp, array, weight[rows].T)
+            projected = kernels.dense(xp).matmul(array, weight[rows].T)
             if "in_proj_bias" in self.params:
                 projected += self.params["in_proj_bias"][rows]
             heads += list(self._split(xp, projected))
@@ -406,19 +392,18 @@ class MultiheadAttention(Layer):
         return tuple(heads)
 
     def _core(self, xp: ModuleType, g: Array, saved: AttentionSaved) -> tuple[list[Array], dict[str, Array]]:
-        """Return the gradients at what `in_proj_weight` gives, from the one at what `out_proj` takes."""
-        # They are merged as one for a sequence that looks at itself. And those at `bias_k` and `bias_v`.
+        """Return the gradients at the projections (one array for self-attention), and at `bias_k` and `bias_v`."""
         (queries, keys, values), attention, mask = saved.heads, saved.attention, saved.mask
         (g,) = self._split(xp, g)
         given = attention if mask is None else attention * mask
-        at_values = matmul_batches(xp, given.transpose(0, 2, 1), g)
-        scores = matmul_batches(xp, g, values.transpose(0, 2, 1))
+        at_values = kernels.dense(xp).matmul_batches(given.transpose(0, 2, 1), g)
+        scores = kernels.dense(xp).matmul_batches(g, values.transpose(0, 2, 1))
         if mask is not None:
             scores *= mask
         softmax_grad(scores, attention)
-        at_queries = matmul_batches(xp, scores, keys)
+        at_queries = kernels.dense(xp).matmul_batches(scores, keys)
         at_queries *= g.dtype.type(1 / math.sqrt(self.head_dim))
-        at_keys = matmul_batches(xp, scores.transpose(0, 2, 1), queries)
+        at_keys = kernels.dense(xp).matmul_batches(scores.transpose(0, 2, 1), queries)
         steps, extra = saved.inputs[-1].shape[0 if self.batch_axes[0] else 1], {}
         if "bias_k" in self.params:
             for name, found in (("bias_k", at_keys), ("bias_v", at_values)):
@@ -431,10 +416,11 @@ class MultiheadAttention(Layer):
 
     def _projection_grads(self, xp: ModuleType, found: list[Array], inputs: tuple[Array, ...]) -> dict[str, Array]:
         flat = [g.reshape(prod(g.shape[:2]), g.shape[2]) for g in found]
-        weights = [matmul(xp, g.T, x.reshape(len(g), self.embed_dim)) for g, x in zip(flat, inputs, strict=True)]
+        dense = kernels.dense(xp)
+        weights = [dense.matmul(g.T, x.reshape(len(g), self.embed_dim)) for g, x in zip(flat, inputs, strict=True)]
         grads = {"in_proj_weight": weights[0] if len(weights) == 1 else xp.concatenate(weights)}
         if "in_proj_bias" in self.params:
-            sums = [column_sums(xp, g) for g in flat]
+            sums = [dense.column_sums(g) for g in flat]
             grads["in_proj_bias"] = sums[0] if len(sums) == 1 else xp.concatenate(sums)
         return grads
 
@@ -480,23 +466,16 @@ class Embedding(Layer):
         Only PyTorch's defaults: rows are not rescaled in place, and gradients are dense arrays.
     scale_grad_by_freq
         Whether the gradient of a row is divided by how often its number stands in the input.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
     rng
         Generator or seed of the initial values, N(0, 1).
 
-    Raises
-    ------
-    OptionError
-        A length is negative or no integer, there is no row `padding_idx`, or an option is not supported.
-
     Notes
     -----
-    Parameter: ``weight`` (num_embeddings, embedding_dim). The input are integers: there is no gradient with respect to
-    them, so nothing that is to be trained can stand in front. With respect to the weights, the output is a selection of
-    rows, a sparse matrix with one entry a row; the gradient is its transpose times gy, always added in the same order.
+    Parameter: ``weight`` (num_embeddings, embedding_dim). Integers have no gradient, so no trained layer can come
+    before this one. With respect to the weights, the output is a selection of rows, a sparse matrix with one entry a
+    row; the gradient is its transpose times gy, always added in the same order.
     """
 
     stepwise = True
@@ -530,7 +509,7 @@ class Embedding(Layer):
         Raises
         ------
         DTypeError, DeviceError
-            x is no array of integers, or on another device.
+            x is not an array of integers, or on another device.
         OptionError
             A number is out of range.
         """
@@ -575,7 +554,7 @@ class Embedding(Layer):
         return {"weight": grad if mask is None else masking.kept(grad, mask)}
 
     def _rows(self, ids: Array) -> Array:
-        """Return rows of the table, with 0 for what a layer that shares it has pruned."""
+        """Return rows of the table, with 0 where a layer that shares it is pruned."""
         weight = self.params["weight"]
         rows, mask = weight.take(ids, axis=0), masking.mask_of(weight)
         return rows if mask is None else masking.kept(rows, mask.take(ids, axis=0))
@@ -600,7 +579,7 @@ class Embedding(Layer):
                               remedy="Number from 0, or build a larger Embedding")  # fmt: skip
 
 
-# What sequences need before and behind an encoder: a step's position, and the mean over the steps.
+# Before and after an encoder: a step's position, and the mean over the steps.
 
 
 class PositionalEmbedding(Layer):
@@ -619,15 +598,10 @@ class PositionalEmbedding(Layer):
     rng
         Generator or seed of the initial values, N(0, 0.02²).
 
-    Raises
-    ------
-    OptionError
-        A length is below 1 or no integer, or `batch_first` is no truth value.
-
     Notes
     -----
     Parameter: ``weight`` (max_length, embedding_dim). Source: Vaswani et al., "Attention Is All You Need", 2017, §3.5
-    (learned positional embeddings); the initial values are those of Devlin et al., "BERT", 2019.
+    (learned positional embeddings); initial values as in Devlin et al., "BERT", 2019.
     """
 
     replayable = True
@@ -645,13 +619,7 @@ class PositionalEmbedding(Layer):
         self.params["weight"] = normal(check_generator("rng", rng), shape, 0.02, backend.float_dtype(dtype))
 
     def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return x, plus its position's vector at every step; `saved` is x.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x has another number of axes or features, more steps than there are vectors, or another dtype.
-        """
+        """Return x, plus its position's vector at every step; `saved` is x."""
         weight = self.params["weight"]
         check_input(x, dtype=weight.dtype, shape=(None, None, self.embedding_dim), like=weight)
         steps = x.shape[1 if self.batch_first else 0]
@@ -680,12 +648,12 @@ class PositionalEmbedding(Layer):
 
     @property
     def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First with ``batch_first``, else behind the steps."""
+        """First with ``batch_first``, else after the steps."""
         return (0, 0) if self.batch_first else (1, 1)
 
 
 class MeanSaved(NamedTuple):
-    """What `MeanOverSteps.forward` keeps: the input, and of padded sequences their lengths."""
+    """Saved by `MeanOverSteps.forward`: the input, and the lengths of padded sequences."""
 
     x: Array
     lengths: Lengths | None
@@ -698,11 +666,6 @@ class MeanOverSteps(Layer):
     ----------
     batch_first
         Whether sequences are (B, T, d) and not (T, B, d).
-
-    Raises
-    ------
-    OptionError
-        It is no truth value.
     """
 
     replayable = True
@@ -728,11 +691,6 @@ class MeanOverSteps(Layer):
             (B, d).
         saved
             A `MeanSaved`.
-
-        Raises
-        ------
-        ShapeError, DTypeError, OptionError
-            x has another number of axes, or no steps; or `lengths` do not fit.
         """
         xp = check_input(x, shape=(None, None, None))
         steps = x.shape[self._axis]
@@ -741,11 +699,11 @@ class MeanOverSteps(Layer):
         valid = parse_lengths(lengths, steps, x.shape[1 - self._axis], xp) if x.size else None
         if valid is None:
             return x.mean(axis=self._axis), MeanSaved(x, None)
-        kept = xp.where(self._turned(valid.valid), x, x.dtype.type(0))  # whatever stands behind an end, NaN too
+        kept = xp.where(self._turned(valid.valid), x, x.dtype.type(0))  # whatever comes after an end, NaN too
         return kept.sum(axis=self._axis) / valid.values[:, None].astype(x.dtype), MeanSaved(x, valid)
 
     def input_grad(self, gy: Array, saved: MeanSaved) -> Array:
-        """Return gy divided by the number of steps, at each of them; zero behind a sample's end."""
+        """Return gy divided by the number of steps, at each of them; zero past a sample's end."""
         x, lengths = saved
         xp = check_gy(gy, (x.shape[1 - self._axis], x.shape[2]), x.dtype, x)
         if lengths is None:
@@ -777,7 +735,7 @@ class MeanOverSteps(Layer):
 
     @property
     def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First in the output; in the input first with ``batch_first``, else behind the steps."""
+        """First in the output; in the input first with ``batch_first``, else after the steps."""
         return (0 if self.batch_first else 1), 0
 
 
@@ -789,7 +747,7 @@ _ACTIVATIONS: dict[str, type[Layer]] = {"relu": ReLU, "gelu": GELU}
 
 
 class EncoderSaved(NamedTuple):
-    """What every layer inside saved, by its name; the shape of the input; an empty array that is like it."""
+    """The saved values of the layers inside, by name; the input's shape; an empty array of its dtype and device."""
 
     parts: dict[str, Any]
     shape: tuple[int, ...]
@@ -808,7 +766,7 @@ class TransformerEncoderLayer(Layer):
     dim_feedforward
         Features between the two linear layers.
     dropout
-        Probability of a zero in the attention, behind it, and in and behind the linear layers, while training.
+        Probability of a zero in the attention, after it, and in and after the linear layers, while training.
     activation
         ``"relu"`` or ``"gelu"``, or torch.nn.functional's function of that name, between the linear layers.
     layer_norm_eps
@@ -816,20 +774,13 @@ class TransformerEncoderLayer(Layer):
     batch_first
         Whether sequences are (B, T, d_model) and not (T, B, d_model).
     norm_first
-        Whether the normalisations come before the attention and the linear layers, and not behind the sums.
+        Whether the normalisations come before the attention and the linear layers, instead of after the sums.
     bias
         Whether linear layers, attention and normalisations have biases.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
     rng
         Generator or seed of the initial values; the generators of the dropout masks are seeded by draws from it.
-
-    Raises
-    ------
-    OptionError
-        A number is out of range, `d_model` no multiple of `nhead`, `activation` another one, or a flag no truth value.
 
     Notes
     -----
@@ -880,23 +831,18 @@ class TransformerEncoderLayer(Layer):
         Parameters
         ----------
         x
-            (T, B, d_model), or (B, T, d_model) with ``batch_first``; (T, d_model) is a lone sample.
+            (T, B, d_model), or (B, T, d_model) with ``batch_first``; (T, d_model) is an unbatched sample.
         src_mask, src_key_padding_mask, is_causal
             ``attn_mask``, ``key_padding_mask`` and ``is_causal`` of the attention.
         lengths
-            Valid steps of each sample (B integers in 1 … T), or None for all. No step looks at one behind them.
+            Valid steps of each sample (B integers in 1 … T), or None for all. No step attends to one after them.
 
         Returns
         -------
         y
-            Of the shape of x. What it holds behind a sample's end means nothing.
+            Of the shape of x. Values past a sample's end are meaningless.
         saved
             An `EncoderSaved`.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError, OptionError
-            An argument does not fit.
         """
         parts: dict[str, Any] = {}
         options = {
@@ -955,7 +901,7 @@ class TransformerEncoderLayer(Layer):
         return Gradients(self, gy, saved, at_input, at_weights)
 
     def lone(self, saved: EncoderSaved) -> bool:
-        """Whether the forward had a lone sample."""
+        """Whether the forward had an unbatched sample."""
         return len(saved.shape) == 2
 
     def input_grad_work(self, shape: tuple[int, ...], saved: EncoderSaved) -> Work:

@@ -1,4 +1,4 @@
-"""Layers that hand on what comes in: as it is, with other axes, with a border, or with a part of it dropped."""
+"""Layers that rearrange their input: identity, flattening, padding, dropout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparsebp.core.check import (
     shown,
 )
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.nn.draws import draw_rows
+from sparsebp.nn.init import draw_rows
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.pool import SampleLayer
 
@@ -62,11 +62,6 @@ class Flatten(Layer):
     ----------
     start_dim, end_dim
         First and last of the axes that become one, counted from the end where negative.
-
-    Raises
-    ------
-    OptionError
-        One of them is no integer.
     """
 
     replayable = True
@@ -77,13 +72,7 @@ class Flatten(Layer):
         self.end_dim = check_integer("end_dim", end_dim, -64, 63)
 
     def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return x reshaped; `saved` is x.
-
-        Raises
-        ------
-        ShapeError
-            x has no such axes, or the last one comes before the first.
-        """
+        """Return x reshaped; `saved` is x."""
         check_input(x)
         return x.reshape(self._shape(x)), x
 
@@ -106,7 +95,7 @@ class Flatten(Layer):
             The batch is among the axes that became one.
         """
         if self.couples_samples(saved):
-            raise OptionError("The batch is among the axes that became one, so no sample has a Jacobian of its own",
+            raise OptionError("The batch is among the flattened axes, so there is no Jacobian per sample",
                               expected="start_dim of 1 or more", got=self.start_dim,
                               remedy="Use input_grad")  # fmt: skip
         return identity_jacobian_t(saved)
@@ -130,14 +119,9 @@ class Unflatten(Layer):
     Parameters
     ----------
     dim
-        The axis, counted from the end where negative; the batch axis is none.
+        The axis, counted from the end if negative; not the batch.
     unflattened_size
-        The lengths of the axes that it becomes; one of them may be -1, for what is left.
-
-    Raises
-    ------
-    OptionError
-        `dim` is 0 or no integer, or the lengths are no integers, or more than one of them is -1.
+        The lengths of the new axes; one of them may be -1, for the rest.
     """
 
     replayable = True
@@ -154,13 +138,7 @@ class Unflatten(Layer):
                               remedy="Pass Unflatten(1, (3, -1)), say")  # fmt: skip
 
     def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return x reshaped; `saved` is x.
-
-        Raises
-        ------
-        ShapeError
-            x has no such axis beside the batch, or its length is not that of the axes together.
-        """
+        """Return x reshaped; `saved` is x."""
         check_input(x)
         return x.reshape(self._shape(x)), x
 
@@ -192,11 +170,6 @@ class ZeroPad2d(SampleLayer):
     ----------
     padding
         How many lines: left, right, above, below; one number for all four. Where negative, lines are left out.
-
-    Raises
-    ------
-    OptionError
-        It is neither a number nor four.
     """
 
     replayable = True
@@ -239,7 +212,7 @@ class ZeroPad2d(SampleLayer):
         left, right, above, below = self.padding
         height, width = x.shape[2] + above + below, x.shape[3] + left + right
         if height < 0 or width < 0:
-            raise ShapeError("x is smaller than what is left out", expected=f"padding {self.padding} or more",
+            raise ShapeError("x is smaller than the part left out", expected=f"padding {self.padding} or more",
                              got=x.shape)  # fmt: skip
         return (*x.shape[:2], height, width)
 
@@ -262,14 +235,9 @@ class Dropout(Layer):
     p
         Probability of a zero, 0 <= p <= 1.
     inplace
-        Has no effect: the input is never written to.
+        Has no effect.
     rng
         Generator or seed; every forward draws a new mask.
-
-    Raises
-    ------
-    OptionError
-        `p` is out of range, `inplace` no truth value, or `rng` no seed.
     """
 
     replayable = True
@@ -307,14 +275,14 @@ class Dropout(Layer):
         return identity_jacobian_t(x) if mask is None else pointwise_jacobian_t(mask)
 
     def _mask(self, x: Array) -> Array:
-        """Draw what x is multiplied with."""
+        """Draw the mask."""
         return dropout_mask(self.generator, x, self.p, self.batch_axes[0])
 
 
 class Dropout2d(Dropout):
     """Zero whole channels of x (B, C, …) with probability `p` while training, as `torch.nn.Dropout2d`.
 
-    Options and errors are those of `Dropout`.
+    Options and errors as for `Dropout`.
 
     Notes
     -----
@@ -322,13 +290,7 @@ class Dropout2d(Dropout):
     """
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array | None]]:
-        """Return the masked x; `saved` holds x and the mask (None when nothing is dropped).
-
-        Raises
-        ------
-        ShapeError
-            x has another number of axes.
-        """
+        """Return the masked x; `saved` holds x and the mask (None when nothing is dropped)."""
         check_input(x)
         if x.ndim not in (3, 4):
             raise ShapeError("x has no images", expected="(B, C, H, W) or (B, C, L)", got=x.shape,

@@ -7,8 +7,7 @@ gradients at the gates then follow from the gradient at every state without a re
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import ModuleType
@@ -19,18 +18,17 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import BACKWARDS, Array, Backward, ScanAlgorithm, check_choice, check_integer
 from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.locks import forkable_lock
 from sparsebp.jacobians.jacobian import DEFAULT_MEMORY_LIMIT
-from sparsebp.nn.cells import CellMath, GivenState, Lengths, RunGradients, State, SummedGradients, Tape, Weights, split
+from sparsebp.nn.cells import CellMath, GivenState, Lengths, RunGradients, Tape, Weights, split
 from sparsebp.patterns import SparsityPattern
 
 FUSED = ("bp", "chunked")
-"""Algorithms that are one kernel's, or a few."""
+"""Algorithms of fused kernels, which store no Jacobian."""
 
 
 @dataclass(frozen=True)
 class BackwardOptions:
-    """How to run backward: the algorithm, and what each algorithm takes (None: it chooses)."""
+    """The backward algorithm and its options; None lets the algorithm choose."""
 
     algorithm: Backward = "auto"
     up_levels: int | None = None
@@ -47,47 +45,19 @@ class BackwardOptions:
                 object.__setattr__(self, name, check_integer(name, value, low))
 
 
-def choose(
-    options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType,
-    **stack: int,
-) -> Any:  # fmt: skip
-    """Return the `scan.cost.Choice` for states of `shape` (T, B, H): for ``auto`` the cost model's."""
-    # `stack` are `input_size`, `layers` and `directions`.
-    from sparsebp.scan.recurrent import Choice, choose_recurrent_backward
-
-    if options.algorithm == "auto":
-        return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit, **stack)
-    steps = shape[0]
-    # The square root balances the sequential part inside the chunks with the one over the chunks.
-    chunks = min(options.chunks or math.isqrt(steps), steps) if options.algorithm == "chunked" else 1
-    return Choice(options.algorithm, chunks, f"backward={options.algorithm!r} was asked for", {}, {})
-
-
-def run_backward_for_weights(
-    choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, *, keep: bool
-) -> SummedGradients:
-    """Return the gradients of one run at its weights and its initial state, and to `keep` it, ga."""
-    # The algorithm is fused, and `cell.sums_inside`.
-    return cell.summed_backward(tape, weights, gy, last, _chunks(choice), keep=keep)
-
-
-def _chunks(choice: Any) -> int:
-    return choice.chunks if choice.algorithm == "chunked" else 1
-
-
 def run_backward(
     options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None,
     last: GivenState,
 ) -> RunGradients:  # fmt: skip
     """Return the gradients of one run from gy (T, B, H) and `last` (B, H), C-contiguous; one is not None."""
-    return cell.around(tape, weights, gy, last, partial(_through_recursion, options, choice))
+    return cell.with_projection(tape, weights, gy, last, partial(_through_recursion, options, choice))
 
 
 def _through_recursion(
     options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState
 ) -> RunGradients:
     if choice.algorithm in FUSED:
-        return cell.backward(tape, w_hh, gy, last, _chunks(choice))
+        return cell.backward(tape, w_hh, gy, last, choice.chunks)
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
     pattern = cell.pattern(hidden)
@@ -135,7 +105,7 @@ def _plan_within(
         ) from error
 
 
-@lru_cache(maxsize=4)  # a plan keeps its buffers, so a few
+@lru_cache(maxsize=4)  # a plan keeps its buffers: cache only a few
 def _scan_plan(
     pattern: SparsityPattern, steps: int, algorithm: ScanAlgorithm, up_levels: int | None, workers: int | None,
     memory_limit: int | None, batch: int, dtype: np.dtype, xp: ModuleType,
@@ -170,7 +140,7 @@ def layer_jacobian_t(
 
     steps, batch, features = tapes[0].x.shape
     hidden, directions = tapes[0].h.shape[2], len(tapes)
-    states = sum(array.shape[2] for array in cell.core_of(tapes[0], weights[0])[1].states)
+    states = sum(array.shape[2] for array in cell.unprojected(tapes[0], weights[0])[1].states)
     xp = backend.namespace(tapes[0].x)
     entries = batch * steps * features * steps * (2 * directions * hidden + states)
     need = entries * tapes[0].x.dtype.itemsize  # the blocks, their copy in the pattern's order, a direction's
@@ -195,7 +165,7 @@ def layer_jacobian_t(
 
 def _direction_blocks(cell: CellMath, tape: Tape, weights: Weights) -> Array:
     """Return (B, T, I, T, H): input step and feature, output step and unit, in the order of the run."""
-    core, tape, w_hh = cell.core_of(tape, weights)
+    core, tape, w_hh = cell.unprojected(tape, weights)
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
     hidden_t = _dense(core.jacobians(tape, w_hh), core.pattern(hidden))
@@ -221,7 +191,7 @@ def _dense(values: Array, pattern: SparsityPattern) -> Array:
 
 
 def _reversed(blocks: Array, lengths: Lengths | None) -> Array:
-    """Bring blocks from the order of a reverse run to that of time, on both time axes."""
+    """Reverse both time axes of the blocks of a reverse run."""
     if lengths is None:
         return blocks[:, ::-1, :, ::-1]
     xp = backend.namespace(blocks)
@@ -229,62 +199,3 @@ def _reversed(blocks: Array, lengths: Lengths | None) -> Array:
     samples = lengths.samples[:, None]
     blocks = blocks[samples, order]
     return xp.moveaxis(xp.moveaxis(blocks, 3, 1)[samples, order], 1, 3)
-
-
-# The ways back through the runs of a recurrent layer, shared by its gradients at input, weights and initial state.
-
-Found = dict[int, RunGradients]
-Summed = dict[int, SummedGradients]
-
-
-class RunsBack:
-    """Takes the ways back when they are first needed, once, whichever thread asks. All is by the number of the run."""
-
-    # Who asks for the weights first gets the first layer's from kernels that sum them as they go, where there are such;
-    # what the gradient at the input needs is not stored then. Should that be asked for after all, those runs go back
-    # again.
-    # every: `every(for_weights)` takes all runs back: with ga, or summed, which only `for_weights` allows.
-    # again: `again(found)` does those anew that were summed, with ga.
-    # xp: On a GPU, another stream waits for what was computed.
-
-    def __init__(
-        self, every: Callable[[bool], tuple[Found, Summed]], again: Callable[[Found], Found], xp: ModuleType
-    ) -> None:
-        self._every, self._again, self._xp = every, again, xp
-        self._lock = forkable_lock()
-        self._done = False
-        self._found: Found = {}
-        self._summed: Summed = {}
-        self._given: set[int] = set()
-        self._mark: Any = None
-
-    def with_ga(self, runs: Iterable[int]) -> Found:
-        """Return the gradients of these runs at everything that a weight feeds."""
-        wanted = list(runs)
-        with self._lock:
-            self._take(for_weights=False)
-            if any(run not in self._found for run in wanted):
-                self._found = self._found | self._again(self._found)
-                self._mark = backend.record(self._xp)
-            return {run: self._found[run] for run in wanted}
-
-    def sums(self) -> dict[int, Weights]:
-        """Return the weight gradients that were summed on the way, once: whoever has them may write to them."""
-        with self._lock:
-            self._take(for_weights=True)
-            new = {run: grads.weights for run, grads in self._summed.items() if run not in self._given}
-            self._given |= new.keys()
-            return new
-
-    def at_initial(self, runs: Iterable[int]) -> list[State]:
-        """Return the gradients at the state before the first step."""
-        with self._lock:
-            self._take(for_weights=False)
-            return [(self._found.get(run) or self._summed[run]).initial for run in runs]
-
-    def _take(self, for_weights: bool) -> None:
-        if self._done:
-            backend.wait(self._xp, self._mark)
-            return
-        self._found, self._summed = self._every(for_weights)
-        self._mark, self._done = backend.record(self._xp), True

@@ -1,7 +1,7 @@
-"""Recurrent cells: what differs between RNN, GRU and LSTM, weights, lengths, and what a run keeps for its way back.
+"""Recurrent cells: the equations of RNN, GRU and LSTM, their weights, lengths, and what a run keeps for backward.
 
-`CellMath` is what a cell implements; layers and the classes of cells (`sparsebp.nn.recurrent`) know nothing else about
-it. A cell's state is one array or several, which it names: h, which is the output too, comes first.
+Layers and cells (`sparsebp.nn.recurrent`) see a `CellMath` only. The state is one or more named arrays; h, which is
+also the output, comes first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from types import ModuleType
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -20,10 +21,9 @@ import numpy as np
 from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.backend import empty
-from sparsebp.core.check import Array
+from sparsebp.core.check import Array, Nonlinearity, check_choice
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.core.threads import one_blas_thread_for
-from sparsebp.kernels.dense import matmul
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn import layer
@@ -49,11 +49,11 @@ class Lengths:
         self.reversed = xp.where(time < self.values, self.values - 1 - time, time)
 
     def mask(self, array: Array) -> Array:
-        """Return a copy of `array` (T, B, n) with zeros (also for NaN) behind every sample's end."""
+        """Return a copy of `array` (T, B, n) with zeros (also for NaN) past every sample's end."""
         return backend.namespace(array).where(self.valid, array, array.dtype.type(0))
 
     def fill(self, array: Array, value: float) -> None:
-        """Write `value` into `array` (T, B, n) behind every sample's end."""
+        """Write `value` into `array` (T, B, n) past every sample's end."""
         backend.namespace(array).copyto(array, array.dtype.type(value), where=~self.valid)
 
     def reverse(self, array: Array) -> Array:
@@ -100,29 +100,29 @@ LONG = 100_000_000
 
 
 def short_products(xp: ModuleType, work: int) -> contextlib.AbstractContextManager[None]:
-    """Return `one_blas_thread_for` so many multiply-adds; a GPU's products leave the host's BLAS alone."""
+    """Return `one_blas_thread_for` that many multiply-adds on the host, a null context on a GPU."""
     return one_blas_thread_for(work) if backend.is_host(xp) else contextlib.nullcontext()
 
 
 def product(a: Array, b: Array) -> Array:
-    """Return what `_multiply` does, whatever a BLAS would do with threads of its own."""
+    """Return ``a @ b``, rounded the same for any number of BLAS threads."""
     with short_products(backend.namespace(a), a.size * b.shape[1]):
         return _multiply(a, b)
 
 
 def transposed_product(a: Array, b: Array) -> Array:
     """Return ``aᵀ @ b``, of two tall matrices."""
-    if backend.is_host(backend.namespace(a)):  # with the narrow b on the left it is split better between threads
+    if backend.is_host(backend.namespace(a)):  # with the narrow b on the left threads share the work better
         return _multiply(b.T, a).T
     return backend.matmul(a.T, b)
 
 
 def _multiply(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, as the BLAS has it, or in parts on all threads: which of the two, the shape says alone."""
+    """Return ``a @ b``: one BLAS call, or in parts on all threads; the choice depends on the shape alone."""
     # On a GPU it is cuBLAS, which reads views and transposes as they lie.
     xp = backend.namespace(a)
     if 2.0 * a.size * b.shape[1] >= LONG or not backend.is_host(xp):
-        return matmul(xp, a, b)
+        return kernels.dense(xp).matmul(a, b)
     out = empty(xp, (*a.shape[:-1], b.shape[1]), a.dtype)
     rows = math.prod(a.shape[:-1])
     xp.matmul(a.reshape(rows, a.shape[-1]), b, out=out.reshape(rows, b.shape[1]))
@@ -149,7 +149,7 @@ def project(x: Array, w: Array, bias: Array | None) -> Array:
     return product(extended_x, extended_w.T)
 
 
-# What runs of a cell over time are made of: weights, what forward kept, and the gradients of the way back.
+# A run of a cell over time: weights, saved arrays, gradients.
 
 State = tuple[Array, ...]
 """One array (B, width) for each name of `CellMath.states`."""
@@ -162,32 +162,21 @@ class Tape:
     """One run of a cell over time, in the order in which it was processed."""
 
     x: Array  # Inputs (T, B, input_size)
-    # For each array of the state `(T + 1, B, H)`: the initial one, then that after every step. `h0`, `h` and `h_prev`
-    # are views of the first, so the weight gradient reads the previous states without a copy.
+    # For each array of the state `(T + 1, B, H)`: the initial one, then that after every step. Views of the first are
+    # `h0` (B, H), and `h` and `h_prev` (T, B, H), after and before each step: the weight gradient copies no states.
     states: tuple[Array, ...]
     gates: Array | None = None  # `(T, B, 4H)` for a GRU (r, z, n, M) and an LSTM (i, f, g, o), None for an RNN
     # The run of the recursion itself, where the cell wraps another one; see `ProjectedLSTMMath`.
     core: Tape | None = None
 
-    @property
-    def h0(self) -> Array:
-        """The initial h (B, H)."""
-        return self.states[0][0]
-
-    @property
-    def h(self) -> Array:
-        """h after each step (T, B, H)."""
-        return self.states[0][1:]
-
-    @property
-    def h_prev(self) -> Array:
-        """h before each step (T, B, H)."""
-        return self.states[0][:-1]
+    def __post_init__(self) -> None:
+        h = self.states[0]
+        self.h0, self.h, self.h_prev = h[0], h[1:], h[:-1]
 
     def ends(self, lengths: Lengths | None) -> State:
         """Return the last state, or that after each sample's last valid step."""
         if lengths is None:
-            return tuple(states[-1] for states in self.states)
+            return tuple(map(itemgetter(-1), self.states))
         return tuple(states[lengths.values, lengths.samples] for states in self.states)
 
     @property
@@ -201,25 +190,25 @@ class Tape:
         return self.states[1][1:]
 
     def arrays(self) -> list[Array]:
-        """Return what is held: inputs, states and gates."""
+        """Return inputs, states and gates."""
         return [self.x, *self.states, *(() if self.gates is None else (self.gates,))]
 
     @property
     def last(self) -> State:
         """The state after the last step."""
-        return tuple(array[-1] for array in self.states)
+        return self.ends(None)
 
 
 @dataclass
 class RecurrentSaved:
-    """What `Recurrent.forward` keeps."""
+    """Saved by `Recurrent.forward`."""
 
     last: State  # The last state, its arrays one by one: h_n, and an LSTM's c_n
-    # The `scan.cost.Choice` of the backward algorithm; its `reason` says why. None where nothing was kept.
+    # The `scan.Choice` of the backward algorithm; its `reason` says why. None where nothing was kept.
     backward_choice: Any
     lengths: Lengths | None  # The lengths, or None
-    tapes: list[Tape]  # The runs, one a layer and direction
-    masks: list[Array | None]  # Dropout masks by layer: what its input was multiplied with, or None
+    tapes: list[Tape]  # The runs, one per layer and direction
+    masks: list[Array | None]  # Dropout mask of each layer's input, or None
 
     @property
     def h_n(self) -> Array:
@@ -245,23 +234,21 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, params: dict[str, Array], suffix: str = "") -> Weights:
         """Take the parameters whose names end in `suffix`."""
-        w_ih, w_hh, b_ih, b_hh, w_hr = _names(suffix)
-        return cls(params[w_ih], params[w_hh], params.get(b_ih), params.get(b_hh), params.get(w_hr))
+        return cls(*map(params.get, weight_names(suffix)))
 
     def named(self, suffix: str = "") -> dict[str, Array]:
-        """Return the parameters under their names and `suffix`; what is None is left out."""
-        return {name: array for name, array in zip(_names(suffix), self, strict=True) if array is not None}
+        """Return the parameters under their names and `suffix`, without those that are None."""
+        return {name: array for name, array in zip(weight_names(suffix), self, strict=True) if array is not None}
 
 
 @lru_cache(maxsize=64)  # asked for some times a step
-def _names(suffix: str) -> tuple[str, ...]:
+def weight_names(suffix: str) -> tuple[str, ...]:
+    """Return the names of a run's `Weights`."""
     return tuple(name + suffix for name in Weights._fields)
 
 
 class RunGradients(NamedTuple):
-    """The gradients that the way back through one run leaves."""
-
-    # At what weights feed, see `CellMath`; at the initial state; and, where a projection's weights need it, at every h.
+    """Gradients of one run: ga (see `CellMath`), at the initial state, and at every h if a projection needs it."""
 
     ga: Array
     initial: State
@@ -274,7 +261,7 @@ class RunGradients(NamedTuple):
 
 
 class SummedGradients(NamedTuple):
-    """The gradients of a run whose way back summed those of the weights as it went; ga only where it was asked for."""
+    """Gradients of a run whose kernel summed the weight gradients on its way; ga only if asked for."""
 
     weights: Weights
     initial: State
@@ -300,39 +287,35 @@ class StateGradients(Gradients):
         return self._once("state", self._state)
 
 
-def set_initial(tape: Tape, initial: GivenState | None) -> None:
-    """Write the state before the first step into the tape."""
-    for array, first in zip(tape.states, initial or (None,) * len(tape.states), strict=True):
-        array[0] = 0 if first is None else first
-
-
 def joined(arrays: GivenState) -> Array:
-    """Return arrays side by side along the last axis; a single one as it is."""
+    """Return arrays side by side along the last axis; a single array unchanged."""
     return arrays[0] if len(arrays) == 1 else backend.namespace(arrays[0]).concatenate(arrays, axis=-1)
 
 
 def split(array: Array, parts: int) -> tuple[Array, ...]:
-    """Return the last axis in so many equal parts: views."""
+    """Split the last axis into equal parts: views."""
     size = array.shape[-1] // parts
     return tuple(array[..., part * size : (part + 1) * size] for part in range(parts))
 
 
 class CellMath(abc.ABC):
-    """The specifics of a cell. ``ga`` is the gradient at everything that a weight feeds, ``(T, B, columns · H)``."""
+    """The equations of a cell. ``ga`` is the gradient at everything that a weight feeds, ``(T, B, columns · H)``."""
 
     name: Literal["rnn", "gru", "lstm"]
     gates: int
     """Rows of the weights, in multiples of the hidden size."""
     columns: int
     """Columns of ga, in multiples of the hidden size."""
+    kept: int
+    """Columns of the gates that a run keeps, in multiples of the hidden size."""
     states: ClassVar[tuple[str, ...]] = ("h",)
     """Names of the arrays that the state consists of."""
     kind: str | None = None
-    """What the host's kernels without a way back call the cell; None: they do not know it."""
+    """Name of the cell in the host's inference kernels; None if they lack it."""
 
-    @abc.abstractmethod
     def input_bias(self, weights: Weights) -> Array | None:
-        """Return the bias that belongs into the input projection (gH,), or None."""
+        """Return the bias of the input projection (gH,), b_ih + b_hh, or None."""
+        return None if weights.bias_ih is None else weights.bias_ih + weights.bias_hh
 
     @abc.abstractmethod
     def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
@@ -344,12 +327,12 @@ class CellMath(abc.ABC):
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
         initial: State, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums` by the recursion (one chunk), or by reduce-then-scan over so many chunks."""
-        # `last` is the gradient that comes to the state after the last step.
+        """Write ga, `initial` and `sums` by the recursion (one chunk), or by reduce-then-scan over several."""
+        # `last` is the gradient at the state after the last step.
 
     @abc.abstractmethod
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
-        """Write what `jacobians` returns."""
+        """Write the values that `jacobians` returns."""
 
     @abc.abstractmethod
     def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
@@ -361,9 +344,9 @@ class CellMath(abc.ABC):
 
     @abc.abstractmethod
     def close(self, tape: Tape, lengths: Lengths) -> None:
-        """Change what the tape holds behind each sample's end so that nothing goes from there to an h."""
-        # The Jacobians there are zero, but that what comes to another array of the last state goes through to the
-        # sample's end unchanged. No product over padded steps can then overflow, and 0 · inf cannot make a NaN.
+        """Change the tape past each sample's end so that no gradient flows from there to an h."""
+        # The Jacobians there become zero, except that a gradient at the last c passes unchanged to the sample's end. So
+        # no product over padded steps overflows, and 0 · inf makes no NaN.
 
     # ---- the same for every cell, but for one that wraps another -----------------------------------------------------
 
@@ -371,13 +354,9 @@ class CellMath(abc.ABC):
         """Return the pattern of one step's transposed Jacobian, n × n for a state of n values: by default dense."""
         return hidden_pattern(hidden)
 
-    def widths(self, weights: Weights) -> tuple[int, ...]:
-        """Return the number of values of each array of the state."""
-        return (weights.weight_hh.shape[1],) * len(self.states)
-
     def forward(self, k: Kernels, x: Array, initial: GivenState | None, weights: Weights) -> Tape:
         """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous."""
-        # An input of few features is projected by the kernels where they are the faster at it. No `initial` state, or
+        # An input of few features is projected by the kernels where they are faster. No `initial` state, or
         # None for an array of it, stands for zeros.
         return self.begin(k, x, weights)(initial)
 
@@ -400,13 +379,12 @@ class CellMath(abc.ABC):
         return h, (h[-1] if lengths is None else h[lengths.values - 1, lengths.samples], *ends)
 
     def fits(self, x: Array, weights: Weights, hidden: int, state: State = ()) -> bool:
-        """Say whether one look shows that the weights of a run on the host, and a `state` (B, hidden), belong to x."""
-        # What else a caller gives the kernels it has made itself, so that these need not look at anything again. Where
-        # something does not fit, the kernels' own checks say what.
-        if not (backend.is_host(backend.namespace(x)) and x.dtype in backend.FLOAT_DTYPES and hidden > 0):
+        """Say whether x, the weights and a `state` (B, hidden) on the host need no check by the kernels."""
+        if type(x) is not np.ndarray or x.dtype not in backend.FLOAT_DTYPES or hidden == 0:
             return False
-        rows, of_state = self.gates * hidden, [(len(part), hidden) for part in state[:1]] * len(state)
-        shapes = (rows, x.shape[-1]), (rows, hidden), (rows,), (rows,), *of_state
+        rows = self.gates * hidden
+        shapes = [(rows, x.shape[-1]), (rows, hidden), (rows,), (rows,)]
+        shapes += [(len(part), hidden) for part in state[:1]] * len(state)
         return all(
             array is None
             or (type(array) is np.ndarray and array.shape == shape and array.dtype == x.dtype
@@ -414,17 +392,13 @@ class CellMath(abc.ABC):
             for array, shape in zip((*weights[:4], *state), shapes, strict=True)
         )  # fmt: skip
 
-    def kernels_for(self, x: Array, weights: Weights, hidden: int) -> Any:
-        """Return the kernels; without their checks where the weights are known to fit."""
-        k = kernels.get(backend.namespace(x))
-        return k.unchecked if self.fits(x, weights, hidden) else k
-
     def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
-        """Do what of `forward` needs no initial state, and return what does the rest with it."""
+        """Do the part of `forward` that needs no initial state; return a function that does the rest."""
         tape, inputs = self.blank(x, weights), self.inputs(k, x, weights)
 
         def finish(initial: GivenState | None) -> Tape:
-            set_initial(tape, initial)
+            for states, first in zip(tape.states, initial or (None,) * len(tape.states), strict=True):
+                states[0] = 0 if first is None else first
             self.run(k, inputs[0], weights, tape, *inputs[1:])
             return tape
 
@@ -432,11 +406,12 @@ class CellMath(abc.ABC):
 
     def blank(self, x: Array, weights: Weights) -> Tape:
         """Return a tape with room for the states of a run over x."""
-        xp, (steps, batch, _) = backend.namespace(x), x.shape
-        return Tape(x, tuple(empty(xp, (steps + 1, batch, width), x.dtype) for width in self.widths(weights)))
+        xp, (steps, batch, _), hidden = backend.namespace(x), x.shape, len(weights.weight_hh) // self.gates
+        states = tuple(empty(xp, (len(self.states), steps + 1, batch, hidden), x.dtype))
+        return Tape(x, states, empty(xp, (steps, batch, self.kept * hidden), x.dtype) if self.kept else None)
 
     def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Array | None, ...]:
-        """Return what `run` takes for x (T, B, I): its projection, or x and what the kernels project it with."""
+        """Return the arguments of `run` for x (T, B, I): its projection, or x with the weights for the kernels."""
         if x.shape[2] > k.projected_inputs(self.gates, weights.weight_hh.shape[1], x.dtype.itemsize):
             return project(x, weights.weight_ih, self.input_bias(weights)), None, None, None
         return x, weights.weight_ih, weights.bias_ih, weights.bias_hh
@@ -448,15 +423,15 @@ class CellMath(abc.ABC):
         ga = empty(xp, (steps, batch, self.columns * hidden), tape.h.dtype)
         return RunGradients(ga, tuple(xp.empty((batch, hidden), dtype=tape.h.dtype) for _ in self.states))
 
-    def core_of(self, tape: Tape, weights: Weights) -> tuple[CellMath, Tape, Array]:
+    def unprojected(self, tape: Tape, weights: Weights) -> tuple[CellMath, Tape, Array]:
         """Return the recursion itself, its run and its weights w_hh: for a cell that wraps another, that one's."""
         return self, tape, weights.weight_hh
 
-    def around(
+    def with_projection(
         self, tape: Tape, weights: Weights, gy: Array | None, last: GivenState,
         back: Callable[[CellMath, Tape, Array, Array | None, GivenState], RunGradients],
     ) -> RunGradients:  # fmt: skip
-        """Take gradients back through what is around the recursion, and with `back` through the recursion itself."""
+        """Take gradients back through a projection, and with `back` through the recursion."""
         return back(self, tape, weights.weight_hh, gy, last)
 
     def backward(
@@ -468,29 +443,28 @@ class CellMath(abc.ABC):
         self.run_back(k, tape, w_hh, gy, last, chunks, grads.ga, grads.initial)
         return grads
 
-    def sums_inside(self, tape: Tape, chunks: int) -> bool:
+    def sums_inside(self, k: Kernels, tape: Tape, chunks: int) -> bool:
         """Whether the kernels sum the weight gradients of this run on the way back, see `summed_backward`."""
-        k = kernels.get(backend.namespace(tape.h))
-        features, itemsize = tape.x.shape[2], tape.h.dtype.itemsize
-        return k.sums_inside(self.gates, self.columns, tape.h.shape, features, itemsize, chunks)
+        x = tape.x
+        return k.sums_inside(self.gates, self.columns, tape.h.shape, x.shape[2], x.dtype.itemsize, chunks)
 
     def summed_backward(
-        self, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, chunks: int = 1, *, keep: bool = False
-    ) -> SummedGradients:
-        """Return the gradients at the weights and the initial state, as `backward` does; ga is stored to `keep` it."""
-        xp = backend.namespace(tape.h)
-        grads = Weights(*(None if a is None else xp.empty(a.shape, dtype=a.dtype) for a in weights))
+        self, k: Any, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, chunks: int = 1, *,
+        keep: bool = False,
+    ) -> SummedGradients:  # fmt: skip
+        """Return the gradients at the weights and the initial state, as `backward` does; `keep` stores ga as well."""
+        h0 = tape.h0
+        xp = backend.namespace(h0)
+        grads = Weights(*[None if a is None else xp.empty(a.shape, dtype=a.dtype) for a in weights])
         ga, initial = (
-            self.empty_gradients(tape)[:2] if keep else (None, tuple(xp.empty_like(tape.h0) for _ in self.states))
+            self.empty_gradients(tape)[:2] if keep else (None, tuple(map(xp.empty_like, [h0] * len(self.states))))
         )
-        found = SummedGradients(grads, initial, ga)
         sums = WeightSums(tape.x, tape.h_prev, *grads[:4])
-        k = self.kernels_for(tape.x, weights, tape.h.shape[2])
         self.run_back(k, tape, weights.weight_hh, gy, last, chunks, ga, initial, sums)
-        return found
+        return SummedGradients(grads, initial, ga)
 
     def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:
-        """Return the way back through the run as one affine map a sample: (B, n + 1, n), rows as in `affine.join`."""
+        """Return the way back through the run as one affine map per sample: (B, n + 1, n), rows as in `affine.join`."""
         # It takes the gradient at the last state, its arrays side by side, to the one at the initial state, where gy
         # (T, B, H), or None, arrives on the way. The chunks are reduced at the same time, and joined.
         from sparsebp.scan import algorithms
@@ -528,7 +502,7 @@ class CellMath(abc.ABC):
         return self._rolled(rows, -1)
 
     def from_torch_order(self, rows: Array) -> Array:
-        """Bring gate rows from torch's order to that of `input_part`."""
+        """Bring gate rows from torch's order to the one of `input_part`."""
         return self._rolled(rows, 1)
 
     def _rolled(self, rows: Array, gates: int) -> Array:
@@ -570,7 +544,7 @@ class CellMath(abc.ABC):
                 sums = backend.matmul(xp.ones(rows, dtype=flat.dtype), flat)
         if weights.bias_ih is not None:
             b_ih = self.to_torch_order(self.input_part(sums))
-            b_hh = self.hidden_part(sums).copy()  # where both are the same sum, in an array of its own
+            b_hh = self.hidden_part(sums).copy()  # a copy: the two may be the same sum
         return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
 
 
@@ -589,35 +563,135 @@ def initial_weights(
     return Weights(weight_ih, weight_hh, bias_ih, bias_hh, draw(proj_size, hidden_size) if proj_size else None)
 
 
-# The specifics of the LSTM's cell: gates in torch's order i, f, g, o, the state (h, c); and of one with a projection.
-#
-# ``c' = f * c + i * g`` and ``h' = o * tanh(c')`` (Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers et
-# al., "Learning to forget", 2000). The Jacobian of a step has two dense and two diagonal blocks.
-#
-# A projection, ``h = W_hr m`` with ``m = o * tanh(c)``, goes around an LSTM without one: the pre-activations ``W_hh h =
-# (W_hh W_hr) m`` follow from m, so the recursion itself is that of an LSTM with the state (m, c) and the weights ``W_hh
-# W_hr``, and every kernel and every scan is there. The first step is fed by h0, which is no projection of anything: its
-# part goes into the projected input, and m begins with zero. h, and what comes to it from y, is then one product over
-# all steps.
+# The equations of the three cells.
 
 
-class LSTMMath(CellMath):
-    """The specifics of the LSTM: ga (T, B, 4H) is the gradient at the pre-activations, in the order i, f, g, o."""
+class RNNMath(CellMath):
+    """``h' = f(W_ih x + b_ih + W_hh h + b_hh)``, f tanh or relu (BPPSA Eq. 9); ga (T, B, H) is the gradient at f's
+    x."""
 
-    name = "lstm"
-    kind: str | None = "lstm"
-    gates = 4
-    columns = 4
-    states = ("h", "c")
+    name = "rnn"
+    gates, columns, kept = 1, 1, 0
+
+    def __init__(self, nonlinearity: Nonlinearity) -> None:
+        self.nonlinearity: Nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+        self.kind = self.nonlinearity
+
+    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
+        """Run the recurrence."""
+        k.rnn_forward(x, weights.weight_hh, tape.h0, self.nonlinearity, tape.h, *projection)
+
+    def run_back(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
+        initial: State, sums: WeightSums | None = None,
+    ) -> None:  # fmt: skip
+        """Write ga, `initial` and `sums`."""
+        k.rnn_backward(tape.h, w_hh, gy, last[0], self.nonlinearity, ga, initial[0], chunks, sums)
+
+    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+        """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""
+        h = backend.namespace(tape.h).ascontiguousarray(tape.h[::-1]) if reverse else tape.h
+        steps, batch, hidden = h.shape
+        k.rnn_jacobians(h, w_hh, self.nonlinearity, out.reshape(steps, hidden, hidden, batch))
+
+    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """Reduce chunks of the run."""
+        k.rnn_maps(tape.h, w_hh, gy, self.nonlinearity, maps)
+
+    def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
+        """``ga = grad_h · f'(h)``."""
+        h = tape.h
+        slope = 1 - h * h if self.nonlinearity == "tanh" else (~(h <= 0)).astype(h.dtype)  # 1 at a NaN, as in PyTorch
+        backend.namespace(ga).multiply(grads[0], slope, out=ga)
+
+    def close(self, tape: Tape, lengths: Lengths) -> None:
+        """Put the states where the slope is 0."""
+        lengths.fill(tape.h, 1 if self.nonlinearity == "tanh" else 0)
+
+
+class GRUMath(CellMath):
+    """A GRU, gates in torch's order r, z, n (BPPSA Eq. 10; its hidden Jacobian is Eq. 11).
+
+    ``r = σ(W_ir x + b_ir + W_hr h + b_hr)``, z alike, ``n = tanh(W_in x + b_in + r * M)`` with ``M = W_hn h + b_hn``;
+    ``h' = (1 - z) * n + z * h``. ga (T, B, 4H) holds the gradients at the arguments of n, r and z, and at M: its first
+    three quarters belong to the input weights, its last three to the hidden weights, so neither product copies.
+    """
+
+    name = kind = "gru"
+    gates, columns, kept = 3, 4, 4
 
     def input_bias(self, weights: Weights) -> Array | None:
-        """Return b_ih + b_hh."""
-        return None if weights.bias_ih is None else weights.bias_ih + weights.bias_hh
+        """Return b_ih, plus b_hh for r and z; the n part of b_hh is inside M."""
+        if weights.bias_ih is None:
+            return None
+        hidden = weights.weight_hh.shape[1]
+        bias = weights.bias_ih.copy()
+        bias[: 2 * hidden] += weights.bias_hh[: 2 * hidden]  # type: ignore[index]  # both biases are there, or none
+        return bias
 
     def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
         """Run the recurrence, keeping every gate."""
-        if tape.gates is None:
-            tape.gates = empty(backend.namespace(x), (*x.shape[:2], len(weights.weight_hh)), x.dtype)
+        hidden = weights.weight_hh.shape[1]
+        if weights.bias_hh is None:
+            b_hn = backend.namespace(x).zeros(hidden, dtype=x.dtype)
+        else:
+            b_hn = weights.bias_hh[2 * hidden :]
+        k.gru_forward(x, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates, *projection)
+
+    def run_back(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
+        initial: State, sums: WeightSums | None = None,
+    ) -> None:  # fmt: skip
+        """Write ga, `initial` and `sums`."""
+        k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, last[0], ga, initial[0], chunks, sums)
+
+    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+        """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""
+        steps, batch, hidden = tape.h.shape
+        out = out.reshape(steps, hidden, hidden, batch)
+        if not reverse:
+            k.gru_jacobians(tape.h, tape.h0, tape.gates, w_hh, out)
+            return
+        xp = backend.namespace(tape.h)
+        states = xp.zeros_like(tape.states[0])  # only states before a step are read: the last entry is unused
+        states[:-1] = tape.h_prev[::-1]
+        k.gru_jacobians(states[1:], states[0], xp.ascontiguousarray(tape.gates[::-1]), w_hh, out)  # type: ignore[index]
+
+    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """Reduce chunks of the run."""
+        k.gru_maps(tape.h, tape.h0, tape.gates, w_hh, gy, maps)
+
+    def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
+        """Write the four gradients, in the notation of Eq. 11: j2 = r(1-r), j6 = 1-n², j7 = 1-z, j9 = z(1-z)."""
+        (grad_h,) = grads
+        r, z, n, m = split(tape.gates, 4)
+        d_n, d_r, d_z, d_m = split(ga, 4)
+        d_n[...] = grad_h * (1 - z) * (1 - n * n)
+        d_m[...] = d_n * r
+        d_r[...] = d_n * m * (r * (1 - r))
+        d_z[...] = grad_h * (tape.h_prev - n) * (z * (1 - z))
+
+    def close(self, tape: Tape, lengths: Lengths) -> None:
+        """Set r = z = M = 0 and n = 1: every term of Eq. 11 vanishes."""
+        for gate, value in zip(split(tape.gates, 4), (0, 0, 1, 0), strict=True):
+            lengths.fill(gate, value)
+
+
+class LSTMMath(CellMath):
+    """An LSTM, gates in torch's order i, f, g, o and the state (h, c); ga (T, B, 4H) is the gradient at their inputs.
+
+    ``i = σ(W_ii x + b_ii + W_hi h + b_hi)``, f and o alike, g with tanh; ``c' = f * c + i * g`` and
+    ``h' = o * tanh(c')`` (Hochreiter & Schmidhuber, "Long Short-Term Memory", 1997; Gers et al., "Learning to forget",
+    2000). The Jacobian of a step has two dense and two diagonal blocks.
+    """
+
+    name = "lstm"
+    kind: str | None = "lstm"
+    gates = columns = kept = 4
+    states = ("h", "c")
+
+    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
+        """Run the recurrence, keeping every gate."""
         k.lstm_forward(x, weights.weight_hh, tape.h0, tape.c0, tape.h, tape.c, tape.gates, *projection)
 
     def run_back(
@@ -641,11 +715,11 @@ class LSTMMath(CellMath):
         k.lstm_maps(tape.c, tape.c0, tape.gates, w_hh, gy, maps)
 
     def pattern(self, hidden: int) -> SparsityPattern:
-        """Return the one whose blocks from c are diagonal."""
+        """Return the pattern whose blocks from c are diagonal."""
         return lstm_pattern(hidden)
 
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
-        """Write the four gradients: what comes to h goes through o, and through tanh(c) to what comes to c."""
+        """Write the four gradients; the gradient at h goes through o, and through tanh(c) to c."""
         at_h, at_c = grads
         i, f, g, o = split(tape.gates, 4)
         d_i, d_f, d_g, d_o = split(ga, 4)
@@ -664,14 +738,15 @@ class LSTMMath(CellMath):
 
 
 class ProjectedLSTMMath(LSTMMath):
-    """The specifics of an LSTM with proj_size: ``tape.core`` is the run of its recursion."""
+    """An LSTM with proj_size, ``h = W_hr m`` with ``m = o * tanh(c)``, around an LSTM without one, `core`.
+
+    Since ``W_hh h = (W_hh W_hr) m``, the recursion is that of an LSTM with the state (m, c) and the weights ``W_hh
+    W_hr``, so every kernel and scan works on it. h0 is not a projection of an m: its part is added to the projected
+    input, and m begins with zero. All h, and the gradients at them, are then one product over all steps.
+    """
 
     core = LSTMMath()
     kind = None
-
-    def widths(self, weights: Weights) -> tuple[int, ...]:
-        """Return the sizes of h and c."""
-        return weights.weight_hh.shape[1], len(weights.weight_hh) // self.gates
 
     def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
         """Project the input; then run the recursion, and project its states."""
@@ -680,10 +755,11 @@ class ProjectedLSTMMath(LSTMMath):
 
         def finish(initial: GivenState | None) -> Tape:
             h0, c0 = initial or (None, None)
-            set_initial(core, (None, c0))
+            for states, first in zip(core.states, (None, c0), strict=True):
+                states[0] = 0 if first is None else first
             if h0 is not None:
                 gx[0] += product(h0, weights.weight_hh.T)
-            self.core.run(k, gx, folded, core)
+            self.core.run(k, gx, folded, core, None, None, None)
             h = empty(backend.namespace(x), (len(x) + 1, *x.shape[1:2], weights.weight_hh.shape[1]), x.dtype)
             h[0] = 0 if h0 is None else h0
             h[1:] = product(core.h, _projection(weights).T)
@@ -691,42 +767,42 @@ class ProjectedLSTMMath(LSTMMath):
 
         return finish
 
-    def core_of(self, tape: Tape, weights: Weights) -> tuple[CellMath, Tape, Array]:
+    def unprojected(self, tape: Tape, weights: Weights) -> tuple[CellMath, Tape, Array]:
         """Return the LSTM without a projection."""
         return self.core, _core(tape), _folded(weights)
 
-    def around(
+    def with_projection(
         self, tape: Tape, weights: Weights, gy: Array | None, last: GivenState,
         back: Callable[[CellMath, Tape, Array, Array | None, GivenState], RunGradients],
     ) -> RunGradients:  # fmt: skip
-        """Take what comes to h to m, and back through the recursion; then find what comes to every h."""
+        """Take the gradient at h to m and back through the recursion; then compute it at every h."""
         w_hr = _projection(weights)
         at_m = None if gy is None else product(gy, w_hr)
         last_m = None if last[0] is None else product(last[0], w_hr)
-        found = back(*self.core_of(tape, weights), at_m, (last_m, *last[1:]))
-        at_h = empty(backend.namespace(tape.h), tape.states[0].shape, tape.h.dtype)  # from behind: what a step feeds
+        found = back(*self.unprojected(tape, weights), at_m, (last_m, *last[1:]))
+        at_h = empty(backend.namespace(tape.h), tape.states[0].shape, tape.h.dtype)  # entry t feeds step t
         at_h[:-1] = product(found.ga, weights.weight_hh)
         at_h[-1] = 0 if last[0] is None else last[0]
         if gy is not None:
             at_h[1:] += gy
         return RunGradients(found.ga, (at_h[0].copy(), *found.initial[1:]), at_h[1:])
 
-    def sums_inside(self, tape: Tape, chunks: int) -> bool:
+    def sums_inside(self, k: Kernels, tape: Tape, chunks: int) -> bool:
         """Return False: the weights' gradients need ga."""
         return False
 
     def weight_grad(self, ga: Array, tape: Tape, weights: Weights, at_h: Array | None = None) -> Weights:
-        """Return those of the projection too: one GEMM more."""
+        """Return the weight gradients with the projection's: one more GEMM."""
         grads = super().weight_grad(ga, tape, weights)
         m = _core(tape).h
         rows = m.shape[0] * m.shape[1]
-        at = at_h.reshape(rows, at_h.shape[2])  # type: ignore[union-attr]  # `around` leaves it
+        at = at_h.reshape(rows, at_h.shape[2])  # type: ignore[union-attr]  # `with_projection` leaves it
         with short_products(backend.namespace(ga), at.size * m.shape[2]):
             w_hr = transposed_product(at, m.reshape(rows, m.shape[2]))
         return grads._replace(weight_hr=backend.namespace(ga).ascontiguousarray(w_hr))
 
     def state_jacobians(self, tape: Tape, weights: Weights) -> tuple[Array, SparsityPattern]:
-        """Return those of (h, c), dense: the projection mixes what the recursion keeps apart."""
+        """Return the Jacobians of (h, c), dense: the projection mixes the units."""
         core, xp, w_hr = _core(tape), backend.namespace(tape.h), _projection(weights)
         steps, batch, hidden = core.h.shape
         size = len(w_hr) + hidden

@@ -1,8 +1,7 @@
 """Convolutions and transposed ones over one, two and three axes.
 
 A convolution with weights w maps x to y. `convolve` is that map, `convolve_t` its transpose, from y's space to x's, and
-`correlate` the gradient at w. A transposed convolution is the same three with x and y exchanged. Their large arrays are
-the same at every step, so they come from `backend.memory`.
+`correlate` the gradient at w. A transposed convolution is the same three with x and y exchanged.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, Seed, check_choice
 from sparsebp.core.errors import ShapeError
 from sparsebp.nn.layer import Work, check_gy, check_input
+from sparsebp.nn.linear import Prunable
 from sparsebp.nn.pool import SampleLayer
-from sparsebp.nn.pruning import Prunable
 from sparsebp.patterns.builders import conv_entries
 from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
 
-# Borders of a convolution's input that repeat what is inside it: padding modes beside zeros.
+# Padding modes other than zeros: borders that repeat the input.
 
 
 class Borders(NamedTuple):
-    """The padding of an input (B, C, …), as that of `torch.nn.functional.pad`."""
+    """The padding of an input (B, C, …), as `torch.nn.functional.pad`."""
 
     # `"reflect"`: mirrored at the outermost elements, which are not repeated; `"replicate"`: the outermost elements
     # again; `"circular"`: the elements of the other end.
     mode: str
-    padding: tuple[tuple[int, int], ...]  # Elements (before, after) on each axis behind the channels
+    padding: tuple[tuple[int, int], ...]  # Elements (before, after) on each axis after the channels
 
     @classmethod
     def of(cls, mode: str, windows: Windows) -> Borders | None:
@@ -43,10 +42,10 @@ class Borders(NamedTuple):
         return None if mode == "zeros" or not any(map(any, windows.padding)) else cls(mode, windows.padding)
 
     def check(self, sizes: tuple[int, ...]) -> None:
-        """Check that an input with axes of such lengths has enough to repeat."""
+        """Check that an input with axes of these lengths has enough elements to repeat."""
         spare = {"reflect": 1, "circular": 0}.get(self.mode)
         if spare is not None and any(max(pair) + spare > n for n, pair in zip(sizes, self.padding, strict=True)):
-            raise ShapeError(f"The {self.mode} padding is larger than what it repeats",
+            raise ShapeError(f"The {self.mode} padding is larger than the axes it repeats",
                              expected=f"axes of at least {tuple(max(pair) + spare for pair in self.padding)} elements",
                              got=f"{sizes}, with padding {self.padding}",
                              remedy="Use less padding, or a larger input")  # fmt: skip
@@ -63,7 +62,7 @@ class Borders(NamedTuple):
         return y
 
     def folded(self, xp: ModuleType, g: Array, sizes: tuple[int, ...]) -> Array:
-        """Return the gradient at x from that at the padded one, which is written to: what repeats is added up."""
+        """Return the gradient at x from the one at padded x, which is overwritten: repeated elements add up."""
         for border, inner in reversed(list(self._repeats(sizes))):
             axes = tuple(axis for axis in range(2, g.ndim) if g[inner].shape[axis] != g[border].shape[axis])
             g[inner] += g[border].sum(axis=axes, keepdims=True) if axes else g[border]
@@ -77,7 +76,7 @@ class Borders(NamedTuple):
         return (slice(None), slice(None), *(slice(before, before + n) for n, (before, _) in axes))
 
     def _repeats(self, sizes: tuple[int, ...]) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """Yield a border in the padded input and what it repeats, in the order in which they are filled."""
+        """Yield each border of the padded input with its source, in the order of filling."""
         inside = self._inside(sizes)
         for axis, (n, (before, after)) in enumerate(zip(sizes, self.padding, strict=True), 2):
             last = before + n
@@ -90,7 +89,7 @@ class Borders(NamedTuple):
 
 
 def _source(mode: str, before: int, n: int, after: int = 0, *, first: bool) -> slice:
-    """Return what the border at the first end of an axis repeats, or that at its last end."""
+    """Return the source of the border at the first or the last end of an axis."""
     last = before + n
     if mode == "circular":
         return slice(n, last) if first else slice(before, before + after)
@@ -106,7 +105,7 @@ class ConvNd(SampleLayer, Prunable):
     """The base of `Conv` and `ConvTranspose`, over `ndim` axes."""
 
     # in_channels, out_channels, groups, bias, padding_mode, dtype, rng, device: As the subclasses state.
-    # windows: Those of the convolution; of a transposed one, they slide over the output.
+    # windows: of the convolution; of a transposed one they slide over the output.
 
     replayable = True
 
@@ -137,7 +136,7 @@ class ConvNd(SampleLayer, Prunable):
 
     @property
     def sample_axes(self) -> int:  # type: ignore[override]
-        """The channels, and what the windows slide over."""
+        """The channels and the axes of the windows."""
         return self.ndim + 1
 
     def _weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
@@ -152,7 +151,7 @@ class ConvNd(SampleLayer, Prunable):
     def _input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one kernel: a matrix product and its windows, which are written and added up (or read)."""
         sizes, windows = self._padded_sizes(shape[2:]), self._inner
-        sizes = self.output_size(sizes) if self.transposed else sizes  # what the windows slide over
+        sizes = self.output_size(sizes) if self.transposed else sizes  # the axes of the windows
         weight = self.params["weight"]
         positions = shape[0] * prod(windows.output_size(sizes))
         taps, channels = prod(windows.kernel), weight.shape[1] * self.groups
@@ -169,12 +168,12 @@ class ConvNd(SampleLayer, Prunable):
         return x if self._borders is None else self._borders.padded(xp, x)
 
     def _padded_sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the lengths of the axes of what `_padded` returns."""
+        """Return the lengths of the axes of padded x."""
         return sizes if self._borders is None else self.windows.padded_size(sizes)
 
     def _check_x(self, x: Array) -> ModuleType:
         weight = self.params["weight"]
-        shape = (None, self.in_channels, *(None for _ in range(self.ndim)))
+        shape = (None, self.in_channels, *(None,) * self.ndim)
         xp = check_input(x, dtype=weight.dtype, shape=shape, like=weight)
         if 0 in x.shape[2:]:
             raise ShapeError("An axis of x behind the channels is empty", expected="at least one element on each",
@@ -190,12 +189,12 @@ class ConvNd(SampleLayer, Prunable):
     def _add_bias(self, y: Array) -> Array:
         """Add the bias to y, in place, and return it."""
         if "bias" in self.params:
-            y += self.params["bias"].reshape(-1, *(1 for _ in y.shape[2:]))
+            y += self.params["bias"].reshape(-1, *(1,) * (y.ndim - 2))
         return y
 
 
 class Conv(ConvNd):
-    """The base of `Conv1d`, `Conv2d` and `Conv3d`, with torch.nn's arguments; (in_channels, …) is a lone sample.
+    """The base of `Conv1d`, `Conv2d` and `Conv3d`, with torch.nn's arguments; (in_channels, …) is an unbatched sample.
 
     Parameters
     ----------
@@ -211,19 +210,12 @@ class Conv(ConvNd):
     bias
         Whether to add a bias.
     padding_mode
-        What the padding is: ``"zeros"``; ``"reflect"``, a mirror image; ``"replicate"``, the outermost elements; or
-        ``"circular"``, the other end. A mirror image is smaller than the input, a circle at most as large.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64.
+        The padding: ``"zeros"``; ``"reflect"``, a mirror image; ``"replicate"``, the outermost elements; or
+        ``"circular"``, the other end. A mirror image must be smaller than the input, a circle at most as large.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
     rng
         Generator or seed of the initial values, U(±1/√(in_channels / groups · taps)).
-
-    Raises
-    ------
-    OptionError
-        An option is out of range.
 
     Notes
     -----
@@ -298,7 +290,7 @@ class Conv3d(Conv):
 class ConvTranspose(ConvNd):
     """The base of `ConvTranspose1d`, `ConvTranspose2d` and `ConvTranspose3d`, with torch.nn's arguments.
 
-    It takes batches (B, in_channels, …) and lone samples (in_channels, …).
+    It takes batches (B, in_channels, …) and unbatched samples (in_channels, …).
 
     Parameters
     ----------
@@ -307,17 +299,12 @@ class ConvTranspose(ConvNd):
     padding_mode
         Only ``"zeros"``, as in PyTorch.
     padding
-        What is cut off at both ends of the output: an integer, one per axis; past torch.nn, a pair (before, after) per
+        Elements cut off at both ends of the output: an integer, one per axis; past torch.nn, a pair (before, after) per
         axis.
     output_padding
         Elements added at the end of the output, less than the stride or the dilation.
     rng
         Generator or seed of the initial values, U(±1/√(out_channels / groups · taps)).
-
-    Raises
-    ------
-    OptionError
-        An option is out of range.
 
     Notes
     -----
@@ -387,7 +374,7 @@ class ConvTranspose3d(ConvTranspose):
 def convolve(xp: ModuleType, weight: Array, x: Array, windows: Windows, groups: int) -> Array:
     """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); weight (out, in / groups, *kernel)."""
     y = backend.empty(xp, (len(x), len(weight), *windows.output_size(x.shape[2:])), x.dtype)
-    kernels.get(xp).convolve(_three(xp, weight), _three(xp, x), *_options(windows), groups, _three(xp, y))
+    kernels.get(xp).unchecked.convolve(_three(xp, weight), _three(xp, x), *_options(windows), groups, _three(xp, y))
     return y
 
 
@@ -396,14 +383,14 @@ def convolve_t(
 ) -> Array:
     """Return (B, in_channels, *input_size) for y (B, out_channels, *outputs): added up where windows overlap."""
     x = backend.empty(xp, (len(y), weight.shape[1] * groups, *input_size), y.dtype)
-    kernels.get(xp).convolve_t(_three(xp, weight), _three(xp, y), *_options(windows), groups, _three(xp, x))
+    kernels.get(xp).unchecked.convolve_t(_three(xp, weight), _three(xp, y), *_options(windows), groups, _three(xp, x))
     return x
 
 
 def correlate(xp: ModuleType, y: Array, x: Array, windows: Windows, groups: int) -> Array:
     """Return the gradient at the weights, (out_channels, in_channels / groups, *kernel), for y the gradient at y."""
     weight = backend.empty(xp, (y.shape[1], x.shape[1] // groups, *windows.kernel), x.dtype)
-    kernels.get(xp).correlate(_three(xp, y), _three(xp, x), *_options(windows), groups, _three(xp, weight))
+    kernels.get(xp).unchecked.correlate(_three(xp, y), _three(xp, x), *_options(windows), groups, _three(xp, weight))
     return weight
 
 
@@ -421,5 +408,5 @@ def _options(windows: Windows) -> tuple[tuple[int, ...], tuple[int, ...], tuple[
 
 
 def _three(xp: ModuleType, array: Array) -> Array:
-    """Return a contiguous array with three axes behind the first two: those missing are of length 1, in front."""
+    """Return a contiguous array with three axes after the first two; missing ones come first and have length 1."""
     return xp.ascontiguousarray(array).reshape(*array.shape[:2], *(1,) * (5 - array.ndim), *array.shape[2:])

@@ -1,8 +1,8 @@
 """The way back from a forward: gradients that are computed when they are asked for, and the work that they share.
 
-I and W of a layer stay apart, because schedules reorder them. What both need (the scan of a recurrent layer, the chain
-inside a Sequential) lives in one `Gradients` object, which belongs to one gradient at the output. Nothing is known by
-the identity of an array, so a caller may write into its arrays between two calls.
+I and W of a layer stay apart, because schedules reorder them. Shared work (the scan of a recurrent layer, the chain
+inside a Sequential) lives in one `Gradients` object, one for each gradient at the output. Nothing is cached by
+the identity of an array: callers may write into their arrays between two calls.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core import masks as masking
-from sparsebp.core.check import Array, forward_of
+from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, StaleError
 from sparsebp.core.locks import forkable_lock
-from sparsebp.core.shortcuts import belongs
+from sparsebp.core.shortcuts import belongs, forward_of
 
 T = TypeVar("T")
 
@@ -55,13 +55,13 @@ class Shared(Generic[T]):
 class Gradients:
     """Gradients of one layer, from one gradient at the output of one forward.
 
-    A layer's `gradients` makes it. A custom layer that consists of others returns one whose parts ask those of its
-    children; see the how-to guide "Write a layer".
+    Made by a layer's `gradients`. A custom layer that contains others returns one whose parts ask its children's
+    gradients; see the how-to guide "Write a layer".
 
     Parameters
     ----------
     layer, gy, saved
-        The layer, the gradient at its output, and what its forward saved.
+        The layer, the gradient at its output, and its forward's saved value.
     input
         Returns the gradient at the input; by default ``layer.input_grad(gy, saved)``.
     weights
@@ -71,7 +71,7 @@ class Gradients:
     Attributes
     ----------
     check
-        Called before `input` or `weights` is computed, to refuse what would be wrong by now; None: nothing is checked.
+        Called before `input` or `weights` is computed, to raise an error if that is no longer possible; or None.
     """
 
     __slots__ = ("__weakref__", "_input", "_kept", "_lock", "_weights", "check", "gy", "layer", "saved")
@@ -83,7 +83,7 @@ class Gradients:
         self.layer, self.gy, self.saved = layer, gy, saved
         self._input, self._weights = input, weights
         self._kept: dict[str, Any] = {}
-        self._lock = forkable_lock()
+        self._lock: Any = None
         self.check: Callable[[], None] | None = None
 
     @property
@@ -103,34 +103,36 @@ class Gradients:
         return dict(self._once("weights", self.weight_grad))
 
     def input_grad(self) -> Array:
-        """I: compute the gradient with respect to the input; what W shares with it is kept, the result is not."""
+        """I: compute the gradient with respect to the input; work shared with W is kept, the result is not."""
         return self.layer.input_grad(self.gy, self.saved) if self._input is None else self._input()
 
     def weight_grad(self) -> dict[str, Array]:
-        """W: compute the gradients with respect to the parameters; what I shares with it is kept, the result is not.
+        """W: compute the gradients with respect to the parameters; work shared with I is kept, the result is not.
 
         Raises
         ------
         OptionError
-            The names are not those of the layer's parameters.
+            The names differ from the layer's parameters.
         """
-        grads = self._weight_grad()
-        return _without_pruned(self.layer, grads) if masking.some() else grads
-
-    def _weight_grad(self) -> dict[str, Array]:
+        layer = self.layer
         if self._weights is None:
-            grads: dict[str, Array] = self.layer.weight_grad(self.gy, self.saved)
-            return checked_grads(self.layer, grads) if hasattr(self.layer, "params") else grads
-        grads = {}
-        for name, value in self._weights().items():
-            if isinstance(value, Gradients):
-                grads.update({f"{name}.{key}": grad for key, grad in value.weight_grad().items()})
-            else:
-                grads[name] = value
-        return self.layer.summed(grads) if self.layer.children else checked_grads(self.layer, grads)
+            grads: dict[str, Array] = layer.weight_grad(self.gy, self.saved)
+            grads = checked_grads(layer, grads) if hasattr(layer, "params") else grads
+        else:
+            grads = {}
+            for name, value in self._weights().items():
+                if isinstance(value, Gradients):
+                    for key, grad in value.weight_grad().items():
+                        grads[f"{name}.{key}"] = grad
+                else:
+                    grads[name] = value
+            grads = layer.summed(grads) if layer.children else checked_grads(layer, grads)
+        return _without_pruned(layer, grads) if masking.owners else grads
 
     def _once(self, name: str, compute: Callable[[], T]) -> T:
-        with self._lock:
+        with _making:
+            self._lock = lock = self._lock or forkable_lock()
+        with lock:
             if name not in self._kept:
                 if self.check is not None:
                     self.check()
@@ -139,16 +141,20 @@ class Gradients:
             return value
 
 
+_making = forkable_lock()
+"""Held while a `Gradients` makes its own lock: most need none, since a training step asks each for one thing, once."""
+
+
 def _without_pruned(layer: Any, grads: dict[str, Array]) -> dict[str, Array]:
-    """Return gradients with 0 for what is pruned."""
+    """Return gradients with 0 where parameters are pruned."""
     params = layer.parameters() if hasattr(layer, "parameters") else {}
     masks = {name: masking.mask_of(params[name]) for name in grads if name in params}
     return grads | {name: masking.kept(grads[name], mask) for name, mask in masks.items() if mask is not None}
 
 
 def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
-    """Return the gradients of a layer's parameters, after making sure that they are those."""
-    # Of a layer with children they are by dotted names; one that is there more than once may have a gradient a use.
+    """Return gradients after checking their names, shapes and dtypes against the layer's parameters."""
+    # With children, names are dotted; a shared parameter may have a gradient for each use.
     params = layer.params
     if getattr(layer, "children", None):
         params = layer.parameters()
@@ -170,8 +176,8 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
 
 def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gradients:
     """Return ``layer.gradients(gy, saved, **options)``."""
-    # Those of `input_grad` and `weight_grad` of an object that has these alone, or of a layer that overrides one of
-    # them and inherits `gradients`.
+    # A layer that overrides `input_grad` or `weight_grad` and inherits a parent's own `gradients` gets the default
+    # ones.
     if belongs(layer, "gradients"):
         found: Gradients = layer.gradients(gy, saved, **options)
         return found
@@ -186,12 +192,12 @@ def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gr
 
 
 class Back:
-    """The way back from a forward: call it with the gradient at the output. `Layer.vjp` returns it.
+    """The backward function of one forward: call it with the gradient at the output. Returned by `Layer.vjp`.
 
     Attributes
     ----------
     saved
-        What the forward saved, for example ``saved.h_n`` of a recurrent layer.
+        The forward's saved value, for example ``saved.h_n`` of a recurrent layer.
     """
 
     def __init__(self, layer: Any, saved: Any) -> None:
@@ -251,7 +257,7 @@ def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str
     Raises
     ------
     OptionError
-        `model` or `loss` has no forward, or the names of the gradients are not those of the parameters.
+        `model` or `loss` has no forward, or the names of the gradients differ from the parameters.
 
     Examples
     --------
@@ -276,18 +282,18 @@ def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str
 
 
 def explain(model: Any, x: Array, **options: Any) -> str:
-    """Say in words what ``backward="auto"`` chose: run `model` forward, leaving no trace in it; a line each choice."""
+    """Run `model` forward, without side effects, and describe the choices of ``backward="auto"``, a line each."""
     with _undisturbed(model):
         _, saved = forward_of(model, x, **options)
         found = list(model.choices(saved))
     if not found:
-        return f"{type(model).__name__} has one way back: plain back-propagation."
+        return f"{type(model).__name__}: bp, plain back-propagation; nothing was left to choose."
     return "\n".join(f"{name or type(model).__name__}: {algorithm}. {reason}" for name, algorithm, reason in found)
 
 
 @contextlib.contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
-    """Bring running statistics and random generators back to where they were."""
+    """Restore running statistics and random generators afterwards."""
     buffers = [(layer, name, array.copy()) for _, layer in model.modules() for name, array in layer.buffers.items()]
     generators = [(generator, generator.bit_generator.state) for generator in model.generators().values()]
     try:
@@ -300,13 +306,13 @@ def _undisturbed(model: Any) -> Iterator[None]:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of an array, and anything else as it is, to be refused by who checks it."""
+    """Return a copy of an array; anything else unchanged, for a later check to refuse."""
     known = ("__array_interface__", "__cuda_array_interface__")
     return value.copy() if any(hasattr(value, name) for name in known) else value
 
 
 def _digests(arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
-    """Return what tells whether arrays have changed: of each its layout, and a checksum over all of its bytes."""
+    """Return each array's shape, dtype and a checksum of all its bytes, to detect changes."""
     xp = backend.namespace(*arrays)
     if backend.is_host(xp):
         sums = [zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data) for array in arrays]

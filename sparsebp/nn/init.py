@@ -1,15 +1,18 @@
-"""Initial values beside PyTorch's default: He's and LeCun's, chrono initialisation for long sequences."""
+"""Initial values other than PyTorch's defaults, and random numbers that do not depend on the number of replicas."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import Array, Seed, check_generator, check_integer
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.conv import Conv
 from sparsebp.nn.linear import Linear
 
@@ -89,11 +92,6 @@ def chrono_forget_gate(weights: dict[str, Array], hidden_size: int, max_length: 
         The longest dependency expected, in steps; at least 3.
     rng
         Generator or seed.
-
-    Raises
-    ------
-    OptionError
-        `max_length` is below 3, or no bias of that length is there.
     """
     _chrono("LSTM", 4, {1: 1, 0: -1}, weights, hidden_size, max_length, rng)  # rows i, f, g, o
 
@@ -117,3 +115,87 @@ def _chrono(
             gate_view = weights[name][gate]
             gate_view[...] = backend.namespace(gate_view).asarray(sign * values)
             weights[name.replace("bias_ih", "bias_hh")][gate] = 0
+
+
+# Random numbers of layers: a replica, which sees some of the samples, uses the rows that one worker would draw for
+# them.
+
+
+class Rows(NamedTuple):
+    """The samples that a forward sees: `own` of `total`, from number `begin` on."""
+
+    begin: int
+    own: int
+    total: int
+
+
+class _Within(threading.local):
+    rows: Callable[[], Rows] | None = None
+    drawn: set[int] = set()  # noqa: RUF012 (replaced, never changed)
+
+
+_within = _Within()
+
+
+@contextlib.contextmanager
+def rows_of(rows: Callable[[], Rows]) -> Iterator[set[int]]:
+    """Let forwards of this thread draw the rows of a larger batch; yields the identities of generators that did."""
+    # `rows` is called when a layer draws: a model that draws nothing need not know.
+    before = _within.rows, _within.drawn
+    _within.rows, _within.drawn = rows, set()
+    try:
+        yield _within.drawn
+    finally:
+        _within.rows, _within.drawn = before
+
+
+def draw_rows(
+    generator: np.random.Generator,
+    shape: tuple[int, ...],
+    make: Callable[[np.random.Generator, tuple[int, ...]], Array],
+    axis: int | None = 0,
+) -> Array:
+    """Return ``make(generator, shape)``; on one of several replicas, its rows of the array one worker would draw.
+
+    A replica draws for the batches of all replicas, so that all generators stay in step, and uses its own rows. A
+    custom layer that draws by itself would draw the same numbers for the samples of every replica.
+
+    Parameters
+    ----------
+    generator
+        The layer's ``generator``.
+    shape
+        The shape for this call's samples.
+    make
+        Draws an array of a shape.
+    axis
+        The axis of `shape` with the samples, or with equally many entries for each. None: the numbers do not depend on
+        the batch, as for a mask of weights.
+
+    Raises
+    ------
+    ShapeError
+        On a replica: the axis has no equal number of entries for each sample.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsebp as sb
+    >>> rng = np.random.default_rng(0)
+    >>> sb.nn.draw_rows(rng, (2, 3), np.random.Generator.standard_normal).shape
+    (2, 3)
+    """
+    if _within.rows is None:
+        return make(generator, shape)
+    _within.drawn.add(id(generator))
+    if axis is None:
+        return make(generator, shape)
+    begin, own, total = _within.rows()
+    each, rest = divmod(shape[axis], own)
+    if rest:
+        raise ShapeError(
+            "Random numbers have no rows for each sample", expected=f"a multiple of {own} samples on axis {axis}",
+            got=shape, remedy="Pass the axis of the samples, or None for numbers that do not depend on the batch"
+        )  # fmt: skip
+    whole = make(generator, (*shape[:axis], total * each, *shape[axis + 1 :]))
+    at: tuple[Any, ...] = (slice(None),) * axis + (slice(begin * each, (begin + own) * each),)
+    return backend.namespace(whole).ascontiguousarray(whole[at])

@@ -1,8 +1,8 @@
-"""What a layer is: parameters with torch.nn's names, children, devices, and the parts of the action graph.
+"""The base class of layers: parameters with torch.nn's names, children, devices, and the parts of the action graph.
 
 A layer keeps forward (F), input gradient (I), weight gradient (W) and transposed Jacobian apart, because schedules
 reorder them: I and W of one layer need not run together, and a scan over transposed Jacobians can stand in for the
-chain of I. What users call stands on top: ``y, back = layer.vjp(x)``.
+chain of I. Users call the interface on top: ``y, back = layer.vjp(x)``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from sparsebp.core import backend, masks
 from sparsebp.core import masks as masking
-from sparsebp.core.check import Array, ProductFactors, check_flag, forward_of, shown
+from sparsebp.core.check import Array, ProductFactors, check_flag, shown
 from sparsebp.core.errors import (
     DeviceError,
     DTypeError,
@@ -29,19 +29,19 @@ from sparsebp.core.errors import (
     OptionError,
     ShapeError,
 )
-from sparsebp.core.shortcuts import belongs, record
+from sparsebp.core.shortcuts import belongs, forward_of, record
 from sparsebp.nn.gradients import Back, Gradients, explain
 
 __all__ = ["NothingKept", "inference_mode", "keeps"]
 
 
-# A layer's arrays: how new ones are filled; once they are there by name, what takes their place must be like them.
+# A layer's arrays. Once an array has a name, its replacement must have the same shape, dtype and device.
 
 
 class NamedArrays(dict[str, Array]):
-    """Parameters or buffers of a layer. Once there, an array is replaced by one of its shape, dtype and device only."""
+    """Parameters or buffers of a layer; an array is only replaced by one of the same shape, dtype and device."""
 
-    # So whatever a layer computes with fits the layer; a bias of shape (1,) in place of one of (n,) would be broadcast.
+    # A bias of shape (1,) in place of (n,), for example, would be broadcast without an error.
 
     def __init__(self, arrays: Mapping[str, Array] | Iterable[tuple[str, Array]] = ()) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class NamedArrays(dict[str, Array]):
         old = self.get(name)
         if array is None:
             raise DTypeError(
-                f"{name} is no array", expected="an array", got=None, remedy="Pass what state_dict returned"
+                f"{name} is not an array", expected="an array", got=None, remedy="Pass what state_dict returned"
             )
         if array is not old:
             backend.namespace(array)
@@ -62,23 +62,23 @@ class NamedArrays(dict[str, Array]):
                 raise LayoutError(f"{name} is read-only", expected="an array that can be written to",
                                   got="one that cannot", remedy=f"Pass {name}.copy()")  # fmt: skip
         super().__setitem__(name, array)
-        if array is not old and old is not None and masks.some():
+        if array is not old and old is not None and masks.owners:
             masks.arrays_replaced()
 
     @classmethod
     def instead(cls, old: Mapping[str, Array], new: Mapping[str, Array]) -> NamedArrays:
-        """Return `new`, all of it in the place of `old`."""
+        """Return `new`, checked against the arrays of `old` that it replaces."""
         arrays = cls(old)
         arrays.update(new)
         return arrays if arrays.keys() == new.keys() else arrays._kept()
 
     @staticmethod
     def convert(arrays: dict[str, Array], name: str, array: Array) -> None:
-        """Put an array of another dtype or device in the place of one: of all of a layer's, so that they stay alike."""
+        """Replace an array by one of another dtype or device; the caller converts all arrays of the layer."""
         dict.__setitem__(arrays, name, array)
 
     def update(self, *arrays: Any, **named: Array) -> None:
-        """Assign every one of them."""
+        """As `dict.update`."""
         for name, array in dict(*arrays, **named).items():
             self[name] = array
 
@@ -87,7 +87,7 @@ class NamedArrays(dict[str, Array]):
         return self
 
     def setdefault(self, name: str, array: Array = None) -> Array:
-        """Assign it if there is none of that name, and return what is there."""
+        """As `dict.setdefault`."""
         if name not in self:
             self[name] = array
         return self[name]
@@ -140,13 +140,13 @@ def fan_in_bound(fan_in: int) -> float:
 
 
 def checked_like(name: str, value: Any, param: Array) -> Array:
-    """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness."""
+    """Check shape, dtype and finiteness of `value`; return it as an array of `param`'s namespace."""
     xp = backend.namespace(param)
     try:
         array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, or a tensor that NumPy cannot read
         raise DTypeError(
-            f"{name} is no array", expected="an array", got=str(error), remedy="Pass what state_dict returned"
+            f"{name} is not an array", expected="an array", got=str(error), remedy="Pass what state_dict returned"
         ) from error
     if array.shape != param.shape:
         raise ShapeError(f"{name} has the wrong shape", expected=param.shape, got=tuple(array.shape),
@@ -162,7 +162,7 @@ def checked_like(name: str, value: Any, param: Array) -> Array:
     return array
 
 
-# Whether a forward keeps what the way back needs; calling a layer does not, `inference_mode` says it for more.
+# Whether a forward saves anything for backward: not in `inference_mode`, and not when a layer is called.
 
 
 class _Depth(threading.local):
@@ -173,16 +173,16 @@ _depth = _Depth()
 
 
 def keeps() -> bool:
-    """Say whether a forward of the calling thread is to keep what the way back needs."""
+    """Whether a forward of the calling thread saves anything for backward."""
     return _depth.value == 0
 
 
 class inference_mode:  # as in torch
-    """Let forward passes of this thread keep nothing for a way back, inside the ``with`` block.
+    """Inside the ``with`` block, forward passes of this thread save nothing for backward, as `torch.inference_mode`.
 
-    Recurrent layers then write states alone, without gates and without a copy of anything; ``saved.h_n`` (and an LSTM's
-    ``saved.c_n``) are there, gradients are refused. Other layers keep what they do anyway. Calling a layer,
-    ``model(x)``, does it by itself. As `torch.inference_mode`; it changes no layer's mode, see `Layer.eval`.
+    Recurrent layers then write states only; ``saved.h_n`` (and an LSTM's ``saved.c_n``) exist, gradients are refused.
+    Other layers save what they always do. Calling a layer, ``model(x)``, implies it. Layers stay in their mode, see
+    `Layer.eval`.
 
     Examples
     --------
@@ -206,11 +206,11 @@ class inference_mode:  # as in torch
 
 
 class NothingKept(list[Any]):
-    """Stands where the runs of a forward would, after one that kept nothing: whoever reads them is told."""
+    """Takes the place of the saved runs after a forward in `inference_mode`; reading it raises an error."""
 
     def _refused(self, *_: Any) -> NoReturn:
-        raise OptionError("This forward kept nothing for a way back",
-                          expected="what forward(x) saves outside of inference_mode", got="what it saves inside",
+        raise OptionError("This forward saved nothing for backward",
+                          expected="a forward outside of inference_mode", got="one inside",
                           remedy="Run forward(x), or vjp(x), outside of inference_mode")  # fmt: skip
 
     __getitem__ = __iter__ = __len__ = __bool__ = append = _refused
@@ -219,16 +219,16 @@ class NothingKept(list[Any]):
         return NothingKept, ()
 
 
-# What back-propagation layer by layer costs, told from shapes.
+# Costs of back-propagation layer by layer, from shapes alone.
 
 
 class Work(NamedTuple):
-    """What one call of a layer's `input_grad` does, for the whole batch."""
+    """The cost of one call of a layer's `input_grad`, for the whole batch."""
 
     flops: int  # Floating-point operations; pruned weights count, since a matrix product computes with the zeros
-    values: int  # Values read and written, those of intermediate arrays included
+    values: int  # Values read and written, including intermediate arrays
     calls: int  # Array operations one after the other
-    # Entries of the layer's transposed Jacobian as far as shapes and masks tell them; 0 where they do not.
+    # Entries of the layer's transposed Jacobian; 0 if shapes and masks do not determine them.
     entries: int = 0
 
 
@@ -262,7 +262,7 @@ class Layer(abc.ABC):
     batch_axes: tuple[int, int] = (0, 0)
     """Where the batch is among the axes of the input and of the output."""
     sample_axes: int = 1
-    """How many axes a lone sample has, see `lone`."""
+    """Number of axes of an unbatched sample, see `lone`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -279,7 +279,7 @@ class Layer(abc.ABC):
         if name in ("params", "buffers"):
             before = self.__dict__.get(name, {})
             super().__setattr__(name, NamedArrays.instead(before, value))
-            if before and masking.some():
+            if before and masking.owners:
                 masking.arrays_replaced()
         else:
             super().__setattr__(name, value)
@@ -288,7 +288,14 @@ class Layer(abc.ABC):
 
     @abc.abstractmethod
     def forward(self, x: Array) -> tuple[Array, Any]:
-        """F: return the output and what the backward parts need."""
+        """F: return the output, and anything that the backward parts need.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            An array does not fit the layer. `input_grad` and `weight_grad` raise the same for `gy`, constructors
+            `OptionError` for arguments out of range; docstrings of layers name other errors only.
+        """
 
     def vjp(self, x: Array, **options: Any) -> tuple[Array, Back]:
         """Run forward, and return the output and the way back from it.
@@ -325,7 +332,7 @@ class Layer(abc.ABC):
     def gradients(self, gy: Array, saved: Any) -> Gradients:
         """Return the gradients of one forward at one `gy`; nothing is computed before it is asked for.
 
-        Layers whose I and W share work override this, or that consist of others; all others `input_grad` and
+        Layers whose I and W share work, or that contain other layers, override this; others override `input_grad` and
         `weight_grad`. Neither `gy` nor the parameters may change until the gradients have been computed.
         """
         return Gradients(self, gy, saved)
@@ -338,7 +345,7 @@ class Layer(abc.ABC):
 
     def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
         """W: return the gradients with respect to the parameters, keyed like `parameters`, in new arrays."""
-        # Whatever `gradients` does: an override that calls this one's would come back here.
+        # Checked first: an override of `gradients` that calls the default would recurse.
         if not self.params and (not self.children or not self.parameters()):
             return {}
         if self._has_default_gradients():
@@ -354,7 +361,7 @@ class Layer(abc.ABC):
                            remedy="Define one of them; see the how-to guide 'Write a layer'")  # fmt: skip
 
     def explain(self, x: Array, **options: Any) -> str:
-        """Say how the way back from `x` would run, and why: what ``backward="auto"`` chose, a line for each choice.
+        """Say how backward from `x` would run and why: the choices of ``backward="auto"``, a line each.
 
         Parameters
         ----------
@@ -368,33 +375,32 @@ class Layer(abc.ABC):
         return iter(())
 
     def backward_arrays(self) -> list[Array]:
-        """Return the arrays that the way back reads beside what forward saved: parameters, and masks of pruned ones."""
+        """Return the arrays that backward reads in addition to the saved ones: parameters and their masks."""
         return [array for _, layer in self.modules() for array in (*layer.params.values(), *layer.masks())]
 
     def masks(self) -> list[Array]:
-        """Return the masks of pruned parameters of this layer itself; a mask is that of all layers that share one."""
-        found = map(masking.mask_of, self.params.values()) if masking.some() else ()
+        """Return the masks of this layer's own pruned parameters, merged over the layers that share a parameter."""
+        found = map(masking.mask_of, self.params.values()) if masking.owners else ()
         return [mask for mask in found if mask is not None]
 
     def weight_grad_factors(self, gy: Array, saved: Any) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
-        """W, left undone: return gradients that are matrix products as their factors, and the other gradients.
+        """W, deferred: return the factors of gradients that are matrix products, and the other gradients; or None.
 
-        An optimizer may then compute a few rows of a product, use them, and go on (`sparsebp.optim.Update`). None
-        where there is no such product.
+        An optimizer can then compute and apply a product a few rows at a time (`sparsebp.optim.Update`).
         """
         return None
 
     jacobian_t: Any = None
     """``jacobian_t(saved)`` returns the `TransposedJacobian` (inputs × outputs of one sample, flattened in C order).
 
-    A layer without one has the dense one, column by column from its input gradient (`sparsebp.jacobian_t`). So has one
-    that inherits it, and overrides `input_grad` or `gradients`.
+    Without one, or with an inherited one and another `input_grad` or `gradients`, a layer has a dense Jacobian,
+    computed column by column from its input gradient (`sparsebp.jacobian_t`).
     """
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
-        """Return about what `input_grad` costs for an input of `shape`, without running it: a few elementwise passes.
+        """Estimate the cost of `input_grad` for an input of `shape`; the default is a few elementwise passes.
 
-        Layers that do more than that say so. ``backward="auto"`` of `Sequential` compares the sum with scans.
+        ``backward="auto"`` of `Sequential` compares the sum with scans.
         """
         return Work(2 * prod(shape), 4 * prod(shape), 2)
 
@@ -403,15 +409,15 @@ class Layer(abc.ABC):
         return False
 
     def lone(self, saved: Any) -> bool:
-        """Whether that forward had a lone sample, without the batch axis: its first axis holds no samples."""
+        """Whether that forward had an unbatched sample, so that its first axis is not the batch."""
         return False
 
     def capture_obstacle(self) -> str | None:
-        """Return why a captured CUDA graph cannot replay this layer (those inside it apart); None: it can."""
+        """Return why a captured CUDA graph cannot replay this layer itself, children aside; None if it can."""
         return None if self.replayable else "does not say that its work is the same for every batch (replayable)"
 
     def __call__(self, x: Array, /, *more: Any, **options: Any) -> Any:
-        """Return the output alone, keeping nothing for a way back; further arguments go to `forward`."""
+        """Return the output alone and save nothing for backward; further arguments go to `forward`."""
         with inference_mode():
             return forward_of(self, x, *more, **options)[0]
 
@@ -425,22 +431,23 @@ class Layer(abc.ABC):
         OptionError
             A layer is inside itself.
         """
-        if not self.children:
-            return iter(((prefix, self),))
-        return iter(list(self._modules(prefix, ())))  # all of them, before anything is done to the first
+        found = [(prefix, self)]
+        if self.children:
+            self._walk(prefix, (), found)
+        return iter(found)
 
-    def _modules(self, prefix: str, above: tuple[Layer, ...]) -> Iterator[tuple[str, Layer]]:
-        yield prefix, self
+    def _walk(self, prefix: str, above: tuple[Layer, ...], found: list[tuple[str, Layer]]) -> None:
+        """Append the layers inside this one."""
         above = (*above, self)
         for name, child in self.children.items():
             path = f"{prefix}.{name}" if prefix else name
+            found.append((path, child))
             if not child.children:
-                yield path, child
                 continue
             if any(child is layer for layer in above):
                 raise OptionError("A layer is inside itself", expected="children that do not hold their parents",
                                   got=f"{type(child).__name__} again as {path!r}")  # fmt: skip
-            yield from child._modules(path, above)
+            child._walk(path, above, found)
 
     def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
         """Return ``(dotted name, layer)`` of the parts that run one after the other: of a `Sequential` its links.
@@ -452,7 +459,7 @@ class Layer(abc.ABC):
     def parameters(self) -> dict[str, Array]:
         """Return the live parameter arrays by dotted name; an optimizer updates them in place.
 
-        A parameter that is shared (a layer, or an array, that is there more than once) has its first name.
+        A parameter that is shared (a layer or an array that occurs more than once) has its first name.
         """
         return {name: array for name, array, first in self._named_parameters() if name == first}
 
@@ -469,20 +476,22 @@ class Layer(abc.ABC):
         return {name: first for name, _, first in self._named_parameters()}
 
     def summed(self, grads: Mapping[str, Array]) -> dict[str, Array]:
-        """Return gradients in the order of `parameters`; those of a parameter that is there more than once are added.
+        """Return gradients in the order of `parameters`, summed over the uses of shared parameters.
 
-        `grads` has one entry a use, by the name that the parameter has there. The last use comes first, as in a
-        backward pass.
+        `grads` has an entry for each use, under its name there. The last use is added first, as in a backward pass.
         """
-        arrays = [id(array) for _, layer in self.modules() for array in layer.params.values()]
-        different = len(set(arrays))
-        if different == len(arrays) == len(grads):  # nothing is shared, as nearly always
+        count = 0
+        different: set[int] = set()
+        for _, layer in self.modules():
+            count += len(layer.params)
+            different.update(map(id, layer.params.values()))
+        if len(different) == count == len(grads):  # nothing is shared, as nearly always
             return dict(grads)
         names = [(name, first) for name, _, first in self._named_parameters() if name in grads]
         total: dict[str, Array] = {}
         for name, first in reversed(names):
             total[first] = total[first] + grads[name] if first in total else grads[name]
-        if len(total) != different or len(names) != len(grads):
+        if len(total) != len(different) or len(names) != len(grads):
             raise OptionError(f"{type(self).__name__} does not give the gradients of its parameters",
                               expected=", ".join(self.parameters()), got=", ".join(grads) or "none", remedy="Let the "
                               "weights of gradients have the Gradients of every child by its name")  # fmt: skip
@@ -491,7 +500,7 @@ class Layer(abc.ABC):
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the random generators that `forward` draws from, by dotted layer name.
 
-        A run that is to be resumed bit for bit saves their ``bit_generator.state``.
+        Save their ``bit_generator.state`` to resume a run with bitwise equal results.
         """
         return {name: layer.generator for name, layer in self.modules() if layer.generator is not None}
 
@@ -513,7 +522,7 @@ class Layer(abc.ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy `state` into the parameters, in place; nothing is written unless everything fits.
 
-        As in torch.nn, a shared parameter is there by all of its names.
+        As in torch.nn, a shared parameter appears under all of its names.
 
         Parameters
         ----------
@@ -531,7 +540,8 @@ class Layer(abc.ABC):
             An array holds NaN or infinity.
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-            raise FileFormatError("This is no state of a layer", expected="arrays by name", got=type(state).__name__,
+            raise FileFormatError("This is not the state of a layer", expected="arrays by name",
+            got=type(state).__name__,
                                   remedy="Pass what state_dict() returned")  # fmt: skip
         new = self._new_buffers(state)
         params = self._state() | {name: array for name, (_, array) in new.items()}
@@ -557,7 +567,7 @@ class Layer(abc.ABC):
             masking.clear(param)
 
     def _new_buffers(self, state: Mapping[str, Any]) -> dict[str, tuple[Layer, Array]]:
-        """Return the layer and the room for every buffer of `state` that is not there yet but may be."""
+        """Return the layer and a new array for every buffer of `state` that the layer can take but lacks."""
         new = {}
         layers = dict(self.modules())
         for path in state.keys() - self._state().keys():
@@ -568,7 +578,7 @@ class Layer(abc.ABC):
         return new
 
     def buffer_for(self, name: str) -> Array | None:
-        """Return room for a buffer that is absent by default, None if this layer has none of that name."""
+        """Return an array for an optional buffer of that name; None if the layer has no such buffer."""
         return None
 
     def train(self, mode: bool = True) -> Self:
@@ -590,12 +600,12 @@ class Layer(abc.ABC):
         Raises
         ------
         DeviceError
-            The device is unknown or not there.
+            The device is unknown or not available.
         DTypeError
             The dtype is neither float32 nor float64.
         """
         wanted = None if dtype is None else backend.float_dtype(dtype)
-        done: dict[int, tuple[Array, Array]] = {}  # what was shared stays shared; the old array keeps its id alive
+        done: dict[int, tuple[Array, Array]] = {}  # shared arrays stay shared; holding the old array keeps its id valid
         for _, layer in self.modules():
             for name, array in layer.params.items():
                 if id(array) not in done:
@@ -613,7 +623,7 @@ class Layer(abc.ABC):
         return self
 
     def _arrays_replaced(self) -> None:  # noqa: B027 - most layers have nothing to note
-        """Take note of other arrays in the place of parameters or buffers."""
+        """Called when parameters or buffers have been replaced."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -634,21 +644,21 @@ record(Layer, is_base=True)
 
 
 def input_grad_work(layer: Layer, shape: tuple[int, ...], saved: Any) -> Work:
-    """Return what a layer's `input_grad` costs: as it says, or if it has another one now, as any layer's."""
+    """Return the cost of a layer's `input_grad`: its own estimate if that still belongs to it, else the default."""
     if belongs(layer, "input_grad_work"):
         return layer.input_grad_work(shape, saved)
     return Layer.input_grad_work(layer, shape, saved)
 
 
 def dotted(prefix: str, name: str) -> str:
-    """Return the name of what is called `name` inside the layer called `prefix`."""
+    """Return the dotted name of `name` inside the layer called `prefix`."""
     return f"{prefix}.{name}" if prefix else name
 
 
 def check_layer(name: str, value: Any) -> Layer:
     """Return an argument that is a layer."""
     if not isinstance(value, Layer):
-        raise OptionError(f"{name} is no layer", expected="a layer of sparsebp.nn", got=type(value).__name__,
+        raise OptionError(f"{name} is not a layer", expected="a layer of sparsebp.nn", got=type(value).__name__,
                           remedy="Pass an instance: ReLU(), not ReLU")  # fmt: skip
     return value
 
@@ -662,7 +672,14 @@ def check_input(
     # dtype: The dtype it must have; None: float32 or float64.
     # shape: Lengths it must have, None for any length; None: any shape.
     # like: An array whose namespace it must share, or None.
-    if type(array) is type(like) is np.ndarray:  # as nearly always
+    if type(array) is np.ndarray and (like is None or type(like) is np.ndarray):  # nearly always
+        fits = array.dtype in backend.FLOAT_DTYPES if dtype is None else array.dtype == dtype
+        if shape is not None and array.shape != shape:
+            fits = fits and array.ndim == len(shape)
+            for length, wanted in zip(array.shape, shape, strict=False):
+                fits = fits and (wanted is None or length == wanted)
+        if fits:
+            return np
         xp: ModuleType = np
     else:
         xp = backend.namespace(**{name: array}, **backend.given(like=like))
@@ -674,4 +691,6 @@ def check_input(
 
 def check_gy(gy: Array, shape: tuple[int, ...], dtype: Any, like: Array = None) -> ModuleType:
     """Check the gradient with respect to an output of `shape` and return its namespace."""
+    if type(gy) is type(like) is np.ndarray and gy.shape == shape and gy.dtype == dtype:  # nearly always
+        return np
     return check_input(gy, name="gy", dtype=dtype, shape=shape, like=like)

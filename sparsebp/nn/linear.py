@@ -1,21 +1,93 @@
-"""Linear: y = x Wᵀ + b."""
+"""Linear: y = x Wᵀ + b; weights that can be pruned."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.check import Array, ProductFactors, Seed, check_integer
-from sparsebp.core.errors import ShapeError
-from sparsebp.kernels.dense import matmul
-from sparsebp.nn.layer import Work, check_gy, check_input
-from sparsebp.nn.pruning import Prunable
+from sparsebp.core import masks as masking
+from sparsebp.core.check import Array, ProductFactors, Seed, check_flag, check_generator, check_integer
+from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.nn.layer import Layer, Work, check_gy, check_input, fan_in_bound, parameter_dtype, uniform
+
+MASK = "weight_mask"
+"""The buffer's name, as in torch.nn.utils.prune."""
+
+
+class Prunable(Layer):
+    """Base of `Linear` and all convolutions: a parameter ``weight`` that can be pruned by a mask."""
+
+    # The mask is the bool buffer `weight_mask`, of the weight's shape, present once something has been pruned. The
+    # layer computes with 0 for pruned weights, whatever the array holds; their gradients are 0, and the transposed
+    # Jacobian has no entries for them. This holds in every layer that shares the array; several masks are combined by
+    # "and".
+
+    def keep_weights(self, mask: Array) -> None:
+        """Keep the weights where `mask` is true, and set the others to 0, in place."""
+        # mask: Bool, of the weight's shape, NumPy or CuPy; it is copied to the weight's device.
+        weight = self.params["weight"]
+        if mask is None or (backend.namespace(mask) and mask.dtype != bool):
+            raise DTypeError("The mask has the wrong dtype", expected="bool", got=getattr(mask, "dtype", None),
+                             remedy="Pass mask != 0")  # fmt: skip
+        if mask.shape != weight.shape:
+            raise ShapeError("The mask does not fit the weight", expected=weight.shape, got=mask.shape)
+        self.buffers[MASK] = backend.as_namespace(mask, backend.namespace(weight)).copy()
+        self._arrays_replaced()
+        masking.clear(weight)
+
+    def mask_for(self, array: Array) -> Array | None:
+        """Return the mask if `array` is the weight, None for another one."""
+        return self.buffers.get(MASK) if self.params.get("weight") is array else None
+
+    def _arrays_replaced(self) -> None:
+        if MASK in self.buffers:
+            masking.attach(self, self.params["weight"])
+
+    def _draw(
+        self, shape: tuple[int, ...], outputs: int, bias: bool, dtype: Any, rng: Seed, device: Any = None
+    ) -> None:
+        """Draw a weight of `shape` and, if asked for, a bias from U(±1/√fan_in), as torch.nn."""
+        rng, dtype = check_generator("rng", rng), parameter_dtype(dtype, device)
+        bound = fan_in_bound(prod(shape[1:]))
+        self.params["weight"] = uniform(rng, shape, bound, dtype)
+        if check_flag("bias", bias):
+            self.params["bias"] = uniform(rng, (outputs,), bound, dtype)
+
+    def buffer_for(self, name: str) -> Array | None:
+        """Return room for the mask that a state brings to a layer that has none yet."""
+        weight = self.params["weight"]
+        return backend.namespace(weight).ones(weight.shape, dtype=bool) if name == MASK else None
+
+    def _mask(self) -> Array | None:
+        """Return which weights are kept, None: all are."""
+        if MASK in self.buffers:
+            self._arrays_replaced()  # a buffer that nobody has spoken of
+        elif not masking.owners:
+            return None
+        return masking.mask_of(self.params["weight"])
+
+    def _weight(self) -> Array:
+        """Return the weight, with 0 for what is pruned; read-only."""
+        if not masking.owners and MASK not in self.buffers:
+            return self.params["weight"]
+        weight, mask = self.params["weight"], self._mask()
+        return weight if mask is None else masking.kept(weight, mask)
+
+    def _masked(self, gradient: Array) -> Array:
+        """Return the weight's gradient, 0 where the weight is pruned."""
+        if not masking.owners and MASK not in self.buffers:
+            return gradient
+        mask = self._mask()
+        return gradient if mask is None else masking.kept(gradient, mask)
+
+    def _host_mask(self) -> np.ndarray | None:
+        """Return which weights are kept, on the host; None: all are."""
+        mask = self._mask()
+        return None if mask is None else backend.to_host(mask)  # synchronize!
 
 
 class Linear(Prunable):
@@ -27,17 +99,10 @@ class Linear(Prunable):
         Lengths of the last axis before and after.
     bias
         Whether to add a bias.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
     rng
         Generator or seed of the initial values, U(±1/√in_features).
-
-    Raises
-    ------
-    OptionError
-        A length is negative or no integer, or `bias` is no truth value.
 
     Notes
     -----
@@ -58,26 +123,14 @@ class Linear(Prunable):
         self._draw((out_features, in_features), out_features, bias, dtype, rng, device)
 
     def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return y (..., out_features) for x (..., in_features); `saved` is x.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x has no axes or another number of features, or its dtype is not the weights'.
-        """
+        """Return y (..., out_features) for x (..., in_features); `saved` is x."""
         y = self._product(x)
         if "bias" in self.params:
             y += self.params["bias"]
         return y, x
 
     def forward_between(self, x: Array, limits: tuple[float, float]) -> tuple[Array, Array] | None:
-        """Return the output between `limits`, and what `forward` saves; on the host. None without a bias to add.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            As `forward`.
-        """
+        """Return the output between `limits`, and the saved x; on the host. None without a bias to add."""
         if "bias" not in self.params or self.out_features == 0:
             return None
         y = self._product(x)
@@ -90,41 +143,43 @@ class Linear(Prunable):
         xp = check_input(x, dtype=weight.dtype, like=weight)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ShapeError("x has the wrong shape", expected=f"(…, {self.in_features})", got=x.shape)
-        return matmul(xp, x, weight.T)
+        return kernels.dense(xp).matmul(x, weight.T)
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
-        xp = self._check(gy, saved)
-        return matmul(xp, gy, self._weight())
+        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
+        return kernels.dense(xp).matmul(gy, self._weight())
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
-        xp = self._check(gy, saved)
-        gy, x = self._flat(gy, saved)
-        return {"weight": self._masked(matmul(xp, gy.T, x)), **self._bias_grad(xp, gy)}
+        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
+        gy, x = (gy, saved) if gy.ndim == 2 else self._flat(gy, saved)
+        dense = kernels.dense(xp)
+        grads = {"weight": self._masked(dense.matmul(gy.T, x))}
+        if "bias" in self.params:
+            grads["bias"] = dense.column_sums(gy)
+        return grads
 
     def weight_grad_factors(self, gy: Array, saved: Array) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
         """Return ``{"weight": (gyᵀ, x)}, {"bias": Σ gy}``; None if a part of the weight is pruned."""
         if self._mask() is not None:
             return None
-        xp = self._check(gy, saved)
+        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
         gy, x = self._flat(gy, saved)
-        return {"weight": (gy.T, x)}, self._bias_grad(xp, gy)
+        return {"weight": (gy.T, x)}, {"bias": kernels.dense(xp).column_sums(gy)} if "bias" in self.params else {}
 
     def weight_grad_products(self, gy: Array, saved: Array) -> dict[str, ProductFactors] | None:
-        """Return two matrices a parameter, whose product has its gradient's numbers; None if a weight is pruned."""
+        """Return two matrices per parameter whose product holds its gradient; None if a weight is pruned."""
         if self._mask() is not None:
             return None
-        xp = self._check(gy, saved)
+        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
         gy, x = self._flat(gy, saved)
-        return {"weight": (gy.T, x)} | ({"bias": (_row_of_ones(xp, gy), gy)} if "bias" in self.params else {})
+        ones = kernels.dense(xp).row_of_ones(gy)
+        return {"weight": (gy.T, x)} | ({"bias": (ones, gy)} if "bias" in self.params else {})
 
     def _flat(self, gy: Array, saved: Array) -> tuple[Array, Array]:
         rows = prod(saved.shape[:-1])
         return gy.reshape(rows, self.out_features), saved.reshape(rows, self.in_features)
-
-    def _bias_grad(self, xp: Any, gy: Array) -> dict[str, Array]:
-        return {"bias": column_sums(xp, gy)} if "bias" in self.params else {}
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one matrix product."""
@@ -146,34 +201,3 @@ class Linear(Prunable):
         from sparsebp.jacobians import linear_jacobian_t
 
         return linear_jacobian_t(self._weight(), prod(saved.shape[1:-1]), mask=self._host_mask())
-
-    def _check(self, gy: Array, saved: Array) -> Any:
-        weight = self.params["weight"]
-        return check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
-
-
-def column_sums(xp: ModuleType, rows: Array) -> Array:
-    """Return the sums over the first axis of a matrix, a bias's gradient."""
-    if not backend.is_host(xp):
-        return rows.sum(axis=0)
-    # A GEMV: several times faster than a sum.
-    return matmul(xp, _row_of_ones(xp, rows), rows)[0]
-
-
-_KEPT = 1 << 14
-"""Numbers of a row of ones that is kept for the next sums."""
-
-
-def _row_of_ones(xp: ModuleType, rows: Array) -> Array:
-    """Return a matrix (1, number of rows) that sums them; nobody writes into it."""
-    count = rows.shape[0]
-    if not backend.is_host(xp):
-        return xp.ones((1, count), rows.dtype)
-    return (_ones if count <= _KEPT else _new_ones)(count, rows.dtype)
-
-
-def _new_ones(count: int, dtype: np.dtype) -> np.ndarray:
-    return np.ones((1, count), dtype)
-
-
-_ones = lru_cache(maxsize=16)(_new_ones)

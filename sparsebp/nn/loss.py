@@ -1,4 +1,4 @@
-"""Losses: of classes, of answers that are yes or no, of numbers."""
+"""Losses for classes, binary labels and numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparsebp.patterns.pattern import DeviceCopies, frozen
 __all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "L1Loss", "MSELoss", "NLLLoss", "SmoothL1Loss"]
 
 
-# What all losses share: how the losses of elements or samples become one number, and the gradient behind it.
+# Common to all losses: the reduction to one number, and its gradient.
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -31,15 +31,10 @@ class Loss(abc.ABC):
     Parameters
     ----------
     size_average, reduce
-        Only None: they keep the other arguments where PyTorch has them, which says the same by `reduction`.
+        Only None: they are there only for PyTorch's argument order; `reduction` replaced them.
     reduction
         ``"mean"`` or ``"sum"``: the loss is one number. ``"none"``: it is an array with the loss of every element or
         position, and the gradient at it goes to `input_grad`.
-
-    Raises
-    ------
-    OptionError
-        An argument is another one.
     """
 
     def __init__(self, size_average: None = None, reduce: None = None, reduction: Reduction = "mean") -> None:
@@ -50,7 +45,7 @@ class Loss(abc.ABC):
         self.reduction: Reduction = check_choice("reduction", reduction, ("mean", "sum", "none"))
 
     def forward(self, prediction: Array, target: Array) -> tuple[Any, Array]:
-        """Return the loss, a float (an array for ``reduction="none"``), and what `input_grad` needs.
+        """Return the loss, a float (an array for ``reduction="none"``), and the saved value for `input_grad`.
 
         Raises
         ------
@@ -60,18 +55,12 @@ class Loss(abc.ABC):
         return self._read(*self.on_device(prediction, target))
 
     def _read(self, value: Array, saved: Array) -> tuple[Any, Array]:
-        """Return what `on_device` did, a reduced loss as a float."""
+        """Return the result of `on_device`, a reduced loss as a float."""
         return (value if self.reduction == "none" else float(value)), saved  # synchronize!
 
     @abc.abstractmethod
     def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return what `forward` does, a reduced loss as a float64 array of shape (): the host reads nothing.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            As `forward`.
-        """
+        """As `forward`, but a reduced loss is a float64 array of shape (): the host reads nothing."""
 
     def input_grad(self, saved: Array, gy: Any = None) -> Array:
         """Return the gradient with respect to the prediction, of its shape.
@@ -87,7 +76,7 @@ class Loss(abc.ABC):
         Raises
         ------
         OptionError
-            `gy` is None where the loss is an array, or no number where it is one.
+            `gy` is None although the loss is an array, or no number although the loss is one.
         ShapeError, DTypeError, DeviceError
             `gy` is another array.
         """
@@ -118,7 +107,7 @@ class Loss(abc.ABC):
 
 
 def check_mean(loss: Any) -> None:
-    """Refuse a loss whose value over a batch is not the mean over its parts, which training takes it for."""
+    """Refuse a loss whose value over a batch is not the mean over its parts: training assumes that it is."""
     reduction = getattr(loss, "reduction", "mean")
     if reduction != "mean":
         raise OptionError("Training takes the mean over samples, micro-batches and ranks",
@@ -134,13 +123,7 @@ class ElementwiseLoss(Loss):
         """Return the losses of the elements and their slopes at the prediction, new arrays of its shape."""
 
     def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return what `forward` does, a reduced loss as a float64 array of shape (): the host reads nothing.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            As `forward`.
-        """
+        """As `forward`, but a reduced loss is a float64 array of shape (): the host reads nothing."""
         check_input(prediction, name="prediction")
         check_input(target, name="target", dtype=prediction.dtype, shape=prediction.shape, like=prediction)
         self._check_some(prediction)
@@ -155,7 +138,7 @@ class ElementwiseLoss(Loss):
         return losses.mean(dtype=np.float64), slopes
 
 
-# The loss of answers that are yes or no.
+# Binary labels.
 
 
 class BCEWithLogitsLoss(ElementwiseLoss):
@@ -167,16 +150,11 @@ class BCEWithLogitsLoss(ElementwiseLoss):
     Parameters
     ----------
     weight
-        What each element counts, an array that broadcasts to the prediction; it is copied. None: all 1.
+        Weight of each element, an array that broadcasts to the prediction; it is copied. None: all 1.
     size_average, reduce, reduction
-        As for `Loss`. The mean divides by the number of elements, whatever they count.
+        As for `Loss`. The mean divides by the number of elements, not their weights.
     pos_weight
-        What the part of the target counts, as `weight`; above 1 it raises recall.
-
-    Raises
-    ------
-    OptionError, DTypeError, DeviceError
-        An argument is another one.
+        Weight of the positive part, as `weight`; above 1 it raises recall.
     """
 
     def __init__(
@@ -191,13 +169,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
                 self._weights[name] = DeviceCopies(frozen(backend.to_host(value).copy()))
 
     def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return the losses, and ``w ((1 - t) - (1 + (p - 1) t) σ(-x))``.
-
-        Raises
-        ------
-        ShapeError, DTypeError
-            A weight does not broadcast to the prediction, or has another dtype.
-        """
+        """Return the losses, and ``w ((1 - t) - (1 + (p - 1) t) σ(-x))``."""
         xp = backend.namespace(prediction)
         z, rest = xp.exp(-xp.abs(prediction)), 1 - target
         softplus = xp.maximum(-prediction, 0) + xp.log1p(z)  # -log σ(x)
@@ -213,7 +185,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
 
     def _on(self, xp: ModuleType, name: str, prediction: Array) -> Any:
         (weight,) = self._weights[name].on(xp)
-        shape = prediction.shape[1:]  # behind the axis in front that `element` gets
+        shape = prediction.shape[1:]  # after the leading axis that `element` gets
         try:
             fits = np.broadcast_shapes(weight.shape, shape) == shape
         except ValueError:
@@ -229,7 +201,7 @@ DEFAULT_IGNORED = -100
 
 
 class OfRows(NamedTuple):
-    """Losses of rows (M,) and their slopes (M, C), what each row counts (None: 1), and False for those ignored."""
+    """Losses of rows (M,) and their slopes (M, C), the weight of each row (None: 1), and False for ignored rows."""
 
     losses: Array
     slopes: Array
@@ -242,26 +214,21 @@ def _is_nan(value: Any) -> bool:
 
 
 class ClassLoss(Loss):
-    """Base of the losses of a prediction (N, C, …) against classes (N, …); (C,) against () is a lone sample.
+    """Base of the losses of a prediction (N, C, …) against classes (N, …); (C,) against () is an unbatched sample.
 
     Parameters
     ----------
     weight
-        (C,): what each class counts, an array of the prediction's dtype; it is copied. None: all the same.
+        (C,): weight of each class, an array of the prediction's dtype; it is copied. None: all equal.
     size_average, reduce, reduction
-        As for `Loss`. The mean divides by what the positions count together.
+        As for `Loss`. The mean divides by the sum of the positions' weights.
     ignore_index
-        Positions of this class count nothing; their gradient is 0.
-
-    Raises
-    ------
-    OptionError, ShapeError, DTypeError
-        An argument is another one.
+        Positions of this class have weight 0; their gradient is 0.
 
     Notes
     -----
-    With `weight` or `ignore_index`, the mean over micro-batches or ranks is the mean of theirs by samples, as in
-    PyTorch, whatever their positions count.
+    With `weight` or `ignore_index`, the mean over micro-batches or ranks is weighted by samples, as in PyTorch, not by
+    the weights of their positions.
     """
 
     def __init__(
@@ -276,7 +243,7 @@ class ClassLoss(Loss):
             self._weight = DeviceCopies(frozen(backend.to_host(weight).copy()))
 
     def forward(self, prediction: Array, target: Array) -> tuple[Any, Array]:
-        """Return the loss, a float (an array (N, …) for ``reduction="none"``), and what `input_grad` needs.
+        """Return the loss, a float (an array (N, …) for ``reduction="none"``), and the saved value for `input_grad`.
 
         Parameters
         ----------
@@ -293,39 +260,40 @@ class ClassLoss(Loss):
         OptionError
             A class is out of range, or probabilities meet an `ignore_index` that is a class.
         """
-        found = super().forward(prediction, target)
-        if _is_nan(found[0]) and target.dtype.kind != "f":  # as a class that is not there makes it
-            if self._may_ignore(target, seen=True) and not self._may_ignore(target):
-                found = self._read(*self._evaluate(prediction, target, True))
-            if _is_nan(found[0]):
-                self._check_classes(target, found[1].shape[_axis(found[1])])
-        return found
+        value, saved = self.on_device(prediction, target)
+        if self.reduction != "none":
+            value = float(value)  # synchronize!
+        if _is_nan(value) and target.dtype.kind != "f":  # a class out of range makes it so
+            xp = backend.namespace(prediction)
+            if self._may_ignore(xp, target, seen=True) and not self._may_ignore(xp, target):
+                value, saved = self._read(*self._evaluate(xp, prediction, target, True))
+            if _is_nan(value):
+                self._check_classes(target, saved.shape[_axis(saved)])
+        return value, saved
 
     def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return what `forward` does, a reduced loss as a float64 array of shape (): the host reads nothing.
+        """As `forward`, but a reduced loss is a float64 array of shape (): the host reads nothing.
 
-        A class out of range is not refused: it makes the loss NaN. So does -100 on a device, where the host does not
-        see it: name another `ignore_index` for what is to be ignored there, or call `forward`, which looks again.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError, OptionError
-            As `forward`.
+        A class out of range makes the loss NaN instead of an error. So does the default -100 on a device, unseen by the
+        host: set another `ignore_index` there, or call `forward`, which checks.
         """
-        self._check(prediction, target)
-        return self._evaluate(prediction, target, self._may_ignore(target))
+        xp = self._check(prediction, target)
+        return self._evaluate(xp, prediction, target, self._may_ignore(xp, target))
 
-    def _evaluate(self, prediction: Array, target: Array, ignoring: bool) -> tuple[Array, Array]:
-        """Return what `on_device` does; `ignoring`: whether a class may be the one to ignore."""
-        xp, shape = backend.namespace(prediction), self._shape_of(prediction)
-        rows = _rows(xp, prediction)
+    def _evaluate(self, xp: ModuleType, prediction: Array, target: Array, ignoring: bool) -> tuple[Array, Array]:
+        """As `on_device`; `ignoring`: whether a class may be `ignore_index`."""
+        rows = prediction
+        if prediction.ndim != 2 or not prediction.flags.c_contiguous:
+            rows = _rows(xp, prediction)
         (weight,) = self._weight.on(xp) if self._weight is not None else (None,)
-        losses, slopes, counted, valid = self._of_target(xp, rows, target, weight, ignoring)
-        counts: Any = counted
+        counts: Any
+        losses, slopes, counts, valid = self._of_target(xp, rows, target, weight, ignoring)
         if valid is not None:
             losses = xp.where(valid, losses, losses.dtype.type(0))
-        value: Any = losses.reshape(shape)
-        if self.reduction == "sum":
+        value: Any = losses
+        if self.reduction == "none":
+            value = losses.reshape(self._shape_of(prediction))
+        elif self.reduction == "sum":
             value = losses.sum(dtype=np.float64)
         elif self.reduction == "mean" and counts is None:
             value = losses.mean(dtype=np.float64)
@@ -338,19 +306,14 @@ class ClassLoss(Loss):
         if valid is not None:
             slopes = xp.where(valid[:, None], slopes, slopes.dtype.type(0))
         if prediction.ndim > 2:
-            slopes = xp.moveaxis(slopes.reshape(len(prediction), *shape[1:], rows.shape[1]), -1, 1)
+            slopes = xp.moveaxis(slopes.reshape(len(prediction), *prediction.shape[2:], rows.shape[1]), -1, 1)
         return value, xp.ascontiguousarray(slopes).reshape(prediction.shape)
 
     def _of_target(
         self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
     ) -> OfRows:  # fmt: skip
-        """Return the losses of rows (M, C)."""
-        return self._of_classes(xp, rows, _signed(xp, target).reshape(len(rows)), weight, ignoring)
-
-    def _of_classes(
-        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
-    ) -> OfRows:  # fmt: skip
-        """Return the losses of rows against classes (M,). A row whose class is not there is NaN."""
+        """Return the losses of rows (M, C). A row whose class is not there is NaN."""
+        target = _signed(xp, target).reshape(len(rows))
         valid = target != self.ignore_index if ignoring else None
         if weight is None:
             return OfRows(*self._of_rows(xp, rows, target, None), valid, valid)
@@ -363,15 +326,15 @@ class ClassLoss(Loss):
 
     @abc.abstractmethod
     def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
-        """Return the losses of rows (M, C), multiplied with what each counts, and their slopes."""
+        """Return the losses of rows (M, C), times their weights, and their slopes."""
         # Without `counts` a class may be out of range: its row is NaN.
 
-    def _may_ignore(self, target: Array, seen: bool = False) -> bool:
-        """Whether a class may be the one to ignore; the host looks at its own arrays only, or at all if `seen`."""
-        # On a device the default, which hardly anybody has there, is taken for absent: it would cost launches.
+    def _may_ignore(self, xp: ModuleType, target: Array, seen: bool = False) -> bool:
+        """Whether a class may be `ignore_index`. Arrays on a device are only read if `seen`."""
+        # On a device the default is assumed absent: looking for it would cost launches.
         if target.dtype.kind == "f":
             return False
-        if seen or backend.is_host(backend.namespace(target)):
+        if seen or backend.is_host(xp):
             return bool((target == self.ignore_index).any())  # synchronize!
         return self.ignore_index != DEFAULT_IGNORED
 
@@ -384,32 +347,32 @@ class ClassLoss(Loss):
                               got=f"classes from {low} to {high}",
                               remedy="Number the classes from 0, or give the model more outputs")  # fmt: skip
 
-    def _check(self, prediction: Array, target: Array) -> None:
-        check_input(prediction, name="prediction")
-        if prediction.ndim == 0 or prediction.shape[_axis(prediction)] == 0:
+    def _check(self, prediction: Array, target: Array) -> ModuleType:
+        xp, classes = check_input(prediction, name="prediction"), prediction.shape[:2][-1:]
+        if not any(classes):
             raise ShapeError("prediction has no classes", expected="(N, C, …) or (C,), C of 1 or more",
                              got=prediction.shape)  # fmt: skip
         if target is None:
             raise DTypeError("target is missing", expected="an array of class numbers", got=None)
-        backend.namespace(prediction, target)
-        self._check_target(prediction, target)
+        if not type(prediction) is type(target) is np.ndarray:
+            backend.namespace(prediction, target)
+        if target.dtype.kind not in "iu":
+            self._check_probabilities(prediction, target)
+        elif target.shape != prediction.shape[:1] + prediction.shape[2:]:
+            backend.check_array("target", target, shape=self._shape_of(prediction), contiguous=False)
         if self._weight is not None:
             (weight,) = self._weight.on(np)
-            backend.check_array(
-                "weight", weight, dtype=prediction.dtype, shape=(prediction.shape[_axis(prediction)],)
-            )  # fmt: skip
+            backend.check_array("weight", weight, dtype=prediction.dtype, shape=classes)
         self._check_some(prediction)
+        return xp
 
-    def _check_target(self, prediction: Array, target: Array) -> None:
-        if target.dtype.kind not in "iu":
-            raise DTypeError("target has the wrong dtype", expected="integers (class numbers)", got=target.dtype)
-        backend.check_array("target", target, shape=self._shape_of(prediction), contiguous=False)
+    def _check_probabilities(self, prediction: Array, target: Array) -> None:
+        raise DTypeError("target has the wrong dtype", expected="integers (class numbers)", got=target.dtype)
 
     @staticmethod
     def _shape_of(prediction: Array) -> tuple[int, ...]:
         """Return the shape of the prediction without the classes."""
-        axis = _axis(prediction)
-        return (*prediction.shape[:axis], *prediction.shape[axis + 1 :])
+        return (*prediction.shape[:1], *prediction.shape[2:]) if prediction.ndim > 1 else ()
 
     def _loss_shape(self, saved: Array) -> tuple[int, ...]:
         return self._shape_of(saved)
@@ -429,11 +392,6 @@ class CrossEntropyLoss(ClassLoss):
     label_smoothing
         Share of the target, 0 … 1, that all classes get in equal parts (Szegedy et al., "Rethinking the Inception
         Architecture for Computer Vision", 2016, §7).
-
-    Raises
-    ------
-    OptionError, ShapeError, DTypeError
-        An argument is another one.
     """
 
     def __init__(
@@ -443,20 +401,9 @@ class CrossEntropyLoss(ClassLoss):
         super().__init__(weight, size_average, ignore_index, reduce, reduction)
         self.label_smoothing = check_number("label_smoothing", label_smoothing, 0, 1)
 
-    def _of_classes(
-        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
-    ) -> OfRows:  # fmt: skip
-        if not self.label_smoothing:
-            return super()._of_classes(xp, rows, target, weight, ignoring)
-        each = xp.ones(rows.shape[1], rows.dtype) if weight is None else weight
-        found = super()._of_classes(xp, rows, target, each, ignoring)
-        share, rest = rows.dtype.type(self.label_smoothing / len(each)), rows.dtype.type(1 - self.label_smoothing)
-        losses, slopes = _against(xp, rows, (each * share)[None])
-        return found._replace(losses=found.losses * rest + losses, slopes=found.slopes * rest + slopes)
-
     def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
         losses, slopes = xp.empty(len(rows), dtype=rows.dtype), xp.empty(rows.shape, dtype=rows.dtype)
-        kernels.get(xp).softmax_cross_entropy(rows, target, losses, slopes)
+        kernels.get(xp).unchecked.softmax_cross_entropy(rows, target, losses, slopes)
         if counts is not None:
             losses *= counts
             slopes *= counts[:, None]
@@ -465,21 +412,26 @@ class CrossEntropyLoss(ClassLoss):
     def _of_target(
         self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
     ) -> OfRows:  # fmt: skip
-        if target.dtype.kind != "f":
+        probable = target.dtype.kind == "f"
+        if not (probable or self.label_smoothing):
             return super()._of_target(xp, rows, target, weight, ignoring)
-        soft, real = _rows(xp, target), rows.dtype.type
-        if self.label_smoothing:
-            soft = soft * real(1 - self.label_smoothing) + real(self.label_smoothing / rows.shape[1])
-        return OfRows(*_against(xp, rows, soft if weight is None else soft * weight), None, None)
+        real = rows.dtype.type
+        share, rest = real(self.label_smoothing / rows.shape[1]), real(1 - self.label_smoothing)
+        if probable:
+            soft = _rows(xp, target)
+            if self.label_smoothing:
+                soft = soft * rest + share
+            return OfRows(*_against(xp, rows, soft if weight is None else soft * weight), None, None)
+        each = xp.ones(rows.shape[1], rows.dtype) if weight is None else weight
+        found = super()._of_target(xp, rows, target, each, ignoring)
+        losses, slopes = _against(xp, rows, (each * share)[None])
+        return found._replace(losses=found.losses * rest + losses, slopes=found.slopes * rest + slopes)
 
-    def _check_target(self, prediction: Array, target: Array) -> None:
+    def _check_probabilities(self, prediction: Array, target: Array) -> None:
         if target.dtype.kind != "f" or target.shape != prediction.shape:
-            if target.dtype.kind not in "iu":
-                raise DTypeError("target has the wrong dtype", got=f"{target.dtype} of shape {target.shape}",
-                                 expected=f"integers (class numbers) {self._shape_of(prediction)}, or probabilities "
-                                 f"{prediction.shape}")  # fmt: skip
-            super()._check_target(prediction, target)
-            return
+            raise DTypeError("target has the wrong dtype", got=f"{target.dtype} of shape {target.shape}",
+                             expected=f"integers (class numbers) {self._shape_of(prediction)}, or probabilities "
+                             f"{prediction.shape}")  # fmt: skip
         backend.check_array("target", target, dtype=prediction.dtype, contiguous=False)
         if self.ignore_index >= 0:
             raise OptionError("Probabilities name no class that could be ignored", expected="a negative ignore_index",
@@ -518,7 +470,7 @@ def _rows(xp: ModuleType, array: Array) -> Array:
 
 
 def _signed(xp: ModuleType, target: Array) -> Array:
-    """Return class numbers as contiguous int64; what is beyond that must not come out as `ignore_index`."""
+    """Return class numbers as contiguous int64; larger ones must not wrap to `ignore_index`."""
     if target.dtype == np.uint64:
         target = xp.minimum(target, np.uint64(2**63 - 1))
     return xp.ascontiguousarray(target, dtype=np.int64)
@@ -574,11 +526,6 @@ class SmoothL1Loss(ElementwiseLoss):
         As for `Loss`.
     beta
         Where the parabola ends, 0 or more; with 0 it is `L1Loss`.
-
-    Raises
-    ------
-    OptionError
-        An argument is another one.
 
     Notes
     -----

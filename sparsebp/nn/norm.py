@@ -1,4 +1,4 @@
-"""Normalisation: by batch, group, layer and mean square; with a ReLU behind it in one pass."""
+"""Normalisation: by batch, group, layer and mean square; with a following ReLU in one pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BatchNormSaved = tuple[Array, Array, Array, bool]
 Sums = list[tuple[Array, Array, Any]]
 """Σ gy and Σ gy (x - mean) of every channel, and an event of the stream that computed them; none yet, or one."""
 Cut = tuple[Array, tuple[float, float]]
-"""What a layer behind has cut off, and above which value and up to which one its slope is 1."""
+"""The output of a clamping layer behind, and the values between which its slope is 1."""
 
 
 class BatchNorm2d(Layer):
@@ -42,17 +42,10 @@ class BatchNorm2d(Layer):
         Whether there are a weight and a bias.
     track_running_stats
         Whether running statistics are kept; without them the batch's are used in evaluation as well.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
     bias
-        Whether there is a bias beside the weight.
-
-    Raises
-    ------
-    OptionError
-        `num_features` is below 1, `eps` not positive, `momentum` outside 0 … 1, or a flag no truth value.
+        Whether there is a bias in addition to the weight.
 
     Notes
     -----
@@ -93,13 +86,7 @@ class BatchNorm2d(Layer):
         return self.forward_between(x, None)
 
     def forward_between(self, x: Array, limits: tuple[float, float] | None) -> tuple[Array, BatchNormSaved]:
-        """Return the normalised x between `limits`, in the same pass over memory, and what `forward` saves.
-
-        Raises
-        ------
-        ShapeError
-            As `forward`.
-        """
+        """Return the normalised x between `limits`, in the same pass over memory, and the saved value of `forward`."""
         like = self.params.get("weight", self.buffers.get("running_mean"))
         dtype = None if like is None else like.dtype
         xp = check_input(x, dtype=dtype, shape=(None, self.num_features, None, None), like=like)
@@ -111,7 +98,7 @@ class BatchNorm2d(Layer):
         elif batch:
             count = x.shape[0] * x.shape[2] * x.shape[3]
             if count < (2 if self.training else 1):
-                raise ShapeError("The batch has too few values for statistics of its own",
+                raise ShapeError("The batch has too few values for its statistics",
                                  expected="2 or more a channel", got=x.shape,
                                  remedy="Pass a larger batch, or call eval()")  # fmt: skip
             mean, var, scale = (xp.empty(self.num_features, x.dtype) for _ in range(3))
@@ -142,8 +129,8 @@ class BatchNorm2d(Layer):
     def gradients_between(self, gy: Array, saved: BatchNormSaved, cut: Cut) -> Gradients:
         """Return the gradients for `gy` at the output of a layer behind that cuts off: `cut` is its output, and where.
 
-        The statistics were the batch's. Numbers are those of `gradients` for that layer's input gradient, which is not
-        written to memory.
+        The statistics were the batch's. Results equal those of `gradients` for that layer's input gradient, which is
+        not written to memory.
         """
         kept: Sums = []
         return Gradients(self, gy, saved, partial(self._input_grad, gy, saved, kept, cut),
@@ -224,7 +211,7 @@ class BatchNorm2d(Layer):
         x, _, scale, batch = saved
         if batch:
             raise OptionError(
-                "Batch statistics couple the samples, so no sample has a Jacobian of its own",
+                "Batch statistics couple the samples, so there is no Jacobian per sample",
                 expected="a forward with running statistics", got="a forward that normalised by the batch",
                 remedy="Call eval() before the forward (with track_running_stats=True), or use input_grad"
             )  # fmt: skip
@@ -235,7 +222,7 @@ class BatchNorm2d(Layer):
         return TransposedJacobian(pointwise_pattern(len(values)), values)
 
     def _factor(self, scale: Array) -> Array:
-        """Return what the forward multiplies with."""
+        """Return the factor of the forward."""
         return scale * self.params["weight"] if self.params else scale
 
     def _track(self, xp: ModuleType, mean: Array, var: Array, correction: float) -> None:
@@ -252,12 +239,12 @@ def _flat(xp: ModuleType, x: Array) -> Array:
 
 
 def _mask(xp: ModuleType, cut: Cut | None) -> tuple[Array | None, tuple[float, float] | None]:
-    """Return what kernels take to cut off a gradient."""
+    """Return the kernels' arguments for a clamped output."""
     return (None, None) if cut is None else (_flat(xp, cut[0]), cut[1])
 
 
 class BatchNorm1dSaved(NamedTuple):
-    """What the forward of `BatchNorm1d` leaves: that of images of width 1, and the shape of x."""
+    """Saved by `BatchNorm1d`: the value for images of width 1, and the shape of x."""
 
     image: BatchNormSaved
     shape: tuple[int, ...]
@@ -266,18 +253,12 @@ class BatchNorm1dSaved(NamedTuple):
 class BatchNorm1d(BatchNorm2d):
     """Normalise the channels of x (B, C) or (B, C, L), as `torch.nn.BatchNorm1d`.
 
-    Options, parameters, buffers and errors are those of `BatchNorm2d`. In evaluation its Jacobian is diagonal; the
-    batch's statistics couple the samples.
+    Options, parameters, buffers and errors as for `BatchNorm2d`. The Jacobian is diagonal in evaluation; the batch's
+    statistics couple the samples.
     """
 
     def forward(self, x: Array) -> tuple[Array, Any]:
-        """Return the normalised x; `saved` is that of `BatchNorm2d` for images of width 1, and the shape of x.
-
-        Raises
-        ------
-        ShapeError
-            x has another number of axes or channels, or the batch's statistics are asked of one value a channel.
-        """
+        """Return the normalised x; `saved` is `BatchNorm2d`'s for images of width 1, and the shape of x."""
         check_input(x)
         if x.ndim not in (2, 3):
             raise ShapeError("x has the wrong number of axes", expected=f"(B, {self.num_features}[, L])", got=x.shape,
@@ -300,13 +281,7 @@ class BatchNorm1d(BatchNorm2d):
         return super().couples_samples(saved.image)
 
     def jacobian_t(self, saved: Any) -> Any:
-        """Return the diagonal of ``weight / sqrt(running_var + eps)``, shared by the batch.
-
-        Raises
-        ------
-        OptionError
-            The statistics were the batch's, so that every output depends on every sample.
-        """
+        """Return the diagonal of ``weight / sqrt(running_var + eps)``, shared by the batch."""
         return super().jacobian_t(saved.image)
 
     def _image_of(self, gy: Array, saved: BatchNorm1dSaved) -> Array:
@@ -319,12 +294,9 @@ def _image(x: Array) -> Array:
     return x.reshape(*x.shape, *[1] * (4 - x.ndim))
 
 
-# A layer and the one behind it that cuts off, in one pass over memory instead of two.
-#
-# Batch normalisation of images goes so both ways; a `Linear` adds its bias in the pass of the ReLU behind it.
-#
-# What the two save is the same as apart, and so is every number: whoever runs a chain may do either, and either way
-# back fits either forward. The array between them, and the gradient at it, are never written.
+# A layer and a clamping layer after it in one pass over memory instead of two: `BatchNorm2d` forward and backward,
+# `Linear` with a bias and a ReLU forward. Results and saved values are the same as apart, so a chain may mix both. The
+# array between the two, and its gradient, are never written.
 
 _BEHIND: dict[type, tuple[type, ...]] = {BatchNorm2d: (ReLU, ReLU6, Hardtanh), Linear: (ReLU,)}
 
@@ -335,9 +307,7 @@ def together(layer: Any, behind: Any) -> bool:
 
 
 def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
-    """Return the output of both and what `layer` saves; the output is what `behind` saves. None: they run apart."""
-    # layer, behind: Two of which `together` holds.
-    # x: What comes to the first one.
+    """Return the output of both, which `behind` saves, and the saved value of `layer`; None if they run apart."""
     if not isinstance(layer, BatchNorm2d | Linear) or not isinstance(behind, Clamped) or type(x) is not np.ndarray:
         return None
     if not (belongs(layer, "forward_between") and belongs(behind, "limits")):
@@ -346,10 +316,7 @@ def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
 
 
 def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> Gradients | None:
-    """Return the `Gradients` of `layer` for `gy` at the output of `behind`. None: they run apart."""
-    # layer, behind: Two of which `together` holds.
-    # gy: The gradient at the output of `behind`.
-    # saved, y: What either has saved.
+    """Return the `Gradients` of `layer` for `gy` at the output y of `behind`; None if they run apart."""
     if not isinstance(layer, BatchNorm2d) or not isinstance(behind, Clamped):
         return None
     if type(gy) is not np.ndarray or gy.shape != y.shape or not layer.couples_samples(saved):
@@ -375,18 +342,10 @@ class GroupNorm(Layer):
         Added to the (biased) variance.
     affine
         Whether every channel has a weight.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64, of the parameters.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
     bias
-        Whether it has a bias beside the weight.
-
-    Raises
-    ------
-    OptionError
-        A number is below 1, `num_groups` does not divide `num_channels`, `eps` is negative, or a flag is no truth
-        value.
+        Whether there is a bias in addition to the weight.
 
     Notes
     -----
@@ -412,13 +371,7 @@ class GroupNorm(Layer):
                 self.params["bias"] = full((self.num_channels,), 0, dtype)
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps) of the groups.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x is not (B, C, …) with at least one number in each group, or its dtype is not the weight's.
-        """
+        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps) of the groups."""
         weight = self.params.get("weight")
         xp = check_input(x, dtype=None if weight is None else weight.dtype, like=weight)
         if x.ndim < 2 or x.shape[1] != self.num_channels or 0 in x.shape[2:]:
@@ -486,16 +439,9 @@ class LayerNorm(Layer):
     elementwise_affine
         Whether there is a weight.
     bias
-        Whether there is a bias as well; without a weight there is none.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64, of the parameters.
-
-    Raises
-    ------
-    OptionError
-        `normalized_shape` is empty or holds a length below 1, `eps` is negative, or a flag is no truth value.
+        Whether there is a bias as well; never without a weight.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
 
     Notes
     -----
@@ -527,13 +473,7 @@ class LayerNorm(Layer):
         return len(self.normalized_shape) == 1
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps).
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x does not end in `normalized_shape`, or its dtype is not the weight's.
-        """
+        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps)."""
         xp, weight = self._check(x), self.params.get("weight")
         axes = self._axes()
         centred = x - x.mean(axis=axes, keepdims=True)
@@ -578,7 +518,7 @@ class LayerNorm(Layer):
         return len(self.normalized_shape)
 
     def lone(self, saved: tuple[Array, Array]) -> bool:
-        """Whether x had no axis beside the normalised ones."""
+        """Whether x had the normalised axes only."""
         return saved[0].ndim == len(self.normalized_shape)
 
     def _block(self, unit: Array, eye: Array) -> Array:
@@ -614,15 +554,8 @@ class RMSNorm(LayerNorm):
         Added to the mean square; None: the spacing of x's dtype at 1.
     elementwise_affine
         Whether there is a weight.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64, of the weight.
-
-    Raises
-    ------
-    OptionError
-        `normalized_shape` is empty or holds a length below 1, `eps` is negative, or the flag is no truth value.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
 
     Notes
     -----
@@ -638,13 +571,7 @@ class RMSNorm(LayerNorm):
         self._eps_of_dtype = eps is None
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the normalised x; `saved` is it before the weight, and 1/sqrt(mean(x²) + eps).
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x does not end in `normalized_shape`, or its dtype is not the weight's.
-        """
+        """Return the normalised x; `saved` is it before the weight, and 1/sqrt(mean(x²) + eps)."""
         xp = self._check(x)
         eps = np.finfo(x.dtype).eps if self._eps_of_dtype else self.eps
         scale = 1 / xp.sqrt((x * x).mean(axis=self._axes(), keepdims=True) + x.dtype.type(eps))

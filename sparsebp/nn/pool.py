@@ -23,23 +23,23 @@ from sparsebp.patterns.builders import window_pattern
 from sparsebp.patterns.pattern import KEPT, DeviceCopies, frozen
 from sparsebp.patterns.windows import LONGEST, PoolWindows
 
-# Layers of samples with so many axes: a batch of them, or a lone one without the batch axis, as torch.nn takes it.
+# Layers that take a batch of samples or an unbatched one, as in torch.nn.
 
 
 class Lone(NamedTuple):
-    """What the forward of a lone sample saved: that of a batch of one."""
+    """Saved by the forward of an unbatched sample: the value of a batch of one."""
 
     batch: Any
 
 
 class SampleLayer(Layer):
-    """The base of layers whose samples have `sample_axes` axes. Subclasses say what a batch (B, …) does."""
+    """Base of layers whose samples have `sample_axes` axes; subclasses implement a batch (B, …).
 
-    # A lone sample gets a batch axis in front, and what comes of it loses it. It has no batch for a scan: in a chain,
-    # the layer runs its `input_grad`.
+    An unbatched sample runs as a batch of one. It has no batch for a scan: in a chain, the layer runs `input_grad`.
+    """
 
     def forward(self, x: Array) -> tuple[Array, Any]:
-        """Return the output for x (B, …) or a lone sample (…), and what the way back needs."""
+        """Return the output for x (B, …) or an unbatched sample (…), and the saved value."""
         backend.namespace(x=x)
         if x.ndim != self.sample_axes:
             return self._forward(x)
@@ -69,12 +69,12 @@ class SampleLayer(Layer):
         return self._input_grad_work((1, *shape), saved.batch)
 
     def lone(self, saved: Any) -> bool:
-        """Whether the forward had a lone sample."""
+        """Whether the forward had an unbatched sample."""
         return isinstance(saved, Lone)
 
     @abc.abstractmethod
     def _forward(self, x: Array) -> tuple[Array, Any]:
-        """Return the output for a batch, and what the way back needs."""
+        """Return the output for a batch, and the saved value."""
 
     @abc.abstractmethod
     def _input_grad(self, gy: Array, saved: Any) -> Array:
@@ -100,7 +100,7 @@ def _batch_of(gy: Array) -> Array:
 
 @dataclass(frozen=True)
 class PoolSaved:
-    """What the forward of a pooling layer leaves: the input's shape and dtype, and each window's winner or weight."""
+    """Saved by a pooling layer: the input's shape and dtype, and each window's winner or weight."""
 
     # `choice` is (B, C, …) places of the maxima for a max-pool, (…) weights of the windows for an average.
 
@@ -118,7 +118,7 @@ class Pool(SampleLayer):
 
     @property
     def sample_axes(self) -> int:  # type: ignore[override]
-        """The channels, and what the windows slide over."""
+        """The channels and the axes of the windows."""
         return self.dims + 1
 
     def _check_x(self, x: Array) -> ModuleType:
@@ -154,11 +154,6 @@ class MaxPool(SlidingPool):
         and `indices` of it.
     ceil_mode
         Whether the number of windows is rounded up.
-
-    Raises
-    ------
-    OptionError
-        A size is not positive, the padding is more than half of the kernel, or a flag no truth value.
     """
 
     def __init__(
@@ -190,7 +185,9 @@ class MaxPool(SlidingPool):
         out_shape = self._out_shape(x.shape)
         y = backend.empty(xp, out_shape, x.dtype)
         winner = xp.empty(out_shape, dtype=np.uint8 if np.prod(self.window.kernel) <= 256 else np.int32)
-        kernels.get(xp).max_pool(_planes(xp, x, self.dims), *self._options(), *_out_planes(self.dims, y, winner))
+        kernels.get(xp).unchecked.max_pool(
+            _planes(xp, x, self.dims), *self._options(), *_out_planes(self.dims, y, winner)
+        )
         return y, PoolSaved(x.shape, x.dtype, winner)
 
     def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
@@ -198,7 +195,7 @@ class MaxPool(SlidingPool):
         xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
         gx = backend.empty(xp, saved.shape, saved.dtype)
         arrays = _planes(xp, gy, self.dims), *_out_planes(self.dims, saved.choice)
-        kernels.get(xp).max_pool_grad(*arrays, *self._options(), *_out_planes(self.dims, gx))
+        kernels.get(xp).unchecked.max_pool_grad(*arrays, *self._options(), *_out_planes(self.dims, gx))
         return gx
 
     def _jacobian_t(self, saved: PoolSaved) -> Any:
@@ -224,7 +221,7 @@ def _planes(xp: ModuleType, x: Array, dims: int) -> Array:
 
 def _out_planes(dims: int, *arrays: Array) -> tuple[Array, ...]:
     """Return contiguous arrays (B, C, …) as planes, without a copy."""
-    return tuple(a.reshape(a.shape[0] * a.shape[1], *(1,) * (2 - dims), *a.shape[2:]) for a in arrays)
+    return tuple([a.reshape(a.shape[0] * a.shape[1], *(1,) * (2 - dims), *a.shape[2:]) for a in arrays])
 
 
 class MaxPool1d(MaxPool):
@@ -241,7 +238,7 @@ class MaxPool2d(MaxPool):
 
 @lru_cache(maxsize=KEPT)
 def _window_weights(windows: PoolWindows, size: tuple[int, ...], dtype: np.dtype, **divisors: Any) -> DeviceCopies:
-    """Return what each window's sum is multiplied by, of the windows' shape; it is sent to a device once."""
+    """Return the factor of each window's sum, of the windows' shape; it is sent to a device once."""
     from sparsebp.jacobians.operators import avg_pool_weights
 
     weights = avg_pool_weights(window_pattern(1, size, windows), **divisors).astype(dtype)
@@ -259,11 +256,6 @@ class AvgPool(SlidingPool):
         Whether the number of windows is rounded up.
     count_include_pad
         Whether padding counts in the average.
-
-    Raises
-    ------
-    OptionError
-        A size is not positive, or the padding is more than half of the kernel.
 
     Notes
     -----
@@ -355,11 +347,6 @@ class AvgPool2d(AvgPool):
         As for `AvgPool`.
     divisor_override
         Divide every window by this number instead of by its size.
-
-    Raises
-    ------
-    OptionError
-        As for `AvgPool`, or the divisor is zero.
     """
 
     dims = 2
@@ -390,11 +377,6 @@ class AdaptiveAvgPool(Pool):
     ----------
     output_size
         Number of windows: an integer for all axes, or one per axis; None keeps an axis.
-
-    Raises
-    ------
-    OptionError
-        A size is not positive, or too large.
     """
 
     def __init__(self, output_size: Any) -> None:

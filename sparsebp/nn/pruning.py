@@ -1,4 +1,4 @@
-"""Magnitude pruning: the weights of the smallest absolute value go, by one of three ways to share them out."""
+"""Magnitude pruning: removes the weights of smallest absolute value, shared over the layers in one of three ways."""
 
 from __future__ import annotations
 
@@ -11,88 +11,17 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core import masks as masking
-from sparsebp.core.check import Array, Seed, check_choice, check_flag, check_generator, check_number
-from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError
-from sparsebp.nn.layer import Layer, check_layer, dotted, fan_in_bound, parameter_dtype, uniform
-
-MASK = "weight_mask"
-"""The buffer's name, that of torch.nn.utils.prune."""
-
-
-class Prunable(Layer):
-    """What `Linear`, convolutions and transposed ones share: a parameter ``weight`` of which a mask keeps a part."""
-
-    # The mask is the buffer `weight_mask`, bool, of the weight's shape; it is there once something has been pruned. The
-    # layer computes with 0 for the other weights, whatever the array holds there; their gradients are 0, and the
-    # transposed Jacobian has no entries for them. So it is in every layer that shares the array, and if several of them
-    # have a mask, weights are kept where all of them say so.
-
-    def keep_weights(self, mask: Array) -> None:
-        """Keep the weights where `mask` is true, and set the others to 0, in place."""
-        # mask: Bool, of the weight's shape, NumPy or CuPy; it is copied to the weight's device.
-        weight = self.params["weight"]
-        if mask is None or (backend.namespace(mask) and mask.dtype != bool):
-            raise DTypeError("The mask has the wrong dtype", expected="bool", got=getattr(mask, "dtype", None),
-                             remedy="Pass mask != 0")  # fmt: skip
-        if mask.shape != weight.shape:
-            raise ShapeError("The mask does not fit the weight", expected=weight.shape, got=mask.shape)
-        self.buffers[MASK] = backend.as_namespace(mask, backend.namespace(weight)).copy()
-        self._arrays_replaced()
-        masking.clear(weight)
-
-    def mask_for(self, array: Array) -> Array | None:
-        """Return the mask if `array` is the weight, None for another one."""
-        return self.buffers.get(MASK) if self.params.get("weight") is array else None
-
-    def _arrays_replaced(self) -> None:
-        if MASK in self.buffers:
-            masking.attach(self, self.params["weight"])
-
-    def _draw(
-        self, shape: tuple[int, ...], outputs: int, bias: bool, dtype: Any, rng: Seed, device: Any = None
-    ) -> None:
-        """Draw a weight of `shape` and, if asked for, the bias of so many outputs from U(±1/√fan_in), as torch.nn."""
-        rng, dtype = check_generator("rng", rng), parameter_dtype(dtype, device)
-        bound = fan_in_bound(math.prod(shape[1:]))
-        self.params["weight"] = uniform(rng, shape, bound, dtype)
-        if check_flag("bias", bias):
-            self.params["bias"] = uniform(rng, (outputs,), bound, dtype)
-
-    def buffer_for(self, name: str) -> Array | None:
-        """Return room for the mask that a state brings to a layer that has none yet."""
-        weight = self.params["weight"]
-        return backend.namespace(weight).ones(weight.shape, dtype=bool) if name == MASK else None
-
-    def _mask(self) -> Array | None:
-        """Return which weights are kept, None: all are."""
-        if MASK in self.buffers:
-            self._arrays_replaced()  # a buffer that nobody has spoken of
-        elif not masking.some():
-            return None
-        return masking.mask_of(self.params["weight"])
-
-    def _weight(self) -> Array:
-        """Return the weight, with 0 for what is pruned; it is not to be written to."""
-        weight, mask = self.params["weight"], self._mask()
-        return weight if mask is None else masking.kept(weight, mask)
-
-    def _masked(self, gradient: Array) -> Array:
-        """Return the weight's gradient with 0 for what is pruned."""
-        mask = self._mask()
-        return gradient if mask is None else masking.kept(gradient, mask)
-
-    def _host_mask(self) -> np.ndarray | None:
-        """Return which weights are kept, on the host; None: all are."""
-        mask = self._mask()
-        return None if mask is None else backend.to_host(mask)  # synchronize!
-
+from sparsebp.core.check import check_choice, check_number
+from sparsebp.core.errors import NonFiniteError, OptionError
+from sparsebp.nn.layer import Layer, check_layer, dotted
+from sparsebp.nn.linear import Prunable
 
 PruneMethod = Literal["class_blind", "class_uniform", "class_distribution"]
 
 
 @dataclasses.dataclass(frozen=True)
 class PruneReport:
-    """What was kept.
+    """The weights that pruning kept.
 
     Attributes
     ----------
@@ -128,8 +57,8 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     """Prune the weights of the convolutions and `Linear` layers of `model` by magnitude, in place.
 
     Every such layer gets the buffer ``weight_mask``, which travels with `state_dict`; of layers that share a weight the
-    first one has it, for all. What is pruned stays 0 in further training, whatever the optimizer does; what was pruned
-    before stays pruned and counts, so that a second call with a larger `amount` prunes further.
+    first one has it, for all. Pruned weights stay 0 in further training, whatever the optimizer does. They count in a
+    second call, so that a larger `amount` prunes further.
 
     Parameters
     ----------
@@ -139,11 +68,11 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
         Share of the weights that is pruned afterwards, from 0 to below 1; it is rounded to whole weights.
     method
         ``"class_blind"``: the smallest of all weights together. ``"class_uniform"``: the same share of every layer.
-        ``"class_distribution"``: in every layer what is below λ times the standard deviation of its weights, with one λ
+        ``"class_distribution"``: in every layer the weights below λ times their standard deviation, with one λ
         for all layers that meets `amount`. The classes of the paper are the layers here.
     optimizer
-        An optimizer of `model` with which training goes on: what it has stored for pruned weights (momentum) is set to
-        0. Without it, an old momentum is still there, and has no effect.
+        An optimizer of `model`, to set its buffers (momentum) of pruned weights to 0. Without it, old buffers stay, and
+        have no effect.
 
     Returns
     -------
@@ -199,7 +128,7 @@ def _masks(layers: dict[str, Prunable], amount: float, method: PruneMethod) -> d
 
 
 def _magnitudes(layer: Prunable, in_deviations: bool) -> np.ndarray:
-    """Return the absolute weights, flat, float64 on the host; those that are pruned already are -1: they go first."""
+    """Return the absolute weights, flat, float64 on the host; -1 for pruned ones: they go first."""
     # `in_deviations`: in units of the standard deviation of the layer's weights that are left.
     weight = backend.to_host(layer.params["weight"]).reshape(-1).astype(np.float64)
     magnitudes = np.abs(weight)
@@ -235,7 +164,7 @@ def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
         return
     owned = getattr(optimizer, "params", None)
     if not isinstance(owned, Mapping) or not hasattr(optimizer, "buffers"):
-        raise OptionError("optimizer is none", expected="an optimizer of sparsebp.optim, or None",
+        raise OptionError("optimizer is not an optimizer", expected="an optimizer of sparsebp.optim, or None",
                           got=type(optimizer).__name__)  # fmt: skip
     for name, layer in layers.items():
         weight = layer.params["weight"]
@@ -246,7 +175,7 @@ def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
 
 
 def _forget(optimizer: Any, layers: dict[str, Prunable]) -> None:
-    """Set what `optimizer` has stored for pruned weights to 0."""
+    """Set the optimizer's buffers of pruned weights to 0."""
     names = {id(array): name for name, array in optimizer.params.items()}
     for layer in layers.values():
         name, mask = names.get(id(layer.params["weight"])), layer._mask()

@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
+from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.backend import empty
 from sparsebp.core.check import (
     Array,
     Backward,
     Nonlinearity,
     Seed,
-    check_choice,
     check_flag,
     check_generator,
     check_integer,
     check_number,
-    forward_of,
 )
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs
-from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.spec import Kernels
+from sparsebp.core.locks import forkable_lock
+from sparsebp.core.shortcuts import belongs, forward_of
 from sparsebp.nn.basic import dropout_mask
-from sparsebp.nn.bptt import FUSED, BackwardOptions, RunsBack, choose, run_backward, run_backward_for_weights
+from sparsebp.nn.bptt import FUSED, BackwardOptions, run_backward
 from sparsebp.nn.cells import (
     CellMath,
     GivenState,
-    Lengths,
+    GRUMath,
     LSTMMath,
     ProjectedLSTMMath,
     RecurrentSaved,
+    RNNMath,
     RunGradients,
     State,
     StateGradients,
-    SummedGradients,
     Tape,
     Weights,
     initial_weights,
     parse_lengths,
     reverse_time,
-    split,
+    weight_names,
 )
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, NothingKept, check_gy, check_input, keeps, parameter_dtype
 from sparsebp.nn.linear import Linear
-from sparsebp.nn.stream import CellGradients, RecurrentCell, Stream, takes_lone
+from sparsebp.nn.stream import CellGradients, RecurrentCell, Stream, takes_unbatched
 
 
 class RecurrentOptions(TypedDict, total=False):
-    """The keyword arguments of `RNN`, `GRU` and `LSTM` that have no place among torch.nn's; see `Recurrent`."""
+    """Keyword arguments of `RNN`, `GRU` and `LSTM` beyond torch.nn's; see `Recurrent`."""
 
     backward: Backward
     up_levels: int | None
@@ -65,38 +65,28 @@ class RecurrentOptions(TypedDict, total=False):
 
 
 class Recurrent(Layer):
-    """Base of `RNN`, `GRU` and `LSTM`: torch.nn's arguments, parameters and layouts, and a choice of the way back.
+    """Base of `RNN`, `GRU` and `LSTM`: torch.nn's arguments, parameters and layouts; `backward` chooses an algorithm.
 
     Parameters
     ----------
     cell
-        The cell's specifics (given by the subclass).
+        The cell's equations (given by the subclass).
     input_size, hidden_size, num_layers
         As in torch.nn.
     bias, batch_first, dropout, bidirectional
-        As in torch.nn. Dropout acts between layers while training.
+        As in torch.nn; dropout acts between layers while training.
     backward
         ``"bp"``: plain back-propagation, the recursion in one kernel. ``"chunked"``: fused reduce-then-scan.
         ``"linear"``, ``"blelloch"``, ``"hybrid"``: the general scan over materialised Jacobians. ``"auto"``: on a
-        host ``"bp"``, or with `workers` what is estimated to take least; on a GPU always the latter.
-    up_levels
-        Levels of the hybrid's up-sweep.
-    chunks
-        Chunks of the chunked scan; default about √T, or what the cost model says.
+        host ``"bp"``; on a GPU, or with `workers`, the recursion or a chunked scan, by their sequential steps.
+    up_levels, chunks
+        Levels of the hybrid's up-sweep; chunks of the chunked scan (default: about √T, or the rule's number).
     workers, memory_limit
         Passed to `plan_scan`; the limit in bytes.
-    device
-        None or ``"cpu"``: layers are built on the host, and moved by `to`.
-    dtype
-        float32 or float64.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
     rng
         Generator or seed of the initial values and of dropout.
-
-    Raises
-    ------
-    OptionError
-        A size is no integer from 1 on, there are more than 65 536 layers, a flag is no truth value, `dropout` is
-        outside 0 … 1, or an option is unknown.
 
     Notes
     -----
@@ -134,7 +124,7 @@ class Recurrent(Layer):
         for run in range(num_layers * self.directions):
             features = input_size if run < self.directions else self.directions * self.output_size
             weights = initial_weights(cell, features, hidden_size, bias, real, self.generator, proj_size)
-            self.params.update(weights.named(self._suffix(run)))
+            self.params.update(weights.named(suffix(run, self.directions)))
 
     @property
     def backward(self) -> Backward:
@@ -153,14 +143,13 @@ class Recurrent(Layer):
         h0
             Initial states (num_layers · directions, B, H), or None for zeros.
         lengths
-            Valid steps of each sample (B integers in 1 … T), or None for all. What x holds behind them has no
-            influence.
+            Valid steps of each sample (B integers in 1 … T), or None for all. Values of x after them have no effect.
 
         Returns
         -------
         y
-            Last layer's states (T, B, directions · H), batch first if asked for; zero behind each sample's length. It
-            may be a view of what is saved: do not write to it.
+            Last layer's states (T, B, directions · H), batch first if asked for; zero past each sample's length. It
+            may be a view of a saved array: do not write to it.
         saved
             A `RecurrentSaved`; ``saved.h_n`` are the last states.
 
@@ -172,7 +161,7 @@ class Recurrent(Layer):
         return self._batch_second(*self.forward_time_major(x, None if h0 is None else (h0,), lengths))
 
     def _batch_second(self, y: Array, saved: Any) -> tuple[Array, Any]:
-        """Return y as the layer's users have it."""
+        """Return y batch first if the layer is batch first."""
         return (backend.namespace(y).ascontiguousarray(y.transpose(1, 0, 2)) if self.batch_first else y), saved
 
     def forward_time_major(
@@ -180,54 +169,58 @@ class Recurrent(Layer):
     ) -> tuple[Array, RecurrentSaved]:
         """Run all layers as `forward` does, but return y (T, B, directions · H) also with ``batch_first``.
 
-        `initial` has one array, or None, for each name of the cell's states. Who needs the last states alone saves a
-        copy.
+        `initial` has one array, or None, for each name of the cell's states.
         """
         weight = self.params["weight_ih_l0"]
         xp = check_input(x, dtype=weight.dtype, shape=(None, None, self.input_size), like=weight)
-        if 0 in x.shape[:2]:
+        if x.size == 0:
             raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape,
                              remedy="Skip empty batches and sequences")  # fmt: skip
-        inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if self.batch_first else x)
-        steps, batch, _ = inputs.shape
+        y = xp.ascontiguousarray(x.transpose(1, 0, 2) if self.batch_first else x)
+        steps, batch, _ = y.shape
         shapes = self.state_shapes(batch)
-        for name, shape, array in zip(self.cell.states, shapes, initial or (), strict=False):
-            if array is not None:
-                check_input(array, name=f"{name}0", dtype=weight.dtype, shape=shape, like=weight)
-        valid = parse_lengths(lengths, steps, batch, xp)
+        if initial is not None:
+            for name, shape, array in zip(self.cell.states, shapes, initial, strict=True):
+                if array is not None:
+                    check_input(array, name=f"{name}0", dtype=weight.dtype, shape=shape, like=weight)
+        valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp)
         if valid is not None:
-            inputs = valid.mask(inputs)  # so that NaN in the padding cannot spread
-        kept = keeps()
-        choice = choose(
-            self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp,
-            input_size=self.input_size, layers=self.num_layers, directions=self.directions,
-        ) if kept else None  # fmt: skip
-        last = tuple(xp.empty(shape, dtype=weight.dtype) for shape in shapes)
-        saved = self.saved_class(last, choice, valid, [] if kept else NothingKept(), [])
+            y = valid.mask(y)  # so that NaN in the padding cannot spread
+        choice = None
+        if keeps():
+            choice = choose(
+                self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp,
+                input_size=self.input_size, layers=self.num_layers, directions=self.directions,
+            )  # fmt: skip
+        last = tuple(map(xp.empty, shapes, [weight.dtype] * len(shapes)))
+        saved = self.saved_class(last, choice, valid, NothingKept() if choice is None else [], [])
         for layer in range(self.num_layers):
             mask = None
             if layer > 0 and self.training and self.dropout > 0:
-                mask = dropout_mask(self.generator, inputs, self.dropout, batch_axis=1)
-                inputs = inputs * mask
+                mask = dropout_mask(self.generator, y, self.dropout, batch_axis=1)
+                y = y * mask
             saved.masks.append(mask)
-            inputs = self._forward_layer(layer, inputs, initial, saved)
-        return inputs, saved
+            y = self._forward_layer(xp, layer, y, initial, saved)
+        return y, saved
 
     def state_shapes(self, batch: int) -> list[tuple[int, int, int]]:
         """Return the shapes of h0, and of an LSTM's c0, for a batch."""
-        return [(self.num_layers * self.directions, batch, width) for width in self.cell.widths(self._weights(0))]
+        runs = self.num_layers * self.directions
+        shapes = [(runs, batch, self.output_size), (runs, batch, self.hidden_size)]  # a projection: h smaller than c
+        return shapes[: len(self.cell.states)]
 
-    def _forward_layer(self, layer: int, x: Array, initial: GivenState | None, saved: RecurrentSaved) -> Array:
-        xp, lengths = backend.namespace(x), saved.lengths
-        outputs: list[Array] = []
-        for direction, run in enumerate(self._runs(layer)):
-            of_run = None if initial is None else [None if array is None else array[run] for array in initial]
+    def _forward_layer(
+        self, xp: ModuleType, layer: int, x: Array, initial: GivenState | None, saved: RecurrentSaved
+    ) -> Array:
+        lengths, outputs = saved.lengths, []
+        for direction in range(self.directions):
+            run = layer * self.directions + direction
+            h0 = None if initial is None else [None if array is None else array[run] for array in initial]
             given, weights = reverse_time(x, lengths) if direction else x, self._weights(run)
-            if isinstance(saved.tapes, NothingKept):
-                y, ends = self.cell.infer(given, of_run, weights, lengths)
+            if saved.backward_choice is None:  # nothing is kept
+                y, ends = self.cell.infer(given, h0, weights, lengths)
             else:
-                k = self.cell.kernels_for(given, weights, self.hidden_size)
-                tape = self.cell.forward(k, given, of_run, weights)
+                tape = self.cell.begin(kernels.get(xp).unchecked, given, weights)(h0)
                 y, ends = tape.h, tape.ends(lengths)
                 if lengths is not None:
                     self.cell.close(tape, lengths)
@@ -256,15 +249,15 @@ class Recurrent(Layer):
         ShapeError, DTypeError
             The state does not fit.
         MemoryLimitError
-            So many samples' states do not fit in memory.
+            The states of that many samples do not fit in memory.
         """
         if self.bidirectional:
             raise OptionError("A stream has no end to come back from", expected="a layer of one direction",
                               got="bidirectional=True", remedy="Build the layer with bidirectional=False")  # fmt: skip
-        return Stream(self, [self._suffix(run) for run in range(self.num_layers)], batch, state)
+        return Stream(self, [suffix(run, 1) for run in range(self.num_layers)], batch, state)
 
     def step(self, x: Array, state: Stream) -> Array:
-        """Take a state of `stream` one step on: ``state.step(x)``, see there."""
+        """Advance a state of `stream` by one step: ``state.step(x)``."""
         return state.step(x)
 
     # ---- I and W -------------------------------------------------------------------------------------------------
@@ -280,9 +273,8 @@ class Recurrent(Layer):
     def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> StateGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 
-        The inner scans run once for all of them: at x, at the parameters, and at the initial state. Those of the first
-        layer, where kernels sum its weights' gradients on the way, run again where the parameters are asked for first
-        and x later: see `RunsBack`.
+        The inner scans run once for the gradients at x, at the parameters and at the initial state. The first layer's
+        may run again if the parameters are asked for first and x later, see `RunsBack`.
 
         Raises
         ------
@@ -294,122 +286,37 @@ class Recurrent(Layer):
         return self._gradients(gy, saved, {"grad_h_n": grad_h_n})
 
     def _gradients(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> Any:
-        """Return the gradients from gy and from those at the last state's arrays, by the names of these."""
-        arriving, last = self._checked_gy(gy, saved, named), tuple(named.values())
-        xp = backend.namespace(saved.h_n)
-        runs = RunsBack(
-            lambda for_weights: self._scan(arriving, saved, last, for_weights),
-            lambda found: self._scan_first_again(arriving, saved, last, found), xp,
-        )  # fmt: skip
-        every = range(len(saved.tapes))
+        """Return the gradients from gy, and from `named`, the gradients at the last state's arrays."""
+        _ = saved.tapes[0]  # refused where nothing was kept
+        runs = RunsBack(self, saved, self._checked_gy(gy, saved, named), tuple(named.values()))
 
         def at_input() -> Array:
-            gx = self._layer_input_grad(0, runs.with_ga(self._runs(0)), saved)
-            return xp.ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
+            gx = runs.at_input()
+            return backend.namespace(gx).ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
 
-        def at_weights() -> dict[str, Array]:
-            of_run = runs.sums()
-            for run, grads in runs.with_ga([run for run in every if run not in of_run]).items():
-                of_run[run] = self.cell.weight_grad(grads.ga, saved.tapes[run], self._weights(run), grads.at_h)
-            return {name: grad for run in every for name, grad in of_run[run].named(self._suffix(run)).items()}
-
-        def at_initial() -> State:
-            return tuple(xp.stack(arrays) for arrays in zip(*runs.at_initial(every), strict=True))
-
-        return self.gradients_class(self, gy, saved, at_input, at_weights, state=at_initial)
-
-    def _scan(
-        self, arriving: Array | None, saved: RecurrentSaved, last: GivenState, for_weights: bool
-    ) -> tuple[dict[int, RunGradients], dict[int, SummedGradients]]:
-        """Take the gradients through all runs, from the last layer to the first."""
-        # What arrives below a layer needs ga of its runs; those of the first one may leave sums alone, `for_weights`.
-        # On the host they leave the same sums, to the bit, where the input is asked for first.
-        found: dict[int, RunGradients] = {}
-        summing = for_weights or backend.is_host(backend.namespace(saved.h_n))
-        for layer in reversed(range(self.num_layers)):
-            if layer == 0 and summing and all(self._sums_inside(run, saved) for run in self._runs(0)):
-                sums = {
-                    run: run_backward_for_weights(
-                        saved.backward_choice, self.cell, saved.tapes[run], self._weights(run),
-                        *self._arriving_at(run, direction, arriving, saved, last), keep=not for_weights,
-                    )
-                    for direction, run in enumerate(self._runs(0))
-                }  # fmt: skip
-                kept = {run: RunGradients(of.ga, of.initial) for run, of in sums.items() if of.ga is not None}
-                return found | kept, sums
-            found |= self._scan_layer(layer, arriving, saved, last)
-            if layer > 0:
-                arriving = self._layer_input_grad(layer, found, saved)
-        return found, {}
-
-    def _scan_layer(
-        self, layer: int, arriving: Array | None, saved: RecurrentSaved, last: GivenState
-    ) -> dict[int, RunGradients]:
-        return {
-            run: run_backward(
-                self.options, saved.backward_choice, self.cell, saved.tapes[run], self._weights(run),
-                *self._arriving_at(run, direction, arriving, saved, last),
-            )
-            for direction, run in enumerate(self._runs(layer))
-        }  # fmt: skip
-
-    def _scan_first_again(
-        self, arriving: Array | None, saved: RecurrentSaved, last: GivenState, found: dict[int, RunGradients]
-    ) -> dict[int, RunGradients]:
-        """Take the gradients through the first layer, with ga; those of the layers above are found."""
-        if self.num_layers > 1:
-            arriving = self._layer_input_grad(1, found, saved)
-        return self._scan_layer(0, arriving, saved, last)
-
-    def _sums_inside(self, run: int, saved: RecurrentSaved) -> bool:
-        choice = saved.backward_choice
-        return choice.algorithm in FUSED and self.cell.sums_inside(saved.tapes[run], choice.chunks)
+        return self.gradients_class(self, gy, saved, at_input, runs.at_weights, state=runs.at_initial)
 
     def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> Array | None:
-        """Return gy time-major and without what arrived behind the lengths."""
-        steps, batch, hidden = saved.shape
-        if gy is None and all(array is None for array in named.values()):
-            raise OptionError("No gradient was given", expected=f"gy, {', '.join(named)} or more of them", got="None",
-                              remedy="Pass the gradient of the loss with respect to y or to saved.h_n")  # fmt: skip
+        """Return gy time-major, and 0 past the lengths."""
+        given = gy is not None
         for (name, array), state in zip(named.items(), saved.last, strict=True):
             if array is not None:
+                given = True
                 check_input(array, name=name, dtype=state.dtype, shape=state.shape, like=state)
+        if not given:
+            raise OptionError("No gradient was given", expected=f"gy, {', '.join(named)} or more of them", got="None",
+                              remedy="Pass the gradient of the loss with respect to y or to saved.h_n")  # fmt: skip
         if gy is None:
             return None
+        steps, batch, hidden = saved.shape
         width = self.directions * hidden
         shape = (batch, steps, width) if self.batch_first else (steps, batch, width)
         check_gy(gy, shape, saved.h_n.dtype, saved.h_n)
         gy = gy.transpose(1, 0, 2) if self.batch_first else gy
         return gy if saved.lengths is None else saved.lengths.mask(gy)
 
-    def _arriving_at(
-        self, run: int, direction: int, arriving: Array | None, saved: RecurrentSaved, last: GivenState
-    ) -> tuple[Array | None, GivenState]:
-        """Return gy and what arrives at the last state of one run, in its direction."""
-        tape, lengths, size = saved.tapes[run], saved.lengths, self.output_size
-        xp = backend.namespace(tape.h)
-        gy = None if arriving is None else arriving[..., direction * size : (direction + 1) * size]
-        if gy is not None:
-            gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
-        at_h, *rest = (None if array is None else xp.ascontiguousarray(array[run]) for array in last)
-        if lengths is not None and at_h is not None:  # the kernels' last step is not every sample's last step
-            gy = xp.zeros_like(tape.h) if gy is None else gy.copy()
-            gy[lengths.values - 1, lengths.samples] += at_h
-            at_h = None
-        return gy, (at_h, *rest)  # what arrives at c goes through the padding as it is, see `CellMath.close`
-
-    def _layer_input_grad(self, layer: int, found: dict[int, RunGradients], saved: RecurrentSaved) -> Array:
-        """Return the gradient at a layer's input, before its dropout: (T, B, features)."""
-        first, *second = (self.cell.input_grad(found[run].ga, self._weights(run)) for run in self._runs(layer))
-        for backwards in second:
-            first += reverse_time(backwards, saved.lengths)
-        mask = saved.masks[layer]
-        if mask is not None:
-            first *= mask
-        return first
-
     def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-        """Yield what `backward` came to."""
+        """Yield the algorithm chosen for `backward`."""
         _ = saved.tapes[0]  # refused where nothing was kept
         yield prefix, saved.backward_choice.algorithm, saved.backward_choice.reason
 
@@ -419,8 +326,8 @@ class Recurrent(Layer):
         """Return the T transposed Jacobians of h[t] with respect to h[t-1], per sample: the scan's elements.
 
         They are in the order in which the direction runs (the second one from the end of each sequence). With lengths,
-        elements behind a sample's end are zero. An LSTM's are of the state (h, c), on `sparsebp.patterns.lstm_pattern`
-        (with proj_size dense); behind a sample's end the part from c to c is the identity.
+        elements past a sample's end are zero. An LSTM's are of the state (h, c), on `sparsebp.patterns.lstm_pattern`
+        (with proj_size dense); past a sample's end the part from c to c is the identity.
         """
         from sparsebp.nn.bptt import hidden_jacobians_t
 
@@ -451,7 +358,7 @@ class Recurrent(Layer):
 
     @property
     def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First with ``batch_first``, else behind the time."""
+        """First with ``batch_first``, else after the time axis."""
         return (0, 0) if self.batch_first else (1, 1)
 
     # ---- runs: a layer in one direction, numbered as torch.nn has them along h_n -------------------------------------
@@ -460,25 +367,162 @@ class Recurrent(Layer):
         return range(layer * self.directions, (layer + 1) * self.directions)
 
     def _weights(self, run: int) -> Weights:
-        return Weights.of(self.params, self._suffix(run))
+        return Weights(*map(self.params.get, weight_names(suffix(run, self.directions))))
 
-    def _suffix(self, run: int) -> str:
-        layer, direction = divmod(run, self.directions)
-        return f"_l{layer}" + ("_reverse" if direction else "")
+
+@lru_cache(maxsize=256)
+def suffix(run: int, directions: int) -> str:
+    """Return the end of a run's names of parameters."""
+    layer, direction = divmod(run, directions)
+    return f"_l{layer}" + ("_reverse" if direction else "")
+
+
+class RunsBack:
+    """The ways back through the runs of a recurrent layer, each taken when first needed, once, by whichever thread.
+
+    If the weights are asked for first, kernels sum the first layer's gradients on the way, where they can, and store
+    nothing for the gradient at the input. If that is asked for afterwards, these runs go back again.
+    """
+
+    def __init__(self, rnn: Recurrent, saved: RecurrentSaved, gy: Array | None, last: GivenState) -> None:
+        self._rnn, self._saved, self._gy, self._last = rnn, saved, gy, last
+        self._xp, self._lock = backend.namespace(saved.last[0]), forkable_lock()
+        self._done, self._mark = False, None
+        self._grads: dict[int, RunGradients] = {}  # by the number of the run
+        self._initial: dict[int, State] = {}
+        self._unread: dict[int, Weights] = {}  # sums that have not been asked for yet
+
+    def at_input(self) -> Array:
+        """Return the gradient at the layer's input, time-major."""
+        with self._lock:
+            self._take(for_weights=False)
+            if 0 not in self._grads:
+                self._first_layer_again()
+        return self._layer_input_grad(0)
+
+    def at_weights(self) -> dict[str, Array]:
+        """Return the gradients of the parameters, by name."""
+        rnn, tapes, named = self._rnn, self._saved.tapes, {}
+        with self._lock:
+            self._take(for_weights=True)
+            # Sums are handed out once: the caller who gets them may write to them. The next caller gets products.
+            sums, self._unread = self._unread, {}
+            if not sums and 0 not in self._grads:
+                self._first_layer_again()
+        for run, tape in enumerate(tapes):
+            if run in sums:
+                grads = sums[run]
+            else:
+                grads = rnn.cell.weight_grad(self._grads[run].ga, tape, rnn._weights(run), self._grads[run].at_h)
+            for name, grad in zip(weight_names(suffix(run, rnn.directions)), grads, strict=True):
+                if grad is not None:
+                    named[name] = grad
+        return named
+
+    def _first_layer_again(self) -> None:
+        self._layer_back(0, self._layer_input_grad(1) if self._rnn.num_layers > 1 else self._gy)
+        self._mark = backend.record(self._xp)
+
+    def at_initial(self) -> State:
+        """Return the gradients at the state before the first step."""
+        with self._lock:
+            self._take(for_weights=False)
+        states = [self._initial[run] for run in range(len(self._saved.tapes))]
+        return tuple(self._xp.stack(arrays) for arrays in zip(*states, strict=True))
+
+    def _take(self, *, for_weights: bool) -> None:
+        """Take the gradients through all runs, from the last layer to the first, unless that is done."""
+        if self._done:
+            backend.wait(self._xp, self._mark)
+            return
+        gy, rnn = self._gy, self._rnn
+        for layer in reversed(range(rnn.num_layers)):
+            # The first layer's kernels may sum the gradients of its weights. Where x is asked for first they do so on
+            # the host alone, keeping ga as well: the sums are bitwise equal in either order.
+            choice, inside = self._saved.backward_choice, layer == 0 and (for_weights or backend.is_host(self._xp))
+            if (
+                inside
+                and choice.algorithm in FUSED
+                and rnn.cell.sums_inside(kernels.get(self._xp), self._saved.tapes[0], choice.chunks)
+            ):
+                for run in range(rnn.directions):
+                    self._unread[run], self._initial[run], ga = rnn.cell.summed_backward(
+                        kernels.get(self._xp).unchecked, self._saved.tapes[run], rnn._weights(run),
+                        *self._arriving_at(run, gy), choice.chunks, keep=not for_weights,
+                    )  # fmt: skip
+                    if ga is not None:
+                        self._grads[run] = RunGradients(ga, self._initial[run])
+                break
+            self._layer_back(layer, gy)
+            if layer > 0:
+                gy = self._layer_input_grad(layer)
+        self._mark, self._done = backend.record(self._xp), True
+
+    def _layer_back(self, layer: int, gy: Array | None) -> None:
+        rnn, saved = self._rnn, self._saved
+        for run in rnn._runs(layer):
+            self._grads[run] = run_backward(
+                rnn.options, saved.backward_choice, rnn.cell, saved.tapes[run], rnn._weights(run),
+                *self._arriving_at(run, gy),
+            )  # fmt: skip
+            self._initial[run] = self._grads[run].initial
+
+    def _arriving_at(self, run: int, arriving: Array | None) -> tuple[Array | None, list[Array | None]]:
+        """Return gy and the gradient at the last state of one run, in the order of its steps."""
+        xp, lengths, size = self._xp, self._saved.lengths, self._rnn.output_size
+        direction = run % self._rnn.directions
+        gy = None if arriving is None else arriving[..., direction * size : (direction + 1) * size]
+        if gy is not None:
+            gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
+        last = [None if array is None else xp.ascontiguousarray(array[run]) for array in self._last]
+        if lengths is not None and last[0] is not None:  # the kernels' last step is not every sample's last step
+            gy = xp.zeros_like(self._saved.tapes[run].h) if gy is None else gy.copy()
+            gy[lengths.values - 1, lengths.samples] += last[0]
+            last[0] = None
+        return gy, last  # the gradient at c passes through the padding unchanged, see `CellMath.close`
+
+    def _layer_input_grad(self, layer: int) -> Array:
+        """Return the gradient at a layer's input, before its dropout: (T, B, features)."""
+        rnn = self._rnn
+        first, *second = (rnn.cell.input_grad(self._grads[run].ga, rnn._weights(run)) for run in rnn._runs(layer))
+        for backwards in second:
+            first += reverse_time(backwards, self._saved.lengths)
+        mask = self._saved.masks[layer]
+        if mask is not None:
+            first *= mask
+        return first
+
+
+def choose(
+    options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType,
+    **stack: int,
+) -> Any:  # fmt: skip
+    """Return the `scan.Choice` for states of `shape` (T, B, H); ``auto`` is a rule."""
+    # `stack` are `input_size`, `layers` and `directions`.
+    from sparsebp.scan.rules import _HOST_CHOICE, Choice, choose_recurrent_backward
+
+    if options.algorithm == "auto":
+        if options.workers is None and backend.is_host(xp):
+            return _HOST_CHOICE
+        return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit, **stack)
+    steps = shape[0]
+    # The square root balances the sequential part inside the chunks with the one over the chunks.
+    chunks = min(options.chunks or math.isqrt(steps), steps) if options.algorithm == "chunked" else 1
+    return Choice(options.algorithm, chunks, f"backward={options.algorithm!r} was asked for", {})
 
 
 # SequenceClassifier: a recurrent layer, its last hidden state, and a linear head.
 
 
 class ClassifierSaved(NamedTuple):
-    """What both parts saved."""
+    """Saved by both parts."""
 
     rnn: RecurrentSaved
     head: Array
 
 
 class SequenceClassifier(Layer):
-    """Classify a sequence by the last layer's last hidden state; with two directions, by both of them side by side.
+    """Classify a sequence by the last layer's last hidden state; with two directions, by both states side by side.
 
     Parameters
     ----------
@@ -534,7 +578,7 @@ class SequenceClassifier(Layer):
         return Gradients(self, gy, saved, lambda: rnn().input_grad(), lambda: {"rnn": rnn(), "head": head})
 
     def choices(self, saved: ClassifierSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-        """Yield the recurrent layer's."""
+        """Yield the recurrent layer's choices."""
         if not belongs(self.rnn, "choices"):
             return iter(())
         return self.rnn.choices(saved.rnn, f"{prefix}.rnn" if prefix else "rnn")
@@ -545,91 +589,31 @@ class SequenceClassifier(Layer):
         return self.rnn.batch_axes[0], 0
 
 
-# GRU (BPPSA Eq. 10), gates in torch's order r, z, n; its hidden Jacobian is Eq. 11.
+# The layers and cells, with torch.nn's arguments; their equations are in `sparsebp.nn.cells`.
 
 
-class GRUMath(CellMath):
-    """The specifics of the GRU: ga (T, B, 4H) holds the gradients at N, R, Z and M, in the order n, r, z, m."""
+@takes_unbatched(2, 1)
+class RNN(Recurrent):
+    """A recurrent layer with the arguments, parameters and layouts of torch.nn.RNN; see `Recurrent`.
 
-    # M = W_hn h + b_hn has a gradient of its own, so the first three quarters belong to the input weights and the last
-    # three to the hidden weights, and neither product copies.
-
-    name = kind = "gru"
-    gates = 3
-    columns = 4
-
-    def input_bias(self, weights: Weights) -> Array | None:
-        """Return b_ih, plus b_hh for r and z; the n part of b_hh is inside M."""
-        if weights.bias_ih is None:
-            return None
-        hidden = weights.weight_hh.shape[1]
-        bias = weights.bias_ih.copy()
-        bias[: 2 * hidden] += weights.bias_hh[: 2 * hidden]  # type: ignore[index]  # both biases are there, or none
-        return bias
-
-    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
-        """Run the recurrence, keeping every gate."""
-        xp = backend.namespace(x)
-        hidden = weights.weight_hh.shape[1]
-        b_hn = xp.zeros(hidden, dtype=x.dtype) if weights.bias_hh is None else weights.bias_hh[2 * hidden :]
-        if tape.gates is None:
-            tape.gates = empty(xp, (*x.shape[:2], 4 * hidden), x.dtype)
-        k.gru_forward(x, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates, *projection)
-
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums`."""
-        k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, last[0], ga, initial[0], chunks, sums)
-
-    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
-        """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""
-        steps, batch, hidden = tape.h.shape
-        out = out.reshape(steps, hidden, hidden, batch)
-        if not reverse:
-            k.gru_jacobians(tape.h, tape.h0, tape.gates, w_hh, out)
-            return
-        xp = backend.namespace(tape.h)
-        states = xp.zeros_like(tape.states[0])  # only states before a step are read: the last entry is unused
-        states[:-1] = tape.h_prev[::-1]
-        k.gru_jacobians(states[1:], states[0], xp.ascontiguousarray(tape.gates[::-1]), w_hh, out)  # type: ignore[index]
-
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run."""
-        k.gru_maps(tape.h, tape.h0, tape.gates, w_hh, gy, maps)
-
-    def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
-        """Write the four gradients, in the notation of Eq. 11: j2 = r(1-r), j6 = 1-n², j7 = 1-z, j9 = z(1-z)."""
-        (grad_h,) = grads
-        r, z, n, m = split(tape.gates, 4)
-        d_n, d_r, d_z, d_m = split(ga, 4)
-        d_n[...] = grad_h * (1 - z) * (1 - n * n)
-        d_m[...] = d_n * r
-        d_r[...] = d_n * m * (r * (1 - r))
-        d_z[...] = grad_h * (tape.h_prev - n) * (z * (1 - z))
-
-    def close(self, tape: Tape, lengths: Lengths) -> None:
-        """Set r = z = M = 0 and n = 1: every term of Eq. 11 vanishes."""
-        for gate, value in zip(split(tape.gates, 4), (0, 0, 1, 0), strict=True):
-            lengths.fill(gate, value)
-
-
-@takes_lone(2, 1)
-class GRU(Recurrent):
-    """A recurrent layer with torch.nn.GRU's arguments, parameters and layouts; see `Recurrent` for all of them.
-
-    Parameters
-    ----------
-    input_size, hidden_size
-        Features of the input and of the hidden state.
-    num_layers
-        Layers stacked on one another.
-    bias, batch_first, dropout, bidirectional
-        As `Recurrent`.
-    **options
-        As `Recurrent`: backward, up_levels, chunks, workers, memory_limit, device, dtype, rng.
+    `nonlinearity` is ``"tanh"`` or ``"relu"``.
     """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: Nonlinearity = "tanh",
+        bias: bool = True, batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False,
+        **options: Unpack[RecurrentOptions],
+    ) -> None:  # fmt: skip
+        self.nonlinearity: Nonlinearity = nonlinearity
+        super().__init__(
+            RNNMath(nonlinearity), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first,
+            dropout=dropout, bidirectional=bidirectional, **options,
+        )  # fmt: skip
+
+
+@takes_unbatched(2, 1)
+class GRU(Recurrent):
+    """A recurrent layer with the arguments, parameters and layouts of torch.nn.GRU, all described in `Recurrent`."""
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
@@ -641,25 +625,8 @@ class GRU(Recurrent):
         )  # fmt: skip
 
 
-@takes_lone(1, 0)
-class GRUCell(RecurrentCell):
-    """One step of a GRU, as `torch.nn.GRUCell`; see `RecurrentCell`."""
-
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
-        rng: Seed = None,
-    ) -> None:  # fmt: skip
-        super().__init__(GRUMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
-
-
-# LSTM and LSTMCell, with torch.nn's arguments, parameters and results; see `LSTMMath` for what they compute.
-
-StatePair = Sequence[Array]
-"""(h0, c0), as torch.nn takes them."""
-
-
 class LSTMSaved(RecurrentSaved):
-    """What `LSTM.forward` keeps. It unpacks as torch.nn's second result: ``y, (h_n, c_n) = lstm.forward(x)``."""
+    """Saved by `LSTM.forward`. It unpacks as torch.nn's second result: ``y, (h_n, c_n) = lstm.forward(x)``."""
 
     @property
     def c_n(self) -> Array:
@@ -672,7 +639,7 @@ class LSTMSaved(RecurrentSaved):
 
 
 class LSTMGradients(StateGradients):
-    """`Gradients` of an LSTM, those with respect to h0 and c0 among them."""
+    """`Gradients` of an LSTM, with those at h0 and c0."""
 
     __slots__ = ()
 
@@ -682,29 +649,16 @@ class LSTMGradients(StateGradients):
         return self._initial[1]
 
 
-@takes_lone(2, 1)
+@takes_unbatched(2, 1)
 class LSTM(Recurrent):
-    """A recurrent layer with torch.nn.LSTM's arguments, parameters and layouts; see `Recurrent` for all of them.
+    """A recurrent layer with the arguments, parameters and layouts of torch.nn.LSTM; see `Recurrent`.
 
     Parameters
     ----------
-    input_size, hidden_size
-        Features of the input and of the hidden state.
-    num_layers
-        Layers stacked on one another.
-    bias, batch_first, dropout, bidirectional
-        As `Recurrent`.
     proj_size
-        If above 0, the output and h have so many features: ``h = W_hr (o * tanh(c))``. The recursion then runs on
-        ``o * tanh(c)`` with the weights ``W_hh W_hr``, so that every backward algorithm is there; its cost is that of
-        the full hidden size.
-    **options
-        As `Recurrent`: backward, up_levels, chunks, workers, memory_limit, device, dtype, rng.
-
-    Raises
-    ------
-    OptionError
-        `proj_size` is not below `hidden_size`; or as `Recurrent`.
+        If above 0 (and below `hidden_size`), the size of the output and of h: ``h = W_hr (o * tanh(c))``. The recursion
+        then runs on ``o * tanh(c)`` with the weights ``W_hh W_hr`` and costs as much as with the full hidden size;
+        every backward algorithm works.
 
     Examples
     --------
@@ -726,36 +680,16 @@ class LSTM(Recurrent):
         if self.proj_size and self.proj_size >= check_integer("hidden_size", hidden_size, 1):
             raise OptionError("A projection makes h smaller", expected=f"proj_size < hidden_size = {hidden_size}",
                               got=proj_size)  # fmt: skip
-        cell = ProjectedLSTMMath() if self.proj_size else LSTMMath()
         super().__init__(
-            cell, input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
-            bidirectional=bidirectional, proj_size=self.proj_size, **options,
+            ProjectedLSTMMath() if self.proj_size else LSTMMath(), input_size, hidden_size, num_layers, bias=bias,
+            batch_first=batch_first, dropout=dropout, bidirectional=bidirectional, proj_size=self.proj_size, **options,
         )  # fmt: skip
 
-    def forward(self, x: Array, hx: StatePair | None = None, lengths: Any = None) -> tuple[Array, LSTMSaved]:
+    def forward(self, x: Array, hx: Sequence[Array] | None = None, lengths: Any = None) -> tuple[Array, LSTMSaved]:
         """Run all layers, as `Recurrent.forward`.
 
-        Parameters
-        ----------
-        x, lengths
-            As there.
-        hx
-            The pair of h0 (num_layers · directions, B, proj_size or H) and c0 (num_layers · directions, B, H), or None
-            for zeros.
-
-        Returns
-        -------
-        y
-            As there.
-        saved
-            ``saved.h_n`` and ``saved.c_n`` are the last states, and it unpacks into these two.
-
-        Raises
-        ------
-        OptionError
-            `hx` is no pair; or as there.
-        ShapeError, DTypeError, DeviceError
-            An argument does not fit, T is 0 or the batch is empty.
+        `hx` is the pair of h0 (num_layers · directions, B, proj_size or H) and c0 (num_layers · directions, B, H), or
+        None for zeros. `saved` unpacks into ``saved.h_n`` and ``saved.c_n``.
         """
         return self._batch_second(*self.forward_time_major(x, pair("hx", hx), lengths))
 
@@ -764,13 +698,35 @@ class LSTM(Recurrent):
     ) -> LSTMGradients:
         """Return the gradients from `gy` (of y's shape), `grad_h_n` and `grad_c_n` (of h_n's and c_n's).
 
-        Each may be None, but not all. As `Recurrent.gradients`, and ``c0`` beside ``h0``.
+        Each may be None, but not all. As `Recurrent.gradients`, with ``c0`` as well as ``h0``.
         """
         return self._gradients(gy, saved, {"grad_h_n": grad_h_n, "grad_c_n": grad_c_n})
 
 
+@takes_unbatched(1, 0)
+class RNNCell(RecurrentCell):
+    """One step of an RNN, as `torch.nn.RNNCell`; see `RecurrentCell`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: Nonlinearity = "tanh",
+        device: Any = None, dtype: Any = np.float32, *, rng: Seed = None,
+    ) -> None:  # fmt: skip
+        super().__init__(RNNMath(nonlinearity), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
+
+
+@takes_unbatched(1, 0)
+class GRUCell(RecurrentCell):
+    """One step of a GRU, as `torch.nn.GRUCell`; see `RecurrentCell`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
+        rng: Seed = None,
+    ) -> None:  # fmt: skip
+        super().__init__(GRUMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
+
+
 class LSTMCellGradients(CellGradients):
-    """`Gradients` of an LSTM cell, those with respect to both parts of the state before the step among them."""
+    """`Gradients` of an LSTM cell, with those at both arrays of the state before the step."""
 
     __slots__ = ()
 
@@ -780,7 +736,7 @@ class LSTMCellGradients(CellGradients):
         return self._initial[1]
 
 
-@takes_lone(1, 0)
+@takes_unbatched(1, 0)
 class LSTMCell(RecurrentCell):
     """One step of an LSTM, as `torch.nn.LSTMCell`; see `RecurrentCell`.
 
@@ -795,27 +751,19 @@ class LSTMCell(RecurrentCell):
     ) -> None:  # fmt: skip
         super().__init__(LSTMMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
 
-    def __call__(self, x: Array, hx: StatePair | None = None, **options: Any) -> tuple[Array, Array]:
+    def __call__(self, x: Array, hx: Sequence[Array] | None = None, **options: Any) -> tuple[Array, Array]:
         """Return the next h and c, (B, hidden_size) each."""
         h, saved = forward_of(self, x, hx=hx, **options)
         return h, saved.c[0]
 
-    def forward(self, x: Array, hx: StatePair | None = None) -> tuple[Array, Tape]:
-        """Return the next h (B, hidden_size) for x (B, input_size) and the pair (h, c) or None for zeros.
-
-        Raises
-        ------
-        OptionError
-            `hx` is no pair.
-        ShapeError, DTypeError, DeviceError
-            An argument does not fit, or the batch is empty.
-        """
+    def forward(self, x: Array, hx: Sequence[Array] | None = None) -> tuple[Array, Tape]:
+        """Return the next h (B, hidden_size) for x (B, input_size) and the pair (h, c) or None for zeros."""
         return self._forward(x, pair("hx", hx))
 
     def gradients(self, gy: Array | None, saved: Tape, grad_c: Array | None = None) -> LSTMCellGradients:
         """Return the gradients from `gy` at the next h and `grad_c` at the next c; either may be None, but not both.
 
-        ``input``, ``hidden`` and ``cell`` are those at x, h and c, ``weights`` those at the parameters.
+        ``input``, ``hidden`` and ``cell`` are the gradients at x, h and c, ``weights`` those of the parameters.
         """
         return self._gradients(gy, saved, {"gy": gy, "grad_c": grad_c})
 
@@ -830,101 +778,3 @@ def pair(name: str, hx: Any) -> GivenState | None:
         f"{name} is not the state of an LSTM", expected="a pair of arrays (h0, c0)",
         got=f"{type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else "")
     )  # fmt: skip
-
-
-# RNN: h[t] = f(W_ih x[t] + b_ih + W_hh h[t-1] + b_hh), f = tanh or relu (BPPSA Eq. 9).
-
-
-class RNNMath(CellMath):
-    """The specifics of the RNN: ga is the gradient at the pre-activation, (T, B, H)."""
-
-    name = "rnn"
-    gates = 1
-    columns = 1
-
-    def __init__(self, nonlinearity: Nonlinearity) -> None:
-        self.nonlinearity: Nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
-        self.kind = self.nonlinearity
-
-    def input_bias(self, weights: Weights) -> Array | None:
-        """Return b_ih + b_hh."""
-        return None if weights.bias_ih is None else weights.bias_ih + weights.bias_hh
-
-    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
-        """Run the recurrence."""
-        k.rnn_forward(x, weights.weight_hh, tape.h0, self.nonlinearity, tape.h, *projection)
-
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums`."""
-        k.rnn_backward(tape.h, w_hh, gy, last[0], self.nonlinearity, ga, initial[0], chunks, sums)
-
-    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
-        """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""
-        h = backend.namespace(tape.h).ascontiguousarray(tape.h[::-1]) if reverse else tape.h
-        steps, batch, hidden = h.shape
-        k.rnn_jacobians(h, w_hh, self.nonlinearity, out.reshape(steps, hidden, hidden, batch))
-
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run."""
-        k.rnn_maps(tape.h, w_hh, gy, self.nonlinearity, maps)
-
-    def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
-        """``ga = grad_h · f'(h)``."""
-        h = tape.h
-        slope = 1 - h * h if self.nonlinearity == "tanh" else (~(h <= 0)).astype(h.dtype)  # 1 at a NaN, as in PyTorch
-        backend.namespace(ga).multiply(grads[0], slope, out=ga)
-
-    def close(self, tape: Tape, lengths: Lengths) -> None:
-        """Put the states where the slope is 0."""
-        lengths.fill(tape.h, 1 if self.nonlinearity == "tanh" else 0)
-
-
-@takes_lone(2, 1)
-class RNN(Recurrent):
-    """A recurrent layer with torch.nn.RNN's arguments, parameters and layouts; see `Recurrent` for all of them.
-
-    Parameters
-    ----------
-    input_size, hidden_size
-        Features of the input and of the hidden state.
-    num_layers
-        Layers stacked on one another.
-    nonlinearity
-        ``"tanh"`` or ``"relu"``.
-    bias, batch_first, dropout, bidirectional
-        As `Recurrent`.
-    **options
-        As `Recurrent`: backward, up_levels, chunks, workers, memory_limit, device, dtype, rng.
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        nonlinearity: Nonlinearity = "tanh",
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        **options: Unpack[RecurrentOptions],
-    ) -> None:
-        self.nonlinearity: Nonlinearity = nonlinearity
-        super().__init__(
-            RNNMath(nonlinearity), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first,
-            dropout=dropout, bidirectional=bidirectional, **options,
-        )  # fmt: skip
-
-
-@takes_lone(1, 0)
-class RNNCell(RecurrentCell):
-    """One step of an RNN, as `torch.nn.RNNCell`; see `RecurrentCell`."""
-
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: Nonlinearity = "tanh",
-        device: Any = None, dtype: Any = np.float32, *, rng: Seed = None,
-    ) -> None:  # fmt: skip
-        super().__init__(RNNMath(nonlinearity), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)

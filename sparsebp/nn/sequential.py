@@ -1,4 +1,4 @@
-"""Layers made of layers: `Sequential`, `Residual`, `Concat`; back through a chain layer by layer or by a scan."""
+"""Layers that contain layers: `Sequential`, `Residual`, `Concat`; back through a chain layer by layer or by a scan."""
 
 from __future__ import annotations
 
@@ -15,91 +15,80 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import Array, Backward, ScanAlgorithm, forward_of
+from sparsebp.core.check import Array, Backward, ScanAlgorithm
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs, is_lone
+from sparsebp.core.shortcuts import belongs, forward_of, is_lone
 from sparsebp.nn import norm
 from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, Work, check_gy, check_input, check_layer, dotted, input_grad_work, total_work
 
-# ``backward="auto"`` of a chain: layer by layer, or a scan, by estimates that depend on shapes and masks alone.
+# ``backward="auto"`` of a chain: layer by layer, or a scan, by a rule over shapes and masks alone.
 
 
 class ChainChoice(NamedTuple):
-    """Whether a stretch is scanned, why, and the estimated seconds of ``"bp"`` and of scans with their values."""
+    """Whether a segment is scanned, and why."""
 
     scans: bool
     reason: str
-    estimates: dict[str, float]
+
+
+ON_A_HOST = (
+    "Layer by layer: on a host a scan over Jacobians did not pay for any network measured, pruned or not (benchmark "
+    "pruned); workers= weighs it for a machine with that many workers."
+)
 
 
 def choose_chain_backward(
     works: Sequence[Work], batch: int, dtype: np.dtype, xp: ModuleType, options: BackwardOptions,
     jacobians: Callable[[], list[Any]], plan: Callable[[list[Any]], Any],
 ) -> ChainChoice:  # fmt: skip
-    """Compare estimates of the same machine model: layer by layer, the least of any scan, the scans themselves."""
-    # works: Costs of the layers' `input_grad`.
-    # batch, dtype, xp, options: What they are for; `options` give the workers and the memory limit.
-    # jacobians: Returns the transposed Jacobians that are not the identity. Called only where `works` do not tell
-    # already that no scan can be as fast: their patterns may be large.
-    # plan: Plans the scan over them; called only if a scan is taken.
+    """On a GPU, or with `workers`, compare the parallel times, as `plan_scan` does."""
+    # works: costs of the layers' `input_grad`.
+    # jacobians: returns the transposed Jacobians other than the identity; called only if a scan may pay, since
+    # patterns may be large.
+    # plan: plans the scan over them.
     from sparsebp.core.machine import machine
-    from sparsebp.scan.plan import estimate_scans
-    from sparsebp.scan.report import MARGIN, layerwise_seconds, least_scan_seconds, values_seconds
+    from sparsebp.scan.cost import amount
+    from sparsebp.scan.rules import MARGIN, layers_time, parallel_values
 
-    m, itemsize, limit = machine(xp, options.workers), np.dtype(dtype).itemsize, options.memory_limit
-    layerwise = layerwise_seconds(((w.flops, w.values, w.calls) for w in works), m, itemsize)
-    entries = sum(work.entries for work in works)
-    workers = f"{m.workers} worker{'s' if m.workers != 1 else ''}"
-    size = f"the gradients at {len(works)} layers' inputs, batch {batch} ({m.name}, {workers})"
-
-    def layer_by_layer(why: str) -> ChainChoice:
-        return ChainChoice(False, f"Layer by layer: {_time(layerwise)} estimated for {size}; {why}.", {"bp": layerwise})
-
-    beyond = layer_by_layer(f"no scan keeps to memory_limit, {limit} bytes")
-    least = least_scan_seconds(entries, batch, m, itemsize)
+    if backend.is_host(xp) and options.workers is None:
+        return ChainChoice(False, ON_A_HOST)
+    m, limit, entries = machine(xp, options.workers), options.memory_limit, sum(work.entries for work in works)
+    fewest = min((work.values for work in works if work.flops), default=0)
+    if parallel_values(m) <= fewest:
+        return ChainChoice(False, f"Layer by layer: the workers of a {m.name} share the values of each layer, {fewest} "
+                           "at least, and a scan saves nothing.")  # fmt: skip
+    layerwise = layers_time(((w.flops, w.values, w.calls) for w in works), m)
+    counted = f"{amount(layerwise, 'FLOP')} layer by layer"
+    least = 2 * entries * batch / parallel_values(m)  # as if all workers shared all entries
     if least > MARGIN * layerwise:
-        return layer_by_layer(f"no scan takes less than {_time(least)}, over {entries} entries of Jacobians")
-    if limit is not None and entries * itemsize > limit:
+        return ChainChoice(False, f"Layer by layer: the parallel time is {counted}, and at least "
+                           f"{amount(least, 'FLOP')} by a scan over {entries} entries of Jacobians.")  # fmt: skip
+    beyond = ChainChoice(False, f"Layer by layer: no scan keeps to memory_limit, {limit} bytes.")
+    if limit is not None and entries * np.dtype(dtype).itemsize > limit:
         return beyond
     moving = jacobians()
     if not moving:
-        return layer_by_layer("no layer changes a gradient, there is nothing to scan")
-    rest = None if limit is None else limit - sum(j.data.nbytes for j in moving)
-    if rest is not None and rest < 0:
+        return ChainChoice(False, "Layer by layer: no layer changes a gradient, there is nothing to scan.")
+    if limit is not None and sum(j.data.nbytes for j in moving) > limit:
         return beyond
-    values = values_seconds((j.data.size for j in moving), m, itemsize)
-    shared = [j.batch is None for j in moving]
     try:
-        times = estimate_scans(
-            [j.pattern for j in moving], options.workers, rest, batch=batch, dtype=dtype, shared=shared, xp=xp
-        )
-        if times and min(times.values()) + values <= MARGIN * layerwise:
-            times = plan(moving).estimates or times  # what planning left, estimates of memory are rough
+        scan = plan(moving)
     except MemoryLimitError:
-        times = {}
-    if not times:
         return beyond
-    scan = min(times, key=lambda name: times[name])
-    estimates = {"bp": layerwise} | {name: values + t for name, t in times.items()}
-    found = f"{_time(times[scan])} and {_time(values)} for the Jacobians' values"
-    if estimates[scan] <= MARGIN * layerwise:
-        reason = f"By scan: {found} estimated for {size}; layer by layer {_time(layerwise)}."
-        return ChainChoice(True, reason, estimates)
-    refused = f"the fastest scan, {scan}, takes {found}, more than {MARGIN:.0%} of that"
-    return layer_by_layer(refused)._replace(estimates=estimates)
+    wait = min(scan.compared.values(), default=layerwise)
+    if scan.algorithm == "linear" or wait > MARGIN * layerwise:
+        return ChainChoice(False, f"Layer by layer: the parallel time is {counted}; {scan.algorithm} does not take "
+                           f"less than {MARGIN:.0%} of that.")  # fmt: skip
+    return ChainChoice(True, f"By scan: the parallel time is {amount(wait, 'FLOP')}, and {counted}.")
 
 
-def _time(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
-
-
-# Layers that consist of others, and what they know of each of them.
+# Layers that contain others.
 
 
 class Link(NamedTuple):
-    """A layer inside another, what it saved, and the shapes of its input and output, batch first."""
+    """A layer inside another, its saved value, and the shapes of its input and output, batch first."""
 
     layer: Layer
     saved: Any
@@ -107,7 +96,7 @@ class Link(NamedTuple):
     out_shape: tuple[int, ...]
 
     def work(self) -> Work:
-        """Return what the layer's `input_grad` costs, and the entries of its Jacobian, which may be a dense one."""
+        """Return the cost of the layer's `input_grad` and the entries of its Jacobian, dense if it has none."""
         work = input_grad_work(self.layer, self.shape, self.saved)
         if belongs(self.layer, "jacobian_t"):
             return work
@@ -118,7 +107,7 @@ class Link(NamedTuple):
         return not belongs(self.layer, "couples_samples") or self.layer.couples_samples(self.saved)
 
     def lone(self) -> bool:
-        """Whether the layer's forward had a lone sample."""
+        """Whether the layer's forward had an unbatched sample."""
         return is_lone(self.layer, self.saved, self.shape)
 
     def choices(self, prefix: str) -> Iterator[tuple[str, str, str]]:
@@ -140,7 +129,7 @@ class Link(NamedTuple):
 
 
 class Container(Layer):
-    """The base of `Sequential`, `Residual` and `Concat`: what is so if it is so of a layer inside."""
+    """Base of `Sequential`, `Residual` and `Concat`: properties that hold if they hold for a layer inside."""
 
     replayable = True
 
@@ -149,16 +138,16 @@ class Container(Layer):
         """Yield a link for each of the children, in their order."""
 
     def choices(self, saved: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-        """Yield those of the layers inside."""
+        """Yield the choices of the layers inside."""
         for name, link in zip(self.children, self._parts(saved), strict=True):
             yield from link.choices(dotted(prefix, name))
 
     def couples_samples(self, saved: Any) -> bool:
-        """Whether any of the layers inside does."""
+        """Whether any layer inside couples the samples."""
         return any(link.couples_samples() for link in self._parts(saved))
 
     def lone(self, saved: Any) -> bool:
-        """Whether any of the layers inside had a lone sample."""
+        """Whether any layer inside had an unbatched sample."""
         return any(link.lone() for link in self._parts(saved))
 
     def _all_stepwise(self) -> bool:
@@ -173,11 +162,11 @@ class Container(Layer):
 # has it last; gradients are turned around here and nowhere else.
 
 KEPT = 8
-"""Choices that a chain keeps: of a stretch for each batch size, and as long as no mask changes."""
+"""Choices that a chain keeps: of a segment for each batch size, and as long as no mask changes."""
 
 
 class ChainBackward:
-    """How one chain runs backward: by its options, and by what ``"auto"`` has chosen for its stretches."""
+    """Runs one chain backward, by its options and the choices of ``"auto"`` for its segments."""
 
     # Stretches of layers are scanned each by itself; a layer between them that couples the samples has no Jacobian and
     # runs its `input_grad`, and so does one that stands alone, for which there is nothing to scan.
@@ -191,83 +180,78 @@ class ChainBackward:
         # links: In the order of forward.
         # last: The gradients of the last one.
         gy, found = last.gy, list[Gradients]()  # from the last link to the first
-
-        def met(link: Link) -> Gradients:
-            found.append(gradients_of(link.layer, gy, link.saved) if found else last)
-            return found[-1]
-
-        for scannable, stretch in self._stretches(links):
-            if scannable and self._choice(stretch, gy).scans:
-                for link, at_input in zip(stretch, self._scan(stretch, gy), strict=True):
-                    met(link)
+        for scannable, segment in self._segments(links):
+            if scannable and self._choice(segment, gy).scans:
+                for link, at_input in zip(segment, self._scan(segment, gy), strict=True):
+                    found.append(gradients_of(link.layer, gy, link.saved) if found else last)
                     gy = at_input
                 continue
-            ahead: Gradients | None = None  # of the next link, from the gradient at this one's output
-            for link, before in zip(stretch, (*stretch[1:], None), strict=True):
-                if ahead is None:
-                    at = met(link)
-                else:
-                    found.append(at := ahead)
-                ahead = _through(before, link, gy)
+            ahead: Gradients | None = None  # of the link before, where both go in one pass
+            for link, before in zip(segment, (*segment[1:], None), strict=True):
+                at = ahead or (gradients_of(link.layer, gy, link.saved) if found else last)
+                found.append(at)
+                ahead = None
+                if before is not None and norm.together(before.layer, link.layer):
+                    ahead = norm.gradients(before.layer, link.layer, gy, before.saved, link.saved)
                 if ahead is None:
                     gy = at.input_grad()
         return gy, found[::-1]
 
     def plans(self, links: Sequence[Link], like: Array) -> list[Any]:
-        """Return a `ScanPlan` or `LayerByLayer` for every stretch that could be scanned, from the last to the first."""
+        """Return a `ScanPlan` or `LayerByLayer` for every segment that could be scanned, from the last to the first."""
         # `like` is an array of the gradient's dtype, on its device. There is nothing to return for `"bp"`.
         from sparsebp.scan.report import LayerByLayer
 
         plans: list[Any] = []
-        for scannable, stretch in self._stretches(links):
+        for scannable, segment in self._segments(links):
             if not scannable:
                 continue
-            choice = self._choice(stretch, like)
+            choice = self._choice(segment, like)
             if not choice.scans:
-                plans.append(LayerByLayer(choice.reason, choice.estimates))
-            elif moving := _moving(_jacobians(stretch, like)):
-                plan = self._plan_within(moving, stretch[0].shape[0])
+                plans.append(LayerByLayer(choice.reason))
+            elif moving := _moving(_jacobians(segment, like)):
+                plan = self._plan_within(moving, segment[0].shape[0])
                 if self.options.algorithm == "auto":  # the plan may serve another chain, for another reason
                     plan = copy(plan)
-                    plan.reason, plan.estimates = f"{choice.reason} {plan.reason}", choice.estimates
+                    plan.reason = f"{choice.reason} {plan.reason}"
                 plans.append(plan)
         return plans
 
-    def _stretches(self, links: Sequence[Link]) -> Iterator[tuple[bool, Sequence[Link]]]:
-        """Yield ``(whether it can be scanned, links from last to first)`` from the last stretch to the first."""
+    def _segments(self, links: Sequence[Link]) -> Iterator[tuple[bool, Sequence[Link]]]:
+        """Yield ``(whether it can be scanned, links from last to first)`` from the last segment to the first."""
         if self.options.algorithm == "bp":
             yield False, links[::-1]
             return
         for alone, group in groupby(reversed(links), _stands_alone):
-            stretch = list(group)
-            yield not alone and len(stretch) > 1 and stretch[0].shape[0] > 0, stretch
+            segment = list(group)
+            yield not alone and len(segment) > 1 and segment[0].shape[0] > 0, segment
 
-    def _choice(self, stretch: Sequence[Link], like: Array) -> ChainChoice:
-        """Return what ``"auto"`` takes for a stretch, from the last layer to the first; all other options are scans."""
+    def _choice(self, segment: Sequence[Link], like: Array) -> ChainChoice:
+        """Return the choice for a segment, from the last layer to the first; all options but ``"auto"`` are scans."""
         if self.options.algorithm != "auto":
-            return ChainChoice(True, f"backward={self.options.algorithm!r} was asked for.", {})
-        xp, batch = backend.namespace(like), stretch[0].shape[0]
-        layers = tuple((link.layer, link.shape, link.layer.training) for link in stretch)
-        key = (layers, _masks(stretch), like.dtype, xp.__name__)  # modules cannot be copied
+            return ChainChoice(True, f"backward={self.options.algorithm!r} was asked for.")
+        xp, batch = backend.namespace(like), segment[0].shape[0]
+        layers = tuple((link.layer, link.shape, link.layer.training) for link in segment)
+        key = (layers, _masks(segment), like.dtype, xp.__name__)  # modules cannot be copied
         if key not in self._chosen:
             choice = choose_chain_backward(
-                [link.work() for link in stretch], batch, like.dtype, xp, self.options,
-                lambda: _moving(_jacobians(stretch, like)), lambda moving: self._plan_within(moving, batch),
+                [link.work() for link in segment], batch, like.dtype, xp, self.options,
+                lambda: _moving(_jacobians(segment, like)), lambda moving: self._plan_within(moving, batch),
             )  # fmt: skip
             while len(self._chosen) >= KEPT:
                 del self._chosen[next(iter(self._chosen))]
             self._chosen[key] = choice
         return self._chosen[key]
 
-    def _scan(self, stretch: Sequence[Link], gy: Array) -> list[Array]:
-        """Return the gradients at the inputs of `stretch`, which goes from the last layer to the first."""
+    def _scan(self, segment: Sequence[Link], gy: Array) -> list[Array]:
+        """Return the gradients at the inputs of `segment`, which goes from the last layer to the first."""
         batch = gy.shape[0]
         y = backend.namespace(gy).ascontiguousarray(gy.reshape(batch, -1).T)
-        jacobians = _jacobians(stretch, gy)
+        jacobians = _jacobians(segment, gy)
         moving = _moving(jacobians)
         results = iter(self._plan_within(moving, batch)(y, [j.data for j in moving]) if moving else [])
         gradients = []
-        for link, jacobian in zip(stretch, jacobians, strict=True):
+        for link, jacobian in zip(segment, jacobians, strict=True):
             if not _is_identity(jacobian):
                 y = next(results)
             gradients.append(y.T.reshape(link.shape))
@@ -292,26 +276,19 @@ class ChainBackward:
             ) from error
 
 
-def _through(link: Link | None, behind: Link, gy: Array) -> Gradients | None:
-    """Return the gradients of a link for `gy` at the output of the one behind it, where they go in one pass."""
-    if link is None or not norm.together(link.layer, behind.layer):
-        return None
-    return norm.gradients(link.layer, behind.layer, gy, link.saved, behind.saved)
-
-
 def _stands_alone(link: Link) -> bool:
     """Whether a layer has no Jacobian a sample that a scan could chain: its samples meet, or are not on axis 0."""
     return link.couples_samples() or link.layer.batch_axes != (0, 0) or link.lone()
 
 
-def _masks(stretch: Sequence[Link]) -> tuple[bytes, ...]:
-    """Return the masks of pruned weights, packed: with the layers, they say what the patterns are."""
-    masks = (mask for link in stretch for _, layer in link.layer.modules() for mask in layer.masks())
+def _masks(segment: Sequence[Link]) -> tuple[bytes, ...]:
+    """Return the masks of pruned weights, packed: with the layers they determine the patterns."""
+    masks = (mask for link in segment for _, layer in link.layer.modules() for mask in layer.masks())
     return tuple(np.packbits(backend.to_host(mask)).tobytes() for mask in masks)  # synchronize!
 
 
-def _jacobians(stretch: Sequence[Link], like: Array) -> list[Any]:
-    return [link.jacobian_t(like) for link in stretch]
+def _jacobians(segment: Sequence[Link], like: Array) -> list[Any]:
+    return [link.jacobian_t(like) for link in segment]
 
 
 def _moving(jacobians: Sequence[Any]) -> list[Any]:
@@ -323,7 +300,7 @@ def _is_identity(jacobian: Any) -> bool:
     return jacobian.pattern.kind == "identity"
 
 
-@lru_cache(maxsize=8)  # a plan keeps its buffers, gigabytes for large nets; one for each stretch and batch size
+@lru_cache(maxsize=8)  # a plan keeps its buffers, gigabytes for large nets; one for each segment and batch size
 def _plan(
     patterns: tuple[Any, ...], shared: tuple[bool, ...], batch: int, dtype: np.dtype, xp: ModuleType,
     options: BackwardOptions, memory_limit: int | None,
@@ -342,7 +319,7 @@ def _plan(
 
 
 class ConcatSaved(NamedTuple):
-    """The input, the shapes of the branches' outputs, and what each branch saved."""
+    """The input, the shapes of the branches' outputs, and each branch's saved value."""
 
     x: Array
     shapes: list[tuple[int, ...]]
@@ -355,12 +332,7 @@ class Concat(Container):
     Parameters
     ----------
     branches
-        Layers whose outputs differ in the channels alone. Children are named ``"0"``, ``"1"``, …
-
-    Raises
-    ------
-    OptionError
-        There is no branch.
+        Layers whose outputs differ only in the number of channels. Children are named ``"0"``, ``"1"``, …
     """
 
     def __init__(self, *branches: Layer) -> None:
@@ -372,17 +344,11 @@ class Concat(Container):
         self.children = {str(i): check_layer(f"branch {i}", branch) for i, branch in enumerate(branches)}
 
     def forward(self, x: Array) -> tuple[Array, ConcatSaved]:
-        """Return the branches' outputs side by side; `saved` is what each one saved, and more.
-
-        Raises
-        ------
-        ShapeError
-            The outputs differ in more than the channels.
-        """
+        """Return the branches' outputs side by side."""
         xp = check_input(x)
         outputs, saved = zip(*(forward_of(branch, x) for branch in self.children.values()), strict=True)
         if any(is_lone(branch, each, x.shape) for branch, each in zip(self.children.values(), saved, strict=True)):
-            raise ShapeError("x is a lone sample, of which the channels are not the second axis",
+            raise ShapeError("x is an unbatched sample, so the channels are not its second axis",
                              expected="(B, channels, …)", got=x.shape, remedy="Pass x[None]")  # fmt: skip
         if outputs[0].ndim < 2 or len({(y.shape[0], *y.shape[2:]) for y in outputs}) > 1:
             raise ShapeError("The outputs of the branches do not stand side by side",
@@ -414,7 +380,7 @@ class Concat(Container):
         return Gradients(self, gy, saved, at_input, branches)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: ConcatSaved) -> Work:
-        """Return the branches' costs, of parts of the gradient, and those of a sum."""
+        """Return the branches' costs, with slices of the gradient and a sum."""
         parts = (input_grad_work(link.layer, shape, link.saved) for link in self._parts(saved))
         copies = [Work(prod(shape), 3 * prod(shape) + 2 * prod(out), 2) for out in saved.shapes]
         return total_work((*parts, *copies))._replace(entries=0)
@@ -453,9 +419,9 @@ def _side_by_side(xp: ModuleType, arrays: Sequence[Array]) -> Array:
 
 
 def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
-    """Return the numbers of the layers whose forward takes lengths, and whether one leaves no steps behind it."""
-    # From the one on that makes one vector of all steps (`joins_steps = True`, as `MeanOverSteps`) there are none any
-    # more. Before it, a layer either takes lengths or works on each step by itself (`stepwise = True`, as `Linear`).
+    """Return the numbers of the layers whose forward takes lengths, and whether one of them joins all steps."""
+    # After a layer that makes one vector of all steps (`joins_steps = True`, as `MeanOverSteps`) there are no steps
+    # left. Before it, a layer either takes lengths or works on each step by itself (`stepwise = True`, as `Linear`).
     # stages: Names and layers, as `Layer.stages` returns them.
     found = []
     for number, (name, layer) in enumerate(stages):
@@ -472,7 +438,7 @@ def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
     return found, False
 
 
-# Residual: the input added to what a body makes of it.
+# Residual: the input plus the output of a body.
 
 
 class Residual(Container):
@@ -494,13 +460,7 @@ class Residual(Container):
         return self._all_stepwise()
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Any]]:
-        """Return x + body(x); `saved` is x and what the body saved.
-
-        Raises
-        ------
-        ShapeError
-            The body changes the shape.
-        """
+        """Return x + body(x); `saved` is x and the body's saved value."""
         check_input(x)
         y, saved = forward_of(self.children["body"], x)
         if y.shape != x.shape:
@@ -516,7 +476,7 @@ class Residual(Container):
         return Gradients(self, gy, saved, lambda: _sum(gy, body.input_grad()), lambda: {"body": body})
 
     def input_grad_work(self, shape: tuple[int, ...], saved: tuple[Array, Any]) -> Work:
-        """Return the body's cost and that of a sum."""
+        """Return the body's cost, and a sum's."""
         body = input_grad_work(self.children["body"], shape, saved[1])
         return total_work((body._replace(entries=0), Work(prod(shape), 3 * prod(shape), 1)))
 
@@ -534,7 +494,7 @@ class Residual(Container):
 
     @property
     def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """As the body has it."""
+        """The body's axes."""
         return self.children["body"].batch_axes
 
     def _parts(self, saved: tuple[Array, Any]) -> Iterator[Link]:
@@ -549,9 +509,8 @@ def _sum(a: Array, b: Array) -> Array:
 
 
 class SequentialSaved(NamedTuple):
-    """What the layers saved, the shapes of their inputs, and what the output is like."""
+    """The layers' saved values, the shapes of their inputs, and the output's shape, dtype and device."""
 
-    # layers, shapes: One each layer.
     layers: list[Any]
     shapes: list[tuple[int, ...]]
     output_shape: tuple[int, ...]  # Shape of the output
@@ -561,34 +520,28 @@ class SequentialSaved(NamedTuple):
 class Sequential(Container):
     """Layers one after the other, as `torch.nn.Sequential`; children are named ``"0"``, ``"1"``, …
 
-    The gradients between the layers are computed once for all of `gradients`. Those of the weights alone do without the
-    input gradient of the first layer that has parameters, and without its Jacobian.
+    The gradients between the layers are computed once for all of `gradients`. The weights alone need neither the input
+    gradient nor the Jacobian of the first layer with parameters.
 
     Parameters
     ----------
     *layers
-        The chain. The layers of Sequentials inside are links of the same chain; it is the outermost that says how
-        backward runs.
+        The chain. Layers of inner Sequentials are links of the same chain; the outermost decides how backward runs.
     backward
         ``"bp"``: the layers' `input_grad`, one after the other. Else a scan over the layers' transposed Jacobians
-        (BPPSA §3.1), by the algorithm of that name of `sparsebp.plan_scan`. ``"auto"``: a cost model compares layer by
-        layer with all scans, the values of their Jacobians included, by shapes, pruned weights, workers and memory
-        limit; `scan_plans` says what it took and why. Patterns and plans are made at the first step with a batch size,
-        values at every step.
+        (BPPSA §3.1), by the algorithm of that name of `sparsebp.plan_scan`. ``"auto"``: on a host layer by layer; on
+        a GPU, or with `workers`, a scan if it has the least parallel time, given shapes, pruned weights, workers and
+        memory limit; `scan_plans` says why. Patterns and plans are made at the first step with a batch size, values at
+        every step.
     up_levels, chunks, workers, memory_limit
-        Levels of the up-sweep of ``"hybrid"``, number of chunks of ``"chunked"``, workers of the cost model, and most
-        bytes that the Jacobians and the scan of a stretch may take (beyond it, ``"auto"`` runs layer by layer); None:
+        Levels of the up-sweep of ``"hybrid"``, number of chunks of ``"chunked"``, workers to count with, and most
+        bytes that the Jacobians and the scan of a segment may take (beyond it, ``"auto"`` runs layer by layer); None:
         the algorithm chooses, and no limit.
-
-    Raises
-    ------
-    OptionError
-        There are no layers, or `backward` or an option of it is not one of those above.
 
     Notes
     -----
     A layer that couples the samples, `BatchNorm2d` while training, has no Jacobian of one sample. It splits the chain:
-    the stretches before and behind it are scanned, and it runs its `input_grad`. So does a `Residual` around one.
+    the segments before and after it are scanned, and it runs its `input_grad`. So does a `Residual` around one.
     """
 
     def __init__(
@@ -607,13 +560,7 @@ class Sequential(Container):
         self, backward: Backward, up_levels: int | None = None, chunks: int | None = None,
         workers: int | None = None, memory_limit: int | None = None,
     ) -> None:  # fmt: skip
-        """Choose how backward runs from now on; the arguments are those of the class.
-
-        Raises
-        ------
-        OptionError
-            One of them is invalid.
-        """
+        """Choose how backward runs from now on; arguments as for the class."""
         self._backward = ChainBackward(BackwardOptions(backward, up_levels, chunks, workers, memory_limit))
 
     @property
@@ -623,18 +570,13 @@ class Sequential(Container):
 
     @property
     def backward(self) -> Backward:
-        """The way of backward asked for."""
+        """The requested `backward`."""
         return self._backward.options.algorithm
 
     def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
-        """Return the links with their dotted names: the layers, with those of Sequentials inside in their place.
+        """Return the links with their dotted names: the layers, inner Sequentials replaced by their layers.
 
-        A subclass with a forward or a way back of its own is one stage: whoever ran its layers would go past these.
-
-        Raises
-        ------
-        OptionError
-            A layer is inside itself.
+        A subclass with another forward or backward is one stage.
         """
         self.modules()
         return self._named(prefix) if belongs(self, "stages") else [(prefix, self)]
@@ -652,7 +594,7 @@ class Sequential(Container):
         first
             Number of the first stage, see `stages`.
         saved, shapes
-            What each of the stages from `first` on saved, and the shape of its input.
+            Of the stages from `first` on: the saved values, and the shapes of the inputs.
         last
             The gradients of the last stage.
         """
@@ -676,19 +618,19 @@ class Sequential(Container):
             The first layer's input.
         lengths
             Of sequences padded at the end, valid steps of each (B integers), for the layers that take them; or None.
-            What x holds behind an end must be finite where other layers meet it first: 0 · NaN is NaN.
+            Values of x past an end must be finite if other layers see them first: 0 · NaN is NaN.
 
         Raises
         ------
         OptionError
             There are lengths, and a layer neither takes them nor works on each step by itself.
         ShapeError
-            A layer does not take the shape that comes to it; the message names the layer and the shape of x.
+            A layer does not take its input's shape; the message names the layer and the shape of x.
         """
         backend.namespace(x)
         shapes: list[tuple[int, ...]] = []
         saved: list[Any] = []
-        options = self._lengths_of(lengths)
+        options = {} if lengths is None else self._lengths_of(lengths)
         children = list(self.children.items())
         for number, (name, layer) in enumerate(children):
             if len(saved) > number:  # it has run with the one before
@@ -713,9 +655,7 @@ class Sequential(Container):
         return x, SequentialSaved(saved, shapes, x.shape, backend.namespace(x).empty(0, x.dtype))
 
     def _lengths_of(self, lengths: Any) -> dict[str, dict[str, Any]]:
-        """Return what children get beside x, by name: lengths where they, or layers inside them, take some."""
-        if lengths is None:
-            return {}
+        """Return keyword arguments of children by name: lengths, if they or layers inside take them."""
         taking, _ = taking_lengths(self._named())
         found, number = {}, 0
         for name, layer in self.children.items():
@@ -728,12 +668,12 @@ class Sequential(Container):
     def gradients(self, gy: Array, saved: SequentialSaved) -> Gradients:
         """Return the gradients: through the chain of I, or the scan in its place."""
         xp = check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
-        links, names = self._links(saved), [name for name, _ in self._named()]
+        names, links = self._links(saved)
         behind = self._behind_first_weights(links)
         last = gradients_of(links[-1].layer, gy, links[-1].saved)
 
         def of_tail() -> list[Gradients]:
-            """From the first layer with parameters on; what comes before has no part in the gradients of weights."""
+            """From the first layer with parameters on; layers before it do not affect the weights' gradients."""
             if behind == len(links):
                 return [last]
             at, found = self._backward.gradients(links[behind:], last)
@@ -743,28 +683,32 @@ class Sequential(Container):
         tail = Shared(of_tail, xp)
         return Gradients(
             self, gy, saved, lambda: self._backward.gradients(links[:behind], tail()[0])[0],
-            lambda: dict(zip(names[behind - 1 :], tail(), strict=True)),
+            lambda: {
+                name: grads
+                for name, grads in zip(names[behind - 1 :], tail(), strict=True)
+                if grads.layer.params or grads.layer.children
+            },
         )  # fmt: skip
 
     def scan_plans(self, saved: SequentialSaved) -> list[Any]:
-        """Return how the gradients of weights run each stretch that could be scanned, from the output on; not ``"bp"``.
+        """Return how the gradients of weights run each segment that could be scanned, from the output on; not ``"bp"``.
 
-        Each is a `ScanPlan`, or a `LayerByLayer` where ``"auto"`` takes no scan, and says what it does and why:
-        ``algorithm``, ``reason``, ``estimates``, ``describe()``.
+        Each is a `ScanPlan`, or a `LayerByLayer` if ``"auto"`` takes no scan, each with its reason: ``algorithm``,
+        ``reason``, ``describe()``.
 
         Raises
         ------
         MemoryLimitError
-            A stretch needs more than `memory_limit`; not with ``"auto"``.
+            A segment needs more than `memory_limit`; not with ``"auto"``.
         """
-        links = self._links(saved)
+        _, links = self._links(saved)
         return self._backward.plans(links[self._behind_first_weights(links) :], saved.like)
 
     def choices(self, saved: SequentialSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-        """Yield how every stretch that could be scanned runs, from the output on, and what the layers choose."""
+        """Yield how every segment that could be scanned runs, from the output on, and the layers' choices."""
         for plan in self.scan_plans(saved):
             yield prefix, plan.algorithm, plan.reason
-        for (name, _), link in zip(self._named(prefix), self._links(saved), strict=True):
+        for name, link in zip(*self._links(saved, prefix), strict=True):
             yield from link.choices(name)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: SequentialSaved) -> Work:
@@ -773,7 +717,7 @@ class Sequential(Container):
 
     def jacobian_t(self, saved: SequentialSaved) -> Any:
         """Return J₁ J₂ … J_L, the product of the layers' transposed Jacobians (its plans are cached by pattern)."""
-        jacobians = [link.jacobian_t(saved.like) for link in self._links(saved)]
+        jacobians = [link.jacobian_t(saved.like) for link in self._links(saved)[1]]
         product = jacobians[-1]
         for jacobian in reversed(jacobians[:-1]):  # outputs are usually fewer than inputs, so start at the output
             product = jacobian @ product
@@ -781,7 +725,7 @@ class Sequential(Container):
 
     @property
     def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """The first layer's in the input, the last one's in the output.
+        """The first layer's axis in the input, the last one's in the output.
 
         Raises
         ------
@@ -806,15 +750,25 @@ class Sequential(Container):
         ends = [*saved.shapes[1:], saved.output_shape]
         return map(Link, self.children.values(), saved.layers, saved.shapes, ends)
 
-    # ---- links: the layers, with those of inner Sequentials in their place -------------------------------------------
+    # ---- links: the layers, inner Sequentials replaced by their layers -----------------------------------------------
 
-    def _links(self, saved: SequentialSaved) -> list[Link]:
+    def _links(self, saved: SequentialSaved, prefix: str = "") -> tuple[list[str], list[Link]]:
+        names: list[str] = []
         links: list[Link] = []
-        for link in self._parts(saved):
-            whole = not isinstance(link.layer, Sequential) or not belongs(link.layer, "stages")
-            links += [link] if whole else link.layer._links(link.saved)  # type: ignore[attr-defined]
-        return links
+        for own, link in zip(self.children, self._parts(saved), strict=True):
+            name = f"{prefix}.{own}" if prefix else own
+            if isinstance(link.layer, Sequential) and belongs(link.layer, "stages"):
+                inner_names, inner = link.layer._links(link.saved, name)
+                names += inner_names
+                links += inner
+            else:
+                names.append(name)
+                links.append(link)
+        return names, links
 
     def _behind_first_weights(self, links: Sequence[Link]) -> int:
         """Return the number of the first link whose input gradient some weights need."""
-        return next((i + 1 for i, link in enumerate(links) if link.layer.parameters()), len(links))
+        for number, (layer, *_) in enumerate(links, 1):
+            if layer.params or (layer.children and layer.parameters()):
+                return number
+        return len(links)

@@ -22,8 +22,8 @@ from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
 class Stream:
     """The state of a recurrent layer or cell between the steps of a sequence; `step` takes it one step on.
 
-    Made by ``layer.stream()``. A step allocates nothing, keeps nothing for a way back, and costs a few microseconds.
-    Dropout does not act. What is written into the parameters, or put in their place, counts from the next step on.
+    Made by ``layer.stream()``. A step allocates nothing, saves nothing for backward, and costs a few microseconds.
+    Dropout is off. Changed or replaced parameters count from the next step on.
 
     Examples
     --------
@@ -36,7 +36,7 @@ class Stream:
 
     Notes
     -----
-    One thread at a time may use a stream. A copy of a stream (`copy.deepcopy`, `pickle`) goes on by itself.
+    One thread at a time may use a stream. A copy (`copy.deepcopy`, `pickle`) is independent.
     """
 
     __slots__ = ("_batch", "_bound", "_c", "_dtype", "_h", "_layer", "_out", "_params", "_room", "_run", "_shape",
@@ -44,7 +44,7 @@ class Stream:
 
     def __init__(self, layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any = None) -> None:
         if not belongs(layer, "stream"):
-            raise _refused(layer, "a forward of this package, which a stream's steps are those of")
+            raise _refused(layer, "the forward of this package, which the steps repeat")
         if layer.cell.kind is None:
             raise _refused(layer, "no projection (proj_size=0)")
         if layer.device != "cpu":
@@ -57,12 +57,12 @@ class Stream:
         self._shape = (layer.input_size,) if batch is None else (rows, layer.input_size)
         lead = () if suffixes is None else (len(runs),)
         shape = (*lead, hidden) if batch is None else (*lead, rows, hidden)
-        state_of = empty(np, (len(layer.cell.states), *shape), self._dtype)  # parts of one: nobody can resize a view
+        state_of = empty(np, (len(layer.cell.states), *shape), self._dtype)  # parts of one: a view cannot be resized
         self._h, self._c = state_of[0], state_of[1] if len(state_of) > 1 else None
         self._out = self._h[...] if suffixes is None else self._h[-1]
         self._out.flags.writeable = False
         self._room = empty(np, (host.room_of(layer.cell.kind, rows, hidden),), self._dtype)
-        self._zeros = np.zeros(layer.cell.gates * hidden, self._dtype)  # where there are no biases
+        self._zeros = np.zeros(layer.cell.gates * hidden, self._dtype)  # without biases
         self._table = np.zeros(host.WEIGHTS + host.TABLE_OF_LAYER * len(runs), np.int64)
         self._table[: host.WEIGHTS] = (
             host.KINDS.index(layer.cell.kind), len(runs), rows, hidden, _address(self._h), _address(self._c),
@@ -86,15 +86,7 @@ class Stream:
         return self._c
 
     def reset(self, state: GivenState | None = None) -> None:
-        """Set the state: to an array for `h` (of an LSTM the pair for `h` and `c`), or to zeros.
-
-        Raises
-        ------
-        OptionError
-            An LSTM's is no pair.
-        ShapeError, DTypeError, DeviceError
-            An array does not fit.
-        """
+        """Set the state: to an array for `h` (of an LSTM the pair for `h` and `c`), or to zeros."""
         given = self._parts(state)
         for own, array in zip((self._h, self._c), given, strict=False):
             if array is not None:
@@ -110,7 +102,7 @@ class Stream:
             return None, None
         if isinstance(state, (tuple, list)) and len(state) == 2:
             return state
-        raise OptionError("The state is not that of an LSTM", expected="a pair of arrays (h, c)",
+        raise OptionError("The state is not an LSTM's", expected="a pair of arrays (h, c)",
                           got=type(state).__name__)  # fmt: skip
 
     def step(self, x: np.ndarray) -> np.ndarray:
@@ -124,13 +116,8 @@ class Stream:
         Returns
         -------
         ndarray
-            (B, H), or (H,): a view of the stream's own state, read-only, which the next step writes over. Copy what is
-            to stay.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            `x` does not fit.
+            (B, H), or (H,): a view of the stream's own state, read-only, overwritten by the next step: copy it to keep
+            it.
         """
         if (
             type(x) is not np.ndarray or x.dtype is not self._dtype or x.shape != self._shape
@@ -182,14 +169,14 @@ def _address(array: np.ndarray | None) -> int:
 
 def _refused(layer: Layer, expected: str) -> OptionError:
     return OptionError(f"{type(layer).__name__} cannot go step by step", expected=expected, got="another layer",
-                       remedy="Run forward(x, h0) on what has come so far")  # fmt: skip
+                       remedy="Run forward(x, h0) on the steps so far")  # fmt: skip
 
 
 # The base of RNNCell, GRUCell and LSTMCell: one step of a recurrent layer, differentiated by its state too.
 
 
 class CellGradients(StateGradients):
-    """`Gradients` of a cell, those with respect to the state before the step among them."""
+    """`Gradients` of a cell, with those at the state before the step."""
 
     __slots__ = ()
     hidden = StateGradients.h0  # (B, hidden_size), by the name that a cell's state has
@@ -251,7 +238,7 @@ class RecurrentCell(Layer):
         return self._gradients(gy, saved, {"gy": gy})
 
     def _gradients(self, gy: Array | None, saved: Tape, last: dict[str, Array | None]) -> Any:
-        """Return the gradients from those at the state's arrays, by the names that messages have for them."""
+        """Return the gradients from `last`, the gradients at the state's arrays by name."""
         weights, xp = Weights.of(self.params), backend.namespace(saved.h)
         if all(array is None for array in last.values()):
             raise OptionError("No gradient was given", expected=" or ".join(last), got="None",
@@ -280,19 +267,20 @@ class RecurrentCell(Layer):
         return hidden_jacobians_t(self.cell, saved, Weights.of(self.params))[0]
 
 
-# Lone sequences and samples without a batch axis, as torch.nn's recurrent layers and cells take them.
+# Unbatched sequences and samples, as torch.nn's recurrent layers and cells take them.
 
 L = TypeVar("L", bound=type[Layer])
 
 
-class LoneSaved(NamedTuple):
-    """What the forward of a lone sequence or sample saved: that of a batch of one; its states have no batch axis."""
+class UnbatchedSaved(NamedTuple):
+    """Saved by the forward of an unbatched input: the value of a batch of one, and its states without the batch
+    axis."""
 
     batch: Any
 
     @property
     def backward_choice(self) -> Any:
-        """As the batch has it."""
+        """The batch's."""
         return self.batch.backward_choice
 
     @property
@@ -311,16 +299,16 @@ class LoneSaved(NamedTuple):
         return self.batch.c[:, 0]
 
     def __iter__(self) -> Iterator[Array]:
-        """Yield the last states, where those of a batch are unpacked."""
+        """Yield the last states, as the batch's value does."""
         return (array[:, 0] for array in self.batch)
 
 
-class LoneGradients(Gradients):
-    """`Gradients` of a lone sequence or sample, from those of a batch of one."""
+class UnbatchedGradients(Gradients):
+    """`Gradients` of an unbatched input, from a batch of one."""
 
     __slots__ = ("_axis", "_batch")
 
-    def __init__(self, layer: Layer, gy: Any, saved: LoneSaved, batch: Any, x_axis: int, axis: int) -> None:
+    def __init__(self, layer: Layer, gy: Any, saved: UnbatchedSaved, batch: Any, x_axis: int, axis: int) -> None:
         super().__init__(layer, gy, saved, lambda: batch.input_grad().squeeze(x_axis), batch.weight_grad)
         self._batch, self._axis = batch, axis
 
@@ -348,38 +336,38 @@ class LoneGradients(Gradients):
         return self._of_state("cell")
 
 
-def takes_lone(sample_axes: int, state_axis: int) -> Callable[[L], L]:
-    """Let a recurrent layer or cell take an x of so many axes, without that of the batch; states are without it too."""
-    # sample_axes: 2 of a layer, (T, features), 1 of a cell.
-    # state_axis: Where a batch is in the states: 1 of a layer, 0 of a cell.
+def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:
+    """Let a recurrent layer or cell take unbatched inputs and states."""
+    # sample_axes: axes of an unbatched x: 2 for a layer, (T, features), 1 for a cell.
+    # state_axis: the batch axis of the states: 1 for a layer, 0 for a cell.
 
     def within(cls: L) -> L:
         forward, gradients = cls.forward, cls.gradients
 
         @functools.wraps(forward)
-        def lone_forward(self: Any, x: Array, *state: Any, **options: Any) -> tuple[Array, Any]:
+        def unbatched_forward(self: Any, x: Array, *state: Any, **options: Any) -> tuple[Array, Any]:
             xp, axis = backend.namespace(x=x), self.batch_axes[0]
             if x.ndim != sample_axes:
                 return forward(self, x, *state, **options)
             named = {key: value if key == "lengths" else _with(value, state_axis) for key, value in options.items()}
             first = [_with(value, state_axis) for value in state[:1]]
             y, saved = forward(self, xp.expand_dims(x, axis), *first, *state[1:], **named)
-            return y.squeeze(axis), LoneSaved(saved)
+            return y.squeeze(axis), UnbatchedSaved(saved)
 
         @functools.wraps(gradients)
-        def lone_gradients(self: Any, gy: Any, saved: Any, *last: Any, **named: Any) -> Gradients:
-            if not isinstance(saved, LoneSaved):
+        def unbatched_gradients(self: Any, gy: Any, saved: Any, *last: Any, **named: Any) -> Gradients:
+            if not isinstance(saved, UnbatchedSaved):
                 return gradients(self, gy, saved, *last, **named)
             axis = self.batch_axes[0]
             found = gradients(
                 self, _with(gy, axis), saved.batch, *(_with(array, state_axis) for array in last),
                 **{key: _with(array, state_axis) for key, array in named.items()},
             )  # fmt: skip
-            return LoneGradients(self, gy, saved, found, axis, state_axis)
+            return UnbatchedGradients(self, gy, saved, found, axis, state_axis)
 
         found: Any = cls
-        found.forward, found.gradients = lone_forward, lone_gradients
-        found.lone, found.sample_axes = lambda self, saved: isinstance(saved, LoneSaved), sample_axes
+        found.forward, found.gradients = unbatched_forward, unbatched_gradients
+        found.lone, found.sample_axes = lambda self, saved: isinstance(saved, UnbatchedSaved), sample_axes
         for name in ("forward_time_major", "stream"):  # the same for these two methods
             if hasattr(cls, name):
                 setattr(cls, name, getattr(cls, name))
@@ -393,17 +381,17 @@ def takes_lone(sample_axes: int, state_axis: int) -> Callable[[L], L]:
 
 
 def _of_batch(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method take what a lone forward saved in the place of what a batch of one did."""
+    """Let a method take the saved value of an unbatched forward."""
 
     @functools.wraps(method)
     def of_batch(self: Any, saved: Any, *rest: Any, **options: Any) -> Any:
-        return method(self, saved.batch if isinstance(saved, LoneSaved) else saved, *rest, **options)
+        return method(self, saved.batch if isinstance(saved, UnbatchedSaved) else saved, *rest, **options)
 
     return of_batch
 
 
 def _with(value: Any, axis: int) -> Any:
-    """Return an array, or each of some, with a batch of one on that axis."""
+    """Add a batch axis of length 1 to an array, or to each of several."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)):

@@ -21,7 +21,7 @@ from sparsebp.core.check import (
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.optim.optimizer import Optimizer, check_fraction
 
-# The base of learning-rate schedules: each in closed form, and as a factor on what else has changed the rate.
+# The base: each schedule in closed form, and as a factor on a rate that something else has changed.
 
 T = TypeVar("T")
 
@@ -29,28 +29,23 @@ T = TypeVar("T")
 class LRScheduler(abc.ABC):
     """Changes every group's ``"lr"``: at once to the rate of step 0, and with every `step` to the next.
 
-    A step is whatever the caller steps after, an update or an epoch. Each group's rate at construction is its base; it
-    is noted as the group's ``"initial_lr"``, which schedules built later on the same optimizer take as theirs.
+    A step is an update or an epoch, as the caller likes. Each group's rate at construction is its base, stored as the
+    group's ``"initial_lr"`` and shared by schedules built later on the same optimizer.
 
-    Several schedules on one optimizer chain as those of torch.optim do: each goes on from the rate that it finds. As
-    long as that is its own it is `lr_at`, free of accumulated rounding; else `lr_after`.
+    Several schedules on one optimizer chain as in torch.optim: each continues from the current rate, with `lr_at` (free
+    of accumulated rounding) while that is its own, else with `lr_after`.
 
     Attributes
     ----------
     optimizer, base_lrs, steps
-        Whose rates, the base of each of its groups, and the number of steps so far.
-
-    Raises
-    ------
-    OptionError
-        It is no optimizer, or a value is of another type or out of range.
+        The optimizer, the base rates of its groups, and the number of steps so far.
     """
 
     needs_metric = False
-    """Whether `step` takes what is observed, a loss: such a schedule is advanced after every epoch."""
+    """Whether `step` takes a metric, as a loss; such a schedule advances after every epoch."""
 
     chains = False
-    """Whether the rate that it finds matters; if not, it sets the rate, whatever else has changed it."""
+    """Whether the current rate matters; if not, the schedule overwrites changes by others."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = check_optimizer(optimizer)
@@ -63,19 +58,16 @@ class LRScheduler(abc.ABC):
         """Return the learning rate after `step` steps of a group with the base rate `base`, by this schedule alone."""
 
     def lr_after(self, step: int, base: float, lr: float) -> float:
-        """Return the learning rate after `step` steps where something else has changed it to `lr` since the last one.
-
-        Unless overridden that is `lr_at`.
-        """
+        """Return the rate after `step` steps if something else has changed it to `lr` since the last one."""
         return self.lr_at(step, base)
 
     def step(self) -> None:
-        """Go on by one step."""
+        """Advance by one step."""
         self.steps += 1
         self._advance(self.steps)
 
     def _advance(self, step: int) -> None:
-        """Set every group's rate of `step`, from that of the step before."""
+        """Set every group's rate of `step`, from the rate of the step before."""
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             lr = group["lr"]
             alone = lr == (base if step == 0 else self.lr_at(step - 1, base))
@@ -86,7 +78,7 @@ class LRScheduler(abc.ABC):
         self._last_lr = rates_of(self.optimizer)
 
     def get_last_lr(self) -> list[float]:
-        """Return the rate of each group as this schedule has left it."""
+        """Return each group's rate as this schedule last set it."""
         return list(self._last_lr)
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,7 +91,7 @@ class LRScheduler(abc.ABC):
         Raises
         ------
         FileFormatError
-            Other names, another number of groups, or values that are none of a schedule.
+            The names, the number of groups or the values do not fit.
         """
         for group, rate in zip(self.optimizer.param_groups, self._restore(state), strict=True):
             group["lr"] = rate
@@ -107,7 +99,7 @@ class LRScheduler(abc.ABC):
 
     def _restore(self, state: Mapping[str, Any]) -> list[float]:
         """Restore all but the optimizer's rates; return them."""
-        if isinstance(state, Mapping):  # states of version 0.1 have no rates: those of the optimizer's state hold
+        if isinstance(state, Mapping):  # states of version 0.1 have no rates: keep the optimizer's
             state = {"rates": self.state_dict()["rates"]} | dict(state)
         check_state(self, state)
         lists = {name: _numbers(name, state[name], len(self.base_lrs)) for name in ("base_lrs", "rates")}
@@ -117,9 +109,9 @@ class LRScheduler(abc.ABC):
 
 
 def reads_model(thing: Any) -> bool:
-    """Whether something that is run during training may look at the model's parameters or at the optimizer."""
-    # Its class, or the object itself, says that it does not: `reads_model = False`. A subclass says so anew, for what
-    # it overrides may look.
+    """Whether a callback or schedule may read the model's parameters or the optimizer."""
+    # `reads_model = False` on its class or the object itself says no. A subclass has to repeat it: its overrides may
+    # read.
     own = getattr(thing, "__dict__", {})
     return bool(own.get("reads_model", vars(type(thing)).get("reads_model", True)))
 
@@ -136,7 +128,7 @@ def check_state(scheduler: Any, state: Mapping[str, Any]) -> None:
 
 
 def check_optimizer(optimizer: Any) -> Any:
-    """Return what has ``param_groups``, the optimizer of a schedule; raise `OptionError` if it has none."""
+    """Return the optimizer of a schedule; raise `OptionError` if it has no ``param_groups``."""
     if not hasattr(optimizer, "param_groups"):
         raise OptionError("A schedule needs an optimizer", expected="an optimizer of sparsebp.optim",
                           got=type(optimizer).__name__)  # fmt: skip
@@ -144,7 +136,7 @@ def check_optimizer(optimizer: Any) -> Any:
 
 
 def rates_of(optimizer: Optimizer) -> list[float]:
-    """Return the rate of each of an optimizer's groups as it is now."""
+    """Return the current rate of each of an optimizer's groups."""
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
@@ -168,7 +160,7 @@ def _numbers(name: str, values: Any, count: int) -> list[float]:
 
 
 def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> T:
-    """Return what `check` makes of an entry of a state; what it refuses is a `FileFormatError`."""
+    """Return ``check(name, value, *bounds)`` for an entry of a state; failures are a `FileFormatError`."""
     try:
         return check(name, value, *bounds)
     except OptionError as error:
@@ -180,20 +172,20 @@ def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> 
 
 
 class ChainedScheduler:
-    """Advances schedules one after the other; each goes on from the rate that those before it have left.
+    """Advances schedules one after the other; each continues from the rate of those before it.
 
     Parameters
     ----------
     schedulers
         Schedules of one optimizer, as they were built. `ReduceLROnPlateau` may be among them.
     optimizer
-        The optimizer, to make sure of it; None: that of the first schedule.
+        The optimizer, for a check; None: the first schedule's.
 
     Raises
     ------
     OptionError
-        There are none, one comes twice, they are of several optimizers, or one behind another sets the rate whatever
-        that has made of it, as `OneCycleLR`, `LambdaLR`, `CosineAnnealingWarmRestarts` and `SequentialLR` do.
+        There are none, one comes twice, they have several optimizers, or one that is not the first does not chain: as
+        `OneCycleLR`, `LambdaLR`, `CosineAnnealingWarmRestarts` and `SequentialLR` do.
     """
 
     def __init__(self, schedulers: Sequence[Any], optimizer: Optimizer | None = None) -> None:
@@ -212,7 +204,7 @@ class ChainedScheduler:
                               got=f"{len({id(o) for o in optimizers})}")  # fmt: skip
         lone = [type(s).__name__ for s in self.schedulers[1:] if not getattr(s, "chains", True)]
         if lone:
-            raise OptionError("A schedule would undo what those before it make of the rate",
+            raise OptionError("A schedule would overwrite the rate of those before it",
                               expected="schedules that chain",
                               got=f"{', '.join(lone)} behind {type(self.schedulers[0]).__name__}",
                               remedy="Put it first, or use one schedule after the other with SequentialLR")  # fmt: skip
@@ -250,10 +242,10 @@ class ChainedScheduler:
 
 
 class SequentialLR(LRScheduler):
-    """One schedule after the other: number i goes on from ``milestones[i - 1]``, counting its own steps from 0 there.
+    """One schedule after the other: number i starts at ``milestones[i - 1]``, with its own step 0.
 
-    Each begins with its own rate of step 0, whatever has changed the rate before. A sequence may be part of another; in
-    torch.optim the inner one is a step ahead then.
+    Each begins with its own rate of step 0. A sequence may be part of another; in torch.optim the inner one is then a
+    step ahead.
 
     Parameters
     ----------
@@ -284,20 +276,20 @@ class SequentialLR(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, step: int, base: float) -> float:
-        """Return what the schedule in force gives a group with this base rate."""
+        """Return the rate of the current schedule for a group with this base rate."""
         scheduler, own = self._current(step)
         return scheduler.lr_at(own, base)
 
     def _current(self, step: int) -> tuple[LRScheduler, int]:
-        """Return the schedule in force, and its own step."""
+        """Return the current schedule, and its own step."""
         current = bisect.bisect_right(self.milestones, step)
         return self.schedulers[current], step - (self.milestones[current - 1] if current else 0)
 
     def _advance(self, step: int) -> None:
         scheduler, own = self._current(step)
-        if own == 0:  # whatever the parts have made of the rates as they were built, or those in force before
+        if own == 0:  # discard rates set when the parts were built, or by the schedule before
             for group, base in zip(self.optimizer.param_groups, scheduler.base_lrs, strict=True):
-                group["lr"] = base if step else group["initial_lr"]  # OneCycleLR has set it, to where it begins
+                group["lr"] = base if step else group["initial_lr"]  # OneCycleLR has set it to its start
         scheduler._advance(own)
         self._note()
 
@@ -336,11 +328,6 @@ class ReduceLROnPlateau:
         ``"min"``: less is better, as of a loss; ``"max"``: more, as of an accuracy.
     factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
         As in torch.optim; `min_lr` is one rate, or one for each group.
-
-    Raises
-    ------
-    OptionError
-        A value is out of range.
     """
 
     needs_metric, chains, reads_model = True, True, False
@@ -363,12 +350,12 @@ class ReduceLROnPlateau:
         self._last_lr = rates_of(optimizer)
 
     def step(self, metric: float) -> None:
-        """Take what has been observed, and reduce the rates if it is time.
+        """Take a metric, and reduce the rates if it is time.
 
         Raises
         ------
         OptionError
-            It is no number. Infinity and NaN are: they improve nothing.
+            It is not a number. Infinity and NaN are allowed; they do not count as an improvement.
         """
         metric = metric if isinstance(metric, float) else check_number("metric", metric, finite=False)
         if self._is_better(metric):
@@ -383,7 +370,7 @@ class ReduceLROnPlateau:
         self._last_lr = rates_of(self.optimizer)
 
     def get_last_lr(self) -> list[float]:
-        """Return the rate of each group as this schedule has left it."""
+        """Return each group's rate as this schedule last set it."""
         return list(self._last_lr)
 
     def _is_better(self, metric: float) -> bool:
@@ -408,7 +395,7 @@ class ReduceLROnPlateau:
         Raises
         ------
         FileFormatError
-            Other names, or values that are none of a schedule.
+            The names or values do not fit.
         """
         check_state(self, state)
         best = in_state(partial(check_number, finite=False), "best", state["best"])
@@ -418,7 +405,7 @@ class ReduceLROnPlateau:
 
 
 class _GeometricLR(LRScheduler):
-    """The base of those that multiply by `gamma`: at which steps is the subclass's."""
+    """Base of schedules that multiply by `gamma` at certain steps."""
 
     chains = True
     gamma: float
@@ -450,7 +437,7 @@ class StepLR(_GeometricLR):
 
 
 class MultiStepLR(_GeometricLR):
-    """Multiply by `gamma` at each of the steps `milestones`; a step that is there twice counts twice."""
+    """Multiply by `gamma` at each of the steps `milestones`; a step listed twice counts twice."""
 
     reads_model = False
 
@@ -498,7 +485,7 @@ class LinearLR(LRScheduler):
         return base * self._factor(step)
 
     def lr_after(self, step: int, base: float, lr: float) -> float:
-        """Return `lr` times what the interpolated factor changes by."""
+        """Return `lr` times the change of the interpolated factor."""
         before = self._factor(step - 1) if step > 0 else 1.0
         return lr * (self._factor(step) / before) if step <= self.total_iters else lr
 
@@ -530,7 +517,7 @@ class ConstantLR(LRScheduler):
 
 
 class PolynomialLR(LRScheduler):
-    """Go from the base rate to 0 in `total_iters` steps, as the power `power` of what is left of them; then stay."""
+    """Go from the base rate to 0 in `total_iters` steps, as the power `power` of the steps left; then stay."""
 
     chains, reads_model = True, False
 
@@ -539,11 +526,11 @@ class PolynomialLR(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, step: int, base: float) -> float:
-        """Return ``base (1 - step / total_iters)^power``, with no step behind the last."""
+        """Return ``base (1 - step / total_iters)^power``, with no step after the last."""
         return base * self._left(step) ** self.power
 
     def lr_after(self, step: int, base: float, lr: float) -> float:
-        """Return `lr` times what the power changes by."""
+        """Return `lr` times the change of the power."""
         if step == 0 or step > self.total_iters:
             return lr
         return lr * (self._left(step) / self._left(step - 1)) ** self.power
@@ -560,13 +547,13 @@ class LambdaLR(LRScheduler):
     optimizer
         Its groups' rates are set.
     lr_lambda
-        Takes the number of steps and returns the factor, 0 or more; or a list with a function for each group. No
-        function is part of the state: build the schedule with the same ones before a state is loaded.
+        Takes the number of steps and returns the factor, 0 or more; or a list with a function for each group. Functions
+        are not part of the state: build the schedule with the same ones before loading it.
 
     Raises
     ------
     OptionError
-        It cannot be called, there are more or fewer of them than groups, or what one returns is no such number.
+        It is not callable, there are more or fewer than groups, or one does not return a number of at least 0.
     """
 
     def __init__(
@@ -587,7 +574,7 @@ class LambdaLR(LRScheduler):
         return self._of_group(0, step, base)
 
     def _of_group(self, number: int, step: int, base: float) -> float:
-        return base * check_number("What lr_lambda returns", self.lr_lambdas[number](step), 0.0)
+        return base * check_number("The result of lr_lambda", self.lr_lambdas[number](step), 0.0)
 
     def _advance(self, step: int) -> None:
         for number, (group, base) in enumerate(zip(self.optimizer.param_groups, self.base_lrs, strict=True)):
@@ -609,7 +596,7 @@ class CosineAnnealingLR(LRScheduler):
         return self.eta_min + (base - self.eta_min) * self._height(step) / 2
 
     def lr_after(self, step: int, base: float, lr: float) -> float:
-        """Return the rate whose distance from `eta_min` changes as that of the cosine; at its foot it rises anew."""
+        """Return the rate whose distance from `eta_min` changes like the cosine's; after its minimum it rises again."""
         if step == 0:
             return lr
         if (step - 1) % (2 * self.T_max) == self.T_max:
@@ -644,8 +631,8 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 class OneCycleLR(LRScheduler):
     """Rise from ``max_lr / div_factor`` to `max_lr`, then fall to the start divided by `final_div_factor`.
 
-    As torch.optim.lr_scheduler.OneCycleLR without cycled momentum (Smith & Topin 2018). The groups' own rates do not
-    matter, nor what else changes them; steps behind the last keep the last rate.
+    As torch.optim.lr_scheduler.OneCycleLR without cycled momentum (Smith & Topin 2018). The groups' own rates and
+    changes by others have no effect; steps after the last keep the last rate.
 
     Parameters
     ----------
@@ -662,16 +649,11 @@ class OneCycleLR(LRScheduler):
     anneal_strategy
         ``"cos"`` or ``"linear"``.
     cycle_momentum, base_momentum, max_momentum
-        Only False; the others keep the places that PyTorch has them at, and mean nothing then.
+        Only False; the other two are there for PyTorch's argument order.
     div_factor, final_div_factor
         See above.
     three_phase
-        Whether it falls to the start in as many steps as it rose, and only then further.
-
-    Raises
-    ------
-    OptionError
-        A value is out of range, or the number of steps is missing.
+        Whether the rate falls to the start in as many steps as it rose before it falls further.
     """
 
     reads_model = False
@@ -710,7 +692,7 @@ class OneCycleLR(LRScheduler):
         self._advance(0)
 
     def lr_at(self, step: int, base: float) -> float:
-        """Return the rate of a group that starts at `base`; steps behind the last keep the last rate."""
+        """Return the rate of a group that starts at `base`; steps after the last keep the last rate."""
         step, rates = min(step, self.total_steps - 1), [base, base * self.div_factor, base]
         rates = [*rates[: len(self.ends)], base / self.final_div_factor]
         phase = next(i for i, end in enumerate(self.ends) if step <= end or i == len(self.ends) - 1)

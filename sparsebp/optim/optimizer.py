@@ -1,10 +1,10 @@
-"""What an optimizer is: groups of parameters, buffers, one update applied whole or in pieces; clipping."""
+"""The base class of optimizers: parameter groups, buffers, updates applied whole or in pieces; clipping."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,10 +24,9 @@ from sparsebp.core.errors import (
     SparseBPError,
 )
 from sparsebp.core.locks import forkable_lock
-from sparsebp.kernels.operands import momenta
 from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS
 
-# Checks of what optimizers, schedules and clipping are given: arrays by name, shares.
+# Checks of arguments: arrays by name, fractions.
 
 
 def check_named(what: str, arrays: Any) -> None:
@@ -37,8 +36,8 @@ def check_named(what: str, arrays: Any) -> None:
 
 
 def check_is_array(what: str, array: Any) -> ModuleType:
-    """Return the module of an array, NumPy or CuPy; raise `DeviceError` if it is something else."""
-    if type(array) is np.ndarray:  # as nearly always
+    """Return the module of an array, NumPy or CuPy; raise `DeviceError` for anything else."""
+    if type(array) is np.ndarray:  # nearly always
         return np
     if array is not None:
         with contextlib.suppress(DeviceError):
@@ -48,7 +47,7 @@ def check_is_array(what: str, array: Any) -> ModuleType:
 
 
 def check_parameter(name: Any, param: Any) -> None:
-    """Raise an error that names it unless this is a parameter that can be updated in place."""
+    """Raise an error that names the parameter unless it can be updated in place."""
     if not isinstance(name, str):
         raise OptionError("The name of a parameter is not a text", expected="str", got=repr(name),
                           remedy="Pass model.parameters(), or a part of it")  # fmt: skip
@@ -69,8 +68,8 @@ def check_fraction(name: str, value: float) -> None:
 
 
 def check_run(kind: str, run: Mapping[str, Any], options: Iterable[str]) -> None:
-    """Raise `OptionError` unless `run` holds what torch.optim's optimizers take besides an update's `options`."""
-    # None of it changes an update; `differentiable=True` would, and is refused.
+    """Raise `OptionError` unless `run` holds the other arguments of torch.optim's optimizers."""
+    # None of them changes an update; `differentiable=True` would, and is refused.
     unknown = sorted(run.keys() - _RUN.keys())
     if unknown:
         raise OptionError(f"{kind} does not know an argument", expected=f"any of {', '.join(options)}",
@@ -99,9 +98,8 @@ def global_norm(grads: Mapping[str, Array]) -> float:
 
 
 def squared_norms(grads: Mapping[str, Array]) -> dict[str, float]:
-    """Return the sum of squares of each gradient, accumulated in float64; it does not depend on the others."""
-    # One pass over all gradients. The order of the additions depends on an array's size alone: with any number of
-    # threads the bits are the same.
+    """Return the sum of squares of each gradient, accumulated in float64."""
+    # The order of the additions depends on an array's size alone: results are bitwise equal for any number of threads.
     check_named("The gradients", grads)
     squares = dict.fromkeys(grads, 0.0)
     for names, sums in square_sums(grads):
@@ -110,7 +108,7 @@ def squared_norms(grads: Mapping[str, Array]) -> dict[str, float]:
 
 
 def square_sums(grads: Mapping[str, Array]) -> Iterator[tuple[list[str], Array]]:
-    """Yield what `squared_norms` returns, as float64 arrays beside the gradients, with the names they are of."""
+    """Yield the values of `squared_norms` as float64 arrays on the gradients' device, each with its names."""
     for xp, names in _kinds(grads):
         sums = xp.empty(len(names), np.float64)
         kernels.get(xp).square_sums([grads[name] for name in names], sums)
@@ -118,7 +116,7 @@ def square_sums(grads: Mapping[str, Array]) -> Iterator[tuple[list[str], Array]]
 
 
 def total_norm(squares: Iterable[float]) -> float:
-    """Return the norm of all gradients together from each one's sum of squares, added in that order."""
+    """Return the norm of all gradients from their sums of squares, added in that order."""
     total = 0.0
     for square in squares:  # not sum(): it compensates from Python 3.12 on
         total += square
@@ -145,8 +143,8 @@ def check_finite(grads: Mapping[str, Array]) -> None:
 def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float | None = None) -> float:
     """Scale the gradients in place so that their global norm is at most `max_norm`; return the norm before.
 
-    The rule is that of ``torch.nn.utils.clip_grad_norm_``: the factor is ``max_norm / (norm + 1e-6)``, at most 1.
-    `norm` is their norm where it is known already.
+    As ``torch.nn.utils.clip_grad_norm_``: the factor is ``max_norm / (norm + 1e-6)``, at most 1. `norm` is their norm
+    if it is known.
 
     Raises
     ------
@@ -155,7 +153,7 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
     OptionError
         `max_norm` is negative or not finite, or the gradients have no names.
     DeviceError
-        A gradient is no array.
+        A gradient is not an array.
     """
     max_norm = check_number("max_norm", max_norm, 0.0)
     norm = global_norm(grads) if norm is None else norm
@@ -169,11 +167,8 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
 
 
 def clip_on_device(grads: Mapping[str, Array], max_norm: float, sums: Iterable[Array]) -> None:
-    """Scale the gradients in place as `clip_grad_norm` does, without a number that the host reads."""
-    # Nothing is scaled where the norm is not finite.
-    # grads: Gradients by name, on one device.
-    # max_norm: The largest norm.
-    # sums: Their sums of squares, as `square_sums` yields them.
+    """Scale the gradients in place as `clip_grad_norm`, without a read by the host; not if the norm is not finite."""
+    # sums: from `square_sums`.
     first, *others = (part.sum() for part in sums)
     total = sum(others, first)
     for xp, names in _kinds(grads):
@@ -190,7 +185,7 @@ def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:
     OptionError
         `clip_value` is negative or not finite, or the gradients have no names.
     DeviceError
-        A gradient is no array.
+        A gradient is not an array.
     """
     clip_value = check_number("clip_value", clip_value, 0.0)
     for xp, names in _kinds(grads):
@@ -198,7 +193,7 @@ def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:
 
 
 def _kinds(grads: Mapping[str, Array]) -> Iterator[tuple[ModuleType, list[str]]]:
-    """Yield the names of the gradients of each namespace and dtype: nearly always there is one."""
+    """Yield the names of the gradients of each namespace and dtype, nearly always one."""
     kinds: dict[tuple[ModuleType, Any], list[str]] = {}
     check_named("The gradients", grads)
     for name, grad in grads.items():
@@ -207,23 +202,54 @@ def _kinds(grads: Mapping[str, Array]) -> Iterator[tuple[ModuleType, list[str]]]
         yield xp, names
 
 
+VERSION = 1
+_MARK = ".version"
+_NOT_IN_STATE = {"params", "initial_lr"}  # part of a schedule's state
+
 # Parameters in groups, each with its options and buffers, and the kernel launches that update them.
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
-"""Parameters by name, or groups: mappings with ``"params"`` (parameters by name) and options of their own."""
+"""Parameters by name, or groups: mappings with ``"params"`` (parameters by name) and their options."""
 
 _FLAGS = {"amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov"}
 
 
-class ParameterGroups:
-    """What an optimizer knows of its parameters; `Optimizer` states its arguments, attributes and errors."""
+class Optimizer:
+    """Updates parameters in place, in one pass over memory and one call; on a GPU, one launch per few dozen arrays.
+
+    Parameters
+    ----------
+    params
+        ``model.parameters()``: live C-contiguous arrays by name. Or a list of groups as in torch.optim,
+        ``[{"params": {name: array}, "lr": 0.1}, …]``, with the optimizer's values for options that a group leaves out.
+        Move the model to its device first.
+    defaults
+        The options of every group and their default values.
+    run
+        ``foreach``, ``fused`` and ``capturable`` of torch.optim, without effect: every update is fused and can be
+        captured. ``differentiable=True`` is refused.
+
+    Attributes
+    ----------
+    param_groups : list of dict
+        Each group's ``"params"`` and options. Options may be set at any time; an update uses their values when it
+        begins.
+
+    Raises
+    ------
+    OptionError
+        There are no parameters or they have no names, a name or an array comes twice, an option is unknown, of another
+        type or out of range.
+    DeviceError, DTypeError, LayoutError
+        A parameter is not an array, not of float32 or float64, not C-contiguous, or read-only.
+    """
 
     rule: ClassVar[UpdateRule]
     """The kernel's rule."""
 
     least: ClassVar[Mapping[str, float]] = {}
     most: ClassVar[Mapping[str, float]] = {}
-    """Bounds of the options that are numbers, where they are not any from 0 on."""
+    """Bounds of options that are numbers, if not 0 and infinity."""
 
     def __init__(self, params: Params, defaults: Mapping[str, Any], **run: Any) -> None:
         check_run(type(self).__name__, run, defaults)
@@ -270,7 +296,7 @@ class ParameterGroups:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the first group; setting it sets that of all."""
+        """The learning rate of the first group; setting it sets all groups'."""
         return float(self.param_groups[0]["lr"])
 
     @lr.setter
@@ -285,11 +311,11 @@ class ParameterGroups:
         return dict(zip(self.params, self._steps.tolist(), strict=True))
 
     def _options_now(self) -> np.ndarray:
-        """Return the options as they are now, a row for each parameter; checked if they have changed."""
+        """Return the current options, a row for each parameter; checked if they have changed."""
         values = [tuple(group.values()) for group in self.param_groups]
         try:
             changed = values != self._seen
-        except ValueError:  # an array in place of a number, which `_check` refuses
+        except ValueError:  # an array instead of a number, which `_check` refuses
             changed = True
         if changed:
             for group, buffers in zip(self.param_groups, self._group_buffers, strict=True):
@@ -315,10 +341,10 @@ class ParameterGroups:
 
     def _run(self, rows: Sequence[int], grads: list[Array], options: Array, steps: Array | None) -> None:
         """Update the parameters of these rows, rising and of one dtype and namespace, in one call."""
-        # grads: one for each of the rows. options: one row for each of all parameters. steps: the numbers of their last
-        # updates on the device, which are counted on there; None counts on the host's.
+        # grads: one for each of the rows. options: one row for each parameter. steps: the counts of updates on the
+        # device; None: the host's.
         first, end = rows[0], rows[-1] + 1
-        if len(rows) == end - first:  # one or all, mostly: views, no copies
+        if len(rows) == end - first:  # mostly one or all: views, no copies
             at: Any = slice(first, end)
             params, columns = self._arrays[at], [column[at] for column in self._columns]
         else:
@@ -337,7 +363,7 @@ class ParameterGroups:
             if not isinstance(at, slice):  # a copy
                 steps[at] = count
             k.optimizer_update(self.rule, params, grads, columns, options[at], count)
-        if masks.some():  # an old momentum, or its decay, moves pruned weights too
+        if masks.owners:  # an old momentum or decay moves pruned weights too
             for param in params:
                 masks.clear(param)
 
@@ -359,11 +385,11 @@ class ParameterGroups:
         return squares
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return which buffers the parameters of `group` have; all of the rule's, unless options say otherwise."""
+        """Return the names of the buffers of `group`: by default all of the rule's."""
         return UPDATE_BUFFERS[self.rule]
 
     def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
-        """Return the buffer called `name` as it is before the first update."""
+        """Return the buffer called `name` before the first update."""
         return backend.namespace(param).zeros_like(param)
 
     def _adopt(self, group: Mapping[str, Any]) -> None:
@@ -374,227 +400,6 @@ class ParameterGroups:
             self.params[name] = param
             for buffer in self._buffers_of(group):
                 self.buffers.setdefault(buffer, {})[name] = self._new_buffer(buffer, param, group)
-
-
-def _listed(params: Params) -> Sequence[Mapping[str, Any]]:
-    if isinstance(params, Mapping):
-        return [{"params": params}]
-    groups = list(params) if isinstance(params, Iterable) and not isinstance(params, str) else [params]
-    for group in groups:
-        if not isinstance(group, Mapping):
-            raise OptionError("The parameters have no names", expected="arrays by name, or a list of groups of them",
-                              got=type(group).__name__ if params is group else f"{type(params).__name__} of "
-                              f"{type(group).__name__}", remedy="Pass model.parameters(), or a part of it")  # fmt: skip
-    return groups
-
-
-def _group(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group with all its options."""
-    unknown = sorted(given.keys() - defaults.keys() - {"params"})
-    if unknown or "params" not in given:
-        raise OptionError("A parameter group is not understood", expected=f"params, and any of {', '.join(defaults)}",
-                          got=", ".join(map(str, given)) or "an empty group")  # fmt: skip
-    if not isinstance(given["params"], Mapping):
-        raise OptionError("A group's params are not a mapping", expected="arrays by name",
-                          got=type(given["params"]).__name__,
-                          remedy="Pass model.parameters(), or a part of it")  # fmt: skip
-    chosen = {key: given.get(key, value) for key, value in defaults.items()}
-    return {"params": dict(given["params"])} | {
-        key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()
-    }
-
-
-# One update of all parameters, which may be applied piece by piece, in any order.
-
-
-class Update:
-    """An update that has begun: `Optimizer.begin` returns it. Every parameter is updated once at most.
-
-    The result does not depend on the pieces: applying names one by one gives, bit for bit, what one call with all of
-    them gives. Threads may apply different names at the same time.
-    """
-
-    def __init__(self, optimizer: ParameterGroups, options: Array) -> None:
-        self._optimizer = optimizer
-        self._options = options
-        self._steps: Array | None = None
-        self._open = set(optimizer.params)
-        self._lock = forkable_lock()
-
-    @property
-    def remaining(self) -> tuple[str, ...]:
-        """Names of the parameters that have not been updated yet, in the optimizer's order."""
-        return tuple(name for name in self._optimizer.params if name in self._open)
-
-    def apply(self, grads: Mapping[str, Array]) -> None:
-        """Update the parameters that `grads` names, and no others.
-
-        Parameters
-        ----------
-        grads
-            Gradients with the shapes, dtypes and namespace of their parameters.
-
-        Raises
-        ------
-        OptionError
-            A name is not the optimizer's, or has been applied before.
-        ShapeError, DTypeError, LayoutError, DeviceError
-            A gradient does not fit. Nothing has been updated then.
-        """
-        check_named("The gradients", grads)
-        if not grads:
-            return
-        with self._lock:  # a name is taken before it is worked on, so that no other thread can take it
-            self._check_open(grads)
-            self._open.difference_update(grads)
-        try:
-            launch(self._optimizer, grads, self._options, self._steps)
-        except SparseBPError:
-            with self._lock:
-                self._open.update(grads)
-            raise
-
-    def takes_product(self, name: str, factors: ProductFactors) -> bool:
-        """Say whether `apply_product` takes this gradient: on the host, a large product of thin factors."""
-        return self._optimizer._takes_product(name, factors)
-
-    def apply_product(self, name: str, factors: ProductFactors) -> float:
-        """Update one parameter by a gradient that is a matrix product; the gradient is never there as a whole.
-
-        Some of its rows are computed and used at a time, while the processor has them in its cache. The parameter is
-        bit for bit what `apply` makes of it, unless some of those rows' squares are not finite: they are left out.
-
-        Parameters
-        ----------
-        name
-            The parameter's name.
-        factors
-            Two matrices; the gradient is their product. `takes_product` has been asked.
-
-        Returns
-        -------
-        float
-            The sum of the gradient's squares, as `squared_norms` returns it.
-
-        Raises
-        ------
-        OptionError
-            The name is not the optimizer's, or has been applied before.
-        """
-        with self._lock:
-            self._check_open([name])
-            self._open.remove(name)
-        return self._optimizer._run_product(name, factors, self._options)
-
-    def _check_open(self, names: Iterable[str]) -> None:
-        if self._open.issuperset(names):
-            return
-        wrong = [name for name in names if name not in self._open]
-        known = [name for name in wrong if name in self._optimizer.params]
-        raise OptionError("A parameter has been updated already" if known else "A gradient belongs to no parameter",
-                          expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
-                          remedy="Apply each parameter's gradient once; begin() opens the next update")  # fmt: skip
-
-
-class DeviceUpdate(Update):
-    """An update whose options and step numbers are read on the device when its kernels run, so that it can be replayed.
-
-    `write` begins each replay; `apply` is called once, while the kernels are recorded: they count the steps on.
-    """
-
-    def __init__(self, optimizer: ParameterGroups, options: np.ndarray) -> None:
-        self._xp, self._written = optimizer._kinds[0][0], options
-        super().__init__(optimizer, self._xp.array(options))
-        self._steps: Array = self._xp.array(optimizer._steps)
-        self._counted = optimizer._steps.copy()
-
-    def write(self) -> None:
-        """Count one more update of every parameter; send options and numbers where the device has others.
-
-        Raises
-        ------
-        OptionError
-            As `Optimizer.begin`.
-        """
-        optimizer = self._optimizer
-        options = optimizer._options_now()
-        if not np.array_equal(self._counted, optimizer._steps):  # steps of another graph, or of none, or a loaded state
-            self._steps[...] = self._xp.asarray(optimizer._steps)
-        optimizer._steps += 1
-        self._counted = optimizer._steps.copy()
-        if options is not self._written:
-            self._options[...] = self._xp.asarray(options)
-            self._written = options
-
-    def take_back(self) -> None:
-        """Count the parameters that have not been updated as they were before `write`: the step was broken off."""
-        rows = [self._optimizer._rows[name] for name in self._open]
-        self._optimizer._steps[rows] -= 1
-
-
-def launch(optimizer: ParameterGroups, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
-    """Update the parameters that `grads` names; `options` has a row for each of all parameters."""
-    # So has `steps`, see `ParameterGroups._run`.
-    names, kinds = optimizer._names, optimizer._kinds
-    whole = len(grads) == len(names)
-    rows = range(len(names)) if whole else sorted(map(optimizer._rows.__getitem__, grads))
-    if not optimizer._uniform:
-        _check_arrays(optimizer, grads)  # all of them before the first launch
-        for kind in dict.fromkeys(kinds[row] for row in rows):
-            part = [row for row in rows if kinds[row] == kind]
-            optimizer._run(part, [grads[names[row]] for row in part], options, steps)
-        return
-    chosen = names if whole else [names[row] for row in rows]
-    try:
-        optimizer._run(rows, list(map(grads.__getitem__, chosen)), options, steps)
-    except (SparseBPError, AttributeError, TypeError):
-        _check_arrays(optimizer, grads)  # knows the name of what the kernel has refused, or of what is no array
-        raise
-
-
-def _check_arrays(optimizer: ParameterGroups, grads: Mapping[str, Array]) -> None:
-    for name, grad in grads.items():
-        param = optimizer.params[name]
-        check_parameter(name, param)  # it may have become read-only
-        check_is_array(f"The gradient of {name}", grad)
-        backend.namespace(param, grad)
-        backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)
-
-
-VERSION = 1
-_MARK = ".version"
-_NOT_IN_STATE = {"params", "initial_lr"}  # the base rate is a schedule's, and part of its state
-
-
-class Optimizer(ParameterGroups):
-    """Updates parameters in place, all in one pass over memory and one call; on a GPU that is a launch for a few dozen.
-
-    Parameters
-    ----------
-    params
-        ``model.parameters()``: live C-contiguous arrays by name. Or a list of groups as in torch.optim,
-        ``[{"params": {name: array}, "lr": 0.1}, …]``: what a group leaves out has the value given to the optimizer.
-        Move the model to its device first.
-    defaults
-        The options of every group, with the values they have unless the group says otherwise.
-    run
-        What torch.optim asks of how an update runs. ``foreach``, ``fused`` and ``capturable`` are taken and change
-        nothing: every update is fused and can be captured. ``differentiable=True`` is refused.
-
-    Attributes
-    ----------
-    param_groups : list of dict
-        Each group's ``"params"`` and options. Options may be set at any time; an update takes them as they are when
-        it begins.
-
-    Raises
-    ------
-    OptionError
-        There are no parameters or they have no names, a name or an array comes twice, an option is unknown, of another
-        type or out of range.
-    DeviceError, DTypeError, LayoutError
-        A parameter is no array, not of float32 or float64, not C-contiguous, or read-only.
-    """
 
     # ---- updates ---------------------------------------------------------------------------------------------------
 
@@ -611,7 +416,7 @@ class Optimizer(ParameterGroups):
         OptionError
             Keys are missing or unexpected.
         ShapeError, DTypeError, LayoutError, DeviceError
-            A gradient does not fit, or is no array. Nothing has been updated then.
+            A gradient does not fit; nothing has been updated.
         """
         check_named("The gradients", grads)
         if grads.keys() != self.params.keys():
@@ -623,7 +428,7 @@ class Optimizer(ParameterGroups):
         launch(self, grads, self._options_now())
 
     def begin(self) -> Update:
-        """Open one update with the options as they are now: what is set later belongs to later updates.
+        """Open one update with the current options; later changes apply to later updates.
 
         Raises
         ------
@@ -634,21 +439,28 @@ class Optimizer(ParameterGroups):
         return Update(self, self._options_now())
 
     def begin_on_device(self) -> DeviceUpdate:
-        """Open one update that a captured CUDA graph can replay; see there.
-
-        Raises
-        ------
-        OptionError
-            As `begin`.
-        """
+        """Open one update that a captured CUDA graph can replay, see `DeviceUpdate`."""
         return DeviceUpdate(self, self._options_now())
+
+    # ---- the rule, for prediction ----------------------------------------------------------------------------------
+
+    def reads_gradient(self, group: Mapping[str, Any]) -> bool:
+        """Whether the rule's next step reads a gradient in addition to the buffers."""
+        return False
+
+    def next_step(self, state: State) -> tuple[float, Any]:
+        """Return (rate, step): the next update is about ``W -= rate * step`` (weight decay apart, if decoupled).
+
+        The kernel's formula, without its changes to the buffers; tests compare it with real updates.
+        """
+        raise NotImplementedError
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a flat dict of numbers and arrays, which a safetensors file with a header can hold.
+        """Return a flat dict of numbers and arrays, as for a safetensors file with a header.
 
-        ``"Adam.version"`` (the class's name) says whose it is; ``"group0.lr"`` and so on are the options,
+        ``"Adam.version"`` names the class; ``"group0.lr"`` and so on are the options,
         ``"step.<parameter>"`` the number of updates, ``"<buffer>.<parameter>"`` a copy of each buffer.
         """
         state: dict[str, Any] = {type(self).__name__ + _MARK: VERSION}
@@ -686,7 +498,7 @@ class Optimizer(ParameterGroups):
         for name, target in targets.items():
             value = state[name]
             if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-                raise DTypeError(f"{name} is no array", expected=f"{target.dtype}, shape {target.shape}",
+                raise DTypeError(f"{name} is not an array", expected=f"{target.dtype}, shape {target.shape}",
                                  got=type(value).__name__, remedy="Pass what state_dict returned")  # fmt: skip
             if tuple(value.shape) != target.shape:
                 raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape),
@@ -706,12 +518,189 @@ class Optimizer(ParameterGroups):
             target[...] = backend.as_namespace(state[name], backend.namespace(target))
 
 
+def _listed(params: Params) -> Sequence[Mapping[str, Any]]:
+    if isinstance(params, Mapping):
+        return [{"params": params}]
+    groups = list(params) if isinstance(params, Iterable) and not isinstance(params, str) else [params]
+    for group in groups:
+        if not isinstance(group, Mapping):
+            raise OptionError("The parameters have no names", expected="arrays by name, or a list of groups of them",
+                              got=type(group).__name__ if params is group else f"{type(params).__name__} of "
+                              f"{type(group).__name__}", remedy="Pass model.parameters(), or a part of it")  # fmt: skip
+    return groups
+
+
+def _group(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group with all its options."""
+    unknown = sorted(given.keys() - defaults.keys() - {"params"})
+    if unknown or "params" not in given:
+        raise OptionError("A parameter group is not understood", expected=f"params, and any of {', '.join(defaults)}",
+                          got=", ".join(map(str, given)) or "an empty group")  # fmt: skip
+    if not isinstance(given["params"], Mapping):
+        raise OptionError("A group's params are not a mapping", expected="arrays by name",
+                          got=type(given["params"]).__name__,
+                          remedy="Pass model.parameters(), or a part of it")  # fmt: skip
+    chosen = {key: given.get(key, value) for key, value in defaults.items()}
+    return {"params": dict(given["params"])} | {
+        key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()
+    }
+
+
+# One update of all parameters, applied whole or in pieces, in any order.
+
+
+class Update:
+    """An update that has begun, from `Optimizer.begin`. Every parameter is updated at most once.
+
+    Results are bitwise equal however names are grouped into calls. Threads may apply different names at the same time.
+    """
+
+    def __init__(self, optimizer: Optimizer, options: Array) -> None:
+        self._optimizer = optimizer
+        self._options = options
+        self._steps: Array | None = None
+        self._open = set(optimizer.params)
+        self._lock = forkable_lock()
+
+    @property
+    def remaining(self) -> tuple[str, ...]:
+        """Names of the parameters that have not been updated yet, in the optimizer's order."""
+        return tuple(name for name in self._optimizer.params if name in self._open)
+
+    def apply(self, grads: Mapping[str, Array]) -> None:
+        """Update the parameters that `grads` names, and no others.
+
+        Parameters
+        ----------
+        grads
+            Gradients with the shapes, dtypes and namespace of their parameters.
+
+        Raises
+        ------
+        OptionError
+            A name is not the optimizer's, or has been applied before.
+        ShapeError, DTypeError, LayoutError, DeviceError
+            A gradient does not fit; nothing has been updated.
+        """
+        check_named("The gradients", grads)
+        if not grads:
+            return
+        with self._lock:  # a name is taken first, so that no other thread can take it
+            self._check_open(grads)
+            self._open.difference_update(grads)
+        try:
+            launch(self._optimizer, grads, self._options, self._steps)
+        except SparseBPError:
+            with self._lock:
+                self._open.update(grads)
+            raise
+
+    def takes_product(self, name: str, factors: ProductFactors) -> bool:
+        """Whether `apply_product` takes this gradient: on the host, a large product of thin factors."""
+        return self._optimizer._takes_product(name, factors)
+
+    def apply_product(self, name: str, factors: ProductFactors) -> float:
+        """Update one parameter by a gradient that is a matrix product, without storing the whole gradient.
+
+        A few rows at a time are computed and applied while they are in the cache. The result is bitwise equal to
+        `apply`'s, except that rows whose squares are not finite are left out.
+
+        Parameters
+        ----------
+        name
+            The parameter's name.
+        factors
+            Two matrices whose product is the gradient; `takes_product` returned True for them.
+
+        Returns
+        -------
+        float
+            The sum of the gradient's squares, as `squared_norms` returns it.
+
+        Raises
+        ------
+        OptionError
+            The name is not the optimizer's, or has been applied before.
+        """
+        with self._lock:
+            self._check_open([name])
+            self._open.remove(name)
+        return self._optimizer._run_product(name, factors, self._options)
+
+    def _check_open(self, names: Iterable[str]) -> None:
+        if self._open.issuperset(names):
+            return
+        wrong = [name for name in names if name not in self._open]
+        known = [name for name in wrong if name in self._optimizer.params]
+        raise OptionError("A parameter has been updated already" if known else "A gradient belongs to no parameter",
+                          expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
+                          remedy="Apply each parameter's gradient once; begin() opens the next update")  # fmt: skip
+
+
+class DeviceUpdate(Update):
+    """An update that a CUDA graph can replay: its kernels read options and step counts on the device.
+
+    `write` begins each replay; `apply` is called once, while the kernels are recorded.
+    """
+
+    def __init__(self, optimizer: Optimizer, options: np.ndarray) -> None:
+        self._xp, self._written = optimizer._kinds[0][0], options
+        super().__init__(optimizer, self._xp.array(options))
+        self._steps: Array = self._xp.array(optimizer._steps)
+        self._counted = optimizer._steps.copy()
+
+    def write(self) -> None:
+        """Count one more update of every parameter; send options and counts that have changed to the device."""
+        optimizer = self._optimizer
+        options = optimizer._options_now()
+        if not np.array_equal(self._counted, optimizer._steps):  # changed by other updates or a loaded state
+            self._steps[...] = self._xp.asarray(optimizer._steps)
+        optimizer._steps += 1
+        self._counted = optimizer._steps.copy()
+        if options is not self._written:
+            self._options[...] = self._xp.asarray(options)
+            self._written = options
+
+    def take_back(self) -> None:
+        """After an aborted step, undo the count of `write` for parameters that have not been updated."""
+        rows = [self._optimizer._rows[name] for name in self._open]
+        self._optimizer._steps[rows] -= 1
+
+
+def launch(optimizer: Optimizer, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
+    """Update the parameters that `grads` names; arguments as for `Optimizer._run`."""
+    names, kinds = optimizer._names, optimizer._kinds
+    whole = len(grads) == len(names)
+    rows = range(len(names)) if whole else sorted(map(optimizer._rows.__getitem__, grads))
+    if not optimizer._uniform:
+        _check_arrays(optimizer, grads)  # all of them before the first launch
+        for kind in dict.fromkeys(kinds[row] for row in rows):
+            part = [row for row in rows if kinds[row] == kind]
+            optimizer._run(part, [grads[names[row]] for row in part], options, steps)
+        return
+    chosen = names if whole else [names[row] for row in rows]
+    try:
+        optimizer._run(rows, list(map(grads.__getitem__, chosen)), options, steps)
+    except (SparseBPError, AttributeError, TypeError):
+        _check_arrays(optimizer, grads)  # names the array that the kernel refused
+        raise
+
+
+def _check_arrays(optimizer: Optimizer, grads: Mapping[str, Array]) -> None:
+    for name, grad in grads.items():
+        param = optimizer.params[name]
+        check_parameter(name, param)  # it may have become read-only
+        check_is_array(f"The gradient of {name}", grad)
+        backend.namespace(param, grad)
+        backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)
+
+
 def _check_kind(mark: str, state: Mapping[str, Any]) -> None:
     if state.get(mark) == VERSION:
         return
     kinds = sorted(name for name in state if name.endswith(_MARK) and "." not in name.removesuffix(_MARK))
     raise FileFormatError(
-        "The state is that of another optimizer, or of another version of this one", expected=f"{mark} = {VERSION}",
+        "The state belongs to another optimizer, or to another version of this one", expected=f"{mark} = {VERSION}",
         got=", ".join(f"{name} = {state[name]}" for name in kinds) or "a state without such a name",
         remedy="Use the optimizer that the state was made with"
     )  # fmt: skip
@@ -745,39 +734,26 @@ def _restored(state: Mapping[str, Any], prefix: str, group: Mapping[str, Any]) -
     return restored
 
 
-# The step that each rule makes of the state that its last update has left: formulae, in place on a copy.
-#
-# They are those of `kernels`' updates without what an update does to the buffers. A test compares them with real
-# updates.
+# Predicting weights: the step that a rule would take from the state after its last update.
 
 
 class State(NamedTuple):
-    """What a step depends on."""
+    """What a predicted step depends on."""
 
-    grad: Any  # The gradient in the direction of descent, weight decay included; None where the rule does not read one
+    grad: Any  # The gradient in the direction of descent, weight decay included; None where the rule reads none
     group: Mapping[str, Any]  # The options
-    buffers: Mapping[str, Array]  # The parameter's own, by name
+    buffers: Mapping[str, Array]  # The parameter's, by name
     updates: int  # How many there have been, 1 or more
-
-
-def reads_gradient(rule: UpdateRule, group: Mapping[str, Any]) -> bool:
-    """Return whether a rule's step cannot be told from its buffers alone."""
-    if rule == "sgd":
-        return not group["momentum"] or bool(group["nesterov"])
-    return rule in ("nadam", "adagrad", "adadelta") or (rule == "rmsprop" and not group["momentum"])
 
 
 def displace(
     optimizer: Optimizer, group: Mapping[str, Any], name: str, s: float, out: Array, grad: Array | None
 ) -> None:
-    """Subtract s steps of the optimizer's rule from `out`, in place."""
-    # optimizer: Of the parameter; before its first update nothing is subtracted.
-    # group, name: The parameter, and its group's options.
-    # s: How many steps.
-    # out: Like the parameter.
-    # grad: The gradient that the rule is to read, if it reads one; None: there has been none, nothing is subtracted
-    # then.
-    needs, count = reads_gradient(optimizer.rule, group), int(optimizer._steps[optimizer._rows[name]])
+    """Subtract `s` steps of the optimizer's rule from `out`, in place; nothing before the first update.
+
+    `grad` is the gradient for rules that read one; without it they subtract nothing.
+    """
+    needs, count = optimizer.reads_gradient(group), int(optimizer._steps[optimizer._rows[name]])
     if count == 0 or (needs and grad is None):
         return
     weights = optimizer.params[name]
@@ -786,84 +762,7 @@ def displace(
         grad = -grad if group["maximize"] else grad
         grad = grad + weights * group["weight_decay"] if group["weight_decay"] and not decoupled else grad
     buffers = {key: arrays[name] for key, arrays in optimizer.buffers.items() if name in arrays}
-    state = State(grad, group, buffers, count)
-    rate, step = _STEPS[optimizer.rule](state)
+    rate, step = optimizer.next_step(State(grad, group, buffers, count))
     out -= step * (s * rate)
     if decoupled and group["weight_decay"]:
         out -= weights * (s * group["lr"] * group["weight_decay"])
-
-
-def _sgd(state: State) -> tuple[float, Any]:
-    group = state.group
-    if not group["momentum"]:
-        return group["lr"], state.grad
-    buffer = state.buffers["momentum_buffer"]
-    return group["lr"], state.grad + buffer * group["momentum"] if group["nesterov"] else buffer
-
-
-def _adam(state: State) -> tuple[float, Any]:
-    beta1, beta2 = state.group["betas"]
-    squares = state.buffers["max_exp_avg_sq" if state.group["amsgrad"] else "exp_avg_sq"]
-    root = backend.namespace(squares).sqrt(squares)
-    root *= 1 / math.sqrt(1 - beta2**state.updates)
-    root += state.group["eps"]
-    return state.group["lr"] / (1 - beta1**state.updates), state.buffers["exp_avg"] / root
-
-
-def _nadam(state: State) -> tuple[float, Any]:
-    (beta1, beta2), squares = state.group["betas"], state.buffers["exp_avg_sq"]
-    now, then, product = momenta(beta1, state.group["momentum_decay"], state.updates)
-    root = backend.namespace(squares).sqrt(squares * (1 / (1 - beta2**state.updates))) + state.group["eps"]
-    moved = state.grad * ((1 - now) / (1 - product)) + state.buffers["exp_avg"] * (then / (1 - product * then))
-    return state.group["lr"], moved / root
-
-
-def _radam(state: State) -> tuple[float, Any]:
-    (beta1, beta2), squares, mean = state.group["betas"], state.buffers["exp_avg_sq"], state.buffers["exp_avg"]
-    rate, left = state.group["lr"] / (1 - beta1**state.updates), beta2**state.updates
-    longest = 2 / (1 - beta2) - 1
-    length = longest - 2 * state.updates * left / (1 - left)
-    if length <= 5:
-        return rate, mean
-    rate *= math.sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length) * (1 - left))
-    return rate, mean / (backend.namespace(squares).sqrt(squares) + state.group["eps"])
-
-
-def _adamax(state: State) -> tuple[float, Any]:
-    rate = state.group["lr"] / (1 - state.group["betas"][0] ** state.updates)
-    return rate, state.buffers["exp_avg"] / state.buffers["exp_inf"]
-
-
-def _adagrad(state: State) -> tuple[float, Any]:
-    total, group = state.buffers["sum"], state.group
-    rate = group["lr"] / (1 + (state.updates - 1) * group["lr_decay"])
-    return rate, state.grad / (backend.namespace(total).sqrt(total) + group["eps"])
-
-
-def _adadelta(state: State) -> tuple[float, Any]:
-    """The mean of the squared steps is the one that the last update has left, which has its own step in it."""
-    squares, steps, eps = state.buffers["square_avg"], state.buffers["acc_delta"], state.group["eps"]
-    xp = backend.namespace(squares)
-    return state.group["lr"], state.grad * (xp.sqrt(steps + eps) / xp.sqrt(squares + eps))
-
-
-def _rmsprop(state: State) -> tuple[float, Any]:
-    group = state.group
-    if group["momentum"]:
-        return group["lr"], state.buffers["momentum_buffer"]
-    squares = state.buffers["square_avg"]
-    xp = backend.namespace(squares)
-    variance = squares - state.buffers["grad_avg"] ** 2 if group["centered"] else squares
-    return group["lr"], state.grad / (xp.sqrt(variance) + group["eps"])
-
-
-_STEPS: dict[UpdateRule, Callable[[State], tuple[float, Any]]] = {
-    "sgd": _sgd,
-    "adam": _adam,
-    "nadam": _nadam,
-    "radam": _radam,
-    "adamax": _adamax,
-    "adagrad": _adagrad,
-    "adadelta": _adadelta,
-    "rmsprop": _rmsprop,
-}

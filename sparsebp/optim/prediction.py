@@ -1,7 +1,7 @@
-"""Weight prediction for asynchronous pipelines: what a stage's weights will be when it has had s more updates.
+"""Weight prediction for asynchronous pipelines: a stage's weights after s more updates.
 
-A predictor reads the weights, the learning rate and the state that the optimizer has at the moment, and whatever it has
-kept of earlier gradients. How many updates lie ahead is read off a schedule by who runs it: see `Predictor.horizon`.
+A predictor reads the optimizer's weights, learning rate and state, and its own record of earlier gradients. The runtime
+reads s off the schedule, see `Predictor.horizon`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_number
 from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.optim.optimizer import Optimizer, check_fraction, check_named, displace, reads_gradient
+from sparsebp.optim.optimizer import Optimizer, check_fraction, check_named, displace
 from sparsebp.optim.rules import SGD
 
 Horizon: TypeAlias = Literal["round trip", "update"]
@@ -20,7 +20,7 @@ VERSION = 1
 
 
 class Predictor:
-    """Predicts nothing: what a stage reads are its newest weights ("vanilla"). The base of the predictors.
+    """Predicts nothing: stages read their newest weights ("vanilla"). Base of the predictors.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class Predictor:
     kinds
         The actions that read predicted weights: ``"F"`` forward, ``"I"`` backward. The others read the newest ones.
     horizon
-        For which moment weights are predicted, so what s counts. ``"round trip"``: the updates of the stage until its
-        micro-batch's backward has reached stage 0, `Simulation.version_difference`. ``"update"``: those until the
-        update by the micro-batch's own gradient, `Simulation.staleness`.
+        The moment for which weights are predicted. ``"round trip"``: the updates of the stage until its
+        micro-batch's backward has reached stage 0, `Simulation.version_difference`. ``"update"``: the updates until
+        the one by the micro-batch's own gradient, `Simulation.staleness`.
 
     Raises
     ------
@@ -55,7 +55,7 @@ class Predictor:
         self._counts: dict[str, int] = {}
 
     def predict(self, names: Iterable[str], s: float, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
-        """Return what these parameters are expected to be after `s` more updates.
+        """Return the predicted values of these parameters after `s` more updates.
 
         Parameters
         ----------
@@ -88,14 +88,14 @@ class Predictor:
         return found
 
     def observe(self, names: Iterable[str], grads: Mapping[str, Array]) -> None:
-        """Take note of an update that has just been made; call it after each, with the gradients that it was given.
+        """Record an update; call it after each one, with its gradients.
 
         Parameters
         ----------
         names
             The parameters that have been updated.
         grads
-            Their gradients by name; what is needed of them is copied.
+            Their gradients by name; copied as needed.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class Predictor:
             self._note(name, grads[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept beside the optimizer's state, flat, arrays copied, as an optimizer's `state_dict`."""
+        """Return the predictor's own state, flat, with copied arrays, as an optimizer's `state_dict`."""
         state: dict[str, Any] = {self._mark: VERSION}
         state |= {f"count.{name}": count for name, count in self._counts.items()}
         return state | {f"kept.{name}": array.copy() for name, array in self._kept.items()}
@@ -155,17 +155,17 @@ class Predictor:
                               got=repr(name)) from None  # fmt: skip
 
     def _move(self, name: str, weights: Array, s: float, out: Array) -> None:
-        """Add to `out` what s updates will add to the weights."""
+        """Add the predicted change of s updates to `out`."""
 
     def _note(self, name: str, grad: Array) -> None:
-        """Keep what the next predictions need."""
+        """Record the gradient as needed."""
 
 
 class MomentumPredictor(Predictor):
     """SpecTrain: s steps along the smoothed gradient, Ŵ = W − s·η·v with v ← γ·v + (1 − γ)·g.
 
     With momentum the optimizer's own buffer b is v: its step is η·b and nothing is kept here. (In the paper's units it
-    is v / (1 − γ), for an η that is as much larger.) Without momentum v is kept here, as a weighted mean: of t
+    is v / (1 − γ), for a correspondingly larger η.) Without momentum v is kept here, as a weighted mean: of t
     gradients, by their sum of weights 1 − γᵗ. Weight decay counts as part of the gradient.
 
     Parameters
@@ -178,13 +178,13 @@ class MomentumPredictor(Predictor):
     Raises
     ------
     OptionError
-        The optimizer is another one, whose steps are no multiple of v; or `gamma` is not in [0, 1).
+        The optimizer is another one, whose steps are not multiples of v; or `gamma` is not in [0, 1).
 
     Notes
     -----
     Chen, Yang, Cheng, "Efficient and robust parallel DNN training through model parallelism on multi-GPU platform",
-    2018, §3.3, Eq. 1–4. v is that of the newest gradient that has been applied: one more step of the buffer, without
-    the gradient that belongs to it, would predict less.
+    2018, §3.3, Eq. 1–4. v includes the newest gradient applied: one more step of the buffer, without its gradient,
+    would predict less.
     """
 
     kinds: ClassVar = frozenset("FI")
@@ -218,10 +218,10 @@ class MomentumPredictor(Predictor):
 
 
 class OptimizerRulePredictor(Predictor):
-    """PipeOptim: s times the step that the optimizer's own rule makes of the state that it has now; forwards only.
+    """PipeOptim: s times the step that the optimizer's rule takes from its current state; forwards only.
 
-    The step is a formula of the optimizer's buffers as the last update has left them: ``b`` of SGD with momentum,
-    ``m̂ / (√v̂ + ε)`` of Adam, with weight decay ``λ W`` beside it for AdamW. Where a rule reads the gradient itself (SGD
+    The step is a formula of the optimizer's buffers after the last update: ``b`` of SGD with momentum,
+    ``m̂ / (√v̂ + ε)`` of Adam, plus weight decay ``λ W`` for AdamW. Where a rule reads the gradient itself (SGD
     without or with Nesterov momentum, NAdam, RMSprop without momentum, Adagrad, Adadelta) it is the last one, kept
     here.
 
@@ -238,7 +238,7 @@ class OptimizerRulePredictor(Predictor):
         displace(self.optimizer, self._groups[name], name, s, out, self._kept.get(name))
 
     def _note(self, name: str, grad: Array) -> None:
-        if reads_gradient(self.optimizer.rule, self._groups[name]):
+        if self.optimizer.reads_gradient(self._groups[name]):
             self._kept[name] = grad.copy()
             self._counts[name] = self._counts.get(name, 0) + 1
 
@@ -253,7 +253,7 @@ class FiniteDifferencePredictor(Predictor):
         self._last = {name: array.copy() for name, array in optimizer.params.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore as `Predictor.load_state_dict`; the weights of now are those after the last update."""
+        """Restore as `Predictor.load_state_dict`; the current weights are those after the last update."""
         super().load_state_dict(state)
         self._last = {name: array.copy() for name, array in self.optimizer.params.items()}
 

@@ -1,4 +1,4 @@
-"""The optimizers: Adam and its relatives, SGD, Adagrad, Adadelta, RMSprop."""
+"""The optimizers: options, buffers and, for weight prediction, the next step of each; kernels do the updates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError
+from sparsebp.kernels.operands import momenta
 from sparsebp.kernels.spec import UPDATE_OPTIONS
-from sparsebp.optim.optimizer import Optimizer, Params, check_fraction
+from sparsebp.optim.optimizer import Optimizer, Params, State, check_fraction
 
 
 class _WithBetas(Optimizer):
-    """The base of those with the option ``betas``."""
+    """Base of the optimizers with the option ``betas``."""
 
     decoupled = False
     """Whether weight decay shrinks the parameters, where no option says so."""
@@ -37,19 +38,7 @@ class _WithBetas(Optimizer):
 class Adam(_WithBetas):
     """torch.optim.Adam's update, in place (Kingma & Ba 2015), with AMSGrad (Reddi et al. 2018) if asked for.
 
-    Parameters
-    ----------
-    params
-        ``model.parameters()``, or groups; see `Optimizer`.
-    lr, betas, eps, weight_decay, amsgrad, maximize
-        As in torch.optim.Adam; the decay is added to the gradient.
-    run
-        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
-
-    Raises
-    ------
-    OptionError
-        A value is out of range.
+    Arguments as in torch.optim.Adam; weight decay is added to the gradient, `params` and `run` as in `Optimizer`.
     """
 
     rule = "adam"
@@ -65,6 +54,15 @@ class Adam(_WithBetas):
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
+
+    def next_step(self, state: State) -> tuple[float, Any]:
+        """``lr / (1 - β₁ᵗ)`` and ``m / (√(v / (1 - β₂ᵗ)) + ε)``."""
+        beta1, beta2 = state.group["betas"]
+        squares = state.buffers["max_exp_avg_sq" if state.group["amsgrad"] else "exp_avg_sq"]
+        root = backend.namespace(squares).sqrt(squares)
+        root *= 1 / math.sqrt(1 - beta2**state.updates)
+        root += state.group["eps"]
+        return state.group["lr"] / (1 - beta1**state.updates), state.buffers["exp_avg"] / root
 
 
 class AdamW(Adam):
@@ -82,24 +80,12 @@ class AdamW(Adam):
 class NAdam(_WithBetas):
     """torch.optim.NAdam's update, in place: Adam with Nesterov momentum (Dozat 2016).
 
-    Parameters
-    ----------
-    params
-        ``model.parameters()``, or groups; see `Optimizer`.
-    lr, betas, eps, weight_decay, momentum_decay, decoupled_weight_decay, maximize
-        As in torch.optim.NAdam.
-    run
-        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
-
-    Raises
-    ------
-    OptionError
-        A value is out of range.
+    Arguments as in torch.optim.NAdam, `params` and `run` as in `Optimizer`.
 
     Notes
     -----
     The product of the momenta of all steps is worked out from the number of steps, so no buffer holds it. Where
-    ``betas`` or ``momentum_decay`` are changed on the way, all steps count as made with the present ones, as in the
+    ``betas`` or ``momentum_decay`` change during training, all steps count as made with the present ones, as in the
     bias corrections of every Adam; torch's product keeps the former ones of the steps before.
     """
 
@@ -115,25 +101,25 @@ class NAdam(_WithBetas):
             "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
         }, **run)  # fmt: skip
 
+    def reads_gradient(self, group: Mapping[str, Any]) -> bool:
+        """Return True: Nesterov momentum."""
+        return True
+
+    def next_step(self, state: State) -> tuple[float, Any]:
+        """The momenta of the gradient's own update."""
+        (beta1, beta2), squares = state.group["betas"], state.buffers["exp_avg_sq"]
+        now, then, product = momenta(beta1, state.group["momentum_decay"], state.updates)
+        root = backend.namespace(squares).sqrt(squares * (1 / (1 - beta2**state.updates))) + state.group["eps"]
+        moved = state.grad * ((1 - now) / (1 - product)) + state.buffers["exp_avg"] * (then / (1 - product * then))
+        return state.group["lr"], moved / root
+
 
 class RAdam(_WithBetas):
     """torch.optim.RAdam's update, in place: Adam with a rectified step (Liu et al. 2020, Algorithm 2).
 
-    While the variance of the gradient is not known well enough the step is that of plain momentum.
+    While the variance of the gradient is uncertain, the step is plain momentum.
 
-    Parameters
-    ----------
-    params
-        ``model.parameters()``, or groups; see `Optimizer`.
-    lr, betas, eps, weight_decay, decoupled_weight_decay, maximize
-        As in torch.optim.RAdam.
-    run
-        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
-
-    Raises
-    ------
-    OptionError
-        A value is out of range.
+    Arguments as in torch.optim.RAdam, `params` and `run` as in `Optimizer`.
     """
 
     rule = "radam"
@@ -147,23 +133,22 @@ class RAdam(_WithBetas):
             "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
         }, **run)  # fmt: skip
 
+    def next_step(self, state: State) -> tuple[float, Any]:
+        """Plain momentum while the variance is uncertain, else the rectified step."""
+        (beta1, beta2), squares, mean = state.group["betas"], state.buffers["exp_avg_sq"], state.buffers["exp_avg"]
+        rate, left = state.group["lr"] / (1 - beta1**state.updates), beta2**state.updates
+        longest = 2 / (1 - beta2) - 1
+        length = longest - 2 * state.updates * left / (1 - left)
+        if length <= 5:
+            return rate, mean
+        rate *= math.sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length) * (1 - left))
+        return rate, mean / (backend.namespace(squares).sqrt(squares) + state.group["eps"])
+
 
 class Adamax(_WithBetas):
     """torch.optim.Adamax's update, in place: Adam with a running maximum of |g| (Kingma & Ba 2015, Algorithm 2).
 
-    Parameters
-    ----------
-    params
-        ``model.parameters()``, or groups; see `Optimizer`.
-    lr, betas, eps, weight_decay, maximize
-        As in torch.optim.Adamax.
-    run
-        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
-
-    Raises
-    ------
-    OptionError
-        A value is out of range.
+    Arguments as in torch.optim.Adamax, `params` and `run` as in `Optimizer`.
     """
 
     rule = "adamax"
@@ -176,21 +161,16 @@ class Adamax(_WithBetas):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
         }, **run)  # fmt: skip
 
-
-# The optimizers but for Adam and its relatives; the updates themselves are kernels.
+    def next_step(self, state: State) -> tuple[float, Any]:
+        """``lr / (1 - β₁ᵗ)`` and ``m / u``."""
+        rate = state.group["lr"] / (1 - state.group["betas"][0] ** state.updates)
+        return rate, state.buffers["exp_avg"] / state.buffers["exp_inf"]
 
 
 class SGD(Optimizer):
     """torch.optim.SGD's update, in place: stochastic gradient descent with momentum.
 
-    Parameters
-    ----------
-    params
-        ``model.parameters()``, or groups; see `Optimizer`.
-    lr, momentum, dampening, weight_decay, nesterov, maximize
-        As in torch.optim.SGD.
-    run
-        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
+    Arguments as in torch.optim.SGD, `params` and `run` as in `Optimizer`.
 
     Raises
     ------
@@ -220,23 +200,23 @@ class SGD(Optimizer):
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
+    def reads_gradient(self, group: Mapping[str, Any]) -> bool:
+        """Whether there is no momentum, or Nesterov's."""
+        return not group["momentum"] or bool(group["nesterov"])
+
+    def next_step(self, state: State) -> tuple[float, Any]:
+        """``lr`` and g, the buffer b, or with Nesterov momentum g + μ b."""
+        group = state.group
+        if not group["momentum"]:
+            return group["lr"], state.grad
+        buffer = state.buffers["momentum_buffer"]
+        return group["lr"], state.grad + buffer * group["momentum"] if group["nesterov"] else buffer
+
 
 class Adagrad(Optimizer):
     """torch.optim.Adagrad's update, in place (Duchi, Hazan & Singer 2011).
 
-    Parameters
-    ----------
-    params
-        ``model.parameters()``, or groups; see `Optimizer`.
-    lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize
-        As in torch.optim.Adagrad.
-    run
-        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
-
-    Raises
-    ------
-    OptionError
-        A value is out of range.
+    Arguments as in torch.optim.Adagrad, `params` and `run` as in `Optimizer`.
     """
 
     rule = "adagrad"
@@ -253,23 +233,21 @@ class Adagrad(Optimizer):
     def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
         return backend.namespace(param).full_like(param, group["initial_accumulator_value"])
 
+    def reads_gradient(self, group: Mapping[str, Any]) -> bool:
+        """Return True."""
+        return True
+
+    def next_step(self, state: State) -> tuple[float, Any]:
+        """``lr / (1 + (t - 1) lr_decay)`` and ``g / (√sum + ε)``."""
+        total, group = state.buffers["sum"], state.group
+        rate = group["lr"] / (1 + (state.updates - 1) * group["lr_decay"])
+        return rate, state.grad / (backend.namespace(total).sqrt(total) + group["eps"])
+
 
 class Adadelta(Optimizer):
     """torch.optim.Adadelta's update, in place (Zeiler 2012).
 
-    Parameters
-    ----------
-    params
-        ``model.parameters()``, or groups; see `Optimizer`.
-    lr, rho, eps, weight_decay, maximize
-        As in torch.optim.Adadelta.
-    run
-        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
-
-    Raises
-    ------
-    OptionError
-        A value is out of range.
+    Arguments as in torch.optim.Adadelta, `params` and `run` as in `Optimizer`.
     """
 
     rule = "adadelta"
@@ -283,23 +261,21 @@ class Adadelta(Optimizer):
             "lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
         }, **run)  # fmt: skip
 
+    def reads_gradient(self, group: Mapping[str, Any]) -> bool:
+        """Return True."""
+        return True
+
+    def next_step(self, state: State) -> tuple[float, Any]:
+        """``g √(d + ε) / √(v + ε)``; the mean of squared steps d already holds the last update's own step."""
+        squares, steps, eps = state.buffers["square_avg"], state.buffers["acc_delta"], state.group["eps"]
+        xp = backend.namespace(squares)
+        return state.group["lr"], state.grad * (xp.sqrt(steps + eps) / xp.sqrt(squares + eps))
+
 
 class RMSprop(Optimizer):
     """torch.optim.RMSprop's update, in place (Hinton 2012): plain, with momentum, or centered (Graves 2013).
 
-    Parameters
-    ----------
-    params
-        ``model.parameters()``, or groups; see `Optimizer`.
-    lr, alpha, eps, weight_decay, momentum, centered, maximize
-        As in torch.optim.RMSprop.
-    run
-        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
-
-    Raises
-    ------
-    OptionError
-        A value is out of range.
+    Arguments as in torch.optim.RMSprop, `params` and `run` as in `Optimizer`.
     """
 
     rule = "rmsprop"
@@ -316,3 +292,17 @@ class RMSprop(Optimizer):
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if group["momentum"] else ()
         return ("square_avg", *momentum, *(("grad_avg",) if group["centered"] else ()))
+
+    def reads_gradient(self, group: Mapping[str, Any]) -> bool:
+        """Whether there is no momentum."""
+        return not group["momentum"]
+
+    def next_step(self, state: State) -> tuple[float, Any]:
+        """``g / (√v + ε)``, v centered if asked for, or the momentum buffer."""
+        group = state.group
+        if group["momentum"]:
+            return group["lr"], state.buffers["momentum_buffer"]
+        squares = state.buffers["square_avg"]
+        xp = backend.namespace(squares)
+        variance = squares - state.buffers["grad_avg"] ** 2 if group["centered"] else squares
+        return group["lr"], state.grad / (xp.sqrt(variance) + group["eps"])

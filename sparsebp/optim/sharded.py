@@ -1,4 +1,4 @@
-"""An optimizer that updates pieces of its parameters, and has the state of those pieces alone."""
+"""An optimizer that updates pieces of its parameters and holds only their state."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any, NoReturn
 from sparsebp.core import masks
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError
-from sparsebp.optim.optimizer import Optimizer, ParameterGroups
+from sparsebp.optim.optimizer import Optimizer
 
 
 class PieceOptimizer:
     """The part of an optimizer that updates one piece of each of some parameters; all rules go element by element."""
 
-    # The state moves here: until `restore`, `optimizer` has options and numbers of updates, and no buffers.
-    # optimizer: Its options hold here, as they are when an update begins.
-    # pieces: Begin and end of the piece of every parameter that has one, in its elements.
-    # buffers: Of every kind, the pieces' parts by the name of the parameter, one-dimensional.
-    # kinds: Of every kind of buffer, the parameters that have one.
+    # The buffers move here: until `restore`, `optimizer` has options and counts of updates only.
+    # pieces: begin and end of the piece of every parameter that has one, in elements.
+    # buffers: the pieces' parts, one-dimensional, by kind and parameter.
+    # kinds: the parameters of every kind of buffer.
 
     def __init__(self, optimizer: Optimizer, pieces: Mapping[str, tuple[int, int]]) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -38,7 +37,7 @@ class PieceOptimizer:
             self.kinds = {kind: list(arrays) for kind, arrays in moved.items()}
             self.take()
 
-    def _parted(self) -> ParameterGroups | None:
+    def _parted(self) -> Optimizer | None:
         groups = self.optimizer.param_groups
         options = [{key: value for key, value in group.items() if key not in _OTHER} for group in groups]
         params = [
@@ -49,7 +48,7 @@ class PieceOptimizer:
             return None
         part = copy.copy(self.optimizer)
         given = [{"params": p, **o} for p, o in zip(params, options, strict=True)]
-        ParameterGroups.__init__(part, given, options[0])
+        Optimizer.__init__(part, given, options[0])
         return part
 
     def clear(self, name: str) -> None:
@@ -60,7 +59,7 @@ class PieceOptimizer:
             piece[...] = masks.kept(piece, _flat(mask, *self.pieces[name]))
 
     def take(self) -> None:
-        """Move the state here from where it is whole; nothing to do where it is not."""
+        """Move the state here, unless it is here already."""
         optimizer = self.optimizer
         if isinstance(optimizer.buffers, Moved):
             return
@@ -89,7 +88,7 @@ class PieceOptimizer:
         return self.optimizer.steps
 
     def begin(self) -> PieceUpdate:
-        """Open one update with the optimizer's options as they are now; see `Optimizer.begin`."""
+        """Open one update with the optimizer's options, see `Optimizer.begin`."""
         self.optimizer._options_now()  # checked
         if self._part is not None:
             for mine, group in zip(self._part.param_groups, self.optimizer.param_groups, strict=True):
@@ -102,7 +101,7 @@ class PieceUpdate:
 
     def __init__(self, owner: PieceOptimizer) -> None:
         self._owner = owner
-        self._update: Any = None if owner._part is None else owner._part.begin()  # type: ignore[attr-defined]
+        self._update: Any = None if owner._part is None else owner._part.begin()
         self._open = dict.fromkeys(owner.optimizer.params)
 
     @property
@@ -116,7 +115,7 @@ class PieceUpdate:
         # grads: The gradients of the pieces, one-dimensional.
         if grads:
             self._update.apply(grads)
-            for name in grads if masks.some() else ():
+            for name in grads if masks.owners else ():
                 self._owner.clear(name)
         rows = [self._owner.optimizer._rows[name] for name in names]
         self._owner.optimizer._steps[rows] += 1
@@ -125,7 +124,7 @@ class PieceUpdate:
 
 
 class Moved(dict[str, Any]):
-    """Stands where an optimizer's buffers were; whoever asks for one is told where they are."""
+    """Takes the place of an optimizer's buffers; reading one raises an error that says where they are."""
 
     def __init__(self, owner: PieceOptimizer) -> None:
         super().__init__()
@@ -145,7 +144,7 @@ class Moved(dict[str, Any]):
 
 
 _OTHER = ("params", "initial_lr")
-"""Of a group, what is no option."""
+"""Entries of a group that are not options."""
 
 
 def _flat(array: Array, begin: int, end: int) -> Array:

@@ -23,24 +23,10 @@ from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.patterns.windows import pad_pattern
 
 __all__ = [
-    "AssemblyPlan",
-    "ConvPattern",
-    "PoolPattern",
-    "SparsityPattern",
-    "adaptive_pool_pattern",
-    "axis_pattern",
-    "conv_pattern",
-    "conv_transpose_pattern",
-    "hidden_pattern",
-    "linear_pattern",
-    "lstm_pattern",
-    "pad_pattern",
-    "plan_concatenation",
-    "pointwise_pattern",
-    "pool_pattern",
-    "sequence_pattern",
-    "step_sum_pattern",
-]
+    "AssemblyPlan", "ConvPattern", "PoolPattern", "SparsityPattern", "adaptive_pool_pattern", "axis_pattern",
+    "conv_pattern", "conv_transpose_pattern", "hidden_pattern", "linear_pattern", "lstm_pattern", "pad_pattern",
+    "plan_concatenation", "pointwise_pattern", "pool_pattern", "sequence_pattern", "step_sum_pattern",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

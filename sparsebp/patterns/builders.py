@@ -1,8 +1,11 @@
-"""Patterns by operator: convolutions and which weight each entry holds, pooling, blocks, sums.
+"""Patterns by operator: convolutions with the weight of each entry, pooling, blocks, sums.
 
-An input and an output element are joined if a tap of the kernel lies between them, on every axis by itself. So the
-pattern is a Kronecker product of small ones: channels × (input × output positions of axis 1) × … It has exactly the
-entries that random weights fill (BPPSA §3.3; for 3 → 64 channels, 3×3, padding 1 on 32×32: 3·64·94·94).
+An input and an output element are connected if a kernel tap lies between them, on every axis independently. So a
+pattern is a Kronecker product of small ones: channels × (input × output positions of axis 1) × … Its entries are
+exactly those that random weights fill (BPPSA §3.3; 3 → 64 channels, 3×3, padding 1 on 32×32: 3·64·94·94).
+
+All builders are cached by their arguments. They raise `PatternError` for a size that is not an integer of 0 or more,
+and plans raise `ShapeError`, `DTypeError` or `DeviceError` for values that do not fit.
 """
 
 from __future__ import annotations
@@ -48,12 +51,12 @@ from sparsebp.patterns.windows import (
     window_factors,
 )
 
-# Matrices put together of others on a fixed pattern: sums, and matrices side by side.
+# Matrices assembled from others on a fixed pattern: sums, and matrices side by side.
 
 
 @dataclass(frozen=True, eq=False)
 class AssemblyPlan:
-    """How C is put together of other matrices, any number of times; entries that meet are added.
+    """How C is assembled from other matrices, any number of times; entries that coincide are added.
 
     Made by `plan_addition` and `plan_concatenation`.
 
@@ -64,8 +67,7 @@ class AssemblyPlan:
     pattern : SparsityPattern
         Pattern of C.
     indices : tuple of numpy.ndarray
-        Place of every entry of each part among the entries of C, shapes (nnz,), read-only. No place is twice in one of
-        them, and every place is in at least one.
+        Entry of C for every entry of each part, shapes (nnz,), read-only. Unique within a part; together they cover C.
     """
 
     parts: tuple[SparsityPattern, ...]
@@ -88,39 +90,31 @@ class AssemblyPlan:
         -------
         Array
             (nnz,) if all parts are shared, else (nnz, B).
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            An array does not fit.
         """
         xp = backend.namespace(*data)
         wanted = [pattern.nnz for pattern in self.parts]
         if [a.shape[:1] for a in data] != [(n,) for n in wanted] or any(a.ndim > 2 for a in data):
             raise ShapeError("The values do not fit the parts", expected=f"(nnz,) or (nnz, B) each, with nnz {wanted}",
-                             got=[a.shape for a in data],
-                             remedy="Pass one value per entry of every part, the batch last")  # fmt: skip
+                             got=[a.shape for a in data])  # fmt: skip
         if len({a.dtype for a in data}) > 1:
-            raise DTypeError("The parts have different dtypes", expected="one dtype for all",
-                             got=[str(a.dtype) for a in data])  # fmt: skip
+            raise DTypeError("The parts have different dtypes", expected="one dtype", got=[str(a.dtype) for a in data])
         batches = {a.shape[1:] for a in data if a.ndim == 2}
         if len(batches) > 1:
-            raise ShapeError("The parts have different batch sizes",
-                             expected="one batch size, or shared values of shape (nnz,)",
+            raise ShapeError("The parts have different batch sizes", expected="one batch size, or shared values (nnz,)",
                              got=[a.shape for a in data])  # fmt: skip
         shape = (self.pattern.nnz, *(batches.pop() if batches else ()))
-        apart = sum(wanted) == self.pattern.nnz  # no entries meet
-        out = (xp.empty if apart else xp.zeros)(shape, dtype=data[0].dtype)
+        disjoint = sum(wanted) == self.pattern.nnz  # no entries coincide
+        out = (xp.empty if disjoint else xp.zeros)(shape, dtype=data[0].dtype)
         for part, (values, index) in enumerate(zip(data, self._copies.on(xp), strict=True)):
             wide = values if values.ndim == out.ndim else values[:, None]
-            if apart or part == 0:
+            if disjoint or part == 0:
                 out[index] = wide
             else:
                 out[index] += wide
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make copies from what defines the plan, so that their arrays are read-only again."""
+        """Copy by the constructor, so that the arrays are read-only again."""
         return AssemblyPlan, (self.parts, self.pattern, self.indices)
 
     @cached_property
@@ -134,22 +128,22 @@ def plan_concatenation(*parts: SparsityPattern) -> AssemblyPlan:
     Parameters
     ----------
     parts
-        One pattern or more, with one number of rows.
+        One or more patterns with the same number of rows.
 
     Returns
     -------
     AssemblyPlan
-        The same object again for equal patterns, as long as it is among the last that were asked for.
+        Cached: equal patterns give the same object while it is among the most recently used.
 
     Raises
     ------
     PatternError, ShapeError
-        A part is no pattern, there is none, or the numbers of rows differ.
+        A part is not a pattern, there is none, or the numbers of rows differ.
     """
     check_patterns(**{f"parts[{i}]": part for i, part in enumerate(parts)})
     if len({part.shape[0] for part in parts}) != 1:
-        raise ShapeError("Only matrices with one number of rows stand side by side",
-                         expected="one number of rows, one part or more",
+        raise ShapeError("Matrices side by side need the same number of rows",
+                         expected="one part or more, with one number of rows",
                          got=[part.shape for part in parts])  # fmt: skip
     return _plan(parts)
 
@@ -158,7 +152,7 @@ def plan_concatenation(*parts: SparsityPattern) -> AssemblyPlan:
 def _plan(parts: tuple[SparsityPattern, ...]) -> AssemblyPlan:
     rows = parts[0].shape[0]
     lengths = np.array([np.diff(part.indptr) for part in parts], dtype=np.int64)  # (parts, rows)
-    ends = np.cumsum(lengths.T.reshape(-1))  # of every row's stretch of every part, in the order of C
+    ends = np.cumsum(lengths.T.reshape(-1))  # of each part's segment of each row, in the order of C
     starts = (ends - lengths.T.reshape(-1)).reshape(rows, len(parts))
     n_columns = np.cumsum([0, *(part.shape[1] for part in parts)])
     columns = np.empty(sum(part.nnz for part in parts), dtype=np.int64)
@@ -168,7 +162,7 @@ def _plan(parts: tuple[SparsityPattern, ...]) -> AssemblyPlan:
         columns[index] = part.indices + first
         indices.append(index)
     indptr = np.concatenate(([0], np.cumsum(lengths.sum(axis=0))))
-    pattern = SparsityPattern._trusted(indptr, columns, (rows, int(n_columns[-1])))
+    pattern = SparsityPattern._unchecked(indptr, columns, (rows, int(n_columns[-1])))
     return AssemblyPlan(parts, pattern, tuple(indices))
 
 
@@ -176,14 +170,11 @@ def _plan(parts: tuple[SparsityPattern, ...]) -> AssemblyPlan:
 
 
 def pointwise_pattern(size: int) -> SparsityPattern:
-    """Return the diagonal of an operator on `size` elements.
+    """Return the diagonal pattern of an elementwise operator on `size` elements.
 
-    What is zero for one input only, a ReLU that is off, stays an entry (BPPSA §3.3 and Table 1: sparsity 1 - 1/size).
+    Elements that are zero for one input only, such as a ReLU that is off, stay entries (BPPSA §3.3 and Table 1:
+    sparsity 1 - 1/size).
 
-    Raises
-    ------
-    PatternError
-        `size` is no integer, or negative.
     """
     return _diagonal(*checked_sizes(size=size))
 
@@ -192,24 +183,19 @@ _diagonal = lru_cache(maxsize=KEPT)(SparsityPattern.diagonal)
 
 
 def linear_pattern(in_features: int, out_features: int, positions: int = 1) -> SparsityPattern:
-    """Return the pattern of the transposed Jacobian of ``y = x @ W.T + b``: dense, or a block diagonal of dense blocks.
+    """Return the pattern of the transposed Jacobian of ``y = x @ W.T + b``: dense, or block diagonal.
 
     Parameters
     ----------
     in_features, out_features
         Sizes of an input and an output vector.
     positions
-        How many vectors a sample holds (time steps, tokens); each is mapped by itself, by the same weights.
+        Number of vectors per sample (time steps, tokens); the same weights map each.
 
     Returns
     -------
     SparsityPattern
         Shape (positions * in_features, positions * out_features).
-
-    Raises
-    ------
-    PatternError
-        A size is no integer, or negative.
     """
     return _linear(*checked_sizes(in_features=in_features, out_features=out_features, positions=positions))
 
@@ -225,26 +211,21 @@ def _linear(in_features: int, out_features: int, positions: int) -> SparsityPatt
     block = np.arange(out_features, dtype=index_dtype(nnz, shape))
     first = np.arange(positions, dtype=block.dtype) * out_features
     indices = np.broadcast_to((first[:, None] + block)[:, None, :], (positions, in_features, out_features))
-    return SparsityPattern._trusted(indptr, indices.reshape(-1), shape)
+    return SparsityPattern._unchecked(indptr, indices.reshape(-1), shape)
 
 
 def axis_pattern(outer: int, length: int, inner: int) -> SparsityPattern:
-    """Return the pattern of what maps the vectors along one axis by themselves: dense along it, diagonal elsewhere.
+    """Return the pattern of an operator on the vectors along one axis: dense along it, diagonal elsewhere.
 
     Parameters
     ----------
     outer, length, inner
-        Elements of a sample before, on, and behind the axis.
+        Numbers of elements of a sample before, along and after the axis.
 
     Returns
     -------
     SparsityPattern
         Square, of outer * length * inner rows with `length` entries each.
-
-    Raises
-    ------
-    PatternError
-        A size is no integer, or negative.
     """
     outer, length, inner = checked_sizes(outer=outer, length=length, inner=inner)
     return _linear(length, length, outer) if inner == 1 else _axis(outer, length, inner)
@@ -259,17 +240,11 @@ def _axis(outer: int, length: int, inner: int) -> SparsityPattern:
     first = np.arange(outer, dtype=entry)[:, None, None, None] * (length * inner)
     columns = first + np.arange(inner, dtype=entry)[:, None] + np.arange(length, dtype=entry) * inner
     indices = np.broadcast_to(columns, (outer, length, inner, length)).reshape(-1)
-    return SparsityPattern._trusted(np.arange(size + 1, dtype=np.int64) * length, indices, shape)
+    return SparsityPattern._unchecked(np.arange(size + 1, dtype=np.int64) * length, indices, shape)
 
 
 def hidden_pattern(size: int) -> SparsityPattern:
-    """Return the pattern of one step's transposed Jacobian, of h[t] with respect to h[t-1]: dense (BPPSA Eq. 9, 11).
-
-    Raises
-    ------
-    PatternError
-        `size` is no integer, or negative.
-    """
+    """Return the pattern of ∂h[t]/∂h[t-1], transposed, of one recurrent step: dense (BPPSA Eq. 9, 11)."""
     return _square(*checked_sizes(size=size))
 
 
@@ -279,15 +254,10 @@ def _square(size: int) -> SparsityPattern:
 
 
 def lstm_pattern(size: int) -> SparsityPattern:
-    """Return the pattern of an LSTM's step, of (h, c)[t] with respect to (h, c)[t-1]: two blocks of four are diagonal.
+    """Return the pattern of ∂(h, c)[t]/∂(h, c)[t-1], transposed, of an LSTM step.
 
-    Shape (2 * size, 2 * size). Row i is dense, as every unit of h reaches all of the next h and c; row ``size + i``
-    holds unit i of both alone, as c reaches them unit by unit.
-
-    Raises
-    ------
-    PatternError
-        `size` is no integer, or negative.
+    Shape (2 * size, 2 * size). Row i is dense: every unit of h reaches all of the next h and c. Row ``size + i`` holds
+    only unit i of both: c reaches them unit by unit.
     """
     return _lstm(*checked_sizes(size=size))
 
@@ -300,17 +270,11 @@ def _lstm(size: int) -> SparsityPattern:
     lengths = np.repeat(np.array([2 * size, 2], dtype=np.int64), size)
     columns = np.arange(2 * size, dtype=index_dtype(nnz, shape))
     indices = np.concatenate([np.tile(columns, size), columns.reshape(2, size).T.reshape(-1)])
-    return SparsityPattern._trusted(np.concatenate(([0], np.cumsum(lengths))), indices, shape)
+    return SparsityPattern._unchecked(np.concatenate(([0], np.cumsum(lengths))), indices, shape)
 
 
 def step_sum_pattern(steps: int, features: int) -> SparsityPattern:
-    """Return the pattern of a sum over steps, each feature by itself: one entry a row, (steps * features, features).
-
-    Raises
-    ------
-    PatternError
-        A size is no integer, or negative.
-    """
+    """Return the pattern of a sum over steps, per feature: one entry per row, (steps * features, features)."""
     return _step_sum(*checked_sizes(steps=steps, features=features))
 
 
@@ -319,32 +283,27 @@ def _step_sum(steps: int, features: int) -> SparsityPattern:
     shape = checked_shape((steps * features, features))
     check_allocatable(shape[0], shape)
     columns = np.tile(np.arange(features, dtype=index_dtype(shape[0], shape)), steps)
-    return SparsityPattern._trusted(np.arange(shape[0] + 1), columns, shape)
+    return SparsityPattern._unchecked(np.arange(shape[0] + 1), columns, shape)
 
 
 def sequence_pattern(
     steps: int, input_size: int, hidden_size: int, *, reverse: bool = False, bidirectional: bool = False
 ) -> SparsityPattern:
-    """Return the pattern of a whole sequence: block-triangular, because an input reaches only what comes after it.
+    """Return the pattern of a recurrent layer over a sequence: block triangular, as inputs only reach later outputs.
 
     Parameters
     ----------
     steps, input_size, hidden_size
         T, I and H. Elements are in time order: row ``t * I + i`` is input i of step t.
     reverse
-        The layer runs backward in time; then input t reaches the outputs s <= t.
+        The layer runs backward in time: input t reaches the outputs s <= t.
     bidirectional
-        Both: every step has 2H outputs, those of the forward direction first.
+        Both directions: every step has 2H outputs, the forward ones first.
 
     Returns
     -------
     SparsityPattern
-        Shape (T·I, T·H), or (T·I, T·2H): input t reaches the outputs s >= t (backward in time: s <= t).
-
-    Raises
-    ------
-    PatternError
-        A size is no integer, or negative.
+        Shape (T·I, T·H), or (T·I, T·2H).
     """
     sizes = checked_sizes(steps=steps, input_size=input_size, hidden_size=hidden_size)
     return _sequence(*sizes, bool(reverse), bool(bidirectional))
@@ -362,7 +321,7 @@ def _sequence(steps: int, input_size: int, hidden_size: int, reverse: bool, bidi
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     rows = [np.tile(np.flatnonzero(columns), input_size) for columns in of_step]
     indices = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-    return SparsityPattern._trusted(indptr, indices.astype(index_dtype(len(indices), shape)), shape)
+    return SparsityPattern._unchecked(indptr, indices.astype(index_dtype(len(indices), shape)), shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,14 +331,13 @@ class ConvPattern:
     Attributes
     ----------
     pattern
-        Shape (in_channels * inputs, out_channels * outputs), the elements of a flattened sample.
+        Shape (in_channels * inputs, out_channels * outputs), over the elements of a flattened sample.
     weight_index
-        Position in ``weight.ravel()`` of every entry's value. Read-only int32 (int64 for 2**31 weights), shape (nnz,).
+        Index in ``weight.ravel()`` of every entry's value. Read-only int32 (int64 from 2**31 weights), shape (nnz,).
     weight_shape
-        (out_channels, in_channels // groups, *kernel), as torch.nn has it; of a transposed convolution the channels are
-        exchanged.
+        (out_channels, in_channels // groups, *kernel), as in torch.nn; channels are swapped if transposed.
     output_size
-        Lengths of the output's axes.
+        Lengths of the output axes.
     layout
         ``"chw"`` or ``"hwc"``.
     """
@@ -391,7 +349,7 @@ class ConvPattern:
     layout: Layout
 
     def device_index(self, xp: ModuleType) -> Array:
-        """Return `weight_index` as an array of `xp`, copied to the current device once."""
+        """Return `weight_index` as an array of `xp`, copied once per device."""
         return self._copies.on(xp)[0]
 
     @cached_property
@@ -400,20 +358,11 @@ class ConvPattern:
 
 
 def conv_pattern(
-    in_channels: int,
-    out_channels: int,
-    input_size: Lengths,
-    kernel_size: Lengths,
-    stride: Lengths = 1,
-    padding: Padding = 0,
-    dilation: Lengths = 1,
-    groups: int = 1,
-    *,
-    layout: Layout = "chw",
-    mask: np.ndarray | None = None,
-    memory_limit: int | None = None,
-) -> ConvPattern:
-    """Return the pattern of a convolution over as many axes as `input_size` has; made once for its arguments.
+    in_channels: int, out_channels: int, input_size: Lengths, kernel_size: Lengths, stride: Lengths = 1,
+    padding: Padding = 0, dilation: Lengths = 1, groups: int = 1, *, layout: Layout = "chw",
+    mask: np.ndarray | None = None, memory_limit: int | None = None,
+) -> ConvPattern:  # fmt: skip
+    """Return the pattern of a convolution over as many axes as `input_size` has. Cached by its arguments.
 
     Parameters
     ----------
@@ -426,14 +375,14 @@ def conv_pattern(
     padding
         Zeros at both ends: an integer, one per axis, a pair (before, after) per axis, ``"same"`` or ``"valid"``.
     groups
-        Channels are joined within their group only; ``groups=in_channels`` is a depthwise convolution.
+        Channels are connected within their group only; ``groups=in_channels`` is a depthwise convolution.
     layout
         ``"chw"``: rows and columns count channels first; ``"hwc"``: channels last, which gives contiguous runs.
     mask
-        Which weights are kept, bool in the shape of the weights: the entries of the others are left out, and the
-        pattern of all is never built. None: all are.
+        Bool array in the shape of the weights: the weights to keep. Entries of the others are left out, and the full
+        pattern is never built. None keeps all.
     memory_limit
-        Most bytes that the pattern and the index of weights may take; None: any.
+        Most bytes of the pattern and the weight index, None for no limit.
 
     Returns
     -------
@@ -459,41 +408,31 @@ def conv_pattern(
 
 
 def conv_transpose_pattern(
-    in_channels: int,
-    out_channels: int,
-    input_size: Lengths,
-    kernel_size: Lengths,
-    stride: Lengths = 1,
-    padding: Padding = 0,
-    output_padding: Lengths = 0,
-    groups: int = 1,
-    dilation: Lengths = 1,
-    *,
-    layout: Layout = "chw",
-    mask: np.ndarray | None = None,
-    memory_limit: int | None = None,
-) -> ConvPattern:
-    """Return the pattern of a transposed convolution: the transpose of a convolution's, from the output to the input.
+    in_channels: int, out_channels: int, input_size: Lengths, kernel_size: Lengths, stride: Lengths = 1,
+    padding: Padding = 0, output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1, *,
+    layout: Layout = "chw", mask: np.ndarray | None = None, memory_limit: int | None = None,
+) -> ConvPattern:  # fmt: skip
+    """Return the pattern of a transposed convolution: the transpose of a convolution's pattern.
 
     Parameters
     ----------
     in_channels, out_channels, input_size, kernel_size, stride, groups, dilation, layout, mask, memory_limit
         As for `conv_pattern`, in the order of `torch.nn.ConvTranspose2d`.
     padding
-        What is cut off at both ends of the output, in every form that `conv_pattern` takes.
+        Elements cut off both ends of the output, in every form that `conv_pattern` takes.
     output_padding
         Elements added at the end of the output, less than the stride or the dilation.
 
     Returns
     -------
     ConvPattern
-        Shape (in_channels * inputs, out_channels * outputs), `weight_shape` (in_channels, out_channels // groups,
-        *kernel), as torch.nn has it.
+        Shape (in_channels * inputs, out_channels * outputs); `weight_shape` is (in_channels, out_channels // groups,
+        *kernel), as in torch.nn.
 
     Raises
     ------
     OptionError, ShapeError, DTypeError, MemoryLimitError
-        As for `conv_pattern`; ShapeError also where there is no output.
+        As for `conv_pattern`; ShapeError also if the output is empty.
     """
     ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
     windows = Windows.transposed(ndim, kernel_size, stride, padding, output_padding, dilation)
@@ -503,7 +442,7 @@ def conv_transpose_pattern(
 
 
 class _Convolution(NamedTuple):
-    """The options of both builders; all is said of the convolution, also where the pattern is transposed."""
+    """The options of both builders, in terms of the convolution even if the pattern is transposed."""
 
     in_channels: int
     out_channels: int
@@ -523,30 +462,25 @@ class _Convolution(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the pattern."""
+        """Shape of the pattern."""
         outputs = self.windows.output_size(self.sizes)
         shape = self.in_channels * prod(self.sizes), self.out_channels * prod(outputs)
         return shape[::-1] if self.transposed else shape
 
 
 def _checked(c: _Convolution, mask: np.ndarray | None, memory_limit: int | None) -> ConvPattern:
-    """Check what both builders take, then build."""
+    """Check the options and build the pattern."""
     if c.layout not in ("chw", "hwc"):
-        raise OptionError(
-            "Unknown layout", expected="'chw' or 'hwc'", got=repr(c.layout), remedy="Say where the channels stand"
-        )
+        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(c.layout))
     check_channels(c.in_channels, c.out_channels, c.groups)
     packed = None if mask is None else packed_mask(mask, c.weight_shape)
     if memory_limit is not None:
         nnz = conv_entries(c.in_channels, c.out_channels, c.sizes, c.windows, c.groups, mask)
         needed = index_bytes(nnz, c.shape) + nnz * c.weight_type.itemsize
         if needed > memory_limit:
-            raise MemoryLimitError(
-                "The pattern of the convolution exceeds the memory limit",
-                expected=f"at most {memory_limit} bytes",
-                got=f"{needed} bytes for {nnz} entries",
-                remedy="Use a smaller input, fewer channels or more groups, or raise memory_limit",
-            )
+            raise MemoryLimitError("The pattern of the convolution exceeds the memory limit",
+                                   expected=f"at most {memory_limit} bytes", got=f"{needed} bytes for {nnz} entries",
+                                   remedy="Use a smaller input, fewer channels or more groups")  # fmt: skip
     return _built(c, packed)
 
 
@@ -556,20 +490,20 @@ def _built(c: _Convolution, packed: bytes | None) -> ConvPattern:
     if packed is None:
         channels = _channels(c)
         factors = [*axes, channels] if channels_last else [channels, *axes]
-        if c.transposed:  # the transpose of a Kronecker product is that of the transposes
+        if c.transposed:  # the transpose of a Kronecker product is the Kronecker product of the transposes
             factors = [factor.transposed() for factor in factors]
         entries = kron(factors, c.weight_type)
     else:
         entries = masked_entries(unpacked_mask(packed, c.weight_shape), axes, c.in_channels, channels_last)
         entries = entries.transposed() if c.transposed else entries
     index = frozen(entries.offset.astype(c.weight_type, copy=False))
-    pattern = SparsityPattern._trusted(entries.indptr, entries.columns, c.shape)
+    pattern = SparsityPattern._unchecked(entries.indptr, entries.columns, c.shape)
     output_size = c.sizes if c.transposed else c.windows.output_size(c.sizes)
     return ConvPattern(pattern, index, c.weight_shape, output_size, c.layout)
 
 
 def _channels(c: _Convolution) -> Factor:
-    """Every input channel meets the output channels of its group."""
+    """Connect every input channel to the output channels of its group."""
     of_group, from_group = c.out_channels // c.groups, c.in_channels // c.groups
     inputs = np.arange(c.in_channels)[:, None]
     columns = inputs // from_group * of_group + np.arange(of_group)
@@ -580,39 +514,39 @@ def _channels(c: _Convolution) -> Factor:
 def conv_entries(
     in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, mask: np.ndarray | None
 ) -> int:
-    """Return the entries that `conv_pattern` would have for these checked arguments, without building it."""
-    # Those of a transposed convolution are as many, with `sizes` the lengths of its output and the channels exchanged.
+    """Return the number of entries of `conv_pattern` for these checked arguments, without building it."""
+    # A transposed convolution has as many: pass its output lengths as `sizes`, and swap the channels.
     axes = window_factors(sizes, windows)
     if mask is not None:
         return count_masked(mask, axes)
     return in_channels * out_channels // groups * prod(len(f.columns) for f in axes)
 
 
-# Pattern of max and average pooling: which inputs every window can take from, in any number of dimensions.
+# Patterns of max and average pooling in any number of dimensions: the inputs that every window can take from.
 #
-# The matrix is a Kronecker product: one small factor for each spatial axis, and the identity over the channels (BPPSA
-# §3.3; a max-pool's values move within this pattern, the pattern stays).
+# A Kronecker product of one small factor per spatial axis and the identity over the channels (BPPSA §3.3). The values
+# of a max-pool depend on the input; the pattern does not.
 
 
 @dataclass(frozen=True, eq=False)
 class PoolPattern:
-    """The pattern of a pooling layer and what its values are made of.
+    """The pattern of a pooling layer, and the data from which its values are made.
 
     Attributes
     ----------
     pattern
-        Rows: the inputs of one sample; columns: its windows. An entry's window is its column, ``pattern.indices``.
+        Rows: the inputs of one sample; columns: its windows. The window of an entry is its column.
     offset
-        Place of every entry's input inside its window, counted in C order over the kernel. int32, shape (nnz,).
+        Offset of every entry's input within its window, in C order over the kernel. int32, shape (nnz,).
     inputs
-        How many inputs a window holds, padding not counted. int64, shape (n_out,).
+        Number of inputs per window, without padding. int64, shape (n_out,).
     extent
-        How many elements a window holds within the padded input. int64, shape (n_out,).
+        Number of elements per window within the padded input. int64, shape (n_out,).
     out_size
-        Windows along each spatial axis.
+        Number of windows along each spatial axis.
     line
-        (windows, taps): entries come in lines of so many windows beside each other, of each so many places beside each
-        other. (1, 1) where windows overlap or leave out elements along the last axis.
+        (windows, taps) of a line of entries: adjacent windows, and adjacent offsets in each. (1, 1) where windows
+        overlap or skip elements along the last axis.
     """
 
     pattern: SparsityPattern
@@ -623,7 +557,7 @@ class PoolPattern:
     line: tuple[int, int]
 
     def lines_on(self, xp: ModuleType) -> tuple[Array, Array]:
-        """Return the window and the offset of every line's first entry, as arrays of `xp`, copied there once."""
+        """Return window and offset of each line's first entry, as arrays of `xp`, copied once per device."""
         window, offset = self._lines.on(xp)
         return window, offset
 
@@ -634,36 +568,30 @@ class PoolPattern:
 
 
 def pool_pattern(
-    channels: int,
-    size: int | tuple[int, ...],
-    kernel: int | tuple[int, ...],
-    stride: int | tuple[int, ...] | None = None,
-    padding: int | tuple[int, ...] = 0,
-    dilation: int | tuple[int, ...] = 1,
-    ceil_mode: bool = False,
-    *,
-    layout: Layout = "chw",
-) -> PoolPattern:
-    """Return the pattern of the transposed Jacobian of max or average pooling: every input that a window can take from.
+    channels: int, size: int | tuple[int, ...], kernel: int | tuple[int, ...],
+    stride: int | tuple[int, ...] | None = None, padding: int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1, ceil_mode: bool = False, *, layout: Layout = "chw",
+) -> PoolPattern:  # fmt: skip
+    """Return the pattern of the transposed Jacobian of max or average pooling. Cached by its arguments.
 
-    Which of them a max-pool takes depends on the input; the pattern does not (BPPSA Table 1: sparsity
+    Which input a max-pool takes depends on the values; the pattern does not (BPPSA Table 1: sparsity
     ``1 - h_f w_f / (c h w)`` where windows do not overlap).
 
     Parameters
     ----------
     channels
-        Number of channels; each is pooled by itself.
+        Number of channels; each is pooled separately.
     size
-        Spatial size of the input; its length is the number of dimensions.
+        Spatial size of the input, one length per dimension.
     kernel, stride, padding, dilation, ceil_mode
         As in `torch.nn.MaxPool2d`.
     layout
-        ``"chw"``: a sample's elements are ordered (channel, spatial axes); ``"hwc"``: (spatial axes, channel).
+        ``"chw"``: elements of a sample are ordered (channel, spatial axes); ``"hwc"``: (spatial axes, channel).
 
     Returns
     -------
     PoolPattern
-        Its pattern has shape (channels * inputs, channels * windows). Made once for a configuration.
+        Its pattern has shape (channels * inputs, channels * windows).
 
     Raises
     ------
@@ -680,28 +608,28 @@ def pool_pattern(
 def adaptive_pool_pattern(
     channels: int, size: int | tuple[int, ...], out_size: int | tuple[int, ...], *, layout: Layout = "chw"
 ) -> PoolPattern:
-    """Return the pattern of the transposed Jacobian of adaptive average pooling.
+    """Return the pattern of the transposed Jacobian of adaptive average pooling. Cached by its arguments.
 
-    Window i of n over a length L holds the inputs from ``floor(i L / n)`` up to, without, ``ceil((i + 1) L / n)``.
+    Window i of n over a length L holds the inputs from ``floor(i L / n)`` up to, excluding, ``ceil((i + 1) L / n)``.
 
     Parameters
     ----------
     channels, size, layout
         As in `pool_pattern`.
     out_size
-        Windows along each axis.
+        Number of windows along each axis.
 
     Returns
     -------
     PoolPattern
-        Its pattern has shape (channels * inputs, channels * windows). Made once for a configuration.
+        Its pattern has shape (channels * inputs, channels * windows).
 
     Raises
     ------
     OptionError
         A size is not a positive integer, or the layout is unknown.
     MemoryLimitError
-        There are more windows than the memory holds.
+        There are too many windows for the memory.
     """
     size = _checked_size(channels, size, layout)
     out_size = lengths("output_size", out_size, len(size), 1)
@@ -714,11 +642,11 @@ def adaptive_pool_pattern(
 
 @lru_cache(maxsize=KEPT)
 def window_pattern(channels: int, size: tuple[int, ...], windows: PoolWindows, layout: Layout = "chw") -> PoolPattern:
-    """Return `pool_pattern` for arguments that are known to be right."""
+    """Return `pool_pattern` for checked arguments."""
     extents = []
     for a, (length, count) in enumerate(zip(size, windows.output_size(size), strict=True)):
         start = np.arange(count) * windows.stride[a] - windows.before[a]
-        # how AvgPool counts the padding (it has no dilation): up to the end of the padded input, not past it
+        # AvgPool (which has no dilation) counts padding up to the end of the padded input, not past it
         extents.append(np.minimum(start + windows.kernel[a], length + windows.before[a]) - start)
     return _assembled(channels, window_factors(size, windows), extents, windows.kernel[-1], layout)
 
@@ -739,22 +667,22 @@ def _adaptive_pattern(channels: int, size: tuple[int, ...], out_size: tuple[int,
 
 
 def _assembled(channels: int, axes: list[Factor], extents: list[np.ndarray], taps: int, layout: Layout) -> PoolPattern:
-    """Put a pattern together of its axes, of which the last one's windows have so many taps at most."""
+    """Assemble a pattern from its axes; windows have at most `taps` elements along the last one."""
     every = np.arange(channels + 1)
     each = Factor(every, every[:-1], channels, np.zeros(channels, np.int64))
     whole = kron([each, *axes] if layout == "chw" else [*axes, each], np.int32)
-    pattern = SparsityPattern._trusted(whole.indptr, whole.columns, (whole.n_rows, whole.n_columns))
+    pattern = SparsityPattern._unchecked(whole.indptr, whole.columns, (whole.n_rows, whole.n_columns))
     inputs = frozen(np.bincount(pattern.indices, minlength=pattern.shape[1]))
     ones = [np.ones(channels, np.int64)]
     extent = frozen(reduce(np.multiply.outer, ones + extents if layout == "chw" else extents + ones).reshape(-1))
     line = _line(axes[-1], taps) if layout == "chw" else (channels, 1)
-    if np.diff(whole.indptr).max(initial=0) > 1:  # the entries of a row come between those of a line
+    if np.diff(whole.indptr).max(initial=0) > 1:  # overlapping windows: the entries of a line are not adjacent
         line = (1, 1)
     return PoolPattern(pattern, frozen(whole.offset), inputs, extent, tuple(f.n_columns for f in axes), line)
 
 
 def _line(axis: Factor, taps: int) -> tuple[int, int]:
-    """How the entries lie where the windows stand side by side and leave out nothing, else (1, 1)."""
+    """Return `PoolPattern.line` where windows adjoin without gaps or overlap, else (1, 1)."""
     every = np.arange(axis.n_columns * taps)
     tiled = np.array_equal(axis.columns, every // taps) and np.array_equal(axis.offset, every % taps)
     return (axis.n_columns, taps) if tiled else (1, 1)
@@ -762,8 +690,6 @@ def _line(axis: Factor, taps: int) -> tuple[int, int]:
 
 def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:
     if layout not in ("chw", "hwc"):
-        raise OptionError(
-            "Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Say where the channels stand"
-        )
+        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(layout))
     lengths("channels", channels, 1, 1)
     return lengths("size", size, len(size) if isinstance(size, (tuple, list)) else 1, 1)

@@ -1,7 +1,7 @@
 """The sparsity pattern: where the guaranteed nonzeros of a matrix are, without their values.
 
-A pattern depends on the architecture and never on the input: what may be zero (a ReLU that is off) stays an entry. So
-all symbolic work is done once per pattern (BPPSA §3.3: "the sparsity patterns are deterministic").
+A pattern depends on the architecture and never on the input: possible zeros (a ReLU that is off) stay entries. So all
+symbolic work is done once per pattern (BPPSA §3.3: "the sparsity patterns are deterministic").
 """
 
 from __future__ import annotations
@@ -20,39 +20,37 @@ from sparsebp.core.check import Array, PatternKind
 from sparsebp.core.errors import MemoryLimitError, PatternError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property
 
-# Host arrays that kernels read: nobody writes to them any more, and they are copied to each device once.
+# Host arrays that kernels read: immutable, and copied to each device once.
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """Return a view that can neither be written to nor be made writeable, of an array that nobody else writes to."""
-    for owner in (array.base, array):  # a view can be made writeable while the array that it is of can be written to
+    """Return a view that cannot be made writeable, of an array that nothing else writes to."""
+    for owner in (array.base, array):  # a view can be made writeable while its base is
         if isinstance(owner, np.ndarray):
             owner.flags.writeable = False
     return array.view()
 
 
 class DeviceCopies:
-    """Arrays of the host and their copies on the devices that asked for them."""
-
-    # arrays: Arrays that nobody writes to afterwards.
+    """Immutable host arrays, and their copies on the devices that asked for them."""
 
     def __init__(self, *arrays: np.ndarray) -> None:
         self._host = arrays
         self._copies: dict[tuple[str, int], tuple[Array, ...]] = {}
 
     def on(self, xp: ModuleType) -> tuple[Array, ...]:
-        """Return the arrays as arrays of `xp`, on its current device; any stream may use them."""
+        """Return the arrays as arrays of `xp` on its current device, for use on any stream."""
         number = backend.device_number(xp)
         if number is None:
             return self._host
         key = (xp.__name__, number)
         found = self._copies.get(key)
-        if found is None:  # of two threads at once, both get the first one's
+        if found is None:  # two threads at once both get the first one's copies
             found = self._copies.setdefault(key, tuple(backend.kept(xp, array) for array in self._host))
         return found
 
 
-# What makes index arrays a canonical CSR pattern, and the errors for those that are not.
+# Checks of canonical CSR index arrays.
 
 _INT32_END, _INT64_END = 2**31, 2**63
 _LAST = _INT64_END - 1
@@ -72,13 +70,11 @@ def checked_shape(shape: Any) -> tuple[int, int]:
     """Return `shape` as two Python integers."""
     try:
         rows, columns = map(index, shape)
-        valid = 0 <= rows < _INT64_END and 0 <= columns < _INT64_END
     except (TypeError, ValueError):
-        valid = False
-    if not valid:
-        raise PatternError("The shape of a pattern is wrong",
-                           expected="two integers (rows, columns), 0 or more and less than 2**63",
-                           got=repr(shape))  # fmt: skip
+        rows = columns = -1
+    if not (0 <= rows < _INT64_END and 0 <= columns < _INT64_END):
+        raise PatternError("The shape of a pattern is wrong", got=repr(shape),
+                           expected="two integers (rows, columns), 0 or more and less than 2**63")  # fmt: skip
     return rows, columns
 
 
@@ -89,17 +85,17 @@ def checked_sizes(**sizes: Any) -> tuple[int, ...]:
     except TypeError:
         found = (-1,)
     if min(found) < 0:
-        raise PatternError("A size is no integer, or negative", expected="integers of 0 or more",
+        raise PatternError("A size is not an integer, or negative", expected="integers of 0 or more",
                            got=", ".join(f"{name}={size!r}" for name, size in sizes.items()))  # fmt: skip
     return found
 
 
 def check_allocatable(nnz: int, shape: tuple[int, int]) -> None:
-    """Check that a structure of so many entries can be in this process's memory at all."""
+    """Check that this process can allocate the index arrays of a pattern with `nnz` entries."""
     need = index_bytes(nnz, shape)
     try:
         np.empty(need, np.uint8)
-    except (MemoryError, ValueError) as error:  # ValueError: more than NumPy counts
+    except (MemoryError, ValueError) as error:  # ValueError: more than NumPy can count
         raise MemoryLimitError(f"A pattern of shape {shape} does not fit in memory", expected="memory for its indices",
                                got=f"{need} bytes for {nnz} entries") from error  # fmt: skip
 
@@ -109,25 +105,20 @@ def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tup
     indptr, indices = _integers("indptr", indptr), _integers("indices", indices)
     rows, columns = shape
     if len(indptr) != rows + 1:
-        raise PatternError("indptr has the wrong length", expected=f"{rows + 1} entries, one more than the {rows} rows",
-                           got=len(indptr))  # fmt: skip
+        expected = f"{rows + 1} entries, one more than the {rows} rows"
+        raise PatternError("indptr has the wrong length", expected=expected, got=len(indptr))
     if indptr[0] != 0:
-        raise PatternError(
-            "indptr does not start at 0", expected="indptr[0] == 0", got=indptr[0], remedy="Subtract indptr[0]"
-        )
+        raise PatternError("indptr does not start at 0", expected="indptr[0] == 0", got=indptr[0])
     falls = indptr[1:] < indptr[:-1]
     if falls.any():
         row = int(np.argmax(falls))
         raise PatternError("indptr is not monotone", expected="every row to end where it begins or later",
-                           got=f"row {row} from {indptr[row]} to {indptr[row + 1]}",
-                           remedy="Build indptr as the running sum of the rows' lengths")  # fmt: skip
+                           got=f"row {row} from {indptr[row]} to {indptr[row + 1]}")  # fmt: skip
     if indptr[-1] != len(indices):
         raise PatternError(
-            "indptr and indices do not belong together",
-            expected=f"indptr[-1] == len(indices) == {len(indices)}",
-            got=indptr[-1],
-            remedy="Pass the arrays of one matrix; of a SciPy matrix A, A.prune() removes spare room at their end",
-        )
+            "indptr and indices do not belong together", expected=f"indptr[-1] == len(indices) == {len(indices)}",
+            got=indptr[-1], remedy="Of a SciPy matrix A, A.prune() removes spare elements at the end",
+        )  # fmt: skip
     if len(indices) and not 0 <= indices.min() <= indices.max() < columns:
         at = int(np.argmax((indices < 0) | (indices >= columns)))
         raise PatternError(
@@ -140,7 +131,7 @@ def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
     """Check that the columns of every row are strictly increasing."""
     bad = np.empty(len(indices) + 1, bool)
     np.less_equal(indices[1:], indices[:-1], out=bad[1:-1])
-    bad[indptr] = False  # where a new row begins, the column may fall
+    bad[indptr] = False  # the column may fall where a new row begins
     if not bad.any():
         return
     at = int(np.argmax(bad)) - 1
@@ -160,7 +151,7 @@ def _integers(name: str, array: Array) -> np.ndarray:
             array = np.asarray(array)
         except (ValueError, OverflowError):  # lists of different lengths
             array = np.asarray(None)
-        if array.size == 0 and array.dtype == np.float64:  # what NumPy makes of an empty list
+        if array.size == 0 and array.dtype == np.float64:  # NumPy's dtype for an empty list
             array = array.astype(np.int32)
     else:
         backend.namespace(**{name: array})
@@ -174,11 +165,11 @@ def _integers(name: str, array: Array) -> np.ndarray:
 
 
 KEPT = 64
-"""Patterns that each builder keeps, by its arguments: an operator's pattern is made once, its values many times."""
+"""Patterns that each builder caches by its arguments: an operator's pattern is made once, its values many times."""
 NEIGHBOURS = 128
-"""Rows that are sorted by length together, see `SparsityPattern.fours`; a multiple of four."""
+"""Rows sorted by length together in `SparsityPattern.fours`; a multiple of four."""
 _SAMPLED = 1024
-"""Indices of either array that take part in the hash one by one."""
+"""Number of indices of either array that enter the hash individually."""
 
 
 class SparsityPattern:
@@ -196,9 +187,11 @@ class SparsityPattern:
     Attributes
     ----------
     indptr, indices
-        Copies of its own, read-only, int32 unless `nnz` or a dimension reaches 2**31, then int64.
+        The pattern's own copies, read-only, int32 unless `nnz` or a dimension reaches 2**31, then int64.
     shape
         (n_rows, n_columns).
+    nnz
+        Number of entries.
 
     Raises
     ------
@@ -207,13 +200,14 @@ class SparsityPattern:
 
     Notes
     -----
-    Two patterns are equal when their structure is. An identity differs from a diagonal of the same size: its values are
-    ones by definition, and products pass over it.
+    Patterns are equal when their structures are. An identity differs from a diagonal of the same size: its values are
+    ones by definition, and products skip it.
     """
 
     indptr: np.ndarray
     indices: np.ndarray
     shape: tuple[int, int]
+    nnz: int
     _identity: bool
 
     def __init__(self, indptr: Array, indices: Array, shape: tuple[int, int]) -> None:
@@ -226,16 +220,16 @@ class SparsityPattern:
         self, indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], identity: bool = False, copy: bool = True
     ) -> None:
         dtype = index_dtype(len(indices), shape)
-        fields: dict[str, Any] = {"shape": shape, "_identity": identity}
+        fields: dict[str, Any] = {"shape": shape, "nnz": len(indices), "_identity": identity}
         for name, array in (("indptr", indptr), ("indices", indices)):
             fields[name] = frozen(np.array(array, dtype=dtype, copy=copy or None, order="C"))
         self.__dict__.update(fields)
 
     @classmethod
-    def _trusted(
+    def _unchecked(
         cls, indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], identity: bool = False
     ) -> SparsityPattern:
-        """Make a pattern of arrays that are known to be canonical and that nobody else writes to."""
+        """Make a pattern from canonical arrays that nothing else writes to, without checks."""
         pattern = cls.__new__(cls)
         pattern._set(indptr, indices, shape, identity, copy=False)
         return pattern
@@ -243,14 +237,14 @@ class SparsityPattern:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"SparsityPattern is immutable; make a new pattern instead of setting {name!r}")
 
-    # ---- other ways to make one ------------------------------------------------------------------------------------
+    # ---- other constructors ----------------------------------------------------------------------------------------
 
     @classmethod
     def canonical(cls, indptr: Array, indices: Array, shape: tuple[int, int]) -> SparsityPattern:
-        """Make a pattern of rows whose columns may be unsorted or repeated; they are sorted and merged.
+        """Make a pattern from rows whose columns may be unsorted or repeated; they are sorted and merged.
 
-        For structures that have no values yet: values that belong to the columns as they were given are **not** in the
-        order of the pattern's entries. Of a SciPy matrix, ``A.sum_duplicates()`` sorts and merges both.
+        For structures without values yet: existing values would **not** be in the order of the pattern's entries. For
+        a SciPy matrix, ``A.sum_duplicates()`` sorts and merges both.
 
         Raises
         ------
@@ -265,26 +259,19 @@ class SparsityPattern:
         keep = np.ones(len(columns), bool)
         keep[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
         counts = np.bincount(rows[keep], minlength=shape[0])
-        return cls._trusted(np.concatenate(([0], np.cumsum(counts))), columns[keep], shape)
+        return cls._unchecked(np.concatenate(([0], np.cumsum(counts))), columns[keep], shape)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> SparsityPattern:
-        """Take the structure of a `csr_array` or `csr_matrix` of SciPy or CuPy; stored zeros are entries.
-
-        The index arrays are copied: what becomes of the matrix later is of no consequence.
-
-        Parameters
-        ----------
-        matrix
-            A CSR matrix with sorted columns and without duplicates, as ``matrix.sum_duplicates()`` leaves it.
+        """Copy the structure of a `csr_array` or `csr_matrix` of SciPy or CuPy; stored zeros are entries.
 
         Raises
         ------
         PatternError
-            It is of another format, or not canonical.
+            The matrix is not CSR, or not canonical: ``matrix.sum_duplicates()`` sorts and merges its columns.
         """
         if getattr(matrix, "format", None) != "csr":
-            raise PatternError("A pattern is made of a CSR matrix", expected="csr_array or csr_matrix",
+            raise PatternError("The matrix is not CSR", expected="csr_array or csr_matrix",
                                got=f"{type(matrix).__name__} in format {getattr(matrix, 'format', None)!r}",
                                remedy="Convert it with .tocsr()")  # fmt: skip
         return cls(matrix.indptr, matrix.indices, matrix.shape)
@@ -295,15 +282,15 @@ class SparsityPattern:
         Parameters
         ----------
         values
-            (nnz,) values, shared unless `copy`; float32 ones if None. Ones keep the whole structure in SciPy's
-            products, which drop sums that are exactly zero.
+            (nnz,) values, shared unless `copy`. None means float32 ones, which keep the whole structure in SciPy's
+            products: these drop sums that are exactly zero.
         copy
-            Whether the result owns all of its arrays, so that they may be written to, by SciPy's methods too.
+            Whether the result owns its arrays, so that they may be written to, also by SciPy's methods.
 
         Raises
         ------
         ShapeError
-            There is not one value per entry.
+            `values` does not have one value per entry.
         """
         from scipy.sparse import csr_array
 
@@ -313,7 +300,7 @@ class SparsityPattern:
             raise ShapeError("values do not fit the pattern", expected=f"({self.nnz},)", got=values.shape,
                              remedy="Pass the values of one sample, data[:, sample]")  # fmt: skip
         matrix = csr_array((values, self.indices, self.indptr), shape=self.shape, copy=copy)
-        matrix.has_canonical_format = True  # a pattern is sorted and without duplicates; SciPy need not look again
+        matrix.has_canonical_format = True  # saves SciPy the check
         return matrix
 
     @classmethod
@@ -323,7 +310,7 @@ class SparsityPattern:
         check_allocatable(m * n, (m, n))
         dtype = index_dtype(m * n, (m, n))
         indptr = np.arange(m + 1, dtype=np.int64) * n
-        return cls._trusted(indptr, np.tile(np.arange(n if m else 0, dtype=dtype), m), (m, n))
+        return cls._unchecked(indptr, np.tile(np.arange(n if m else 0, dtype=dtype), m), (m, n))
 
     @classmethod
     def diagonal(cls, n: int) -> SparsityPattern:
@@ -339,27 +326,22 @@ class SparsityPattern:
     def _diagonal(cls, n: int, identity: bool) -> SparsityPattern:
         n, _ = checked_shape((n, n))
         check_allocatable(n, (n, n))
-        return cls._trusted(np.arange(n + 1), np.arange(n), (n, n), identity)
+        return cls._unchecked(np.arange(n + 1), np.arange(n), (n, n), identity)
 
-    # ---- what it is ------------------------------------------------------------------------------------------------
-
-    @property
-    def nnz(self) -> int:
-        """Number of entries."""
-        return len(self.indices)
+    # ---- properties ------------------------------------------------------------------------------------------------
 
     @property
     def sparsity(self) -> float:
-        """Fraction of the matrix that is guaranteed to be zero (BPPSA Table 1); 0 for a matrix without elements."""
+        """Fraction of elements that are guaranteed zeros (BPPSA Table 1); 0 for an empty matrix."""
         size = self.shape[0] * self.shape[1]
         return 1.0 - self.nnz / size if size else 0.0
 
     @cached_property
     def kind(self) -> PatternKind:
-        """The structure that picks the kernels.
+        """The structure that selects the kernels.
 
-        identity (made by `identity`), else dense (every element is an entry), diagonal (square, the diagonal full),
-        selection (at most one entry a row), or general. A 1 x 1 diagonal is dense as well and is called dense.
+        ``"identity"`` (made by `identity`), else ``"dense"`` (full), ``"diagonal"`` (square, the diagonal full),
+        ``"selection"`` (at most one entry per row), or ``"general"``. A 1 x 1 diagonal counts as dense.
         """
         m, n = self.shape
         if self._identity:
@@ -380,11 +362,11 @@ class SparsityPattern:
 
     @cached_property
     def fours(self) -> np.ndarray:
-        """Rows by fours of about the same length, for kernels that sum four side by side: (ceil(rows / 4), 12) int32.
+        """Rows in groups of four of similar length, for kernels that sum four at a time: (ceil(rows / 4), 12) int32.
 
-        Each line: the length of the shortest, where the entries of the four begin, their rows, the lengths of the three
-        others, in ascending order. Fours are made among `NEIGHBOURS` rows, whose entries are still close to each other.
-        The last row stands several times in a line that would be short.
+        A group holds the length of its shortest row, where the four rows begin, their numbers, and the lengths of the
+        other three, ascending. Groups are made among `NEIGHBOURS` rows, whose entries are close in memory. The last row
+        repeats in an incomplete group.
         """
         lengths, rows = np.diff(self.indptr), np.arange(self.shape[0])
         order = np.lexsort((lengths, rows // NEIGHBOURS))
@@ -405,12 +387,12 @@ class SparsityPattern:
 
     @cached_property
     def T(self) -> SparsityPattern:
-        """The transposed pattern, which has as many rows as this one has columns.
+        """The transposed pattern.
 
         Raises
         ------
         MemoryLimitError
-            There is no memory for a number a row.
+            There is no memory for one number per row.
         """
         if self.kind in ("identity", "diagonal"):
             return self
@@ -418,21 +400,19 @@ class SparsityPattern:
             counts = np.bincount(self.indices, minlength=self.shape[1])
             indptr = np.concatenate(([0], np.cumsum(counts)))
             rows = self.row_of_entry[self.transpose_permutation]
-            transposed = SparsityPattern._trusted(indptr, rows, self.shape[::-1])
+            transposed = SparsityPattern._unchecked(indptr, rows, self.shape[::-1])
         transposed.__dict__["T"] = self
         return transposed
 
     def _transposing(self) -> AbstractContextManager[None]:
-        return within_memory(
-            f"The transpose of a pattern of shape {self.shape} does not fit in memory",
-            "Number only the columns that have entries, or do without the transpose",
-        )
+        return within_memory(f"The transpose of a pattern of shape {self.shape} does not fit in memory",
+                             "Number only the columns that have entries, or do without the transpose")  # fmt: skip
 
     # ---- equality and transfer -------------------------------------------------------------------------------------
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the content (BLAKE2b, 32 hexadecimal digits): the same in every process and on every machine."""
+        """Hash of the content (BLAKE2b, 32 hexadecimal digits), equal in every process and on every machine."""
         content = hashlib.blake2b(digest_size=16)
         content.update(np.array([*self.shape, self._identity], dtype="<i8").tobytes())
         for array in (self.indptr, self.indices):
@@ -457,8 +437,8 @@ class SparsityPattern:
 
     @cached_property
     def _checksum(self) -> int:
-        """A hash of the content for dictionaries, which look for equality besides: many times as quick as `digest`."""
-        # The sum of all indices, and some of them as they stand.
+        """Hash for dictionaries, which also compare: many times faster than `digest`."""
+        # The sum of all indices, and some of them individually.
         checksum = zlib.crc32(repr((self.shape, self._identity, self.nnz)).encode())
         for array in (self.indptr, self.indices):
             some = np.ascontiguousarray(array[:: 1 + len(array) // _SAMPLED])
@@ -466,7 +446,7 @@ class SparsityPattern:
         return checksum
 
     def device_arrays(self, xp: ModuleType) -> tuple[Array, Array]:
-        """Return (indptr, indices) as arrays of `xp`, copied to the current device once.
+        """Return (indptr, indices) as arrays of `xp`, copied once per device.
 
         Raises
         ------
@@ -481,7 +461,7 @@ class SparsityPattern:
         return DeviceCopies(self.indptr, self.indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SparsityPattern._trusted, (self.indptr, self.indices, self.shape, self._identity)
+        return SparsityPattern._unchecked, (self.indptr, self.indices, self.shape, self._identity)
 
     def __repr__(self) -> str:
         m, n = self.shape
@@ -496,7 +476,7 @@ def _sum(array: np.ndarray) -> bytes:
 
 
 def check_patterns(**patterns: object) -> None:
-    """Check that arguments are patterns; the message has their names."""
+    """Check that the named arguments are patterns."""
     for name, pattern in patterns.items():
         if not isinstance(pattern, SparsityPattern):
             raise PatternError(

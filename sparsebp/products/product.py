@@ -1,4 +1,7 @@
-"""`plan_product` and `ProductPlan`: symbolic work once, then values alone; sums, and gradients of products."""
+"""`plan_product` and `ProductPlan`: symbolic work once, then values alone. Also sums, and gradients of products.
+
+Plans raise `ShapeError`, `DTypeError`, `LayoutError` or `DeviceError` for values that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,13 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import DTypeError, LayoutError, MemoryLimitError, OptionError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property, forkable_lock
-from sparsebp.core.machine import prices
 from sparsebp.kernels.operands import Terms
 from sparsebp.patterns.builders import AssemblyPlan
 from sparsebp.patterns.pattern import KEPT, DeviceCopies, SparsityPattern, check_patterns, frozen, index_dtype
-from sparsebp.products.strategies import OF_STRUCTURE, Dense, Identity, Strategy, by_kinds
+from sparsebp.products.strategies import OF_STRUCTURE, Dense, Strategy, by_kinds
 from sparsebp.products.symbolic import SymbolicProduct, parts_of_rows
 
-# Symbolic work of sums on fixed patterns: where the entries of both operands lie in their union.
+# Sums on fixed patterns: where the entries of both operands lie in their union.
 
 
 def plan_addition(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
@@ -37,19 +39,16 @@ def plan_addition(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
     Returns
     -------
     AssemblyPlan
-        The same object again for equal patterns, as long as it is among the last that were asked for.
+        Cached: equal patterns give the same object while it is among the most recently used.
 
     Raises
     ------
     PatternError, ShapeError
-        An operand is no pattern, or the shapes differ.
+        An operand is not a pattern, or the shapes differ.
     """
     check_patterns(a=a, b=b)
     if a.shape != b.shape:
-        raise ShapeError(
-            "The shapes of a sum differ", expected=f"two matrices of shape {a.shape}", got=b.shape,
-            remedy="Pass patterns of one shape",
-        )  # fmt: skip
+        raise ShapeError("The shapes of a sum differ", expected=f"two matrices of shape {a.shape}", got=b.shape)
     return _addition_plan(a, b)
 
 
@@ -66,91 +65,60 @@ def _addition_plan(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
     np.cumsum(indptr, out=indptr)
     nnz = int(indptr[-1])
     columns = np.empty(nnz, index_dtype(nnz, a.shape))
-    a_index, b_index = (np.empty(p.nnz, np.int64) for p in (a, b))  # what NumPy indexes with
+    a_index, b_index = (np.empty(p.nnz, np.int64) for p in (a, b))  # the dtype that NumPy indexes with
     symbolic.write_union(team(), len(cuts) - 1, *operands, cuts, indptr, columns, a_index, b_index)
-    return AssemblyPlan((a, b), SparsityPattern._trusted(indptr, columns, a.shape), (a_index, b_index))
+    return AssemblyPlan((a, b), SparsityPattern._unchecked(indptr, columns, a.shape), (a_index, b_index))
 
 
-# How long a planned product takes on the host, by the price list; nothing is measured at run time.
+# Gradients of a product on a fixed pattern: the forward's terms, summed at A's entries or at B's.
 #
-# A call's price, the bytes that it reads or writes, each counted once, and its products, each at the strategy's price
-# (`sparsebp.core.machine`). Threads share bytes and products where the kernels let them.
-
-
-def seconds(strategy: str, products: int, moved: int, batch: int = 1, threads: int = 1) -> float:
-    """Return the estimated seconds of one call on the host.
-
-    Parameters
-    ----------
-    strategy
-        A strategy of `ProductPlan`.
-    products
-        Multiplications a sample.
-    moved
-        Bytes that the call reads or writes.
-    batch, threads
-        Number of samples, and of threads that share the work.
-    """
-    p, work = prices(), products * batch
-    return p.call + p.plan_call + p.moved(moved, threads) + work * p.product(strategy, batch) / threads
-
-
-# The gradients of a product on a fixed pattern: the same terms as forward, added up at A's entries or at B's.
-#
-# With C = A @ B every term of the forward multiplies one entry a of A with one entry b of B and adds to one entry c of
-# C. The gradient at A's values is the sum over the same terms of ``gc[c] * b``, that at B's of ``a * gc[c]``: products
-# of ``gc @ Bᵀ`` outside of A's pattern, which a general product would compute as well, are never formed.
+# With C = A @ B, every term of the forward multiplies an entry a of A by an entry b of B and adds it to an entry c of
+# C. The gradient at A's values sums ``gc[c] * b`` over the same terms, the gradient at B's values ``a * gc[c]``.
+# Products of ``gc @ Bᵀ`` outside A's pattern, which a general product would compute too, are never formed.
 
 Operand = Literal["a", "b"]
 
 
 class ProductGradients:
-    """The way back of one product; its index is made at the first gradient of each operand.
+    """The backward pass of one product. Each operand's index is built at its first gradient.
 
     Parameters
     ----------
     a, b, c
         The patterns of C = A @ B.
     strategy
-        That of its plan.
+        The plan's strategy.
 
     Raises
     ------
     OptionError
-        A or B is an identity: its values are ones by definition, and the product passes over them.
+        A or B is an identity: its values are ones by definition, and the product skips them.
     """
 
     def __init__(self, a: SparsityPattern, b: SparsityPattern, c: SparsityPattern, strategy: str) -> None:
         if strategy == "identity":
-            raise OptionError(
-                "A product with an identity has no gradient at its values", expected="patterns whose values count",
-                got=f"{a} @ {b}", remedy="Use SparsityPattern.diagonal(n) for a diagonal with values",
-            )  # fmt: skip
+            raise OptionError("An identity has no gradient at its values", expected="patterns whose values count",
+                              got=f"{a} @ {b}", remedy="Use SparsityPattern.diagonal(n) for values")  # fmt: skip
         self._a, self._b, self._c = a, b, c
         self._dense = strategy == Dense.name
 
     def at_a(self, c_data: Array, b_data: Array) -> Array:
-        """Return the gradient at A's values, of the gradient at C's and of B's values.
+        """Return the gradient at A's values, from the gradient at C's values and B's values.
 
         Parameters
         ----------
         c_data, b_data
-            Values on C's and on B's pattern: (nnz,) or (nnz, B) each, of one dtype, C-contiguous, of one library.
+            Values on the patterns of C and B: (nnz,) or (nnz, B) each, of one dtype, C-contiguous, of one library.
 
         Returns
         -------
         Array
-            (nnz of A,) if neither has a batch, else (nnz of A, B): of every sample, also where A's values are shared.
-
-        Raises
-        ------
-        ShapeError, DTypeError, LayoutError, DeviceError
-            An array does not fit.
+            (nnz of A,) if neither has a batch, else (nnz of A, B): per sample, even where A's values are shared.
         """
         return self._run("a", ("c_data", c_data, self._c), ("b_data", b_data, self._b), self._a)
 
     def at_b(self, a_data: Array, c_data: Array) -> Array:
-        """Return the gradient at B's values, of A's values and of the gradient at C's; as `at_a`."""
+        """Return the gradient at B's values, from A's values and the gradient at C's values; see `at_a`."""
         return self._run("b", ("a_data", a_data, self._a), ("c_data", c_data, self._c), self._b)
 
     def _run(
@@ -160,21 +128,15 @@ class ProductGradients:
         (left_name, left_data, _), (right_name, right_data, _) = left, right
         xp = backend.namespace(**{left_name: left_data, right_name: right_data})
         for name, data, pattern in (left, right):
-            backend.float_dtype(data.dtype)
-            if data.ndim not in (1, 2) or data.shape[0] != pattern.nnz:
-                raise ShapeError(f"{name} does not fit its pattern", expected=f"({pattern.nnz},) or ({pattern.nnz}, B)",
-                                 got=data.shape, remedy="Pass one value per entry, the batch last")  # fmt: skip
-            backend.check_array(name, data)
+            _check_values(name, data, pattern.nnz)
         batches = {data.shape[1] for data in (left_data, right_data) if data.ndim == 2}
         if len(batches) > 1 or left_data.dtype != right_data.dtype:
             error = ShapeError if len(batches) > 1 else DTypeError
-            raise error("The values do not go together", expected="one dtype and one batch size",
-                        got=f"{left_name} {left_data.shape} {left_data.dtype}, "
-                            f"{right_name} {right_data.shape} {right_data.dtype}",
-                        remedy="Pass values of the same samples, of one dtype")  # fmt: skip
+            got = [f"{name} {data.shape} {data.dtype}" for name, data, _ in (left, right)]
+            raise error("The values do not go together", expected="one dtype and one batch size", got=", ".join(got))
         out = xp.empty((target.nnz, *batches), dtype=left_data.dtype)
         if out.size:
-            wide = [data if data.ndim == 2 else data[:, None] for data in (left_data, right_data, out)]
+            wide = [_as_columns(data) for data in (left_data, right_data, out)]
             if self._dense:
                 self._multiply(xp, operand, *wide)
             else:
@@ -183,7 +145,7 @@ class ProductGradients:
         return out
 
     def _multiply(self, xp: ModuleType, operand: Operand, left: Array, right: Array, out: Array) -> None:
-        """Write ``gc @ Bᵀ`` or ``Aᵀ @ gc`` where everything is dense, so that no term is formed in vain."""
+        """Write ``gc @ Bᵀ`` or ``Aᵀ @ gc`` where everything is dense."""
         (m, k), n = self._a.shape, self._b.shape[1]
         if operand == "a":
             sizes, right = (m, n, k), _transposed(xp, self._b, right)
@@ -193,10 +155,9 @@ class ProductGradients:
 
     @cached_property
     def _block(self) -> DeviceCopies:
-        """The number of the one block."""
-        return DeviceCopies(frozen(np.zeros(1, np.int64)))
+        return DeviceCopies(frozen(np.zeros(1, np.int64)))  # the number of the only block
 
-    # ---- the terms, listed by the rows of the operand that they are added to -----------------------------------------
+    # ---- the terms, listed by the rows of the operand at which they are summed ---------------------------------------
 
     @cached_property
     def _terms_of_a(self) -> DeviceCopies:
@@ -204,19 +165,19 @@ class ProductGradients:
         a, b = self._a, self._b
         counts, before = self._counts
         a_of, within = _spread(counts)
-        return self._listed(a, before[a.indptr], _at(self._c_of, before[:-1], a_of, within),
+        return self._listed(a, before[a.indptr], self._c_of[before[a_of] + within],
                             b.indptr[a.indices[a_of]] + within, a_of - a.indptr[a.row_of_entry[a_of]])  # fmt: skip
 
     @cached_property
     def _terms_of_b(self) -> DeviceCopies:
-        """Entry a of A times entry c of C; row k of B takes part through the entries of A's column k."""
+        """Entry a of A times entry c of C; row k of B contributes through the entries of A's column k."""
         a, b = self._a, self._b
         counts, before = self._counts
         by_column = a.transpose_permutation  # A's entries column by column: by the rows of B
         entry, within = _spread(counts[by_column])
         a_of = by_column[entry]
         ends = np.concatenate(([0], np.cumsum(counts[by_column])))
-        return self._listed(b, ends[a.T.indptr], a_of, _at(self._c_of, before[:-1], a_of, within), within)
+        return self._listed(b, ends[a.T.indptr], a_of, self._c_of[before[a_of] + within], within)
 
     def _listed(
         self, target: SparsityPattern, product_ptr: np.ndarray, first: np.ndarray, second: np.ndarray,
@@ -232,27 +193,22 @@ class ProductGradients:
 
     @cached_property
     def _counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Terms of every entry of A, and of those before it, (nnz of A + 1,)."""
+        """Number of terms of every entry of A, and before each, (nnz of A + 1,)."""
         counts = np.diff(self._b.indptr).astype(np.int64)[self._a.indices]
         return counts, np.concatenate(([0], np.cumsum(counts)))
 
     @cached_property
     def _c_of(self) -> np.ndarray:
-        """Entry of C that every term is added to, in the order of the forward."""
+        """The entry of C to which each term is added, in the order of the forward."""
         product = SymbolicProduct(self._a, self._b)
         positions = product.positions(product.position_dtype)
         return np.repeat(self._c.indptr[:-1].astype(np.int64), np.diff(product.product_ptr)) + positions
 
 
 def _spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for every one of ``counts[i]`` terms of i its i, and its number among them."""
+    """Return two numbers for each of the ``counts[i]`` terms of every i: i, and the term's number among them."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _at(c_of: np.ndarray, before: np.ndarray, a_of: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """Return the entry of C of the terms number `within` of the entries `a_of`."""
-    return c_of[before[a_of] + within]
 
 
 def _transposed(xp: ModuleType, pattern: SparsityPattern, data: Array) -> Array:
@@ -260,7 +216,7 @@ def _transposed(xp: ModuleType, pattern: SparsityPattern, data: Array) -> Array:
     return data[backend.constant(xp, pattern.transpose_permutation)]
 
 
-# The plan of a product on a fixed pattern: which kernel runs, and the arrays that it reads.
+# The plan of a product on a fixed pattern: which kernel runs, and the arrays it reads.
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,20 +228,20 @@ class ProductPlan:
     a, b, pattern : SparsityPattern
         Patterns of the operands and of the product.
     strategy : str
-        ``identity`` (the other operand's values), ``scale_rows`` (A diagonal), ``scale_columns`` (B diagonal),
-        ``scale_runs`` (B diagonal, rows of A that share few shapes made of runs of columns: a convolution),
-        ``select_rows`` and ``select_columns`` (A or B a selection, at most one entry a row), ``dense`` (A and B full),
-        ``filled`` (nearly full ones, written out as dense matrices),
-        ``runs`` (rows of B consist of runs of neighbouring columns), ``blocks`` (A and B consist of small dense
-        blocks), ``gather`` (every entry of C is one product), ``pairs`` (every entry of C is summed from the list of
-        its products; where rows of B are short), ``positions`` (Gustavson's algorithm with each product's place in its
-        row kept), or ``accumulate`` (the same through a dense row of sums, with nothing kept per product).
+        ``identity`` (copies the other operand), ``scale_rows`` (A diagonal), ``scale_columns`` (B diagonal),
+        ``scale_runs`` (B diagonal, rows of A share a few shapes made of runs of columns: a convolution),
+        ``select_rows`` and ``select_columns`` (A or B a selection, at most one entry per row), ``dense`` (both full),
+        ``filled`` (nearly full, written out as dense matrices), ``runs`` (rows of B consist of runs of neighbouring
+        columns), ``blocks`` (A and B consist of small dense blocks), ``gather`` (every entry of C is one product),
+        ``pairs`` (every entry of C sums a list of its products; short rows of B), ``positions`` (Gustavson's algorithm
+        with each product's offset in its row kept), or ``accumulate`` (the same through a dense row of sums, with
+        nothing kept per product).
     products : int
-        Multiplications a sample.
+        Multiplications per sample.
     how : type
         The strategy of that name, see `sparsebp.products.strategies`.
     arrays : dict of numpy.ndarray
-        What the strategy's kernel reads beside the patterns, on the host; read-only.
+        Kernel arguments other than the values and the patterns, on the host; read-only.
     """
 
     a: SparsityPattern
@@ -302,43 +258,14 @@ class ProductPlan:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations a sample: 2 per product (a multiplication and an addition)."""
+        """Floating-point operations per sample: a multiplication and an addition per product."""
         return 2 * self.products
 
     @property
     def index_bytes(self) -> int:
-        """Bytes that the plan holds beside the operands' patterns: C's pattern and the kernel's arrays."""
+        """Bytes that the plan adds to the operands' patterns: C's pattern and the kernel's arrays."""
         own = 0 if self.pattern in (self.a, self.b) else self.pattern.indptr.nbytes + self.pattern.indices.nbytes
         return own + sum(array.nbytes for array in self.arrays.values())
-
-    def estimated_seconds(self, batch: int = 1, threads: int = 1, itemsize: int = 4) -> float:
-        """Estimate one call's time on the host: the call, its bytes and its products, each at its price.
-
-        The model is stated in `sparsebp.products.product`; nothing is measured at that.
-
-        Parameters
-        ----------
-        batch
-            Number of samples; every operand has values of its own for each.
-        threads
-            How many threads share the work.
-        itemsize
-            Bytes of a value, 4 or 8.
-
-        Raises
-        ------
-        OptionError
-            One of them is no integer, or too small.
-        """
-        batch, threads = check_integer("batch", batch, 0), check_integer("threads", threads, 1)
-        itemsize = check_integer("itemsize", itemsize, 1)
-        if self.how is Identity:
-            return 0.0
-        values = (self.a.nnz + self.b.nnz + self.pattern.nnz) * batch * itemsize
-        columns = self.a.indices.nbytes if self.how.reads_columns or batch > 1 else 0
-        patterns = columns + self.b.indptr.nbytes
-        own = sum(array.nbytes for array in self.arrays.values())
-        return seconds(self.strategy, self.products, values + patterns + own, batch, threads)
 
     def __call__(self, a_data: Array, b_data: Array, out: Array | None = None) -> Array:
         """Compute the values of C.
@@ -349,79 +276,63 @@ class ProductPlan:
             Values on the patterns `a` and `b`: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype
             (float32 or float64), C-contiguous, both of NumPy or both of CuPy.
         out
-            Array for the result, else a new one is made. It must be writeable and not overlap the operands.
+            Array for the result, writeable and not overlapping the operands; None makes a new one.
 
         Returns
         -------
         Array
             (nnz,) if both operands are shared, else (nnz, B).
-
-        Raises
-        ------
-        ShapeError, DTypeError, LayoutError, DeviceError
-            An array does not fit.
         """
         xp = backend.namespace(a_data=a_data, b_data=b_data, **backend.given(out=out))
-        left, right = _values("a_data", a_data, self.a.nnz), _values("b_data", b_data, self.b.nnz)
+        _check_values("a_data", a_data, self.a.nnz)
+        _check_values("b_data", b_data, self.b.nnz)
         if a_data.dtype != b_data.dtype:
-            raise DTypeError(
-                "The operands have different dtypes",
-                expected="one dtype for both",
-                got=f"a_data {a_data.dtype}, b_data {b_data.dtype}",
-                remedy="Convert one with .astype(...); nothing is converted silently",
-            )
-        shape = self._result_shape(a_data, b_data)
+            raise DTypeError("The operands have different dtypes", expected="one dtype for both",
+                             got=f"a_data {a_data.dtype}, b_data {b_data.dtype}",
+                             remedy="Convert one with .astype(...); nothing is converted silently")  # fmt: skip
+        batches = {array.shape[1] for array in (a_data, b_data) if array.ndim == 2}
+        if len(batches) > 1:
+            raise ShapeError("The operands have different batch sizes",
+                             expected="one batch size, or shared values of shape (nnz,)",
+                             got=f"a_data {a_data.shape}, b_data {b_data.shape}")  # fmt: skip
+        shape = (self.pattern.nnz, *batches)
         if out is None:
             out = xp.empty(shape, dtype=a_data.dtype)
         else:
             backend.check_array("out", out, dtype=a_data.dtype, shape=shape, written=True)
             for name, array in (("a_data", a_data), ("b_data", b_data)):
                 if xp.may_share_memory(out, array):
-                    raise LayoutError(
-                        f"out overlaps {name}",
-                        expected="an array of its own",
-                        got="shared memory",
-                        remedy="Pass another",
-                    )
+                    raise LayoutError(f"out overlaps {name}", expected="an array with its own memory",
+                                      got="shared memory")  # fmt: skip
         if out.size:
-            self.how.run(kernels.get(xp), self.operands(xp), left, right, _as_columns(out))
+            operands, values = self.operands(xp), (_as_columns(a_data), _as_columns(b_data))
+            self.how.run(kernels.get(xp), operands, *values, _as_columns(out))
         return out
-
-    def _result_shape(self, a_data: Array, b_data: Array) -> tuple[int, ...]:
-        batches = {array.shape[1] for array in (a_data, b_data) if array.ndim == 2}
-        if len(batches) > 1:
-            raise ShapeError(
-                "The operands have different batch sizes",
-                expected="one batch size, or shared values of shape (nnz,)",
-                got=f"a_data {a_data.shape}, b_data {b_data.shape}",
-                remedy="Pass values of the same samples",
-            )
-        return (self.pattern.nnz, *batches)
 
     @cached_property
     def gradients(self) -> ProductGradients:
-        """The way back: gradients at A's and at B's values, with an index that is made when one is first asked for.
+        """Gradients at A's and at B's values; each index is built when first used.
 
         Raises
         ------
         OptionError
-            A or B is an identity, whose values the product passes over.
+            A or B is an identity, whose values the product skips.
         """
         return ProductGradients(self.a, self.b, self.pattern, self.strategy)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make copies from what defines the plan: their arrays are read-only again, and no device's copies go along."""
+        """Copy by the constructor: arrays are read-only again, and device copies stay behind."""
         return ProductPlan, (self.a, self.b, self.pattern, self.how, self.products, self.arrays)
 
     def operands(self, xp: ModuleType) -> tuple[Any, ...]:
-        """Return what the strategy's kernel reads beside values, as arrays of `xp`, copied to each device once."""
+        """Return the kernel arguments other than the values, as arrays of `xp`, copied to each device once."""
         key = (xp.__name__, backend.device_number(xp))
         found = self._operands.get(key)
         if found is None:
             a, b, c = (pattern.device_arrays(xp) for pattern in (self.a, self.b, self.pattern))
             names = ("a_indptr", "a_indices", "b_indptr", "b_indices", "c_indptr", "c_indices")
             own = dict(zip(self.arrays, DeviceCopies(*self.arrays.values()).on(xp), strict=True))
-            arrays = dict(zip(names, (*a, *b, *c), strict=True)) | own  # it may have its own in place of the patterns'
+            arrays = dict(zip(names, (*a, *b, *c), strict=True)) | own  # its own arrays may replace the patterns'
             found = self._operands[key] = self.how.operands(self.a, self.b, arrays)
         return found
 
@@ -430,18 +341,13 @@ class ProductPlan:
         return {}
 
 
-def _values(name: str, array: Array, nnz: int) -> Array:
-    """Return checked values as (nnz, B*)."""
+def _check_values(name: str, array: Array, nnz: int) -> None:
+    """Check that an array holds values on a pattern of `nnz` entries."""
     backend.float_dtype(array.dtype)
     if array.ndim not in (1, 2) or array.shape[0] != nnz:
-        raise ShapeError(
-            f"{name} does not fit its pattern",
-            expected=f"({nnz},) shared by the batch, or ({nnz}, B)",
-            got=array.shape,
-            remedy="Pass one value per entry of the pattern, the batch last",
-        )
+        raise ShapeError(f"{name} does not fit its pattern", expected=f"({nnz},) shared by the batch, or ({nnz}, B)",
+                         got=array.shape)  # fmt: skip
     backend.check_array(name, array)
-    return _as_columns(array)
 
 
 def _as_columns(array: Array) -> Array:
@@ -459,35 +365,32 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
     a, b
         Patterns of shapes (m, k) and (k, n).
     memory_limit
-        Most bytes that the plan's arrays may take, None for no limit. Where an index of the products does not fit, the
-        plan keeps none and sums in a dense row; only C's pattern itself must fit.
+        Most bytes of the plan's arrays, None for no limit. Where an index of the products does not fit, the plan keeps
+        none and sums in a dense row; C's pattern must fit in any case.
 
     Returns
     -------
     ProductPlan
-        The same object again for patterns of the same content, as long as it is among the last 64.
+        Cached: equal patterns give the same object while it is among the last 64.
 
     Raises
     ------
     PatternError, ShapeError
-        An operand is no pattern, or the shapes do not chain.
+        An operand is not a pattern, or the shapes do not chain.
     OptionError
-        `memory_limit` is no integer, or negative.
+        `memory_limit` is not an integer, or negative.
     MemoryLimitError
-        The plan would take more than `memory_limit` even so, for which entries are counted before anything is
-        allocated; or there is no memory for it.
+        The plan would still exceed `memory_limit` (found by counting, before anything is allocated), or the system has
+        no memory for it.
     """
     check_patterns(a=a, b=b)
     if memory_limit is not None:
         memory_limit = check_integer("memory_limit", memory_limit, 0)
     if a.shape[1] != b.shape[0]:
-        raise ShapeError(
-            "The shapes do not chain",
-            expected=f"B with {a.shape[1]} rows, as many as A has columns",
-            got=f"A {a.shape}, B {b.shape}",
-            remedy="Swap the operands, or pass a transposed pattern (.T)",
-        )
-    for limit in (None, memory_limit):  # a plan made without a limit serves, if it fits
+        raise ShapeError("The shapes do not chain", expected=f"B with {a.shape[1]} rows, as many as A has columns",
+                         got=f"A {a.shape}, B {b.shape}",
+                         remedy="Swap the operands, or pass a transposed pattern (.T)")  # fmt: skip
+    for limit in (None, memory_limit):  # a plan made without a limit also serves, if it fits
         key = (a, b, limit)
         with _lock:
             plan = _cache.get(key)
@@ -511,7 +414,7 @@ _lock = forkable_lock(drop=_cache.clear)
 
 
 def candidates(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> Iterator[Strategy]:
-    """Yield the strategies to choose from, the quickest first."""
+    """Yield the strategies to choose from, fastest first."""
     told = by_kinds(a, b)
     if told is not None:
         product = SymbolicProduct(a, b)
@@ -524,7 +427,7 @@ def candidates(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None)
 def candidates_of_structure(
     a: SparsityPattern, b: SparsityPattern, memory_limit: int | None = None
 ) -> Iterator[Strategy]:
-    """Yield those that fit whatever the kinds tell; the last keeps nothing per product and always fits."""
+    """Yield the strategies that fit the structure, whatever the kinds; the last keeps nothing per product."""
     product = SymbolicProduct(a, b, memory_limit)
     yield from (found for found in (strategy(product) for strategy in OF_STRUCTURE) if found.fits)
 
@@ -535,20 +438,18 @@ def plan_by(strategy: Strategy) -> ProductPlan:
     Raises
     ------
     OptionError
-        The strategy does not fit the product: its kernel would read and write past its arrays.
+        The strategy does not fit the product: its kernel would access memory past its arrays.
     """
     if not strategy.fits:
         a, b = strategy.product.a, strategy.product.b
-        raise OptionError(
-            f"The strategy {strategy.name!r} cannot compute this product", expected="one that fits",
-            got=f"A {a.shape} of kind {a.kind} with {a.nnz} entries, B {b.shape} of kind {b.kind} with {b.nnz}",
-            remedy="Use plan_product, which chooses one that fits",
-        )  # fmt: skip
+        got = f"A {a.shape} of kind {a.kind} with {a.nnz} entries, B {b.shape} of kind {b.kind} with {b.nnz}"
+        raise OptionError(f"The strategy {strategy.name!r} cannot compute this product", expected="one that fits",
+                          got=got, remedy="Use plan_product, which chooses one that fits")  # fmt: skip
     return _plan(strategy)
 
 
 def _plan(strategy: Strategy) -> ProductPlan:
-    """Make C's pattern, the arrays that the strategy keeps, and the plan. The strategy fits."""
+    """Make C's pattern, the strategy's arrays, and the plan."""
     product, pattern = strategy.product, strategy.pattern
     return ProductPlan(product.a, product.b, pattern, type(strategy), strategy.products, strategy.arrays())
 
@@ -562,8 +463,7 @@ def _make_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None)
         if memory_limit is None or needed <= memory_limit:
             return _plan(strategy)
     raise MemoryLimitError(  # the last strategy takes least
-        "The product's plan needs more memory than allowed",
-        expected=f"at most {memory_limit} bytes",
+        "The product's plan needs more memory than allowed", expected=f"at most {memory_limit} bytes",
         got=f"{needed} bytes or more for {strategy.products} products",
         remedy="Raise memory_limit, or run the chain with algorithm='linear', which multiplies no matrices",
-    )
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The strategies of products, a class each: when it fits, what it keeps, which kernel runs."""
+"""The strategies of products, one class each: when it fits, which arrays it keeps, which kernel runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsebp.kernels.operands import PAGE, Blocks, Columns, Pairs, Places, Rows
 from sparsebp.kernels.spec import Kernels
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import index_bytes, index_dtype
-from sparsebp.products.symbolic import SymbolicProduct, parts_of_rows, row_cuts
+from sparsebp.products.symbolic import SymbolicProduct, host_kernels, parts_of_rows, row_cuts
 
 __all__ = [
     "OF_KINDS",
@@ -33,26 +33,21 @@ __all__ = [
 class Strategy:
     """A way to compute C = A @ B for new values, considered for one product.
 
-    What belongs to the product (whether the strategy fits, the bytes and arrays that it keeps) is asked of an object;
-    the arrays are made when it has been chosen. How it runs belongs to the class, which is all that a plan keeps.
-
-    Parameters
-    ----------
-    product
-        What is known of the product.
+    Instances answer questions about one product: whether the strategy fits, which bytes and arrays it keeps. Arrays
+    are made once it is chosen. A plan keeps only the class, which runs it.
 
     Attributes
     ----------
     name : str
-        As `ProductPlan.strategy` says it, and by which `sparsebp.products.product` prices it.
+        As `ProductPlan.strategy`.
     kernel : str
-        The method of `sparsebp.kernels.spec.Kernels` that runs, if `run` does not say it.
+        The method of `sparsebp.kernels.spec.Kernels` that runs, unless `run` is overridden.
     reads : tuple
-        What the kernel takes beside values: tuples of `sparsebp.kernels.operands`, or names of single arrays.
+        Kernel arguments other than the values: tuples of `sparsebp.kernels.operands`, or names of single arrays.
     own_pattern : bool
-        Whether C's pattern is not that of an operand.
+        Whether C has a pattern that neither operand has.
     reads_columns : bool
-        Whether a call without a batch reads the columns of A.
+        Whether an unbatched call reads the columns of A.
     """
 
     name: ClassVar[str]
@@ -66,36 +61,36 @@ class Strategy:
 
     @property
     def fits(self) -> bool:
-        """Whether the kernel can compute this product, and is worth it; where not, it may write past its arrays."""
+        """Whether the kernel can compute this product and pays off; where False, it may write past its arrays."""
         return True
 
     @property
     def pattern(self) -> SparsityPattern:
-        """C's pattern, made when it is first asked for."""
+        """C's pattern, built on first use."""
         return self.product.pattern
 
     @property
     def pattern_bytes(self) -> int:
-        """Bytes of C's pattern, if it is not an operand's."""
+        """Bytes of C's pattern, 0 if an operand has it."""
         return self.product.pattern_bytes
 
     @property
     def products(self) -> int:
-        """Multiplications a sample."""
+        """Multiplications per sample."""
         return self.product.products
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of `arrays`, but for copies of patterns whose index types differ."""
+        """Bytes of `arrays`, without copies of patterns made because index types differ."""
         return 0
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return what the kernel reads beside the patterns, or in their place, by the names of the operands' fields."""
+        """Return the kernel's arrays, by operand field; they precede those of the patterns."""
         return {}
 
     @classmethod
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Array]) -> tuple[Any, ...]:
-        """Return what `run` is given beside the values: of the patterns' `arrays` and the strategy's own."""
+        """Return the arguments of `run` other than the values, from the arrays of the patterns and of the strategy."""
         return tuple(
             arrays[read] if isinstance(read, str) else read(*(arrays[name] for name in read._fields))
             for read in cls.reads
@@ -106,84 +101,70 @@ class Strategy:
         """Compute `out` (nnz, B*) from values (nnz, B*)."""
         getattr(k, cls.kernel)(*operands, left, right, out)
 
-    @staticmethod
-    def estimated_bytes(shape: tuple[int, int], nnz: int, products: int) -> int:
-        """Estimate `index_bytes` of a product of that `shape` that is not worked out."""
-        return 0
-
-    @staticmethod
-    def least_bytes(products: int) -> int:
-        """Return what so many products take at least; more than a limit, and nothing else is estimated."""
-        return 0
-
 
 class StrategyOfKinds(Strategy):
-    """A strategy that is told by the kinds of A and B alone, with nothing worked out.
+    """A strategy chosen by the kinds of A and B alone, without a symbolic phase.
 
     Attributes
     ----------
     quicker : tuple
-        Strategies for such kinds that depend on the structure besides, and are preferred where they fit.
+        Strategies for these kinds that depend on the structure, and are preferred where they fit.
     """
 
     quicker: ClassVar[tuple[type[Strategy], ...]] = ()
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:
-        """Say whether it multiplies patterns of such kinds."""
+        """Whether the strategy multiplies patterns of these kinds."""
         raise NotImplementedError
 
     @staticmethod
     def result(a: Any, b: Any) -> Any:
-        """Return the operand whose pattern C has, if it has none of its own."""
+        """Return the operand whose pattern C has, if ``own_pattern`` is False."""
         raise NotImplementedError
 
     @staticmethod
     def count(a: Any, b: Any) -> int:
-        """Return the number of multiplications a sample."""
+        """Return the number of multiplications per sample."""
         return 0
 
     @property
     def fits(self) -> bool:
-        """As `takes`."""
         return self.takes(self.product.a, self.product.b)
 
     @property
     def pattern(self) -> SparsityPattern:
-        """That of an operand."""
         result: SparsityPattern = self.result(self.product.a, self.product.b)
         return result
 
     @property
     def pattern_bytes(self) -> int:
-        """None: it is there."""
         return 0
 
     @property
     def products(self) -> int:
-        """As `count`."""
         return self.count(self.product.a, self.product.b)
 
 
 def of_one_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return int64 copies of index arrays if their types differ, else nothing: the patterns' own serve."""
+    """Return int64 copies of index arrays if their types differ, else nothing: the patterns' own arrays serve."""
     if len({array.dtype for array in arrays.values()}) == 1:
         return {}
     return {name: array.astype(np.int64) for name, array in arrays.items()}
 
 
 def rows_of_one_type(product: SymbolicProduct, **others: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what `of_one_type` does for the fields of `Rows` and others that the kernel reads with them."""
+    """Apply `of_one_type` to the fields of `Rows` and to others that the kernel reads with them."""
     a, b, c = product.a, product.b, product.pattern
     rows = {"a_indptr": a.indptr, "a_indices": a.indices, "b_indptr": b.indptr, "c_indptr": c.indptr}
     return of_one_type(rows | others)
 
 
-# Gustavson's algorithm through a dense row of sums: nothing is kept per product, so it always fits.
+# Gustavson's algorithm through a dense row of sums: keeps nothing per product, so it always fits.
 
 
 class Accumulate(Strategy):
-    """For products too many to index."""
+    """For products with too many terms to index."""
 
     name = "accumulate"
     kernel = "spgemm_accumulate"
@@ -191,22 +172,19 @@ class Accumulate(Strategy):
 
     @property
     def index_bytes(self) -> int:
-        """Of the row's cuts alone."""
         return self.product.row_cuts.nbytes
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Nothing but the patterns'."""
         product = self.product
         columns = {"b_indices": product.b.indices, "c_indices": product.pattern.indices}
         return rows_of_one_type(product, **columns) | {"row_cuts": product.row_cuts}
 
     @classmethod
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-        """`Rows` and `Columns`."""
         return super().operands(a, b, dict(arrays) | {"n": b.shape[1]})
 
 
-# A and B consist of small dense blocks (several unknowns a vertex): one place stands for a product of two blocks.
+# A and B consist of small dense blocks (several unknowns per vertex): one place stands for a product of two blocks.
 
 SIZES = (6, 4, 3, 2, 1)
 """Rows or columns of a block: what fits in registers; others are cut into these."""
@@ -249,7 +227,7 @@ class AddBlocks(Strategy):
 
     @property
     def products(self) -> int:
-        """Multiplications a sample."""
+        """Multiplications per sample."""
         m, k, n = self._size
         return m * k * n * self._of_blocks.products
 
@@ -267,7 +245,7 @@ class AddBlocks(Strategy):
         dtype = index_dtype(self._nnz, shape)
         indptr, indices = np.empty(shape[0] + 1, dtype), np.empty(self._nnz, dtype)
         symbolic.write_blocks(blocks.indptr, blocks.indices, m, n, indptr, indices)
-        made = SparsityPattern._trusted(indptr, indices, shape)
+        made = SparsityPattern._unchecked(indptr, indices, shape)
         return next((operand for operand in (self.product.a, self.product.b) if operand == made), made)
 
     @property
@@ -290,7 +268,7 @@ class AddBlocks(Strategy):
         return parts_of_rows(m * k * n * blocks.product_ptr + m * n * blocks.c_indptr)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays of `Blocks`, and `size`, whose shape tells the sizes."""
+        """The arrays of `Blocks`, and `size`, whose shape gives the blocks' sizes."""
         a, b, c, blocks = self.product.a, self.product.b, self.pattern, self._of_blocks
         rows = {"a_indptr": a.indptr, "a_indices": a.indices, "b_indptr": b.indptr, "c_indptr": c.indptr}
         own = {"product_ptr": blocks.product_ptr, "positions": blocks.positions(blocks.position_dtype)}
@@ -315,88 +293,79 @@ def _blocks_of(pattern: SparsityPattern, m: int, n: int) -> SparsityPattern:
     corners = pattern.indices[n * np.arange(len(shift)) + shift]
     shape = (pattern.shape[0] // m, pattern.shape[1] // n)
     dtype = index_dtype(len(corners), shape)
-    return SparsityPattern._trusted(block_ptr.astype(dtype), (corners // n).astype(dtype), shape)
+    return SparsityPattern._unchecked(block_ptr.astype(dtype), (corners // n).astype(dtype), shape)
 
 
-# A and B are full: one product of dense matrices a sample.
+# A and B are full: one product of dense matrices per sample.
 
 
 class Dense(StrategyOfKinds):
-    """A stack of one dense block times another."""
+    """A batch of dense matrix products, run as a stack of one block."""
 
     name = "dense"
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:
-        """Both are full, and not empty."""
         return bool(a.kind == b.kind == "dense" and a.nnz * b.nnz > 0)
 
     @staticmethod
     def count(a: Any, b: Any) -> int:
-        """m · k · n."""
         return int(a.shape[0] * a.shape[1] * b.shape[1])
 
     @property
     def pattern(self) -> SparsityPattern:
-        """A full one; an operand's object where it has the shape, so that nothing is kept twice."""
         product = self.product
         same = next((operand for operand in (product.a, product.b) if operand.shape == product.shape), None)
         return same or SparsityPattern.dense(*product.shape)
 
     @property
     def pattern_bytes(self) -> int:
-        """Of a full pattern, if it is not an operand's."""
         (m, n), product = self.product.shape, self.product
         return 0 if product.shape in (product.a.shape, product.b.shape) else index_bytes(m * n, (m, n))
 
     @property
     def index_bytes(self) -> int:
-        """Of one number."""
         return np.dtype(np.int64).itemsize
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the number of the one block."""
         return {"zero": np.zeros(1, np.int64)}
 
     @classmethod
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Array]) -> tuple[Any, ...]:
-        """Return the number of the one block, and the sizes of A and B."""
         return arrays["zero"], *a.shape, b.shape[1]
 
     @classmethod
     def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """One product of blocks."""
         zero, m, inner, n = operands
         a, b = left.reshape(1, m, inner, -1), right.reshape(1, inner, n, -1)
         k.dense_matmul(a, zero, b, zero, out.reshape(1, m, n, -1), zero)
 
 
-# Nearly full matrices, as the upper levels of a tree over a chain have them: a product of dense ones.
+# Nearly full matrices, as in the upper levels of a tree over a chain: a dense product.
 
 FILLED_SHARE = 1 / 8
-"""Products, of those that full matrices would have, from which dense ones are the quicker: measured, from a twentieth
-on for some hundred rows and columns, ten to twenty times as quick where nearly all are there."""
+"""Smallest share of a full product's terms for which the dense product is faster: measured from a twentieth on for a
+few hundred rows and columns, ten to twenty times faster where nearly all terms exist."""
 FILLED_LEAST = 100_000
-"""Products at least: every entry, and every zero, is written out once besides."""
+"""Smallest number of terms: every entry, zeros included, is also written out once."""
 NARROW = 32
-"""Rows and columns at least, for the same reason."""
+"""Smallest number of rows and columns, for the same reason."""
 
 
 class Filled(Accumulate):
-    """Nothing is kept per product; for a batch, and on a device, sums are collected as `Accumulate` does it."""
+    """Keeps nothing per product. Batches, and devices, sum as `Accumulate` does."""
 
     name = "filled"
     kernel = "spgemm_filled"
 
     @property
     def fits(self) -> bool:
-        """There are enough products."""
         product = self.product
         return worth(product.a.shape[0], product.a.shape[1], product.b.shape[1], product.products)
 
 
 def worth(m: int, k: int, n: int, products: int) -> bool:
-    """Say whether so many products of a matrix (m, k) and one (k, n) are as good as all."""
+    """Whether `products` terms of (m, k) @ (k, n) are enough for a dense product to pay off."""
     return min(m, k, n) >= NARROW and products >= max(FILLED_SHARE * m * k * n, FILLED_LEAST)
 
 
@@ -404,36 +373,27 @@ def worth(m: int, k: int, n: int, products: int) -> bool:
 
 
 class Gather(Strategy):
-    """The entries of A and B that an entry of C multiplies are kept."""
+    """Keeps the entries of A and B that each entry of C multiplies."""
 
     name = "gather"
     reads = ("a_index", "b_index")
 
     @property
     def fits(self) -> bool:
-        """There are as many products as entries."""
         return self.product.products == self.product.nnz
 
     @property
     def index_bytes(self) -> int:
-        """Of two entry numbers a product."""
         return 2 * self.product.pair_dtype.itemsize * self.product.products
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The entry numbers."""
         a_index, b_index = self.product.pairs()
         return {"a_index": a_index, "b_index": b_index}
 
     @classmethod
     def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """Multiply pairs."""
         a_index, b_index = operands
         k.gather_multiply(left, a_index, right, b_index, out)
-
-    @staticmethod
-    def estimated_bytes(shape: tuple[int, int], nnz: int, products: int) -> int:
-        """As `index_bytes`, of 4-byte numbers."""
-        return 8 * nnz
 
 
 # One operand is an identity: the other operand's values.
@@ -447,29 +407,25 @@ class Identity(StrategyOfKinds):
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:
-        """Either is an identity."""
         return "identity" in (a.kind, b.kind)
 
     @staticmethod
     def result(a: Any, b: Any) -> Any:
-        """The other one."""
         return b if a.kind == "identity" else a
 
     @classmethod
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Array]) -> tuple[bool]:
-        """Return whether C has the values of B."""
         return (cls.result(a, b) is b,)
 
     @classmethod
     def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """Copy."""
         out[...] = right if operands[0] else left
 
 
 # Gustavson's algorithm with each product's place in its row of C kept.
 
 INDEX_LIMIT = 2**30
-"""Most bytes that an index of all products takes where no limit is given; beyond, nothing is kept per product."""
+"""Most bytes of an index of all products if no limit is given; beyond it, nothing is kept per product."""
 
 
 class Positions(Strategy):
@@ -481,16 +437,13 @@ class Positions(Strategy):
 
     @property
     def fits(self) -> bool:
-        """Some entry is a sum, and the index is not too large."""
         return self.product.products != self.product.nnz and self.product.position_bytes <= INDEX_LIMIT
 
     @property
     def index_bytes(self) -> int:
-        """Of the fields of `Places`."""
         return self.product.position_bytes + self.product.product_ptr.nbytes + self.product.row_cuts.nbytes
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The fields of `Places`."""
         product = self.product
         own = {
             "product_ptr": product.product_ptr,
@@ -499,31 +452,20 @@ class Positions(Strategy):
         }
         return own | rows_of_one_type(product)
 
-    @staticmethod
-    def estimated_bytes(shape: tuple[int, int], nnz: int, products: int) -> int:
-        """As `index_bytes`, with the widest row as long as there are columns."""
-        rows, columns = shape
-        return 8 * (rows + 1) + (2 if columns <= 2**16 else 4) * products
 
-    @staticmethod
-    def least_bytes(products: int) -> int:
-        """Two bytes a product."""
-        return 2 * products
-
-
-# Every entry of C is summed from the list of its products: for short rows of B, and many products an entry.
+# Every entry of C sums the list of its products: for short rows of B, and many products per entry.
 
 LONE = 1.25
-"""Products an entry of C on average below which most entries are one product: a list of it saves no sum."""
+"""Mean number of products per entry of C below which a list saves no sum: most entries are a single product."""
 LONG = 20
-"""Mean length of B's rows, over all products, from which such entries are the quicker added by `Positions`, without a
-batch by a tenth to a quarter; its index takes a fifth of the room, and half the time to make."""
+"""Mean length of B's rows, over all products, from which `Positions` is faster for such entries: by 10 to 25 %
+without a batch, with an index of a fifth of the size that takes half the time to build."""
 _MOST_CUTS = 64
 _CUT_WORK = 2048
 
 
 class SumPairs(Strategy):
-    """A word a product names the entries of A and B; nothing is added to memory."""
+    """One word per product names the entries of A and B; memory is written once per entry."""
 
     name = "pairs"
     kernel = "spgemm_pairs"
@@ -531,7 +473,6 @@ class SumPairs(Strategy):
 
     @property
     def fits(self) -> bool:
-        """Some entry is a sum, rows of B are short, or entries have many products, and the index is not too large."""
         product = self.product
         if not product.has_short_rows or product.products == product.nnz:
             return False
@@ -540,26 +481,24 @@ class SumPairs(Strategy):
 
     @cached_property
     def word_dtype(self) -> np.dtype:
-        """Of words: 32 bits where what an entry of B leaves of them is enough for any row of A."""
+        """32 bits where the bits that B's entries leave are enough for any row of A, else 64."""
         narrow = self.product.longest_row_of_a <= 1 << _shift(self.product.b, np.uint32)
         return np.dtype(np.uint32 if narrow else np.uint64)
 
     @property
     def index_bytes(self) -> int:
-        """Of the fields of `Pairs`."""
         tiles, _ = self._tiles
         return self._list_bytes + tiles.nbytes + self._cuts.nbytes
 
     @property
     def _list_bytes(self) -> int:
-        """Of the lists alone, which are most of it."""
+        """Bytes of the lists, which are most of the index."""
         return self.word_dtype.itemsize * self.product.products + 3 * np.dtype(np.uint16).itemsize * self.product.nnz
 
     @cached_property
     def _tiles(self) -> tuple[np.ndarray, np.ndarray]:
-        """The field of `Pairs`, yet without numbers of lists, and the first row of every tile."""
-        from sparsebp.kernels.host import symbolic
-
+        """`Pairs.tiles`, without the numbers of lists, and the first row of every tile."""
+        symbolic = host_kernels()
         product = self.product
         a, most = product.a, 2 + product.shape[0] + 2 * product.products // symbolic.MOST_PRODUCTS
         tiles, rows = np.zeros((most, 3 + symbolic.WRITTEN_OUT), np.int64), np.empty(most, np.int64)
@@ -575,7 +514,6 @@ class SumPairs(Strategy):
         return row_cuts(tiles[:, 2] + tiles[:, 0], min(_MOST_CUTS, 1 + self.product.products // _CUT_WORK))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The fields of `Pairs`."""
         product, (tiles, rows) = self.product, self._tiles
         order, starts, words = product.lists(tiles, rows, _shift(product.b, self.word_dtype), self.word_dtype)
         own = {"words": words, "order": order, "starts": starts, "lengths": product.terms}
@@ -583,26 +521,25 @@ class SumPairs(Strategy):
 
     @classmethod
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-        """`Pairs`."""
         return super().operands(a, b, dict(arrays) | {"shift": _shift(b, arrays["words"].dtype)})
 
 
 def _shift(b: SparsityPattern, dtype: Any) -> int:
-    """Return where in a word the entry of B begins."""
+    """Return the bit of a word where the entry of B begins."""
     return 32 if np.dtype(dtype) == np.uint64 else 32 - max((b.nnz - 1).bit_length(), 1)
 
 
-# The rows of B are runs of neighbouring columns (channels-last): one place stands for a run, vectors for numbers.
+# The rows of B consist of runs of neighbouring columns (channels-last): one offset per run, and vectors along it.
 #
-# A run of a row of B is a run of every row of C that the row takes part in: C has all columns of it, sorted. So the
-# place of its first column stands for all of them.
+# A run of a row of B is also a run of every row of C to which that row contributes: C has all its columns, sorted. So
+# the offset of its first column serves for all of them.
 
 RUN_LENGTH = 8
-"""Mean length of B's runs, over all products, from which vectors along the runs pay."""
+"""Mean length of B's runs, over all products, from which vectors along the runs pay off."""
 
 
 class AddRuns(Strategy):
-    """Whole runs of B's rows are added to C."""
+    """Adds whole runs of B's rows to C."""
 
     name = "runs"
     kernel = "spgemm_runs"
@@ -610,7 +547,6 @@ class AddRuns(Strategy):
 
     @property
     def fits(self) -> bool:
-        """The runs are long enough, on average over all products."""
         product = self.product
         lengths = np.diff(product.b.indptr)
         rows = product.a.nnz if lengths.all() else np.count_nonzero(lengths[product.a.indices])  # a run each at least
@@ -621,16 +557,14 @@ class AddRuns(Strategy):
 
     @property
     def index_bytes(self) -> int:
-        """Of the fields of `Runs`."""
         start_ptr, _ = self._starts
         own = sum(array.nbytes for array in self._shapes.values()) + start_ptr.nbytes + self.product.row_cuts.nbytes
         return own + self.product.position_dtype.itemsize * int(start_ptr[-1])
 
     @cached_property
     def _shapes(self) -> dict[str, np.ndarray]:
-        """What `Runs` says of B alone, as arrays of its index type."""
-        from sparsebp.kernels.host import symbolic
-
+        """The fields of `Runs` that depend on B alone, in B's index type."""
+        symbolic = host_kernels()
         b = self.product.b
         shapes, runs_of_row = np.empty(b.shape[0], b.indptr.dtype), np.empty(b.shape[0], np.int64)
         symbolic.find_shapes(b.indptr, b.indices, shapes, runs_of_row)
@@ -642,16 +576,14 @@ class AddRuns(Strategy):
 
     @cached_property
     def _starts(self) -> tuple[np.ndarray, int]:
-        """Where each row's starts of runs begin, and of how many runs all products consist."""
-        from sparsebp.kernels.host import symbolic
-
+        """Where each row's starts of runs begin, and the number of runs over all products."""
+        symbolic = host_kernels()
         a, shapes = self.product.a, self._shapes
         counts = np.zeros(a.shape[0] + 1, np.int64)
         pieces = symbolic.count_starts(a.indptr, a.indices, shapes["b_shape"], shapes["run_ptr"], counts[1:])
         return np.cumsum(counts), int(pieces)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The fields of `Runs`."""
         product, shapes, (start_ptr, _) = self.product, self._shapes, self._starts
         starts, cuts = product.starts_of_runs(tuple(shapes.values()), start_ptr), product.row_cuts
         own = {"start_ptr": start_ptr, "starts": starts, "row_cuts": cuts}
@@ -659,76 +591,71 @@ class AddRuns(Strategy):
 
 
 def _has_runs(pattern: SparsityPattern) -> bool:
-    """Say whether any run may be as long as all must be on average, which is quickly looked at."""
+    """Whether any run is as long as the average must be: a quick test."""
     further, n = RUN_LENGTH - 1, pattern.indices
     return further <= 0 or bool((n[further:] - n[:-further] == further).any())
 
 
-# B is diagonal, and the rows of A share few shapes made of runs of columns: a convolution times a ReLU.
+# B is diagonal, and the rows of A share a few shapes made of runs of columns: a convolution times a ReLU.
 
 SCALE_RUNS_LEAST = 1 << 14
-"""Entries of A at least: below, a call costs more than they do."""
+"""Smallest number of entries of A: below it, the call costs more than they do."""
 LENGTH = 2
-"""Entries of a run at least, on average."""
+"""Smallest mean length of a run."""
 MOST_COLUMNS = 2**30
-"""Columns of A at most: with gaps, 32 bits hold them yet."""
+"""Most columns of A: with gaps, column numbers still fit in 32 bits."""
 MOST_SHAPES = 64
-"""Shapes at most; beyond, looking for them ends."""
+"""Most shapes; the search ends beyond."""
 SCALE_RUNS_SHARE = 1 / 16
-"""Runs of all shapes at most, of A's entries."""
+"""Most runs of all shapes, as a share of A's entries."""
 
 GAP = 16
-"""Columns left out behind every page, a line of the cache in float32."""
+"""Columns left out after every page: a cache line of float32."""
 PER_COLUMN = 16
-"""Entries of A at least a column for which values of B are copied."""
+"""Entries of A per column from which the values of B are copied."""
 
 
 class ScaleRuns(Strategy):
-    """Columns of A are scaled, and no column number of A is read."""
+    """Scales columns of A without reading A's column numbers."""
 
     name = "scale_runs"
+    kernel = "scale_runs"
     own_pattern = False
     reads_columns = False
 
     @property
     def fits(self) -> bool:
-        """B is diagonal, and A has enough entries, few shapes, and long enough runs."""
         b = self.product.b
         return b == SparsityPattern.diagonal(b.shape[1]) and self._shapes is not None
 
     @property
     def pattern(self) -> SparsityPattern:
-        """A's."""
         return self.product.a
 
     @property
     def pattern_bytes(self) -> int:
-        """None: it is there."""
         return 0
 
     @property
     def products(self) -> int:
-        """One an entry of A."""
         return self.product.a.nnz
 
     @property
     def index_bytes(self) -> int:
-        """Of `arrays`."""
         return sum(array.nbytes for array in self.arrays().values())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The fields of `RowShapes`, but for A's own; the length of `gap` tells it."""
         return self._shapes or {}
 
     @cached_property
     def _shapes(self) -> dict[str, np.ndarray] | None:
-        """As `arrays`, None where they are not worth it."""
+        """`arrays`, None where they do not pay off."""
         a = self.product.a
         if a.nnz < SCALE_RUNS_LEAST or a.shape[1] > MOST_COLUMNS:
             return None
         try:
-            from sparsebp.kernels.host import symbolic
-        except ImportError:  # no Numba for this NumPy: a device's kernel, which reads A's columns, needs none
+            symbolic = host_kernels()
+        except ImportError:  # no Numba for this NumPy; the device kernel reads A's columns and needs none
             return None
         shape, first = np.empty(a.shape[0], np.int32), np.empty(a.shape[0], a.indices.dtype)
         examples = np.empty(MOST_SHAPES, np.int64)
@@ -755,18 +682,11 @@ class ScaleRuns(Strategy):
 
     @classmethod
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-        """A's columns, for a batch, and `RowShapes`."""
         fields = dict(arrays) | {"indptr": arrays["a_indptr"], "gap": arrays["gap"].size}
         return arrays["a_indices"], RowShapes(*(fields[name] for name in RowShapes._fields))
 
-    @classmethod
-    def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """Scale columns of A."""
-        indices, shapes = operands
-        k.scale_runs(indices, shapes, left, right, out)
 
-
-# A diagonal operand: rows or columns of the other one are scaled, on its pattern.
+# A diagonal operand scales the rows or columns of the other one, on its pattern.
 
 
 class ScaleRows(StrategyOfKinds):
@@ -778,22 +698,18 @@ class ScaleRows(StrategyOfKinds):
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:
-        """A is diagonal."""
         return bool(a.kind == "diagonal")
 
     @staticmethod
     def result(a: Any, b: Any) -> Any:
-        """B."""
         return b
 
     @staticmethod
     def count(a: Any, b: Any) -> int:
-        """One an entry of B."""
         return int(b.nnz)
 
     @classmethod
     def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """Scale rows of B."""
         (indptr,) = operands
         k.scale_rows(indptr, right, left, out)
 
@@ -802,37 +718,29 @@ class ScaleColumns(StrategyOfKinds):
     """B is diagonal."""
 
     name = "scale_columns"
+    kernel = "scale_columns"
     reads = ("a_indices",)
     own_pattern = False
     quicker = (ScaleRuns,)
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:
-        """B is diagonal."""
         return bool(b.kind == "diagonal")
 
     @staticmethod
     def result(a: Any, b: Any) -> Any:
-        """A."""
         return a
 
     @staticmethod
     def count(a: Any, b: Any) -> int:
-        """One an entry of A."""
         return int(a.nnz)
 
-    @classmethod
-    def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """Scale columns of A."""
-        (indices,) = operands
-        k.scale_columns(indices, left, right, out)
 
-
-# B is a selection, at most one entry a row (max-pooling, say): an entry of A makes one product at most.
+# B is a selection, at most one entry per row (max-pooling): an entry of A has at most one product.
 
 
 class SelectColumns(Strategy):
-    """A position an entry of A, and no loop over rows of B."""
+    """One offset per entry of A, and no loop over rows of B."""
 
     name = "select_columns"
     kernel = "spgemm_select_columns"
@@ -840,19 +748,17 @@ class SelectColumns(Strategy):
 
     @property
     def fits(self) -> bool:
-        """B is a selection, and A is none."""
         return self.product.a.kind != "selection" and self.product.b.kind == "selection"
 
     @property
     def index_bytes(self) -> int:
-        """Of places, and of products that must be listed."""
         product = self.product
         listed = self._dtype.itemsize * (2 * product.products + product.shape[0] + 1) if self._lists_products else 0
         return product.position_bytes + listed + product.row_cuts.nbytes
 
     @property
     def _lists_products(self) -> bool:
-        """Whether the selection leaves columns of A without a product, so that the products must be listed."""
+        """Whether some columns of A have no product, so that the products must be listed."""
         return self.product.b.nnz < self.product.b.shape[0]
 
     @property
@@ -861,7 +767,6 @@ class SelectColumns(Strategy):
         return np.promote_types(self.product.pair_dtype, index_dtype(self.product.nnz, self.product.shape))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The fields of `Terms`, but for those that the patterns serve for."""
         product = self.product
         a, b, c, dtype = product.a, product.b, product.pattern, self._dtype
         if self._lists_products:
@@ -877,16 +782,15 @@ class SelectColumns(Strategy):
 
     @classmethod
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return `Terms`: without a list of its own, product p is entry p of A times the entry in the row it names."""
         listed = {"product_ptr": arrays["a_indptr"], "a_index": None, "b_index": arrays["a_indices"]}
         return super().operands(a, b, listed | dict(arrays))
 
 
-# A is a selection, at most one entry a row: rows of B are picked and scaled.
+# A is a selection, at most one entry per row: picks rows of B and scales them.
 
 
 class SelectRows(Strategy):
-    """Whole rows are moved, and nothing is indexed."""
+    """Moves whole rows; nothing is indexed."""
 
     name = "select_rows"
     kernel = "spgemm_select_rows"
@@ -894,28 +798,24 @@ class SelectRows(Strategy):
 
     @property
     def fits(self) -> bool:
-        """A is a selection."""
         return self.product.a.kind == "selection"
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Nothing but the patterns'."""
         return rows_of_one_type(self.product)
 
 
-# The quickest first. A new one is a class above, and its place here.
+# Fastest first. To add a strategy, write a class above and name it here.
 
 OF_KINDS: tuple[type[StrategyOfKinds], ...] = (Identity, ScaleRows, ScaleColumns, Dense)
-"""Of these, the first that takes the kinds of A and B is the only one."""
+"""Chosen by the kinds of A and B alone: the first that takes them."""
 OF_STRUCTURE: tuple[type[Strategy], ...] = (
     SelectRows, SelectColumns, Filled, AddRuns, AddBlocks, Gather, SumPairs, Positions, Accumulate,
 )  # fmt: skip
-"""What is left to the others, when the structure of the product has been looked at; the last always fits."""
-
-
+"""Chosen by the structure of all other products; the last always fits."""
 OF_KINDS_AND_STRUCTURE: tuple[type[Strategy], ...] = tuple(quicker for told in OF_KINDS for quicker in told.quicker)
 """Preferred to one of `OF_KINDS` where the structure allows it."""
 
 
 def by_kinds(a: Any, b: Any) -> type[StrategyOfKinds] | None:
-    """Return the strategy that the kinds of A and B tell, None if their structure must be looked at."""
+    """Return the strategy that the kinds of A and B determine, None if it depends on their structure."""
     return next((strategy for strategy in OF_KINDS if strategy.takes(a, b)), None)

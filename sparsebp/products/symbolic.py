@@ -1,10 +1,11 @@
-"""Symbolic phase of sparse products: the pattern of C = A @ B and where every product lands in it.
+"""Symbolic phase of sparse products: the pattern of C = A @ B, and where every product lands in it.
 
-`sparsebp.kernels.host.symbolic` does the work, on all threads; here it is split into parts, and its arrays are
-made.
+`sparsebp.kernels.host.symbolic` does the work on all threads; this module splits it and allocates its arrays.
 """
 
 from __future__ import annotations
+
+from types import ModuleType
 
 import numpy as np
 
@@ -13,33 +14,24 @@ from sparsebp.patterns.pattern import SparsityPattern, index_bytes, index_dtype
 
 _MAX_PARTS = 32
 _PART_WORK = 1 << 15
-"""Products of one part at least; in addition four for each column of B, for which a part keeps a few bytes."""
+"""Fewest products of a part; plus four for each column of B, for which a part keeps a few bytes."""
 MOST_ROOM = 1 << 30
-"""Bytes of room for rows of C whose lengths are not known yet, beyond which entries are counted first."""
+"""Most bytes reserved for rows of C of unknown length; beyond it, entries are counted first."""
 ROW_LENGTH = 32
-"""Mean length of B's rows, over all products, up to which lists of products are worth thinking of; beyond, they gain
-little if anything, and an index of places is half as large or less."""
+"""Mean length of B's rows, over all products, up to which lists of products are considered. Beyond it they gain
+little or nothing, and an index of offsets is half as large or less."""
 _SCATTERED = 16
-"""Columns an entry of B beyond which only those that have entries are numbered."""
+"""Columns per entry of B beyond which only columns with entries are numbered."""
 _MOST_CUTS = 64
 _CUT_WORK = 2048
-"""Products in one part of the numeric phase at least; with a batch of 64 that is one grain of the kernels."""
+"""Fewest products of a part of the numeric phase; with a batch of 64 that is one grain of the kernels."""
 
 
 def row_cuts(work: np.ndarray, parts: int) -> np.ndarray:
     """Split rows into at most `parts` parts of about equal work.
 
-    Parameters
-    ----------
-    work
-        Running sum of the rows' work, shape (n_rows + 1,), from 0.
-    parts
-        How many parts to aim at.
-
-    Returns
-    -------
-    numpy.ndarray
-        Row numbers where parts begin, and the number of rows last; int64, strictly increasing (or 0, 0 for no rows).
+    `work` is the running sum of the rows' work, (n_rows + 1,), from 0. Returns the first row of each part and the
+    number of rows, int64, strictly increasing (or 0, 0 without rows).
     """
     rows = len(work) - 1
     inner = np.searchsorted(work, work[-1] * np.arange(1, parts) // parts)
@@ -48,29 +40,36 @@ def row_cuts(work: np.ndarray, parts: int) -> np.ndarray:
 
 
 def parts_of_rows(work: np.ndarray) -> np.ndarray:
-    """Return the rows' parts for the numeric phase, from the running sum of the rows' work; see `row_cuts`."""
+    """Split rows for the numeric phase, by the running sum of their work; see `row_cuts`."""
     return row_cuts(work, min(_MOST_CUTS, 1 + int(work[-1]) // _CUT_WORK))
 
 
 def parts_for(work: int) -> int:
-    """Return into how many parts `work` entries or products are split; as always, whatever the number of threads."""
+    """Return the number of parts for `work` entries or products, whatever the number of threads."""
     return min(_MAX_PARTS, 1 + work // _PART_WORK)
 
 
+def host_kernels() -> ModuleType:
+    """Import the kernels of the symbolic phase on first use: Numba takes long to load."""
+    from sparsebp.kernels.host import symbolic
+
+    return symbolic
+
+
 class SymbolicProduct:
-    """What is known of C = A @ B without values, found step by step: nothing is made that is not asked for.
+    """Everything known about C = A @ B without values, computed on first use.
 
     Parameters
     ----------
     a, b
         Patterns of shapes (m, k) and (k, n).
     memory_limit
-        Beyond it, entries of C are counted before any of them is written down; None for no limit.
+        Bytes beyond which entries of C are counted before any is stored; None for no limit.
 
     Attributes
     ----------
     pair_dtype
-        Index type that holds the number of any entry of A or B.
+        Index type for any entry of A or B.
     """
 
     def __init__(self, a: SparsityPattern, b: SparsityPattern, memory_limit: int | None = None) -> None:
@@ -81,16 +80,14 @@ class SymbolicProduct:
 
     @property
     def product_ptr(self) -> np.ndarray:
-        """Products before every row of C, int64, shape (m + 1,)."""
+        """Number of products before every row of C, int64, shape (m + 1,)."""
         return self._before[0]
 
     @cached_property
     def _before(self) -> tuple[np.ndarray, np.ndarray]:
-        """`product_ptr`, and in the same way how many entries C has at most."""
-        from sparsebp.kernels.host import symbolic
-
+        """`product_ptr`, and an upper bound of C's row pointer."""
         product_ptr, room = np.empty((2, self.shape[0] + 1), np.int64)
-        symbolic.count_products(self.a.indptr, self.a.indices, self.b.indptr, self._width, product_ptr, room)
+        host_kernels().count_products(self.a.indptr, self.a.indices, self.b.indptr, self._width, product_ptr, room)
         return product_ptr, room
 
     @property
@@ -100,24 +97,24 @@ class SymbolicProduct:
 
     @cached_property
     def longest_row_of_a(self) -> int:
-        """Entries of A's longest row; no entry of C is the sum of more products."""
+        """Length of A's longest row; no entry of C sums more products."""
         return int(np.diff(self.a.indptr).max(initial=0))
 
     @cached_property
     def has_short_rows(self) -> bool:
-        """Whether rows of B are so short that lists of products are worth thinking of."""
+        """Whether rows of B are short enough to consider lists of products."""
         return self.products <= ROW_LENGTH * self.a.nnz and self.longest_row_of_a < 2**16
 
     @cached_property
     def c_indptr(self) -> np.ndarray:
-        """Where every row of C begins, int64, shape (m + 1,)."""
-        from sparsebp.kernels.host import symbolic
-
+        """C's row pointer, int64, shape (m + 1,)."""
         indptr = np.zeros(self.shape[0] + 1, np.int64)
         if (self._columns.dtype.itemsize + 2) * int(self._before[1][-1]) <= self._most_room:
             np.cumsum(self._found[0], out=indptr[1:])
         else:
-            symbolic.count_entries(*self._parts, *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
+            host_kernels().count_entries(
+                *self._parts, *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:]
+            )
             np.cumsum(indptr, out=indptr)
         return indptr
 
@@ -128,106 +125,90 @@ class SymbolicProduct:
 
     @property
     def pattern_bytes(self) -> int:
-        """Bytes of C's pattern, if it is not an operand's; only one of as many entries is made to find that out."""
+        """Bytes of C's pattern, 0 if an operand has it; C is built only if an operand has as many entries."""
         known = any(p.nnz == self.nnz and p.shape == self.shape for p in (self.a, self.b))
         return 0 if known and self.pattern in (self.a, self.b) else index_bytes(self.nnz, self.shape)
 
     @cached_property
     def pattern(self) -> SparsityPattern:
-        """C's pattern; an operand's object where it is the same, so that nothing is kept twice."""
+        """C's pattern; the operand's object if an operand has it."""
         indices = self._joined[0] if self._present is None else self._present[self._joined[0]]
-        made = SparsityPattern._trusted(self.c_indptr, indices, self.shape)
+        made = SparsityPattern._unchecked(self.c_indptr, indices, self.shape)
         return next((operand for operand in (self.a, self.b) if operand == made), made)
 
     @property
     def terms(self) -> np.ndarray:
-        """How many products every entry of C is the sum of, uint16, shape (nnz,); if `has_short_rows`."""
+        """Number of products per entry of C, uint16, shape (nnz,); if `has_short_rows`."""
         return self._joined[1]
 
     @cached_property
     def _joined(self) -> tuple[np.ndarray, np.ndarray]:
-        """Columns of all rows of C, by the numbers of `_columns`, and `terms`."""
-        from sparsebp.kernels.host import symbolic
-
+        """Columns of all rows of C, numbered as in `_columns`, and `terms`."""
         ends = self.c_indptr[self._cuts]
         _, begins, *found = self._found
         joined = [np.empty(self.nnz if len(array) else 0, array.dtype) for array in found]
-        symbolic.join_rows(*self._parts, begins, ends, *found, *joined)
+        host_kernels().join_rows(*self._parts, begins, ends, *found, *joined)
         del self._found
         columns, terms = joined
         return columns, terms
 
     @cached_property
     def _found(self) -> tuple[np.ndarray, ...]:
-        """How many entries every row of C has; where those of each part begin in what follows: columns and terms."""
-        from sparsebp.kernels.host import symbolic
-
+        """Entries per row of C; where each part begins in the arrays that follow; columns and terms."""
         room, parts, short = self.__dict__.get("c_indptr", self._before[1]), len(self._cuts) - 1, self.has_short_rows
-        begins = room[self._cuts[:-1]] + symbolic.SLACK * np.arange(parts)
-        size = int(room[-1]) + symbolic.SLACK * parts
+        begins = room[self._cuts[:-1]] + host_kernels().SLACK * np.arange(parts)
+        size = int(room[-1]) + host_kernels().SLACK * parts
         columns, terms = np.empty(size, self._columns.dtype), np.empty(size if short else 0, np.uint16)
         counts = np.empty(self.shape[0], np.int64)
         marks = self._scratch(np.uint16 if short and self.longest_row_of_a > 255 else np.uint8, extra=64)
         groups = np.zeros((parts, self._width // 64 + 65), np.uint8)
-        symbolic.find_rows(
+        host_kernels().find_rows(
             *self._parts, *self._operands, self.product_ptr, self._cuts, begins, marks, groups, counts, columns, terms
         )
         return counts, begins, columns, terms
 
     @cached_property
     def position_dtype(self) -> np.dtype:
-        """The narrowest type that holds a place in any row of C."""
+        """The narrowest type for offsets in any row of C."""
         return np.dtype(np.uint16 if int(np.diff(self.c_indptr).max(initial=0)) <= 2**16 else np.uint32)
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of the places of all products."""
+        """Bytes of the offsets of all products."""
         return self.position_dtype.itemsize * self.products
 
     @cached_property
     def row_cuts(self) -> np.ndarray:
-        """Rows of C in parts of about equal work for the numeric phase, see `row_cuts`."""
+        """Rows of C in parts of about equal work; see `row_cuts`."""
         return parts_of_rows(self.product_ptr + self.c_indptr)
 
     def positions(self, dtype: np.dtype | type) -> np.ndarray:
-        """Return where in its row of C every product lands, in Gustavson's order, shape (products,).
-
-        `dtype` must hold the entries of the longest row.
-        """
-        from sparsebp.kernels.host import symbolic
-
+        """Return each product's offset in its row of C, in Gustavson's order, (products,); `dtype` must hold them."""
         positions = np.empty(self.products, dtype)
-        symbolic.write_positions(
+        host_kernels().write_positions(
             *self._parts, *self._operands, *self._of_c, self.product_ptr, self._cuts, self._scratch(dtype), positions
         )
         return positions
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return which entries of A and B every entry of C multiplies; for products with one term an entry."""
-        from sparsebp.kernels.host import symbolic
-
+        """Return the entries of A and B that every entry of C multiplies, if each has one term."""
         a_index, b_index = (np.empty(self.nnz, self.pair_dtype) for _ in range(2))
         scratch = self._scratch(self.c_indptr.dtype)
-        symbolic.write_pairs(*self._parts, *self._operands, *self._of_c, self._cuts, scratch, a_index, b_index)
+        host_kernels().write_pairs(*self._parts, *self._operands, *self._of_c, self._cuts, scratch, a_index, b_index)
         return a_index, b_index
 
     def lists(
         self, tiles: np.ndarray, rows: np.ndarray, shift: int, dtype: np.dtype
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return order, starts and words of `sparsebp.kernels.operands.Pairs`, and write its numbers of lists to tiles.
+        """Return order, starts and words of `sparsebp.kernels.operands.Pairs`, and write the list counts to `tiles`.
 
         `rows`: the first row of every tile.
         """
-        from sparsebp.kernels.host import symbolic
-
         team, parts = self._parts
-        order, starts, words = (
-            np.empty(self.nnz, np.uint16),
-            np.empty(self.nnz, np.uint16),
-            np.empty(self.products, dtype),
-        )
+        order, starts = np.empty(self.nnz, np.uint16), np.empty(self.nnz, np.uint16)
+        words = np.empty(self.products, dtype)
         cuts = row_cuts(tiles[:, 2] + tiles[:, 0], parts)
-        symbolic.write_lists(
+        host_kernels().write_lists(
             team, len(cuts) - 1, *self._operands, *self._of_c, self.terms, tiles, rows, cuts,
             (self._width, self.longest_row_of_a), shift, order, starts, words,
         )  # fmt: skip
@@ -235,12 +216,11 @@ class SymbolicProduct:
 
     def starts_of_runs(self, shapes: tuple[np.ndarray, ...], start_ptr: np.ndarray) -> np.ndarray:
         """Return `starts` of `sparsebp.kernels.operands.Runs`."""
-        from sparsebp.kernels.host import symbolic
         from sparsebp.kernels.host.engine.threads import team
 
         starts, cuts = np.empty(int(start_ptr[-1]), self.position_dtype), self.row_cuts
         others = (*shapes, start_ptr, self._width, cuts, starts)
-        symbolic.write_starts(team(), len(cuts) - 1, *self._operands, *self._of_c, *others)
+        host_kernels().write_starts(team(), len(cuts) - 1, *self._operands, *self._of_c, *others)
         return starts
 
     @property
@@ -253,20 +233,20 @@ class SymbolicProduct:
 
     @cached_property
     def _present(self) -> np.ndarray | None:
-        """The columns that are numbered, None for all: scratch has one place for each."""
+        """The numbered columns, None for all: scratch has one element for each."""
         scattered = self.shape[1] > _SCATTERED * max(self.b.nnz, _PART_WORK)
         return np.unique(self.b.indices) if scattered else None
 
     @cached_property
     def _columns(self) -> np.ndarray:
-        """The number of each entry's column of B."""
+        """The number of the column of each entry of B."""
         if self._present is None:
             return self.b.indices
         return np.searchsorted(self._present, self.b.indices).astype(np.int32)
 
     @property
     def _width(self) -> int:
-        """How many columns are numbered."""
+        """The number of numbered columns."""
         return self.shape[1] if self._present is None else len(self._present)
 
     @cached_property
@@ -276,7 +256,7 @@ class SymbolicProduct:
 
     @property
     def _parts(self) -> tuple[int, int]:
-        """Who works, and in how many parts."""
+        """The team of threads, and the number of parts."""
         from sparsebp.kernels.host.engine.threads import team
 
         return team(), len(self._cuts) - 1

@@ -1,4 +1,4 @@
-"""RUNTIME: runs a schedule on one device, in any order that the graph of actions allows."""
+"""RUNTIME: runs a schedule, on one device or several ranks, in any order that the graph of actions allows."""
 
 from __future__ import annotations
 

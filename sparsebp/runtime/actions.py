@@ -1,4 +1,4 @@
-"""What an executor does for each action of a schedule: stages of a model, and what a step holds between them."""
+"""The functions behind each action of a schedule: stages of a model, and the state of a step between them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core.check import Array, ProductFactors, forward_of
+from sparsebp.core.check import Array, ProductFactors
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
-from sparsebp.core.shortcuts import belongs
+from sparsebp.core.shortcuts import belongs, forward_of
 from sparsebp.nn import norm
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.loss import check_mean
 from sparsebp.nn.sequential import taking_lengths
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums, squared_norms, total_norm
+from sparsebp.schedule import Kind
 
-# The stages of a model, as an executor sees them, and which of its parameters an optimizer trains.
+# The stages of a model for an executor, and the parameters that an optimizer trains.
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Stage:
 
     name: str
     layer: Any
-    # The model's name of every parameter that is trained by the name that the layer's `weight_grad` uses. Two of them
-    # are one where the layer, or the model, shares it.
+    # The model's name of every trained parameter by the name in the layer's `weight_grad`. Two names map to one where
+    # the layer, or the model, shares the parameter.
     parameters: dict[str, str]
     frozen: bool = False  # Whether it has parameters and none of them is trained
 
@@ -40,11 +41,9 @@ class Stage:
 class Stages:
     """All stages of a model, in the order of forward."""
 
-    # model: A `Layer`, or anything with `forward`, `weight_grad` and `parameters`: that is one stage.
-    # trained: The names of the parameters that are trained, in the model's order; None: all. The others are as good as
-    # none.
-    # names: The names of all parameters that are trained.
-    # first: The number of the first stage with such parameters: no gradient is needed at its input, nor before it.
+    # model: A `Layer`, or one stage: anything with `forward`, `weight_grad` and `parameters`.
+    # trained: The names of the trained parameters, in the model's order; None: all.
+    # first: The number of the first stage with trained parameters: no gradient is needed at its input, nor before it.
 
     def __init__(self, model: Any, trained: Iterable[str] | None = None) -> None:
         self.model = model
@@ -62,7 +61,7 @@ class Stages:
 
     @property
     def unweighted(self) -> frozenset[int]:
-        """The stages without parameters that are trained."""
+        """The stages without trained parameters."""
         return frozenset(number for number, stage in enumerate(self.all) if not stage.parameters)
 
     @property
@@ -83,7 +82,7 @@ class Stages:
 
     @cached_property
     def taking_lengths(self) -> frozenset[int]:
-        """The stages whose forward takes the lengths of padded sequences; a model of one stage is taken at its word."""
+        """The stages whose forward takes the lengths of padded sequences; a single stage is assumed to."""
         if len(self.all) == 1:
             return frozenset({0})
         return frozenset(taking_lengths([(stage.name, stage.layer) for stage in self.all])[0])
@@ -94,9 +93,8 @@ class Stages:
         return [name for name in self.names if held[name] > 1]
 
     def updated_at(self, order: Iterable[int], *, last: bool) -> dict[int, list[str]]:
-        """Return which parameters each stage's update takes, if stages are updated in this order."""
-        # What several stages hold is updated with the last of them, or else with the first. What none of them holds is
-        # left out.
+        """Return the parameters that each stage's update takes, if stages are updated in this order."""
+        # A shared parameter is updated with the last of its stages, or else with the first.
         place: dict[str, int] = {}
         for number in order:
             for name in self.all[number].parameters.values():
@@ -118,7 +116,7 @@ def _stage(prefix: str, layer: Any, shared: dict[str, str], trained: frozenset[s
 
 def trained_parameters(model: Any, optimizer: Any) -> dict[str, Array]:
     """Return the parameters that `optimizer` trains, by name, in the model's order."""
-    # Its `params` say so, arrays by name; an optimizer of the user's own that has none trains all.
+    # Its `params` say so, arrays by name; a user's optimizer without `params` trains all.
     live = model.parameters()
     if not live:
         raise OptionError("The model has no parameters", expected="at least one", got="none")
@@ -151,14 +149,14 @@ def check_live(model: Any, params: Mapping[str, Array]) -> None:
 
 
 def check_even(optimizer: Any, names: Iterable[str]) -> None:
-    """Raise `OptionError` unless all parameters have been updated equally often, as far as `optimizer` says."""
+    """Raise `OptionError` if `optimizer.steps` shows that some parameters have had fewer updates than others."""
     steps = getattr(optimizer, "steps", None)
     counts = {name: steps[name] for name in names if name in steps} if isinstance(steps, Mapping) else {}
     if len(set(counts.values())) < 2:
         return
     most = max(counts.values())
     behind = [name for name, count in counts.items() if count < most]
-    raise OptionError("An update was broken off half-way: some parameters are a step behind the others",
+    raise OptionError("An update was interrupted: some parameters are a step behind the others",
                       expected=f"{most} updates of every parameter", got=f"fewer of {_shown(behind)}",
                       remedy="Load model and optimizer as they were before it (fit(resume=True) takes the last "
                       "checkpoint), or build a new optimizer to go on from the parameters as they are")  # fmt: skip
@@ -168,18 +166,18 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-# What one training step holds between its actions, and what is told of it.
+# The state of one training step between its actions.
 #
-# Everything that one action leaves for others has a place of its own for each reader, who empties it: an array is freed
-# as soon as its last reader is done, in whichever order and on whichever thread they run.
+# Each reader of an action's result has a separate slot, which it empties: an array is freed as soon as its last reader
+# is done, in whichever order and on whichever thread they run.
 
 Batch: TypeAlias = tuple[Array, ...]
 """Input, target and, of sequences padded at the end, their lengths."""
 
 
 @dataclass
-class Later:
-    """What a step leaves on the device for the host to read when it has given the next one to the device."""
+class DeferredMetrics:
+    """Metrics of a step on the device, which the host reads after giving the next step to the device."""
 
     # losses, scores: The loss of every micro-batch and, where the `Watch` has one, its score, of shape ().
     losses: dict[int, Array] = field(default_factory=dict)
@@ -188,7 +186,7 @@ class Later:
     sums: list[tuple[list[str], Array]] = field(default_factory=list)
 
     def packed(self, xp: ModuleType) -> Array:
-        """Return all of these numbers in one float64 array."""
+        """Return all numbers in one float64 array."""
         parts = [*self.losses.values(), *self.scores.values(), *(sums for _, sums in self.sums)]
         packed, at = xp.empty(sum(part.size for part in parts), np.float64), 0
         for part in parts:
@@ -197,7 +195,7 @@ class Later:
         return packed
 
     def unpack(self, packed: np.ndarray, step: Step) -> None:
-        """Write the numbers of `packed` to where `step` has them."""
+        """Write the numbers of `packed` to their places in `step`."""
         numbers = iter(packed.tolist())
         for m in self.losses:
             step.values[m] = next(numbers)
@@ -208,32 +206,29 @@ class Later:
 
 
 class Step:
-    """The state of one training step: activations, gradients, the update, and what is reported of it."""
+    """The state of one training step: activations, gradients, the update, and its metrics."""
 
-    # batches: Input and target of every micro-batch.
-    # tag: The caller's, to know the step by.
-    # shares: The share of the step's samples that each micro-batch has.
-    # options: What forwards take beside the input of every micro-batch: lengths, or nothing.
-    # saved, shapes: What the forward of each stage saved, and the shape of its input, until the gradient at its output
-    # is there.
+    # tag: Any value of the caller's choice. shares: The share of the step's samples that each micro-batch has.
+    # options: Arguments of the forwards in addition to the input, for every micro-batch: lengths, or nothing.
+    # saved, shapes: The saved state of each stage's forward, and its input's shape, until the gradient arrives.
     # for_input, for_weights: From then on the stage's `Gradients`, for I and for W.
-    # values, predictions: Loss and output of every micro-batch. The output of a step that was replayed is not kept.
-    # scores: What the `Watch` says of every micro-batch; None where it has said nothing yet.
-    # grads, own: Gradients by the name of the parameter, until they are used; and which of them are sums that this step
-    # made, so that it may add to them in place.
-    # squares: The sum of squares of each gradient that has been looked at.
+    # values, predictions: Loss and output of every micro-batch; a replayed step does not keep the output.
+    # scores: The `Watch`'s scores of every micro-batch; None until there is one.
+    # grads, own: Gradients by the name of the parameter, until they are used; and the names of those that are sums made
+    # in this step, which may be added to in place.
+    # squares: The sum of squares of each gradient that has been checked.
     # update: The optimizer's update, from the last loss on.
-    # events, aborted: What streams tell each other: what is done, and that nothing more is to be done.
-    # marks: On a GPU, the device's events beside them.
-    # held: On a GPU with two streams, arrays that a stream has been given work on: their memory must not be used again
-    # by the stream that they came from before the other is done with them.
-    # later: On a GPU, what the host reads after the step; None: it reads as it goes.
-    # packed: The numbers of `later` once they are there, where a graph writes them.
-    # resumed: Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
+    # outbox: In a pipeline, messages to send: the output of F, or the gradient of I, of a stage and micro-batch.
+    # events, aborted: Signals between streams: an action is done, or the step has failed.
+    # marks: On a GPU, the device's events for them.
+    # held: On a GPU with two streams, arrays in a stream's queue: their memory must not be reused by the stream that
+    # allocated them before the other is done with them.
+    # later: On a GPU, the deferred metrics; None: the host reads them at once. packed: Their numbers, from a graph.
+    # resumed: Whether leftovers are done outside a further step; an interrupted one may have done part of them.
 
     __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "held", "later", "marks",
-                 "options", "own", "packed", "predictions", "resumed", "saved", "scores", "shapes", "shares", "squares",
-                 "tag", "update", "values")  # fmt: skip
+                 "options", "outbox", "own", "packed", "predictions", "resumed", "saved", "scores", "shapes", "shares",
+                 "squares", "tag", "update", "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
         count = len(batches)
@@ -250,11 +245,12 @@ class Step:
         self.own: set[str] = set()
         self.squares: dict[str, float] = {}
         self.update: Any = None
+        self.outbox: dict[tuple[Kind, int, int], Array] = {}
         self.events: list[bool] = []
         self.aborted = self.resumed = False
         self.marks: list[Any] = []
         self.held: list[Any] | None = None
-        self.later: Later | None = None
+        self.later: DeferredMetrics | None = None
         self.packed: Array = None
 
     @property
@@ -265,34 +261,33 @@ class Step:
         return sum(share * value for share, value in zip(self.shares, self.values, strict=True))
 
     def norm(self, names: Sequence[str]) -> float:
-        """Return the Euclidean norm of all gradients, before clipping; `names` says the order of summation."""
+        """Return the Euclidean norm of all gradients before clipping, summed in the order of `names`."""
         return total_norm(self.squares[name] for name in names)
 
 
 class Watch:
-    """Looks at what an executor computes, and raises where training must stop. This one raises nothing."""
+    """Checks an executor's results, and raises where training must stop. This base class raises nothing."""
 
     # On a GPU it is told when the next step has been given to the device, see `sparsebp.runtime.executor`.
 
     def score(self, prediction: Array, target: Array) -> Array | None:
-        """Return one more number of a micro-batch as an array of shape (), without reading it; None for none."""
-        # It is asked for on a GPU alone, within the step, and becomes the step's `scores[m]`.
+        """Return one more metric of a micro-batch, of shape (), without reading it from the device; None for none."""
         return None
 
     def loss(self, step: Step, m: int, value: float) -> None:
-        """The loss of micro-batch `m` is there."""
+        """The loss of micro-batch `m` is known."""
 
     def gradients(self, step: Step, grads: dict[str, Array]) -> None:
         """The sum of squares of one of these gradients is not finite."""
 
 
 def options_of(batch: Batch) -> dict[str, Any]:
-    """Return what the model's forward takes beside the input of a batch."""
+    """Return the arguments of the model's forward in addition to the input."""
     return {"lengths": batch[2]} if len(batch) > 2 else {}
 
 
 def _table(count: int, stages: int) -> list[list[Any]]:
-    """Return a place for every micro-batch and stage."""
+    """Return an empty slot for every micro-batch and stage."""
     return [[None] * stages for _ in range(count)]
 
 
@@ -300,13 +295,13 @@ Run: TypeAlias = Callable[[Step], None]
 
 
 class _Ahead(NamedTuple):
-    """What flows from a stage to the next one where both have run: the next one's output."""
+    """The flow from a stage to the next one where one pass has run both: the next one's output."""
 
     y: Array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the output of either."""
+        """The gradient of either's output."""
         return tuple(self.y.shape)
 
     @property
@@ -316,18 +311,14 @@ class _Ahead(NamedTuple):
 
 
 class Actions:
-    """Makes the functions that the actions of a schedule stand for."""
-
-    # stages, loss, optimizer: What is trained, and by what.
-    # clip_norm: Largest norm of all gradients together; only `gather` heeds it.
-    # watch: Is told of losses and of gradients that are not finite.
+    """Makes the functions of a schedule's actions; only `gather` clips by `clip_norm`."""
 
     def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> None:
         check_mean(loss)
         self.stages, self.loss, self.optimizer = stages, loss, optimizer
         self.clip_norm, self.watch = clip_norm, watch
         self.names: Sequence[str] = stages.names
-        """The parameters whose gradients are computed here."""
+        """The parameters whose gradients are computed on this rank."""
 
     def forward(self, number: int, m: int, count: int) -> Run:
         """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
@@ -357,7 +348,7 @@ class Actions:
         return run
 
     def _behind(self, number: int) -> Any:
-        """Return the layer of the next stage if it runs here, in one pass over memory with this one; else None."""
+        """Return the next stage's layer if one pass over memory runs it together with this one; else None."""
         if number + 1 >= len(self.stages):
             return None
         layer, behind = self.stages[number].layer, self.stages[number + 1].layer
@@ -380,7 +371,7 @@ class Actions:
                 if score is not None:
                     step.later.scores[m] = score
             gy = loss.input_grad(saved)
-            if step.shares[m] != 1:  # the mean over the step's samples: that of micro-batches' means, by their sizes
+            if step.shares[m] != 1:  # the step's mean weights the micro-batches' means by their sizes
                 gy = gy * gy.dtype.type(step.shares[m])
             place(step, m, len(self.stages) - 1, gy)
             if m == count - 1 and step.update is None:
@@ -389,7 +380,7 @@ class Actions:
         return run
 
     def _place(self, step: Step, m: int, number: int, gy: Array) -> None:
-        """Make the gradients of a stage from that at its output, where their readers look."""
+        """Make the gradients of a stage from the gradient at its output."""
         stage = self.stages[number]
         self._offer(step, m, number, gradients_of(stage.layer, gy, step.saved[m][number]))
 
@@ -401,7 +392,7 @@ class Actions:
             step.for_weights[m][number] = gradients
 
     def input_grad(self, number: int, m: int) -> Run:
-        """I, of a stage behind the first one with parameters."""
+        """I, of a stage after the first one with parameters."""
         place, layer = self._place, self.stages[number - 1].layer
         behind = self._behind(number - 1)
 
@@ -454,7 +445,7 @@ class Actions:
                     continue
                 if name in step.own:
                     step.grads[name] += grad
-                elif name in step.grads:  # what a layer returned may be part of something else
+                elif name in step.grads:  # the layer's array may be part of another one
                     step.grads[name] = step.grads[name] + grad
                     step.own.add(name)
                 else:
@@ -463,13 +454,13 @@ class Actions:
         return run
 
     def are_products(self, number: int) -> bool:
-        """Whether W of a stage is one matrix product a parameter, as far as its class says."""
+        """Whether W of a stage is one matrix product per parameter, judging by its class."""
         layer = self.stages[number].layer
         return is_ours(layer) and belongs(layer, "weight_grad_products")
 
     def weight_grads(self, step: Step, numbers: Sequence[int]) -> bool:
-        """W of several stages of which `are_products` holds, in one call; False, with nothing done, if one differs."""
-        # On the host, of one micro-batch, and of parameters that are no other stage's.
+        """W of several stages for which `are_products`, in one call; False, with nothing done, if one differs."""
+        # On the host, for one micro-batch, and for parameters that stages do not share.
         products: dict[str, tuple[ProductFactors, tuple[int, ...]]] = {}
         for number in numbers:
             stage, at = self.stages[number], step.for_weights[0][number]
@@ -490,10 +481,10 @@ class Actions:
         return True
 
     def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
-        """W and U of a stage that nothing comes between: large gradients are used as they are made, row by row."""
+        """W and U of a stage in one: large gradients are used row by row as they are made."""
         stage, separately = self.stages[number], (self.weight_grad(number, m), self.update(names, gathered=False))
         name_of = stage.parameters
-        refused: set[tuple[int, ...]] = set()  # shapes of gradients at the output for which the optimizer does not
+        refused: set[tuple[int, ...]] = set()  # shapes of output gradients that the optimizer cannot take
 
         def run(step: Step) -> None:
             at = step.for_weights[m][number]
@@ -501,7 +492,7 @@ class Actions:
                 for part in separately:
                     part(step)
                 return
-            takes: Any = getattr(step.update, "takes_product", None)  # an optimizer of the user's own may not know it
+            takes: Any = getattr(step.update, "takes_product", None)  # a user's optimizer may not have it
             factored = step.later is None and takes is not None and belongs(stage.layer, "weight_grad_factors")
             found = stage.layer.weight_grad_factors(at.gy, at.saved) if factored else None
             products = {} if found is None else {key: pair for key, pair in found[0].items() if key in name_of}
@@ -523,7 +514,7 @@ class Actions:
         return run
 
     def gather(self, step: Step) -> None:
-        """Look at all gradients together, before any of them is used, and clip them."""
+        """Check all gradients together, before any of them is used, and clip them."""
         later = step.later
         if step.resumed and (step.squares if later is None else later.sums):  # done before an interruption
             return
@@ -537,17 +528,17 @@ class Actions:
             clip_on_device(grads, self.clip_norm, [sums for _, sums in later.sums])
 
     def update(self, names: Sequence[str], *, gathered: bool) -> Run:
-        """U: update some parameters, and give their gradients back. Without `gather` each is looked at here."""
+        """U: update some parameters, and free their gradients. Without `gather` each gradient is checked here."""
         return lambda step: self.use(step, names, gathered=gathered)
 
     def finish(self, step: Step, *, gathered: bool) -> None:
-        """Do the updates that a step has left over."""
+        """Do a step's remaining updates."""
         names = [name for name in step.update.remaining if name in step.grads]
         if names:
             self.use(step, names, gathered=gathered)
 
     def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
-        """Update some parameters, and give their gradients back."""
+        """Update some parameters, and free their gradients."""
         grads = {name: step.grads[name] for name in names}
         if not gathered:
             self._look(step, grads)
@@ -567,6 +558,6 @@ class Actions:
 
 
 def _hold(step: Step, *arrays: Any) -> None:
-    """Hold arrays until both streams are done with them, where the device is behind the host."""
+    """Hold arrays until both device streams are done with them."""
     if step.held is not None:
         step.held.append(arrays)

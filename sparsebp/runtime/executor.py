@@ -14,24 +14,28 @@ import numpy as np
 from sparsebp.core import backend, threads
 from sparsebp.core.backend import Reading
 from sparsebp.core.errors import OptionError
-from sparsebp.runtime.actions import Actions, Batch, Later, Stages, Step, Watch, check_even, is_ours, trained_parameters
-from sparsebp.runtime.graphs import Graphs
+from sparsebp.runtime.actions import (
+    Actions,
+    Batch,
+    DeferredMetrics,
+    Stages,
+    Step,
+    Watch,
+    check_even,
+    is_ours,
+    trained_parameters,
+)
 from sparsebp.runtime.program import Program, Task, check_fits, compile_program, fewer, without_frozen
-from sparsebp.runtime.streams import TwoStreams
+from sparsebp.runtime.streams import Graphs, TwoStreams
 from sparsebp.schedule import Schedule
 
-# What steps leave on a device is read one step late: the device never waits for the host to look.
-#
-# The numbers of a step are on their way to the host when its work has been given to the device, and are looked at when
-# that of the next step has been given, too. By then parameters have had one more update.
+# Metrics of a step on a device are read one step late, so the device never waits for the host: they are on their way to
+# the host when the step's work has been given to the device, and are checked when the next step's has been given, too.
+# By then parameters have had one more update.
 
 
-class LateSteps:
-    """The steps of an executor that wait to be looked at, in their order."""
-
-    # xp: The namespace of the model's arrays.
-    # loss: Its `forward` says what is wrong with a target.
-    # watch: Is told of losses and of gradients that are not finite.
+class DeferredSteps:
+    """The steps of an executor whose metrics have not been checked, in their order."""
 
     def __init__(self, xp: ModuleType, loss: Any, watch: Watch) -> None:
         self._xp, self._loss, self._watch = xp, loss, watch
@@ -40,16 +44,17 @@ class LateSteps:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are any."""
+        """Whether any steps are pending."""
         return bool(self._steps or self._looked_at)
 
     def exchange(self, steps: list[Step]) -> list[Step]:
-        """Take steps whose work is all given to the device; return those that another one has been given after."""
+        """Take steps whose work is all given to the device; return earlier ones, checked."""
         if not self.waiting and all(step.later is None for step in steps):
             return steps
         for step in steps:
-            self._steps.append((step, self._reading(step)))
-        left = 0  # those at the end whose numbers may still be computed
+            metrics = step.later and (step.later.packed(self._xp) if step.packed is None else step.packed)
+            self._steps.append((step, None if metrics is None else Reading(metrics)))
+        left = 0  # steps at the end whose numbers may still be computed
         while left < max(1, len(steps)) and left < len(self._steps) and self._steps[-1 - left][1] is not None:
             left += 1
         return self._look(len(self._steps) - left)
@@ -59,14 +64,9 @@ class LateSteps:
         return self._look(len(self._steps))
 
     def forget(self) -> None:
-        """Give up what waits."""
+        """Drop all steps."""
         self._steps.clear()
         self._looked_at = []
-
-    def _reading(self, step: Step) -> Reading | None:
-        if step.later is None:
-            return None
-        return Reading(step.later.packed(self._xp) if step.packed is None else step.packed)
 
     def _look(self, count: int) -> list[Step]:
         for _ in range(count):
@@ -83,12 +83,12 @@ class LateSteps:
         return known
 
     def _look_at(self, step: Step, numbers: np.ndarray) -> None:
-        """Write the numbers of a step to their places, and say what is wrong with them."""
+        """Write the numbers of a step to their places, and raise errors about them."""
         step.later.unpack(numbers, step)  # type: ignore[union-attr]
         step.packed, step.update, step.flow = None, None, []
         for m, value in enumerate(step.values):
             if not math.isfinite(value):
-                self._loss.forward(step.predictions[m], step.batches[m][1])  # says if it is the target's fault
+                self._loss.forward(step.predictions[m], step.batches[m][1])  # tells whether the target is at fault
             self._watch.loss(step, m, value)
         wrong = {name: np.float64(square) for name, square in step.squares.items() if not math.isfinite(square)}
         if wrong:
@@ -98,26 +98,26 @@ class LateSteps:
 class Executor:
     """Forward, loss, gradients and updates of a model, in the order of a schedule.
 
-    The results do not depend on the order, bit for bit on a CPU, as long as every stage takes its micro-batches in
-    turn: every schedule computes the same numbers, sooner or later. (Gradients of further micro-batches, and of further
-    uses of a shared parameter, are added as they come; dropout draws and running statistics move as forwards come.)
-    What an action leaves for others is freed as soon as the last of them is done, gradients with their update.
+    The results do not depend on the order, bitwise on a CPU, as long as every stage takes its micro-batches in turn.
+    (Gradients of further micro-batches, and of further uses of a shared parameter, are added in the order of arrival;
+    dropout draws and running statistics advance with the forwards.) An action's results are freed as soon as their last
+    reader is done, gradients with their update.
 
     Parameters
     ----------
     model
-        A layer; its `stages` are those of the schedule.
+        A layer; its `stages` are the schedule's.
     loss
         ``forward(prediction, target) -> (value, saved)`` with the mean over the batch, and ``input_grad(saved)``.
     optimizer
         ``begin() -> update`` with ``update.apply(grads)`` and ``update.remaining``; built on ``model.parameters()``, or
-        on a part of them: of stages that it does not train no weight gradient is computed, nor any in front of the
-        first one that it trains. Its ``params`` say which, see `trained_parameters`, and its ``steps``, updates by
-        name, whether one was broken off.
+        on a part of them: stages that it does not train have no weight gradient, and those before the first trained one
+        no gradient at all. Its ``params`` say which, see `trained_parameters`, and its ``steps``, updates by name,
+        whether an update was interrupted.
     schedule
-        Of one worker, with one or two streams, and one update a step; W and U of stages that are not trained are left
-        out. A step that begins with updates (``first="U"``)
-        or with the backward (``first="I"``) leaves work for the next one: `flush` does it.
+        Of one worker, with one or two streams, and one update per step; W and U of stages that are not trained are left
+        out. A step that begins with updates (``first="U"``) or with the backward (``first="I"``) leaves work for the
+        next one, or for `flush`.
     clip_norm
         Largest Euclidean norm of all gradients together; None does not clip.
     watch
@@ -128,7 +128,7 @@ class Executor:
     Raises
     ------
     OptionError
-        The schedule is not one of this model on one device, it updates before there is a norm to clip by, or the
+        The schedule is not for this model on one device, it updates before there is a norm to clip by, or the
         optimizer's parameters are not the model's.
     ScheduleError
         The schedule cannot run.
@@ -138,13 +138,12 @@ class Executor:
     A step of several micro-batches has the mean over all its samples: the gradient of each micro-batch's mean is
     weighted by its share of the samples.
 
-    On a GPU the host does not look at a step before it has given the next one to the device (with a loss that has
-    ``on_device``): `step` returns it one step later, or `flush` does, and what is wrong with it is raised there, when
-    the parameters have had one more update.
+    On a GPU (with a loss that has ``on_device``) the host checks a step only after giving the next one to the device:
+    `step` returns it, or raises its error, one step late, or `flush` does. Parameters have had one more update then.
     """
 
     plain: ClassVar[str] = "conventional"
-    """The name of a schedule that runs any model, for messages."""
+    """A schedule that runs any model, for messages."""
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, clip_norm: float | None = None,
@@ -166,12 +165,12 @@ class Executor:
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._two = TwoStreams(xp) if len(program.streams) > 1 else None
         on_device = not backend.is_host(xp)
-        # Each product of the package's own asks for this; once for the whole step, that costs a sixth of the time.
+        # Each matrix product of this package enters this; once for the whole step, it takes a sixth of the time.
         own = not on_device and self.stages.ours and all(map(is_ours, (loss, optimizer)))
         self._around = threads.one_blas_thread if own else contextlib.nullcontext
         self._graphs = Graphs(self._actions) if graph or (graph is None and on_device) else None
-        self._reads_late = on_device and hasattr(loss, "on_device")
-        self._given = LateSteps(xp, loss, watch)
+        self._defers_metrics = on_device and hasattr(loss, "on_device")
+        self._given = DeferredSteps(xp, loss, watch)
         self._pending: tuple[Step, Program] | None = None
         self._late = schedule.graph.first == "I"
         self._doubtful = True  # whether all parameters have had as many updates
@@ -181,16 +180,16 @@ class Executor:
 
     @property
     def pending(self) -> bool:
-        """Whether parameters are still to be updated, or steps to be looked at."""
+        """Whether updates, or checks of steps, are outstanding."""
         return self._pending is not None or self._given.waiting
 
     @property
     def uncaptured(self) -> tuple[str, ...]:
-        """Why steps are not captured into CUDA graphs; empty if they are, or are to be as soon as they are warm."""
+        """Why steps are not captured into CUDA graphs; empty if they are, or will be once warm."""
         return ("graph=False",) if self._graphs is None else self._graphs.uncaptured
 
     def own(self, indices: Any) -> Any:
-        """Return which samples of a micro-batch are computed here: all of them."""
+        """Return the samples of a micro-batch that are computed here: all."""
         return indices
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
@@ -201,21 +200,21 @@ class Executor:
         batches
             Input and target of every micro-batch; the last step of an epoch may have fewer than the schedule.
         tag
-            Whatever the caller wants to find in the `Step`.
+            Any value to keep in the `Step`.
 
         Returns
         -------
         list of Step
-            The steps that have all of their gradients now, and are looked at: this one; or the one before, if the
+            The steps that now have all of their gradients, and are checked: this one; or the one before, if the
             schedule computes gradients during the next forward, or on a GPU; or the one before that for both reasons.
 
         Raises
         ------
         OptionError
-            An update was broken off half-way before: by an error of the last step, or before this executor was made.
-            Parameters are then a step apart, and no further step is right.
+            An update was interrupted before, by an error of the last step or before this executor was made. Parameters
+            are then a step apart, and no further step is right.
         Exception
-            Whatever an action raises. What the step before has left over is still there for `flush`.
+            Any error of an action. Unfinished work of the step before is still there for `flush`.
         """
         done: list[Step] = []
         if self._doubtful:
@@ -237,8 +236,8 @@ class Executor:
             return done + self._step(batches, tag)
         before = None if self._pending is None else self._pending[0]
         step = Step(batches, len(self.stages), tag)
-        if self._reads_late:
-            step.later = Later()
+        if self._defers_metrics:
+            step.later = DeferredMetrics()
         if self._two is None or len(program.streams) == 1:  # of fewer micro-batches one stream may have nothing
             with self._around():
                 self._run(program.streams[0], step, before)
@@ -261,16 +260,16 @@ class Executor:
                 task.run(before)
 
     def flush(self, *, wait: bool = True) -> list[Step]:
-        """Do what the last step has left over; return it, and on a GPU the one before, if they were not returned yet.
+        """Finish the last step; return it, and on a GPU the one before, if they were not returned yet.
 
-        Parameters and the optimizer's state are then what they are without any schedule. Without `wait` steps whose
-        numbers are not there yet are not returned.
+        Parameters and optimizer state are then the same as without any schedule. Without `wait`, steps whose numbers
+        have not arrived are not returned.
         """
         done = self._given.exchange(self._finish())
         return done + self._given.drain() if wait else done
 
     def _finish(self) -> list[Step]:
-        """Do what the last step has left over; return it if it has all of its gradients only now."""
+        """Finish the last step; return it if it has all of its gradients only now."""
         if self._pending is None:
             return []
         step, program = self._pending
@@ -289,10 +288,7 @@ class Executor:
         return [step] if self._late else []
 
     def close(self) -> None:
-        """End the threads of a schedule of two streams, and give up graphs and their memory; `flush` first.
-
-        What `flush` has not done is given up. A further `step` starts all anew.
-        """
+        """End threads, and drop graphs and their memory, and work not done by `flush`. A further `step` starts anew."""
         if self._two is not None:
             if self._pending is not None and len(self._pending[1].streams) > 1:
                 self._two.give_up(self._pending[0])

@@ -1,4 +1,4 @@
-"""Starting and ending ranks together, exchanging what they must have in common, and when their actions ran."""
+"""Starting and ending ranks together, comparing and exchanging their data, and when their actions ran."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from sparsebp.schedule.simulation import Event, Simulation
 _TAG = 0  # messages of one pair and tag arrive in their order, and all of a step's have been waited for
 
 
-# What ranks must have in common, compared before they work on it.
+# Comparing the ranks' options and data before they begin.
 
 T = TypeVar("T")
 
 
 def check_same(transport: Transport, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
-    """Compare `facts` with those of all ranks, and return what each has as `own`, in their order: a collective call."""
+    """Compare `facts` over all ranks, and return each rank's `own`, in their order: a collective call."""
     everyone = _shared(transport, "a comparison", (dict(facts), own))
     first = everyone[0][0]
     for rank, (other, _) in enumerate(everyone):
@@ -50,15 +50,15 @@ def check_same(transport: Transport, facts: Mapping[str, Any], own: Any = None) 
                     got=f"{shown(other.get(name))} on rank {rank}",
                     remedy="Start all ranks with the same options, seeds and data",
                 )  # fmt: skip
-                error.alike = True
+                error.raised_on_all_ranks = True
                 raise error
     return [value for _, value in everyone]
 
 
-def together(transport: Transport | None, prepare: Callable[[], T]) -> T:
-    """Return ``prepare()`` once no rank has refused: a collective call, after which none waits for one that has."""
-    # What `prepare` refuses by an error of sparsebp is raised on all ranks, and they can go on with something else, on
-    # the same transport. It talks to other ranks by `check_same` at most; without a transport it is called, no more.
+def collective_call(transport: Transport | None, prepare: Callable[[], T]) -> T:
+    """Return ``prepare()`` once no rank has raised an error: a collective call."""
+    # An error of sparsebp in `prepare` is raised on all ranks, which can go on, on the same transport. `prepare` talks
+    # to other ranks by `check_same` at most; without a transport it is just called.
     if transport is None:
         return prepare()
     found: Any = None
@@ -68,20 +68,20 @@ def together(transport: Transport | None, prepare: Callable[[], T]) -> T:
     except TransportError:
         raise
     except SparseBPError as error:
-        if error.alike:
+        if error.raised_on_all_ranks:
             raise
         refusal = error
     said = None if refusal is None else (type(refusal).__name__, *map(_text, _parts(refusal)))
     everyone = _shared(transport, "a refusal, or none", said)
     if refusal is not None:
-        refusal.alike = True
+        refusal.raised_on_all_ranks = True
         raise refusal
     for rank, other in enumerate(everyone):
         if other is not None:
             kind, problem, expected, got, remedy = other
             make: type[SparseBPError] = getattr(errors, kind, SparseBPError)
             told = make(f"Rank {rank}: {problem}", expected=expected, got=got, remedy=remedy)
-            told.alike = True
+            told.raised_on_all_ranks = True
             raise told
     result: T = found
     return result
@@ -96,7 +96,7 @@ def _text(value: object) -> str | None:
 
 
 def _shared(transport: Transport, what: str, value: Any) -> list[Any]:
-    """Return what all ranks share here; a rank that shares something else is at another place of the program."""
+    """Return the values of all ranks; one that shares something else is elsewhere in the program."""
     everyone = transport.share((what, value))
     for rank, other in enumerate(everyone):
         if not isinstance(other, tuple) or other[:1] != (what,):
@@ -115,36 +115,36 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def mark_of(options: list[dict[str, Any]]) -> float:
-    """Return a number that is another one for other options of an optimizer, for a comparison at every step."""
+    """Return a checksum of an optimizer's options, to compare at every step."""
     return float(zlib.crc32(repr(options).encode()))
 
 
 def check_marks(marks: Sequence[float]) -> None:
-    """Compare the `mark_of` of every rank's options, in the order of the ranks."""
+    """Compare the ranks' `mark_of`, in their order."""
     for rank, mark in enumerate(marks):
         if mark != marks[0]:
-            raise TransportError(f"The optimizer of rank {rank} has other options than that of rank 0",
+            raise TransportError(f"The optimizer of rank {rank} has other options than rank 0's",
                                  expected="the same on all ranks", got="another learning rate, or another option",
                                  remedy="Change rates on all ranks alike: by the same learning-rate schedule, or by a "
                                  "callback that reads the model")  # fmt: skip
 
 
 def checksum(array: Array) -> str:
-    """Return dtype, shape and a checksum of the values of an array, in words."""
+    """Return dtype, shape and a checksum of an array's values as text."""
     values = np.ascontiguousarray(backend.to_host(array))
     return f"{values.dtype} {values.shape}, checksum {zlib.crc32(values.tobytes()):08x}"
 
 
 def checksums(arrays: Mapping[str, Array], what: str = "the parameter") -> dict[str, str]:
-    """Return the `checksum` of every array, by `what` it is and its name."""
+    """Return every array's `checksum` by `what` it is and its name."""
     return {f"{what} {name}": checksum(array) for name, array in arrays.items()}
 
 
-# Arrays that one rank has the right values of, for all others.
+# Arrays whose correct values one rank has, sent to all others.
 
 
 def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> None:
-    """Write to every array the values that its owner, the rank that comes with it, has for it."""
+    """Write the values of each array's owner, a rank, to it on all ranks."""
     # All ranks call it together, with arrays of the same names, in the same order, of the same shapes and dtypes.
     rank, size = transport.rank, transport.size
     under_way = []
@@ -172,32 +172,31 @@ def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> N
             others[name][...] = backend.as_namespace(value, backend.namespace(others[name]))
 
 
-ALIKE_SECONDS = 0.5  # between the ends of ranks that leave together; less than others wait for one that has left
+TOGETHER_SECONDS = 0.5  # between the ends of ranks that leave together; less than others wait for a rank that left
 
 
 def connect(*, device: str = "cpu", progress: bool = False, timeout: float = TIMEOUT_SECONDS) -> Transport:
     """Return the transport between the processes that ``mpiexec`` has started, of which this is one.
 
-    From then on they end together. An error that nobody catches is told to the other ranks, whose calls raise
-    `TransportError`; it is printed once, by the rank that has failed, and all processes exit, within seconds, with a
-    status other than 0. What a rank had written by then, checkpoints among it, stays. So does a rank end the run that
-    leaves early, by ``sys.exit`` or ``os._exit``, once another one waits for it; ranks that leave together have their
-    own status.
+    From then on they end together. An uncaught error is told to the other ranks, whose calls raise `TransportError`;
+    the rank that failed prints it, once, and all processes exit, within seconds, with a status other than 0. Files
+    written by then, checkpoints among them, stay. A rank that leaves early, by ``sys.exit`` or ``os._exit``, also ends
+    the run once another one waits for it; ranks that leave together keep their status.
 
-    Ranks that run on the same cores share them: the threads of the kernels and of the BLAS are lowered to as many as
-    there are for each (`sparsebp.threads.set_threads` sets another number).
+    Ranks that run on the same cores share them: the threads of the kernels and of the BLAS are divided among the ranks
+    (`sparsebp.threads.set_threads` sets another number).
 
     Parameters
     ----------
     device
         ``"cpu"``: `MPITransport`. ``"cuda"``: `NCCLTransport`, a GPU for each rank.
     progress, timeout
-        As `MPITransport` takes them.
+        As for `MPITransport`.
 
     Raises
     ------
     OptionError
-        `device` is another one, `progress` no truth value, or `timeout` no positive number.
+        An option is invalid.
     MissingDependencyError
         mpi4py, an MPI library, or on ``"cuda"`` CuPy is not installed.
     TransportError
@@ -238,8 +237,8 @@ _met = False
 
 
 def meet(ending: str | None) -> list[str | None]:
-    """Wait for all ranks, each of which says why it is about to end, or None: it goes on."""
-    # MPI's own start waits for all processes, for ever: one that never comes there would leave the others behind.
+    """Wait for all ranks, and return why each is about to end; None: it goes on."""
+    # MPI's start waits for all processes, forever: a process that never gets there would leave the others behind.
     global _met  # noqa: PLW0603 (processes start once)
     _met = True
     said: list[str | None] = mpi().COMM_WORLD.allgather(ending)
@@ -247,7 +246,7 @@ def meet(ending: str | None) -> list[str | None]:
 
 
 def take_leave(status: object) -> None:
-    """Tell ranks that wait in `connect` that this process ends without having come there; note the status."""
+    """Tell ranks that wait in `connect` that this process ends before it; record the status."""
     if _Ending.current is not None and isinstance(status, int):
         _Ending.current.status = status or 1
     ranks = launched()
@@ -258,7 +257,7 @@ def take_leave(status: object) -> None:
 
 
 def _share_cores(transport: MPITransport) -> None:
-    """Set the number of threads to this rank's share of its cores: more would wait for those of other ranks."""
+    """Set the number of threads to this rank's share of its cores, so that ranks do not wait for each other's."""
     own = set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(threads.most_threads()))
     everywhere = transport.share((platform.node(), own))
     sharing = sum(node == platform.node() and bool(own & cores) for node, cores in everywhere)
@@ -266,7 +265,7 @@ def _share_cores(transport: MPITransport) -> None:
 
 
 def own_device(transport: MPITransport) -> int:
-    """Return the number of the GPU that is this rank's: ranks of one machine take one each."""
+    """Return the number of this rank's GPU: ranks of one machine take one each."""
 
     MPI = mpi()
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
@@ -287,7 +286,7 @@ def own_device(transport: MPITransport) -> int:
 
 
 class _Ending:
-    """Lets the processes of a run end together."""
+    """Makes the processes of a run end together."""
 
     current: _Ending | None = None
 
@@ -295,7 +294,7 @@ class _Ending:
         self._transport = transport
         self._failed = False
         self._told = True
-        self.status = 1  # with which this process ends the others, should one of them not hear of a failure
+        self.status = 1  # in case one of the others does not hear of a failure
 
     def install(self) -> None:
         _Ending.current = self
@@ -305,7 +304,7 @@ class _Ending:
             if not self.failed(error):
                 return
             ends = self._transport.peers.ends.values()
-            if isinstance(error, TransportError) and any(end.left for end in ends):  # where it waited tells nothing
+            if isinstance(error, TransportError) and any(end.left for end in ends):  # where it waited is no help
                 error, trace = error.with_traceback(None), None
                 error.__suppress_context__ = True
             before(kind, error, trace)
@@ -313,30 +312,30 @@ class _Ending:
         at_once, own = os._exit, os.getpid()
 
         def leave_at_once(status: int) -> NoReturn:
-            at_once(self.at_once(status) if os.getpid() == own else status)  # children do as they like
+            at_once(self.at_once(status) if os.getpid() == own else status)  # children are not affected
 
         sys.excepthook, os._exit = hook, leave_at_once
-        atexit.register(self.leave)  # before MPI's own end, which waits for all, for ever
+        atexit.register(self.leave)  # before MPI's own end, which waits for all ranks forever
 
     def at_once(self, status: int) -> int:
-        """Return the status for ``os._exit``, of which neither `leave` nor MPI hears: not 0 if others still work."""
+        """Return the status for ``os._exit``, which `leave` and MPI do not see: not 0 if others still work."""
         # `mpiexec` ends those at once, and reports that status.
         peers = self._transport.peers
         if len(peers.ends) == peers.size:  # all have told their end
             return status
         peers.tell(End(left=f"os._exit({status})"))
-        if peers.settle(ALIKE_SECONDS):
+        if peers.settle(TOGETHER_SECONDS):
             return status
         error = TransportError(f"Rank {peers.rank} has left by os._exit({status}) while others work",
                                expected="the end of all ranks",
-                               got=f"that of {len(peers.ends)} of {peers.size}",
+                               got=f"the end of {len(peers.ends)} of {peers.size}",
                                remedy="Let all come to their end, or raise an error")  # fmt: skip
         speak()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return status or 1
 
     def failed(self, error: BaseException) -> bool:
-        """Tell the others, and return whether it is for this rank to print its error; the process is about to end."""
+        """Tell the others, and return whether this rank prints its error; the process is about to end."""
         with contextlib.suppress(ValueError):  # not the main thread
             # A Ctrl-C, or a scheduler's SIGTERM, reaches every rank: of this one perhaps only now, after another's end.
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -350,7 +349,7 @@ class _Ending:
         return speaks
 
     def leave(self) -> None:
-        """Tell the others, and wait for them; ends them if one of them cannot hear of a failure."""
+        """Tell the others, and wait for them; end them if one of them cannot hear of a failure."""
         peers = self._transport.peers
         if not self._failed:
             peers.tell(End())
@@ -363,16 +362,15 @@ class _Ending:
 
 
 def speaks(error: BaseException) -> bool:
-    """Tell the other ranks of an error that ends this process, and return whether it is for this one to print it."""
-    # It is for the lowest rank that failed by itself; before `connect`, where all ranks fail alike, for rank 0; and of
-    # course for a process that is alone.
+    """Tell the other ranks of an error that ends this process, and return whether this rank prints it."""
+    # The lowest rank that failed by itself prints; before `connect`, where all ranks fail alike, rank 0.
     if _Ending.current is not None:
         return _Ending.current.failed(error)
     ranks = launched()
     return ranks is None or ranks[0] == 0
 
 
-# When the actions of a step really ran, on all ranks, beside what the simulation says of the same durations.
+# When the actions of a step ran, on all ranks, compared with the simulation of the same durations.
 
 Times = Mapping[Action, tuple[float, float]]
 """When actions began and ended, in seconds of ``time.perf_counter()`` of the rank that ran them."""
@@ -381,16 +379,16 @@ _ROUNDS = 20
 
 @dataclass(frozen=True)
 class Timeline:
-    """A step that ran: what `sparsebp.schedule.plot` draws of a simulation, measured.
+    """A measured step, with the attributes of a `Simulation` that `sparsebp.schedule.plot` draws.
 
     Attributes
     ----------
     schedule
-        What ran.
+        The schedule that ran.
     events
         All actions, sorted by start; the first begins at 0. Seconds.
     uncertainty
-        By how many seconds the clock of a rank may differ from that of rank 0 beyond what was corrected.
+        Seconds by which a rank's clock may differ from rank 0's after correction.
     """
 
     schedule: Schedule
@@ -411,10 +409,7 @@ class Timeline:
         return max(0.0, 1 - busy / (self.schedule.workers * self.makespan)) if self.makespan > 0 else 0.0
 
     def simulated(self) -> Simulation:
-        """Return the simulation of the schedule with these durations and no time for messages.
-
-        Each action takes the mean of its kind and stage over the micro-batches.
-        """
+        """Return the simulation with these durations, means over micro-batches, and messages that take no time."""
         found: dict[tuple[str, int], list[float]] = defaultdict(list)
         for event in self.events:
             action = cast(Action, event.cell)
@@ -424,10 +419,9 @@ class Timeline:
 
 
 def clock_offset(transport: Transport) -> tuple[float, float]:
-    """Return what to add to this rank's ``time.perf_counter()`` for that of rank 0, and how far that may be wrong.
+    """Return the offset of rank 0's ``time.perf_counter()`` from this rank's, and its uncertainty; all ranks call it.
 
-    All ranks call this. Each asks rank 0 for the time, and takes the answer that came soonest: it was written somewhere
-    between question and answer.
+    Each asks rank 0 for the time, and takes the fastest answer: it was written between question and answer.
     """
     question, answer = np.zeros(1), np.zeros(1)
     best = (0.0, 0.0 if transport.rank == 0 else np.inf)
@@ -446,10 +440,7 @@ def clock_offset(transport: Transport) -> tuple[float, float]:
 
 
 def measured(transport: Transport, schedule: Schedule, times: Times) -> Timeline | None:
-    """Return the timeline of a step on all ranks, of what each says of its actions; all of them call this.
-
-    None where no rank has run a step.
-    """
+    """Return the timeline of a step on all ranks, which all call this; None where no rank has run a step."""
     transport = getattr(transport, "host", transport)  # messages of a few bytes go from host to host
     offset, uncertainty = clock_offset(transport)
     own = [(*action, begin + offset, end + offset) for action, (begin, end) in times.items()]
@@ -467,7 +458,7 @@ def measured(transport: Transport, schedule: Schedule, times: Times) -> Timeline
 
 
 def save_timeline(timeline: Timeline, path: Path) -> None:
-    """Write a picture of a timeline, and of the simulation of the same durations below it, on one scale of seconds.
+    """Write a picture of a timeline, and of the simulation with the same durations below it, on one scale of seconds.
 
     Raises
     ------

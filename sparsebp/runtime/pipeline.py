@@ -1,4 +1,4 @@
-"""Runs the training steps of a model whose stages are on several ranks, in the order that a schedule says."""
+"""Pipelines: runs the training steps of a model whose stages are on several ranks, in the order of a schedule."""
 
 from __future__ import annotations
 
@@ -22,48 +22,22 @@ from sparsebp.optim.optimizer import clip_grad_norm
 from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, check_even, trained_parameters
 from sparsebp.runtime.launch import check_marks, checksum, exchange, mark_of, options_of
 from sparsebp.runtime.program import check_of_model, fewer, without_frozen
-from sparsebp.schedule import (
-    Action,
-    Costs,
-    Kind,
-    Overlap,
-    Schedule,
-    Simulation,
-    actions_of,
-    parts_of,
-    simulate,
-    validate,
-)
+from sparsebp.schedule import Action, Costs, Kind, Overlap, Schedule, Simulation, actions_of, parts_of, simulate
 from sparsebp.schedule.builders import place_updates
 from sparsebp.schedule.lowering import Await, Compute, Message, Post, RankProgram, Send, Sent, lower
 
-# What a rank of a pipeline does for each action: as on one device, but for what comes from others and goes to them.
-
-Shared: TypeAlias = Callable[[Step], None]
-
-
-class RankStep(Step):
-    """A step, or one micro-batch of an asynchronous one, as a rank of a pipeline has it."""
-
-    # outbox: What is to be sent: the output of F, or the gradient of I, of a stage and micro-batch.
-
-    __slots__ = ("outbox",)
-
-    def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
-        super().__init__(batches, stages, tag)
-        self.outbox: dict[tuple[Kind, int, int], Array] = {}
+# The actions of one rank of a pipeline: as on one device, but with messages from and to other ranks.
 
 
 class PipelineActions(Actions):
     """The actions of some of the stages."""
 
-    # own: The numbers of the stages that this rank has.
-    # share: Makes the numbers of a step known to all ranks; before the first update, where all gradients are there by
-    # then.
+    # own: The numbers of this rank's stages.
+    # share: Makes the numbers of a step known to all ranks, before the first update if all gradients are ready by then.
 
     def __init__(
         self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, own: Collection[int],
-        share: Shared,
+        share: Run,
     ) -> None:  # fmt: skip
         super().__init__(stages, loss, optimizer, clip_norm, watch)
         self.own, self._share = frozenset(own), share
@@ -78,7 +52,7 @@ class PipelineActions(Actions):
 
         def run(step: Step) -> None:
             forward(step)
-            step.outbox["F", number, m] = step.flow[m]  # type: ignore[attr-defined]
+            step.outbox["F", number, m] = step.flow[m]
             step.flow[m] = None
 
         return run
@@ -100,7 +74,7 @@ class PipelineActions(Actions):
         if number in self.own:
             super()._place(step, m, number, gy)
         else:
-            step.outbox["I", number + 1, m] = gy  # type: ignore[attr-defined]
+            step.outbox["I", number + 1, m] = gy
 
     def receive(self, step: Step, kind: Kind, number: int, m: int, array: Array) -> None:
         """Take the output of the stage before an own one, or the gradient at an own one's output."""
@@ -110,7 +84,7 @@ class PipelineActions(Actions):
             self._place(step, m, number - 1, array)
 
     def gather(self, step: Step) -> None:
-        """Look at all gradients together, here and on the other ranks, before any of them is used; clip them."""
+        """Check all gradients, here and on the other ranks, before any of them is used; clip them."""
         grads = step.grads = {name: step.grads[name] for name in self.names}
         if grads:
             self._look(step, grads)
@@ -119,7 +93,7 @@ class PipelineActions(Actions):
             clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
 
 
-# Whether the stages of a model can be dealt out to ranks as a schedule says.
+# Whether the stages of a model can be distributed over ranks as a schedule says.
 
 
 def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *, predicts: bool) -> None:
@@ -137,7 +111,6 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
          "weights='latest', as in dualpipe-2018", repr(graph.weights), "Leave the predictor out"),
         (graph.synchronised, "synchronises gradients between replicas", "no S", "S", "Leave the S out"),
     )  # fmt: skip
-    validate(schedule)
     if stages.scans:
         raise OptionError("A scan computes the gradients of all stages at once", expected="backward='bp'",
                           got="stages on several ranks", remedy="Call model.set_backward('bp')")  # fmt: skip
@@ -148,7 +121,7 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
 
 
 def _check_apart(schedule: Schedule, stages: Stages) -> None:
-    """Refuse what stages on different ranks share."""
+    """Refuse parameters, layers and generators that stages on different ranks share."""
     parameters: defaultdict[str, set[int]] = defaultdict(set)
     generators: defaultdict[int, set[int]] = defaultdict(set)  # the stages that draw from one
     layers: dict[int, list[str]] = {}
@@ -173,12 +146,12 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
     counted = [named[key] for key, ranks in counting.items() if len(ranks) > 1]
     if counted:
         raise OptionError("A layer with running statistics is in stages on several ranks", got=", ".join(counted),
-                          expected="all of its stages on one", remedy="Use a layer of its own in each")  # fmt: skip
+                          expected="all of its stages on one", remedy="Use a separate layer in each")  # fmt: skip
     drawn_by = [", ".join(layers[key]) for key, drawing in generators.items() if not _draw_in_turn(schedule, drawing)]
     if drawn_by:
         raise OptionError("Layers on several ranks, or in another order than in one worker, draw from one random "
                           "generator", expected="a generator for each of them", got="; ".join(drawn_by),
-                          remedy="Build each with a seed of its own: rng=1, rng=2, …")  # fmt: skip
+                          remedy="Build each with a separate seed: rng=1, rng=2, …")  # fmt: skip
 
 
 def _draw_in_turn(schedule: Schedule, stages: set[int]) -> bool:
@@ -189,12 +162,10 @@ def _draw_in_turn(schedule: Schedule, stages: set[int]) -> bool:
     return len(ranks) == 1 and order == sorted(order)
 
 
-# The arrays that ranks send each other in one step: activations with the data, gradients against it.
+# The arrays that ranks send each other in one step: activations forward, gradients backward.
 #
-# A receiver must know how large an array will be. What a stage returns for a micro-batch follows from the input of the
-# model alone, which every rank has: so both ends of a message know whether such an input has been there before. If not,
-# the array's shape goes ahead of it, and is kept.
-
+# A receiver must know the size of an array. It follows from the input of the model alone, which every rank has: so both
+# ends of a message know whether such an input has occurred before. If not, the array's shape goes first, and is kept.
 _MOST_AXES = 32
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -204,14 +175,13 @@ class _Form(NamedTuple):
     dtype: np.dtype
 
 
-class Mail:
+class P2PBuffers:
     """Sends and receives the messages of a rank's steps."""
 
-    # transport: Carries them.
     # xp: The namespace of the model's arrays.
-    # In a step with an input of a new shape, a receive begins when an array is waited for, behind all that its sender
-    # has sent before, and no send is waited for before the step's end. The order of the computations alone then keeps
-    # the ranks from waiting for each other for ever, and `sparsebp.schedule.schedule` has seen to that.
+    # In a step with an input of a new shape, a receive begins when its array is waited for, after everything that its
+    # sender has sent before, and no send is waited for before the step's end. The order of the computations alone then
+    # keeps the ranks from a deadlock, and `sparsebp.schedule.schedule` has checked that order.
 
     def __init__(self, transport: Transport, xp: ModuleType) -> None:
         self._transport, self._xp = transport, xp
@@ -225,8 +195,7 @@ class Mail:
         self._defers = False
 
     def begin(self, inputs: Sequence[Hashable]) -> None:
-        """Begin a step."""
-        # inputs: What tells the shapes of each micro-batch's input: equal where they are.
+        """Begin a step; `inputs` are equal where the shapes of the micro-batches' inputs are."""
         self._inputs = inputs
         self._defers = not self._known.issuperset(inputs)
         self._posted.clear()
@@ -234,20 +203,20 @@ class Mail:
         self._sent.clear()
 
     def post(self, message: Message) -> None:
-        """Begin to receive, if it is known how much."""
+        """Begin to receive, if the size is known."""
         if self._defers:
             self._due[message.sender].append(message)
         else:
             self._receive(message, self._forms[self._key(message)])
 
     def take(self, message: Message) -> Array:
-        """Return the array of a message when it is there."""
+        """Return the array of a message when it has arrived."""
         while message not in self._posted:
             first = self._due[message.sender].popleft()
             key = self._key(first)
             if first.source.kind == "F" and key[1] not in self._known:
                 self._forms[key] = self._header(first)
-            self._receive(first, self._forms[key])  # of a gradient: that of the output that this rank has sent
+            self._receive(first, self._forms[key])  # a gradient's is the form of the output that this rank has sent
         handle, array = self._posted.pop(message)
         handle.wait()
         return backend.as_namespace(array, self._xp)
@@ -262,14 +231,14 @@ class Mail:
             sends.append((self._transport.isend(self._carried(header), message.receiver, message.tag), header))
         elif self._forms[key] != form:
             raise ShapeError(
-                f"What {message.source} returns has another shape than before, or than what it is a gradient of",
-                expected=_shown(self._forms[key]), got=_shown(form), remedy="Let shapes follow from the input's alone"
+                f"{message.source} returns another shape than before, or than the output that it is a gradient of",
+                expected=_shown(self._forms[key]), got=_shown(form), remedy="Let shapes depend on the input's alone"
             )  # fmt: skip
         carried = self._carried(array)
         sends.append((self._transport.isend(carried, message.receiver, message.tag), carried))
 
     def sent(self, message: Message) -> None:
-        """Wait until a message has left, and give its array up."""
+        """Wait until a message has left, and release its array."""
         if not self._defers:
             self._leave(message)
 
@@ -297,13 +266,13 @@ class Mail:
         return _Form(tuple(shape[:axes]), _DTYPES[kind])
 
     def _carried(self, array: Array) -> Array:
-        """Return an array as the transport takes it."""
+        """Return an array in the form that the transport takes."""
         return self._carrier.ascontiguousarray(backend.as_namespace(array, self._carrier))
 
 
 def _written(form: _Form) -> np.ndarray:
     if form.dtype not in _DTYPES or len(form.shape) > _MOST_AXES:
-        raise ShapeError("What a stage returns cannot be sent to another rank", got=_shown(form),
+        raise ShapeError("A stage's output cannot be sent to another rank", got=_shown(form),
                          expected=f"float32 or float64, at most {_MOST_AXES} axes",
                          remedy="Keep this stage and the next one on one rank")  # fmt: skip
     header = np.zeros(2 + _MOST_AXES)
@@ -318,12 +287,12 @@ def _shown(form: _Form) -> str:
 
 # The weights that asynchronous schedules read: older ones that are kept (stashed), the newest, or predicted ones.
 #
-# The optimizer updates one set of weights in place, the masters. What else an action reads is written into their place
-# while it runs, and the masters come back afterwards, bit for bit.
+# The optimizer updates one set of weights in place, the masters. Other weights are written into their place while an
+# action that reads them runs; then the masters come back, bitwise equal.
 
 
 class Distance(NamedTuple):
-    """How far the weights that an action read, and the newest ones by then, were from those that they stood for.
+    """How far the weights that an action read, and the newest ones by then, were from the weights they stood for.
 
     Attributes
     ----------
@@ -350,11 +319,10 @@ class Versions:
     # names: For every stage the names of its parameters that are trained.
     # live: Those parameters, as the optimizer updates them.
     # stashed: Whether a backward reads the version that its forward read, or the newest one.
-    # predictor: Whose weights F and I read, as its `kinds` say; None: those of the schedule.
-    # note: Is told how far weights were from those that they stood for, as soon as these are there. That takes a copy
-    # of what each action reads until then.
-    # reads: For every forward and backward of the last step, how often its stage had been updated in the step when what
-    # it read, or what that was predicted from, was there.
+    # predictor: Predicts the weights that the actions of its `kinds` read; None: the schedule's.
+    # note: Is told each `Distance` as soon as it is known. That takes a copy of the weights that each action reads.
+    # reads: For every forward and backward of the last step, how often its stage had been updated when the version that
+    # it read, or that was predicted from, was made.
 
     def __init__(
         self, names: Mapping[int, Sequence[str]], live: Mapping[str, Array], *, stashed: bool,
@@ -367,7 +335,7 @@ class Versions:
     def ahead(self, schedule: Schedule) -> dict[Action, int]:
         """Return how many updates ahead the weights are that each F and I stands for, by the simulated schedule."""
         # Until its micro-batch's round trip is over, see `Simulation.version_difference`, or as the predictor's
-        # `horizon` says. Nothing, if nobody asks for it.
+        # `horizon` says. Empty if nothing needs it.
         if self._predictor is None and self._note is None:
             return {}
         found = simulate(schedule, units(schedule))
@@ -385,15 +353,13 @@ class Versions:
         self.reads: dict[Action, int] = {}
         self._count = dict.fromkeys(self._names, 0)
         self._stash: dict[tuple[int, int], dict[str, Array]] = {}
-        self._open: defaultdict[tuple[int, int], set[int | None]] = defaultdict(
-            set
-        )  # (stage, version) -> micro-batches
+        self._open: defaultdict[tuple[int, int], set[int]] = defaultdict(set)  # (stage, version) -> micro-batches
         self._waiting: defaultdict[tuple[int, int], list[tuple[Action, int, dict[str, Array], dict[str, Array]]]]
         self._waiting = defaultdict(list)
 
     @contextlib.contextmanager
     def reading(self, stage: int, kind: str, m: int) -> Iterator[None]:
-        """Let an action, F, I, W or B, read the weights that it should; W by itself those that an I would read then."""
+        """Let F, I, W or B read its weights; W by itself reads those that an I would read then."""
         if stage not in self._names:
             yield
             return
@@ -404,7 +370,7 @@ class Versions:
         elif self._stashed:
             version = self.reads[Action(stage, "F", m)]
             weights = self._stash.get((stage, version))
-        if kind != "W":  # by itself it is told of nothing
+        if kind != "W":  # a W by itself is not recorded
             self.reads[action] = version
         if self._predictor is not None and action.kind in self._predictor.kinds:
             s = self._ahead.get(action, 0)
@@ -419,7 +385,7 @@ class Versions:
                 yield
 
     def release(self, stage: int, m: int) -> None:
-        """The backward of a micro-batch is over: its version is kept no longer, unless another one needs it."""
+        """The backward of a micro-batch is over: release its version, unless another one needs it."""
         if self._stashed and stage in self._names:
             key = stage, self.reads[Action(stage, "F", m)]
             self._open[key].discard(m)
@@ -427,13 +393,13 @@ class Versions:
                 self._stash.pop(key, None)
 
     def updating(self, stage: int) -> None:
-        """Keep what an update is about to overwrite, if a backward is still to read it."""
+        """Keep the weights that an update is about to overwrite, if a backward is still to read them."""
         key = stage, self._count[stage]
         if self._open[key]:
             self._stash[key] = {name: self._live[name].copy() for name in self._names[stage]}
 
     def updated(self, stage: int, grads: Mapping[str, Array]) -> None:
-        """An update has been made, of these gradients."""
+        """An update has been made from these gradients."""
         if self._predictor is not None:
             self._predictor.observe(grads, grads)
         self._count[stage] += 1
@@ -474,35 +440,29 @@ class Versions:
 
 
 def units(schedule: Schedule) -> Costs:
-    """Return costs by which the time unit of every worker is as long: a forward and a backward of all of its stages."""
+    """Return costs that make every worker's time unit equally long: a forward and a backward of all its stages."""
     # A worker that overlaps them has the whole unit for each; one that runs them in sequence, half of it.
     overlaps = {lane.worker for lane in schedule.lanes if any(isinstance(cell, Overlap) for cell in lane.cells)}
-    home = schedule.allocation
+    owners = schedule.allocation
 
     def duration(action: Action) -> float:
         if action.kind in "US":
             return 0.0
-        worker = home[action.stage]
-        share = 1 / home.count(worker) if worker in overlaps else 0.5 / home.count(worker)
+        worker = owners[action.stage]
+        share = 1 / owners.count(worker) if worker in overlaps else 0.5 / owners.count(worker)
         apart = action.kind in "IW" and Action(action.stage, "W" if action.kind == "I" else "I", action.microbatch)
         return share / 2 if apart and apart in schedule else share
 
     return Costs(duration)
 
 
-# Brings what each rank has of a model and its optimizer together, so that every rank has all of it.
-
-
-def make_whole(
+def gather_state(
     transport: Transport, stages: Stages, optimizer: Any, owners: Sequence[int], predictor: Any = None
 ) -> None:
-    """Give every rank the parameters, buffers, random generators and optimizer state of all stages."""
-    # transport: All ranks call this together.
-    # stages: Of the model.
-    # optimizer: `state_dict` and `load_state_dict` as `sparsebp.optim.Optimizer` has them: what belongs to one
-    # parameter has a name that ends with the parameter's.
-    # owners: The rank of every stage: that whose values count.
-    # predictor: Has state like the optimizer's, of the parameters that it has seen updates of; None is none.
+    """Gather model and optimizer state on every rank: parameters, buffers, random generators; all ranks call it."""
+    # optimizer: `state_dict` and `load_state_dict` as `sparsebp.optim.Optimizer` has them: state of one parameter has a
+    # name that ends with the parameter's. The predictor's state is like it.
+    # owners: The rank of every stage, whose values count.
     arrays: dict[str, tuple[int, Array]] = {}
     generators: dict[str, tuple[int, np.random.Generator]] = {}
     live = stages.model.parameters()
@@ -515,14 +475,14 @@ def make_whole(
                 if layer.generator is not None:
                     generators[prefix] = owner, layer.generator
     state = optimizer.state_dict()
-    home = {name: arrays[name][0] for name in stages.names}
+    owner_of = {name: arrays[name][0] for name in stages.names}
     numbers: dict[str, int] = {}
     for key, value in state.items():
-        name = _parameter(key, home)
+        name = _parameter(key, owner_of)
         if name is not None and isinstance(value, np.ndarray | type(live[name])):
-            arrays[f"optimizer {key}"] = home[name], value
+            arrays[f"optimizer {key}"] = owner_of[name], value
         elif name is not None:
-            numbers[key] = home[name]
+            numbers[key] = owner_of[name]
     exchange(transport, arrays)
     rank = transport.rank
     drawn = {key: made.bit_generator.state for key, (owner, made) in generators.items() if owner == rank}
@@ -535,8 +495,8 @@ def make_whole(
     if predictor is not None:
         kept: dict[str, Any] = {}
         for key, value in predictor.state_dict().items():
-            name = _parameter(key, home)
-            if name is None or home[name] == rank:
+            name = _parameter(key, owner_of)
+            if name is None or owner_of[name] == rank:
                 kept[key] = backend.to_host(value) if hasattr(value, "ndim") else value
         predictor.load_state_dict({key: value for part in transport.share(kept) for key, value in part.items()})
 
@@ -549,12 +509,12 @@ def _parameter(key: str, names: Mapping[str, Any]) -> str | None:
     return None
 
 
-Task: TypeAlias = Callable[[list[RankStep]], None]
-"""Does something for the steps under way: one, or one a micro-batch."""
+Task: TypeAlias = Callable[[list[Step]], None]
+"""Runs for the steps under way: one, or one a micro-batch."""
 
 
 class _Program(NamedTuple):
-    """What a rank does in a step, and how many updates ahead the weights are that its actions stand for."""
+    """A rank's tasks of a step, and how many updates ahead the weights are that its actions stand for."""
 
     tasks: list[Task]
     ahead: dict[Action, int]
@@ -563,9 +523,9 @@ class _Program(NamedTuple):
 class PipelineExecutor:
     """One rank's part of the steps of a model whose stages are on several ranks.
 
-    Every rank has the whole model, and computes and updates its own stages alone: `flush` brings the others' up to
-    date. The gradients are those of one worker, up to the rounding of their sums; bit for bit, if micro-batches come
-    to every stage in their order.
+    Every rank has the whole model, and computes and updates only its own stages: `flush` brings the others' up to date.
+    The gradients equal one worker's, up to the rounding of their sums; bitwise if micro-batches come to every stage in
+    their order.
 
     Parameters
     ----------
@@ -584,30 +544,30 @@ class PipelineExecutor:
         Predicts the weights that forwards and backwards read, in an asynchronous schedule with ``weights="latest"``;
         None: they read the newest ones. Built on `optimizer`.
     note
-        Is told of each `Distance` of an asynchronous schedule's own stages as soon as it is known; None measures none.
+        Is told each `Distance` of an asynchronous schedule's own stages as soon as it is known; None measures none.
 
     Raises
     ------
     OptionError
-        The schedule is not one of this model on these ranks, stages on several ranks share a parameter or a random
+        The schedule is not for this model on these ranks, stages on several ranks share a parameter or a random
         generator, there is no norm to clip by before the first update, or nothing to predict.
     ScheduleError
         The schedule cannot run.
 
     Notes
     -----
-    In `times` is when each action of this rank began and ended, of the last step with all micro-batches, by
+    `times` has begin and end of each action of this rank in the last step with all micro-batches, by
     ``time.perf_counter()``; see `sparsebp.runtime.launch`.
 
-    In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch of its own: the gradient is that
-    of its own mean, and every stage is updated by it. A step is the stream of the schedule's micro-batches; the
-    pipeline fills at its beginning and drains at its end. Its loss is the mean over the samples, its squared norm the
-    mean of the micro-batches'. The learning rate is that of the step's beginning. Which version an action reads is that
-    of the schedule (`Simulation.version`), whatever the ranks' speeds: results are the same on every run.
+    In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch by itself: its own mean is its
+    loss, whose gradient updates every stage. A step is the stream of the schedule's micro-batches; the pipeline fills
+    at its beginning and drains at its end. Its loss is the mean over the samples, its squared norm the mean of the
+    micro-batches'. The learning rate is the one at the step's beginning. The schedule decides which version an action
+    reads (`Simulation.version`), whatever the ranks' speeds: results are the same on every run.
 
-    The numbers of a step (losses, scores, sums of squares) become known to all ranks once a step, before the first
-    update where the schedule has all gradients by then: a number that is not finite then stops all ranks before any
-    parameter has changed.
+    All ranks learn the numbers of a step (losses, scores, sums of squares) once a step, before the first update where
+    the schedule has all gradients by then: a number that is not finite then stops all ranks before any parameter has
+    changed.
     """
 
     uncaptured = ("ranks wait for each other on the host",)
@@ -629,12 +589,11 @@ class PipelineExecutor:
             self.stages, loss, optimizer, clip_norm, watch or Watch(), self._own, lambda step: self._share([step])
         )
         xp = backend.namespace(next(iter(model.parameters().values())))
-        self._mail = Mail(transport, xp)
+        self._p2p = P2PBuffers(transport, xp)
         names = {number: tuple(dict.fromkeys(self.stages[number].parameters.values())) for number in self._own}
         stashed = schedule.graph.weights == "stashed"
-        live = model.parameters()
         self._predictor = predictor
-        self._versions = Versions(names, live, stashed=stashed, predictor=predictor, note=note)
+        self._versions = Versions(names, model.parameters(), stashed=stashed, predictor=predictor, note=note)
         self._asynchronous = schedule.graph.updates == "microbatch"
         self._programs: dict[int, _Program] = {}
         self.times: dict[Action, tuple[float, float]] = {}
@@ -645,7 +604,7 @@ class PipelineExecutor:
                               expected="all gradients before the first U, on every rank",
                               remedy="Do not clip by the norm",
                               got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}")  # fmt: skip
-        self._compiled(schedule.graph.microbatches)
+        self._programs[schedule.graph.microbatches] = self._program_of(schedule, programs)
         self._failed = False
         self._apart = False  # whether other ranks have updated their stages since these were brought up to date
         self._begun = False
@@ -658,7 +617,7 @@ class PipelineExecutor:
 
     @property
     def reads(self) -> dict[Action, int]:
-        """Which version of its stage's weights each own F and I of the last asynchronous step has read, from 0."""
+        """The version of its stage's weights that each own F and I of the last asynchronous step has read, from 0."""
         return self._versions.reads
 
     def own(self, indices: Any) -> Any:
@@ -666,19 +625,12 @@ class PipelineExecutor:
         return indices
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step, on all ranks with the same batches.
-
-        Parameters
-        ----------
-        batches
-            Input and target of every micro-batch; the last step of an epoch may have fewer than the schedule.
-        tag
-            Whatever the caller wants to find in the `Step`.
+        """Run one step, on all ranks with the same batches; see `Executor.step`.
 
         Returns
         -------
         list of Step
-            This one, with its numbers; the predictions are there on the rank of the last stage.
+            This one, with its numbers; the rank of the last stage has the predictions.
 
         Raises
         ------
@@ -686,7 +638,7 @@ class PipelineExecutor:
             Another rank has failed, or a step has failed before; or ranks have other samples, or other options of the
             optimizer.
         Exception
-            Whatever an action raises. Some stages may have been updated then, and no further step is right.
+            Any error of an action. Some stages may have been updated then, and no further step is right.
         """
         if self._failed:
             raise TransportError("A step has failed on this rank", expected="no step after it", got="a further step",
@@ -696,26 +648,24 @@ class PipelineExecutor:
             self._begun = True
         self._failed = True
         steps = self._new(batches, tag)
-        self._mail.begin([_form(batch) for batch in batches])
-        self._samples = _checksums(batches)
+        # The shapes inside the model follow from these. Arrays of samples on a device are not read for their checksums.
+        self._p2p.begin([tuple((x.shape, x.dtype.str) for x in (batch[0], *batch[2:])) for batch in batches])
+        self._samples = [checksum(part) for batch in batches for part in batch if isinstance(part, np.ndarray)]
         program = self._compiled(len(batches))
         self._versions.begin(program.ahead)
         self._apart = True
         for task in program.tasks:
             task(steps)
-        self._mail.end()
+        self._p2p.end()
         if not self._gathered:
             self._share(steps)
         self._failed = False
         return [self._joined(steps, batches, tag)]
 
     def flush(self, *, wait: bool = True) -> list[Step]:
-        """Bring the parameters, buffers and optimizer state of all stages up to date on this rank.
-
-        All ranks call it together. Nothing is left over of a step, so there is none to return.
-        """
+        """Bring parameters, buffers and optimizer state of all stages up to date; all ranks call it together."""
         if self._apart:
-            make_whole(self._transport, self.stages, self._actions.optimizer, self._owners, self._predictor)
+            gather_state(self._transport, self.stages, self._actions.optimizer, self._owners, self._predictor)
             self._apart = False
         return []
 
@@ -724,16 +674,16 @@ class PipelineExecutor:
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
-    def _new(self, batches: Sequence[Batch], tag: Any) -> list[RankStep]:
+    def _new(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
         parts = [[batch] for batch in batches] if self._asynchronous else [batches]
-        steps = [RankStep(part, len(self.stages), tag) for part in parts]
+        steps = [Step(part, len(self.stages), tag) for part in parts]
         for step in steps:
             step.update = self._actions.optimizer.begin()
             if 0 not in self._actions.own:
                 step.flow = [None] * len(step.flow)
         return steps
 
-    def _joined(self, steps: list[RankStep], batches: Sequence[Batch], tag: Any) -> Step:
+    def _joined(self, steps: list[Step], batches: Sequence[Batch], tag: Any) -> Step:
         if not self._asynchronous:
             return steps[0]
         whole = Step(batches, len(self.stages), tag)
@@ -744,7 +694,7 @@ class PipelineExecutor:
         return whole
 
     def _share(self, steps: Sequence[Step]) -> None:
-        """Make losses, scores and sums of squares known to all ranks, and that samples and options are the same."""
+        """Tell all ranks losses, scores and sums of squares, and check that samples and options are the same."""
         last = self._transport.rank == self._owners[-1]
         numbers = [(step.values, step.scores) for step in steps] if last else None
         own = (numbers, [step.squares for step in steps], self._samples, mark_of(options_of(self._actions.optimizer)))
@@ -764,23 +714,18 @@ class PipelineExecutor:
 
     def _compiled(self, count: int) -> _Program:
         if count not in self._programs:
-            whole = self.schedule
-            schedule = whole if count == whole.graph.microbatches else fewer(whole, count)
-            program = lower(schedule)[self._transport.rank]
-            ahead = self._versions.ahead(schedule) if self._asynchronous else {}
-            self._programs[count] = _Program(self._tasks(program, count), ahead)
+            part = fewer(self.schedule, count)
+            self._programs[count] = self._program_of(part, lower(part))
         return self._programs[count]
+
+    def _program_of(self, schedule: Schedule, programs: Sequence[RankProgram]) -> _Program:
+        ahead = self._versions.ahead(schedule) if self._asynchronous else {}
+        return _Program(self._tasks(programs[self._transport.rank], schedule.graph.microbatches), ahead)
 
     def _tasks(self, program: RankProgram, count: int) -> list[Task]:
         tasks: list[Task] = []
-        ends = {
-            (part.stage, part.microbatch): part
-            for one in program.instructions
-            if isinstance(one, Compute)
-            for part in parts_of(one.cell)
-            if part.kind in "IW"
-        }  # the last part of each backward
         parts = [part for one in program.instructions if isinstance(one, Compute) for part in parts_of(one.cell)]
+        ends = {(part.stage, part.microbatch): part for part in parts if part.kind in "IW"}  # the last of each backward
         names = self.stages.updated_at([part.stage for part in parts if part.kind == "U"], last=True)
         gathers, whole = self._gathered, count == self.schedule.graph.microbatches
         for one in program.instructions:
@@ -788,7 +733,7 @@ class PipelineExecutor:
                 case Compute(cell):
                     for action in actions_of(cell):
                         if action.kind == "U" and gathers:
-                            tasks.append(self._gather)
+                            tasks.append(lambda steps: self._actions.gather(steps[0]))
                             gathers = False
                         runs = [run for part in parts_of(action) for run in self._runs(part, count, names)]
                         last = ends.get((action.stage, action.microbatch)) in parts_of(action)
@@ -800,16 +745,13 @@ class PipelineExecutor:
                 case _:
                     raise OptionError("A pipeline has no replicas", expected="no S", got=str(one))
         if gathers:
-            tasks.append(self._gather)
+            tasks.append(lambda steps: self._actions.gather(steps[0]))
         return tasks
 
-    def _gather(self, steps: list[RankStep]) -> None:
-        self._actions.gather(steps[0])
-
     def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[Run]:
-        """Return what a part of a cell runs: one function, or none."""
+        """Return the function that a part of a cell runs, if any."""
         number, m, actions = part.stage, part.microbatch or 0, self._actions
-        if self._asynchronous:  # each micro-batch is a step of its own
+        if self._asynchronous:  # each micro-batch is a separate step
             m, count = 0, 1
         if part.kind == "F":
             return [actions.forward(number, m, count)]
@@ -823,7 +765,7 @@ class PipelineExecutor:
         return [actions.update(names[number], gathered=self._gathered)] if number in names else []
 
     def _timed(self, action: Action, task: Task) -> Task:
-        def timed(steps: list[RankStep]) -> None:
+        def timed(steps: list[Step]) -> None:
             begin = time.perf_counter()
             task(steps)
             self.times[action] = begin, time.perf_counter()
@@ -831,17 +773,17 @@ class PipelineExecutor:
         return timed
 
     def _versioned(self, action: Action, runs: Sequence[Run], last: bool) -> Task:
-        """Return a task of an asynchronous schedule; with `last` a micro-batch's backward is over behind it."""
+        """Return a task of an asynchronous schedule; with `last` a micro-batch's backward is over after it."""
         versions, number, kind, m = self._versions, action.stage, action.kind, action.microbatch or 0
 
-        def compute(steps: list[RankStep]) -> None:
+        def compute(steps: list[Step]) -> None:
             with versions.reading(number, kind, m):
                 for run in runs:
                     run(steps[m])
             if last:
                 versions.release(number, m)
 
-        def update(steps: list[RankStep]) -> None:
+        def update(steps: list[Step]) -> None:
             grads = {name: steps[m].grads[name] for name in self.stages[number].parameters.values()}
             versions.updating(number)
             for run in runs:
@@ -851,22 +793,22 @@ class PipelineExecutor:
         return update if kind == "U" else compute
 
     def _carries(self, one: Post | Await | Send | Sent, message: Message) -> Task:
-        mail, actions, (number, kind, m) = self._mail, self._actions, message.source
+        p2p, actions, (number, kind, m) = self._p2p, self._actions, message.source
         which, place = (m or 0, 0) if self._asynchronous else (0, m or 0)
         match one:
             case Post():
-                return lambda steps: mail.post(message)
+                return lambda steps: p2p.post(message)
             case Await():
                 own = number + 1 if kind == "F" else number
-                return lambda steps: actions.receive(steps[which], kind, own, place, mail.take(message))
+                return lambda steps: actions.receive(steps[which], kind, own, place, p2p.take(message))
             case Send():
-                return lambda steps: mail.send(message, steps[which].outbox.pop((kind, number, place)))
+                return lambda steps: p2p.send(message, steps[which].outbox.pop((kind, number, place)))
             case Sent():
-                return lambda steps: mail.sent(message)
+                return lambda steps: p2p.sent(message)
 
 
 def _each(runs: Sequence[Run]) -> Task:
-    def task(steps: list[RankStep]) -> None:
+    def task(steps: list[Step]) -> None:
         for run in runs:
             run(steps[0])
 
@@ -874,16 +816,6 @@ def _each(runs: Sequence[Run]) -> Task:
 
 
 def _gathers(program: RankProgram) -> bool:
-    """Whether a rank has all its gradients, and has sent what others need of it, before its first update."""
+    """Whether a rank has all its gradients, and has sent everything that others need, before its first update."""
     kinds = [part.kind for one in program.instructions if isinstance(one, Compute) for part in parts_of(one.cell)]
     return "U" not in kinds or set(kinds[kinds.index("U") :]) == {"U"}
-
-
-def _form(batch: Batch) -> tuple[Any, ...]:
-    """Return what the shapes that a micro-batch has inside the model follow from."""
-    return tuple((part.shape, part.dtype.str) for part in (batch[0], *batch[2:]))
-
-
-def _checksums(batches: Sequence[Batch]) -> list[str]:
-    """Return the checksum of every array of samples on the host; what is on a device is not read."""
-    return [checksum(part) for batch in batches for part in batch if isinstance(part, np.ndarray)]

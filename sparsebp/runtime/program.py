@@ -1,4 +1,4 @@
-"""A schedule turned into what an executor runs: one list of functions a stream, and who waits for whom."""
+"""Compiling a schedule for an executor: one list of functions per stream, and which task waits for which."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of,
 class Task:
     """One action, or several updates in one."""
 
-    run: Run  # What to do
-    # The action that it is, of several in one the first; None for the look at all gradients.
-    action: Action | None = None
-    # Whether it is done for the step before: an update, or a gradient, left over for the next forward.
-    old: bool = False
-    # What must have come to its end on another stream: `(number of the event, whether it is the step before's)`.
+    run: Run
+    action: Action | None = None  # of several actions the first; None for the check of all gradients
+    old: bool = False  # whether it finishes the step before: an update, or a gradient, left for the next forward
+    # Actions of another stream to wait for: `(number of the event, whether it is of the step before)`.
     waits: tuple[tuple[int, bool], ...] = ()
-    signal: int | None = None  # The event that others wait for, or None
-    names: tuple[str, ...] = ()  # The parameters that an update takes
-    # Bytes of the gradients that it makes, where it may run in one call with those beside it: small matters on two
-    # streams, which wait for each other at every call. None: it runs by itself.
+    signal: int | None = None  # the event that others wait for, or None
+    names: tuple[str, ...] = ()  # the parameters that an update takes
+    # Bytes of its gradients if it may be joined with its neighbours in one call; None: it runs by itself. Two streams
+    # wait for each other at every call, which matters for small tasks.
     joins: int | None = None
 
     @property
@@ -40,22 +38,22 @@ Together: TypeAlias = Callable[[Step, Sequence[Task]], bool]
 
 @dataclass(frozen=True)
 class Program:
-    """What a step runs."""
+    """The tasks of a step."""
 
-    streams: tuple[tuple[Task, ...], ...]  # The tasks of every stream; the first has the forwards
-    events: int  # How many events there are
-    lasting: bool  # Whether something is left over for the next step
-    late: bool  # Whether gradients are among that, not updates alone
-    # Whether all gradients are there before the first of them is used. Of one stream, a task looks at them; of two,
-    # that is to be done after the step.
+    streams: tuple[tuple[Task, ...], ...]  # the first has the forwards
+    events: int  # their number
+    lasting: bool  # whether something is left over for the next step
+    late: bool  # whether that includes gradients, not only updates
+    # Whether all gradients are complete before the first of them is used. On one stream, a task checks them; on two,
+    # the executor does after the step.
     gathered: bool
-    # weigh, use: Run several W, or several U, that have `Task.joins`; `weigh` says whether it could.
+    # weigh, use: Run several W, or several U, that have `Task.joins`; `weigh` returns whether it could.
     weigh: Together
     use: Together
 
 
 def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") -> None:
-    """Refuse a schedule that is not one of this model on one device; `plain` is one that any model can run by."""
+    """Refuse a schedule that does not fit this model on one device; `plain` names one that any model can run."""
     graph = schedule.graph
     lanes = [_parts(lane) for lane in schedule.lanes if lane.cells]
     weights = [{part.stage for part in lane if part.kind == "W"} for lane in lanes]
@@ -73,7 +71,7 @@ def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") 
     )  # fmt: skip
     validate(schedule)
     if len(lanes) > 1 and stages.scans:
-        raise OptionError("A scan computes all input gradients at once: nothing runs beside it",
+        raise OptionError("A scan computes all input gradients at once: nothing can overlap it",
                           expected="backward='bp', or a schedule of one stream", got=f"{len(lanes)} streams",
                           remedy="Call model.set_backward('bp')")  # fmt: skip
     if (len(lanes) > 1 or graph.first == "I") and stages.shared():
@@ -83,15 +81,15 @@ def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") 
 
 
 def check_of_model(schedule: Schedule, stages: Stages, *rows: tuple[bool, str, object, object, str]) -> None:
-    """Refuse a schedule that is not one of this model, or that is wrong as one of `rows` says."""
-    # Each row has: whether it is wrong, what the schedule does, what was expected, what came, and what to do.
+    """Refuse a schedule that does not fit this model, or that is wrong by one of `rows`."""
+    # Each row: whether it is wrong, what the schedule does, what was expected, what came, and a remedy.
     graph = schedule.graph
     wanted = {"stages": len(stages), "unweighted": sorted(stages.unweighted)}
     got = {"stages": graph.stages, "unweighted": sorted(graph.unweighted)}
     for wrong, what, expected, found, remedy in (
         (wanted != got, "is not of this model", wanted, got, "Build it for model.stages()"),
         *rows,
-        (bool(schedule.recomputed), "recomputes stages", "none", sorted(schedule.recomputed), "Keep what is saved"),
+        (bool(schedule.recomputed), "recomputes stages", "none", sorted(schedule.recomputed), "Keep the activations"),
     ):
         if wrong:
             raise OptionError(f"The schedule {what}", expected=str(expected), got=str(found), remedy=remedy)
@@ -104,12 +102,12 @@ def fewer(schedule: Schedule, count: int) -> Schedule:
 
 
 def without_frozen(schedule: Schedule, stages: Stages) -> Schedule:
-    """Return `schedule` without W and U of the stages whose parameters are not trained, if it has any."""
+    """Return `schedule` without W, S and U of the stages whose parameters are not trained, if it has any."""
     idle = stages.frozen - schedule.graph.unweighted
     if not idle:
         return schedule
     graph = replace(schedule.graph, unweighted=schedule.graph.unweighted | idle)
-    return _part_of(schedule, graph, lambda part: part.kind not in "WU" or part.stage not in idle)
+    return _part_of(schedule, graph, lambda part: part.kind not in "WSU" or part.stage not in idle)
 
 
 def _part_of(schedule: Schedule, graph: StepGraph, keeps: Callable[[Action], bool]) -> Schedule:
@@ -124,9 +122,9 @@ def _part_of(schedule: Schedule, graph: StepGraph, keeps: Callable[[Action], boo
 
 
 def compile_program(schedule: Schedule, stages: Stages, actions: Actions) -> Program:
-    """Turn a schedule that `check_fits` into a program."""
-    # A step begins with the forwards. What the schedule has before them, if its step begins with the backward, comes
-    # behind them; what it has among them belongs to the step before.
+    """Compile a schedule that `check_fits` has passed."""
+    # A step begins with the forwards. If the schedule begins with the backward, actions before the forwards come after
+    # them, and actions among the forwards belong to the step before.
     return _Compiler(schedule, stages, actions).program()
 
 
@@ -149,7 +147,7 @@ class _Compiler:
         updates = _in_time([entry for lane in lanes for entry in lane if entry.action.kind == "U"])
         # The gradient of a shared parameter is complete after the last of its stages, and the first one needs it.
         self.names = self.stages.updated_at([e.action.stage for e in updates], last=first != "U")
-        self.home = {entry.action: number for number, lane in enumerate(lanes) for entry in lane}
+        self.stream_of = {entry.action: number for number, lane in enumerate(lanes) for entry in lane}
         self.gathered = first == "U" or (len(lanes) == 1 and _gathers(lanes[0]))
         planned = [self._beside(lane) if len(lanes) > 1 else self._alone(lane) for lane in lanes]
         late = first == "I"
@@ -177,7 +175,7 @@ class _Compiler:
         return opening + [_Entry(part, False) for part in parts[:begin]]
 
     def _alone(self, lane: list[_Entry]) -> list[Task]:
-        """Return the tasks of the only stream: scans in place of I, updates side by side in one."""
+        """Return the tasks of a single stream: scans in place of I, neighbouring updates in one."""
         out: list[Task] = []
         scans = {e.action.microbatch: e for e in reversed(_in_time(lane)) if e.action.kind == "I"}
         ended = [entry for entry in _in_time(lane) if entry.action.kind == "W"][-1]
@@ -204,8 +202,8 @@ class _Compiler:
         return out
 
     def _joined(self, lane: list[_Entry]) -> tuple[list[_Entry], set[Action]]:
-        """Find every W whose U comes next, or after its own I, which then goes first; leave those U out."""
-        # Of one micro-batch, and of gradients that are no other stage's as well.
+        """Find every W whose U comes next, or after its own I, which then goes first; drop those U."""
+        # Only with one micro-batch, and without shared parameters.
         out, joined = list(lane), set[Action]()
         if self.gathered or self.schedule.graph.microbatches > 1 or self.stages.shared():
             return out, joined
@@ -223,8 +221,8 @@ class _Compiler:
         """Return the tasks of one of two streams."""
         out: list[Task] = []
         for entry in lane:
-            needs = [need for need in self._needs(entry.action) if need in self.home]
-            beside = [need for need in needs if self.home[need] != self.home[entry.action]]
+            needs = [need for need in self._needs(entry.action) if need in self.stream_of]
+            beside = [need for need in needs if self.stream_of[need] != self.stream_of[entry.action]]
             # A forward waits for an update of the step before, everything else for its own step.
             before = entry.action.kind == "F"
             waits = tuple((self.events.setdefault(need, len(self.events)), before) for need in beside)
@@ -234,7 +232,7 @@ class _Compiler:
         return out
 
     def _joins(self, entry: _Entry) -> int | None:
-        """Return the task's `joins`: of updates nothing, of a weight gradient that is one product a parameter all."""
+        """Return the task's `joins`: 0 for updates, all bytes for a weight gradient of one product per parameter."""
         stage = entry.action.stage
         if entry.old or self.schedule.graph.microbatches > 1 or not self.actions.are_products(stage):
             return None
@@ -244,7 +242,7 @@ class _Compiler:
         return sum(array.nbytes for array in parameters) if entry.action.kind == "W" else None
 
     def _needs(self, part: Action) -> Iterator[Action]:
-        """Yield what an action needs; the loss, at the end of a step for its schedule, is the last stage's forward."""
+        """Yield the needs of an action; of the last stage's gradients, if a step ends with the loss, its forward."""
         graph = self.schedule.graph
         yield from graph.predecessors(part)
         if graph.first == "I" and part.kind in "IW" and part.stage == graph.stages - 1:
@@ -260,7 +258,7 @@ class _Compiler:
 
 
 def _in_time(lane: list[_Entry]) -> list[_Entry]:
-    """Return a stream in the order in which a batch's own actions run: what is left over comes last."""
+    """Return a stream in the order of a batch's own actions: leftovers come last."""
     return sorted(lane, key=lambda entry: entry.old)
 
 

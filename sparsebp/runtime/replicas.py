@@ -1,4 +1,4 @@
-"""Data-parallel training: each rank has the whole model and computes a share of the samples; gradients are averaged."""
+"""Data-parallel training: each rank has the whole model and computes a part of the samples; gradients are averaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparsebp.comm.transport import Handle, Transport
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag
 from sparsebp.core.errors import OptionError, ScheduleError, TransportError
-from sparsebp.nn.draws import Rows, rows_of
+from sparsebp.nn.init import Rows, rows_of
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
 from sparsebp.optim.sharded import PieceOptimizer
 from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, is_ours, trained_parameters
@@ -32,18 +32,17 @@ from sparsebp.schedule.files import Durations
 # Gradients of many parameters in a few flat arrays, which are summed over all ranks as soon as they are full.
 
 BUCKET_BYTES = 1 << 20
-"""A bucket is full from this size on: large enough that what a message costs by itself (some 10 us) is little beside
-its bytes, small enough that the last one, beside which nothing is computed any more, is short."""
+"""A bucket is full from this size on: large enough that a message's own cost (some 10 us) is small next to its bytes,
+small enough that the last one, which nothing overlaps any more, is short."""
 
 
 class Bucket:
     """The gradients of some parameters, one after the other in one array that is kept from step to step."""
 
     # names, sizes: The parameters, and how many elements each has.
+    # flat: Their gradients: this rank's, then, once waited for, the sums over all ranks. Zeros at the end make it
+    # divisible by the number of ranks.
     # views: The gradient of each parameter within `flat`, of the parameter's shape.
-
-    # Their gradients: those of this rank, then, once they have been waited for, the sums over all ranks. Zeros at the
-    # end make it as many equal parts as there are ranks.
     flat: Array
 
     def __init__(self, params: Mapping[str, Array], ranks: int) -> None:
@@ -54,7 +53,7 @@ class Bucket:
         self.lay_out(params, ranks)
 
     def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
-        """Make the array, and say where each parameter is in it."""
+        """Make the array, and the parameters' views of it."""
         first = next(iter(params.values()))
         length = -(-sum(self.sizes.values()) // ranks) * ranks
         self.flat = backend.namespace(first).zeros(length, first.dtype)
@@ -65,7 +64,7 @@ class Bucket:
             begin += param.size
 
     def put(self, name: str, grad: Array | int) -> Array:
-        """Write this rank's gradient of a parameter, or 0, and return the array that it is in from then on."""
+        """Write this rank's gradient of a parameter, or 0, and return its array."""
         view = self.views[name]
         view[...] = grad
         return view
@@ -75,12 +74,9 @@ class Buckets:
     """Sums gradients over all ranks, bucket by bucket."""
 
     # The buckets are begun in their order, whatever the order in which they are filled: it is the same on all ranks.
-    # params: The parameters.
-    # parts: Their names, bucket by bucket, in the order in which their gradients are to be sent: see `parted`.
-    # transport: Sums them.
+    # parts: Names of parameters, bucket by bucket, in the order in which their gradients are sent: see `parted`.
     # blocking: Whether to wait for each sum as soon as it has begun.
-    # all: In the order of their sums.
-    # waited: Seconds that this rank has waited for sums, in all.
+    # all: In the order of their sums. waited: Seconds that this rank has waited for sums, in all.
 
     kind: ClassVar[type[Bucket]] = Bucket
 
@@ -94,7 +90,7 @@ class Buckets:
         self._next = 0
 
     def put(self, grads: dict[str, Array], name: str) -> None:
-        """Take over this rank's gradient of a parameter, zero if it has none; `grads` then has its place here."""
+        """Take over this rank's gradient of a parameter, zero if it has none; `grads` then has its view here."""
         bucket = self._of[name]
         grads[name] = bucket.put(name, grads.get(name, 0))
         bucket.missing -= 1
@@ -115,7 +111,7 @@ class Buckets:
         bucket.handle = self.transport.allreduce(bucket.flat)
 
     def wait(self, bucket: Bucket) -> None:
-        """Return when the sums of a bucket are there."""
+        """Wait for the sums of a bucket."""
         if bucket.summed:
             return
         if bucket.handle is None:
@@ -125,18 +121,18 @@ class Buckets:
         bucket.handle, bucket.summed = None, True
 
     def timed(self, handle: Handle) -> None:
-        """Wait, and note for how long."""
+        """Wait, and add up for how long."""
         began = time.perf_counter()
         handle.wait()
         self.waited += time.perf_counter() - began
 
     def wait_all(self) -> None:
-        """Return when all sums are there."""
+        """Wait for all sums."""
         for bucket in self.all:
             self.wait(bucket)
 
     def arriving(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """Yield some of `names` whenever their sums are there, bucket after bucket."""
+        """Yield some of `names` whenever their sums are ready, bucket after bucket."""
         wanted = set(names)
         for bucket in self.all:
             here = [name for name in bucket.names if name in wanted]
@@ -148,9 +144,9 @@ class Buckets:
 def parted(
     params: Mapping[str, Array], complete: Mapping[str, int], used: Mapping[str, int], limit: int
 ) -> list[list[str]]:
-    """Return the names of the parameters of each bucket: those that follow each other and have one dtype."""
-    # params: The parameters in the order in which their gradients are to be sent.
-    # complete, used: When each one's gradient is complete, and when it is used: of one bucket all are complete before
+    """Return the names of the parameters of each bucket: neighbours of one dtype."""
+    # params: The parameters in the order in which their gradients are sent.
+    # complete, used: When each one's gradient is complete, and when it is used: in one bucket all are complete before
     # any is used.
     # limit: Bytes from which on a bucket is full.
     out: list[list[str]] = []
@@ -166,21 +162,21 @@ def parted(
     return out
 
 
-# What a replica does for each action of its schedule, beside what one worker does: it shares, sends and waits.
+# The actions of one replica: as for one worker, but it shares samples, sends gradients and waits for sums.
 
 
 class Totals:
-    """What a step has in common on all ranks: how many samples, then the mean loss and score over all of them."""
+    """Numbers of a step over all ranks: samples, then the mean loss and score."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.host: Transport = getattr(transport, "host", transport)  # NCCL's carries no arrays of the host
         self._counts = np.empty((0, transport.size))  # samples of every micro-batch on every rank, below the marks
-        self._under_way: Handle | None = None  # until they are known
+        self._under_way: Handle | None = None  # until the counts have arrived
         self._told: dict[int, tuple[Handle, Array, bool | None]] = {}  # by the identity of a step that is under way
 
     def open(self, batches: Sequence[Batch], optimizer: Any) -> None:
-        """Begin to count the samples of a step on all ranks, and to compare the options of the optimizer."""
+        """Begin to count the samples of a step on all ranks, and to compare the optimizers' options."""
         self._counts = np.zeros((1 + len(batches), self.transport.size))
         own = [len(batch[1]) for batch in batches]
         self._counts[:, self.transport.rank] = [mark_of(options_of(optimizer)), *own]
@@ -197,18 +193,18 @@ class Totals:
         return [int(count) for count in self._counts[1 + m]]
 
     def share(self, step: Step) -> None:
-        """Make the step's shares those in the samples of all ranks."""
+        """Make the step's shares relative to the samples of all ranks."""
         ranks = [self.samples(m) for m in range(len(step.batches))]
         total = sum(map(sum, ranks))
         step.shares = [samples[self.transport.rank] / total for samples in ranks]
 
     def rows(self, m: int) -> Rows:
-        """Return which samples of a micro-batch of all ranks this one has."""
+        """Return this rank's rows among the samples of all ranks in a micro-batch."""
         samples, rank = self.samples(m), self.transport.rank
         return Rows(sum(samples[:rank]), samples[rank], sum(samples))
 
     def tell(self, step: Step) -> None:
-        """Begin to sum loss and score over all ranks, when this one has all of its own."""
+        """Begin to sum loss and score over all ranks, once all of this rank's are known."""
         there = [m for m, share in enumerate(step.shares) if share]
         values: Any = step.values if step.later is None else step.later.losses
         scores: Any = step.scores if step.later is None else step.later.scores
@@ -224,17 +220,17 @@ class Totals:
         self._told[id(step)] = transport.allreduce(sums), sums, bool(scored) if there else None
 
     def close(self, step: Step) -> None:
-        """Write the sums over all ranks to the step: each micro-batch then has the loss and score of all together."""
+        """Write the sums over all ranks to the step: each micro-batch then has the loss and score of all."""
         told = self._told.pop(id(step), None)
         if told is None:
             return
         handle, sums, scored = told
         handle.wait()
         count = len(step.batches)
-        step.shares = [1.0] + [0.0] * (count - 1)  # of equal numbers
+        step.shares = [1.0] + [0.0] * (count - 1)  # the numbers are equal
         if step.later is not None:
             step.later.losses = dict.fromkeys(range(count), sums[0])
-            if scored is None:  # no samples here: the others know whether there are scores; without, it is 0 / 0
+            if scored is None:  # no samples here: other ranks know whether there are scores; without, it is 0 / 0
                 scored, sums[1] = True, sums[1] / sums[2].clip(0, 1)
             step.later.scores = dict.fromkeys(range(count), sums[1]) if scored else {}
             return
@@ -242,16 +238,13 @@ class Totals:
         step.values, step.scores = [loss] * count, [score if number else None] * count
 
     def forget(self) -> None:
-        """Give up what is under way."""
+        """Drop pending sums."""
         self._under_way = None
         self._told.clear()
 
 
 class ReplicaActions(Actions):
-    """`Actions` of one of several replicas; micro-batches of which this rank has no samples are passed over."""
-
-    # buckets: Where gradients are summed.
-    # totals: The samples and the loss of all ranks.
+    """`Actions` of one of several replicas; micro-batches without samples on this rank are skipped."""
 
     def __init__(
         self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, *,
@@ -260,11 +253,11 @@ class ReplicaActions(Actions):
         super().__init__(stages, loss, optimizer, clip_norm, watch)
         self.buckets, self.totals = buckets, totals
         self._holders = Counter(name for stage in stages.all for name in set(stage.parameters.values()))
-        self._ended = 0  # micro-batches whose loss is there
+        self._ended = 0  # micro-batches whose loss is known
         self._left: dict[str, int] = {}  # of each parameter, how many W its gradient still lacks
 
     def forward(self, number: int, m: int, count: int) -> Run:
-        """F; the last stage's tells the others of the loss."""
+        """F; the last stage's shares the loss with the other ranks."""
         run = self._drawing(number, m, _unless_empty(super().forward(number, m, count), m))
         if number < len(self.stages) - 1:
             return run
@@ -285,7 +278,7 @@ class ReplicaActions(Actions):
         return last
 
     def _drawing(self, number: int, m: int, run: Run) -> Run:
-        """Return `run`, an F, in which layers draw this rank's rows of what one worker draws for all samples."""
+        """Return `run`, an F, in which layers draw this rank's rows of one worker's draws for all samples."""
         layer = self.stages[number].layer
         generators = layer.generators() if hasattr(layer, "generators") else {}
         if not generators:
@@ -298,7 +291,13 @@ class ReplicaActions(Actions):
                 run(step)
             for name, generator in foreign.items():
                 if id(generator) not in drawn and pickle.dumps(generator.bit_generator.state) != before[name]:
-                    raise _draws_alone(f"{self.stages[number].name}.{name}".strip("."))
+                    layer_name = f"{self.stages[number].name}.{name}".strip(".")
+                    raise OptionError(
+                        f"The layer {layer_name} draws random numbers by itself: the same for every replica's samples",
+                        expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
+                        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the guide 'Write a "
+                        "layer'"
+                    )  # fmt: skip
             samples = self.totals.samples(m)
             if 0 in samples and any(samples):  # a rank without samples has not drawn
                 states = {name: generator.bit_generator.state for name, generator in generators.items()}
@@ -345,27 +344,19 @@ class ReplicaActions(Actions):
         return run
 
     def gather(self, step: Step) -> None:
-        """Clip: wait for all gradients, and look at them together. Else nothing waits before the updates do."""
+        """Clip: wait for all gradients, and check them together. Otherwise only updates wait."""
         if self.clip_norm is not None:
             self.buckets.wait_all()
             super().gather(step)
 
     def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
-        """Update some parameters, those first whose gradients are there first."""
+        """Update some parameters, in the order in which their gradients arrive."""
         for some in self.buckets.arriving(names):
             super().use(step, some, gathered=gathered and self.clip_norm is not None)
 
 
-def _draws_alone(name: str) -> OptionError:
-    return OptionError(
-        f"The layer {name} draws random numbers by itself: the same for the samples of every replica",
-        expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
-        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the how-to guide 'Write a layer'"
-    )  # fmt: skip
-
-
 def _unless_empty(run: Run, m: int) -> Run:
-    """Return `run` for steps with samples of a micro-batch on this rank."""
+    """Return `run`, skipped for micro-batches without samples on this rank."""
 
     def replica(step: Step) -> None:
         if len(step.batches[m][1]):
@@ -374,19 +365,19 @@ def _unless_empty(run: Run, m: int) -> Run:
     return replica
 
 
-# Optimizer states in pieces: each rank has those of a part of every bucket, updates it, and gets the others' parts.
+# Sharded optimizer state: each rank keeps and updates its shard of every bucket, and gathers the other ranks' shards.
 
 
-class DealtBucket(Bucket):
-    """A `Bucket` of which every rank has a stretch of each parameter: one after the other, in a row of its own."""
+class ShardedBucket(Bucket):
+    """A `Bucket` of which every rank has a part of each parameter: one after the other, in one row per rank."""
 
-    # So which elements a rank has depends on the parameter's size alone, not on what else is in the bucket, and with it
-    # on the order of the sums: sums of squares are of the same stretches in every schedule, and have the same bits.
-    # slots: Where every parameter begins in each row, and how many elements a row has of it; the last ones may have
+    # The elements of a rank depend only on the parameter's size, not on the rest of the bucket, and so not on the order
+    # of the sums: sums of squares are over the same elements in every schedule, and bitwise equal.
+    # slots: Where every parameter begins in each row, and how many elements a row has of it; the last rows may have
     # fewer.
 
     def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
-        """Make the array: a row a rank, with zeros where a parameter has no elements left."""
+        """Make the array: one row per rank, padded with zeros."""
         first = next(iter(params.values()))
         self.slots: dict[str, tuple[int, int]] = {}
         width = 0
@@ -397,7 +388,7 @@ class DealtBucket(Bucket):
         self.flat = backend.namespace(first).zeros(ranks * width, first.dtype)
 
     def put(self, name: str, grad: Array | int) -> Array:
-        """Write this rank's gradient of a parameter, or 0, and return the array that it is in from then on."""
+        """Write this rank's gradient of a parameter, or 0, and return its array."""
         if isinstance(grad, int):
             begin, length = self.slots[name]
             self.flat.reshape(self._rows)[:, begin : begin + length] = grad
@@ -412,7 +403,7 @@ class DealtBucket(Bucket):
             part[...] = room
 
     def _pairs(self, name: str, flat: Array, values: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield the places of a parameter in `flat` and what belongs there of its `values`: all full rows, the rest."""
+        """Yield views of a parameter in `flat` and the matching `values`: all full rows, then the rest."""
         begin, length = self.slots[name]
         if length == 0:
             return
@@ -427,31 +418,29 @@ class Shard:
     """This rank's part of a bucket."""
 
     # flat: As long on all ranks: first the sums of this part of the gradients, then, updated, of the parameters.
-    # places: Where each parameter has its piece in `flat`, as slices.
-    # pieces: Begin and end of each one's piece in the parameter's own elements.
+    # places: Where each parameter's part is in `flat`, as slices.
+    # bounds: Begin and end of each part in the parameter's own elements.
 
-    def __init__(self, bucket: DealtBucket, rank: int, size: int) -> None:
+    def __init__(self, bucket: ShardedBucket, rank: int, size: int) -> None:
         self.flat: Array = backend.namespace(bucket.flat).zeros(bucket.flat.size // size, bucket.flat.dtype)
         self.places: dict[str, slice] = {}
-        self.pieces: dict[str, tuple[int, int]] = {}
+        self.bounds: dict[str, tuple[int, int]] = {}
         for name, (begin, length) in bucket.slots.items():
             first, last = rank * length, min(bucket.sizes[name], (rank + 1) * length)
             if first < last:
                 self.places[name] = slice(begin, begin + last - first)
-                self.pieces[name] = first, last
+                self.bounds[name] = first, last
 
-    def piece(self, name: str) -> Array:
-        """Return the piece of a parameter."""
+    def part(self, name: str) -> Array:
+        """Return this rank's part of a parameter."""
         return self.flat[self.places[name]]
 
 
 class ShardedBuckets(Buckets):
-    """`Buckets` of which each rank has the sums of its own part alone."""
+    """`Buckets` of which each rank has only its shards' sums."""
 
-    # shards: This rank's part of every bucket.
-
-    kind = DealtBucket
-    all: list[DealtBucket]  # type: ignore[assignment]
+    kind = ShardedBucket
+    all: list[ShardedBucket]  # type: ignore[assignment]
 
     def __init__(
         self, params: Mapping[str, Array], parts: Iterable[Iterable[str]], transport: Any, *, blocking: bool = False
@@ -461,45 +450,45 @@ class ShardedBuckets(Buckets):
         self.shards = {id(bucket): Shard(bucket, transport.rank, transport.size) for bucket in self.all}
 
     def begin(self, bucket: Bucket) -> None:
-        """Begin to sum this rank's part of a full bucket."""
+        """Begin to sum this rank's shard of a full bucket."""
         bucket.handle = self.transport.reduce_scatter(bucket.flat, self.shards[id(bucket)].flat)
 
-    def holding(self, names: Iterable[str]) -> list[DealtBucket]:
+    def holding(self, names: Iterable[str]) -> list[ShardedBucket]:
         """Return the buckets with any of `names`, in the order of their sums."""
         wanted = set(names)
         return [bucket for bucket in self.all if not wanted.isdisjoint(bucket.names)]
 
-    def summed(self, buckets: Sequence[DealtBucket]) -> dict[str, Array]:
-        """Return the sums of this rank's pieces, by the parameters' names, when they are there."""
+    def summed(self, buckets: Sequence[ShardedBucket]) -> dict[str, Array]:
+        """Wait for the sums of this rank's shards, and return them by the parameters' names."""
         grads: dict[str, Array] = {}
         for bucket in buckets:
             self.wait(bucket)
             shard = self.shards[id(bucket)]
-            grads |= {name: shard.piece(name) for name in shard.places}
+            grads |= {name: shard.part(name) for name in shard.places}
         return grads
 
     def spread(self, bucket: Bucket) -> Handle:
-        """Begin to give the others this rank's part of the parameters, once it is updated."""
+        """Begin to send this rank's updated shard to the others."""
         shard = self.shards[id(bucket)]
-        for name, (begin, end) in shard.pieces.items():
-            shard.piece(name)[...] = self.params[name].reshape(-1)[begin:end]
+        for name, (begin, end) in shard.bounds.items():
+            shard.part(name)[...] = self.params[name].reshape(-1)[begin:end]
         return self.transport.allgather(shard.flat, bucket.flat)
 
-    def take(self, bucket: DealtBucket, handle: Handle) -> None:
-        """Write the others' parts to the parameters."""
+    def take(self, bucket: ShardedBucket, handle: Handle) -> None:
+        """Write the other ranks' shards to the parameters."""
         self.timed(handle)
         for name in bucket.names:
             bucket.read(name, bucket.flat, self.params[name])
 
 
 class ShardedActions(ReplicaActions):
-    """`ReplicaActions` that update this rank's pieces. A bucket is updated as a whole, when the first of it is."""
+    """`ReplicaActions` that update this rank's shards. A bucket is updated as a whole, with its first parameter."""
 
     buckets: ShardedBuckets
     optimizer: PieceOptimizer
 
     def gather(self, step: Step) -> None:
-        """Clip: wait for all gradients, and look at them together."""
+        """Clip: wait for all gradients, and check them together."""
         if self.clip_norm is None:
             return
         grads = self.buckets.summed(self.buckets.all)
@@ -526,7 +515,7 @@ class ShardedActions(ReplicaActions):
                 del step.grads[name]
 
     def _look_at(self, step: Step, names: Sequence[str], grads: Mapping[str, Array]) -> None:
-        """Make the sums of squares of whole gradients from those of the pieces on all ranks."""
+        """Sum the squares of whole gradients over the shards of all ranks."""
         if not names:
             return
         rows = {name: row for row, name in enumerate(names)}
@@ -545,7 +534,7 @@ class ShardedActions(ReplicaActions):
 
 
 def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) -> None:
-    """Put the state of all ranks together, where `keep` says so; all ranks call this."""
+    """Gather the optimizer state of all ranks, where `keep` says so; all ranks call this."""
     transport = buckets.transport
     whole: dict[str, dict[str, Array]] = {}
     for kind, names in optimizer.kinds.items():
@@ -571,47 +560,47 @@ Indices = TypeVar("Indices", bound=Sequence[Any])
 
 
 class ReplicaExecutor(Executor):
-    """An `Executor` of one of several replicas, which all run the same schedule on their own share of the samples.
+    """An `Executor` of one of several replicas, which all run the same schedule on their own part of the samples.
 
     Each S of the schedule sums the gradients of its stage over all ranks; neighbours share a bucket. A sum begins as
     soon as the gradients of its bucket, and of those before it in the schedule, are complete, and an update waits for
-    its own. So the S of a stream of their own, as `synchronise` places them, go on beside what is computed; S among
-    what is computed are waited for at once. With updates before the next forwards (`place_updates` with
-    ``fusion="forward"``, or after `reverse_first_k`) what is left of the sums goes on beside those, too.
+    its sum. S on a separate stream, as `synchronise` places them, overlap the computation; S among the computations are
+    waited for at once. With updates before the next forwards (`place_updates` with ``fusion="forward"``, or after
+    `reverse_first_k`) the remaining sums overlap those, too.
 
-    The gradient is the mean over the samples of all ranks, whatever the size of each one's share: equal to one worker's
-    with all samples, to rounding. All ranks then make the same update, so that their parameters stay the same, bit for
-    bit, as they are from run to run. The `Step`\\ s returned have the loss of all samples, and the norm of the averaged
-    gradient, by which they are clipped. Layers see the samples of their own rank alone: batch normalisation has its own
-    statistics on each, of which those of rank 0 count. Dropout draws its rows of one worker's mask
-    (`sparsebp.nn.draw_rows`): the random generators begin with rank 0's states, and go on as those of one worker.
+    The gradient is the mean over the samples of all ranks, whatever each one's share. It equals one worker's with all
+    samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal, also from run to
+    run. Each `Step` returned has the loss of all samples, and the norm of the averaged gradient, which decides the
+    clipping. Layers see only their own rank's samples: batch normalisation has separate statistics on each, and rank
+    0's count. Dropout draws its rows of one worker's mask (`sparsebp.nn.draw_rows`): the random generators begin with
+    rank 0's states, and advance as one worker's.
 
     Parameters
     ----------
     model, loss, optimizer, clip_norm, watch
-        As `Executor` takes them; the same on all ranks, except for `watch`.
+        As for `Executor`; the same on all ranks, except for `watch`.
     schedule
-        Of one worker and one stream, with one S a stage, on that stream or on one of its own, and one update a step.
+        Of one worker and one stream, with one S per stage, on that stream or a separate one, and one update per step.
     transport
         Between the ranks.
     sharded
-        Whether each rank has the optimizer's state of its own part of the parameters alone, updates that, and gets the
-        others' parts; `gather_state` makes it whole (Rajbhandari et al., "ZeRO", SC 2020, stage 1). For the rules of
-        `sparsebp.optim`, which all go element by element.
+        Whether each rank has the optimizer's state only for its shard of the parameters, updates that, and gathers the
+        other shards; `gather_state` gathers the state (Rajbhandari et al., "ZeRO", SC 2020, stage 1). For the rules of
+        `sparsebp.optim`, which are all element-wise.
 
     Attributes
     ----------
     bucket_bytes
         Bytes from which on a bucket is full.
     buckets
-        Where gradients are summed; ``buckets.waited`` has the seconds that this rank has waited for that.
+        The summed gradients; ``buckets.waited`` has the seconds that this rank has waited for sums.
 
     Notes
     -----
-    After an error a rank's sums are not those that the others wait for: it takes no further steps, and `flush` does
-    nothing. Let the others know by `Transport.abort`.
+    After an error a rank's sums no longer match the other ranks': it takes no further steps, and `flush` does nothing.
+    Tell the others by `Transport.abort`.
 
-    Sums beside the backward pass: Zhang et al., "Poseidon", USENIX ATC 2017; in buckets: Li et al., "PyTorch
+    Sums during the backward pass: Zhang et al., "Poseidon", USENIX ATC 2017; in buckets: Li et al., "PyTorch
     Distributed", VLDB 2020, §3.2; which go first: Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1.
     """
 
@@ -641,23 +630,24 @@ class ReplicaExecutor(Executor):
         super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, watch=watch)
         self.schedule = schedule
         if schedule.graph.first == "U" and clip_norm is None:
-            self._late = True  # the sums of a step are there, and looked at, within the next one
+            self._late = True  # the sums of a step arrive, and are checked, within the next one
 
     def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
         params = trained_parameters(self.stages.model, optimizer)
-        parts = parted({name: params[name] for name in self._names_of(self._sent)}, *self._times(), self.bucket_bytes)
+        names = self.stages.updated_at(self._sent, last=True)  # a parameter that several stages share: with the last
+        sent = {name: params[name] for stage in self._sent for name in names.get(stage, ())}
+        parts = parted(sent, *self._times(), self.bucket_bytes)
         kind = ShardedBuckets if self.sharded else Buckets
         self.buckets = kind(params, parts, self.transport, blocking=self._blocking)
         rest: Any = {"buckets": self.buckets, "totals": self._totals}
         if not isinstance(self.buckets, ShardedBuckets):
             return ReplicaActions(self.stages, loss, optimizer, clip_norm, watch, **rest)
-        pieces = {name: piece for shard in self.buckets.shards.values() for name, piece in shard.pieces.items()}
+        pieces = {name: piece for shard in self.buckets.shards.values() for name, piece in shard.bounds.items()}
         self._pieces = PieceOptimizer(optimizer, pieces)
         return ShardedActions(self.stages, loss, self._pieces, clip_norm, watch, **rest)
 
     def gather_state(self, *, everywhere: bool = False) -> None:
-        """Make the optimizer's state whole on rank 0, or everywhere, until the next step; all ranks call this."""
-        # Call `flush` first. Where optimizer states are not sharded they are whole anyway.
+        """Gather the optimizer's state for now, on rank 0 or everywhere; all ranks call it after `flush`."""
         if self._pieces is not None and isinstance(self.buckets, ShardedBuckets):
             keep = everywhere or self.transport.rank == 0
             with self._failing():
@@ -669,20 +659,15 @@ class ReplicaExecutor(Executor):
         buffers = getattr(self._actions.optimizer, "buffers", {})
         return sum(array.nbytes for arrays in buffers.values() for array in arrays.values())
 
-    def _names_of(self, stages: Sequence[int]) -> list[str]:
-        """Return the parameters of `stages` in this order; what several hold comes with the last of them."""
-        names = self.stages.updated_at(stages, last=True)
-        return [name for stage in stages for name in names.get(stage, ())]
-
     def _times(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the places in the schedule where the gradient of each parameter is complete, and where it is used."""
+        """Return the places in the schedule where each parameter's gradient is complete, and where it is used."""
         first, parts = self._order.graph.first, _parts([cell for lane in self._order.lanes for cell in lane.cells])
         ended = {part.stage: place for place, part in enumerate(parts) if part.kind == "W"}
-        if self.sharded:  # a bucket is updated as a whole: nothing may read the old values any more
+        if self.sharded:  # a bucket is updated as a whole: no action may read the old values any more
             ended |= {
                 part.stage: place for place, part in enumerate(parts) if part.kind in "IW" and part.stage in ended
             }
-        later = len(parts) if first == "U" else 0  # they are those of the step before
+        later = len(parts) if first == "U" else 0  # updates are of the step before
         updates = {part.stage: place + later for place, part in enumerate(parts) if part.kind == "U"}
         complete: dict[str, int] = {}
         for stage in sorted(ended, key=ended.__getitem__):
@@ -691,7 +676,7 @@ class ReplicaExecutor(Executor):
         return complete, {name: updates[stage] for stage, some in names.items() for name in some}
 
     def own(self, indices: Indices) -> Indices:
-        """Return which of a micro-batch's samples this rank computes: a stretch of them, as long as the others'."""
+        """Return this rank's part of a micro-batch's samples: equal parts, up to one sample."""
         size, rank = self.transport.size, self.transport.rank
         least, more = divmod(len(indices), size)
         begin = rank * least + min(rank, more)
@@ -699,11 +684,10 @@ class ReplicaExecutor(Executor):
         return own
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step; all ranks do, with as many micro-batches."""
-        # batches, tag: As `Executor.step` takes them; any of this rank's micro-batches may be empty, though not all on
-        # all ranks.
-        # Returns list of Step: As `Executor.step` returns them; of a schedule that begins with updates, the step
-        # before.
+        """Run one step, with the same number of micro-batches on all ranks; see `Executor.step`.
+
+        This rank's micro-batches may be empty, but not all on all ranks.
+        """
         if self._failed is not None:
             raise TransportError("A step of this rank has failed before", expected="the same steps on all ranks",
                                  got=self._failed, remedy="Make a new executor on every rank")  # fmt: skip
@@ -725,7 +709,7 @@ class ReplicaExecutor(Executor):
         return steps
 
     def flush(self, *, wait: bool = True) -> list[Step]:
-        """Do what the last step has left over, as `Executor.flush`; nothing once one of its calls has failed."""
+        """Finish the last step, as `Executor.flush`; nothing once a call has failed."""
         if self._failed is not None:
             return []
         with self._failing():
@@ -733,7 +717,7 @@ class ReplicaExecutor(Executor):
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Remember an error: from then on this rank is not where the others are."""
+        """Remember an error: this rank is then out of step with the others."""
         try:
             yield
         except BaseException as error:
@@ -741,13 +725,13 @@ class ReplicaExecutor(Executor):
             raise
 
     def close(self) -> None:
-        """Give up what `flush` has not done; see `Executor.close`."""
+        """Drop unfinished work; see `Executor.close`."""
         super().close()
         self._totals.forget()
 
 
 def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
-    """Return the stages in the order of their S, whether S wait for their end, and the schedule without them."""
+    """Return the stages in the order of their S, whether S block, and the schedule without them."""
     lanes = [lane for lane in schedule.lanes if any(part.kind == "S" for part in _parts(lane.cells))]
     if not schedule.graph.synchronised or len(lanes) > 1:
         raise OptionError("The schedule does not say in which order gradients are synchronised",
@@ -759,7 +743,7 @@ def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
     kept = (replace(lane, cells=tuple(p for p in _parts(lane.cells) if p.kind != "S")) for lane in schedule.lanes)
     compute = tuple(lane for lane in kept if lane.cells)
     if len(compute) > 1:
-        raise OptionError("A replica computes on one stream", expected="one stream beside that of the S",
+        raise OptionError("A replica computes on one stream", expected="one stream, and another for the S",
                           got=", ".join(lane.stream for lane in compute))  # fmt: skip
     graph = replace(schedule.graph, synchronised=False)
     return sent, blocking, replace(schedule, graph=graph, lanes=compute)
@@ -769,14 +753,14 @@ def _parts(cells: Sequence[Any]) -> list[Action]:
     return [part for cell in cells for part in parts_of(cell)]
 
 
-# Reverse first-k scheduling whose k is searched with costs measured while training.
+# Reverse first-k scheduling that searches k with costs measured during training.
 
 MEASURED = 5
-"""Steps that are measured; one before them is not."""
+"""Steps to measure, after one unmeasured step."""
 
 
 class TimedReplica(TimedExecutor, ReplicaExecutor):
-    """A `ReplicaExecutor` that notes when every action ran, on a clock that stands still while it waits for sums."""
+    """A `ReplicaExecutor` that records when every action ran, on a clock that stops while it waits for sums."""
 
     def _stamp(self) -> Any:
         stamp = super()._stamp()
@@ -788,10 +772,10 @@ class TimedReplica(TimedExecutor, ReplicaExecutor):
         return StageBytes(0, 0, 0)  # another rank has the samples, and rank 0 decides
 
     def costs(self, sums: Mapping[int, float]) -> Costs:
-        """Return the costs of all actions noted, and of sums of every stage that take so many seconds."""
+        """Return the costs of all recorded actions, and of sums of every stage that take `sums` seconds."""
         noted = measured_costs(self.spans(), self.bytes)
         kinds: tuple[Kind, ...] = ("F", "I", "W", "U")
-        if not backend.is_host(self._xp):  # whose clock does not stand still; no k changes what updates take
+        if not backend.is_host(self._xp):  # its clock does not stop; no k changes the updates' duration
             kinds = kinds[:3]
         entries = {f"{stage}S": seconds for stage, seconds in sums.items()}
         for kind in kinds:
@@ -799,7 +783,7 @@ class TimedReplica(TimedExecutor, ReplicaExecutor):
         return replace(noted, durations=Durations(entries))
 
     def sum_seconds(self, repeated: int = 3) -> dict[int, float]:
-        """Return how long the sums of every stage take while nothing else is done; all ranks call this."""
+        """Return how long each stage's sums take while nothing else runs; all ranks call this."""
         transport = self.transport
         found = dict.fromkeys(range(len(self.stages)), 0.0)
         stage_of = {name: number for number, stage in enumerate(self.stages.all) for name in stage.parameters.values()}
@@ -819,11 +803,11 @@ class TimedReplica(TimedExecutor, ReplicaExecutor):
 class ReverseFirstKExecutor:
     """Replicas that measure their first steps, search the k of reverse first-k scheduling, and go on with that."""
 
-    # Offers what `ReplicaExecutor` does. Rank 0 decides, from the durations of its own actions and of the sums, and
-    # tells the others; the results are those of any other schedule. Updates come right before the next forwards.
-    # steps: How many are measured.
+    # Has the interface of `ReplicaExecutor`. Rank 0 decides, from its actions' durations and the sums', and tells
+    # the others; results are the same as with any schedule. Updates come right before the next forwards.
+    # steps: How many to measure.
     # k: How many stages' weight gradients come last, in the order of the next forwards; None until it is known.
-    # costs: The measured ones, on all ranks those of rank 0; None until then.
+    # costs: Rank 0's measured ones, on all ranks; None until then.
     # Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1 and Algorithm 2; `sparsebp.schedule.builders.search_k`.
 
     def __init__(
@@ -864,47 +848,14 @@ class ReverseFirstKExecutor:
         sums, found = timed.sum_seconds(), None
         if self.transport.rank == 0:
             self.costs = timed.costs(sums)
-            found = self._best(), self.costs
+            # Several steps are simulated, since sums continue into the next one.
+            k = search_k(lambda k: -simulate(self._schedule(k), self.costs, steps=REPEATED).makespan, len(self.stages))
+            found = k, self.costs
         self.k, self.costs = self.transport.broadcast(found)
         timed.close()
         self._executor = ReplicaExecutor(*self._parts, self._schedule(self.k), **self._options)
 
-    def _best(self) -> int:
-        """Return the k of the shortest simulated steps; of several, since sums go on into the next one."""
-        return search_k(lambda k: -simulate(self._schedule(k), self.costs, steps=REPEATED).makespan, len(self.stages))
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of the steps by now."""
-        return self._executor.schedule
-
-    @property
-    def pending(self) -> bool:
-        """Whether parameters are still to be updated."""
-        return self._executor.pending
-
-    @property
-    def uncaptured(self) -> tuple[str, ...]:
-        """As `Executor` has it."""
-        return self._executor.uncaptured
-
-    @property
-    def state_bytes(self) -> int:
-        """The bytes of optimizer state that this rank needs for its steps."""
-        return self._executor.state_bytes
-
-    def own(self, indices: Indices) -> Indices:
-        """Return which of a micro-batch's samples this rank computes; see `ReplicaExecutor.own`."""
-        return self._executor.own(indices)
-
-    def gather_state(self, *, everywhere: bool = False) -> None:
-        """Make the optimizer's state whole; see `ReplicaExecutor.gather_state`."""
-        self._executor.gather_state(everywhere=everywhere)
-
-    def flush(self, *, wait: bool = True) -> list[Step]:
-        """Do what the last step has left over; see `ReplicaExecutor.flush`."""
-        return self._executor.flush(wait=wait)
-
-    def close(self) -> None:
-        """Give up what `flush` has not done; see `ReplicaExecutor.close`."""
-        self._executor.close()
+    def __getattr__(self, name: str) -> Any:
+        if name == "_executor":  # not known yet
+            raise AttributeError(name)
+        return getattr(self._executor, name)

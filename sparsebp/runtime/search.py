@@ -1,4 +1,4 @@
-"""Out-of-order back-propagation that measures its candidates while it trains, and keeps the fastest."""
+"""Out-of-order back-propagation that measures its candidates during training, and keeps the fastest."""
 
 from __future__ import annotations
 
@@ -24,41 +24,39 @@ from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph, si
 from sparsebp.schedule.builders import conventional, out_of_order, two_stream_list
 from sparsebp.schedule.files import Durations, Slowdowns
 
-# The schedules of a step that an out-of-order search tries, and what it knows of each.
-
 SCHEDULE_NAME = "schedule.csv"
 COSTS_NAME = "costs.json"
 REPEATED = 3
-"""Simulated steps: of one alone, what the streams overlap at its ends is not seen."""
+"""Simulated steps: one alone does not show how streams overlap at its ends."""
 _REGIONS = (4, 8, 16)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A schedule of a step, and how long a step of it takes."""
+    """A schedule of a step, and how long one of its steps takes."""
 
-    name: str  # What it is called in a table, see `all_schedules`
-    schedule: Schedule  # The schedule
-    memory: float  # Its simulated peak of memory, as a multiple of the conventional schedule's
+    name: str  # in tables, see `all_schedules`
+    schedule: Schedule
+    memory: float  # simulated peak, as a multiple of the conventional schedule's
     # seconds, slowest: Measured: the mean of the steps of the best round, and of the worst.
     seconds: float = math.inf
     slowest: float = 0.0
 
     def measured(self, seconds: float) -> Trial:
-        """Return the trial with one round more, of so many seconds a step."""
+        """Return the trial with one more round of `seconds` a step."""
         return replace(self, seconds=min(self.seconds, seconds), slowest=max(self.slowest, seconds))
 
 
 @dataclass(frozen=True)
 class FoundSchedule:
-    """A schedule, and what it was found by.
+    """The schedule that a search found, and its measurements.
 
     Attributes
     ----------
     trials
-        What was measured; the conventional schedule, as ``schedule="conventional"`` runs it, is the first.
+        The measured schedules; the conventional one, as ``schedule="conventional"`` runs it, is the first.
     costs
-        As measured: durations of every action by itself, bytes of every stage, slowdowns side by side.
+        As measured: durations of every action by itself, bytes of every stage, mutual slowdowns.
     memory_ratio
         The bound for `memory`.
     """
@@ -69,10 +67,10 @@ class FoundSchedule:
 
     @cached_property
     def fastest(self) -> Trial:
-        """The one that is kept: the fastest below the memory ratio, of equals the first.
+        """The fastest trial below the memory ratio; the first of equals.
 
-        The conventional one stays unless another's worst round is faster than its best: of near equals, noise would
-        choose.
+        The conventional one stays unless another's worst round is faster than its best: between near equals, noise
+        would decide.
         """
         allowed = [trial for trial in self.trials if trial.memory <= self.memory_ratio]
         usual = self.trials[0]
@@ -92,11 +90,11 @@ class FoundSchedule:
 
     @property
     def speedup(self) -> float:
-        """The conventional schedule's measured time of a step over this one's: 1 if that is kept."""
+        """The conventional schedule's measured step time over this one's: 1 if that is kept."""
         return self.trials[0].seconds / self.fastest.seconds
 
     def describe(self) -> str:
-        """Return a line: name, measured speed-up, memory and its bound, and what else was measured."""
+        """Return a line: name, measured speed-up, memory and its bound, and the other trials."""
         others = ", ".join(
             f"{trial.name} {self.trials[0].seconds / trial.seconds:.2f}×"
             for trial in self.trials[1:]
@@ -114,7 +112,7 @@ class FoundSchedule:
 
 
 def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[Trial]:
-    """Return what is to be measured: the conventional schedule, and of `all_schedules` what stays below the ratio."""
+    """Return the schedules to measure: the conventional one, and all of `all_schedules` below the ratio."""
     found = all_schedules(size, costs, memory_ratio)
     peaks = {name: simulate(schedule, costs).peak for name, schedule in found.items()}
     trials = [Trial(name, found[name], _share(peak, peaks["conventional"])) for name, peak in peaks.items()]
@@ -132,39 +130,31 @@ def _share(peak: float, most: float) -> float:
 def all_schedules(size: dict[str, Any], costs: Costs, memory_ratio: float = math.inf) -> dict[str, Schedule]:
     """Return schedules of a step by name."""
     # On one stream, whose libraries use all cores: `"conventional"`, updates at the end, and `"fused"`, each right
-    # after its gradient. On two streams, fused as well: `"two"`, not reordered; `"joint"`, that of Algorithm 1, for the
-    # number of regions and the k that simulate best, unless all are above the ratio; `"list"`, by list scheduling.
+    # after its gradient. On two streams, fused as well: `"two"`, not reordered; `"joint"`, from Algorithm 1, for the
+    # number of regions and the k that simulate best, unless all exceed the ratio; `"list"`, by list scheduling.
     # size: Number of stages, and those without parameters, as builders take them.
-    # costs: Measured ones.
-    # memory_ratio: Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
-    joint = _joint(size, costs, memory_ratio)
+    joint: list[Schedule] = []
+    for regions in sorted({min(regions, size["stages"]) for regions in _REGIONS}):
+        with contextlib.suppress(MemoryLimitError):  # there are other schedules
+            joint.append(out_of_order(**size, costs=costs, memory_ratio=memory_ratio, k=None, regions=regions))
     return {
         "conventional": conventional(**size),
         "fused": conventional(**size, fusion="backward"),
         "two": conventional(**size, streams=2, fusion="backward"),
-        **({} if joint is None else {"joint": joint}),
+        **({"joint": min(joint, key=lambda schedule: steady(schedule, costs))} if joint else {}),
         "list": two_stream_list(**size, costs=costs),
     }
 
 
-def _joint(size: dict[str, Any], costs: Costs, memory_ratio: float) -> Schedule | None:
-    """Return the schedule of Algorithm 1 that simulates best, if one stays below the ratio."""
-    found: list[Schedule] = []
-    for regions in sorted({min(regions, size["stages"]) for regions in _REGIONS}):
-        with contextlib.suppress(MemoryLimitError):  # of this schedule: there are others
-            found.append(out_of_order(**size, costs=costs, memory_ratio=memory_ratio, k=None, regions=regions))
-    return min(found, key=lambda schedule: steady(schedule, costs), default=None)
-
-
 def steady(schedule: Schedule, costs: Costs, steps: int = REPEATED) -> float:
-    """Return the simulated time of a step among others."""
+    """Return the simulated time of a step in a sequence of steps."""
     return simulate(schedule, costs, steps=steps).makespan / steps
 
 
 FIRST = Action(0, "F", 0)
-"""With which a step begins."""
+"""The first action of a step."""
 MOST = 16.0
-"""The largest slowdown that is taken for one."""
+"""The largest slowdown that is believed."""
 
 
 class Span(NamedTuple):
@@ -176,9 +166,7 @@ class Span(NamedTuple):
 
 
 class TimedExecutor(Executor):
-    """An `Executor` that notes when every action ran, and the bytes of every stage."""
-
-    # counts: Whether actions are noted by now.
+    """An `Executor` that records when every action ran, and the bytes of every stage, while `counts` is set."""
 
     def __init__(self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, **options: Any) -> None:
         self._marks: list[tuple[Action, Any, Any]] = []
@@ -217,7 +205,7 @@ class TimedExecutor(Executor):
         return self._programs[count]
 
     def _timed_together(self, inner: Together) -> Together:
-        """Return a function that notes each of several actions, one after the other, in equal parts of the time."""
+        """Return a function that records each of several actions, in equal parts of the time."""
 
         def run(step: Step, tasks: Sequence[Task]) -> bool:
             start = self._stamp()
@@ -236,7 +224,7 @@ class TimedExecutor(Executor):
             return task
 
         def run(step: Step) -> None:
-            start = self._stepped if action == FIRST else self._stamp()  # what begins a step is part of it
+            start = self._stepped if action == FIRST else self._stamp()  # preparing a step is part of it
             inner(step)
             if self.counts:
                 self._marks.append((action, start, self._stamp()))
@@ -249,8 +237,8 @@ class TimedExecutor(Executor):
     def _bytes_of(self, action: Action, step: Step) -> StageBytes:
         number, m = action.stage, action.microbatch or 0
         output = step.predictions[m] if step.flow[m] is None else step.flow[m]
-        gradients = step.for_weights[m][number] or step.for_input[m][number]  # there are some of the last stage alone
-        # What two stages keep counts for the first: it is the last to be done with it.
+        gradients = step.for_weights[m][number] or step.for_input[m][number]  # only the last stage has some by now
+        # Arrays that two stages keep count for the first: it is the last to be done with them.
         found = dict(_arrays(step.saved[m][number] if gradients is None else gradients.saved))
         saved = sum(size for key, size in found.items() if key not in self._known)
         self._known.update(found)
@@ -293,10 +281,10 @@ def _buffer(array: Any) -> tuple[int, int]:
 
 
 def alone_schedule(stages: Stages) -> Schedule:
-    """Return the schedule in which costs by themselves are measured: one stream, every I before its W."""
-    # Of a stage of several layers the first of the two computes the gradients inside, which the other one needs as
-    # well. Beside each other I is the one that all else waits for; so they are counted there. Each update comes one
-    # weight gradient late, so that it is not made in one with its own, as two streams do not either.
+    """Return the schedule that measures costs of single actions: one stream, every I before its W."""
+    # Of a stage of several layers the first of I and W computes the inner gradients, which the other one needs as well.
+    # On two streams all else waits for I; so they are counted there. Each update comes one weight gradient late, so
+    # that it is not fused with its own, as it is not on two streams.
     graph = StepGraph(len(stages), unweighted=stages.unweighted, updates="step")
     actions = [Action(stage, "F", 0) for stage in range(len(stages))]
     late: list[Action] = []
@@ -309,10 +297,10 @@ def alone_schedule(stages: Stages) -> Schedule:
 
 
 def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[int] = ()) -> list[Span]:
-    """Return spans that begin when their actions could have begun: what it takes to get to work is part of the work."""
-    # An action could begin when the one before it in its stream, and all that it needs of the other, had ended. What
-    # the caller does between steps is no part of the first forward. Stages `joined` are of several layers: their W does
-    # nothing before their I has computed the gradients inside.
+    """Return spans that begin when their actions could have begun: the delay of starting is part of the work."""
+    # An action could begin when the one before it in its stream, and all that it needs of the other stream, had ended.
+    # The caller's work between steps is not part of the first forward. Stages `joined` are of several layers: their W
+    # does nothing before their I has computed the inner gradients.
     ended: dict[Action, float] = {}
     last: dict[int, float] = {}
     out: list[Span] = []
@@ -336,7 +324,7 @@ def _needs(schedule: Schedule, action: Action) -> Iterator[Action]:
 
 
 def costs_alone(executor: TimedExecutor) -> Costs:
-    """Return what every action takes by itself, from steps in the order of `alone_schedule` since the last call."""
+    """Return how long every action takes by itself, from steps in the order of `alone_schedule` since the last call."""
     return measured_costs(with_handing(executor.spans(), executor.schedule), executor.bytes)
 
 
@@ -353,15 +341,14 @@ def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Cos
     found: dict[str, list[float]] = defaultdict(list)
     for span in spans:
         found[_key(span.action)].append(span.end - span.start)
-    skipped = {f"{number}{kind}": 0.0 for number in range(len(stages)) for kind in "IWU"}  # what no stage needs
+    skipped = {f"{number}{kind}": 0.0 for number in range(len(stages)) for kind in "IWU"}  # missing actions
     return Costs(Durations(skipped | {key: median(values) for key, values in found.items()}), stages)
 
 
 def measured_slowdowns(spans: Iterable[Span], schedule: Schedule, costs: Costs) -> Slowdowns:
     """Return how much slower every action of a schedule of two streams runs while the other stream is busy."""
-    # Of D seconds, O of them beside others, an action did what takes A by itself: `A = D - O + O / slowdown`. What runs
-    # beside others for a moment alone says little, so each is taken to have done a quarter more, as slowly as all
-    # actions together. `costs` are those of one stream.
+    # An action that takes D seconds, O of them overlapped, and A alone satisfies `A = D - O + O / slowdown`. A short
+    # overlap says little, so each action is taken to have done a quarter more, slowed down like all of them together.
     lanes: list[list[Span]] = [[], []]
     for span in sorted(spans, key=lambda span: span.start):
         lanes[schedule.places[span.action][0]].append(span)
@@ -370,7 +357,7 @@ def measured_slowdowns(spans: Iterable[Span], schedule: Schedule, costs: Costs) 
         ends = [span.end for span in other]
         for span in own:
             measured[span.action].append((span.end - span.start, _overlap(span, other, bisect(ends, span.start))))
-    # Medians: a pause of the machine is no slowdown.
+    # Medians ignore pauses of the machine.
     known = {
         action: (median(t for t, _ in times), median(beside for _, beside in times), costs.duration(action))
         for action, times in measured.items()
@@ -398,55 +385,54 @@ def _overlap(span: Span, others: Sequence[Span], first: int) -> float:
     return sum(min(span.end, other.end) - max(span.start, other.start) for other in there)
 
 
-# Out-of-order back-propagation that finds its schedule while it trains: the first steps are measured.
+# Finding the schedule during training: the first steps are measured.
 
 MEASURED = 5
-"""Steps measured by themselves, and as many side by side; one before each is not."""
+"""Steps measured on one stream, and as many on two; one before each is not."""
 ROUNDS = 3
 """How often every candidate is measured, in turn."""
 HOPELESS = 1.25
-"""Candidates that take so much longer than the fastest are not measured again, but for the conventional schedule: one
-round of it in which the machine paused would let another one seem faster beyond the spread."""
+"""Candidates this much slower than the fastest are not measured again, except the conventional schedule: a pause of the
+machine in its only round would make another one seem faster."""
 MEMORY_RATIO = 1.1
 """Peak of memory as a multiple of the conventional schedule's (Oh et al. 2022, §8.2)."""
 _Search = Generator[tuple[Executor, int], list[float], None]
 
 
 class OutOfOrderExecutor:
-    """Trains, measures while it does, finds the fastest schedule of a step, and goes on with that.
+    """Trains, measures meanwhile, finds the fastest schedule of a step, and goes on with that.
 
-    Offers what `Executor` does. The first steps run on one stream, each action measured; then on two, to measure how
-    they slow each other down. With these costs schedules are built, see `candidates`, then steps run by each of them in
+    Has the interface of `Executor`. The first steps run on one stream, each action measured; then on two, to measure
+    how they slow each other down. With these costs schedules are built, see `candidates`, and each runs some steps in
     turn; the fastest by the clock is kept, the conventional one unless another is faster beyond the spread of their
-    rounds. All of that changes no result: every one computes the same. Batches of another size than the first one are
-    run and not measured.
+    rounds. The results are the same with every schedule. Batches of another size than the first one are not measured.
 
     Parameters
     ----------
     model, loss, optimizer, watch
-        As `Executor` takes them.
+        As for `Executor`.
     memory_ratio
         Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
     steps
-        How many are measured, on one stream and then on two, and in all of each candidate.
+        How many to measure, on one stream and then on two, and in all of each candidate.
     graph
-        As `Executor` takes it, for the steps whose actions are not measured.
+        As for `Executor`, for the steps whose actions are not measured.
     clock
         Returns seconds.
 
     Attributes
     ----------
     found
-        The schedule, once there is one.
+        The schedule, once it is known.
     costs
         The measured ones, as far as they are known.
     uncaptured
-        As `Executor` has it.
+        As for `Executor`.
 
     Raises
     ------
     OptionError
-        The model does not go on two streams.
+        The model cannot run on two streams.
     """
 
     def __init__(
@@ -461,13 +447,13 @@ class OutOfOrderExecutor:
         self._samples: int | None = None
         self._on_host = backend.is_host(backend.namespace(next(iter(model.parameters().values()))))
         self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
-        # Refuses now what the steps to come would.
+        # Refuses now what later steps would refuse.
         self.uncaptured = self._plain(two_stream_list(**self._size)).uncaptured
         self._search = self._searching()
         self._begin(next(self._search))
 
     def _searching(self) -> _Search:
-        """Yield who runs the next steps, and how many of them count; be sent their seconds."""
+        """Yield the executor of the next steps, and how many of them count; receive their seconds."""
         alone = self._timed(alone_schedule(self.stages))
         yield alone, self._wanted
         self.costs = costs_alone(alone)
@@ -478,7 +464,7 @@ class OutOfOrderExecutor:
         for _ in range(ROUNDS):
             fastest = min(trial.seconds for trial in trials)
             for number, trial in enumerate(trials):
-                if number > 0 and trial.seconds > HOPELESS * fastest:  # the first is what others have to beat
+                if number > 0 and trial.seconds > HOPELESS * fastest:  # the first is the reference
                     continue
                 seconds = yield self._plain(trial.schedule), -(-self._wanted // ROUNDS)
                 trials[number] = trial.measured(fmean(seconds))
@@ -490,10 +476,6 @@ class OutOfOrderExecutor:
         self._seconds: list[float] = []
         self._warm = 1 if self.uncaptured else 3  # until a graph is captured
 
-    def own(self, indices: Any) -> Any:
-        """Return which samples of a micro-batch are computed here: all of them."""
-        return indices
-
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step; see `Executor.step`."""
         if self.found is not None:
@@ -501,11 +483,11 @@ class OutOfOrderExecutor:
         samples = sum(len(batch[1]) for batch in batches)
         self._samples = samples if self._samples is None else self._samples
         counts = samples == self._samples
-        done = [] if counts else self.flush()  # a step of another size has nothing of it within others
+        done = [] if counts else self.flush()  # a step of another size must not overlap others
         if isinstance(self._executor, TimedExecutor):
             self._executor.counts = counts and self._warm == 0
         begin = self._clock()
-        # What is measured by itself runs on one core, as each of two streams does (which sees to that itself).
+        # Actions are measured on one core, as on each of two streams (which set that themselves).
         with threads.one_core() if self.costs is None and self._on_host else contextlib.nullcontext():
             done += self._executor.step(batches, tag)
         if not counts:
@@ -526,24 +508,15 @@ class OutOfOrderExecutor:
     def _plain(self, schedule: Schedule) -> Executor:
         return Executor(*self._parts, schedule, watch=self._watch, graph=self._graph)
 
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of the steps by now."""
-        return self._executor.schedule
-
-    @property
-    def pending(self) -> bool:
-        """Whether parameters are still to be updated."""
-        return self._executor.pending
+    def __getattr__(self, name: str) -> Any:
+        if name == "_executor":  # not known yet
+            raise AttributeError(name)
+        return getattr(self._executor, name)
 
     def flush(self, *, wait: bool = True) -> list[Step]:
-        """Do what the last step has left over; see `Executor.flush`."""
+        """Finish the last step; see `Executor.flush`."""
         begin = self._clock()
         done = self._executor.flush(wait=wait)
-        if self._seconds:  # it is part of the last step: a caller may want the model after each
+        if self._seconds:  # part of the last step: a caller may want the model after each
             self._seconds[-1] += self._clock() - begin
         return done
-
-    def close(self) -> None:
-        """End the threads; see `Executor.close`."""
-        self._executor.close()

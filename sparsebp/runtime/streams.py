@@ -1,9 +1,12 @@
-"""Two streams: two threads, each runs its tasks in order, and waits for what the other must have done.
+"""Steps on a GPU's graphs, or on two streams.
 
-On a CPU, kernels and matrix products release the GIL, so those of one stream run beside those of the other. Each thread
-computes on one core: one BLAS thread, and kernels without helpers, which would take the other's. On a GPU each thread
-gives its work to a stream of the device, the first one of the higher priority (Oh et al., EuroSys 2022, §4.1), and the
-streams wait for events as the threads do.
+Two streams are two threads: each runs its tasks in order, and waits for the other's. On a CPU, kernels and matrix
+products release the GIL, so both streams compute at the same time. Each thread computes on one core: one BLAS thread,
+and kernels without helpers, which would take the other's. On a GPU each thread gives its work to a device stream,
+the first one of the higher priority (Oh et al., EuroSys 2022, §4.1), and the streams wait for events as the threads do.
+
+CUDA graphs: the host gives the device one captured graph in place of every kernel. Launches cost the host more than
+small kernels cost the device, so nets of many small layers would wait for Python (ibid., §4.2).
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ import contextlib
 import queue
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from types import ModuleType
 from typing import Any
@@ -21,12 +27,13 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend, threads
-from sparsebp.core.errors import StaleError
-from sparsebp.runtime.actions import Step
+from sparsebp.core.backend import GraphRecorder
+from sparsebp.core.errors import SparseBPError, StaleError
+from sparsebp.runtime.actions import Actions, Batch, DeferredMetrics, Step
 from sparsebp.runtime.program import Program, Task
 
 SHORTEST, LONGEST = 2e-5, 2e-4
-"""Seconds between two looks at whether the other stream is done with something."""
+"""Seconds between two checks whether the other stream is done with something."""
 
 
 BYTES_TOGETHER, MOST_TOGETHER = 1 << 21, 64
@@ -38,9 +45,7 @@ class _Aborted(Exception):
 
 
 class TwoStreams:
-    """Runs programs of two streams: the first on the calling thread, the second on one of its own."""
-
-    # xp: The namespace of the model's arrays.
+    """Runs programs of two streams: the first on the calling thread, the second on another one."""
 
     def __init__(self, xp: ModuleType = np) -> None:
         self._xp = xp
@@ -52,7 +57,7 @@ class TwoStreams:
         self._error: BaseException | None = None
 
     def run(self, program: Program, step: Step, before: Step | None) -> None:
-        """Run a step; of a program that is late, the second stream may be at work on it until `finish`."""
+        """Run a step; of a `late` program, the second stream may still work on it until `finish`."""
         self._check_thread(before)
         self._start()
         step.events = [False] * (program.events + 1)  # the last one: the second stream is done
@@ -87,7 +92,7 @@ class TwoStreams:
             raise self._abort(step, error) from None
 
     def give_up(self, step: Step) -> None:
-        """Let the second stream end a step without what the first one has left over."""
+        """Let the second stream end a step without the first one's leftovers."""
         _release(step)
 
     def stop(self) -> None:
@@ -126,7 +131,7 @@ class TwoStreams:
         self._inside = False
 
     def second(self, program: Program, step: Step, before: Step | None) -> None:
-        """Run the second stream's part of a step; what it raises is kept for the first."""
+        """Run the second stream's part of a step; errors are kept for the first stream."""
         try:
             with self._streams[1]:
                 self._run(program, program.streams[1], step, before)
@@ -179,7 +184,7 @@ class TwoStreams:
                 step.events[task.signal] = True
 
     def _do(self, task: Task, step: Step, before: Step | None, current: Step) -> None:
-        """Do a task of `step`: of `current`, by which the other stream says that it has failed, or of that before."""
+        """Do a task of `step`, which is `current` or the one before; the other stream says by `current` if it fails."""
         for event, of_before in task.waits:
             if not of_before:
                 self._wait(step, event, current)
@@ -201,7 +206,7 @@ class TwoStreams:
     def _abort(self, step: Step, error: BaseException, before: Step | None = None) -> BaseException:
         """Let the second stream end `step`; return what to raise."""
         # The second stream may still be at work on the step before, and wait for the first one: `finish` goes on with
-        # that, and `step` ends behind it.
+        # that, and `step` ends after it.
         _release(step)
         if before is None or before.aborted or before.events[-1]:
             _await(step, -1)
@@ -211,7 +216,7 @@ class TwoStreams:
 
 
 def _work(streams: weakref.ref[TwoStreams], jobs: queue.SimpleQueue[Any]) -> None:
-    """The second thread. While it waits it keeps nothing alive, not even its `TwoStreams`, whose death ends it."""
+    """The second thread. While it waits, it does not keep its `TwoStreams` alive, and it ends when that is deleted."""
     with threads.serial_kernels(), np.errstate(over="ignore", invalid="ignore"):
         while (job := jobs.get()) is not None and (alive := streams()) is not None:
             alive.second(*job)
@@ -219,16 +224,228 @@ def _work(streams: weakref.ref[TwoStreams], jobs: queue.SimpleQueue[Any]) -> Non
 
 
 def _release(step: Step) -> None:
-    """Wake whoever waits for anything of `step`, to find that it is not to be waited for any more."""
+    """Wake threads that wait for `step`; they find it aborted."""
     step.aborted = True
     step.events[:-1] = [True] * (len(step.events) - 1)
 
 
 def _await(step: Step, event: int, current: Step | None = None) -> None:
-    """Wait until something is done, or `current` is given up, by looking again and again, ever less often."""
-    # Who has done it just says so. To wake a thread that sleeps until then takes a system call and, on a virtual
-    # machine, an interrupt of another core: some 100 us at the expense of who goes on, several times a small action.
+    """Wait until something is done, or `current` is given up, by polling at growing intervals."""
+    # Waking a sleeping thread takes a system call and, on a virtual machine, an interrupt of another core: some 100 us
+    # several times a small action, spent by the thread that goes on. Here that thread only sets a flag.
     pause = SHORTEST
     while not step.events[event] and not (current is not None and event != -1 and current.aborted):
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)
+
+
+# Steps captured into CUDA graphs and replayed.
+
+PLAIN = 1
+"""Steps of one shape, in a row, that run uncaptured; so does a last, smaller batch of an epoch."""
+MOST = 8
+"""Shapes that are captured: each graph holds a step's memory."""
+_NUMBERS = (bool, int, float, str, np.generic)
+"""Types of a layer's attributes that are compared by value; tuples are compared by identity."""
+LENGTHS = "batches with lengths: the host looks at them"
+
+
+@dataclass
+class _Recorded:
+    """A shape of batches: its recorder, and the arrays that its graph reads and writes."""
+
+    recorder: GraphRecorder
+    model: list[Any]
+    inputs: list[Batch]
+    step: Step | None = None
+
+
+class Graphs:
+    """The captured steps of an executor, one for each shape of batches."""
+
+    # The first step of a shape, or the first ones if another shape comes between, runs uncaptured; the next one on the
+    # captured streams, to compile kernels and set up libraries; then the step is captured, and replayed from there on.
+    # A captured step leaves nothing over for the next one.
+    # obstacles: Why steps cannot be captured, each with its layer; empty if they can.
+
+    def __init__(self, actions: Actions) -> None:
+        self._actions, self._stages = actions, actions.stages
+        self._xp = backend.namespace(next(iter(actions.stages.model.parameters().values())))
+        self._recorded: dict[Any, _Recorded] = {}
+        self._last: tuple[Any, int] = (None, 0)
+        self._at = ""
+        self._had_lengths = False
+        self._changes = 0  # of the model, since a step was captured
+        self.obstacles = tuple(self._obstacles())
+
+    @property
+    def uncaptured(self) -> tuple[str, ...]:
+        """The obstacles, and why some batches so far were not captured."""
+        return (*self.obstacles, LENGTHS) if self._had_lengths else self.obstacles
+
+    def _obstacles(self) -> Iterator[str]:
+        model = self._stages.model
+        if backend.is_host(self._xp):
+            yield "the model is on the host"
+        for name, layer in model.modules() if hasattr(model, "modules") else [("", model)]:
+            ask = getattr(layer, "capture_obstacle", None)
+            why = "does not say whether it can be captured" if ask is None else ask()
+            if why is not None:
+                yield f"{name or 'the model'} ({type(layer).__name__}) {why}"
+        if self._stages.scans:
+            yield "a scan in place of back-propagation is planned on the host"
+        if not hasattr(self._actions.loss, "on_device"):
+            yield f"{type(self._actions.loss).__name__} has no on_device, so the host reads the loss as it goes"
+        if not hasattr(self._actions.optimizer, "begin_on_device"):
+            yield f"{type(self._actions.optimizer).__name__} has no begin_on_device, so its numbers come from the host"
+
+    def takes(self, batches: Sequence[Batch]) -> bool:
+        """Whether the next step, of these batches, is for `step`; it must be asked for every step."""
+        if any(len(batch) > 2 for batch in batches):
+            self._had_lengths = True
+            return False
+        if self.obstacles:
+            return False
+        key = _shapes(batches)
+        before, count = self._last
+        self._last = key, count + 1 if key == before else 1
+        return key in self._recorded or (self._last[1] > PLAIN and len(self._recorded) < MOST)
+
+    def step(self, program: Program, batches: Sequence[Batch], tag: Any) -> Step | None:
+        """Run a step on the captured streams, or replay it; None, with a warning, if it cannot be captured."""
+        key, model = _shapes(batches), self._state()
+        found = self._recorded.get(key)
+        try:
+            if found is None or not _same(found.model, model):
+                self.obstacles = tuple(self._obstacles())  # a layer's numbers and mode may have changed since
+                if self.obstacles:
+                    self._recorded.clear()
+                    return None
+                self._changes += found is not None
+                if self._changes > MOST:
+                    self._recorded.clear()
+                    self.obstacles = ("the model's arrays, or numbers of its layers, change from step to step",)
+                    return None
+                recorder = GraphRecorder(self._xp, len(program.streams))
+                found = self._recorded[key] = _Recorded(recorder, model, [(x.copy(), t.copy()) for x, t in batches])
+            elif found.step is None:
+                self._capture(program, found)
+                self._changes = 0
+        except (SparseBPError, RuntimeError, MemoryError) as error:  # CuPy's and CUDA's are RuntimeErrors
+            self._give_up(error)
+            return None
+        step, recorded = self._new(batches, tag), found.step
+        if recorded is not None:
+            for (x, t), (new_x, new_t) in zip(found.inputs, batches, strict=True):
+                x[...], t[...] = new_x, new_t
+            recorded.update.write()
+            found.recorder.replay()
+            step.later, step.packed, step.predictions = recorded.later, recorded.packed, recorded.predictions
+            return step
+        step.update = self._actions.optimizer.begin_on_device()
+        step.update.write()
+        try:
+            with found.recorder.running():
+                self._run(program, step, found.recorder)
+        except BaseException:
+            step.update.take_back()
+            raise
+        return step
+
+    def forget(self) -> None:
+        """Give up all graphs, and the memory that they hold."""
+        self._recorded.clear()
+
+    def _new(self, batches: Sequence[Batch], tag: Any) -> Step:
+        step = Step(batches, len(self._stages), tag)
+        step.later = DeferredMetrics()
+        return step
+
+    def _capture(self, program: Program, found: _Recorded) -> None:
+        step = self._new(found.inputs, None)
+        step.update = self._actions.optimizer.begin_on_device()
+        with found.recorder.capturing():
+            self._run(program, step, found.recorder)
+        found.step = step
+
+    def _give_up(self, error: Exception) -> None:
+        where = f" at {self._at}" if self._at else ""
+        why = f"{type(error).__name__}{where}: {error}"
+        self.obstacles = (why,)
+        self._recorded.clear()
+        warnings.warn(f"Steps are not captured into a CUDA graph: {why}", RuntimeWarning, stacklevel=2)
+
+    # ---- one step, from one thread -----------------------------------------------------------------------------------
+
+    def _run(self, program: Program, step: Step, recorder: GraphRecorder) -> None:
+        """Run all of a step, its leftovers included, and pack its numbers."""
+        xp, streams = self._xp, recorder.streams
+        step.marks = [None] * program.events
+        step.held = [] if len(streams) > 1 else None
+        self._join(streams[:1], streams[1:])
+        for number, task in in_turn(program):
+            self._at = "" if task.action is None else f"stage {self._stages[task.action.stage].name or 0!r}"
+            with streams[number]:
+                for event, before in task.waits:
+                    if not before:
+                        backend.wait(xp, step.marks[event])
+                task.run(step)
+                if task.signal is not None:
+                    step.marks[task.signal] = backend.record(xp)
+        self._at = "the update"
+        self._join(streams[1:], streams[:1])
+        with streams[0]:
+            if program.gathered and len(streams) > 1:
+                self._actions.gather(step)
+            self._actions.finish(step, gathered=program.gathered)
+            step.packed = step.later.packed(xp)  # type: ignore[union-attr]
+        step.held = None
+        self._at = ""
+
+    def _join(self, ended: Sequence[Any], begun: Sequence[Any]) -> None:
+        for stream in ended:
+            with stream:
+                mark = backend.record(self._xp)
+            for other in begun:
+                with other:
+                    backend.wait(self._xp, mark)
+
+    def _state(self) -> list[Any]:
+        """Return everything that a graph depends on: the model's arrays, and the numbers and flags of its layers."""
+        model = self._stages.model
+        if not hasattr(model, "modules"):
+            return list(model.parameters().values())
+        found: list[Any] = []
+        for _, layer in model.modules():
+            found += layer.params.values()
+            found += layer.buffers.values()
+            found += [value for value in vars(layer).values() if isinstance(value, _NUMBERS) or type(value) is tuple]
+        return found
+
+
+def in_turn(program: Program) -> Iterator[tuple[int, Task]]:
+    """Yield a step's tasks with the number of their stream, each after those that it waits for."""
+    # Leftovers for the next step come at their stream's end, except updates.
+    streams = [
+        deque([*(t for t in stream if not t.old), *(t for t in stream if t.old and not t.updates)])
+        for stream in program.streams
+    ]
+    done: set[int] = set()
+    while any(streams):
+        for number, stream in enumerate(streams):
+            while stream and all(before or event in done for event, before in stream[0].waits):
+                task = stream.popleft()
+                yield number, task
+                if task.signal is not None:
+                    done.add(task.signal)
+
+
+def _shapes(batches: Sequence[Batch]) -> tuple[Any, ...]:
+    return tuple((x.shape, x.dtype, t.shape, t.dtype) for x, t in batches)
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    """Whether arrays are identical, and numbers equal."""
+    return len(one) == len(other) and all(
+        a is b or (isinstance(a, _NUMBERS) and type(a) is type(b) and a == b) for a, b in zip(one, other, strict=True)
+    )

@@ -1,12 +1,12 @@
-"""Time-parallel back-propagation: a sequence that one worker cannot hold, a stretch of its steps on every rank.
+"""Time-parallel back-propagation: a sequence too long for one worker, every rank has a shard of its steps.
 
-Forward is sequential in time, and stays so: a rank begins a layer with the state that the stretch before it ended with.
-Backward, the gradient at a stretch's beginning is an affine function of the one at its end. So every rank reduces its
-stretch to one map without waiting for another, the ranks' maps are combined by an exclusive scan, and every rank then
-knows what comes to its end and runs its steps with vectors: reduce-then-scan (BPPSA §3) with a rank a chunk.
+Forward is sequential in time: a rank begins a layer with the last state of the shard before it. Backward, the gradient
+at a shard's beginning is an affine function of the gradient at its end. So every rank reduces its shard to one map
+without waiting, an exclusive scan combines the ranks' maps, and every rank then knows the gradient at its end and runs
+its steps with vectors: reduce-then-scan (BPPSA §3) with a rank a chunk.
 
 The scan runs in the order of back-propagation, and ranks are numbered in that order: **rank 0 keeps the end of the
-sequence**. Its gradient is known, so its map is a constant, and what the scan gives to the others are vectors.
+sequence**. Its gradient is known, so its map is a constant, and the others receive vectors from the scan.
 """
 
 from __future__ import annotations
@@ -23,44 +23,39 @@ from sparsebp.comm.transport import Handle, Transport, check_transport
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_integer, check_sequence
 from sparsebp.core.errors import OptionError, PatternError, ShapeError
+from sparsebp.core.machine import machine
 from sparsebp.core.shortcuts import METHODS, belongs
-from sparsebp.nn.bptt import choose, run_backward
+from sparsebp.nn.bptt import run_backward
 from sparsebp.nn.cells import RunGradients, State, StateGradients, Tape, Weights, joined, split
 from sparsebp.nn.gradients import Back, Shared
 from sparsebp.nn.layer import check_gy, check_input
-from sparsebp.nn.recurrent import Recurrent, pair
+from sparsebp.nn.recurrent import Recurrent, choose, pair
 from sparsebp.patterns import SparsityPattern
 from sparsebp.runtime.launch import check_same, checksums
 from sparsebp.scan import algorithms, plan_scan
-from sparsebp.scan.cost import sized_seconds
-from sparsebp.scan.recurrent import Stretch, estimate_stretch
-from sparsebp.scan.reduction import plan_reduction
+from sparsebp.scan.plan import plan_reduction
+from sparsebp.scan.rules import reduce_ratio
 from sparsebp.scan.run import Multiply, check_arguments
 
-# A chain of transposed Jacobians in pieces on several ranks: layers across workers, back-propagated in parallel.
+# A chain of transposed Jacobians over several ranks: layers across workers, back-propagated in parallel.
 #
 # Reduce-then-scan with a rank a chunk: every rank multiplies its Jacobians to one product without waiting for another;
-# then vectors go from rank to rank through those products; then every rank runs its own Jacobians with the vector that
-# came to it. Rank 0 holds the first piece in the order of back-propagation, the last layers, and knows the gradient.
+# then vectors go from rank to rank through those products; then every rank runs its own Jacobians with its vector. Rank
+# 0 holds the first shard in the order of back-propagation, the last layers, and knows the gradient.
 #
-# The products of different ranks have different shapes and patterns, and what an exclusive scan over them yields are
-# vectors, since the gradient is its first element. So no product ever leaves its rank, and none is multiplied with
-# another rank's, which would fill in further: B numbers a row of the product are sent, once a rank. What the ranks wait
-# for one another is a product with a vector each.
-#
-# `Transport.exscan`, by which `sparsebp.runtime.time_parallel` combines its maps in log2(ranks) turns, is no
-# way to do that: it combines arrays of one size (as ``MPI_Exscan`` does, elements of one type), and all maps of a
-# recurrent layer are H × H. Here each would have to be padded to the largest, and become dense: for layers of n values,
-# n² numbers a turn in place of n · B, and n³ operations in place of the entries of a sparse product times B. That pays
-# where there are more ranks than n / B, and so does no chain of layers.
+# No product leaves its rank, and none is multiplied with another rank's, which would fill in further: a rank sends B
+# numbers per row of the product, once, and ranks wait only for products with a vector. `Transport.exscan` would combine
+# the maps in log2(ranks) turns, but needs arrays of one size (as ``MPI_Exscan``): each product, of its own shape and
+# pattern, would be padded to the largest and dense. For layers of n values that is n² numbers per turn, not n · B,
+# and n³ operations in place of the entries of a sparse product times B. It pays with more ranks than n / B: never here.
 
 CHAIN_WAYS = ("auto", "products", "vectors")
 
 
 class Piece(NamedTuple):
-    """What a rank says of its Jacobians: columns of the first and rows of the last (None: it has none), and seconds."""
+    """A rank's Jacobians: columns of the first and rows of the last (None: it has none), and FLOPs."""
 
-    # Seconds are of going through them with vectors, of their reduction, and of the product with a vector.
+    # FLOPs of running them with vectors, of their reduction, and of the product with a vector.
 
     columns: int | None
     rows: int | None
@@ -70,33 +65,33 @@ class Piece(NamedTuple):
 
 
 class ChainParallel:
-    """A scan over a chain of transposed Jacobians whose pieces are on several ranks. All ranks make it together.
+    """A scan over a chain of transposed Jacobians that several ranks hold. All ranks make it together.
 
     Parameters
     ----------
     patterns
-        The rank's own piece, in the order of back-propagation; it may be empty. Rank 0's piece comes first.
+        The rank's own Jacobians, in the order of back-propagation; may be empty. Rank 0's come first.
     transport
         Carries vectors between the ranks.
     way
-        ``"products"``: every rank reduces its piece before the vector comes. ``"vectors"``: the ranks take turns, as
-        back-propagation layer by layer does. ``"auto"``: by their estimated times.
+        ``"products"``: every rank reduces its Jacobians before the vector comes. ``"vectors"``: the ranks take turns,
+        as back-propagation layer by layer does. ``"auto"``: the way with fewer sequential FLOPs.
     memory_limit
-        Bytes that the rank's own part may need beyond its arguments, as in `plan_scan`.
+        Bytes that the rank's own part may need in addition to its arguments, as in `plan_scan`.
     batch, dtype, shared, xp
-        What the choice is based on, as in `plan_scan`; calls may differ.
+        For the choice of the way, as in `plan_scan`; calls may differ.
 
     Attributes
     ----------
     way : str
         The one that runs; ``"auto"`` is resolved, and the same on all ranks.
-    estimates : dict of str to float
-        Seconds that were compared, without what is sent.
+    compared : dict of str to float
+        Sequential FLOPs of either way, by which ``"auto"`` chooses.
 
     Raises
     ------
     ShapeError, PatternError
-        Pieces do not chain, or there is no Jacobian on any rank.
+        The Jacobians do not chain, or there is none on any rank.
     OptionError, MemoryLimitError
         As `plan_scan`; the ranks disagree on `way`.
     TransportError
@@ -119,28 +114,23 @@ class ChainParallel:
             self._reduction = plan_reduction(patterns, memory_limit, **options)
         pieces = check_same(transport, {"way": way}, self._piece())
         self._columns, self._rows = _chained(pieces)[transport.rank]
-        self.estimates = chain_way_seconds(pieces)
-        self.way = min(self.estimates, key=lambda name: self.estimates[name]) if way == "auto" else way
+        self.compared = chain_way_flops(pieces)
+        self.way = min(self.compared, key=lambda name: self.compared[name]) if way == "auto" else way
 
     def _piece(self) -> Piece:
-        """Return what the other ranks have to know of this one."""
+        """Return this rank's entry for the other ranks."""
         plan, reduction = self._plan, self._reduction
         if plan is None:
             return Piece(None, None)
-        chain, m = plan.chain, plan.chain.machine
         ends = plan.patterns[0].shape[1], plan.patterns[-1].shape[0]
-        run = sized_seconds(plan.sized, m, chain.sizes.itemsize)
         if reduction is None:
-            return Piece(*ends, run)
-        apply = m.call + m.products(
-            reduction.pattern.nnz * chain.sizes.batch, "matvec", chain.sizes.batch, chain.sizes.itemsize
-        )
-        return Piece(*ends, run, reduction.seconds, apply)
+            return Piece(*ends, plan.flops)
+        return Piece(*ends, plan.flops, reduction.flops, 2 * reduction.pattern.nnz * plan.batch)
 
     def __call__(
         self, g: Array | None, data: Sequence[Array], injections: Sequence[Array | None] | None = None
     ) -> list[Array]:
-        """Run the scan over all pieces, a collective call: ``y[i] = J_i @ y[i-1] (+ injections[i])``.
+        """Run the scan over all ranks, a collective call: ``y[i] = J_i @ y[i-1] (+ injections[i])``.
 
         Parameters
         ----------
@@ -204,7 +194,7 @@ class ChainParallel:
 
 
 def _kind(g: Array, rows: int) -> tuple[tuple[int, ...], str, str]:
-    """Return the batch axes, the dtype and the device of a gradient of so many rows."""
+    """Return the batch axes, the dtype and the device of a gradient."""
     device = backend.device_of(g)
     backend.float_dtype(g.dtype)
     backend.check_array("g", g, shape=(rows, *g.shape[1:2]))
@@ -212,23 +202,24 @@ def _kind(g: Array, rows: int) -> tuple[tuple[int, ...], str, str]:
 
 
 def _chained(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
-    """Return what comes into and what leaves every rank, an empty one too; refuse pieces that do not chain."""
+    """Return the sizes of the vectors into and out of every rank; refuse Jacobians that do not chain."""
     first = next((piece.columns for piece in pieces if piece.columns is not None), None)
     if first is None:
         raise PatternError("A scan needs at least one Jacobian", expected="patterns on some rank", got="none")
     size, sizes = first, []
     for rank, piece in enumerate(pieces):
         if piece.columns is not None and piece.columns != size:
-            raise ShapeError(f"The piece of rank {rank} does not chain with the one before", expected=f"{size} columns",
-                             got=f"{piece.columns} columns", remedy="Rank 0 has the last layers: the pieces are in the "
-                             "order of back-propagation")  # fmt: skip
+            raise ShapeError(f"The Jacobians of rank {rank} do not chain with the ones before",
+                             expected=f"{size} columns", got=f"{piece.columns} columns",
+                             remedy="Rank 0 has the last layers: ranks are in the order of back-propagation"
+                             )  # fmt: skip
         before, size = size, size if piece.rows is None else piece.rows
         sizes.append((before, size))
     return sizes
 
 
-def chain_way_seconds(pieces: Sequence[Piece]) -> dict[str, float]:
-    """Return about how long either way takes, without what is sent."""
+def chain_way_flops(pieces: Sequence[Piece]) -> dict[str, float]:
+    """Return the sequential FLOPs of either way."""
     # With products the ranks between the first and the last reduce while the first runs; then their products are
     # applied one after the other, and the slowest rank runs its Jacobians.
     reduce = max((piece.reduce for piece in pieces[1:-1]), default=0.0)
@@ -237,28 +228,29 @@ def chain_way_seconds(pieces: Sequence[Piece]) -> dict[str, float]:
     return {"vectors": sum(piece.run for piece in pieces), "products": max(pieces[0].run, reduce) + apply + rest}
 
 
-# A rank's stretch of a sequence: what its forward keeps, and what the ways back through all stretches cost.
+# A rank's time shard of a sequence.
+
 
 Way: TypeAlias = Literal["auto", "maps", "vectors"]
 STRETCH_WAYS: tuple[Way, ...] = ("auto", "maps", "vectors")
 
 
 @dataclass
-class StretchSaved:
-    """What `TimeParallel.forward` keeps."""
+class ShardSaved:
+    """The saved state of `TimeParallel.forward`."""
 
-    # The states (num_layers, B, n) at the end of the rank's stretch: on rank 0 the sequence's last. n is H; of an LSTM
+    # The states (num_layers, B, n) at the end of the rank's shard: on rank 0 the sequence's last. n is H; of an LSTM
     # 2H, h before c.
     last: Array
     way: Way  # `"maps"` or `"vectors"`: how gradients get from rank to rank
-    reason: str  # Why
-    inner: Any  # The `scan.recurrent.Choice` of how the rank goes back through its own steps
-    chunks: int  # Into how many chunks it cuts them to reduce them
-    tapes: list[Tape]  # The runs, one a layer; of no steps where the stretch is empty
+    reason: str
+    inner: Any  # the `scan.Choice` of how the rank goes back through its own steps
+    chunks: int  # into which it cuts them for the reduction
+    tapes: list[Tape]  # one run per layer, without steps if the shard is empty
 
     @property
     def h_n(self) -> Array:
-        """The h (num_layers, B, H) at the end of the rank's stretch."""
+        """The h (num_layers, B, H) at the end of the rank's shard."""
         return self.last[..., : self.tapes[0].h.shape[2]]
 
     @property
@@ -267,33 +259,34 @@ class StretchSaved:
         return self.last[..., self.tapes[0].h.shape[2] :]
 
 
-def stretch_way_seconds(estimates: list[Stretch], layers: int = 1) -> dict[Way, float]:
-    """Return about how long the gradients of the states take by either way, without what is sent."""
-    # By vectors a rank goes on with the next layer while the others have this one: the ranks' turns and one more a
-    # further layer. By maps a layer is finished when the slowest rank has its map, or rank 0 its vector, and the
+class Stretch(NamedTuple):
+    """A rank's steps, and its reduction in units of a step."""
+
+    run: float
+    reduce: float
+
+
+def stretch_way_steps(stretches: list[Stretch], layers: int = 1) -> dict[Way, float]:
+    """Return the sequential steps of either way."""
+    # By vectors a rank continues with the next layer while the others have this one: the ranks' turns and one more for
+    # each further layer. By maps a layer is finished when the slowest rank has its map, or rank 0 its vector, and the
     # slowest has gone back through its steps.
-    run = max(estimate.run for estimate in estimates)
-    reduce = max((estimate.reduce for estimate in estimates[1:-1]), default=0.0)
+    run = max(one.run for one in stretches)
+    reduce = max((one.reduce for one in stretches[1:-1]), default=0.0)
     return {
-        "vectors": sum(estimate.run for estimate in estimates) + (layers - 1) * run,
-        "maps": layers * (max(estimates[0].run, reduce) + max((e.run for e in estimates[1:]), default=0.0)),
+        "vectors": sum(one.run for one in stretches) + (layers - 1) * run,
+        "maps": layers * (max(stretches[0].run, reduce) + max((one.run for one in stretches[1:]), default=0.0)),
     }
 
 
 def stretch(steps: int, transport: Transport) -> slice:
-    """Return this rank's share of so many steps: equal but for one step, the last ones rank 0's; it may be empty.
-
-    Raises
-    ------
-    OptionError
-        `steps` is no integer from 0 on.
-    """
+    """Return this rank's part of the steps: equal but for one step, the last ones on rank 0; it may be empty."""
     steps, place = check_integer("steps", steps, 0), transport.size - 1 - transport.rank
     return slice(place * steps // transport.size, (place + 1) * steps // transport.size)
 
 
 class TimeParallel:
-    """Runs a recurrent layer over a sequence whose steps are on several ranks; all of them hold all weights.
+    """Runs a recurrent layer over a sequence whose steps are on several ranks; each rank has all weights.
 
     Parameters
     ----------
@@ -303,9 +296,9 @@ class TimeParallel:
     transport
         Carries states and gradients between the ranks. Rank 0 keeps the end of the sequence, see `stretch`.
     way
-        ``"maps"``: every rank reduces its stretch to one affine map, and an exclusive scan combines them.
-        ``"vectors"``: the gradient is handed from rank to rank, each of which waits for the one before. ``"auto"``: by
-        their estimated times.
+        ``"maps"``: every rank reduces its shard to one affine map, and an exclusive scan combines them.
+        ``"vectors"``: the gradient goes from rank to rank, each of which waits for the one before. ``"auto"``: the way
+        with fewer sequential steps.
 
     Raises
     ------
@@ -315,15 +308,15 @@ class TimeParallel:
     Notes
     -----
     All ranks make the same calls in the same order, this one among them, and all or none ask for ``weights``: the first
-    gradient that is asked for, and the weights', are collective. Gradients equal those of one worker that holds the
-    whole sequence, to rounding.
+    gradient asked for, and the weights', are collective. Gradients equal one worker's for the whole sequence, to
+    rounding.
 
-    A map takes B·n·(n + 1) values for states of n (H, or an LSTM's 2H), and one a layer and rank is sent, however long
-    the sequence is; as many states and weight gradients as there are besides. To reduce a stretch takes about n + 1
-    times the operations of going back through it, and less time than that, as they wait less for one another. So with
-    two ranks maps win nothing (the end needs none, and nobody that of the beginning), and with more where the ranks
-    outweigh that work. ``"vectors"`` does no work twice, but the ranks take turns: it holds longer sequences and is not
-    faster, except that the gradients of the weights, and of other layers, go on at the same time.
+    A map of states of n values (H, or an LSTM's 2H) has B·n·(n + 1) values; each rank sends one per layer, however long
+    the sequence is, in addition to states and weight gradients. Reducing a shard takes n + 1 times the operations of
+    going back through it, but less than n + 1 times as long, since they wait less for each other. With two ranks maps
+    gain nothing (the first and last rank need none); with more they gain where the ranks outweigh that work.
+    ``"vectors"`` does no work twice, but the ranks take turns: it holds longer sequences without being faster, except
+    that gradients of weights, and of other layers, are computed meanwhile.
     """
 
     def __init__(self, layer: Recurrent, transport: Transport, way: Way = "auto") -> None:
@@ -331,7 +324,7 @@ class TimeParallel:
             raise OptionError("Only recurrent layers run over time", expected="an RNN, a GRU or an LSTM",
                               got=type(layer).__name__)  # fmt: skip
         if not belongs(layer, "forward_time_major", METHODS):
-            raise OptionError("The layer has methods of its own, which would not be called",
+            raise OptionError("The layer overrides methods, which would not be called",
                               expected="forward and gradients of an RNN, a GRU or an LSTM",
                               got=type(layer).__name__, remedy="Pass a layer that overrides none of them")  # fmt: skip
         if layer.bidirectional:
@@ -348,16 +341,16 @@ class TimeParallel:
     # ---- forward -------------------------------------------------------------------------------------------------
 
     def vjp(self, x: Array, h0: Any = None) -> tuple[Array, Back]:
-        """Run forward, and return the output of the rank's steps and the way back, as `Layer.vjp`.
+        """Run forward; return the output of the rank's steps and the way back, as `Layer.vjp`.
 
         ``g = back(gy)``, or ``back(gy, grad_h_n=…)`` on rank 0; then ``g.input`` (the rank's steps), ``g.weights`` (of
-        the whole sequence, on all ranks) and ``g.h0``. `x` is copied, and `forward` says what it takes.
+        the whole sequence, on all ranks) and ``g.h0``. `x` is copied; `forward` documents the arguments.
         """
         backend.namespace(x)
         y, saved = self.forward(x.copy(), h0)
         return y.copy(), Back(self, saved)
 
-    def forward(self, x: Array, h0: Any = None, lengths: None = None) -> tuple[Array, StretchSaved]:
+    def forward(self, x: Array, h0: Any = None, lengths: None = None) -> tuple[Array, ShardSaved]:
         """Run all layers over the rank's steps.
 
         Parameters
@@ -366,7 +359,7 @@ class TimeParallel:
             The rank's steps (T, B, input_size), or (B, T, input_size) with ``batch_first``. T may be 0, and differ
             between ranks; B may not.
         h0
-            The states before the whole sequence (num_layers, B, H), of an LSTM a pair, on the last rank; None there is
+            The states before the whole sequence (num_layers, B, H), of an LSTM a pair, on the last rank, where None is
             zeros. None on all others.
         lengths
             Not supported: None.
@@ -374,14 +367,14 @@ class TimeParallel:
         Returns
         -------
         y
-            The last layer's states (T, B, H), batch first if asked for. It may be a view of what is saved.
+            The last layer's states (T, B, H), batch first if asked for. It may be a view of saved arrays.
         saved
-            What `gradients` needs.
+            For `gradients`.
 
         Raises
         ------
         ShapeError, DTypeError, DeviceError
-            An argument does not fit; the batch, or on all ranks the stretch, is empty.
+            An argument does not fit; the batch, or on all ranks the shard, is empty.
         OptionError
             Lengths are given, or h0 on another rank than the last; dropout between layers is on; the batch, dtype or
             device differs between ranks.
@@ -423,7 +416,7 @@ class TimeParallel:
         return (xp.ascontiguousarray(inputs.transpose(1, 0, 2)) if layer.batch_first else inputs), saved
 
     def _initial(self, h0: Any, batch: int, xp: ModuleType) -> Array:
-        """Return the states before the rank's stretch as far as they are known: on the last rank."""
+        """Return the states before the rank's shard, which only the last rank knows."""
         weight, names = self.layer.params["weight_ih_l0"], self.layer.cell.states
         if h0 is None:
             return xp.zeros((self.layer.num_layers, batch, self._size), dtype=weight.dtype)
@@ -447,40 +440,41 @@ class TimeParallel:
         finish = self.layer.cell.begin(kernels.get(backend.namespace(x)), x, weights)
         return lambda state: finish(split(state, parts))
 
-    def _plan(self, steps: int, batch: int, xp: ModuleType) -> StretchSaved:
+    def _plan(self, steps: int, batch: int, xp: ModuleType) -> ShardSaved:
         """Agree with the other ranks on the way, and choose how to go back through the rank's own steps."""
         layer, dtype = self.layer, self.layer.params["weight_ih_l0"].dtype
         shape, workers = (max(steps, 1), batch, layer.hidden_size), layer.options.workers
-        own = estimate_stretch(layer.cell.name, steps, batch, layer.hidden_size, dtype, xp, workers)
+        count = machine(xp, workers).workers
+        # Workers that outnumber the samples reduce chunks of the steps at the same time.
+        own = Stretch(steps, steps * reduce_ratio(self._size, batch) / max(1.0, count / batch))
+        chunks = 1 if count == 1 else max(1, min(steps, -(-4 * count // batch)))  # some per worker: none waits long
         facts = {"batch": batch, "dtype": str(dtype), "device": "cpu" if backend.is_host(xp) else "cuda"}
-        found = check_same(self.transport, facts, (steps, own))
-        if not any(length for length, _ in found):
+        found = check_same(self.transport, facts, own)
+        if not any(one.run for one in found):
             raise ShapeError("The sequence is empty", expected="at least one step", got="none on any rank",
                              remedy="Skip empty sequences")  # fmt: skip
-        way, reason = self._choose([estimate for _, estimate in found])
+        way, reason = self._choose(found)
         inner = choose(layer.options, layer.cell, shape, dtype, xp, input_size=layer.input_size,
                        layers=layer.num_layers, directions=1)  # fmt: skip
-        return StretchSaved(
-            xp.empty((layer.num_layers, batch, self._size), dtype=dtype), way, reason, inner, own.chunks, []
-        )
+        return ShardSaved(xp.empty((layer.num_layers, batch, self._size), dtype=dtype), way, reason, inner, chunks, [])
 
-    def _choose(self, estimates: list[Stretch]) -> tuple[Way, str]:
+    def _choose(self, stretches: list[Stretch]) -> tuple[Way, str]:
         if self.way != "auto":
             return self.way, f"way={self.way!r} was asked for"
-        seconds = stretch_way_seconds(estimates, self.layer.num_layers)
-        way: Way = "maps" if seconds["maps"] < seconds["vectors"] else "vectors"
-        shown = ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in seconds.items())
-        return way, f"expected of the states' gradients on {len(estimates)} ranks, without what they send: {shown}"
+        counts = stretch_way_steps(stretches, self.layer.num_layers)
+        way: Way = "maps" if counts["maps"] < counts["vectors"] else "vectors"
+        shown = ", ".join(f"{name} {count:.3g}" for name, count in counts.items())
+        return way, f"sequential steps on {len(stretches)} ranks: {shown}"
 
     # ---- backward ------------------------------------------------------------------------------------------------
 
     def gradients(
-        self, gy: Array | None, saved: StretchSaved, grad_h_n: Array | None = None, grad_c_n: Array | None = None
+        self, gy: Array | None, saved: ShardSaved, grad_h_n: Array | None = None, grad_c_n: Array | None = None
     ) -> StateGradients:
         """Return the gradients from `gy`, of y's shape, and on rank 0 `grad_h_n`, of h_n's; None stands for zero.
 
         ``weights`` are summed over all ranks; ``input`` are the rank's own steps'; ``h0`` is the gradient at the state
-        before the rank's stretch, on the last rank that of the whole sequence. An LSTM takes `grad_c_n` as well, and
+        before the rank's shard, on the last rank the whole sequence's. An LSTM takes `grad_c_n` as well, and
         there is ``c0``.
 
         Raises
@@ -512,8 +506,8 @@ class TimeParallel:
 
         return layer.gradients_class(layer, gy, saved, at_input, at_weights, state=at_initial)
 
-    def _checked_last(self, named: dict[str, Array | None], saved: StretchSaved) -> Array | None:
-        """Return what comes to the states at the sequence's end, (num_layers, B, n), as far as it is known."""
+    def _checked_last(self, named: dict[str, Array | None], saved: ShardSaved) -> Array | None:
+        """Return the gradient at the sequence's last states, (num_layers, B, n), as far as it is known."""
         if not any(array is not None for array in named.values()):
             return None
         xp, found = backend.namespace(saved.last), backend.namespace(saved.last).zeros_like(saved.last)
@@ -530,7 +524,7 @@ class TimeParallel:
             parts[number][...] = xp.asarray(array)
         return found
 
-    def _back(self, arriving: Array | None, last: Array | None, saved: StretchSaved) -> list[RunGradients]:
+    def _back(self, arriving: Array | None, last: Array | None, saved: ShardSaved) -> list[RunGradients]:
         """Take the gradients through all layers, from the last to the first."""
         found: list[RunGradients] = []
         sent: list[Handle] = []
@@ -547,9 +541,9 @@ class TimeParallel:
         return found[::-1]
 
     def _by_vectors(
-        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: StretchSaved, sent: list[Handle]
+        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: ShardSaved, sent: list[Handle]
     ) -> RunGradients:
-        """Go back when what comes to the stretch's end is there, and hand on what leaves its beginning."""
+        """Go back when the gradient at the shard's end has arrived, and send the gradient at its beginning."""
         rank, incoming = self.transport.rank, known
         if rank:
             incoming = backend.namespace(tape.h).empty((len(tape.h0), self._size), dtype=tape.h.dtype)
@@ -560,16 +554,16 @@ class TimeParallel:
         return run
 
     def _by_maps(
-        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: StretchSaved
+        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: ShardSaved
     ) -> RunGradients:
-        """Reduce the stretch, and go back through it with what the maps of all before it in the scan come to."""
+        """Reduce the shard, and go back through it with the scanned map of all ranks before it."""
         rank, xp = self.transport.rank, backend.namespace(tape.h)
         if rank == 0:
             run = self._run_back(number, tape, gy, known, saved)
             self._scan(algorithms.constant(joined(run.initial)))
             return run
         size = self._size
-        own = xp.zeros((len(tape.h0), size + 1, size), dtype=tape.h.dtype)  # of the last rank: nobody needs it
+        own = xp.zeros((len(tape.h0), size + 1, size), dtype=tape.h.dtype)  # the last rank's: nobody needs it
         if rank != self._last:
             w_hh = self._weights(number).weight_hh
             own = self.layer.cell.reduced(tape, w_hh, gy, saved.chunks) if len(tape.x) else algorithms.identity(own)
@@ -586,7 +580,7 @@ class TimeParallel:
         return own if found is None else found.reshape(shape)
 
     def _run_back(
-        self, number: int, tape: Tape, gy: Array | None, incoming: Array | None, saved: StretchSaved
+        self, number: int, tape: Tape, gy: Array | None, incoming: Array | None, saved: ShardSaved
     ) -> RunGradients:
         layer, xp = self.layer, backend.namespace(tape.h)
         if incoming is None:
@@ -620,7 +614,7 @@ class TimeParallel:
     # ---- the rest ------------------------------------------------------------------------------------------------
 
     def backward_arrays(self) -> list[Array]:
-        """Return the arrays that the way back reads beside what forward saved: the layer's parameters."""
+        """Return the arrays that the way back reads in addition to the saved ones: the layer's parameters."""
         return self.layer.backward_arrays()
 
     def _weights(self, number: int) -> Weights:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sparsebp.scan.algorithms import ScanStep, Span
 from sparsebp.scan.plan import ScanPlan, plan_scan
-from sparsebp.scan.recurrent import Choice, choose_recurrent_backward
 from sparsebp.scan.report import LayerByLayer
+from sparsebp.scan.rules import Choice, choose_recurrent_backward
 
 __all__ = ["Choice", "LayerByLayer", "ScanPlan", "ScanStep", "Span", "choose_recurrent_backward", "plan_scan"]
 

@@ -1,16 +1,17 @@
 """Scans as lists of steps: linear, hybrid, Blelloch, chunked; over Jacobians and over affine maps.
 
 All algorithms run on the paper's input array (BPPSA Eq. 5), ``a = [g, J_1, …, J_n]``, with the operator
-``A ◇ B = B · A``. Whatever an algorithm computes is the product of a contiguous stretch of that array, so a `Span`
-names every value there is: one that starts at 0 contains the gradient and is a vector, any other is a matrix.
-This file holds integers only; sizes, patterns and arrays come later.
+``A ◇ B = B · A``. Every value that an algorithm computes is the product of neighbouring elements, so a `Span` names
+it: a span from 0 contains the gradient and is a vector, any other is a matrix. Steps are integers only; sizes,
+patterns and arrays come later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from sparsebp.core import backend
@@ -21,14 +22,14 @@ from sparsebp.patterns import SparsityPattern
 __all__ = ["blelloch", "chunk_cuts", "chunked", "hybrid", "linear", "recipe", "tree_levels"]
 
 
-# Affine maps of gradients as one array each, so that they can be joined, kept, and sent to another worker.
+# An affine map of a gradient as one array, which can be joined with others, kept, and sent to another worker.
 #
-# A map takes a gradient g, a row of n numbers, to ``g @ M + v``. It is kept as the matrix M with the row v below it: (n
-# + 1, n), whatever stands before these two axes (samples, chunks). Joining is associative and does not commute.
+# It takes a gradient g, a row of n numbers, to ``g @ M + v`` and is stored as the matrix M with the row v below it:
+# (…, n + 1, n), with any leading axes (samples, chunks). Joining is associative but not commutative.
 
 
 def join(first: Array, then: Array) -> Array:
-    """Return the map that does `first`, and `then` after it; both (…, n + 1, n). 2·(n + 1)·n² FLOP."""
+    """Return the map that applies `first` and then `then`, both (…, n + 1, n); 2·(n + 1)·n² FLOP."""
     size = first.shape[-1]
     out: Array = backend.namespace(first, then).matmul(first, then[..., :size, :])
     out[..., size, :] += then[..., size, :]
@@ -36,7 +37,7 @@ def join(first: Array, then: Array) -> Array:
 
 
 def join_all(maps: Array) -> Array:
-    """Return the map that does all of `maps`, (C, …, n + 1, n) with C from 1 on, the first one first."""
+    """Return the map that applies all of `maps`, (C, …, n + 1, n) with C ≥ 1, the first one first."""
     while len(maps) > 1:
         even = len(maps) // 2 * 2
         joined = join(maps[0:even:2], maps[1:even:2])
@@ -45,7 +46,7 @@ def join_all(maps: Array) -> Array:
 
 
 def identity(like: Array) -> Array:
-    """Return the maps, of `like`'s shape and dtype, that leave a gradient as it is."""
+    """Return identity maps of the shape and dtype of `like`."""
     xp, size = backend.namespace(like), like.shape[-1]
     out = xp.zeros_like(like)
     out[..., :size, :] = xp.eye(size, dtype=like.dtype)
@@ -53,7 +54,7 @@ def identity(like: Array) -> Array:
 
 
 def constant(vectors: Array) -> Array:
-    """Return the maps (…, n + 1, n) that give `vectors` (…, n), whatever comes in."""
+    """Return the maps (…, n + 1, n) whose result is always `vectors` (…, n)."""
     xp = backend.namespace(vectors)
     size = vectors.shape[-1]
     out = xp.zeros((*vectors.shape[:-1], size + 1, size), dtype=vectors.dtype)
@@ -97,29 +98,26 @@ class Span(NamedTuple):
 class AbstractStep(NamedTuple):
     """``target = left ◇ right = right · left``: a product of two neighbouring spans, without sizes.
 
-    `level` is the row of BPPSA Fig. 3 from which the step starts (Blelloch, hybrid), and else a running number of the
-    parallel round.
+    `level` is the row of BPPSA Fig. 3 from which the step starts (Blelloch, hybrid), otherwise the number of the
+    parallel round. `kind` is ``"mv"`` if the left operand is a vector, else ``"mm"``.
     """
 
     level: int
     phase: Phase
     left: Span
     right: Span
+    target: Span
+    kind: Kind
 
-    @property
-    def target(self) -> Span:
-        """The span that the two operands make together."""
-        return Span(self.left.start, self.right.stop)
 
-    @property
-    def kind(self) -> Kind:
-        """``"mv"`` if the left operand is a vector, else ``"mm"``."""
-        return "mv" if self.left.start == 0 else "mm"
+def combine(level: int, phase: Phase, left: Span, right: Span) -> AbstractStep:
+    """Return the step ``left ◇ right``."""
+    return AbstractStep(level, phase, left, right, Span(left[0], right[1]), "mm" if left[0] else "mv")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an algorithm does to ``n`` Jacobians: its steps in an order that can be executed as it stands.
+    """The steps of an algorithm over ``n`` Jacobians, in an order in which they can be executed.
 
     Attributes
     ----------
@@ -128,7 +126,7 @@ class Recipe:
     n
         Number of Jacobians; the input array has n + 1 elements.
     steps
-        Every product. Products with the symbolic identity, and products that nobody reads, are not among them.
+        Every product, except those with the symbolic identity and those whose result is never read.
     levels
         Number of levels by phase, as the paper counts them.
     up_levels
@@ -152,10 +150,9 @@ class ScanStep:
     Attributes
     ----------
     level
-        Steps of one level and phase are independent, but for the phases ``middle``, ``linear`` and ``combine``, where
-        each depends on the one before, and for the members of a folded piece. For Blelloch and hybrid: the row of BPPSA
-        Fig. 3 from which the step starts, so ``level=0`` takes row L0 to row L1. Folding and unfolding count rounds of
-        their own.
+        Steps of one level and phase are independent, except in the phases ``middle``, ``linear`` and ``combine``, where
+        each depends on the one before, and inside a folded piece. For Blelloch and hybrid: the row of BPPSA Fig. 3 from
+        which the step starts, so ``level=0`` takes row L0 to row L1. Folding and unfolding have their own numbering.
     phase
         ``fold``, ``up-sweep``, ``middle``, ``down-sweep``, ``linear``, ``reduce``, ``combine``, ``apply``, ``output``
         or ``unfold``.
@@ -164,15 +161,13 @@ class ScanStep:
     kind
         ``"mm"`` (matrix–matrix) or ``"mv"`` (matrix–vector).
     flops
-        Floating-point operations for the whole batch, two a multiplication with its addition, injections not counted.
+        Floating-point operations for the whole batch, two per multiply-add, without injections.
     dense_flops
         The same if no operand were sparse: the dense complexity of BPPSA Fig. 10.
     bytes
-        Bytes that have to be moved: operands, result and index arrays, each once.
-    seconds
-        Estimated time of the step by itself, on all workers of the machine that the scan is planned for.
+        Bytes moved: operands, result and index arrays, each once.
     critical
-        Whether the step lies on the critical path: the dependent steps that cost most FLOPs together.
+        Whether the step lies on the critical path: the dependent steps with the most FLOPs in total.
     """
 
     level: int
@@ -184,7 +179,6 @@ class ScanStep:
     flops: int
     dense_flops: int
     bytes: int
-    seconds: float
     critical: bool
 
 
@@ -194,22 +188,22 @@ def critical_path(steps: Sequence[AbstractStep], weights: Sequence[int]) -> tupl
     Parameters
     ----------
     steps
-        In an order that can be executed.
+        In an order in which they can be executed.
     weights
-        Cost of each step. One is added to each, so that of paths of free steps the longest counts.
+        Cost of each step. One is added to each, so that among paths of free steps the longest counts.
     """
     maker: dict[Span, int] = {}
     cost: list[int] = []
     before: list[int] = []
     for number, step in enumerate(steps):
         left, right = maker.get(step.left, -1), maker.get(step.right, -1)
-        previous = max((left, right), key=lambda s: cost[s] if s >= 0 else -1)
+        previous = left if right < 0 or (left >= 0 and cost[left] >= cost[right]) else right
         before.append(previous)
         cost.append(weights[number] + 1 + (cost[previous] if previous >= 0 else 0))
         maker[step.target] = number
     if not cost:
         return ()
-    path = [max(range(len(cost)), key=cost.__getitem__)]
+    path = [cost.index(max(cost))]
     while before[path[-1]] >= 0:
         path.append(before[path[-1]])
     return tuple(reversed(path))
@@ -217,62 +211,58 @@ def critical_path(steps: Sequence[AbstractStep], weights: Sequence[int]) -> tupl
 
 # Reduce-then-scan: every worker reduces a chunk, the chunks are combined, every worker runs its chunk with vectors.
 #
-# The first chunk knows its incoming gradient and works with vectors from the start; the last chunk's product is needed
-# by nobody. So only the chunks between multiply matrices, and with one or two chunks the scan is the linear one.
+# The first chunk knows its incoming gradient and works with vectors from the start; the product of the last chunk is
+# not needed. So only the chunks between them multiply matrices, and with one or two chunks the scan is linear.
 
 
 def chunk_cuts(n: int, chunks: int) -> tuple[int, ...]:
     """Cut ``range(n)`` into `chunks` parts (at most n) whose lengths differ by at most one; the longer come first."""
     chunks = min(chunks, n)
     size, longer = divmod(n, chunks)
-    return tuple(c * size + min(c, longer) for c in range(chunks + 1))
+    return tuple([c * size + min(c, longer) for c in range(chunks + 1)])
 
 
 def chunked(n: int, chunks: int) -> Recipe:
     """Return reduce-then-scan over ``min(chunks, n)`` chunks."""
     cuts = chunk_cuts(n, chunks)
-    count = len(cuts) - 1
-    longest = cuts[1]
+    count, longest, inner = len(cuts) - 1, cuts[1], range(1, len(cuts) - 2)
     steps: list[AbstractStep] = []
-    # reduce, a product of every chunk a round; chunk c holds the array elements cuts[c] + 1 … cuts[c + 1]
-    for k in range(longest):
-        steps.append(AbstractStep(k, "reduce", Span(0, k + 1), Span(k + 1, k + 2)))
-        for c in range(1, count - 1):
+    for k in range(longest):  # reduce, a product per chunk and round; chunk c holds elements cuts[c] + 1 … cuts[c + 1]
+        steps.append(combine(k, "reduce", Span(0, k + 1), Span(k + 1, k + 2)))
+        for c in inner if k else ():
             first, element = cuts[c] + 1, cuts[c] + 1 + k
-            if k > 0 and element <= cuts[c + 1]:
-                steps.append(AbstractStep(k, "reduce", Span(first, element), Span(element, element + 1)))
-    for c in range(1, count - 1):
-        level = longest + c - 1
-        steps.append(AbstractStep(level, "combine", Span(0, cuts[c] + 1), Span(cuts[c] + 1, cuts[c + 1] + 1)))
-    level = longest + max(count - 2, 0)
+            if element <= cuts[c + 1]:
+                steps.append(combine(k, "reduce", Span(first, element), Span(element, element + 1)))
+    for c in inner:
+        steps.append(combine(longest + c - 1, "combine", Span(0, cuts[c] + 1), Span(cuts[c] + 1, cuts[c + 1] + 1)))
+    level = longest + len(inner)
     rounds = 0
     for k in range(longest):
         for c in range(1, count):
             element = cuts[c] + 1 + k
-            end = cuts[c + 1] if c == count - 1 else cuts[c + 1] - 1  # the last vector of an inner chunk is combined
-            if element <= end:
-                steps.append(AbstractStep(level + k, "apply", Span(0, element), Span(element, element + 1)))
+            if element < cuts[c + 1] + (c == count - 1):  # the last vector of an inner chunk is combined
+                steps.append(combine(level + k, "apply", Span(0, element), Span(element, element + 1)))
                 rounds = k + 1
-    levels = {"reduce": longest, "combine": max(count - 2, 0), "apply": rounds}
+    levels = {"reduce": longest, "combine": len(inner), "apply": rounds}
     return Recipe("chunked", n, tuple(steps), levels, cuts=cuts)
 
 
 # The linear, the hybrid and the Blelloch scan: no level of up-sweep, some, and all.
 #
-# BPPSA §3.2, Algorithm 1 works in place on ``a = [g, J_1, …, J_n]`` and leaves the exclusive scan there; here it is
-# acted out on spans. Two of its costs are only apparent and make no step:
+# BPPSA §3.2, Algorithm 1 works in place on ``a = [g, J_1, …, J_n]`` and leaves the exclusive scan there. Here it runs
+# on spans, and two of its products need no step:
 #
-# - a product with the symbolic identity (line 7 sets ``a[n]`` to it) is a move of data. All products of the first
-#   down-sweep level are such;
-# - an up-sweep product that lands in ``a[n]`` is overwritten on line 7 before anybody reads it.
+# - a product with the symbolic identity (line 7 sets ``a[n]`` to it) only moves data, as do all products of the first
+#   down-sweep level;
+# - an up-sweep product that lands in ``a[n]`` is overwritten on line 7 before it is read.
 #
 # The exclusive scan ends with the gradient of x_1. The gradient of x_0 follows as one last matrix–vector product, the
 # phase ``output``.
 #
-# Products grow denser with every level of the up-sweep; stopping it after k of them trades them for a chain over the
-# ``⌈(n + 1) / 2^k⌉`` blocks that they have made: the hybrid scan of BPPSA §5.3. In the rows of Fig. 3 with D =
-# ⌈log₂(n+1)⌉, the up-sweep goes from L0 to Lk, the middle yields the vectors of row L(2D-1-k), and the down-sweep goes
-# on to L2D: k + 1 levels, of which the first only moves data, as in Algorithm 1.
+# Products grow denser with every level of the up-sweep. The hybrid scan (BPPSA §5.3) stops after k levels and runs a
+# chain over the ``⌈(n + 1) / 2^k⌉`` blocks that are left. In the rows of Fig. 3 with D = ⌈log₂(n+1)⌉, the up-sweep goes
+# from L0 to Lk, the middle yields the vectors of row L(2D-1-k), and the down-sweep goes on to L2D: k + 1 levels, of
+# which the first only moves data, as in Algorithm 1.
 
 IDENTITY = Span(0, 0)
 """The symbolic identity: the product of no elements."""
@@ -284,8 +274,8 @@ def tree_levels(n: int) -> int:
 
 
 def linear(n: int) -> Recipe:
-    """Return the n matrix–vector products ``y_i = J_i y_{i-1}`` of back-propagation (BPPSA Eq. 3), a level each."""
-    steps = tuple(AbstractStep(i, "linear", Span(0, i + 1), Span(i + 1, i + 2)) for i in range(n))
+    """Return the n matrix–vector products ``y_i = J_i y_{i-1}`` of back-propagation (BPPSA Eq. 3), one per level."""
+    steps = tuple(AbstractStep(i, "linear", Span(0, i + 1), Span(i + 1, i + 2), Span(0, i + 2), "mv") for i in range(n))
     return Recipe("linear", n, steps, {"linear": n})
 
 
@@ -308,79 +298,50 @@ def hybrid(n: int, up_levels: int) -> Recipe:
 def _sweeps(n: int, k: int) -> tuple[tuple[AbstractStep, ...], dict[str, int]]:
     """Return the steps with k levels of up-sweep, and the number of levels by phase."""
     a = [Span(i, i + 1) for i in range(n + 1)]
+    steps: list[AbstractStep] = []
     depth = tree_levels(n)
-    up = _up_sweep(a, k)
-    middle = _middle(a, k)
-    down = _down_sweep(a, k - 1)
-    last = AbstractStep(2 * depth, "output", Span(0, n), Span(n, n + 1))
-    levels = {"up-sweep": k, "middle": len(middle), "down-sweep": k + 1, "output": 1}
-    if k == depth - 1:  # Algorithm 1 has no middle
-        del levels["middle"]
-    return (*up, *middle, *down, last), levels
-
-
-def _up_sweep(a: list[Span], levels: int) -> list[AbstractStep]:
-    """Run lines 1–6 for d = 0 … levels - 1, in place on `a`; return the products."""
-    n, steps = len(a) - 1, []
-    for d in range(levels):
+    for d in range(k):  # lines 1-6
         for i in range(0, n - 2**d + 1, 2 ** (d + 1)):
             left, right = i + 2**d - 1, min(i + 2 ** (d + 1) - 1, n)
             if right < n:  # a[n] is overwritten on line 7
-                steps.append(AbstractStep(d, "up-sweep", a[left], a[right]))
+                steps.append(combine(d, "up-sweep", a[left], a[right]))
                 a[right] = steps[-1].target
-    return steps
-
-
-def _middle(a: list[Span], k: int) -> list[AbstractStep]:
-    """Replace the blocks that k levels have made by their exclusive scan, one after the other; return the products.
-
-    After all levels there are two blocks: line 7, and the first down-sweep level, which only moves data.
-    """
-    n, steps, prefix, size = len(a) - 1, list[AbstractStep](), IDENTITY, 2**k
-    for start in range(0, n + 1, size):
-        end = min(start + size - 1, n)
+    # The blocks become their exclusive scan. After all levels there are two of them: this is line 7, then, and the
+    # first down-sweep level, which only moves data.
+    prefix, before = IDENTITY, len(steps)
+    for start in range(0, n + 1, 2**k):
+        end = min(start + 2**k - 1, n)
         block, a[end] = a[end], prefix
-        if end == n:  # the last block's total is not part of an exclusive scan
-            break
-        if prefix == IDENTITY:
-            prefix = block
-        else:
-            steps.append(AbstractStep(k, "middle", prefix, block))
+        if end < n and start:  # the total of the last block is not part of an exclusive scan
+            steps.append(combine(k, "middle", prefix, block))
             prefix = steps[-1].target
-    return steps
-
-
-def _down_sweep(a: list[Span], first: int) -> list[AbstractStep]:
-    """Run lines 8–15 for d = first … 0, in place on `a`; return the products.
-
-    The level of depth d starts from row ``2·⌈log₂(n+1)⌉ - 1 - d`` of BPPSA Fig. 3: row L0 is the input, row
-    ``L(⌈log₂(n+1)⌉)`` the array after line 7.
-    """
-    n, steps = len(a) - 1, []
-    last_row = 2 * tree_levels(n) - 1
-    for d in range(first, -1, -1):
+        elif end < n:
+            prefix = block
+    middle = len(steps) - before
+    # Lines 8-15: the level of depth d starts from row 2·⌈log₂(n+1)⌉ - 1 - d of Fig. 3, where L0 is the input.
+    for d in range(k - 1, -1, -1):
         for i in range(0, n - 2**d + 1, 2 ** (d + 1)):
             left, right = i + 2**d - 1, min(i + 2 ** (d + 1) - 1, n)
-            prefix, block = a[right], a[left]
-            a[left] = prefix
-            if prefix == IDENTITY:
+            block, a[left] = a[left], a[right]
+            if a[right] == IDENTITY:
                 a[right] = block
             else:
-                steps.append(AbstractStep(last_row - d, "down-sweep", prefix, block))
+                steps.append(combine(2 * depth - 1 - d, "down-sweep", a[right], block))
                 a[right] = steps[-1].target
-    return steps
-
-
-# The algorithms of a scan as lists of steps: pure integers, no arrays, no patterns.
+    steps.append(combine(2 * depth, "output", Span(0, n), Span(n, n + 1)))
+    levels = {"up-sweep": k, "middle": middle, "down-sweep": k + 1, "output": 1}
+    if k == depth - 1:  # Algorithm 1 has no middle
+        del levels["middle"]
+    return tuple(steps), levels
 
 
 def recipe(algorithm: str, n: int, *, up_levels: int | None = None, chunks: int = 1) -> Recipe:
-    """Return the steps of `algorithm` for `n` Jacobians; the others are the options of hybrid and chunked.
+    """Return the steps of `algorithm` for `n` Jacobians; `up_levels` belongs to hybrid, `chunks` to chunked.
 
     Raises
     ------
     OptionError
-        The algorithm has no steps of its own (``"auto"`` is resolved before) or is unknown.
+        The algorithm is unknown, or ``"auto"``, which the caller must resolve first.
     """
     if algorithm == "linear":
         return linear(n)
@@ -390,18 +351,11 @@ def recipe(algorithm: str, n: int, *, up_levels: int | None = None, chunks: int 
         return hybrid(n, up_levels or 0)
     if algorithm == "chunked":
         return chunked(n, chunks)
-    raise OptionError(
-        "Unknown scan algorithm",
-        expected="linear, blelloch, hybrid or chunked",
-        got=repr(algorithm),
-        remedy="Pass one of them",
-    )
+    raise OptionError("Unknown scan algorithm", expected="linear, blelloch, hybrid or chunked", got=repr(algorithm))
 
 
-# How many products of which kind each level has, in closed form: the recipe's shape without its steps.
-#
-# A chain of 30 000 equal blocks is judged by these counts in microseconds, where building every candidate's list of
-# steps would take seconds.
+# The number of products in each level, in closed form: algorithms over long chains of equal blocks are compared by
+# these counts, without making their steps.
 
 
 class LevelCount(NamedTuple):
@@ -412,7 +366,7 @@ class LevelCount(NamedTuple):
     phase
         As in `ScanStep`.
     mm, mv
-        Matrix–matrix and matrix–vector products, all together.
+        Total numbers of matrix–matrix and matrix–vector products.
     rounds
         Dependent rounds: 1 for a level of independent products, the length for a chain.
     """
@@ -424,10 +378,7 @@ class LevelCount(NamedTuple):
 
 
 def level_counts(algorithm: str, n: int, *, up_levels: int = 0, chunks: int = 1) -> list[LevelCount]:
-    """Return the levels of `algorithm` for n Jacobians. Levels without products are left out.
-
-    The phases of ``chunked`` are one entry each, the work of all chunks together.
-    """
+    """Return the levels of `algorithm` for n Jacobians that have products; ``chunked`` has one entry per phase."""
     if algorithm == "chunked":
         return _counts_chunked(n, chunks)
     depth = tree_levels(n)
@@ -462,14 +413,14 @@ def _counts_chunked(n: int, chunks: int) -> list[LevelCount]:
 # Folding: diagonal and selection elements join their neighbour, so that a conv–ReLU–pool block is one element.
 #
 # A product with a diagonal is a scaling, one with a selection (a max-pooling's transposed Jacobian: at most one entry a
-# row) hardly more, and neither makes its neighbour denser. Left to themselves they would take levels of the tree. So
-# the chain is cut after every other element, an algorithm runs over the pieces, and here its steps are put in terms of
-# the chain's own positions:
+# row) costs little more, and neither makes its neighbour denser. As separate elements they would add levels to the
+# tree. So the chain is cut after every other element, an algorithm runs over the pieces, and here its steps are
+# translated to positions in the chain:
 #
-# - a piece that the algorithm multiplies with a matrix is multiplied together first (phase ``fold``);
-# - a piece that it multiplies with a vector is applied member by member, which costs less than the folded matrix, whose
-#   values are per sample as soon as one member's are, and gives the gradients inside the piece on the way;
-# - what is left inside of pieces follows last, from the vector that enters the piece (phase ``unfold``).
+# - a piece that meets a matrix is multiplied together first (phase ``fold``);
+# - a piece that meets a vector is applied member by member. That costs less than the folded matrix, whose values are
+#   per sample as soon as one member's are, and gives the gradients inside the piece on the way;
+# - the remaining gradients inside pieces follow last, from the vector that enters the piece (phase ``unfold``).
 
 LIGHT = frozenset({"identity", "diagonal", "selection"})
 """Kinds of patterns that are folded into a neighbour."""
@@ -481,72 +432,51 @@ def piece_ends(patterns: Sequence[SparsityPattern]) -> tuple[int, ...]:
     Returns
     -------
     tuple of int
-        How many Jacobians the first piece holds, the first two together, and so on; the last is ``len(patterns)``.
+        Number of Jacobians in the first piece, in the first two together, and so on; the last is ``len(patterns)``.
     """
     ends = [i + 1 for i, p in enumerate(patterns) if p.kind not in LIGHT]
     return (*ends[:-1], len(patterns))
 
 
 def fold_recipe(recipe: Recipe, ends: tuple[int, ...]) -> Recipe:
-    """Return the steps of `recipe`, which runs over the pieces, on the chain that the pieces are made of.
-
-    Parameters
-    ----------
-    recipe
-        For ``len(ends)`` Jacobians.
-    ends
-        As `piece_ends` returns it.
-    """
+    """Translate `recipe`, which runs over the pieces with these `ends`, to the chain of Jacobians."""
     if len(ends) == ends[-1]:
         return recipe
     before = (0, *ends)
-
-    def unfolded(span: Span) -> Span:
-        start = 0 if span.is_vector else before[span.start - 1] + 1
-        return Span(start, before[span.stop - 1] + 1)
-
     steps: list[AbstractStep] = []
     multiplied: set[Span] = set()
-    for step in recipe.steps:
-        left, right = unfolded(step.left), unfolded(step.right)
-        if step.kind == "mv" and step.right.is_element:
-            steps += _applied(right, step.level, step.phase)
+    for level, phase, left, right, _, kind in recipe.steps:
+        piece = Span(before[right.start - 1] + 1, before[right.stop - 1] + 1)
+        if kind == "mv" and right.stop == right.start + 1:  # member by member
+            steps += [combine(level, phase, Span(0, i), Span(i, i + 1)) for i in range(*piece)]
             continue
-        steps.append(AbstractStep(step.level, step.phase, left, right))
-        multiplied |= {unfolded(s) for s in (step.left, step.right) if s.is_element and not s.is_vector}
-    fold = _rounds(_multiplied(piece) for piece in sorted(multiplied))
+        other = Span(before[left.start - 1] + 1 if left.start else 0, before[left.stop - 1] + 1)
+        steps.append(combine(level, phase, other, piece))
+        multiplied |= {b for a, b in ((left, other), (right, piece)) if a.start and a.stop == a.start + 1}
+    # light members come first, so that they meet small operands
+    fold = [
+        combine(i - piece.start - 1, "fold", Span(piece.start, i), Span(i, i + 1))
+        for piece in sorted(multiplied)
+        for i in range(piece.start + 1, piece.stop)
+    ]
     known = {step.target for step in steps}
-    pieces = (Span(first + 1, end + 1) for first, end in zip(before, ends, strict=False))
-    inside = [_applied(Span(p.start, p.stop - 1), 0, "unfold") for p in pieces]
-    unfold = _rounds([s for s in chain if s.target not in known] for chain in inside)
+    unfold = []
+    for first, end in zip(before, ends, strict=False):
+        inside = [i for i in range(first + 1, end) if Span(0, i + 1) not in known]
+        unfold += [combine(level, "unfold", Span(0, i), Span(i, i + 1)) for level, i in enumerate(inside)]
     levels = dict(recipe.levels)
     for name, extra in (("fold", fold), ("unfold", unfold)):
+        extra.sort(key=lambda step: step.level)
         if extra:
             levels[name] = extra[-1].level + 1
     cuts = None if recipe.cuts is None else tuple(before[c] for c in recipe.cuts)
     return replace(recipe, n=ends[-1], steps=(*fold, *steps, *unfold), levels=levels, cuts=cuts)
 
 
-def _applied(piece: Span, level: int, phase: str) -> list[AbstractStep]:
-    """The matrix–vector products through a piece, one member after the other."""
-    return [AbstractStep(level, phase, Span(0, i), Span(i, i + 1)) for i in range(piece.start, piece.stop)]  # type: ignore[arg-type]
-
-
-def _multiplied(piece: Span) -> list[AbstractStep]:
-    """The products that make one matrix of a piece. Light members come first, so that they meet small operands."""
-    return [AbstractStep(0, "fold", Span(piece.start, i), Span(i, i + 1)) for i in range(piece.start + 1, piece.stop)]
-
-
-def _rounds(chains: Iterable[list[AbstractStep]]) -> list[AbstractStep]:
-    """Number the steps of independent chains by their place in the chain, and order them so."""
-    numbered = [step._replace(level=place) for chain in chains for place, step in enumerate(chain)]
-    return sorted(numbered, key=lambda step: step.level)
-
-
-# A recipe for n equal square dense blocks, turned into few kernel calls: a whole level, or a whole chain, per call.
+# A recipe for n equal square dense blocks as a few kernel calls, each of a whole level or chain.
 #
-# Integers only. Matrices are addressed as (stack, position): stack 0 is the data itself, every level of products and
-# every reduction has a stack of its own. Vectors are addressed by their position p in ``y``, where ``y[0] = g``.
+# Matrices are addressed as (stack, position): stack 0 is the data itself, and every level of products and every
+# reduction has its own stack. Vectors are addressed by their position p in ``y``, where ``y[0] = g``.
 
 Address: TypeAlias = tuple[int, int]
 
@@ -571,9 +501,9 @@ class Matvec(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """Linear scans over ``stack[a][first:last]``, cut at `chunk_ptr`; that of chunk c starts from ``y[x_index[c]]``.
+    """Linear scans over ``stack[a][first:last]``, cut at `chunk_ptr`; chunk c starts from ``y[x_index[c]]``.
 
-    The k-th product goes to ``y[out + k]``, or to ``y[out[k]]`` where the positions do not lie side by side.
+    The k-th product goes to ``y[out + k]``, or to ``y[out[k]]`` if the positions are not contiguous.
     """
 
     a: int
@@ -597,35 +527,58 @@ Operation: TypeAlias = Matmul | Matvec | Linear | Reduce
 
 @dataclass(frozen=True)
 class StackProgram:
-    """Kernel calls in order, and how many matrices each stack of products has (stack 1 first)."""
+    """Kernel calls in order, and the number of matrices in each stack of products (stack 1 first)."""
 
     operations: tuple[Operation, ...]
     stacks: tuple[int, ...]
 
     @property
     def scratch(self) -> int:
-        """Vectors of scratch: results of a chain that are not side by side in ``y``, and starts of several chains."""
+        """Vectors of scratch: results of a chain that are not contiguous in ``y``, and starts of several chains."""
         chains = [o for o in self.operations if isinstance(o, Linear)]
         spread = max((o.last - o.first for o in chains if isinstance(o.out, tuple)), default=0)
         return spread + max((len(o.x_index) for o in chains if len(o.x_index) > 1), default=0)
 
     def values(self, size: int, width: int, batch: int) -> int:
-        """Return the values that all stacks and the scratch hold, for blocks of `size` with `width` values an entry."""
+        """Values in all stacks and the scratch, for blocks of `size` × `size` with `width` values per entry."""
         return sum(self.stacks) * size * size * width + self.scratch * size * batch
 
 
 def stack_program(recipe: Recipe) -> StackProgram:
-    """Return the kernel calls of `recipe` over a stack of blocks."""
+    """Return the kernel calls of `recipe` over a stack of blocks: a level or a chain per call."""
     if recipe.cuts is not None:
-        return _stack_plan_chunked(recipe.n, recipe.cuts)
-    return _levels(recipe)
+        return _chunked_program(recipe.n, recipe.cuts)
+    if not recipe.steps or recipe.steps[0].phase == "linear":
+        return StackProgram((Linear(0, 0, recipe.n, (0, recipe.n), (0,), 1),), ())
+    address: dict[Span, Address] = {Span(i + 1, i + 2): (0, i) for i in range(recipe.n)}
+    operations: list[Operation] = []
+    stacks: list[int] = []
+    for (_, phase), group in groupby(recipe.steps, key=itemgetter(0, 1)):
+        steps = list(group)
+        vectors, matrices = [s for s in steps if s.kind == "mv"], [s for s in steps if s.kind == "mm"]
+        if phase == "middle":  # its blocks lie side by side in the stack of the last up-sweep level
+            stack, first = address[steps[0].right]
+            ends, chunk_ptr = tuple(s.right.stop - 1 for s in steps), (0, len(steps))
+            operations.append(Linear(stack, first, first + len(steps), chunk_ptr, (steps[0].left.stop - 1,), ends))
+            continue
+        if matrices:  # products of one level all take their operands from the stack of the level before
+            stacks.append(len(matrices))
+            right, left = [address[s.right] for s in matrices], [address[s.left] for s in matrices]
+            address.update((s.target, (len(stacks), i)) for i, s in enumerate(matrices))
+            indices = [i for _, i in right], [i for _, i in left]
+            operations.append(Matmul(right[0][0], indices[0], left[0][0], indices[1], len(stacks)))
+        if vectors:
+            right = [address[s.right] for s in vectors]
+            x_index, out_index = [s.left.stop - 1 for s in vectors], [s.right.stop - 1 for s in vectors]
+            operations.append(Matvec(right[0][0], [i for _, i in right], x_index, out_index))
+    return StackProgram(tuple(operations), tuple(stacks))
 
 
-def _stack_plan_chunked(n: int, cuts: tuple[int, ...]) -> StackProgram:
+def _chunked_program(n: int, cuts: tuple[int, ...]) -> StackProgram:
     """Reduce, combine, apply in one call each, and one more for the first chunk, which works with vectors.
 
-    The last product of every inner chunk is made twice, by the combination and by the chunk's own chain: a chain that
-    runs through is worth more than the one product a chunk that it could leave out.
+    The last product of every inner chunk is made twice, by the combination and by the chunk's chain: an unbroken chain
+    saves more than omitting that product.
     """
     count = len(cuts) - 1
     first = Linear(0, 0, cuts[1], (0, cuts[1]), (0,), 1)
@@ -635,47 +588,5 @@ def _stack_plan_chunked(n: int, cuts: tuple[int, ...]) -> StackProgram:
     if count == 2:
         return StackProgram((first, rest), ())
     inner = Reduce(cuts[1], cuts[-2], tuple(c - cuts[1] for c in cuts[1:-1]))
-    combine = Linear(1, 0, count - 2, (0, count - 2), (cuts[1],), cuts[2:-1])
-    return StackProgram((first, inner, combine, rest), (count - 2,))
-
-
-def _levels(recipe: Recipe) -> StackProgram:
-    """One call for the products of a level, one for its vectors; chains in one call."""
-    address: dict[Span, Address] = {Span(i + 1, i + 2): (0, i) for i in range(recipe.n)}
-    operations: list[Operation] = []
-    stacks: list[int] = []
-    for (_, phase), group in groupby(recipe.steps, key=lambda s: (s.level, s.phase)):
-        steps = list(group)
-        if phase == "middle":
-            operations.append(_linear(steps, address))
-            continue
-        vectors = [s for s in steps if s.kind == "mv"]
-        matrices = [s for s in steps if s.kind == "mm"]
-        if matrices:
-            stacks.append(len(matrices))
-            operations.append(_matmul(matrices, address, len(stacks)))
-        if vectors:
-            operations.append(_matvec(vectors, address))
-    if recipe.steps and recipe.steps[0].phase == "linear":  # a level each, but one chain
-        return StackProgram((Linear(0, 0, recipe.n, (0, recipe.n), (0,), 1),), ())
-    return StackProgram(tuple(operations), tuple(stacks))
-
-
-def _linear(steps: list[AbstractStep], address: dict[Span, Address]) -> Linear:
-    """The middle of a hybrid scan: its blocks lie side by side in the stack of the last up-sweep level."""
-    stack, first = address[steps[0].right]
-    targets = tuple(s.target.stop - 1 for s in steps)
-    return Linear(stack, first, first + len(steps), (0, len(steps)), (steps[0].left.stop - 1,), targets)
-
-
-def _matmul(steps: list[AbstractStep], address: dict[Span, Address], out: int) -> Matmul:
-    """Products of one level all take their operands from the stack of the level before."""
-    right, left = [address[s.right] for s in steps], [address[s.left] for s in steps]
-    address.update({s.target: (out, i) for i, s in enumerate(steps)})
-    return Matmul(right[0][0], [i for _, i in right], left[0][0], [i for _, i in left], out)
-
-
-def _matvec(steps: list[AbstractStep], address: dict[Span, Address]) -> Matvec:
-    matrices = [address[s.right] for s in steps]
-    starts, ends = [s.left.stop - 1 for s in steps], [s.target.stop - 1 for s in steps]
-    return Matvec(matrices[0][0], [i for _, i in matrices], starts, ends)
+    combination = Linear(1, 0, count - 2, (0, count - 2), (cuts[1],), cuts[2:-1])
+    return StackProgram((first, inner, combination, rest), (count - 2,))

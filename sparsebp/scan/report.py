@@ -1,25 +1,21 @@
-"""A planned scan as a table or a picture (BPPSA Figs. 3 and 10), and layer by layer beside it."""
+"""A planned scan as a table or a picture (BPPSA Figs. 3 and 10)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias
 
 from sparsebp.core.errors import MissingDependencyError, OptionError, ShapeError
-from sparsebp.core.machine import Machine
 from sparsebp.scan.algorithms import ScanStep, Span
 from sparsebp.scan.cost import amount
-from sparsebp.scan.run import PlannedScan
 
-# A planned scan as text: what runs and why, the totals, and a table of its steps.
-
-_NUMBERS = ("FLOP", "dense FLOP", "bytes", "est. µs")
+_NUMBERS = ("FLOP", "dense FLOP", "bytes")
 _COLUMNS = ("level", "phase", "left", "right", "target", "kind", *_NUMBERS, "critical")
 
 
-def describe(plan: PlannedScan, max_rows: int = 40) -> str:
+def describe(plan: Any, max_rows: int = 40) -> str:
     """Return the text of `ScanPlan.describe`."""
     steps, sized = plan.steps, plan.sized
     mm = sum(step.kind == "mm" for step in steps)
@@ -42,35 +38,27 @@ def describe(plan: PlannedScan, max_rows: int = 40) -> str:
         f"results {amount(sized.results, 'B')}, product index {amount(sized.index, 'B')}",
     ]
     if mm:
-        lines.insert(-1, f"fill-in        {_fill_in(plan)}")
-    lines += [*estimates_line(plan.estimates), "", *_table(steps[:max_rows])]
+        entries, filled = (
+            sum(p.nnz for p in plan.patterns),
+            [p.nnz for s, p in sized.patterns.items() if not s.is_element],
+        )
+        linear = 2 * plan.batch * sum(p.nnz for p in plan.patterns if p.kind != "identity")
+        lines.insert(
+            -1,
+            f"fill-in        {amount(sum(filled), '')} entries in {len(filled)} products, {amount(entries, '')} in all "
+            f"Jacobians; {plan.flops / max(linear, 1):.3g} times the work of the linear scan",
+        )
+    lines += ["", *_table(steps[:max_rows])]
     if len(steps) > max_rows:
         lines.append(f"… {len(steps) - max_rows} more steps; see .steps")
     return "\n".join(lines)
-
-
-def _fill_in(plan: PlannedScan) -> str:
-    """Return how full the products are, and their work beside that of the linear scan."""
-    entries = sum(p.nnz for p in plan.patterns)
-    linear = 2 * plan.batch * sum(p.nnz for p in plan.patterns if p.kind != "identity")
-    products = [p.nnz for span, p in plan.sized.patterns.items() if not span.is_element]
-    return (
-        f"{amount(sum(products), '')} entries in {len(products)} products, {amount(entries, '')} in all Jacobians; "
-        f"{plan.flops / max(linear, 1):.3g} times the work of the linear scan"
-    )
-
-
-def estimates_line(estimates: Mapping[str, float]) -> list[str]:
-    """Return the line with the estimates, the least first; none if nothing was compared."""
-    shown = sorted(estimates.items(), key=lambda pair: pair[1])
-    return ["estimates      " + ", ".join(f"{name} {1e6 * t:.4g} µs" for name, t in shown)] if shown else []
 
 
 def _table(steps: Sequence[ScanStep]) -> list[str]:
     rows = [_COLUMNS]
     for s in steps:
         names = (f"L{s.level}", s.phase, str(s.left), str(s.right), str(s.target), s.kind)
-        numbers = (f"{s.flops}", f"{s.dense_flops:.3g}", f"{s.bytes}", f"{1e6 * s.seconds:.4g}")
+        numbers = (f"{s.flops}", f"{s.dense_flops:.3g}", f"{s.bytes}")
         rows.append((*names, *numbers, "*" if s.critical else ""))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = []
@@ -84,115 +72,51 @@ def _table(steps: Sequence[ScanStep]) -> list[str]:
     return lines
 
 
-# Layer by layer, or by scan? The two estimates that decide it, and the answer in place of a plan.
-#
-# Back-propagation layer by layer multiplies by a layer's weights without its Jacobian; a scan writes the Jacobians'
-# values first. Both are counted on the same machine model.
-
-MARGIN = 0.8
-"""A scan is taken if it promises at most this share of the time layer by layer: estimates are rough."""
-
-
 @dataclass(frozen=True)
 class LayerByLayer:
-    """What stands where a `ScanPlan` would if no scan runs.
-
-    Attributes
-    ----------
-    reason
-        Why.
-    estimates
-        Seconds that the cost model expects, of ``"bp"`` and of the scans that it was compared with, the values of their
-        Jacobians included.
-    """
+    """Takes the place of a `ScanPlan` where no scan runs; `reason` says why."""
 
     reason: str
-    estimates: Mapping[str, float]
     algorithm: str = "bp"
 
     def describe(self) -> str:
         """Return the choice and its reason as text."""
-        return "\n".join(["Layer by layer, without a scan", f"Why: {self.reason}", *estimates_line(self.estimates)])
-
-
-def layerwise_seconds(works: Iterable[tuple[int, int, int]], m: Machine, itemsize: int) -> float:
-    """Return the estimated time of one layer after the other.
-
-    Parameters
-    ----------
-    works
-        Of each layer: floating-point operations, of matrix products above all; values read and written; array
-        operations.
-    m
-        Machine. On the host its workers share the products, and one does the rest.
-    itemsize
-        Bytes of a value.
-    """
-    p = m.prices
-    if p is None:
-        operation, flop, byte = m.call, 1.0 / (m.rate(itemsize) * m.workers), 1.0 / m.bandwidth
-    else:
-        operation, byte = p.operation, p.array
-        flop = 0.5 * p.blas * (p.double if itemsize == 8 else 1.0) / m.workers
-    return sum(calls * operation + flops * flop + values * itemsize * byte for flops, values, calls in works)
-
-
-def values_seconds(entries: Iterable[int], m: Machine, itemsize: int) -> float:
-    """Return the estimated time to write Jacobians' values: so many in each, read from a layer's state by an index."""
-    return sum(m.call / m.issuers + count * _written(m, itemsize) for count in entries)
-
-
-def least_scan_seconds(entries: int, batch: int, m: Machine, itemsize: int) -> float:
-    """Return a time below which no scan over Jacobians with so many shared entries comes, values included.
-
-    No scan does less work than the linear one, which multiplies every entry with the whole batch once.
-    """
-    read = entries * (itemsize + 4) * m.moved(1.0)  # as if it lay in the cache
-    return entries * _written(m, itemsize) + (m.products(entries * batch, "matvec", batch, itemsize) + read) / m.workers
-
-
-def _written(m: Machine, itemsize: int) -> float:
-    """Return the seconds in which all workers together write one value of a Jacobian."""
-    each = 3.0 * m.workers / m.bandwidth if m.prices is None else m.prices.value
-    return (2 * itemsize + 4) * each / m.workers
+        return f"Layer by layer, without a scan\nWhy: {self.reason}"
 
 
 Operator: TypeAlias = tuple[str, float] | tuple[str, float, float]
-"""An operator of plain back-propagation: name, FLOPs (or seconds), and perhaps the dense complexity."""
+"""An operator of plain back-propagation: name, FLOPs (or seconds), and optionally the dense complexity."""
 
 MATRIX, VECTOR, BASELINE = "#4c78a8", "#f58518", "#2ca02c"
 """Colours of the figures: matrices blue, vectors orange, back-propagation's operators green."""
 
 
 def plot(
-    plan: PlannedScan, ax: Any, kind: str, operators: Sequence[Operator] = (), measured: Sequence[float] | None = None
+    plan: Any, ax: Any, kind: str, operators: Sequence[Operator] = (), measured: Sequence[float] | None = None
 ) -> Any:
     """Draw `plan`; see `ScanPlan.plot`."""
     if kind not in ("tree", "flops"):
-        raise OptionError(
-            "Unknown kind of plot", expected="'tree' or 'flops'", got=repr(kind), remedy="Pass one of them"
-        )
+        raise OptionError("Unknown kind of plot", expected="'tree' or 'flops'", got=repr(kind))
     if kind == "tree" and (len(operators) or measured is not None):
         raise OptionError(
-            "The tree has no place for operators or measured times", expected="kind='flops'", got="kind='tree'",
-            remedy="Pass kind='flops', or leave operators and measured out",
-        )  # fmt: skip
+            "The tree does not show operators or measured times", expected="kind='flops'", got="kind='tree'"
+        )
     if measured is not None and len(measured) != len(plan.steps):
         raise ShapeError(
-            "measured has the wrong length", expected=f"{len(plan.steps)} seconds, one a step", got=len(measured),
-            remedy="Pass what plan.profile(...) of the same plan returned",
+            "measured has the wrong length", expected=f"{len(plan.steps)} seconds, one per step", got=len(measured),
+            remedy="Pass the result of plan.profile(...) of the same plan",
         )  # fmt: skip
     try:
         import matplotlib.pyplot as plt
         from matplotlib.axes import Axes
     except ImportError as error:
         raise MissingDependencyError(
-            "matplotlib is not installed, and drawing a scan needs it",
+            "Drawing a scan needs matplotlib, which is not installed",
             remedy="Install the extra: pip install 'sparsebp[plot]'",
         ) from error
     if ax is None:
         tree = (_inches(6, 2 + 0.5 * len(plan.patterns)), _inches(4, 2 + 0.35 * len(_rows(plan.steps))))
-        ax = plt.subplots(figsize=tree if kind == "tree" else (7, 5), layout="constrained")[1]  # which cuts no label
+        ax = plt.subplots(figsize=tree if kind == "tree" else (7, 5), layout="constrained")[1]  # clips no labels
     elif not isinstance(ax, Axes):
         raise OptionError(
             "ax is not a matplotlib axes", expected="an Axes, or None for a new one", got=repr(ax),
@@ -207,11 +131,11 @@ def plot(
     return ax
 
 
-def _tree(plan: PlannedScan, ax: Any) -> None:
-    """The array from left to right, levels from top to bottom.
+def _tree(plan: Any, ax: Any) -> None:
+    """Draw the array from left to right, levels from top to bottom.
 
-    A value stands in the column of its last element, where the algorithm keeps it. Lines lead from both operands to the
-    product; those of the critical path are thick.
+    A value is in the column of its last element, where the algorithm keeps it. Lines lead from both operands to the
+    product; lines of the critical path are thick.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patheffects import withStroke
@@ -248,12 +172,12 @@ def _tree(plan: PlannedScan, ax: Any) -> None:
 
 
 def _inches(least: float, wanted: float) -> float:
-    """Return a figure's side: what is wanted, within what can be looked at."""
+    """Return the side of a figure, at most two feet."""
     return min(max(least, wanted), 24)
 
 
 def _rows(steps: tuple[ScanStep, ...]) -> list[list[ScanStep]]:
-    """Cut the steps into the rows of the picture: levels, and in a level with chains their dependent rounds."""
+    """Split the steps into the rows of the picture: levels, and the dependent rounds of chains within a level."""
     rows = []
     for _, group in groupby(steps, key=lambda s: (s.level, s.phase)):
         round_of: dict[Span, int] = {}
@@ -268,13 +192,13 @@ def _rows(steps: tuple[ScanStep, ...]) -> list[list[ScanStep]]:
     return rows
 
 
-def _flops(plan: PlannedScan, ax: Any, operators: Sequence[Operator], measured: Sequence[float] | None) -> None:
-    """Every step's FLOPs, or measured time, over what it would cost if nothing were sparse.
+def _flops(plan: Any, ax: Any, operators: Sequence[Operator], measured: Sequence[float] | None) -> None:
+    """Draw the FLOPs, or the measured time, of every step over its dense complexity.
 
-    Steps on the critical path are filled. An operator without a dense complexity stands at that of its own FLOPs.
+    Steps on the critical path are filled. Where the dense complexity of an operator is not given, its FLOPs are used.
     """
     heights = [s.flops for s in plan.steps] if measured is None else measured
-    drawn = [(s, h) for s, h in zip(plan.steps, heights, strict=True) if h > 0]  # an identity's product takes nothing
+    drawn = [(s, h) for s, h in zip(plan.steps, heights, strict=True) if h > 0]  # a product with an identity is free
     for kind, name, marker, colour in (("mv", "matrix–vector", "o", VECTOR), ("mm", "matrix–matrix", "s", MATRIX)):
         for critical in (False, True):
             points = [(s.dense_flops, h) for s, h in drawn if s.kind == kind and s.critical == critical]

@@ -1,4 +1,4 @@
-"""Running a planned scan on values: product by product, a compiled chain, stacks of dense blocks."""
+"""Running a planned scan on values: product by product, as compiled chains, or as stacks of dense blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,48 +32,55 @@ from sparsebp.scan.algorithms import (
     StackProgram,
     critical_path,
 )
-from sparsebp.scan.cost import (
-    Candidate,
-    Chain,
-    Decision,
-    SizedRecipe,
-    Sizes,
-    assign_slots,
-    is_view,
-    refusal,
-    shared_spans,
-    step_seconds,
-)
-
-# What has been planned of a scan: steps, costs, memory. Those who draw, describe, measure or run it need no more.
+from sparsebp.scan.cost import Chain, SizedRecipe, assign_slots, is_view, shared_spans
+from sparsebp.scan.report import Operator, describe, plot
+from sparsebp.scan.rules import Candidate, Decision, refusal
 
 
-class PlannedScan:
-    """The plan of a scan over a chain of transposed Jacobians. Its attributes are stated in `sparsebp.ScanPlan`.
+class ScanPlan:
+    """A planned scan over a chain of transposed Jacobians. Made by `plan_scan`; call it with values.
+
+    The buffers for intermediate products are kept after a call and used again by the next one with the same batch,
+    dtype, device and sharing. The result vectors are new at every call; on the host small ones (4 MiB in total) are
+    parts of one allocation, so copy one to release the others. Calls from several threads are safe: a second call that
+    runs at the same time gets its own buffers.
 
     Attributes
     ----------
-    workspaces : list
-        Buffers that calls leave to later ones.
+    patterns : tuple of SparsityPattern
+        One per Jacobian, in the order of back-propagation: J_1 belongs to the last operator.
+    algorithm : str
+        The algorithm that runs; ``"auto"`` is resolved.
+    up_levels, chunks : int or None
+        Its parameter: levels of the up-sweep (hybrid), number of chunks (chunked).
+    levels : dict of str to int
+        Number of levels by phase, as BPPSA Algorithm 1 counts them.
+    flops : int
+        For the whole batch, without injections.
+    injection_flops : int
+        FLOPs that injections at every step would add.
+    memory : int
+        Bytes that a call needs in addition to its arguments: intermediate products, results, index arrays of the plan.
+    batch, dtype
+        The sizes for which FLOPs, bytes and memory are stated. A call may have another batch and dtype.
+    reason : str
+        The rule by which this algorithm runs.
+    compared : dict of str to float
+        Parallel time, in FLOPs of one worker, of the algorithms that the rule compared; empty if there was one.
     """
 
     def __init__(self, decision: Decision, chain: Chain, memory_limit: int | None) -> None:
-        self.sized, self.reason, self.estimates = decision.sized, decision.reason, dict(decision.estimates)
-        self.chain, self.memory_limit = chain, memory_limit
-        self.workspaces: list[Any] = []
+        self.sized, self.reason, self.compared = decision.sized, decision.reason, dict(decision.compared)
+        self.chain, self.patterns, self.memory_limit = chain, chain.patterns, memory_limit
+        self.workspaces: list[Any] = []  # buffers that calls leave for later ones
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the workspaces out of copies and pickles: they know by address where this plan's arrays lie."""
         return self.__dict__ | {"workspaces": []}
 
     @property
-    def patterns(self) -> tuple[SparsityPattern, ...]:
-        """One a Jacobian, in the order of back-propagation."""
-        return self.chain.patterns
-
-    @property
     def elements(self) -> tuple[Span, ...]:
-        """What the algorithm runs over: the Jacobians, or the pieces that they are folded into."""
+        """The elements of the scan: the Jacobians, or the pieces into which they are folded."""
         ends = self.chain.ends if {"fold", "unfold"} & set(self.levels) else range(1, len(self.patterns) + 1)
         return tuple(Span(first + 1, end + 1) for first, end in zip((0, *ends), ends, strict=False))
 
@@ -100,32 +107,27 @@ class PlannedScan:
 
     @property
     def batch(self) -> int:
-        """Batch that the numbers are stated for."""
-        return self.chain.sizes.batch
+        """Batch for which the numbers are stated."""
+        return self.chain.batch
 
     @property
     def dtype(self) -> np.dtype:
-        """Dtype that the numbers are stated for."""
-        return self.chain.sizes.dtype
+        """Dtype for which the numbers are stated."""
+        return self.chain.dtype
 
     @cached_property
     def steps(self) -> tuple[ScanStep, ...]:
         """Every product, in the order of execution."""
         steps, counts = self.sized.recipe.steps, self.sized.counts
         path = set(critical_path(steps, [count.flops for count in counts]))
-        itemsize = self.chain.sizes.itemsize
         return tuple(
-            ScanStep(
-                *(s.level, s.phase, s.left, s.right, s.target, s.kind, c.flops, c.dense_flops, c.bytes),
-                step_seconds(c, self.chain.machine, itemsize),
-                number in path,
-            )
-            for number, (s, c) in enumerate(zip(steps, counts, strict=True))
+            ScanStep(*step, count.flops, count.dense_flops, count.bytes, number in path)
+            for number, (step, count) in enumerate(zip(steps, counts, strict=True))
         )
 
     @cached_property
     def critical_path(self) -> tuple[ScanStep, ...]:
-        """The dependent steps that cost most FLOPs together."""
+        """The dependent steps with the most FLOPs in total."""
         return tuple(step for step in self.steps if step.critical)
 
     @property
@@ -146,30 +148,178 @@ class PlannedScan:
 
     @property
     def memory(self) -> int:
-        """Bytes that a call needs beyond its arguments."""
+        """Bytes that a call needs in addition to its arguments."""
         return self.sized.memory
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Of what a call is given, g, values and injections of all Jacobians: lengths of the first axis, int64."""
+        """Lengths of the first axis of a call's arguments: g, values and injections of all Jacobians, int64."""
         vectors = [p.shape[0] for p in self.patterns]
         return np.array([self.patterns[0].shape[1], *(p.nnz for p in self.patterns), *vectors], np.int64)
 
     @cached_property
     def axes(self) -> np.ndarray:
-        """Of the same, with a batch: how many axes they have at least, int64. Values may be shared."""
+        """Least number of axes of the same arguments with a batch, int64. Values may be shared."""
         n = len(self.patterns)
         return np.array([2, *[1] * n, *[2] * n], np.int64)
 
     @cached_property
     def compiles(self) -> bool:
-        """Whether the host runs stretches of it in one call: all but patterns of 2**31 entries or more."""
+        """Whether the host runs chains of matrix–vector products in one call: not from 2**31 entries on."""
         return all(p.indices.dtype == np.int32 for p in self.sized.patterns.values())
 
     @property
     def stackable(self) -> bool:
-        """Whether data may be one stacked array that runs on the dense kernels, a whole level a call."""
+        """Whether data may be one stacked array that runs on the dense kernels, a level per call."""
         return self.sized.stack is not None
+
+    @cached_property
+    def block(self) -> SparsityPattern | None:
+        """The pattern that all Jacobians have, if it is square, so that data may be one stacked array; else None."""
+        first = self.patterns[0]
+        same = first.shape[0] == first.shape[1] and len({*map(id, self.patterns)}) == 1
+        return first if same else None
+
+    def describe(self, max_rows: int = 40) -> str:
+        """Return a text: the choice and its reason, totals, and a table of the steps (the first `max_rows`).
+
+        Raises
+        ------
+        OptionError
+            `max_rows` is not an integer, or negative.
+        """
+        return describe(self, check_integer("max_rows", max_rows, 0))
+
+    def plot(
+        self,
+        ax: Any = None,
+        *,
+        kind: Literal["tree", "flops"] = "tree",
+        operators: Sequence[Operator] = (),
+        measured: Sequence[float] | None = None,
+    ) -> Any:
+        """Draw the scan on a matplotlib Axes and return the Axes.
+
+        Parameters
+        ----------
+        ax
+            Axes to draw on; None draws on a new figure.
+        kind
+            ``"tree"``: the array and its levels, as in BPPSA Fig. 3. ``"flops"``: the FLOPs of every step over its
+            dense complexity, as in BPPSA Fig. 10.
+        operators
+            For ``"flops"``: operators of plain back-propagation to show as well, each (name, FLOPs) or (name, FLOPs,
+            dense FLOPs), or with `measured` (name, seconds[, dense FLOPs]).
+        measured
+            For ``"flops"``: seconds of every step, as `profile` returns them, drawn in place of the FLOPs.
+
+        Raises
+        ------
+        OptionError
+            `kind` is unknown, or an argument belongs to the other kind.
+        ShapeError
+            `measured` has another length than `steps`.
+        MissingDependencyError
+            matplotlib is not installed.
+        """
+        return plot(self, ax, kind, operators, measured)
+
+    def profile(
+        self, g: Array, data: Sequence[Array], injections: Sequence[Array | None] | None = None, *, repeats: int = 5
+    ) -> list[float]:
+        """Measure every step alone.
+
+        Parameters
+        ----------
+        g, data, injections
+            As in a call, with one array per Jacobian.
+        repeats
+            Runs after a first one that does not count; each step's shortest time is returned.
+
+        Returns
+        -------
+        list of float
+            Seconds of each of `steps`, on a GPU with a synchronisation after each.
+
+        Raises
+        ------
+        OptionError
+            `repeats` is less than 1.
+        ShapeError, DTypeError, LayoutError, DeviceError, MemoryLimitError
+            As in a call; ShapeError also if `data` is one stacked array, whose levels run in one kernel call each.
+        """
+        repeats = check_integer("repeats", repeats, 1)
+        arguments = check_arguments(self, g, data, injections)
+        if arguments.stacked:
+            raise ShapeError(
+                "Stacked data has no steps: its levels run in one kernel call each",
+                expected="a list with one array per Jacobian",
+                got=f"an array of shape {arguments.data.shape}",
+                remedy="Pass list(data)",
+            )
+        stamps: list[float] = []
+
+        def stamp() -> None:
+            backend.synchronize(arguments.xp)  # synchronize!
+            stamps.append(time.perf_counter())
+
+        least = [float("inf")] * len(self.steps)
+        with workspace_of(self, arguments) as workspace:
+            for run in range(repeats + 1):
+                stamps.clear()
+                stamp()
+                run_steps(self, arguments, workspace, stamp)
+                if run:  # the first one compiles and warms up
+                    least = [min(pair) for pair in zip(least, map(float.__sub__, stamps[1:], stamps), strict=True)]
+        return least
+
+    def __repr__(self) -> str:
+        return f"ScanPlan({len(self.patterns)} Jacobians, {self.algorithm}, {self.flops} FLOP, {self.memory} bytes)"
+
+    def __call__(
+        self, g: Array, data: Sequence[Array] | Array, injections: Sequence[Array | None] | Array | None = None
+    ) -> list[Array] | Array:
+        """Run the scan: ``y[i] = J_i @ y[i-1] (+ injections[i])`` with ``y[-1] = g``.
+
+        Parameters
+        ----------
+        g
+            (n_out, B), or (n_out,) without a batch, where n_out is the number of columns of J_0.
+        data
+            One array per Jacobian, ``(nnz,)`` where the batch shares it or ``(nnz, B)``. If all patterns are the same
+            square one, also one stacked array ``(n, nnz, B)``, or ``(n, nnz)`` shared.
+        injections
+            None, or one entry per Jacobian: None or an array of the shape of y[i], e.g. the gradient that arrives from
+            a loss at that step. With stacked data also one stacked array.
+
+        Returns
+        -------
+        list of arrays, or one array
+            y[i] of shape (rows of J_i, B); without a batch (rows of J_i,). With stacked data one array (n, rows, B).
+
+        Raises
+        ------
+        ShapeError, DTypeError, LayoutError, DeviceError
+            An argument does not fit the plan or another argument.
+        MemoryLimitError
+            With the batch of this call the plan exceeds its ``memory_limit``; raised before anything is allocated.
+        """
+        arguments = check_arguments(self, g, data, injections)
+        with workspace_of(self, arguments) as workspace:
+            if workspace.stack is not None:
+                y: Any = run_stacked(self, arguments, workspace.stack)
+            elif arguments.xp is np and self.compiles:
+                if workspace.program is None:
+                    batch = arguments.g.shape[1]
+                    workspace.program = make_program(
+                        self.sized, self.patterns, arguments.shared, batch, workspace.products
+                    )
+                y = run_program(self, arguments, workspace.program, workspace.products)
+            else:
+                y = [v if arguments.batched else v.reshape(-1) for v in run_steps(self, arguments, workspace)]
+        if workspace.stack is not None:
+            return y if arguments.batched else y.reshape(y.shape[:2])
+        return arguments.xp.stack(y) if arguments.stacked else y
 
 
 class Arguments(NamedTuple):
@@ -182,17 +332,17 @@ class Arguments(NamedTuple):
     g
         (n_out, B).
     data
-        A list with one array a Jacobian, (nnz,) or (nnz, B); or, stacked, one array (n, nnz, B) or (n, nnz, 1).
+        A list with one array per Jacobian, (nnz,) or (nnz, B); or, stacked, one array (n, nnz, B) or (n, nnz, 1).
     injections
-        None, or a list with None or (rows, B) a Jacobian; stacked, None or one array (n, rows, B).
+        None, or a list with None or (rows, B) per Jacobian; stacked, None or one array (n, rows, B).
     stacked
         Whether data came as one array.
     batched
         Whether results keep their batch axis.
     shared
-        Of each Jacobian, whether the batch shares its values: a byte that is 1 or 0.
+        Whether the batch shares the values of each Jacobian: a byte that is 1 or 0.
     found
-        On the host, where g, data and injections lie, if that is known: addresses, 0 for an injection that is None.
+        On the host the addresses of g, data and injections, if they are known; 0 for an injection that is None.
     """
 
     xp: ModuleType
@@ -213,7 +363,7 @@ class Arguments(NamedTuple):
 
     @property
     def places(self) -> Array:
-        """What `found` says, of arrays on the host."""
+        """The addresses in `found`, for arrays on the host."""
         if self.found is not None:
             return self.found
         injections = () if self.injections is None else self.injections
@@ -222,7 +372,7 @@ class Arguments(NamedTuple):
 
 
 def check_arguments(
-    plan: PlannedScan, g: Array, data: Sequence[Array] | Array, injections: Sequence[Array | None] | Array | None
+    plan: ScanPlan, g: Array, data: Sequence[Array] | Array, injections: Sequence[Array | None] | Array | None
 ) -> Arguments:
     """Check the arguments of ``plan(g, data, injections)`` against the plan and against each other.
 
@@ -237,12 +387,11 @@ def check_arguments(
     patterns = plan.patterns
     stacked = hasattr(data, "ndim")
     parts: list[Any] = [data] if stacked else _listed("data", data, "arrays")
-    added = {"injections": injections}
+    added = {} if injections is None else {"injections": injections}
     if injections is not None and not getattr(injections, "ndim", 0):
         injections = _listed("injections", injections, "arrays or None")
-        added = {f"injections[{i}]": injection for i, injection in enumerate(injections)}
-    named = {f"data[{i}]": part for i, part in enumerate(parts)}
-    xp = backend.namespace(g=g, **named, **backend.given(**added))
+        added = {f"injections[{i}]": v for i, v in enumerate(injections) if v is not None}
+    xp = backend.namespace(g=g, **{f"data[{i}]": part for i, part in enumerate(parts)}, **added)
     dtype = backend.float_dtype(g.dtype)
     if g.ndim not in (1, 2):
         raise ShapeError("g has the wrong shape", expected="(n,) or (n, B)", got=g.shape, remedy="Put the batch last")
@@ -250,7 +399,7 @@ def check_arguments(
     backend.check_array("g", g, dtype=dtype, shape=(patterns[0].shape[1], *batch))
     if batch == (0,):
         raise ShapeError("The batch is empty", expected="at least one sample", got=g.shape, remedy="Skip empty batches")
-    values: Any = _checked_stack(parts[0], patterns, batch, dtype) if stacked else parts
+    values: Any = _checked_stack(data, plan, batch, dtype) if stacked else parts
     if not stacked:
         _check_count("data", len(parts), len(patterns))
         for i, (d, p) in enumerate(zip(parts, patterns, strict=True)):
@@ -258,21 +407,20 @@ def check_arguments(
             backend.check_array(f"data[{i}]", d, dtype=dtype, shape=shape)
     vectors = None if injections is None else _checked_injections(xp, injections, patterns, batch, dtype, stacked)
     one_for_all: Any = [values.shape[2] == 1] * len(patterns) if stacked else [d.ndim == 1 for d in parts]
-    shared = bytes(one_for_all)
-    return Arguments(xp, g.reshape(-1, prod(batch)), values, vectors, stacked, bool(batch), shared)
+    return Arguments(xp, g.reshape(-1, prod(batch)), values, vectors, stacked, bool(batch), bytes(one_for_all))
 
 
 _PLAIN, _PLAIN_OR_NONE = {np.ndarray}, {np.ndarray, type(None)}
 
 
-def _checked_at_once(plan: PlannedScan, g: Any, data: Any, injections: Any) -> Arguments | None:
+def _checked_at_once(plan: ScanPlan, g: Any, data: Any, injections: Any) -> Arguments | None:
     """Check lists of plain arrays of the host in one compiled call; None where something is, or may be, wrong."""
     if type(g) is not np.ndarray or g.ndim not in (1, 2) or g.dtype not in backend.FLOAT_DTYPES or 0 in g.shape[1:]:
         return None
-    n = len(plan.patterns)
-    lists, batched = (data,) if injections is None else (data, injections), g.ndim == 2
-    if not all(type(given) in (list, tuple) and len(given) == n for given in lists):
-        return None
+    n, batched = len(plan.patterns), g.ndim == 2
+    for given in (data,) if injections is None else (data, injections):
+        if type(given) not in (list, tuple) or len(given) != n:
+            return None
     arrays = [g, *data]
     if {*map(type, arrays)} != _PLAIN or not {*map(type, injections or ())} <= _PLAIN_OR_NONE:
         return None
@@ -297,26 +445,25 @@ def _listed(name: str, value: Any, of: str) -> list[Any]:
         raise ShapeError(error.problem, expected=error.expected, got=error.got, remedy=error.remedy) from error
 
 
-def _checked_stack(data: Array, patterns: Sequence[SparsityPattern], batch: tuple[int, ...], dtype: np.dtype) -> Array:
+def _checked_stack(data: Array, plan: ScanPlan, batch: tuple[int, ...], dtype: np.dtype) -> Array:
     """Return one stacked array of data as (n, nnz, B), or (n, nnz, 1) where the batch shares it."""
-    n, first = len(patterns), patterns[0]
-    if first.shape[0] != first.shape[1] or any(p is not first for p in patterns):
+    n, block = len(plan.patterns), plan.block
+    if block is None:
         raise ShapeError(
             "One stacked data array needs Jacobians that all have the same square pattern",
-            expected="a list with one array a Jacobian",
+            expected="a list with one array per Jacobian",
             got=f"an array of shape {data.shape}",
-            remedy="Pass a list of arrays, (nnz,) or (nnz, B)",
         )
-    shape = (n, first.nnz) if data.ndim == 2 else (n, first.nnz, *batch)
+    shape = (n, block.nnz) if data.ndim == 2 else (n, block.nnz, *batch)
     backend.check_array("data", data, dtype=dtype, shape=shape)
-    return data.reshape(n, first.nnz, 1 if data.ndim == 2 else prod(batch))
+    return data.reshape(n, block.nnz, 1 if data.ndim == 2 else prod(batch))
 
 
 def _checked_injections(
     xp: ModuleType, injections: Any, patterns: Sequence[SparsityPattern], batch: tuple[int, ...], dtype: np.dtype,
     stacked: bool,
 ) -> Any:  # fmt: skip
-    """Return what is added, with a batch axis: a list, or stacked one array; None if nothing is."""
+    """Return the injections with a batch axis: a list, or stacked one array; None if nothing is injected."""
     n, width = len(patterns), prod(batch)
     if stacked and hasattr(injections, "ndim"):
         size = patterns[0].shape[0]
@@ -342,9 +489,9 @@ def _check_count(name: str, got: int, expected: int) -> None:
     if got != expected:
         raise ShapeError(
             f"{name} has the wrong length",
-            expected=f"{expected} entries, one a Jacobian of the plan",
+            expected=f"{expected} entries, one per Jacobian of the plan",
             got=got,
-            remedy="Pass None for a step without injection" if name == "injections" else "Pass one array a Jacobian",
+            remedy="Pass None for a step without injection" if name == "injections" else None,
         )
 
 
@@ -372,14 +519,7 @@ class Multiply:
 class Maps:
     """The affine maps of a call by their spans: values of matrices, and the vectors that they add.
 
-    Parameters
-    ----------
-    data, injections
-        Of every Jacobian.
-    products
-        Where intermediate products go.
-    multiply
-        For the added vectors.
+    `products` are the buffers of intermediate products.
     """
 
     def __init__(
@@ -393,54 +533,56 @@ class Maps:
         self.products, self.multiply = products, multiply
 
     def join(self, step: AbstractStep, product: ProductPlan, pattern: SparsityPattern) -> None:
-        """Do what `step` says, ``A_right A_left`` and ``A_right b_left + b_right``; `pattern` is that of A_right."""
+        """Join two maps to ``A_right A_left`` and ``A_right b_left + b_right``; `pattern` belongs to A_right."""
         left, right = self.matrices[step.left], self.matrices[step.right]
         if is_view(product):
             self.matrices[step.target] = left if pattern.kind == "identity" else right
         else:
-            self.matrices[step.target] = product(right, left, out=self.products[step.target])
+            out = self.matrices[step.target] = self.products[step.target]
+            if out.size:
+                operands, k = product.operands(self.multiply.xp), self.multiply.kernels
+                product.how.run(k, operands, *(a.reshape(len(a), -1) for a in (right, left, out)))
         b_left, b_right = self.offsets.get(step.left), self.offsets.get(step.right)
         added = b_right if b_left is None else self.multiply(pattern, right, b_left, b_right)
         self.offsets[step.target] = added
 
 
-# A scan on the host: every stretch of matrix–vector products in one compiled call.
+# A scan on the host: every chain of matrix–vector products in one compiled call.
 #
-# A step of the linear scan may take a microsecond, and a kernel call from Python some six. So the steps are laid out as
-# a table once for each shape of call, see `sparsebp.kernels.host.csr`, and a call fills in where its arrays
-# lie.
+# A step of the linear scan may take a microsecond, and a kernel call from Python about six. So the steps are written to
+# a table once for each shape of call (`sparsebp.kernels.host.csr`), and a call fills in the addresses of its arrays.
 
 TOGETHER = 1 << 22
-"""Bytes of results up to which they are parts of one allocation. Page by page, fresh memory costs more than a step."""
+"""Bytes of results up to which they are parts of one allocation: fresh pages of memory cost more than a step."""
 
 
 class Program(NamedTuple):
-    """What a scan does for one shape of call. Belongs to a workspace, so that one call at a time writes to it.
+    """The table of a scan for one shape of call. It belongs to a workspace, so only one call writes to it at a time.
 
     Attributes
     ----------
     table
         (vector steps, fields) int64: a row for each, in the order of execution.
     places
-        int64: where arrays lie, in this order: nothing, g, values of the Jacobians, injections, results, intermediate
+        int64 addresses of arrays, in this order: nothing, g, values of the Jacobians, injections, results, intermediate
         products, and the vectors that these add.
-    stretches
-        Vector steps that follow each other, as (first, last + 1), and the matrix steps before them by their numbers.
+    segments
+        The numbers of matrix steps, and the range (first, last + 1) of the vector steps that follow them.
     ends
-        Rows of the results up to each, (n + 1,).
+        First rows of the results in one array, (n + 1,).
     slices
-        The rows of each.
+        The rows of each result.
     most_parts
-        Into how many parts a step is split at most.
+        The largest number of parts into which a step is split.
     added
-        Of each intermediate product that a vector step reads: its span, and its place among the added vectors.
+        Span of each intermediate product, and the position of its added vector in `places`.
     indices
-        The index arrays whose addresses the table holds: another thread may make a pattern's `fours` anew.
+        The index arrays whose addresses the table holds, kept alive: another thread may make a pattern's `fours` anew.
     """
 
     table: Array
     places: Array
-    stretches: list[tuple[list[int], int, int]]
+    segments: list[tuple[list[int], int, int]]
     ends: Array
     slices: list[slice]
     most_parts: int
@@ -464,14 +606,14 @@ def make_program(sized: SizedRecipe, patterns: tuple[SparsityPattern, ...], shar
     add |= {span: 2 + 3 * n + known + number for number, span in enumerate(joined)}
     rows: list[tuple[int, ...]] = []
     indices: list[Array] = []
-    stretches: list[tuple[list[int], int, int]] = []
+    segments: list[tuple[list[int], int, int]] = []
     before: list[int] = []
     first = 0
     for number, (step, product) in enumerate(zip(sized.recipe.steps, sized.plans, strict=True)):
         right = sized.patterns[step.right]
         if step.kind == "mm":
             if len(rows) > first:
-                stretches.append((before, first, len(rows)))
+                segments.append((before, first, len(rows)))
                 before, first = [], len(rows)
             before.append(number)
             if is_view(product):
@@ -481,20 +623,20 @@ def make_program(sized: SizedRecipe, patterns: tuple[SparsityPattern, ...], shar
         matrix, arrays = _of_matrix(chain, right, is_shared[step.right], batch)
         rows.append((*matrix, *names))
         indices += arrays
-    stretches.append((before, first, len(rows)))
+    segments.append((before, first, len(rows)))
     ends = np.concatenate(([0], np.cumsum([p.shape[0] for p in patterns])))
     slices = [slice(int(low), int(high)) for low, high in pairwise(ends)]
     table = np.array(rows, np.int64).reshape(len(rows), len(chain.FIELDS))
     addresses = np.array([*places, *[0] * len(joined)], np.int64)
     most_parts = int(table[:, chain.PARTS].max(initial=1))
     added = [(span, add[span]) for span in joined]
-    return Program(table, addresses, stretches, ends, slices, most_parts, added, indices)
+    return Program(table, addresses, segments, ends, slices, most_parts, added, indices)
 
 
 def _of_matrix(
     chain: Any, pattern: SparsityPattern, shared: bool, batch: int
 ) -> tuple[tuple[int, ...], tuple[Array, Array]]:
-    """Return the columns of a table that a matrix fills, and the arrays whose addresses they hold."""
+    """Return the columns of a table for a matrix, and the index arrays whose addresses they hold."""
     (rows, columns), kind, index = pattern.shape, chain.ROWS, pattern.indptr
     if pattern.kind == "identity":
         kind = chain.IDENTITY
@@ -507,14 +649,14 @@ def _of_matrix(
     return (kind, rows, columns, pattern.nnz, *where, not shared and batch > 1, parts), (index, pattern.indices)
 
 
-def run_program(plan: PlannedScan, arguments: Arguments, program: Program, products: dict[Span, Array]) -> list[Array]:
+def run_program(plan: ScanPlan, arguments: Arguments, program: Program, products: dict[Span, Array]) -> list[Array]:
     """Run every step; return the results, with a batch axis if g was given one."""
     sized, g, n, maps = plan.sized, arguments.g, len(plan.patterns), None
     places, given, run_chain = program.places, arguments.places, kernels.on_host().csr.run_chain
     places[1 : 1 + len(given)] = given
     places[1 + len(given) : 2 + 2 * n] = 0  # no injections
     results = _results(program, arguments)
-    for matrix_steps, first, last in program.stretches:
+    for matrix_steps, first, last in program.segments:
         if matrix_steps:
             maps = maps or Maps(arguments.arrays, arguments.injections, products, Multiply(g))
             for number in matrix_steps:
@@ -528,7 +670,7 @@ def run_program(plan: PlannedScan, arguments: Arguments, program: Program, produ
 
 
 def _results(program: Program, arguments: Arguments) -> list[Array]:
-    """Allocate the results, and write down where they lie. Small ones are parts of one array of whole cache lines."""
+    """Allocate the results and store their addresses. Small ones are parts of one array of whole cache lines."""
     g, n = arguments.g, len(program.slices)
     total, batch = program.slices[-1].stop, g.shape[1]
     shape = (batch,) if arguments.batched else ()
@@ -544,7 +686,7 @@ def _results(program: Program, arguments: Arguments) -> list[Array]:
     return results
 
 
-# Run a scan over one stack of equal dense blocks (recurrent Jacobians): a kernel call a level or chain.
+# A scan over one stack of equal dense blocks (recurrent Jacobians): a kernel call per level or chain.
 
 
 class StackBuffers(NamedTuple):
@@ -553,9 +695,9 @@ class StackBuffers(NamedTuple):
     Attributes
     ----------
     operations
-        The program's operations with index arrays where the data is.
+        The operations of the program, with index arrays on the device of the data.
     stacks
-        Products by level, (count, size, size, width) each; width is 1 where the batch shares them.
+        Products by level, (count, size, size, width); width is 1 where the batch shares them.
     """
 
     operations: list[Operation]
@@ -563,7 +705,7 @@ class StackBuffers(NamedTuple):
 
     @classmethod
     def make(cls, program: StackProgram, size: int, width: int, xp: ModuleType, dtype: np.dtype) -> StackBuffers:
-        """Allocate the stacks and move the index arrays to where `xp` keeps its data."""
+        """Allocate the stacks and move the index arrays to the current device of `xp`."""
         stacks = [xp.empty((count, size, size, width), dtype=dtype) for count in program.stacks]
         return cls([_with_arrays(o, xp) for o in program.operations], stacks)
 
@@ -574,87 +716,49 @@ def _with_arrays(operation: Operation, xp: ModuleType) -> Operation:
     return type(operation)(*fields)
 
 
-def run_stacked(plan: PlannedScan, arguments: Arguments, buffers: StackBuffers) -> Array:
+def run_stacked(plan: ScanPlan, arguments: Arguments, buffers: StackBuffers) -> Array:
     """Run the program on checked arguments; return y, shape (n, size, B)."""
-    xp, n, size = arguments.xp, len(plan.patterns), plan.patterns[0].shape[0]
-    batch, dtype = arguments.g.shape[1], arguments.g.dtype
-    data = arguments.data
+    xp, n, size, data = arguments.xp, len(plan.patterns), plan.patterns[0].shape[0], arguments.data
+    k, batch, dtype = kernels.get(xp), arguments.g.shape[1], arguments.g.dtype
     y = xp.empty((n + 1, size, batch), dtype=dtype)
     y[0] = arguments.g
-    run = _Run(xp, [data.reshape(n, size, size, data.shape[2]), *buffers.stacks], y, arguments.injections)
-    for operation in buffers.operations:
-        run(operation)
+    stacks = [data.reshape(n, size, size, data.shape[2]), *buffers.stacks]
+    adds: list[Array | None] = [arguments.injections, *[None] * len(buffers.stacks)]  # the b of affine maps (A, b)
+    for o in buffers.operations:
+        if type(o) is Matvec:
+            add = adds[o.a]
+            k.dense_matvec(
+                stacks[o.a], o.a_index, y, o.x_index, add, None if add is None else o.a_index, y, o.out_index
+            )
+        elif type(o) is Matmul:  # A = A_right A_left, b = A_right b_left + b_right
+            right, left, out = stacks[o.right], stacks[o.left], stacks[o.out]
+            index = xp.arange(len(out), dtype=np.int64)
+            k.dense_matmul(right, o.right_index, left, o.left_index, out, index)
+            b_right, b_left = adds[o.right], adds[o.left]
+            if b_right is not None and b_left is not None:
+                b = adds[o.out] = xp.empty((len(out), size, batch), dtype=dtype)
+                k.dense_matvec(right, o.right_index, b_left, o.left_index, b_right, o.right_index, b, index)
+        elif type(o) is Linear:
+            a, add = stacks[o.a][o.first : o.last], adds[o.a]
+            add = None if add is None else add[o.first : o.last]
+            x = y[o.x_index]  # a copy: the chains write over their own beginnings
+            whole = isinstance(o.out, int)
+            out = y[o.out : o.out + len(a)] if whole else xp.empty((len(a), size, batch), dtype=dtype)  # type: ignore[operator]
+            k.dense_chain(a, o.chunk_ptr, x, add, out)
+            if not whole:
+                y[o.out] = out
+        elif type(o) is Reduce:
+            a, add, vectors = stacks[0][o.first : o.last], adds[0], None
+            if add is not None:
+                add, vectors = add[o.first : o.last], xp.empty((len(stacks[1]), size, batch), dtype=dtype)
+            k.dense_reduce(a, o.chunk_ptr, add, stacks[1], vectors)
+            adds[1] = vectors
     return y[1:]
 
 
-class _Run:
-    """State of one run: stacks of matrices, of the vectors that belong to them, and the results so far.
-
-    The vectors (``add``) are the b of the affine maps (A, b); without injections there are none.
-    """
-
-    def __init__(self, xp: ModuleType, stacks: list[Array], y: Array, injections: Array | None) -> None:
-        self.xp, self.kernels = xp, kernels.get(xp)
-        self.stacks, self.y = stacks, y
-        self.adds: list[Array | None] = [injections, *[None] * (len(stacks) - 1)]
-
-    def __call__(self, operation: Operation) -> None:
-        if isinstance(operation, Matmul):
-            self.matmul(operation)
-        elif isinstance(operation, Matvec):
-            self.matvec(operation)
-        elif isinstance(operation, Linear):
-            self.linear(operation)
-        elif isinstance(operation, Reduce):
-            self.reduce(operation)
-
-    def vectors(self, count: int) -> Array:
-        """Return a new array of `count` vectors."""
-        return self.xp.empty((count, *self.y.shape[1:]), dtype=self.y.dtype)
-
-    def matmul(self, o: Matmul) -> None:
-        """Join two affine maps each: ``A = A_right A_left`` and ``b = A_right b_left + b_right``."""
-        right, left, out = self.stacks[o.right], self.stacks[o.left], self.stacks[o.out]
-        index = self.xp.arange(len(out), dtype=np.int64)
-        self.kernels.dense_matmul(right, o.right_index, left, o.left_index, out, index)
-        b_right, b_left = self.adds[o.right], self.adds[o.left]
-        if b_right is not None and b_left is not None:
-            b = self.adds[o.out] = self.vectors(len(out))
-            self.kernels.dense_matvec(right, o.right_index, b_left, o.left_index, b_right, o.right_index, b, index)
-
-    def matvec(self, o: Matvec) -> None:
-        """Apply the maps of a level."""
-        add = self.adds[o.a]
-        add_index = None if add is None else o.a_index
-        self.kernels.dense_matvec(self.stacks[o.a], o.a_index, self.y, o.x_index, add, add_index, self.y, o.out_index)
-
-    def linear(self, o: Linear) -> None:
-        """Apply one map after the other along every chunk."""
-        a, add = self.stacks[o.a][o.first : o.last], self.adds[o.a]
-        add = None if add is None else add[o.first : o.last]
-        x = self.y[o.x_index]  # a copy: the chains write over their own beginnings
-        if isinstance(o.out, int):
-            self.kernels.dense_chain(a, o.chunk_ptr, x, add, self.y[o.out : o.out + len(a)])
-        else:
-            out = self.vectors(len(a))
-            self.kernels.dense_chain(a, o.chunk_ptr, x, add, out)
-            self.y[o.out] = out
-
-    def reduce(self, o: Reduce) -> None:
-        """Reduce chunks of the data to one map each."""
-        add = self.adds[0]
-        vectors = None
-        if add is not None:
-            add, vectors = add[o.first : o.last], self.vectors(len(self.stacks[1]))
-        self.kernels.dense_reduce(self.stacks[0][o.first : o.last], o.chunk_ptr, add, self.stacks[1], vectors)
-        self.adds[1] = vectors
-
-
-# Run a planned scan on values: dense blocks by `stacked`, others by `compiled` on the host, by steps on a device.
-
 _HOST = "numpy", "cpu", None
 KEPT_WORKSPACES = 2
-"""Workspaces that a plan keeps: enough for a batch size and its last, smaller batch."""
+"""Workspaces that a plan keeps: for a batch size, and for a last, smaller batch."""
 
 
 @dataclass
@@ -666,11 +770,11 @@ class Workspace:
     key
         Array module, device, dtype, batch, sharing, stacked or not.
     products
-        Array of every intermediate product that has one of its own; products that do not live together share memory.
+        Arrays of the intermediate products; products that do not live at the same time share memory.
     stack
         Buffers of the stacked run, else None.
     program
-        What the host runs, made by its first call, else None.
+        The table that the host runs, made by its first call, else None.
     """
 
     key: tuple[Any, ...]
@@ -679,31 +783,11 @@ class Workspace:
     program: Program | None = None
 
 
-def execute(
-    plan: PlannedScan, g: Array, data: Sequence[Array] | Array, injections: Sequence[Array | None] | Array | None
-) -> list[Array] | Array:
-    """Run `plan`; see `ScanPlan.__call__`."""
-    arguments = check_arguments(plan, g, data, injections)
-    with workspace_of(plan, arguments) as workspace:
-        if workspace.stack is not None:
-            y: Any = run_stacked(plan, arguments, workspace.stack)
-        elif arguments.xp is np and plan.compiles:
-            if workspace.program is None:
-                batch = arguments.g.shape[1]
-                workspace.program = make_program(plan.sized, plan.patterns, arguments.shared, batch, workspace.products)
-            y = run_program(plan, arguments, workspace.program, workspace.products)
-        else:
-            y = [v if arguments.batched else v.reshape(-1) for v in run_steps(plan, arguments, workspace)]
-    if workspace.stack is not None:
-        return y if arguments.batched else y.reshape(y.shape[:2])
-    return arguments.xp.stack(y) if arguments.stacked else y
-
-
 @contextmanager
-def workspace_of(plan: PlannedScan, arguments: Arguments) -> Iterator[Workspace]:
-    """Lend a workspace that fits the call, and keep it for the next one; after an error it is forgotten.
+def workspace_of(plan: ScanPlan, arguments: Arguments) -> Iterator[Workspace]:
+    """Lend a workspace that fits the call, and keep it for the next one; after an error it is dropped.
 
-    What is captured has one of its own, in the graph's memory.
+    A captured call has its own, in the memory of the graph.
     """
     workspace = _take_workspace(plan, arguments)
     yield workspace
@@ -713,7 +797,7 @@ def workspace_of(plan: PlannedScan, arguments: Arguments) -> Iterator[Workspace]
     del plan.workspaces[:-KEPT_WORKSPACES]
 
 
-def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
+def _take_workspace(plan: ScanPlan, arguments: Arguments) -> Workspace:
     """Take a fitting workspace out of the plan, or make one; while it is out, no other call can write to it."""
     xp, g = arguments.xp, arguments.g
     sized, batch, shared = plan.sized, g.shape[1], arguments.shared
@@ -724,7 +808,7 @@ def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
         if kept.key == key:
             try:
                 plan.workspaces.remove(kept)
-            except ValueError:  # another thread was faster
+            except ValueError:  # another thread took it first
                 continue
             return kept
     if stack is not None:
@@ -743,8 +827,8 @@ def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
     return Workspace(key, products)
 
 
-def _check_limit(plan: PlannedScan, g: Array, workspace: int) -> None:
-    """Refuse a call whose batch takes the plan beyond its limit, before its buffers are allocated."""
+def _check_limit(plan: ScanPlan, g: Array, workspace: int) -> None:
+    """Refuse a call whose batch takes the plan beyond its limit, before buffers are allocated."""
     if plan.memory_limit is None:
         return
     results = sum(p.shape[0] for p in plan.patterns) * g.shape[1] * g.dtype.itemsize
@@ -752,7 +836,7 @@ def _check_limit(plan: PlannedScan, g: Array, workspace: int) -> None:
     if need > plan.memory_limit:
         recipe = plan.sized.recipe
         candidate = Candidate(recipe.algorithm, recipe.up_levels, plan.chunks)
-        chain = replace(plan.chain, sizes=Sizes(g.shape[1], g.dtype, plan.chain.sizes.shared))
+        chain = replace(plan.chain, batch=g.shape[1], dtype=g.dtype)
         problem = MemoryLimitError(
             f"The {recipe.algorithm} scan needs more memory than memory_limit for a batch of {g.shape[1]}",
             got=f"{need} bytes",
@@ -761,12 +845,9 @@ def _check_limit(plan: PlannedScan, g: Array, workspace: int) -> None:
 
 
 def run_steps(
-    plan: PlannedScan, arguments: Arguments, workspace: Workspace, done: Callable[[], None] | None = None
+    plan: ScanPlan, arguments: Arguments, workspace: Workspace, done: Callable[[], None] | None = None
 ) -> list[Array]:
-    """Run every step by its own kernel call: products on their plans, vectors with batched SpMV.
-
-    `done` is called after every step.
-    """
+    """Run every step by its own kernel call, and call `done` after each."""
     sized, g = plan.sized, arguments.g
     maps = Maps(arguments.arrays, arguments.injections, workspace.products, Multiply(g))
     vectors = {Span(0, 1): g}
@@ -780,33 +861,3 @@ def run_steps(
         if done is not None:
             done()
     return [vectors[Span(0, i + 2)] for i in range(len(plan.patterns))]
-
-
-def step_times(
-    plan: PlannedScan, g: Array, data: Sequence[Array], injections: Sequence[Array | None] | None, repeats: int
-) -> list[float]:
-    """Return the least time of every step in `repeats` runs; see `ScanPlan.profile`."""
-    repeats = check_integer("repeats", repeats, 1)
-    arguments = check_arguments(plan, g, data, injections)
-    if arguments.stacked:
-        raise ShapeError(
-            "Stacked data has no steps of its own: its levels run in one kernel call each",
-            expected="a list with one array a Jacobian",
-            got=f"an array of shape {arguments.data.shape}",
-            remedy="Pass list(data)",
-        )
-    stamps: list[float] = []
-
-    def stamp() -> None:
-        backend.synchronize(arguments.xp)  # synchronize!
-        stamps.append(time.perf_counter())
-
-    least = [float("inf")] * len(plan.steps)
-    with workspace_of(plan, arguments) as workspace:
-        for run in range(repeats + 1):
-            stamps.clear()
-            stamp()
-            run_steps(plan, arguments, workspace, stamp)
-            if run:  # the first one compiles and warms up
-                least = [min(pair) for pair in zip(least, map(float.__sub__, stamps[1:], stamps), strict=True)]
-    return least

@@ -1,4 +1,4 @@
-"""Schedules of a training step as data: actions, their graph, and who does what in which order.
+"""Schedules of a training step as data: actions, their graph, and their order on every worker.
 
 A *schedule* says which lane, a stream of a worker, runs which actions one after the other; a *program* is the schedule
 of one device as its executor runs it (`sparsebp.runtime`), or of one rank of several, with what it sends and receives

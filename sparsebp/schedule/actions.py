@@ -21,7 +21,7 @@ KINDS: dict[Kind, str] = {
     "S": "synchronisation of the weight gradients between workers",
     "U": "update of the weights",
 }
-"""What the letters mean. F, I, W, B are those of ``torch.distributed.pipelining``."""
+"""Meaning of the letters. F, I, W and B come from ``torch.distributed.pipelining``."""
 
 _ACTION = re.compile(r"([0-9]{1,9})([FIWBSU])([0-9]{0,9})")
 _OVERLAP = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
@@ -34,7 +34,7 @@ class _Fields(NamedTuple):
 
 
 class Action(_Fields):
-    """One thing to do for one stage of a model. A tuple, so that sets and mappings of many actions are quick.
+    """One action of one stage of a model. A tuple, so that sets and mappings of many actions are fast.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Action(_Fields):
 
 
 def trusted(stage: int, kind: Kind, microbatch: int | None = None) -> Action:
-    """Return an action without a check: for loops over very many, whose numbers come from others that are checked."""
+    """Return an action without a check, for loops over many whose numbers were checked before."""
     return tuple.__new__(Action, (stage, kind, microbatch))
 
 
@@ -96,12 +96,12 @@ class Overlap:
 
 
 Cell: TypeAlias = Action | Overlap
-"""What a lane runs as one."""
+"""A lane's unit of work."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """What one stream of one worker runs, in order.
+    """One stream of one worker: the cells that it runs, in order.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ def actions_of(cell: Cell) -> tuple[Action, ...]:
 
 
 def parts_of(cell: Cell) -> tuple[Action, ...]:
-    """Return the actions of the graph that a cell does, where a B is I and W."""
+    """Return the actions of the graph in a cell, where a B is I and W."""
     if isinstance(cell, Overlap):
         return cell.forward, *parts_of(cell.backward)
     if cell.kind != "B":
@@ -136,15 +136,9 @@ def parts_of(cell: Cell) -> tuple[Action, ...]:
 
 
 def parse(text: str) -> Cell:
-    """Return the cell that ``str`` wrote.
-
-    Raises
-    ------
-    FileFormatError
-        The text is none.
-    """
+    """Return the cell of a text that ``str`` wrote; another text raises `FileFormatError`."""
     if not isinstance(text, str):
-        raise FileFormatError("A cell is no text", expected="2I0, say", got=shown(text))
+        raise FileFormatError("A cell is not a text", expected="2I0, say", got=shown(text))
     text = text.strip()
     overlap = _OVERLAP.fullmatch(text)
     if overlap:
@@ -162,20 +156,20 @@ def _parse_action(text: str) -> Action:
     return Action(int(match[1]), kind, int(match[3]) if match[3] else None)
 
 
-# The graph of one training step: which actions there are, and what each needs (the table of actions in the docs).
+# The graph of one training step: its actions, and the needs of each (the table of actions in the docs).
 
 First: TypeAlias = Literal["F", "I", "U"]
 Updates: TypeAlias = Literal["none", "step", "microbatch"]
 Weights: TypeAlias = Literal["current", "stashed", "latest"]
 MOST = 10_000_000
-"""Forwards of a step: more would take minutes and gigabytes."""
+"""Forwards of a step at most: more would take minutes and gigabytes."""
 
 
 @dataclass(frozen=True)
 class StepGraph:
-    """What one training step of a chain of stages consists of; a schedule says where and in which order.
+    """The actions of one training step of a chain of stages; a schedule places and orders them.
 
-    Training repeats F, I, W, S, U for ever, and a step may be cut out of that anywhere. `first` says where it begins:
+    Training repeats F, I, W, S, U forever, and a step may be cut out of that anywhere. `first` is where it begins:
 
     - ``"F"``: forward, backward, update.
     - ``"I"``: the backward of one batch, then the forward of the next with the new weights: F needs U (without U: S;
@@ -189,16 +183,16 @@ class StepGraph:
     unweighted
         Stages without parameters: they have no W, S, U.
     updates
-        ``"none"``: the step ends with the gradients. ``"step"``: one U a stage, from all micro-batches.
+        ``"none"``: the step ends with the gradients. ``"step"``: one U per stage, from all micro-batches.
         ``"microbatch"``: one U after every micro-batch (asynchronous pipelines: PipeDream, the 2018 DualPipe).
     synchronised
         Whether the gradients of every stage are synchronised (one S each) before its U.
     first
-        See above. Only ``"F"`` goes with updates after every micro-batch.
+        See above. Updates after every micro-batch need ``"F"``.
     weights
-        Which version of its stage's weights a backward reads. ``"current"``: that of its forward, and there is just
-        one in memory: an update waits for every I that reads the old one. ``"stashed"``: that of its forward, kept
-        beside newer ones. ``"latest"``: whatever is there. The last two only with updates after every micro-batch.
+        Which version of its stage's weights a backward reads. ``"current"``: its forward's, and memory holds just one:
+        an update waits for every I that reads the old one. ``"stashed"``: its forward's, kept next to newer ones.
+        ``"latest"``: the newest. The last two need updates after every micro-batch.
 
     Raises
     ------
@@ -262,13 +256,13 @@ class StepGraph:
             yield trusted(0, "I", m)
 
     def predecessors(self, action: Action) -> Iterator[Action]:
-        """Yield what `action` (not B) needs of the same step; an optional action among them counts if it is there."""
+        """Yield the actions of the same step that `action` (not B) needs; an optional one counts if it is present."""
         yield from self.inputs(action)
         if action.kind == "F" and self.first != "F":
             yield from self.newest_weights(action.stage)
 
     def inputs(self, action: Action) -> Iterator[Action]:
-        """Yield the predecessors of `action` except for, of F, what makes the stage's weights."""
+        """Yield the predecessors of `action`, except those that make the weights of an F's stage."""
         stage, m = action.stage, action.microbatch
         if action.kind == "F":
             if stage > 0:
@@ -288,7 +282,7 @@ class StepGraph:
                 yield from self._of(stage, "I", m)
 
     def newest_weights(self, stage: int) -> Iterator[Action]:
-        """Yield what a forward of the stage waits for to read the newest weights, in this step or the one before."""
+        """Yield the actions after which a forward reads the newest weights, in this step or the one before."""
         if not self.weighted(stage) or self.updates == "microbatch":
             return
         if self.updates == "step":
@@ -299,10 +293,8 @@ class StepGraph:
             yield from self._of(stage, "W", None)
 
     def carried(self, action: Action) -> Iterator[Action]:
-        """Yield what `action` (not B) needs of the step before, where steps follow each other.
-
-        Weights that are updated after every micro-batch are read as they are: nothing is waited for.
-        """
+        """Yield the actions of the step before that `action` (not B) needs, where steps follow each other."""
+        # Weights that are updated after every micro-batch are read as they are: nothing is waited for.
         stage, m = action.stage, action.microbatch
         if action.kind == "F" and self.first == "F":
             yield from self.newest_weights(stage)
@@ -315,7 +307,7 @@ class StepGraph:
             yield from self._of(stage, "I", None)
 
     def _at_ends(self, stage: int, kind: Literal["S", "U"]) -> Iterator[Action]:
-        """Yield one action a stage, or one a micro-batch."""
+        """Yield one action per stage, or one per micro-batch."""
         if self.updates == "microbatch":
             for m in range(self.microbatches):
                 yield trusted(stage, kind, m)
@@ -328,22 +320,13 @@ class StepGraph:
             yield trusted(stage, kind, m)
 
 
-# The cells of a schedule as a graph of numbers: what waits for what, by lane order, data and transfers.
+# The cells of a schedule as a graph of numbers: dependencies by lane order, data and transfers.
 
 
 class Send(NamedTuple):
-    """Data that one worker sends to another.
+    """Data that one worker sends to another: an F's output, or the gradient at the input of an I's stage."""
 
-    Attributes
-    ----------
-    source
-        The action that makes it: F sends its output, I the gradient with respect to its input.
-    receiver
-        The other worker.
-    readers
-        The numbers of the cells that wait for it.
-    """
-
+    # source: The action that makes it. receiver: The other worker. readers: Numbers of the cells that wait for it.
     source: Action
     receiver: int
     readers: list[int]
@@ -356,25 +339,14 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True)
 class CellGraph:
-    """All cells of a schedule, numbered lane after lane.
+    """All cells of a schedule, numbered lane after lane."""
 
-    Attributes
-    ----------
-    cells
-        The cells.
-    lanes
-        The number of the lane of every cell.
-    numbers
-        The cell of every action; I and W are found within a B.
-    first
-        The number of the first cell of every lane.
-    followers
-        For every cell, those on the same worker that wait for it: the next in its lane, and the readers of its results.
-    sends
-        For cells that other workers wait for, what is sent.
-    waits
-        For every cell, how many `followers` and `sends` entries name it.
-    """
+    # lanes: The number of the lane of every cell.
+    # numbers: The cell of every action; I and W are found within a B.
+    # first: The number of the first cell of every lane.
+    # followers: For every cell, the cells on the same worker that wait for it: the next in its lane, and its readers.
+    # sends: For cells that other workers wait for, the data to send.
+    # waits: For every cell, how many `followers` and `sends` entries name it.
 
     cells: tuple[Cell, ...]
     lanes: list[int]
@@ -391,7 +363,7 @@ class CellGraph:
             yield from send.readers
 
     def in_turn(self, ignored: Collection[tuple[int, int]] = ()) -> Iterator[int]:
-        """Yield cells, each after all that it waits for: a cycle, and what waits for it, is never reached."""
+        """Yield cells, each after all that it waits for; cycles, and cells that wait for them, are never reached."""
         waits = list(self.waits)
         for _, reader in ignored:
             waits[reader] -= 1
@@ -416,7 +388,7 @@ def cell_graph(step: StepGraph, schedule: Sequence[Lane], places: Mapping[Action
     graph = CellGraph(cells, lanes, numbers, first, [[] for _ in cells], {}, [0] * len(cells))
     weights = _weights(step, graph) if step.first != "F" else [[]] * step.stages
     workers = [schedule[lane].worker for lane in lanes]
-    sent: dict[Action, Send] = {}  # all readers are on one worker, as those of a stage are
+    sent: dict[Action, Send] = {}  # all readers are on one worker, like all actions of a stage
     inputs, late = step.inputs, step.first != "F"
     for number, cell in enumerate(cells):
         worker = workers[number]
@@ -444,7 +416,7 @@ def cell_graph(step: StepGraph, schedule: Sequence[Lane], places: Mapping[Action
 
 
 def carried(step: StepGraph, lanes: Sequence[Lane], cells: CellGraph) -> tuple[list[list[int]], list[int]]:
-    """Return what waits for the step before when a schedule is repeated."""
+    """Return the cells that wait for each cell of the step before, and for how many each waits, in repeated steps."""
     weights = _weights(step, cells) if step.first == "F" else [[]] * step.stages
     followers: list[list[int]] = [[] for _ in cells.cells]
     waits = []
@@ -461,12 +433,12 @@ def carried(step: StepGraph, lanes: Sequence[Lane], cells: CellGraph) -> tuple[l
 
 
 def _weights(step: StepGraph, graph: CellGraph) -> list[list[int]]:
-    """Return, for every stage, after which cells its newest weights are there."""
+    """Return, for every stage, the cells after which its newest weights are ready."""
     return [_last(graph, step.newest_weights(stage)) for stage in range(step.stages)]
 
 
 def _last(graph: CellGraph, actions: Iterable[Action]) -> list[int]:
-    """Return the last cell of each lane that does one of some actions: the others end before it."""
+    """Return the last cell of each lane that has one of some actions: the others end before it."""
     last: dict[int, int] = {}
     for number in (graph.numbers[action] for action in actions if action in graph.numbers):
         last[graph.lanes[number]] = max(number, last.get(graph.lanes[number], 0))

@@ -1,4 +1,4 @@
-"""What the actions of a schedule cost: time, bytes, transfers over a link or a network with contention."""
+"""Costs of a schedule's actions: time, bytes, transfers over a link or a network with contention."""
 
 from __future__ import annotations
 
@@ -12,41 +12,31 @@ from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action, Cell, Kind, Overlap, StepGraph
 
 DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
-"""Where nothing else is said; a B takes as long as its I and W."""
+"""Defaults; a B takes as long as its I and W."""
 
 
 def check_cost(name: str, value: Any) -> float:
     """Return a cost: a finite number, 0 or more."""
-    try:
-        return check_number(name, value, 0)
-    except OptionError as error:
-        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=error.got) from error
+    return check_number(name, value, 0)
 
 
-def _check_slowdown(value: float) -> float:
-    try:
-        return check_number("slowdown", value, 1)
-    except OptionError as error:
-        raise OptionError("Streams speed each other up", expected="a slowdown of 1 or more", got=error.got) from error
+def _check_bandwidth(name: str, value: float) -> None:
+    if check_number(name, value, finite=False) <= 0:
+        raise OptionError(f"{name} is not positive", expected="more than 0", got=value)
 
 
 @dataclass(frozen=True)
 class StageBytes:
-    """Memory of one stage: bytes, or any unit.
+    """Memory of one stage: bytes, or any unit; finite numbers, 0 or more.
 
     Attributes
     ----------
     output
-        Of one micro-batch's output. The gradient with respect to it has as many.
+        One micro-batch's output. The gradient with respect to it has the same size.
     saved
-        What a forward keeps for the backward of one micro-batch, its input included.
+        Everything that a forward keeps for the backward of one micro-batch, its input included.
     weights
-        The weights. Their gradient has as many.
-
-    Raises
-    ------
-    OptionError
-        A number is negative or not finite.
+        The weights. Their gradient has the same size.
     """
 
     output: float = 1
@@ -66,7 +56,7 @@ class Side(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What a transfer takes: it begins when all sides are free, and arrives `latency` after the slowest is passed."""
+    """The path of a transfer: it begins when all sides are free and arrives `latency` after passing the slowest."""
 
     sides: tuple[Side, ...]
     latency: float
@@ -76,12 +66,8 @@ class Route(NamedTuple):
 class Link:
     """The connection between any two workers, one for each direction.
 
-    A transfer occupies it for ``bytes / bandwidth``, first come, first served; the data are there `latency` later.
-
-    Raises
-    ------
-    OptionError
-        The latency is negative or not finite; the bandwidth is not positive.
+    A transfer occupies it for ``bytes / bandwidth``, first come, first served, and arrives `latency` later. The latency
+    is finite, 0 or more; the bandwidth is positive.
     """
 
     latency: float = 0
@@ -89,15 +75,14 @@ class Link:
 
     def __post_init__(self) -> None:
         check_cost("The latency of the link", self.latency)
-        if check_number("The bandwidth of the link", self.bandwidth, finite=False) <= 0:
-            raise OptionError("The bandwidth of the link is not positive", expected="more than 0", got=self.bandwidth)
+        _check_bandwidth("The bandwidth of the link", self.bandwidth)
 
     def route(self, sender: int, receiver: int) -> Route:
-        """Return what a transfer between two workers takes."""
+        """Return the path of a transfer between two workers."""
         return Route((Side(("pair", sender, receiver), self.bandwidth),), self.latency)
 
     def shares(self, worker: int) -> dict[tuple[str, int, int], float]:
-        """Return for which share of its duration a worker's S occupies sides that transfers need, by their keys."""
+        """Return the share of its duration for which a worker's S occupies each side that transfers need."""
         return {}
 
 
@@ -109,8 +94,8 @@ class Costs:
     ----------
     durations
         Seconds, or any unit: a mapping by kind, by action, or both (an action's own entry counts), or a function of the
-        action. A mapping without an entry for a B takes the sum of its I and W. The default: F, I and W take 1, S and
-        U take 0.
+        action. A mapping without an entry for a B takes the sum of its I and W. By default F, I and W take 1, S and U
+        take 0.
     stages
         Bytes of every stage, or one for all.
     link
@@ -118,13 +103,13 @@ class Costs:
     slowdown
         How much slower each of two streams of a worker runs while the other is busy: 1 if they do not disturb each
         other, 2 if they share the device evenly; a number, or a function of the action that is slowed down. Of n busy
-        streams each runs ``1 + (n - 1) (slowdown - 1)`` times slower. The stream "link" is the network and disturbs
-        none.
+        streams each runs ``1 + (n - 1) (slowdown - 1)`` times slower. The stream "link" is the network and slows none
+        down.
 
     Raises
     ------
     OptionError
-        The durations are neither a mapping nor a function; the slowdown is below 1 or not finite.
+        The durations are neither a mapping nor a function, one is negative or not finite, or the slowdown is below 1.
     """
 
     durations: Mapping[Kind, float] | Mapping[Action, float] | Callable[[Action], float] = field(
@@ -135,19 +120,23 @@ class Costs:
     slowdown: float | Callable[[Action], float] = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.durations, Mapping) and not callable(self.durations):
-            raise OptionError("durations are none", expected="a mapping or a function", got=shown(self.durations))
+        if isinstance(self.durations, Mapping):
+            for key, value in self.durations.items():
+                check_cost(f"The duration of {key}", value)
+        elif not callable(self.durations):
+            expected = "a mapping or a function"
+            raise OptionError("durations cannot be looked up", expected=expected, got=shown(self.durations))
         if not callable(self.slowdown):
-            _check_slowdown(self.slowdown)
-        if not isinstance(self.stages, StageBytes) and not (
-            isinstance(self.stages, tuple) and all(isinstance(entry, StageBytes) for entry in self.stages)
-        ):
-            raise OptionError("stages are no bytes", expected="StageBytes, or a tuple of them", got=shown(self.stages))
+            check_number("slowdown", self.slowdown, 1)
+        each = self.stages if isinstance(self.stages, tuple) else (self.stages,)
+        if not all(isinstance(entry, StageBytes) for entry in each):
+            expected = "StageBytes, or a tuple of them"
+            raise OptionError("stages have no bytes", expected=expected, got=shown(self.stages))
         if not isinstance(self.link, Link):
-            raise OptionError("link is none", expected="a Link", got=shown(self.link), remedy="Pass Link(latency)")
+            raise OptionError("link is not a Link", expected="Link(latency), say", got=shown(self.link))
 
     def duration(self, action: Action) -> float:
-        """Return what an action takes by itself."""
+        """Return how long an action takes by itself."""
         if isinstance(self.durations, Mapping):
             known: Mapping[Any, float] = self.durations
             value = known.get(action, known.get(action.kind))
@@ -158,38 +147,35 @@ class Costs:
         if value is None:
             expected = f"an entry for {action} or {action.kind!r}"
             raise OptionError(f"There is no duration of {action}", expected=expected, got=None)
-        check_cost(f"The duration of {action}", value)
-        return value
+        return check_cost(f"The duration of {action}", value)
 
     def durations_of(self, cells: Sequence[Cell], graph: StepGraph) -> list[float]:
-        """Return what every one of many cells takes by itself."""
-        by_stage: dict[tuple[int, Kind], float] = {}  # where no entry is of a single action
+        """Return how long each of many cells takes by itself."""
+        by_stage: dict[tuple[int, Kind], float] = {}  # used where no entry is for a single action
         general = not isinstance(self.durations, Mapping) or any(isinstance(key, Action) for key in self.durations)
-        found = []
+        durations = []
         for cell in cells:
             if isinstance(cell, Overlap):
-                found.append(self.together(cell, graph))
+                durations.append(self.overlapped(cell, graph))
             elif general:
-                found.append(self.duration(cell))
+                durations.append(self.duration(cell))
             else:
                 key = cell[0], cell[1]
                 if key not in by_stage:
                     by_stage[key] = self.duration(cell)
-                found.append(by_stage[key])
-        return found
+                durations.append(by_stage[key])
+        return durations
 
     def slowdown_of(self, action: Action) -> float:
         """Return how much slower an action runs while another stream is busy."""
         if not callable(self.slowdown):
             return self.slowdown
-        return _check_slowdown(self.slowdown(action))
+        return check_number("slowdown", self.slowdown(action), 1)
 
-    def together(self, overlap: Overlap, graph: StepGraph) -> float:
-        """Return what a forward and a backward take that start together on one worker.
-
-        While both run, each is slowed down; then the longer one runs by itself. If the backward needs the forward, they
-        run one after the other.
-        """
+    def overlapped(self, overlap: Overlap, graph: StepGraph) -> float:
+        """Return how long a forward and a backward take that start at the same time on one worker."""
+        # While both run, each is slowed down; then the longer one runs by itself. If the backward needs the forward,
+        # they run one after the other.
         forward, backward = self.duration(overlap.forward), self.duration(overlap.backward)
         if overlap.forward in graph.predecessors(Action(overlap.backward.stage, "I", overlap.backward.microbatch)):
             return forward + backward
@@ -212,10 +198,10 @@ class Network(Link):
     """Workers in nodes: transfers share the ports of their workers and the uplinks of their nodes.
 
     Every worker has a port that sends and receives at the same time; worker w is in node ``w // node``, and every node
-    has an uplink for what its workers send to those of other nodes, and one for what they receive. A transfer begins
-    when all that it needs is free, first come, first served; it occupies each for bytes / bandwidth of that one and is
-    there when the slowest has passed it, and the latency. So an uplink four times as fast as a port carries four
-    transfers at a time. What waits for a busy receiver holds up what its sender sends after it.
+    has an uplink for data to other nodes, and one for data from them. A transfer begins when all sides that it needs
+    are free, first come, first served; it occupies each for its own bytes / bandwidth and arrives `latency` after it
+    has passed the slowest. So an uplink four times as fast as a port carries four transfers at a time. A transfer that
+    waits for a busy receiver holds up its sender's next ones.
 
     An S occupies both directions of its worker's port, and of its node's uplink if there are nodes, in the same way:
     the slowest of them for its whole duration.
@@ -223,20 +209,15 @@ class Network(Link):
     Parameters
     ----------
     latency, bandwidth
-        Within a node; the bandwidth is that of a worker's port, in each direction.
+        Within a node; the bandwidth is a worker's port's, in each direction.
     node
         Workers of a node. None: all workers are in one, and there are no uplinks.
     uplink_latency, uplink_bandwidth
-        Between nodes; the latency is that of the whole way, the bandwidth that of a node, in each direction.
-
-    Raises
-    ------
-    OptionError
-        A latency is negative or not finite; a bandwidth is not positive; a node has no workers.
+        Between nodes; the latency covers the whole path, the bandwidth is a node's, in each direction.
 
     Notes
     -----
-    The occupation of ports is the gap a byte of LogGP (Alexandrov et al., "LogGP: incorporating long messages into the
+    The occupation of ports is LogGP's gap per byte (Alexandrov et al., "LogGP: incorporating long messages into the
     LogP model", SPAA 1995).
     """
 
@@ -249,12 +230,10 @@ class Network(Link):
         if self.node is not None:
             object.__setattr__(self, "node", check_integer("node", self.node, 1))
         check_cost("The latency of the uplink", self.uplink_latency)
-        if check_number("The bandwidth of the uplink", self.uplink_bandwidth, finite=False) <= 0:
-            got = self.uplink_bandwidth
-            raise OptionError("The bandwidth of the uplink is not positive", expected="more than 0", got=got)
+        _check_bandwidth("The bandwidth of the uplink", self.uplink_bandwidth)
 
     def route(self, sender: int, receiver: int) -> Route:
-        """Return what a transfer between two workers takes."""
+        """Return the path of a transfer between two workers."""
         sides = (Side(("send", sender, 0), self.bandwidth), Side(("receive", receiver, 0), self.bandwidth))
         if self.node is None or sender // self.node == receiver // self.node:
             return Route(sides, self.latency)
@@ -263,7 +242,7 @@ class Network(Link):
         return Route(sides + uplinks, self.uplink_latency)
 
     def shares(self, worker: int) -> dict[_Key, float]:
-        """Return for which share of its duration a worker's S occupies ports and uplinks, by their keys."""
+        """Return the share of its duration for which a worker's S occupies each port and uplink."""
         ports: dict[_Key, float] = {("send", worker, 0): 1.0, ("receive", worker, 0): 1.0}
         if self.node is None:
             return ports
@@ -277,20 +256,20 @@ class Network(Link):
         """Return how long it takes to sum `size` bytes over data-parallel replicas: the duration of an S.
 
         Replica d of a schedule of several workers has the workers ``d * workers`` to ``(d + 1) * workers - 1``; each of
-        them sums with those of its place in the other replicas.
+        them sums with the workers at its place in the other replicas.
 
-        Within a node the sum is a ring's: a reduce-scatter and an all-gather of ``n - 1`` messages of ``size / n``
-        bytes each. Over several nodes it is hierarchical: reduce-scatter within the node, sums of the parts between
-        the nodes, all parts of a node at the same time over its uplink, all-gather within the node. Between the nodes
-        (and where there is one node alone, or one replica a node) it takes the cheaper one of a ring, 2 (n − 1)
-        (latency + bytes / (n bandwidth)), and a pipelined tree, 2 ⌈log₂ n⌉ latency + 2 bytes / bandwidth.
+        Within a node it is a ring: a reduce-scatter and an all-gather of ``n - 1`` messages of ``size / n`` bytes each.
+        Over several nodes it is hierarchical: reduce-scatter within the node, sums of the parts between the nodes, all
+        parts of a node at the same time over its uplink, all-gather within the node. Between the nodes (and for a
+        single node, or one replica per node) the cheaper of a ring, 2 (n − 1) (latency + bytes / (n bandwidth)),
+        and a pipelined tree, 2 ⌈log₂ n⌉ latency + 2 bytes / bandwidth.
 
         Parameters
         ----------
         size
             Bytes of a stage's gradient.
         replicas
-            How many there are.
+            Number of replicas.
         workers
             Workers of one replica; a divisor or a multiple of the workers of a node.
 
@@ -315,7 +294,7 @@ class Network(Link):
 
 
 def _sum(size: float, count: int, latency: float, bandwidth: float) -> float:
-    """Return what an all-reduce among equals takes: by a ring or by a tree."""
+    """Return how long an all-reduce takes, by a ring or by a tree, whichever is faster."""
     if count == 1:
         return 0.0
     ring = 2 * (count - 1) * (latency + size / count / bandwidth)

@@ -1,18 +1,18 @@
 """Schedules, programs of ranks and costs as files.
 
-Schedules and programs are written in the action CSV of ``torch.distributed.pipelining``: one row a worker, one cell an
-action. ``2I0`` is the input gradient of stage 2 for micro-batch 0, ``(0F1;7B0)OVERLAP_F_B`` a forward and a backward at
-once, a blank a bubble. Only the order counts; blanks put the cells in the columns of their start if every action takes
-the same time.
+Schedules and programs are written in the action CSV of ``torch.distributed.pipelining``: one row per worker, one cell
+per action. ``2I0`` is the input gradient of stage 2 for micro-batch 0, ``(0F1;7B0)OVERLAP_F_B`` a forward and a
+backward at once, a blank a bubble. Only the order counts; blanks put the cells in the columns of their start if every
+action takes the same time.
 
-Where a schedule has several streams a worker, a row stands for a stream, and its first cell names both: ``0:main``,
-``0:sub``. A first row ``schedule=NAME,first=I,weights=latest,recomputed=0 2`` says what cells cannot; where no stage
-has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too. PyTorch reads neither row, nor U and S:
-see ``to_csv(…, torch=True)``.
+Where a schedule has several streams per worker, a row stands for a stream, and its first cell names both: ``0:main``,
+``0:sub``. A first row ``schedule=NAME,first=I,weights=latest,recomputed=0 2`` holds everything that cells cannot; where
+no stage has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too. PyTorch reads neither row, nor
+U and S: see ``to_csv(…, torch=True)``.
 
-Programs have a row a rank, with its communication. ``0SEND_F1`` and ``1RECV_F1`` are the two ends of what stage 0 sends
-to stage 1 for micro-batch 1, ``1SEND_B1`` and ``0RECV_B1`` those of the gradient on its way back, and ``0REDUCE_GRAD``
-is S. They say where an operation begins; where it is waited for follows, see `sparsebp.schedule.lowering`.
+Programs have one row per rank, with its communication. ``0SEND_F1`` and ``1RECV_F1`` are the two ends of the message
+from stage 0 to stage 1 for micro-batch 1, ``1SEND_B1`` and ``0RECV_B1`` the two ends of the gradient on its way back,
+and ``0REDUCE_GRAD`` is S. They show where an operation begins, not where it is waited for.
 """
 
 from __future__ import annotations
@@ -51,17 +51,15 @@ from sparsebp.schedule.lowering import Compute, Instruction, Post, RankProgram, 
 from sparsebp.schedule.schedule import Schedule, validate
 from sparsebp.schedule.simulation import simulate
 
-# The text of an action CSV as rows of cells that know their line and column.
-
 OPTIONS = ("schedule", "first", "weights", "updates", "synchronised", "unweighted", "recomputed")
-"""What a first row of ``key=value`` cells may say; it begins with the first of these."""
+"""Keys of the first row's ``key=value`` cells; it begins with the first of these."""
 
 _LABEL = re.compile(r"([0-9]{1,9}):(\w+)")
 _COMMUNICATION = re.compile(r"([0-9]{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)([0-9]{0,9})")
 
 
 class Place(NamedTuple):
-    """Where a cell stands in a file; both count from 1."""
+    """The position of a cell in a file; both count from 1."""
 
     line: int
     column: int
@@ -72,7 +70,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Rows:
-    """What stands in an action CSV: options and their places, lanes without communication, places of all actions."""
+    """The content of an action CSV: options and their places, lanes without communication, places of all actions."""
 
     source: str
     options: dict[str, tuple[str, Place]] = field(default_factory=dict)
@@ -88,7 +86,7 @@ class Rows:
             raise self.error("An option is not a list of numbers", place, f"{key}=0 2, say", shown(text)) from None
 
     def flag(self, key: str) -> bool | None:
-        """Return an option that is True or False; None where it is not there."""
+        """Return an option that is True or False; None where it is missing."""
         if key not in self.options:
             return None
         text, place = self.options[key]
@@ -112,17 +110,15 @@ class Rows:
 
 def decode(content: bytes, source: str) -> str:
     """Return the text of a file."""
-    if not isinstance(content, bytes):
-        raise FileFormatError(f"{source} is no text", expected="a text, or UTF-8 bytes", got=type(content).__name__)
     try:
         return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        got = f"byte {error.start}: {error.reason}"
+    except (UnicodeDecodeError, AttributeError) as error:
+        got = shown(content) if isinstance(error, AttributeError) else f"byte {error.start}: {error.reason}"
         raise FileFormatError(f"{source} is not a text file", expected="UTF-8", got=got) from error
 
 
 def read_rows(text: str, source: str) -> Rows:
-    """Return what stands in `text`; refuse cells that are no action, rows without any, and missing workers."""
+    """Return the content of `text`; refuse cells that are not actions, empty rows, and missing workers."""
     rows = Rows(source)
     lines = list(_lines(text, rows))
     if lines and lines[0][1][0].startswith(f"{OPTIONS[0]}="):
@@ -153,7 +149,7 @@ def read_rows(text: str, source: str) -> Rows:
 
 
 def _lines(text: str, rows: Rows) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of every line; blank lines at the end are none."""
+    """Yield number and cells of every line, without blank lines at the end."""
     reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""))
     try:
         for row in reader:
@@ -174,7 +170,7 @@ def _read_options(rows: Rows, line: int, cells: Sequence[str]) -> None:
 
 
 def _cells(rows: Rows, line: int, cells: Sequence[str], skipped: int) -> Iterator[Cell]:
-    """Yield the cells of a row, without blanks and communication, and note the places of their actions."""
+    """Yield the cells of a row, without blanks and communication, and record the places of their actions."""
     for column, text in enumerate(cells[skipped:], skipped + 1):
         if not text or _COMMUNICATION.fullmatch(text):
             continue
@@ -188,19 +184,11 @@ def _cells(rows: Rows, line: int, cells: Sequence[str], skipped: int) -> Iterato
         yield cell
 
 
-# A schedule as ``torch.distributed.pipelining`` can run it: with the actions that it knows, and in its order.
-
-
 def for_torch(schedule: Schedule, *, sums: bool = False) -> Schedule:
     """Return `schedule` with the actions that PyTorch knows: see ``to_csv(…, torch=True)``.
 
-    Parameters
-    ----------
-    schedule
-        The schedule.
-    sums
-        Whether every stage is to have an S, on a stream ``"link"``, as soon as its gradients are there: in files with
-        communication that is PyTorch's ``REDUCE_GRAD``, which also divides the gradients by the micro-batches.
+    `sums` adds an S of every stage, on a stream ``"link"``, as soon as its gradients are complete: in files with
+    communication that is PyTorch's ``REDUCE_GRAD``, which also divides the gradients by the number of micro-batches.
 
     Raises
     ------
@@ -208,13 +196,12 @@ def for_torch(schedule: Schedule, *, sums: bool = False) -> Schedule:
         PyTorch could not run it.
     """
     graph = schedule.graph
-    for problem, got in (
-        ("begins with backwards", 'first="I"' if graph.first == "I" else None),
-        ("updates after every micro-batch", graph.updates if graph.updates == "microbatch" else None),
-        ("recomputes activations", f"stages {sorted(schedule.recomputed)}" if schedule.recomputed else None),
-    ):
-        if got is not None:
-            raise _not_for_torch(problem, got)
+    if graph.first == "I":
+        raise _not_for_torch("begins with backwards", 'first="I"')
+    if graph.updates == "microbatch":
+        raise _not_for_torch("updates after every micro-batch", graph.updates)
+    if schedule.recomputed:
+        raise _not_for_torch("recomputes activations", f"stages {sorted(schedule.recomputed)}")
     lanes = [replace(lane, cells=tuple(new for cell in lane.cells for new in _torch_cells(schedule, cell)))
              for lane in schedule.lanes]  # fmt: skip
     lanes = [lane for lane in lanes if lane.cells]
@@ -233,7 +220,7 @@ def for_torch(schedule: Schedule, *, sums: bool = False) -> Schedule:
 
 
 def _sums(lane: Lane, microbatches: int) -> Iterator[Action]:
-    """Yield an S of every stage of a lane, in the order in which the last of its gradients come."""
+    """Yield an S of every stage of a lane, in the order in which their last gradients come."""
     left: Counter[int] = Counter()
     for part in (part for cell in lane.cells for part in parts_of(cell) if part.kind == "W"):
         left[part.stage] += 1
@@ -242,22 +229,17 @@ def _sums(lane: Lane, microbatches: int) -> Iterator[Action]:
 
 
 def _torch_cells(schedule: Schedule, cell: Cell) -> Iterator[Cell]:
-    """Yield what stands for a cell: at most one."""
-    if isinstance(cell, Overlap):
-        yield from (Overlap(cell.forward, backward) for backward in _torch_actions(schedule, cell.backward))
-    else:
-        yield from _torch_actions(schedule, cell)
-
-
-def _torch_actions(schedule: Schedule, action: Action) -> Iterator[Action]:
+    """Yield the replacement of a cell: at most one."""
+    action = cell.backward if isinstance(cell, Overlap) else cell
     stage, m = action.stage, action.microbatch
     if action.kind in "SU":
         return
     weighted, differentiated = schedule.graph.weighted(stage), Action(stage, "I", m) in schedule
     if action.kind == "F" and not weighted and not differentiated:
         raise _not_for_torch("has a stage without backward", f"no backward of stage {stage}")
-    alone = (action.kind == "I" and not weighted) or (action.kind == "W" and not differentiated)
-    yield Action(stage, "B", m) if alone else action
+    if (action.kind == "I" and not weighted) or (action.kind == "W" and not differentiated):
+        action = Action(stage, "B", m)
+    yield Overlap(cell.forward, action) if isinstance(cell, Overlap) else action
 
 
 def _not_for_torch(problem: str, got: str) -> ScheduleError:
@@ -266,34 +248,30 @@ def _not_for_torch(problem: str, got: str) -> ScheduleError:
                          remedy="Write it without torch=True, or build another schedule")  # fmt: skip
 
 
-# Schedules as files.
-
-
 def read_csv(path: str | os.PathLike[str], *, first: First | None = None, weights: Weights | None = None) -> Schedule:
     """Read a schedule that `write_csv` wrote, or ``_dump_csv`` of a schedule of ``torch.distributed.pipelining``.
 
     Cells of communication (``0SEND_F1``, ``0UNSHARD``, ``0REDUCE_GRAD``) are skipped: the graph implies transfers.
-    Rows may differ in length, as PyTorch's do.
+    Rows may differ in length, as PyTorch's do. Stages without any W, B, S or U are taken for unweighted.
 
     Parameters
     ----------
     path
         A text file, UTF-8.
     first
-        With what the step begins, see `StepGraph`. Default: what the file says, else ``"F"``.
+        How the step begins, see `StepGraph`. Default: as in the file, else ``"F"``.
     weights
-        Which weights a backward reads, see `StepGraph`. Default: what the file says, else ``"stashed"`` if there is a U
-        a micro-batch, and ``"current"`` if not.
+        Which weights a backward reads, see `StepGraph`. Default: as in the file, else ``"stashed"`` if there is a U
+        for each micro-batch, and ``"current"`` if not.
 
     Returns
     -------
-    The schedule, validated. Stages without any W, B, S or U are taken for unweighted. Its name is that in the file, or
-    the file's.
+    The schedule, validated. Its name comes from its first row, or is the file's.
 
     Raises
     ------
     FileFormatError
-        There is no such file, it is not text, or a cell is no action; the message has line and column.
+        There is no such file, it is not text, or a cell is not an action; the message has line and column.
     ScheduleError
         The schedule is incomplete or cannot run; the message has the lines and columns of the actions.
     """
@@ -309,7 +287,7 @@ def write_csv(schedule: Schedule, path: str | os.PathLike[str], *, torch: bool =
     Raises
     ------
     ScheduleError
-        The schedule cannot run, or `torch` and PyTorch's runtime could not run it.
+        As for `to_csv`.
     OutputError
         The file cannot be written.
     """
@@ -318,7 +296,7 @@ def write_csv(schedule: Schedule, path: str | os.PathLike[str], *, torch: bool =
 
 def from_csv(content: str | bytes, *, first: First | None = None, weights: Weights | None = None,
              source: str = "the CSV") -> Schedule:  # fmt: skip
-    """Return the schedule that a text, or UTF-8, holds; see `read_csv`. `source` is what messages call it."""
+    """Return the schedule of a text or UTF-8 bytes; see `read_csv`. `source` is its name in messages."""
     rows = read_rows(content if isinstance(content, str) else decode(content, source), source)
     _check_forwards(rows)
     if first is None:
@@ -344,25 +322,22 @@ def from_csv(content: str | bytes, *, first: First | None = None, weights: Weigh
 
 
 def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
-    """Return a schedule as text, as the head of `sparsebp.schedule.files` describes it.
+    """Return a schedule as text, in the format at the head of `sparsebp.schedule.files`.
 
-    Parameters
-    ----------
-    schedule
-        The schedule.
-    torch
-        Write what ``_load_csv`` of PyTorch's schedules reads. U and S are left out: there the optimizer and the
-        gradients' synchronisation are no part of a schedule. W of a stage 0 without I, and I of a stage without
-        weights, become B, which is what PyTorch calls a backward with one of its halves.
+    With `torch` it is in the form that PyTorch's ``_load_csv`` of schedules reads. U and S are left out: there the
+    optimizer and the gradients' synchronisation are not part of a schedule. W of a stage 0 without I, and I of a stage
+    without weights, become B, PyTorch's name for a backward with only one of its halves.
 
     Raises
     ------
     ScheduleError
-        The schedule cannot run; or `torch` and PyTorch's runtime could not run it: it has several streams a worker,
+        The schedule cannot run; or `torch` and PyTorch's runtime could not run it: it has several streams per worker,
         updates after every micro-batch, begins with backwards, recomputes, or has a W before its I.
     """
     written = for_torch(schedule) if torch else schedule
-    header, labelled = {} if torch else _options(written), not torch and _needs_labels(schedule)
+    header = {} if torch else _options(written)
+    plain = tuple(Lane(worker, "main", lane.cells) for worker, lane in enumerate(schedule.lanes))
+    labelled = not torch and (schedule.lanes != plain or not all(lane.cells for lane in plain))
     starts = simulate(written, Costs(durations=dict.fromkeys(KINDS, 1.0)))
     rows = []
     for lane in written.lanes:
@@ -383,19 +358,9 @@ def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
 def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights | None = None,
                 unweighted: Iterable[int] = (), updates: Updates | None = None,
                 synchronised: bool | None = None) -> StepGraph:  # fmt: skip
-    """Return the graph of a step that consists of some actions.
-
-    Parameters
-    ----------
-    actions
-        All actions, F of every stage and micro-batch among them.
-    first, weights
-        See `read_csv`.
-    unweighted
-        Stages without weights, beside those that have no W, B, S or U.
-    updates, synchronised
-        See `StepGraph`; None: as the actions have it, which do not say it where no stage has weights.
-    """
+    """Return the graph of a step from its actions, F of every stage and micro-batch among them."""
+    # unweighted: Stages without weights, in addition to those without any W, B, S or U.
+    # updates, synchronised: None: as the actions have it, which do not show it where no stage has weights.
     everything = set(actions)
     found = {action.microbatch is not None for action in everything if action.kind == "U"}
     if len(found) > 1:
@@ -432,7 +397,7 @@ def _check_forwards(rows: Rows) -> None:
 
 
 def _options(schedule: Schedule) -> dict[str, str]:
-    """Return what the first row has to say: the name, and what would not be inferred from the cells."""
+    """Return the contents of the first row: the name, and everything that the cells do not imply."""
     graph, guess, options = schedule.graph, infer_graph(schedule), {OPTIONS[0]: schedule.name}
     for key in ("first", "weights", "updates", "synchronised"):
         if getattr(graph, key) != getattr(guess, key):
@@ -440,13 +405,6 @@ def _options(schedule: Schedule) -> dict[str, str]:
     stages = {"unweighted": graph.unweighted, "recomputed": schedule.recomputed}
     usual = {"unweighted": guess.unweighted, "recomputed": frozenset()}
     return options | {key: " ".join(map(str, sorted(stages[key]))) for key in stages if stages[key] != usual[key]}
-
-
-def _needs_labels(schedule: Schedule) -> bool:
-    """Whether there is more, or less, than the main stream of every worker in turn."""
-    return schedule.lanes != tuple(
-        Lane(worker, "main", lane.cells) for worker, lane in enumerate(schedule.lanes)
-    ) or not all(lane.cells for lane in schedule.lanes)
 
 
 # Costs from text: durations by kind, stage or action, and a JSON file of all costs.
@@ -461,12 +419,12 @@ class _Entries:
     entries: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        what = type(self).__name__.lower()[:-1]
+        name = type(self).__name__.lower()[:-1]
         for key, value in self.entries.items():
             if _KEY.fullmatch(key) is None:
-                raise OptionError(f"A {what} is of no action", expected="F (or I, W, B, S, U), 2F, 2F0", got=shown(key),
+                raise OptionError(f"A {name} is of no action", expected="F (or I, W, B, S, U), 2F, 2F0", got=shown(key),
                                   remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
-            check_cost(f"The {what} of {key}", value)
+            check_cost(f"The {name} of {key}", value)
 
     def most_specific(self, action: Action) -> float | None:
         """Return the entry that counts for an action, None if there is none."""
@@ -479,17 +437,8 @@ class Durations(_Entries):
     """Durations by kind (``"F"``), by stage (``"2F"``), by action (``"2F0"``); the most specific entry counts.
 
     Takes an action and returns its duration, as `Costs` wants it. A B without an entry takes the sum of its I and W;
-    everything else without one takes what `Costs` takes by default.
-
-    Parameters
-    ----------
-    entries
-        The durations.
-
-    Raises
-    ------
-    OptionError
-        A key is none of these, or a duration is negative or not finite.
+    any other action without one has the default duration of `Costs`. Another key, or a duration that is negative or not
+    finite, raises `OptionError`.
     """
 
     def __call__(self, action: Action) -> float:
@@ -502,7 +451,7 @@ class Durations(_Entries):
 
 @dataclass(frozen=True)
 class Slowdowns(_Entries):
-    """Slowdowns by kind, by stage, by action, as `Durations`; what has no entry is not slowed down."""
+    """Slowdowns by kind, by stage, by action, as `Durations`; actions without an entry are not slowed down."""
 
     def __call__(self, action: Action) -> float:
         """Return the slowdown of an action."""
@@ -510,8 +459,8 @@ class Slowdowns(_Entries):
         return 1.0 if found is None else found
 
 
-def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
-    """Return the durations that texts such as ``F=1`` and ``2W=0.5`` say."""
+def parse_durations(texts: Iterable[str]) -> dict[str, float]:
+    """Return the durations of texts such as ``F=1`` and ``2W=0.5``."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -520,7 +469,7 @@ def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals:
-            raise OptionError("This is no duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=shown(text))
+            raise OptionError("Not a duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=shown(text))
     return found
 
 
@@ -551,7 +500,7 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
 
 
 def costs_of(content: Any, source: object = "costs") -> Costs:
-    """Return the costs of a parsed JSON file; see `read_costs`. `source` is what messages call it."""
+    """Return the costs of a parsed JSON file; see `read_costs`. `source` is its name in messages."""
     known = ("durations", "stages", "latency", "bandwidth", "network", "slowdown")
     _check_keys(content, known, source)
     durations = content.get("durations", {})
@@ -559,65 +508,52 @@ def costs_of(content: Any, source: object = "costs") -> Costs:
         raise _refused(source, f"durations {shown(durations)}")
     slowdown = content.get("slowdown", 1.0)
     stages = content.get("stages", {})
-    pair = {key: check_cost(key, content[key]) for key in ("latency", "bandwidth") if key in content}
+    pair = {key: content[key] for key in ("latency", "bandwidth") if key in content}
     link = Link(**pair)
     if "network" in content:
         _check_keys(content["network"], [f.name for f in fields(Network)], source)
         if pair:
-            raise _refused(source, f"a network beside {' and '.join(pair)}")
+            raise _refused(source, f"a network and {' and '.join(pair)}")
         link = Network(**content["network"])
-    each = [_stage_bytes(entry, source) for entry in (stages if isinstance(stages, list) else [stages])]
+    each = stages if isinstance(stages, list) else [stages]
+    for entry in each:
+        _check_keys(entry, [f.name for f in fields(StageBytes)], source)
+    each = [StageBytes(**entry) for entry in each]
     return Costs(
         Durations(durations),
         tuple(each) if isinstance(stages, list) else each[0],
         link,
-        Slowdowns(slowdown) if isinstance(slowdown, dict) else check_cost("slowdown", slowdown),
+        Slowdowns(slowdown) if isinstance(slowdown, dict) else slowdown,
     )
 
 
 def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike[str]) -> None:
     """Write costs to a JSON file that `read_costs` reads: first under a temporary name, then renamed.
 
-    Parameters
-    ----------
-    costs
-        Any; what their durations, and slowdowns that are a function, say of `actions` is written, action by action. S
-        and U are the stage's, whatever the micro-batch.
-    actions
-        Those of the schedules that the costs are for, a `Schedule` say.
-    path
-        The file.
+    Durations, and slowdowns that are a function, are written action by action for `actions`, for example a `Schedule`.
+    S and U belong to the stage, whatever the micro-batch.
 
     Raises
     ------
     OptionError
-        There is no duration of an action.
+        An action has no duration.
     OutputError
         The file cannot be written.
     """
     actions = tuple(actions)
+    # JSON has no infinity: a file without a bandwidth means that.
+    link = {key: value for key, value in asdict(costs.link).items() if value is not None and value != math.inf}
     content: dict[str, Any] = {
         "durations": {str(action): costs.duration(action) for action in actions},
         "stages": [asdict(entry) for entry in costs.stages]
         if isinstance(costs.stages, tuple)
         else asdict(costs.stages),
-        **_link_entries(costs.link),
+        **({"network": link} if isinstance(costs.link, Network) else link),
         "slowdown": {str(action): costs.slowdown_of(action) for action in actions}
         if callable(costs.slowdown)
         else costs.slowdown,
     }
     write_atomically(path, json.dumps(content, indent=1).encode())
-
-
-def _link_entries(link: Link) -> dict[str, Any]:
-    """Return what a file says of a link; JSON has no infinity, which is what a file without a bandwidth means."""
-    entries = {key: value for key, value in asdict(link).items() if value is not None and value != math.inf}
-    return {"network": entries} if isinstance(link, Network) else entries
-
-
-def _stage_bytes(entry: Any, source: object) -> StageBytes:
-    _check_keys(entry, [f.name for f in fields(StageBytes)], source)
-    return StageBytes(**{key: check_cost(f"The bytes of {key}", value) for key, value in entry.items()})
 
 
 def _check_keys(entry: Any, known: tuple[str, ...] | list[str], source: object) -> None:
@@ -647,14 +583,14 @@ def write_programs(programs: Sequence[RankProgram], path: str | os.PathLike[str]
 
 
 def programs_to_csv(programs: Sequence[RankProgram]) -> str:
-    """Return programs as text, as the head of `sparsebp.schedule.files` describes it."""
+    """Return programs as text, in the format at the head of `sparsebp.schedule.files`."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows([name for one in program.instructions for name in _names(one)] for program in programs)
     return text.getvalue()
 
 
 def _names(instruction: Instruction) -> Iterator[str]:
-    """Yield what stands for an instruction: nothing for a wait."""
+    """Yield the cells of an instruction: none for a wait."""
     match instruction:
         case Compute(cell):
             yield str(cell)

@@ -1,4 +1,4 @@
-"""From a schedule to a program a rank: sends, receives and sums are placed, and proved free of deadlock."""
+"""From a schedule to one program per rank: sends, receives and sums are placed, and checked for deadlocks."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule.actions import Action, Cell, StepGraph, actions_of, parts_of
 from sparsebp.schedule.schedule import Schedule, validate
 
-# One order of all cells of a schedule: what each rank runs one after the other, whatever streams it has.
+# One order of all cells of a schedule, for ranks that run all their streams one after the other.
 
 _TIMES = {"F": 1, "I": 1, "W": 1, "B": 2, "S": 1, "U": 0}
 
 
 def merge(schedule: Schedule) -> tuple[list[int], list[int]]:
-    """Return the order in which the cells begin, and when, if F, I, W and S take one unit of time, B two, U none.
-
-    Transfers take no time, and the streams of a worker do not slow each other down. Of cells that begin together S goes
-    first, then the lower worker and the earlier lane. So a worker of one stream keeps its order, those of several are
-    interleaved as they would run side by side. A sum begins as soon as what it adds is there and the sum before it in
-    its lane has begun, not ended; what reads it takes it to come one unit after the sum before it.
-    """
+    """Return the order in which the cells begin, and when, if F, I, W and S take one unit of time, B two, U none."""
+    # Transfers take no time, and streams do not slow each other down. Of cells that begin together S goes first, then
+    # the lower worker and the earlier lane. A worker of one stream keeps its order, several streams are interleaved as
+    # they would run side by side. A sum begins once its gradients are ready and the sum before it has begun, not ended;
+    # its readers expect it one unit after the sum before it.
     graph = schedule.cells
     waits = list(graph.waits)
     begin, end = [0] * len(waits), [0] * len(waits)
     sums = [_is_sum(cell) for cell in graph.cells]
     ready = [(0, not sums[number], number) for number, count in enumerate(waits) if count == 0]
     heapq.heapify(ready)
-    ends_before = list(end)  # when the last of what a sum waits for has ended: also the sum before it
+    ends_before = list(end)  # when everything that a sum waits for has ended, the sum before it included
     order = []
     while ready:
         _, _, number = heapq.heappop(ready)
@@ -53,7 +51,7 @@ def _is_sum(cell: Cell) -> bool:
     return isinstance(cell, Action) and cell.kind == "S"
 
 
-# What a rank does in one step: actions, and what it sends, receives and sums with others, in order.
+# One rank's instructions in one step: actions, sends, receives and sums, in order.
 
 
 class Message(NamedTuple):
@@ -66,9 +64,9 @@ class Message(NamedTuple):
     sender, receiver
         Ranks.
     tag
-        Its number among the messages from `sender` to `receiver` in a step, from 0, in the order of their sending. The
-        next step has the same ones: both ranks begin the messages of a pair in the same order in every step, so a
-        transport that keeps the order of each pair and tag never mixes steps.
+        Its number among the messages from `sender` to `receiver` in a step, from 0, in sending order. The next step has
+        the same ones: both ranks begin the messages of a pair in the same order in every step, so a transport that
+        keeps the order of each pair and tag never mixes steps.
     """
 
     source: Action
@@ -91,40 +89,41 @@ class Compute(NamedTuple):
         return str(self.cell)
 
 
-class Post(NamedTuple):
-    """Begin to receive: the buffer is there from now on."""
+@dataclass(frozen=True)
+class _Transfer:
+    """One end of a message: `receives` says which, `waits` whether it ends the operation or begins it."""
 
+    receives: ClassVar[bool]
+    waits: ClassVar[bool]
     message: Message
 
     def __str__(self) -> str:
-        return f"post {self.message.source} from {self.message.sender}"
+        where = f"from {self.message.sender}" if self.receives else f"to {self.message.receiver}"
+        return f"{type(self).__name__.lower()} {self.message.source} {where}"
 
 
-class Await(NamedTuple):
-    """Wait until a message is there: what comes next reads it."""
+class Post(_Transfer):
+    """Begin to receive: the buffer exists from now on."""
 
-    message: Message
-
-    def __str__(self) -> str:
-        return f"await {self.message.source} from {self.message.sender}"
+    receives, waits = True, False
 
 
-class Send(NamedTuple):
+class Await(_Transfer):
+    """Wait until a message has arrived: the next instruction reads it."""
+
+    receives, waits = True, True
+
+
+class Send(_Transfer):
     """Begin to send; the array may be freed after `Sent`."""
 
-    message: Message
-
-    def __str__(self) -> str:
-        return f"send {self.message.source} to {self.message.receiver}"
+    receives, waits = False, False
 
 
-class Sent(NamedTuple):
+class Sent(_Transfer):
     """Wait until a message has left."""
 
-    message: Message
-
-    def __str__(self) -> str:
-        return f"sent {self.message.source} to {self.message.receiver}"
+    receives, waits = False, True
 
 
 class Reduce(NamedTuple):
@@ -137,10 +136,10 @@ class Reduce(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """Wait for the sums of a stage: what comes next uses them.
+    """Wait for the sums of a stage: the next instruction uses them.
 
-    In a step that begins with updates it stands before its `Reduce`: the sums are those of the step before, and the
-    first step has none to wait for.
+    In a step that begins with updates it stands before its `Reduce`: it waits for the sums of the step before, of which
+    the first step has none.
     """
 
     action: Action
@@ -154,7 +153,7 @@ Instruction: TypeAlias = Compute | Post | Await | Send | Sent | Reduce | Reduced
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What one rank does in one step, in order. ``str`` gives one line an instruction.
+    """The instructions of one rank in one step. ``str`` gives one line per instruction.
 
     Attributes
     ----------
@@ -172,52 +171,40 @@ class RankProgram:
 
 
 def check_rendezvous(programs: Sequence[RankProgram], *, one_stream: bool = False) -> None:
-    """Refuse programs that may wait for ever where nothing is buffered.
+    """Refuse programs that may wait forever where nothing is buffered.
 
-    The programs are run without arrays. A send ends only when its receive has been posted, and the other way round.
-    `Send` and `Post` begin an operation and go on, `Await` and `Sent` wait for its end. Of those that a rank has begun
-    with the same partner in the same direction only the first can end, so they are matched by their order; a transport
-    that matches by tags waits for no more than that. Whatever the ranks' speed, the run ends in the same state: an
-    operation that can end stays so until it does. One run therefore decides.
+    The programs are run without arrays. A send ends only when its receive has been posted, and vice versa. `Send` and
+    `Post` begin an operation and go on, `Await` and `Sent` wait for its end. Of the operations that a rank has begun
+    with one partner in one direction only the first can end, so they are matched by their order; a transport that
+    matches by tags waits for no more than that. Whatever the ranks' speed, the run ends in the same state, because an
+    operation that can end stays so until it does. One run therefore decides. Sums over replicas are collective calls on
+    a separate channel, which all replicas begin in the same order: nothing here waits for them.
 
     Parameters
     ----------
     programs
-        One a rank, in their order.
+        One per rank, in their order.
     one_stream
-        Whether of all operations of a rank, to and from whomever, only the first can end: one stream of NCCL.
+        Whether only the first of all operations of a rank can end, whichever the partner: one stream of NCCL.
 
     Raises
     ------
     ScheduleError
         A message lacks its send, its receive or a wait, or has one twice; two messages have the same tag; or ranks wait
         for each other: the message has the cycle, with the number of the instruction (from 0) at which each waits.
-
-    Notes
-    -----
-    Sums over replicas (`Reduce`, `Reduced`) are collective calls on a channel of their own. All replicas run the same
-    programs, so they begin them in the same order: nothing here waits for them.
     """
     run = _Run(*_operations(programs), one_stream)
     run.go()
-    if run.stuck:
+    if not all(run.ended):  # a rank that waits, waits for one of these
         raise _deadlock(run, programs)
 
-
-_KINDS: dict[type, tuple[bool, bool]] = {
-    Send: (False, False),
-    Sent: (False, True),
-    Post: (True, False),
-    Await: (True, True),
-}
-"""Whether it receives, and whether it waits."""
 
 _Steps: TypeAlias = list[list[tuple[int, bool, int]]]
 """For every rank: number of the instruction, whether it waits, number of its message."""
 
 
 def _operations(programs: Sequence[RankProgram]) -> tuple[list[Message], _Steps]:
-    """Return all messages, and what ranks do with them; refuse programs in which something is not there once."""
+    """Return all messages, and each rank's steps with them; refuse programs with missing or doubled instructions."""
     numbers: dict[Message, int] = {}
     steps: _Steps = []
     done: defaultdict[tuple[Message, bool], list[bool]] = defaultdict(list)  # (message, receives) -> whether each waits
@@ -231,17 +218,16 @@ def _operations(programs: Sequence[RankProgram]) -> tuple[list[Message], _Steps]
             if isinstance(one, (Reduce, Reduced)):
                 sums[one.action].append(type(one).__name__)
             elif not isinstance(one, Compute):
-                (receives, waits), message = _KINDS[type(one)], one.message
-                if rank != message[1 + receives]:
-                    raise _wrong(f"“{one}” is on rank {rank}", message, f"rank {message[1 + receives]}")
-                done[message, receives].append(waits)
-                steps[-1].append((place, waits, numbers.setdefault(message, len(numbers))))
+                message = one.message
+                if rank != message[1 + one.receives]:
+                    raise _wrong(f"“{one}” is on rank {rank}", message, f"rank {message[1 + one.receives]}")
+                done[message, one.receives].append(one.waits)
+                steps[-1].append((place, one.waits, numbers.setdefault(message, len(numbers))))
         for action, kinds in sums.items():
             if sorted(kinds) != ["Reduce", "Reduced"]:
-                got, problem = f"{action}: {', '.join(kinds)} on rank {rank}", "A sum needs one Reduce and one Reduced"
-                raise ScheduleError(
-                    problem, expected="both, once each", got=got, actions=[action], remedy="Lower the schedule anew"
-                )
+                raise ScheduleError("A sum needs one Reduce and one Reduced", expected="both, once each",
+                                    got=f"{action}: {', '.join(kinds)} on rank {rank}", actions=[action],
+                                    remedy="Lower the schedule again")  # fmt: skip
     tags: dict[tuple[int, ...], Message] = {}
     for message in numbers:
         if message.sender == message.receiver or not 0 <= min(message[1:3]) <= max(message[1:3]) < len(programs):
@@ -257,21 +243,15 @@ def _operations(programs: Sequence[RankProgram]) -> tuple[list[Message], _Steps]
 
 def _wrong(problem: str, message: Message, expected: str) -> ScheduleError:
     got = f"{message.source} from rank {message.sender} to rank {message.receiver}, tag {message.tag}"
-    return ScheduleError(
-        problem, expected=expected, got=got, actions=[message.source], remedy="Lower the schedule anew"
-    )
+    return ScheduleError(problem, expected=expected, got=got, actions=[message.source],
+                         remedy="Lower the schedule again")  # fmt: skip
 
 
 class _Run:
-    """One run of the programs.
+    """One run of the programs."""
 
-    Attributes
-    ----------
-    at
-        How many of its steps each rank has done.
-    streams
-        Of every message, at the sender and at the receiver: operations that have begun, and not ended.
-    """
+    # at: How many of its steps each rank has done.
+    # streams: Of every message, at the sender and at the receiver: operations that have begun, and not ended.
 
     def __init__(self, messages: list[Message], steps: _Steps, one_stream: bool) -> None:
         self.messages, self.steps = messages, steps
@@ -281,12 +261,7 @@ class _Run:
             tuple(streams[(rank,) if one_stream else (rank, message.sender, message.receiver)] for rank in message[1:3])
             for message in self.messages
         ]
-        self._ended = [False] * len(self.messages)
-
-    @property
-    def stuck(self) -> bool:
-        """Whether an operation has not ended; a rank that waits, waits for one."""
-        return not all(self._ended)
+        self.ended = [False] * len(self.messages)
 
     def go(self) -> None:
         """Run until nothing can go on."""
@@ -296,7 +271,7 @@ class _Run:
             steps = self.steps[rank]
             while self.at[rank] < len(steps):
                 _, waits, number = steps[self.at[rank]]
-                if waits and not self._ended[number]:
+                if waits and not self.ended[number]:
                     break
                 self.at[rank] += 1
                 if not waits:
@@ -304,7 +279,7 @@ class _Run:
                     self._end(number, going)
 
     def _end(self, number: int, going: deque[int]) -> None:
-        """End operations that are the first of their streams on both ranks, beginning with those of a message."""
+        """End operations that are the first of their streams on both ranks, beginning with a message's."""
         candidates = [number]
         while candidates:
             number = candidates.pop()
@@ -312,14 +287,14 @@ class _Run:
             if out and into and out[0] == number == into[0]:
                 out.popleft()
                 into.popleft()
-                self._ended[number] = True
+                self.ended[number] = True
                 going.extend(self.messages[number][1:3])
                 candidates += [stream[0] for stream in (out, into) if stream]
 
-    def awaited(self, rank: int) -> int:
-        """Return the first operation of the stream that a rank waits for."""
+    def awaited(self, rank: int) -> Message:
+        """Return the first message of the stream that a rank waits for."""
         _, _, number = self.steps[rank][self.at[rank]]
-        return self.streams[number][self.messages[number].receiver == rank][0]
+        return self.messages[self.streams[number][self.messages[number].receiver == rank][0]]
 
 
 def _deadlock(run: _Run, programs: Sequence[RankProgram]) -> ScheduleError:
@@ -330,7 +305,7 @@ def _deadlock(run: _Run, programs: Sequence[RankProgram]) -> ScheduleError:
     rank = next(rank for rank, steps in enumerate(run.steps) if run.at[rank] < len(steps))
     while rank not in seen:
         seen[rank] = len(path)
-        message = run.messages[run.awaited(rank)]
+        message = run.awaited(rank)
         sends = message.sender == rank
         other = message.receiver if sends else message.sender
         place = run.steps[rank][run.at[rank]][0]
@@ -350,20 +325,19 @@ def _deadlock(run: _Run, programs: Sequence[RankProgram]) -> ScheduleError:
 
 
 def lower(schedule: Schedule, *, one_stream: bool = False) -> tuple[RankProgram, ...]:
-    """Return what every rank does in one step of a schedule, communication included.
+    """Return each rank's instructions for one step of a schedule, communication included.
 
     - **Order.** The cells of all streams of a worker become one order, see `merge`; a worker of one stream keeps its.
-    - **Send** right after the cell that makes the message; what several cells read is sent once, and nothing between
-      stages of one worker.
+    - **Send** right after the cell that makes the message; a message that several cells read is sent once. Nothing is
+      sent between stages of one worker.
     - **Post** before the rank's first cell that does not begin before the message's source begins, in the times of
-      `merge`: the transfer has all the time that there is between source and reader, and no buffer lies waiting for an
-      action that has not begun.
+      `merge`: the transfer has all the time between source and reader, and no buffer waits for an action that has not
+      begun.
     - **Await** right before the first cell that reads the message.
     - **Sent** right after the first await of something that the receiver has sent after reading the message: that
-      proves that it has arrived, so the wait costs no time. Where no such answer comes, at the end of the step.
-    - **Reduce** as soon as the weight gradients are there, in the order of the S of its lane; **Reduced** right before
-      what reads the sums, an update or a forward, else at the end. All replicas run the same program, of which one is
-      described: their sums begin in the same order.
+      proves that it has arrived, so the wait costs no time. Without such an answer, at the end of the step.
+    - **Reduce** as soon as the weight gradients are ready, in the order of the S of its lane; **Reduced** right before
+      the reader of the sums, an update or a forward, else at the end.
 
     Parameters
     ----------
@@ -371,13 +345,13 @@ def lower(schedule: Schedule, *, one_stream: bool = False) -> tuple[RankProgram,
         Of any number of workers.
     one_stream
         Whether the sends and receives of a rank run one after the other, each until its other half has come, in the
-        order of the program, as on one stream of NCCL. A receive is then never posted in front of a send whose message
-        is made before that which is received: all ranks begin messages in one common order. Without it, those of each
-        pair of ranks and direction may wait for each other, as tags of MPI do not even ask for.
+        order of the program, as on one stream of NCCL. A receive is then never posted before a send whose message is
+        made earlier than the received one: all ranks begin messages in one common order. Without it, the messages of
+        each pair of ranks and direction may wait for each other; MPI's tags allow more.
 
     Returns
     -------
-    One program a worker, in their order. `check_rendezvous` has passed them.
+    One program per worker, in their order, checked by `check_rendezvous`.
 
     Raises
     ------
@@ -385,8 +359,7 @@ def lower(schedule: Schedule, *, one_stream: bool = False) -> tuple[RankProgram,
         The schedule cannot run.
     """
     validate(schedule)
-    begun = _begun(schedule, *merge(schedule), one_stream)
-    programs = with_waits(schedule.graph, begun)
+    programs = with_waits(schedule.graph, _begun(schedule, *merge(schedule), one_stream))
     check_rendezvous(programs, one_stream=one_stream)
     return programs
 
@@ -399,7 +372,7 @@ def _begun(schedule: Schedule, order: list[int], begin: list[int], one_stream: b
     for number in order:
         own[workers[number]].append(number)
     begins = [[begin[number] for number in numbers] for numbers in own]
-    posts: list[defaultdict[int, list[Message]]] = [defaultdict(list) for _ in own]  # by the place of the cell behind
+    posts: list[defaultdict[int, list[Message]]] = [defaultdict(list) for _ in own]  # by the place of the next cell
     sends: dict[int, list[Message]] = {}
     places, sending = [0] * len(own), [0] * len(own)  # cells so far; of them, up to the last that sends
     tags: defaultdict[tuple[int, int], int] = defaultdict(int)
@@ -417,14 +390,11 @@ def _begun(schedule: Schedule, order: list[int], begin: list[int], one_stream: b
             sending[worker] = places[worker]
     return [
         [one for place, number in enumerate(numbers)
-         for one in (*map(Post, posts[worker].get(place, ())), _run(graph.cells[number]),
+         for one in (*map(Post, posts[worker].get(place, ())),
+                     (Reduce if _is_sum(graph.cells[number]) else Compute)(graph.cells[number]),  # type: ignore[arg-type]
                      *map(Send, sends.get(number, ())))]
         for worker, numbers in enumerate(own)
     ]  # fmt: skip
-
-
-def _run(cell: Cell) -> Instruction:
-    return Reduce(cell) if isinstance(cell, Action) and cell.kind == "S" else Compute(cell)
 
 
 def with_waits(graph: StepGraph, begun: Sequence[Sequence[Instruction]]) -> tuple[RankProgram, ...]:
@@ -457,7 +427,7 @@ def with_waits(graph: StepGraph, begun: Sequence[Sequence[Instruction]]) -> tupl
 
 
 def _reads(graph: StepGraph, part: Action) -> Iterator[Action]:
-    """Yield what a part of a cell needs, of this step, and sums of the step before where it begins with updates."""
+    """Yield everything that a part of a cell needs; a U that begins the step needs sums of the step before."""
     yield from graph.predecessors(part)
     if graph.first == "U" and part.kind == "U":
         yield from graph.carried(part)

@@ -18,7 +18,7 @@ from sparsebp.schedule.actions import KINDS, Action, Kind, Lane, actions_of
 from sparsebp.schedule.schedule import Schedule
 from sparsebp.schedule.simulation import USES, Event, MemoryCurve, Simulation, Transfer
 
-# What the pictures of a schedule write: into boxes, before rows, above.
+# Labels in boxes, on rows, and above.
 
 
 def numbers(schedule: Schedule, action: Action) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def numbers(schedule: Schedule, action: Action) -> tuple[str, ...]:
 
 
 def meaning(schedule: Schedule) -> str:
-    """Return what the numbers are."""
+    """Return the meaning of the numbers."""
     if schedule.graph.microbatches == 1:
         return "stage"
     return "micro-batch" if schedule.workers == schedule.graph.stages else "micro-batch over stage"
@@ -57,12 +57,13 @@ COLOURS: dict[Kind, str] = {
     "S": "#f0e442",
     "U": "#cc79a7",
 }
-"""Those of Okabe and Ito, which colour-blind readers tell apart; black text is legible on all of them."""
+"""Okabe and Ito's, which colour-blind readers tell apart; black text is legible on all of them."""
 
 _HEIGHT = 0.8
 _BETWEEN_WORKERS = 0.25
 _MOST_NUMBERS = 4000
 _SMALLEST_FONT, _LARGEST_FONT = 4.5, 8.0
+_SHORT: dict[Kind, str] = {"B": "B both", "S": "S synchronisation", "U": "U update"}
 
 
 class _Box(NamedTuple):
@@ -74,23 +75,25 @@ class _Box(NamedTuple):
 
 
 def gantt(simulation: Simulation, ax: Any = None, *, memory: bool = True) -> Any:
-    """Draw a simulation: one row a worker and stream, a box an action, and below the memory of every worker.
+    """Draw a simulation: one row per worker and stream, one box per action, and below, every worker's memory.
+
+    Boxes carry the number of the micro-batch, of the stage, or both, where they fit. The forward of an overlap is drawn
+    over its backward; an action that takes no time is a thin line.
 
     Parameters
     ----------
     simulation
-        Of any schedule. Boxes carry the number of the micro-batch, of the stage, or both, as far as there is room. The
-        forward of an overlap is drawn over its backward; what takes no time is a thin line.
+        Of any schedule.
     ax
-        A matplotlib ``Axes``, which is then shared by rows and memory; None makes a figure of its own.
+        A matplotlib ``Axes``, then shared by rows and memory; None makes a figure.
     memory
-        Whether to draw the memory. Matplotlib's constrained layout leaves no room for its axes: leave gaps between
+        Whether to draw the memory. Matplotlib's constrained layout leaves no space for its axes: leave gaps between
         several pictures yourself, or pass False.
 
     Returns
     -------
     matplotlib.axes.Axes
-        That of the rows.
+        The axes of the rows.
 
     Raises
     ------
@@ -146,7 +149,7 @@ def _draw_boxes(ax: Any, boxes: list[_Box]) -> None:
 
 
 def _draw_transfers(simulation: Simulation, ax: Any, tops: list[float]) -> None:
-    """Draw a line from sender to receiver for what takes time: from when the link starts until the data are there."""
+    """Draw a line from sender to receiver for every transfer that takes time, from its start to its arrival."""
     schedule = simulation.schedule
     main = {lane.worker: top for lane, top in reversed(list(zip(schedule.lanes, tops, strict=True)))}
     lines = []
@@ -163,7 +166,7 @@ def _draw_transfers(simulation: Simulation, ax: Any, tops: list[float]) -> None:
 
 
 def _write_numbers(simulation: Simulation, ax: Any, boxes: list[_Box]) -> None:
-    """Write numbers into the boxes that have room for them, all in the size that the narrowest of them allows."""
+    """Write numbers into the boxes where they fit, all in the size that the narrowest of them allows."""
     written = [(box, numbers(simulation.schedule, box.action)) for box in boxes if box.duration > 0]
     if len(written) > _MOST_NUMBERS:
         return
@@ -204,11 +207,8 @@ def _legend(simulation: Simulation, ax: Any) -> None:
     )  # fmt: skip
 
 
-_SHORT: dict[Kind, str] = {"B": "B both", "S": "S synchronisation", "U": "U update"}
-
-
 def _memory_axes(simulation: Simulation, ax: Any) -> Any:
-    """Add axes below those of the rows, and draw what every worker keeps."""
+    """Add axes below the rows, and draw every worker's memory."""
     from matplotlib import colormaps
     from matplotlib.ticker import EngFormatter
     from mpl_toolkits.axes_grid1 import make_axes_locatable
@@ -249,15 +249,15 @@ def _new_axes(simulation: Simulation, memory: bool) -> Any:
 
 
 def summary(simulation: Simulation) -> dict[str, Any]:
-    """Return what a simulation found.
+    """Return the results of a simulation.
 
     Returns
     -------
     ``name``, ``workers``, ``stages``, ``microbatches``, ``steps``; ``makespan``, ``bubble``, ``critical_path`` (cells),
-    ``peak_memory`` (the largest of all workers); ``per_worker`` (stages, busy share of the main stream, peak memory);
+    ``peak_memory`` (the largest of all workers); ``per_worker`` (stages, busy share of every stream, peak memory);
     ``per_stage``: the largest staleness and version difference of any forward and any backward, see
-    `Simulation.staleness` and `Simulation.version_difference`, or an empty list where there is one update a step or
-    none, so that all are 0.
+    `Simulation.staleness` and `Simulation.version_difference`; an empty list with at most one update per step, when all
+    are 0.
     """
     schedule, graph = simulation.schedule, simulation.schedule.graph
     peaks = [curve.peak for curve in simulation.memory]
@@ -312,34 +312,47 @@ def _stage(simulation: Simulation, stage: int) -> dict[str, Any]:
     return entry
 
 
-# The picture of a simulated schedule for a terminal.
+# A picture for a terminal.
 
 _BUBBLE, _FILL = "·", "─"
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _MOST_LETTERS = 6
 _MOST_PARTS = 12
+_LEAST_TIME = 1e-290
+"""Shorter steps, and those as much longer than 1, have no axis in floating point."""
 
 
 def text_chart(simulation: Simulation, width: int | None = None, *, memory: bool = True) -> str:
-    """Draw a simulation with letters: one row a worker and stream, and below the memory of every worker.
+    """Draw a simulation with letters: one row per worker and stream, and below, every worker's memory.
+
+    An action is its letter and number (of the micro-batch, else of the stage, or both), ``F3``, drawn out to its
+    duration (``B3──``). ``X`` is a forward and a backward at once. A chart too wide for the line is cut into parts, one
+    below the other. Where that takes more than twelve, actions have fewer numbers, or their letter alone; an action
+    narrower than a letter is hidden by the next one.
 
     Parameters
     ----------
     simulation
-        Of any schedule. An action is its letter and number (of the micro-batch, else of the stage, or both), ``F3``,
-        drawn out to its duration (``B3──``). ``X`` is a forward and a backward at once. What does not fit with its
-        numbers is drawn in parts, one below the other. Where that takes more than twelve, actions have fewer numbers,
-        or their letter alone; what is narrower than a letter is hidden by what follows.
+        Of any schedule.
     width
-        Letters a line. Default: the terminal's.
+        Characters per line. Default: the terminal's.
     memory
         Whether to draw the memory.
 
     Returns
     -------
     Lines without a newline at the end.
+
+    Raises
+    ------
+    OptionError
+        The step is shorter than 1e-290, or longer than 1e290.
     """
     schedule = simulation.schedule
+    if simulation.makespan and not _LEAST_TIME <= simulation.makespan <= 1 / _LEAST_TIME:
+        expected = f"{_LEAST_TIME:g} to {1 / _LEAST_TIME:g}"
+        raise OptionError("The step is too short or too long to draw", expected=expected, got=simulation.makespan,
+                          remedy="Give costs in another unit")  # fmt: skip
     labels = [row(schedule, lane) for lane in schedule.lanes]
     width = shutil.get_terminal_size().columns if width is None else width
     margin = 2 + max(map(len, labels))
@@ -349,7 +362,7 @@ def text_chart(simulation: Simulation, width: int | None = None, *, memory: bool
     letters = _letters(simulation, room)
     columns = max(1, round(letters * simulation.makespan))
     rows = [[_BUBBLE] * columns for _ in schedule.lanes]
-    broken = [0] * (columns + 1)  # what a cut before each column would break: a box, or worse, what is written in it
+    broken = [0] * (columns + 1)  # the damage of a cut before each column: it breaks a box, or worse, its text
     for event in simulation.events:
         start, stop = round(event.start * letters), round(event.end * letters)
         text = _text(simulation, event, stop - start)
@@ -372,12 +385,13 @@ def text_chart(simulation: Simulation, width: int | None = None, *, memory: bool
 
 
 def _letters(simulation: Simulation, room: int) -> float:
-    """Return how many letters a unit of time is: a whole number for the shortest action where that fits."""
+    """Return how many letters represent a unit of time: a whole number for the shortest action where that fits."""
     events = [event for event in simulation.events if event.end > event.start]
     if not events or simulation.makespan == 0:
         return 1.0
     shortest = min(event.end - event.start for event in events)
-    regular = all(abs(time / shortest - round(time / shortest)) < 1e-9 for e in events for time in (e.start, e.end))
+    times = [time / shortest for event in events for time in (event.start, event.end)]
+    regular = all(math.isfinite(time) and abs(time - round(time)) < 1e-9 for time in times)
     wanted: set[float] = set()
     for event in events:
         for text in _texts(simulation, event)[:-1]:
@@ -385,7 +399,7 @@ def _letters(simulation: Simulation, room: int) -> float:
             if regular:
                 wanted.add(math.ceil(len(text) / duration * shortest - 1e-9) / shortest)
             else:
-                wanted.add((len(text) + 1) / duration)  # begun within a letter, it has one less
+                wanted.add((len(text) + 1) / duration)  # a box that begins within a letter has one less
     whole = (count / shortest for count in range(_MOST_LETTERS, 0, -1))
     one_part = next((n for n in whole if n * simulation.makespan <= room), room / simulation.makespan)
     if one_part >= max(wanted):
@@ -394,7 +408,7 @@ def _letters(simulation: Simulation, room: int) -> float:
 
 
 def _texts(simulation: Simulation, event: Event) -> tuple[str, ...]:
-    """Return what may stand in a box: with all numbers, with the first of them, a letter."""
+    """Return the possible texts of a box: with all numbers, with the first of them, a letter."""
     actions = actions_of(event.cell)
     each = [numbers(simulation.schedule, action) for action in actions]
     whole, first = ("|".join(f"{action.kind}{text}" for action, text in zip(actions, texts, strict=True))
@@ -418,7 +432,8 @@ def _cuts(broken: Sequence[int], room: int) -> list[int]:
 def _axis(letters: float, start: int, stop: int, room: int) -> str:
     """Return the times of a part, every ten letters or so."""
     text = ""
-    spacing = next(m * 10.0**e for e in range(-9, 99) for m in (1, 2, 5) if m * 10.0**e * letters >= 10)
+    least = math.floor(1 - math.log10(letters))
+    spacing = next(m * 10.0**e for e in (least, least + 1, least + 2) for m in (1, 2, 5) if m * 10.0**e * letters >= 10)
     tick = math.ceil(start / letters / spacing - 1e-9)
     while (place := round(tick * spacing * letters) - start) < stop - start:
         if place + len(number := f"{tick * spacing:.6g}") <= room:
@@ -428,7 +443,7 @@ def _axis(letters: float, start: int, stop: int, room: int) -> str:
 
 
 def _blocks(simulation: Simulation, curve: MemoryCurve, letters: float, columns: int) -> str:
-    """Return the most that a worker keeps during each letter, the highest block being the highest peak of all."""
+    """Return a worker's peak memory during each letter as blocks, the highest being the highest peak of all."""
     highest = max(curve.peak for curve in simulation.memory) or 1.0
     cells = [0.0] * columns
     ends = [*curve.times[1:], simulation.makespan]
@@ -443,18 +458,10 @@ def _blocks(simulation: Simulation, curve: MemoryCurve, letters: float, columns:
 
 
 def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]:
-    """Return a simulation as the dict of a trace: a process a worker, a thread a stream, counters for the memory.
+    """Return a simulation as the dict of a trace: a process per worker, a thread per stream, counters for the memory.
 
-    Parameters
-    ----------
-    simulation
-        Of any schedule.
-    unit
-        Microseconds in a unit of the simulation's time: 1e6 if that is the second.
-
-    Returns
-    -------
-    What ``json.dump`` takes. Transfers are spans of a track of their sender, and arrows from who makes to who reads.
+    `unit` is the number of microseconds in a unit of the simulation's time: 1e6 if that is the second. Transfers are
+    spans of a track of their sender, and arrows from maker to reader. ``json.dump`` takes the result.
 
     Raises
     ------
@@ -467,22 +474,14 @@ def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]
     s and f (arrows).
     """
     if not (unit > 0 and math.isfinite(unit * max(1.0, simulation.makespan))):
-        raise OptionError("A unit of time takes no time, or all", expected="microseconds, more than 0", got=unit)
+        raise OptionError("unit is out of range", expected="a finite number of microseconds, more than 0", got=unit)
     events = [*_names(simulation), *_actions(simulation, unit), *_transfers(simulation, unit),
               *_memory(simulation, unit)]  # fmt: skip
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"schedule": simulation.schedule.name}}
 
 
 def write_trace(simulation: Simulation, path: str | os.PathLike[str], *, unit: float = 1e6) -> None:
-    """Write `chrome_trace` to a JSON file, under a temporary name first.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
-    OptionError
-        `unit` is not positive, or not finite.
-    """
+    """Write `chrome_trace` to a JSON file, under a temporary name first, or raise `OutputError`."""
     write_atomically(path, json.dumps(chrome_trace(simulation, unit=unit), allow_nan=False).encode())
 
 
@@ -524,7 +523,7 @@ def _transfers(simulation: Simulation, unit: float) -> Iterator[dict[str, Any]]:
 
 
 def _reader(simulation: Simulation, transfer: Transfer) -> Event:
-    """Return the first event that uses what was transferred."""
+    """Return the first event that uses a transfer's data."""
     source = transfer.source
     wanted: tuple[tuple[int, Kind], ...] = ((source.stage + 1, "F"),)
     if source.kind != "F":

@@ -1,4 +1,4 @@
-"""Schedules that reorder weight gradients: out-of-order, list scheduling, fast-forward, modulo, reverse first-k."""
+"""Reordering weight gradients (out-of-order, list scheduling, modulo, reverse first-k …), and placing updates."""
 
 from __future__ import annotations
 
@@ -10,41 +10,187 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, get_args
 
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, check_sequence
 from sparsebp.core.errors import MemoryLimitError, OptionError
-from sparsebp.schedule.actions import Action, Lane, StepGraph
+from sparsebp.schedule.actions import Action, Cell, Lane, StepGraph, actions_of, trusted
 from sparsebp.schedule.costs import Costs
-from sparsebp.schedule.placement import Fusion, Partition, place_updates, without_updates
 from sparsebp.schedule.schedule import Schedule
 from sparsebp.schedule.simulation import Simulation, simulate
 
-# Algorithm 1 of the out-of-order paper: which weight gradient runs beside which region of the main stream.
+# Placing updates: at the end, right before the next forward, or right after the gradient.
+
+Fusion: TypeAlias = Literal["none", "forward", "backward"]
+FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
+
+
+def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | None = None) -> Schedule:
+    """Return `schedule` with one U per stage; existing ones are placed anew.
+
+    Parameters
+    ----------
+    schedule
+        Any with the same weights for all micro-batches of a step.
+    fusion
+        ``"none"``: all updates after the last gradient, first stage first.
+        ``"forward"``: each right before the next forward that reads it: a step that began with the forwards then
+        begins with the updates of the step before.
+        ``"backward"``: each right after the last gradient of its stage, from the last micro-batch. Where gradients
+        are synchronised first: after the backward pass, in the order of their arrival.
+    stream
+        A separate stream for updates that follow gradients, so that they run during the rest of the backward pass; by
+        default they go to the stream of the weight gradient.
+
+    Raises
+    ------
+    OptionError
+        `fusion` is unknown, a stream is named for updates before forwards, or the schedule updates after every
+        micro-batch.
+
+    Notes
+    -----
+    Jiang et al., "Optimizer fusion", 2021, §3, Fig. 1: without limits on the workers ``"backward"`` reduces the depth
+    of the step's graph from 3 n to 2 n + 1.
+    """
+    check_choice("fusion", fusion, FUSIONS)
+    if stream is not None and fusion == "forward":
+        raise OptionError("Updates before forwards have no stream", expected="stream=None", got=repr(stream))
+    if schedule.graph.updates == "microbatch":
+        raise OptionError("The schedule updates after every micro-batch", expected="one U a stage", got=schedule.name,
+                          remedy="Take a synchronous schedule")  # fmt: skip
+    plain = without_updates(schedule)
+    stages = [stage for stage in range(plain.graph.stages) if plain.graph.weighted(stage)]
+    places = {stage: _PLACES[fusion](plain, stage) for stage in stages}
+    arrival = {stage: plain.places[Action(stage, "S")] if plain.graph.synchronised else stage for stage in stages}
+    stages.sort(key=lambda stage: (places[stage], stage if fusion == "none" else arrival[stage]))
+    updates: defaultdict[tuple[int, int], list[Cell]] = defaultdict(list)  # by the lane and the next cell's position
+    separate: defaultdict[int, list[Cell]] = defaultdict(list)  # by the worker
+    for stage in stages:
+        number, position = places[stage]
+        into = updates[number, position] if stream is None else separate[plain.lanes[number].worker]
+        into.append(Action(stage, "U"))
+    begins = "U" if fusion == "forward" and plain.graph.first == "F" else plain.graph.first
+    lanes = [
+        replace(lane, cells=tuple(cell for at in range(len(lane.cells) + 1)
+                                  for cell in (*updates.get((number, at), ()), *lane.cells[at : at + 1])))
+        for number, lane in enumerate(plain.lanes)
+    ]  # fmt: skip
+    lanes += [Lane(worker, stream or "", tuple(cells)) for worker, cells in separate.items()]
+    graph = replace(plain.graph, updates="step", first=begins)
+    name = plain.name + (f", {fusion}-fusion" if fusion != "none" else "")
+    return replace(plain, graph=graph, lanes=tuple(lanes), name=name)
+
+
+def _at_end(schedule: Schedule, stage: int) -> tuple[int, int]:
+    """The end of the backward pass, in the lane of the forwards; the gradients may be in another."""
+    number, _ = schedule.places[Action(stage, "F", 0)]
+    cells = schedule.lanes[number].cells
+    if schedule.graph.first == "F":
+        return number, len(cells)
+    return number, next(position for position, cell in enumerate(cells) if _has(cell, "F"))
+
+
+def _before_forward(schedule: Schedule, stage: int) -> tuple[int, int]:
+    return min(schedule.places[Action(stage, "F", m)] for m in range(schedule.graph.microbatches))
+
+
+def _after_gradient(schedule: Schedule, stage: int) -> tuple[int, int]:
+    """Right after the stage's last W, and I if that is in the same lane; synchronised: see `place_updates`."""
+    if schedule.graph.synchronised:
+        return _at_end(schedule, stage)
+    microbatches = range(schedule.graph.microbatches)
+    lane = schedule.places[Action(stage, "W", 0)][0]
+    gradients = [Action(stage, kind, m) for kind in ("W", "I") for m in microbatches]
+    there = [schedule.places[gradient] for gradient in gradients if gradient in schedule]
+    return lane, 1 + max(position for number, position in there if number == lane)
+
+
+_PLACES: dict[Fusion, Callable[[Schedule, int], tuple[int, int]]] = {
+    "none": _at_end,
+    "forward": _before_forward,
+    "backward": _after_gradient,
+}
+
+
+def _has(cell: Cell, kind: str) -> bool:
+    return any(action.kind == kind for action in actions_of(cell))
+
+
+def without_updates(schedule: Schedule) -> Schedule:
+    """Return the schedule without U; a step that began with them now begins with the forwards."""
+    if schedule.graph.updates == "none":
+        return schedule
+    lanes = (replace(lane, cells=tuple(cell for cell in lane.cells if not _has(cell, "U"))) for lane in schedule.lanes)
+    first = "F" if schedule.graph.first == "U" else schedule.graph.first
+    graph = replace(schedule.graph, updates="none", first=first)
+    name = schedule.name
+    for fusion in FUSIONS:
+        name = name.removesuffix(f", {fusion}-fusion")
+    return replace(schedule, graph=graph, lanes=tuple(lane for lane in lanes if lane.cells), name=name)
+
+
+# The stages of each worker: contiguous chunks.
 
 
 @dataclass(frozen=True)
-class Region:
+class Partition:
+    """The stages of a graph in `chunks` contiguous parts of nearly equal size; chunk c is on worker c mod `workers`."""
+
+    graph: StepGraph
+    workers: int
+    chunks: int
+    input_gradient: bool = True
+
+    def __post_init__(self) -> None:
+        if self.graph.stages < self.chunks:
+            raise OptionError("There are too few stages", expected=f"{self.chunks} or more", got=self.graph.stages,
+                              remedy="Use fewer workers or chunks, or cut the model into more stages")  # fmt: skip
+
+    def stages(self, chunk: int) -> range:
+        """Return the stages of a chunk."""
+        return range(chunk * self.graph.stages // self.chunks, (chunk + 1) * self.graph.stages // self.chunks)
+
+    def allocation(self) -> tuple[int, ...]:
+        """Return the worker of every stage."""
+        return tuple(chunk % self.workers for chunk in range(self.chunks) for _ in self.stages(chunk))
+
+    def cells(self, kind: str, chunk: int, microbatch: int) -> list[Action]:
+        """Return all F, I, W, B or U of a chunk and micro-batch: F in the order of the stages, others in reverse."""
+        if kind == "F":
+            return [trusted(stage, "F", microbatch) for stage in self.stages(chunk)]
+        cells = (self._cell(kind, stage, microbatch) for stage in reversed(self.stages(chunk)))
+        return [cell for cell in cells if cell is not None]
+
+    def _cell(self, kind: str, stage: int, microbatch: int) -> Action | None:
+        weighted, differentiable = self.graph.weighted(stage), stage > 0 or self.input_gradient
+        if kind == "B" and not (weighted and differentiable):
+            kind = "W" if weighted else "I"
+        if (kind in "WU" and not weighted) or (kind == "I" and not differentiable):
+            return None
+        return trusted(stage, kind, microbatch)  # type: ignore[arg-type]
+
+
+# Algorithm 1 of the out-of-order paper: which weight gradient runs during which region of the main stream.
+
+
+class Region(NamedTuple):
     """Consecutive stages of the backward (kind ``"I"``) or forward (``"F"``) on the main stream, in running order."""
 
     kind: Literal["F", "I"]
     stages: tuple[int, ...]
 
-    def actions(self) -> list[Action]:
-        """Return the actions of the main stream. (A step that leaves I of stage 0 out skips it.)"""
-        return [Action(stage, self.kind, 0) for stage in self.stages]
-
 
 @dataclass(frozen=True)
 class RegionTimes:
-    """What Algorithm 1 knows of regions and kernels; measured, or `from_costs`.
+    """Times that Algorithm 1 needs, measured or `from_costs`.
 
     Attributes
     ----------
     main
         Time of a region's kernels on the main stream: ``T_main(R)``.
     sub
-        Time of stage k's weight gradient (and update) beside a region: ``T_sub(k, R)``.
+        Time of stage k's weight gradient (and update) while a region runs: ``T_sub(k, R)``.
     speedup
         Of running the two at the same time instead of one after the other.
     """
@@ -55,20 +201,17 @@ class RegionTimes:
 
     @classmethod
     def from_costs(cls, costs: Costs, input_gradient: bool = False) -> RegionTimes:
-        """Return what costs of single actions say: sums of what they take beside the other stream.
-
-        Two streams that are slowed down by s and s' get ``1/s + 1/s'`` times as much done as one.
-        """
+        """Return the sums of single actions' costs; streams slowed down by s and s' do ``1/s + 1/s'`` times as much."""
 
         def times(actions: Iterable[Action]) -> tuple[float, float]:
-            """Return the time by themselves, and beside the other stream."""
+            """Return the time alone, and while the other stream is busy."""
             known = [(costs.duration(action), costs.slowdown_of(action)) for action in actions]
             return sum(duration for duration, _ in known), sum(duration * slowdown for duration, slowdown in known)
 
         @cache
         def of_region(region: Region) -> tuple[float, float]:
-            skipped = Action(0, "I", 0)
-            return times(action for action in region.actions() if input_gradient or action != skipped)
+            actions = (Action(stage, region.kind, 0) for stage in region.stages)
+            return times(action for action in actions if input_gradient or action != Action(0, "I", 0))
 
         @cache
         def of_stage(stage: int) -> tuple[float, float]:
@@ -81,7 +224,7 @@ class RegionTimes:
 
 
 def make_regions(stages: int, forward: int | Sequence[Iterable[int]]) -> list[Region]:
-    """Return the regions of a step: those of the backward, which are those of the forward reversed, and these."""
+    """Return the regions of a step: the forward's reversed for the backward, then the forward's."""
     if isinstance(forward, int):
         count = min(forward, stages)
         forward = [range(i * stages // count, (i + 1) * stages // count) for i in range(count)]
@@ -92,21 +235,12 @@ def make_regions(stages: int, forward: int | Sequence[Iterable[int]]) -> list[Re
 
 
 class Timeline:
-    """The main stream of a step by itself: backward, the first k stages' weight gradients, forward.
+    """The main stream of a step by itself: backward, the first k stages' weight gradients, forward."""
 
-    In the first `conventional` of its regions, weight gradients are on the main stream too, each before its I.
-
-    Attributes
-    ----------
-    main
-        The actions of the main stream.
-    begin, length
-        Of every region.
-    ready, deadline
-        When a stage's weight gradient can start, and when its next forward does.
-    beside
-        Stages whose weight gradients go to the other stream.
-    """
+    # In the first `conventional` regions, weight gradients are on the main stream too, each before its I.
+    # main: The actions of the main stream. begin, length: Of every region.
+    # ready, deadline: When a stage's weight gradient can start, and when its next forward starts.
+    # beside: Stages whose weight gradients go to the other stream.
 
     def __init__(self, graph: StepGraph, regions: list[Region], times: RegionTimes, costs: Costs, *, k: int,
                  input_gradient: bool, conventional: int = 0) -> None:  # fmt: skip
@@ -126,7 +260,7 @@ class Timeline:
             self.begin.append(self._now)
             stages = [stage for stage in region.stages if stage > 0 or region.kind == "F" or input_gradient]
             known = sum(costs.duration(Action(stage, region.kind, 0)) for stage in stages)
-            scale = times.main(region) / known if known > 0 else 0.0  # a measured total may be another one
+            scale = times.main(region) / known if known > 0 else 0.0  # a measured total may differ
             for stage in region.stages:
                 if i < conventional and stage in self.beside:
                     self._run_weight_gradients([stage])
@@ -150,17 +284,12 @@ class Timeline:
 
 
 def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
-    """Return the stages in the order of their weight gradients on the second stream.
-
-    Of pairs of a weight gradient and a region that promise the same speed-up, the earlier region wins, then the stage
-    whose forward comes first. In the first `early` regions, weight gradients run as soon as they are ready.
-
-    Notes
-    -----
-    Oh et al., "Out-of-order backprop", EuroSys 2022, Algorithm 1. What the paper leaves open: a region in which nothing
-    is ready yet moves on to when something is; a weight gradient that must end before its stage's next forward is no
-    candidate beside later regions; what no region has room for goes before the region of that forward.
-    """
+    """Return the stages in the order of their weight gradients on the second stream (Algorithm 1)."""
+    # Of pairs of a weight gradient and a region with the same speed-up, the earlier region wins, then the stage whose
+    # forward comes first. In the first `early` regions, weight gradients run as soon as they are ready. The paper
+    # leaves open: a region in which nothing is ready yet moves on to when something is; a weight gradient that must end
+    # before its stage's next forward cannot go to later regions; one that fits into no region goes before the
+    # region of that forward.
     regions, ready, deadline = timeline.regions, timeline.ready, timeline.deadline
     lasts = [{stage: timeline.times.sub(stage, region) for stage in timeline.beside} for region in regions]
     speedup = [{stage: timeline.times.speedup(stage, region) for stage in timeline.beside} for region in regions]
@@ -188,7 +317,7 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
         at = max(timeline.begin[i] + now[i], earliest)  # the sum may round to less
         return max((speedup[i][stage], -i, -stage) for stage in usable if ready[stage] <= at)
 
-    found: dict[int, tuple[float, int, int]] = {}  # the best of every region, found anew where it has changed
+    found: dict[int, tuple[float, int, int]] = {}  # the best of every region, recomputed where it has changed
     while left:
         for i in sorted(open_regions - found.keys()):
             pair = best(i)
@@ -220,13 +349,12 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
     return [stage for stage_list in chosen for stage in stage_list]
 
 
-# What options of builders may be: they have the same names everywhere, so they are checked by name, in one place.
+# Options of builders have the same meaning everywhere, so they are checked by name, in one place.
 
 P = ParamSpec("P")
 S = TypeVar("S")
 
-_INTEGERS = {"stages": 1, "microbatches": 1, "workers": 1, "chunks": 1, "group": 1, "streams": 1, "k": None}
-_NUMBERS = ("memory_ratio", "memory_limit")
+_LEAST = {"stages": 1, "microbatches": 1, "workers": 1, "chunks": 1, "group": 1, "streams": 1, "k": -(2**31)}
 
 
 def builder(build: Callable[P, S]) -> Callable[P, S]:
@@ -249,22 +377,21 @@ def builder(build: Callable[P, S]) -> Callable[P, S]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    if name in _INTEGERS:
-        least = _INTEGERS[name]
-        return check_integer(name, value, -(2**31) if least is None else least)
+    if name in _LEAST:
+        return check_integer(name, value, _LEAST[name])
     if name in ("unweighted", "recomputed"):
         stages = check_sequence(name, value, "numbers of stages")
         return tuple(check_integer(f"a stage of {name}", stage, 0) for stage in stages)
-    if name == "regions" and not isinstance(value, (list, tuple)):
-        return check_integer(name, value, 1)
     if name == "regions":
-        regions = (check_sequence("a region", region, "stages") for region in check_sequence(name, value, "regions"))
+        if not isinstance(value, (list, tuple)):
+            return check_integer(name, value, 1)
+        regions = (check_sequence("a region", region, "stages") for region in value)
         return [[check_integer("a stage of a region", stage, 0) for stage in region] for region in regions]
     if name == "priority":
         return check_choice(name, value, ("first-ready", "first-stage"))
     if name == "input_gradient":
         return check_flag(name, value)
-    if name in _NUMBERS:
+    if name in ("memory_ratio", "memory_limit"):
         return check_number(name, value, finite=False)
     kind: Any = {"costs": Costs, "times": RegionTimes, "throughput": Callable}.get(name, object)
     if not isinstance(value, kind):
@@ -273,8 +400,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 # List scheduling: whenever a worker is free, it starts the most urgent of the actions that are ready.
-#
-# Gradient fast-forwarding, with modulo allocation or without: what another worker waits for comes first, W fills gaps.
+# Gradient fast-forwarding, with or without modulo allocation: results that another worker needs first, W fills gaps.
 
 
 def list_schedule(graph: StepGraph, actions: Iterable[Action], allocation: Sequence[int],
@@ -284,20 +410,15 @@ def list_schedule(graph: StepGraph, actions: Iterable[Action], allocation: Seque
     Parameters
     ----------
     graph
-        Says what an action needs.
+        Says which actions an action needs.
     actions
-        What is to be done: F, I, W, S, U, no B. What they need besides is taken to be there.
+        F, I, W, S, U, no B. Anything else that they need is taken to be there.
     allocation
         The worker of every stage.
     urgency
         A sort key: the smallest goes first. Actions must not compare equal.
     costs
         Durations. Transfers are taken to be free.
-
-    Returns
-    -------
-    list of list of Action
-        One order a worker.
 
     Notes
     -----
@@ -350,27 +471,20 @@ def fast_forward(*, workers: int, stages: int, microbatches: int = 1, k: int = 0
                  recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
     """Return the schedule of gradient fast-forwarding: input gradients before weight gradients.
 
-    Every worker has one contiguous part of the stages. It runs, of what is ready, first the F or I whose result another
-    worker needs, then other F, then other I; weight gradients fill the gaps.
+    Every worker has one contiguous part of the stages. Of the ready actions it runs first the F or I whose result
+    another worker needs, then other F, then other I; weight gradients fill the gaps.
 
     Parameters
     ----------
-    workers, stages, microbatches, unweighted
+    workers, stages, microbatches, unweighted, input_gradient
         As for `gpipe`.
     k
         Combines it with reverse first-k scheduling (§6): the weight gradients of the first k stages come last, first
         stage first, so that their synchronisation between data-parallel replicas starts with the most urgent one.
     costs
-        Durations, to know what is ready when. Default: 1 for F, I and W.
-    input_gradient
-        Whether stage 0 has an I.
+        Durations, which decide which actions are ready. Default: 1 for F, I and W.
     recomputed
         Stages that keep only their input and compute the rest again.
-
-    Raises
-    ------
-    OptionError
-        There are fewer stages than workers, a number is below 1, or k is not in 0…stages.
 
     Notes
     -----
@@ -387,17 +501,8 @@ def modulo(*, workers: int, stages: int, microbatches: int = 1, group: int = 1, 
            recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
     """Return gradient fast-forwarding with modulo allocation: stage s is on worker ``s // group % workers``.
 
-    Parameters
-    ----------
-    workers, stages, microbatches, k, costs, unweighted, input_gradient, recomputed
-        As for `fast_forward`.
-    group
-        How many neighbouring stages are dealt out together: more of them need fewer transfers, and leave larger gaps.
-
-    Raises
-    ------
-    OptionError
-        There are fewer groups than workers, a number is below 1, or k is not in 0…stages.
+    `group` neighbouring stages are dealt out together: larger groups need fewer transfers, and leave larger gaps. Other
+    options are as in `fast_forward`.
 
     Notes
     -----
@@ -445,23 +550,12 @@ def conventional(*, stages: int, microbatches: int = 1, fusion: Fusion = "none",
 
     Parameters
     ----------
-    stages
-        Number of stages.
-    microbatches
-        Number of micro-batches.
+    stages, microbatches, unweighted, input_gradient
+        As for `gpipe`.
     fusion
         Where the updates go: see `place_updates`.
     streams
         1, or 2: weight gradients on a second stream, in the same order.
-    unweighted
-        Stages without parameters.
-    input_gradient
-        Whether stage 0 has an I, the gradient with respect to the input of the model.
-
-    Raises
-    ------
-    OptionError
-        A number is out of its range, or `fusion` is unknown.
     """
     if streams not in (1, 2):
         raise OptionError("Unknown number of streams", expected="1 or 2", got=streams)
@@ -483,38 +577,33 @@ def conventional(*, stages: int, microbatches: int = 1, fusion: Fusion = "none",
 @builder
 def two_stream_list(*, stages: int, costs: Costs | None = None, fusion: Fusion | None = "backward",
                     unweighted: Iterable[int] = (), input_gradient: bool = False) -> Schedule:  # fmt: skip
-    """Return a schedule of one worker's two streams: I, F and what would be late on "main", other W and U on "sub".
+    """Return a schedule of one worker's two streams: I, F and late W on "main", other W and U on "sub".
 
     The step begins with the backward and ends with the forward that follows it. The second stream takes weight
-    gradients as they become ready, so that what they read is still in the cache and is soon given back. When the main
+    gradients as they become ready, so that their inputs are still in the cache and are soon freed. When the main
     stream comes to a forward whose weights the second one has not begun with, or has to wait for them long enough to
-    compute others, it takes weight gradients itself, those of the next forwards first: the streams meet in the middle.
+    compute others, it takes weight gradients itself, the next forwards' first: the streams meet in the middle.
     Updates are planned right after their weight gradients.
 
     Parameters
     ----------
-    stages
-        Number of stages.
+    stages, unweighted, input_gradient
+        As for `gpipe`.
     costs
-        Durations and slowdowns: times are those beside the other stream.
+        Durations and slowdowns: all actions are planned as slowed down by the other stream.
     fusion
         Where the updates go, see `place_updates`; None leaves them out (`synchronise` comes before updates).
-    unweighted
-        Stages without parameters.
-    input_gradient
-        Whether stage 0 has an I.
 
     Notes
     -----
-    Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 1969; the graph is that of Oh et al.,
+    Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 1969; the graph is from Oh et al.,
     "Out-of-order backprop", EuroSys 2022, §4.1, where the streams are not equals.
     """
     costs = costs or Costs()
     graph = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
     main: list[Action] = []
     sub: list[Action] = []
-    ready = {stages - 1: 0.0}
-    """When the gradient at a stage's output is there."""
+    ready = {stages - 1: 0.0}  # when the gradient at a stage's output is ready
     updated: dict[int, float] = {}
     waiting = [stage for stage in range(stages) if graph.weighted(stage)]
     now = beside = 0.0
@@ -559,9 +648,9 @@ Priority: TypeAlias = Literal["first-ready", "first-stage"]
 
 
 def synchronise(schedule: Schedule, *, priority: Priority = "first-stage", costs: Costs | None = None) -> Schedule:
-    """Return `schedule` with one S a stage, on the stream ``"link"`` of its worker.
+    """Return `schedule` with one S per stage, on the stream ``"link"`` of its worker.
 
-    All data-parallel replicas run the same schedule, so one of them is described.
+    All data-parallel replicas run the same schedule, so it describes one of them.
 
     Parameters
     ----------
@@ -569,10 +658,10 @@ def synchronise(schedule: Schedule, *, priority: Priority = "first-stage", costs
         Any without updates; `place_updates` comes afterwards.
     priority
         Which gradient goes next when the network is free and several wait: ``"first-ready"`` is wait-free
-        back-propagation (Zhang et al., "Poseidon", USENIX ATC 2017), ``"first-stage"`` sends that first which the next
-        forward needs first (Peng et al., "ByteScheduler", SOSP 2019). What is under way is not interrupted.
+        back-propagation (Zhang et al., "Poseidon", USENIX ATC 2017), ``"first-stage"`` first sends the gradient that
+        the next forward needs first (Peng et al., "ByteScheduler", SOSP 2019). A transfer is not interrupted.
     costs
-        Durations, to know what is ready when; that of S is the one that matters.
+        Durations, which decide when each is ready; S's matters most.
 
     Raises
     ------
@@ -617,14 +706,8 @@ def data_parallel(*, stages: int, microbatches: int = 1, fusion: Fusion = "forwa
                   input_gradient: bool = False) -> Schedule:  # fmt: skip
     """Return the conventional order for one of several data-parallel workers, with the synchronisations on its link.
 
-    Parameters
-    ----------
-    stages, microbatches, unweighted, input_gradient
-        As `conventional` takes them.
-    fusion
-        Where the updates go, see `place_updates`. ``"forward"`` lets synchronisations go on beside the next forwards.
-    priority, costs
-        As `synchronise` takes them.
+    `fusion` places the updates, see `place_updates`: ``"forward"`` lets synchronisations run during the next forwards.
+    `priority` and `costs` are as in `synchronise`, the other options as in `conventional`.
     """
     plain = conventional(stages=stages, microbatches=microbatches, unweighted=unweighted, input_gradient=input_gradient)
     plain = replace(without_updates(plain), name=f"data-parallel, {priority}")
@@ -639,16 +722,16 @@ def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = 
     """Return Algorithm 2 for one of several data-parallel workers, with the synchronisations on its link.
 
     The step begins with the backward and ends with the next forward. W and I run as usual, but the W of the first k
-    stages run at the end, the first stage's first: their synchronisations are those that the next forward waits for.
+    stages run at the end, the first stage's first: the next forward waits for their synchronisations.
 
     Parameters
     ----------
-    stages
-        Number of stages.
+    stages, unweighted, input_gradient
+        As for `gpipe`.
     k
-        How many; None searches for it (`search_k`).
+        Number of first stages; None searches for it (`search_k`).
     costs
-        Durations (S is the one that matters) and bytes.
+        Durations (S's matters most) and bytes.
     memory_limit
         Bound for the memory, in the units of ``costs.stages``: k is lowered until Algorithm 2's estimate stays below it
         (`largest_k`), and further until the simulated peak does, which counts weights and their gradients too.
@@ -656,10 +739,6 @@ def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = 
         Of a schedule, in any unit, for the search. By default the shortest simulated makespan wins.
     priority
         Of the synchronisations, see `synchronise`.
-    unweighted
-        Stages without parameters.
-    input_gradient
-        Whether stage 0 has an I.
     recomputed
         Stages that keep only their input and compute the rest again (§6).
 
@@ -706,19 +785,10 @@ def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = 
 def largest_k(stages: int, memory_limit: float, costs: Costs) -> int:
     """Return the largest k that Algorithm 2 allows (its lines 1 and 2).
 
-    After the forward, ``M_fwd`` bytes are in use. The output gradients of the stages behind the k-th give theirs back;
-    the delayed weight gradients of the first k hold theirs: ``f(k) = M_fwd − Σ_{i>k} M(δO_i) + Σ_{i≤k} M(δW_i)`` must
-    stay below the limit. With M_fwd the saved activations, M(δO) those of a stage, M(δW) the output's gradient that a
-    delayed weight gradient waits with.
-
-    Parameters
-    ----------
-    stages
-        Number of stages.
-    memory_limit
-        In the units of ``costs.stages``.
-    costs
-        Their bytes.
+    After the forward, ``M_fwd`` bytes are in use. The output gradients of the stages after the k-th are freed; the
+    delayed weight gradients of the first k hold theirs: ``f(k) = M_fwd − Σ_{i>k} M(δO_i) + Σ_{i≤k} M(δW_i)`` must stay
+    below `memory_limit`. M_fwd are the saved activations, M(δO) those of a stage, and M(δW) is the output's gradient
+    that a delayed weight gradient keeps, all in the units of ``costs.stages``.
     """
     held = [costs.bytes_of(stage) for stage in range(stages)]
     total, k = 0.0, 0
@@ -734,16 +804,8 @@ def search_k(throughput: Callable[[int], float], stages: int, most: int | None =
     """Return the k of the highest throughput, taken to be roughly a concave function of k (§5.1).
 
     k rises from 0 in steps of ``stages / 10``; then the neighbourhood of the best is searched in half the steps, and so
-    on down to steps of 1. Of equals the smallest wins.
-
-    Parameters
-    ----------
-    throughput
-        Of k; measured once for each k that is tried.
-    stages
-        Number of stages: every k is below.
-    most
-        The largest k allowed.
+    on down to steps of 1. Ties go to the smallest. Every k is below `stages`, and at most `most`. `throughput` is
+    called once for each k tried.
     """
     throughput = cache(throughput)
     limit = min(stages - 1, stages if most is None else most)
@@ -770,41 +832,37 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
     """Return a schedule of one worker's two streams: I and F on "main", W and U on "sub", where they fit best.
 
     The step begins with the backward and ends with the forward that follows it, so that weight gradients of late
-    stages can run beside the forward of early ones. Algorithm 1 chooses which runs beside which region of the main
-    stream. If the simulated peak of memory is too high, weight gradients of the first region run as soon as they are
-    ready, then those of the first two regions, and so on, until it fits. If that is not enough (the main stream may be
-    far ahead of the other), they go to the main stream, in the conventional order, region by region.
+    stages can run during the forward of early ones. Algorithm 1 assigns them to regions of the main stream. If the
+    simulated peak of memory is too high, weight gradients of the first region run as soon as they are ready, then those
+    of the first two regions, and so on, until it fits. If that is not enough (the main stream may be far ahead of the
+    other), they go to the main stream, in the conventional order, region by region.
 
     Parameters
     ----------
-    stages
-        Number of stages.
+    stages, unweighted, input_gradient
+        As for `gpipe`.
     regions
-        The stages of every region of the forward, or how many equal regions. Those of the backward are the same.
+        The stages of every region of the forward, or how many equal regions. The backward has the same ones.
     times
-        Times and speed-ups of regions with kernels beside them; by default taken from `costs`.
+        Times and speed-ups of regions and the kernels that run during them; by default taken from `costs`.
     costs
         Durations, bytes and slowdown, for the simulated memory and for `times`.
     memory_ratio
-        Bound for the peak of memory, as a multiple of that of the conventional schedule (§8.2).
+        Bound for the peak of memory, as a multiple of the conventional schedule's (§8.2).
     k
         The weight gradients of the first k stages run on the main stream after the backward, the first stage's first.
         1 in the paper; more of them is reverse first-k scheduling for these stages (§6). None searches for the k of
         the shortest simulated makespan (`search_k`): where the streams are equals, as two CPU threads are, and weight
-        gradients outweigh the main stream, that shares them out.
+        gradients outweigh the main stream, that balances them.
     fusion
         Where the updates go, see `place_updates`; None leaves them out (`synchronise` comes before updates).
-    unweighted
-        Stages without parameters.
-    input_gradient
-        Whether stage 0 has an I.
 
     Raises
     ------
     OptionError
         Regions do not list all stages in order; k is not in 0…stages, or the ratio is not positive.
     MemoryLimitError
-        No schedule meets the ratio; the message names the least that one does.
+        No schedule meets the ratio; the message names the least possible ratio.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""A schedule: for every worker and stream, what to do in which order; and whether it can come to its end."""
+"""A schedule: each stream's actions in order, and whether it can run to its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from sparsebp.core.errors import ScheduleError
+from sparsebp.core.check import shown
+from sparsebp.core.errors import OptionError, ScheduleError
 from sparsebp.core.locks import cached_property
 from sparsebp.schedule.actions import (
     Action,
@@ -15,6 +16,7 @@ from sparsebp.schedule.actions import (
     CellGraph,
     Kind,
     Lane,
+    Overlap,
     StepGraph,
     actions_of,
     carried,
@@ -27,15 +29,15 @@ from sparsebp.schedule.actions import (
 class Schedule:
     """An order of the actions of a step on workers and their streams.
 
-    A lane starts its next cell when the one before has ended and everything that it needs is there. That alone is the
-    order: there are no times in a schedule, `simulate` finds them.
+    A lane starts its next cell when the one before has ended and its data are ready. That alone is the order: a
+    schedule has no times, `simulate` finds them.
 
     Attributes
     ----------
     graph
-        What is to be done.
+        The actions and their needs.
     lanes
-        Who does it, one lane a stream, sorted by worker.
+        One lane per stream, sorted by worker.
     name
         Of the technique, for tables and pictures.
     recomputed
@@ -46,6 +48,8 @@ class Schedule:
 
     Raises
     ------
+    OptionError
+        A cell is not an `Action` or an `Overlap`.
     ScheduleError
         An action is missing, doubled or foreign; a worker has nothing to do, or a stage runs on several workers.
     """
@@ -64,7 +68,7 @@ class Schedule:
     @classmethod
     def of(cls, graph: StepGraph, workers: Sequence[Mapping[str, Iterable[Cell]] | Iterable[Cell]], name: str = "",
            recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
-        """Return a schedule from one entry a worker: cells of its main stream, or cells by the stream's name."""
+        """Return a schedule from one entry per worker: cells of its main stream, or cells by the stream's name."""
         lanes = []
         for number, entry in enumerate(workers):
             streams = entry if isinstance(entry, Mapping) else {"main": entry}
@@ -78,7 +82,7 @@ class Schedule:
 
     @cached_property
     def allocation(self) -> tuple[int, ...]:
-        """The worker of every stage: that of its forwards."""
+        """The worker of every stage, where its forwards run."""
         return tuple(self.lanes[self.places[Action(stage, "F", 0)][0]].worker for stage in range(self.graph.stages))
 
     @cached_property
@@ -96,7 +100,7 @@ class Schedule:
         return (action for lane in self.lanes for cell in lane.cells for action in actions_of(cell))
 
     def __contains__(self, action: Action) -> bool:
-        """Whether the action is there, by itself or as part of a B."""
+        """Whether the schedule has the action, by itself or as part of a B."""
         return action in self.places
 
 
@@ -106,15 +110,17 @@ def _places(graph: StepGraph, lanes: Sequence[Lane]) -> dict[Action, tuple[int, 
     where: dict[Action, tuple[int, int]] = {}
     for number, lane in enumerate(lanes):
         for position, cell in enumerate(lane.cells):
-            if cell in known and cell not in where:  # the most: neither B nor overlap, and nothing wrong
+            if isinstance(cell, Action) and cell in known and cell not in where:  # neither B nor overlap: most cells
                 where[cell] = number, position
                 continue
+            if not isinstance(cell, (Action, Overlap)):
+                raise OptionError("A cell is not an action", expected="an Action, or an Overlap of two",
+                                  got=shown(cell), remedy="Make one of a text by parse('2I0')")  # fmt: skip
             for action in actions_of(cell):
                 parts = [part for part in parts_of(action) if part in known]
                 if not parts:
-                    got, expected = f"{action} on {lane}", f"an action of {graph}"
-                    problem = "A schedule has an action that its step has not"
-                    raise ScheduleError(problem, expected=expected, got=got, actions=[action])
+                    raise ScheduleError("A schedule has an action that its step has not", actions=[action],
+                                        expected=f"an action of {graph}", got=f"{action} on {lane}")  # fmt: skip
                 for part in parts:
                     if part in where:
                         got = f"{part} on {lanes[where[part][0]]} and on {lane}"
@@ -138,61 +144,52 @@ def _check_workers(schedule: Schedule) -> None:
     names = [(lane.worker, lane.stream) for lane in schedule.lanes]
     if len(set(names)) < len(names):
         raise ScheduleError("A stream is there twice", expected="one lane a stream", got=names)
-    workers, homes = [lane.worker for lane in schedule.lanes], schedule.allocation
+    workers, owners = [lane.worker for lane in schedule.lanes], schedule.allocation
     for action, (number, _) in schedule.places.items():
-        worker, home = workers[number], homes[action[0]]
-        if worker != home:
-            expected, got = f"stage {action.stage} on worker {home}", f"{action} on worker {worker}"
+        worker, owner = workers[number], owners[action[0]]
+        if worker != owner:
+            expected, got = f"stage {action.stage} on worker {owner}", f"{action} on worker {worker}"
             raise ScheduleError("A stage runs on several workers", expected=expected, got=got, actions=[action],
                                 remedy="Move it: a stage's weights live on one worker")  # fmt: skip
 
 
-# Whether a schedule can come to its end, and every action reads the weights that it should.
+# Whether a schedule can run to its end, and every action reads the right weights.
 
 
 def validate(schedule: Schedule) -> None:
     """Refuse a schedule that cannot run.
 
-    That all actions are there, once each, and every worker has some, `Schedule` has made sure of. This checks the
-    order: lanes and data needs together must have no cycle, and settle which version of the weights each action reads.
-
-    Parameters
-    ----------
-    schedule
-        The schedule.
+    `Schedule` has made sure that all actions are there, once each, and that every worker has some. This checks the
+    order: lanes and data together must have no cycle, and settle which version of the weights each action reads.
 
     Raises
     ------
     ScheduleError
-        Workers or streams wait for each other for ever (the message has the cycle), or an update overwrites weights
-        that a backward has yet to read, or runs beside an action that reads them.
+        Workers or streams wait for each other forever (the message has the cycle), or an update overwrites weights
+        that a backward has yet to read, or runs at the same time as an action that reads them.
     """
     stuck = _stuck(schedule, frozenset())
     if not stuck:
-        _check_races(schedule)
-        return
+        race = find_race(schedule)
+        if race is None:
+            return
+        update, reader = (_describe(schedule, schedule.cells.numbers[action]) for action in race)
+        raise ScheduleError("Weights are updated while they may be read",
+                            expected="one of the two to wait for the other", got=f"{update} and {reader} at once",
+                            remedy="Put both into one lane", actions=race)  # fmt: skip
     cycle = _cycle(schedule, stuck)
     hazards = _hazards(schedule)
     if not _stuck(schedule, hazards):  # nothing else is wrong: the order would run, with the wrong weights
-        update, reader = next(pair for pair in pairwise(cycle) if (pair[1], pair[0]) in hazards)
-        backward, update_ = _action(schedule, reader, "I"), _action(schedule, update, "U")
-        raise ScheduleError("Weights are overwritten before they are read", actions=(update_, backward),
-                            expected=f"{backward} before {update_}: its forward had the old weights",
-                            got=f"{_describe(schedule, update)} earlier than {_describe(schedule, reader)}",
+        overwriting, late = next(pair for pair in pairwise(cycle) if (pair[1], pair[0]) in hazards)
+        backward, written = _action(schedule, late, "I"), _action(schedule, overwriting, "U")
+        raise ScheduleError("Weights are overwritten before they are read", actions=(written, backward),
+                            expected=f"{backward} before {written}: its forward had the old weights",
+                            got=f"{_describe(schedule, overwriting)} earlier than {_describe(schedule, late)}",
                             remedy="Move the update behind it, or keep old versions: weights='stashed'")  # fmt: skip
     waits = " waits for ".join(_describe(schedule, number) for number in cycle)
     actions = [actions_of(schedule.cells.cells[number])[0] for number in cycle[:-1]]
     raise ScheduleError("The schedule is deadlocked", expected="an order without a cycle", got=waits, actions=actions,
                         remedy="Reorder one of these lanes")  # fmt: skip
-
-
-def _check_races(schedule: Schedule) -> None:
-    race = find_race(schedule)
-    if race is not None:
-        update, reader = (_describe(schedule, schedule.cells.numbers[action]) for action in race)
-        raise ScheduleError("Weights are updated while they may be read",
-                            expected="one of the two to wait for the other", got=f"{update} beside {reader}",
-                            remedy="Put both into one lane", actions=race)  # fmt: skip
 
 
 def _stuck(schedule: Schedule, ignored: Collection[tuple[int, int]]) -> set[int]:
@@ -213,7 +210,7 @@ def _cycle(schedule: Schedule, stuck: Collection[int]) -> list[int]:
 
 
 def _hazards(schedule: Schedule) -> set[tuple[int, int]]:
-    """Return the edges (backward, update) that only keep the update from overwriting what the backward reads."""
+    """Return the edges (backward, update) whose only reason is that the update overwrites the backward's weights."""
     graph, cells = schedule.graph, schedule.cells
     if graph.updates != "step" or graph.first == "U":
         return set()
@@ -242,11 +239,9 @@ def _describe(schedule: Schedule, number: int) -> str:
 
 
 def find_race(schedule: Schedule) -> tuple[Action, Action] | None:
-    """Return an update and an action that may read the weights before, after or while they are updated.
-
-    Only graphs with updates after every micro-batch leave that open; it is settled where both are in one lane, or where
-    lanes and data make one wait for the other. The schedule must be free of deadlocks.
-    """
+    """Return an update and an action that may read the weights before, after or while they are updated."""
+    # Only graphs with updates after every micro-batch leave that open; it is settled where both are in one lane, or
+    # where lanes and data make one wait for the other. The schedule must be free of deadlocks.
     graph, cells = schedule.graph, schedule.cells
     if graph.updates != "microbatch":
         return None
@@ -268,10 +263,7 @@ def find_race(schedule: Schedule) -> tuple[Action, Action] | None:
 
 
 def _clocks(schedule: Schedule) -> list[list[int]]:
-    """Return, for every cell, how many cells of each lane end before it starts, whatever the durations (vector clocks).
-
-    Of its own lane, the cell itself is counted too.
-    """
+    """Return, for every cell, how many cells of each lane end before it starts, its own counted too (vector clocks)."""
     cells = schedule.cells
     clocks = [[0] * len(schedule.lanes) for _ in cells.cells]
     for number in cells.in_turn():

@@ -1,4 +1,4 @@
-"""Simulating a schedule: events, transfers, contention, memory, staleness; and how far off it was."""
+"""Simulating a schedule: events, transfers, contention, memory, staleness; and how far a simulation was off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import isfinite
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,14 +17,14 @@ from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, Send, 
 from sparsebp.schedule.costs import Costs, Route
 from sparsebp.schedule.schedule import Schedule, validate
 
-# What streams of one worker do to each other: who computes activations again, and how much all are slowed down.
+# Streams of one worker: recomputed activations, and mutual slowdown.
 
 
 class Recomputation:
-    """Who computes the activations of a recomputed stage again: the first of its I and W; the other waits for it."""
+    """Who recomputes the activations of a recomputed stage: the first of its I and W; the other waits for it."""
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
-        self._of: dict[int, tuple[int, int]] = {}
+        self.of: dict[int, tuple[int, int]] = {}  # cells that may have to recompute, and their stage and micro-batch
         self._durations: dict[tuple[int, int], float] = {}
         self._state: dict[tuple[int, int, int], int] = {}  # the cell that is at it, or -1 when it is done
         self._waiting: dict[tuple[int, int, int], list[int]] = {}
@@ -33,34 +32,30 @@ class Recomputation:
             for part in parts_of(cell):
                 if part.kind in "IW" and part.stage in schedule.recomputed and part.microbatch is not None:
                     key = part.stage, part.microbatch
-                    self._of[number] = key
+                    self.of[number] = key
                     self._durations[key] = costs.duration(Action(part.stage, "F", part.microbatch))
 
-    def concerns(self, number: int) -> bool:
-        """Whether a cell is one of those that may have to recompute."""
-        return number in self._of
-
     def needed(self, number: int, step: int) -> float | None:
-        """Return for how long a cell that starts now recomputes first, or None if another is at it."""
-        key = self._of.get(number)
+        """Return how long a cell that starts now recomputes first, None if another is recomputing."""
+        key = self.of.get(number)
         if key is None:
             return 0.0
         state = self._state.setdefault((*key, step), number if self._durations[key] > 0 else -1)
         return 0.0 if state == -1 else self._durations[key] if state == number else None
 
     def wait(self, number: int, step: int, entry: int) -> int:
-        """Let a cell wait, and return for which."""
-        key = (*self._of[number], step)
+        """Let a cell wait, and return the one that it waits for."""
+        key = (*self.of[number], step)
         self._waiting.setdefault(key, []).append(entry)
         return self._state[key]
 
     def running(self, number: int, step: int) -> bool:
         """Whether a cell has been recomputing until now."""
-        return number in self._of and self._state[*self._of[number], step] == number
+        return number in self.of and self._state[*self.of[number], step] == number
 
     def finish(self, number: int, step: int) -> list[int]:
-        """Note that a cell has recomputed, and return who has waited for it."""
-        key = (*self._of[number], step)
+        """Record that a cell has recomputed, and return the cells that waited for it."""
+        key = (*self.of[number], step)
         self._state[key] = -1
         return self._waiting.pop(key, [])
 
@@ -75,13 +70,13 @@ class Sharing:
         self._since = 0.0
 
     def add(self, entry: int, duration: float, slowdown: float, now: float, heap: list[tuple[float, int]]) -> None:
-        """Start a cell, and put off the others."""
+        """Start a cell, and delay the others."""
         self._progress(now)
         self._left[entry], self._slowdown[entry] = duration, slowdown
         self._expect(now, heap)
 
     def remove(self, entry: int, now: float, heap: list[tuple[float, int]]) -> bool:
-        """End a cell, and hasten the others; False if its end has been moved."""
+        """End a cell, and speed the others up; False if its end has moved."""
         if self._until.get(entry) != now:
             return False
         self._progress(now)
@@ -106,7 +101,7 @@ class Sharing:
 
 
 def sharing_of(schedule: Schedule, costs: Costs) -> dict[int, Sharing]:
-    """Return what the lanes share, by the lane's number; nothing where they do not disturb each other."""
+    """Return the shared device of each lane, by the lane's number; nothing where lanes do not slow each other down."""
     if costs.slowdown == 1:
         return {}
     lanes: dict[int, list[int]] = {}
@@ -125,11 +120,11 @@ class Transfer(NamedTuple):
     source
         The action that made them.
     sender, receiver
-        Numbers of the workers.
+        Workers.
     start, end
-        When the link began to send, when they were there.
+        When the link began to send, when the data arrived.
     step
-        Of which repetition of the schedule.
+        The repetition of the schedule.
     """
 
     source: Action
@@ -144,28 +139,18 @@ _NONE: tuple[int | None, ...] = (None,)
 
 
 class Run:
-    """One simulated run; cell `number` of step `step` is entry ``step * len(cells) + number`` of every list.
+    """One simulated run; cell `number` of step `step` is entry ``step * len(cells) + number`` of every list."""
 
-    Everything that ends at a moment is noted before anything starts at it, and both in the order of the cells' numbers,
-    so that equal input gives equal output. What is the same for all repetitions of a cell is looked up before the loop:
-    a million actions are to take seconds.
-
-    Attributes
-    ----------
-    begin, end
-        Times of the cells.
-    cause
-        What a cell waited for last: an entry, ``-1 - number`` of a transfer, or None if it waited for nothing.
-    versions
-        The weights that each action of a cell reads: how many updates its stage has had. None if it reads none.
-    updates
-        For every stage the ends of its updates.
-    own_update
-        The version that the update of (stage, micro-batch, step) made; micro-batch None if it takes all together.
-    sends, sources, held_by, left, arrived
-        Of every transfer, in the order of their sending: what is sent, the entry that made it, what held its way before
-        (as in `cause`), when the network began with it, when it was there.
-    """
+    # All that ends at a moment is recorded before anything starts at it, both in the order of the cells' numbers, so
+    # that equal input gives equal output. Lookups that are the same for all repetitions of a cell come before the loop:
+    # a million actions are to take seconds.
+    # begin, end: Times of the cells.
+    # cause: What a cell waited for last: an entry, ``-1 - number`` of a transfer, or None if it waited for nothing.
+    # versions: The weights that each action of a cell reads: how many updates its stage has had. None if it reads none.
+    # updates: For every stage the ends of its updates.
+    # own_update: The version that the update of (stage, micro-batch, step) made; micro-batch None: of all together.
+    # sends, sources, held_by, left, arrived: Of every transfer, in sending order: its data, the entry that made it,
+    # what occupied its path before (as in `cause`), when the network began with it, when it arrived.
 
     def __init__(self, schedule: Schedule, costs: Costs, steps: int) -> None:
         self.schedule, self.costs, self.steps = schedule, costs, steps
@@ -193,7 +178,7 @@ class Run:
         self._workers = [schedule.lanes[lane].worker for lane in graph.lanes]
         self._sizes = [costs.bytes_of(stage).output for stage in range(len(self.updates))]
         self._ways: dict[tuple[int, int], _Way] = {}
-        self._held: dict[Any, tuple[float, int | None]] = {}  # until when a side is, and by what
+        self._held: dict[Any, tuple[float, int | None]] = {}  # until when a side is occupied, and by what
         self._shares: dict[int, dict[Any, float]] = {}
         self._holds: set[int] = set()  # entries of S that have their sides
         self._heap: list[tuple[float, int]] = []
@@ -210,7 +195,7 @@ class Run:
         self._loop()
 
     def _look_up(self) -> None:
-        """Note which stage's weights every cell reads, and which cells need more than to begin and to end."""
+        """Find each cell's stage whose weights it reads, and the cells that need more than to begin and to end."""
         graph, cells = self.schedule.graph, self.schedule.cells
         stashed = graph.weights == "stashed"
         lanes = [bool(self._sharing) and lane in self._sharing for lane in range(len(self.schedule.lanes))]
@@ -228,7 +213,7 @@ class Run:
                 if kind == "S" and shares[lane]:
                     self._shares[number] = shares[lane]
                     special = True
-            self._special[number] = special or self._recompute.concerns(number)
+            self._special[number] = special or number in self._recompute.of
 
     def _loop(self) -> None:
         """Run until nothing is left to happen."""
@@ -253,7 +238,7 @@ class Run:
             if not heap:
                 return
             now = heap[0][0]
-            if not isfinite(now):  # of times that are no numbers none is the next
+            if not math.isfinite(now):  # NaN has no order
                 raise OptionError("The step takes longer than numbers go", expected="finite times", got=now)
             ready = []
             while heap and heap[0][0] == now:
@@ -261,7 +246,7 @@ class Run:
                 if entry >= total:
                     self._arrive(entry - total, ready)
                     continue
-                if entry < 0:  # an S, whose way is free
+                if entry < 0:  # an S whose path is free
                     ready.append(-1 - entry)
                     continue
                 number = entry % count
@@ -295,7 +280,7 @@ class Run:
                 heappush(self._heap, (free, -1 - entry))
                 return
         extra = self._recompute.needed(number, step)
-        if extra is None:  # another stream computes the activations again
+        if extra is None:  # another stream recomputes the activations
             self.cause[entry] = step * self.count + self._recompute.wait(number, step, entry)
             return
         self.begin[entry] = now
@@ -312,7 +297,7 @@ class Run:
             sharing.add(entry, duration, self._slowdowns[entry % self.count], now, self._heap)
 
     def _has_ended(self, entry: int, now: float, ready: list[int]) -> bool:
-        """Say whether a cell has come to its end: that may have been moved, or only its recomputation is over."""
+        """Whether a cell has come to its end: that may have moved, or only its recomputation is over."""
         step, number = divmod(entry, self.count)
         sharing = self._sharing.get(self.schedule.cells.lanes[number])
         if sharing is not None and not sharing.remove(entry, now, self._heap):
@@ -331,7 +316,7 @@ class Run:
         self.own_update[stage, microbatch, step] = version
 
     def _release(self, readers: list[int], step: int, cause: int, ready: list[int]) -> None:
-        """Tell cells that one of the things they wait for is there."""
+        """Tell cells that one of their dependencies is ready."""
         waits, base = self._waits, step * self.count
         for reader in readers:
             waits[base + reader] -= 1
@@ -366,7 +351,7 @@ class Run:
             self._arrive(transfer, ready)
 
     def _hold(self, number: int, entry: int, now: float) -> tuple[float, int | None]:
-        """Let an S have its sides of the network as soon as they are free; return when that is, and what has them."""
+        """Let an S occupy its sides of the network as soon as they are free; return when, and what occupies them."""
         shares, held = self._shares[number], self._held
         free, holder = max((held[key] for key in shares if key in held), key=itemgetter(0), default=(now, None))
         begin = max(free, now)
@@ -385,7 +370,7 @@ class Run:
             yield Transfer(send.source, self._workers[number], send.receiver, begin, end, step)
 
     def cause_of(self, entry: int) -> int | None:
-        """Return the entry that a cell waited for last, if need be by way of what it sent and what held the network."""
+        """Return the entry that a cell waited for last, past its transfer and what occupied the network."""
         cause = self.cause[entry]
         while cause is not None and cause < 0:
             before = self.held_by[-1 - cause]
@@ -400,15 +385,16 @@ class Run:
         return next((version for action, version in read if (action.kind == "F") == (kind == "F")), None)
 
     def _version(self, action: Action, step: int) -> int | None:
-        """Return the version of the weights that an action reads which starts now, None if it reads none."""
+        """Return the version of the weights that an action starting now reads, None if it reads none."""
         stage = action.stage
         if action.kind not in "FIB" or stage in self.schedule.graph.unweighted:
             return None
         if self.schedule.graph.weights != "stashed" or action.microbatch is None:
             return len(self.updates[stage])
+        key = stage, action.microbatch, step
         if action.kind == "F":
-            self._forward_version[stage, action.microbatch, step] = len(self.updates[stage])
-        return self._forward_version[stage, action.microbatch, step]
+            self._forward_version[key] = len(self.updates[stage])
+        return self._forward_version[key]
 
 
 _NOTHING = -1
@@ -416,7 +402,7 @@ _NOTHING = -1
 
 
 class _Way:
-    """A route between two workers: its sides, and for how long the output of every stage occupies each."""
+    """A route between two workers: its sides, and how long the output of every stage occupies each."""
 
     def __init__(self, route: Route, sizes: list[float]) -> None:
         self.keys = [side.key for side in route.sides]
@@ -432,14 +418,14 @@ _SAVED, _OUTPUT_GRADIENTS, _WEIGHT_GRADIENTS, _WEIGHTS = range(len(USES))
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """What one worker keeps in memory over time.
+    """One worker's memory over time.
 
     Attributes
     ----------
     worker
         Its number.
     times
-        When the amount changes, from 0. What holds for no time at all is left out.
+        When the amount changes, from 0. Amounts that hold for no time are left out.
     saved
         Activations kept for the backward, from each of `times` until the next: from the start of F until I and W have
         ended; of a recomputed stage only its input (the output of the stage before; nothing for stage 0, whose input is
@@ -450,7 +436,7 @@ class MemoryCurve:
     weight_gradients
         From the start of the first W until the end of U; until the end where the step has no U.
     weights
-        All versions that are still to be read. One a stage, except for ``weights="stashed"``.
+        All versions that are still to be read. One per stage, except for ``weights="stashed"``.
     """
 
     worker: int
@@ -471,7 +457,7 @@ class MemoryCurve:
         return max(self.bytes)
 
 
-_Change: TypeAlias = tuple[float, int, float]  # when, which of `USES`, how much more
+_Change: TypeAlias = tuple[float, int, float]  # when, which of `USES`, difference
 
 
 def memory_curves(run: Run) -> tuple[MemoryCurve, ...]:
@@ -491,7 +477,6 @@ def memory_curves(run: Run) -> tuple[MemoryCurve, ...]:
 
 
 def _curve(worker: int, changes: list[_Change]) -> MemoryCurve:
-    """Add changes up."""
     now = [0.0] * len(USES)
     times, values = [0.0], [tuple(now)]
     for time, use, amount in sorted(changes, key=itemgetter(0)):
@@ -504,7 +489,7 @@ def _curve(worker: int, changes: list[_Change]) -> MemoryCurve:
 
 
 class _StageAccount:
-    """What one stage allocates and frees."""
+    """Allocations of one stage."""
 
     def __init__(self, run: Run, stage: int, arrivals: dict[tuple[Action, int], float]) -> None:
         self._run, self._stage, self._arrivals = run, stage, arrivals
@@ -519,7 +504,7 @@ class _StageAccount:
                        for pair in zip(self._backwards, self._weight_gradients, strict=True)]  # fmt: skip
 
     def activations(self) -> Iterator[_Change]:
-        """Yield changes of what forwards keep."""
+        """Yield changes of the saved activations."""
         run, carried = self._run, self._graph.first == "I"
         saved = kept = self._bytes.saved
         if self._stage in self._schedule.recomputed:
@@ -575,7 +560,7 @@ class _StageAccount:
         if self._graph.weights != "stashed":
             return
         made = run.updates[self._stage]
-        needed = [*made, math.inf]  # until when each version is: replaced, and no longer read
+        needed = [*made, math.inf]  # until when each version is kept: replaced, and no longer read
         for step in range(run.steps):
             for forward, backward in zip(self._forwards, self._backwards, strict=True):
                 version = run.version_of(forward, step, "F") or 0
@@ -591,7 +576,7 @@ class _StageAccount:
         return min([begin[base + number] for number in numbers]), max([end[base + number] for number in numbers])
 
 
-# What a schedule takes: times, waiting, staleness of the weights, memory, without running it.
+# The results of a simulation: times, waiting, staleness of the weights, memory.
 
 
 class Event(NamedTuple):
@@ -600,16 +585,16 @@ class Event(NamedTuple):
     Attributes
     ----------
     cell
-        What.
+        One action, or an overlap of two.
     lane
         The number of its lane in ``schedule.lanes``.
     start, end
         Times. Recomputation of activations is included.
     versions
-        For every action of the cell, which version of its stage's weights it read: how often they had been updated
-        since the beginning. None for actions that read no weights (W, S, U, and all of a stage without).
+        For every action of the cell, the version of its stage's weights that it read: the number of updates since the
+        beginning. None for actions that read no weights (W, S, U, and all of a stage without).
     step
-        Of which repetition of the schedule.
+        The repetition of the schedule.
     """
 
     cell: Cell
@@ -626,13 +611,7 @@ MOST_STEPS = 10**6
 
 @dataclass(frozen=True)
 class Simulation:
-    """What `simulate` found.
-
-    Attributes
-    ----------
-    schedule, costs, steps
-        What was simulated.
-    """
+    """The result of `simulate`; `schedule`, `costs` and `steps` are its arguments."""
 
     schedule: Schedule
     costs: Costs
@@ -676,7 +655,7 @@ class Simulation:
 
     @cached_property
     def critical_path(self) -> tuple[Event, ...]:
-        """Events that each waited for the one before (its data, its lane, or the link it sent on), the last ends last.
+        """Events that each waited for the one before (its data, its lane, or the link it sent on); the last ends last.
 
         To make the step shorter, one of these must become shorter or a transfer between them faster.
         """
@@ -690,7 +669,7 @@ class Simulation:
 
     @cached_property
     def memory(self) -> tuple[MemoryCurve, ...]:
-        """What every worker keeps in memory over time."""
+        """Every worker's memory over time."""
         return memory_curves(self._run)
 
     @cached_property
@@ -699,7 +678,7 @@ class Simulation:
         return max(curve.peak for curve in self.memory)
 
     def event(self, action: Action, step: int = 0) -> Event:
-        """Return when an action ran (I and W within B: when B did).
+        """Return the event of an action (of I and W within B: the B's).
 
         Raises
         ------
@@ -741,10 +720,10 @@ class Simulation:
         raise OptionError(f"{action} reads no weights", expected="F, I or B of a stage with weights", got=str(action))
 
     def staleness(self, action: Action, step: int = 0) -> int:
-        """Return how many updates of its stage lie between what an action read and the update from its own gradient.
+        """Return the number of updates of its stage between the weights that an action read and its gradient's update.
 
         0 if the gradient is applied to the very weights that it was computed with; negative if an I reads weights that
-        have got it already (``weights="latest"``, and the update before I).
+        include it already (``weights="latest"``, and the update before I).
         """
         version = self.version(action, step)
         if self.schedule.graph.updates != "microbatch":
@@ -752,15 +731,15 @@ class Simulation:
         return self._run.own_update[action.stage, action.microbatch, step] - 1 - version
 
     def version_difference(self, action: Action, step: int = 0) -> int:
-        """Return how many updates its stage gets from what an action reads until its micro-batch's round trip is over.
+        """Return the number of updates of its stage from the weights that an action reads until its round trip is over.
 
-        The round trip is over when the backward reaches stage 0 (Chen et al., "Efficient and robust parallel DNN
-        training through model parallelism", 2018, §3.3): so many updates ahead are weights to be predicted.
+        The round trip is over when the micro-batch's backward reaches stage 0 (Chen et al., "Efficient and robust
+        parallel DNN training through model parallelism", 2018, §3.3): the weights to predict are that far ahead.
 
         Raises
         ------
         OptionError
-            The round trip ends in a later step than those simulated.
+            The round trip ends in a step after the simulated ones.
         """
         version = self.version(action, step)
         over = Action(0, "I", action.microbatch)
@@ -773,22 +752,18 @@ class Simulation:
 def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1) -> Simulation:
     """Find out when everything in a schedule happens.
 
-    Every lane runs its cells in order; a cell starts when the one before it has ended and its data are there. Data for
-    another worker travel over `Costs.link`.
+    Every lane runs its cells in order; a cell starts when the one before it has ended and its data are ready. Data for
+    another worker travel over `Costs.link`. Equal arguments give equal results.
 
     Parameters
     ----------
     schedule
-        What to run. It is validated first.
+        The schedule, which is validated first.
     costs
-        What it costs; F, I and W take 1, the rest nothing, if left out.
+        By default F, I and W take 1, the rest nothing.
     steps
         How often the schedule is repeated. Step follows step without a pause: where data and lanes allow, the next one
         starts before the last has ended.
-
-    Returns
-    -------
-    The result. Two calls with equal arguments give equal results.
 
     Raises
     ------
@@ -800,48 +775,43 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1) 
     """
     steps = check_integer("steps", steps, 1, MOST_STEPS)
     if costs is not None and not isinstance(costs, Costs):
-        raise OptionError("costs are none", expected="Costs, or None", got=type(costs).__name__)
+        raise OptionError("costs have the wrong type", expected="Costs, or None", got=type(costs).__name__)
     validate(schedule)
     costs = Costs() if costs is None else costs
     stages = schedule.graph.stages
     if isinstance(costs.stages, tuple) and len(costs.stages) != stages:
-        got = len(costs.stages)
-        raise OptionError("The bytes are those of another model", expected=f"StageBytes of {stages} stages", got=got)
+        raise OptionError("The bytes are of another model", expected=f"StageBytes of {stages} stages",
+                          got=len(costs.stages))  # fmt: skip
     return Simulation(schedule, costs, steps, Run(schedule, costs, steps))
 
 
 def depth(graph: StepGraph, costs: Costs | None = None) -> float:
-    """Return the length of the longest chain of actions that need each other: no schedule takes less.
+    """Return the length of the longest chain of actions that need each other: no schedule is shorter.
 
-    Parameters
-    ----------
-    graph
-        The step.
-    costs
-        Durations; all actions, S and U too, take 1 if left out. Transfers are free.
+    All actions, S and U too, take 1 without `costs`. Transfers are free.
     """
     costs = Costs(dict.fromkeys(KINDS, 1.0)) if costs is None else Costs(costs.durations)
     unlimited = Schedule.of(graph, [{str(action): [action] for action in graph.required()}])
     return max(Run(unlimited, costs, 1).end)
 
 
-# How far a simulated step is from a measured one: its length, and when each action starts.
+# Comparing a simulated step with a measured one.
 
 
 @dataclass(frozen=True)
 class Errors:
-    """What a simulation says, against what was measured.
+    """Errors of a simulation against a measured step.
 
     Attributes
     ----------
     makespan
         Relative error of the length of the step: simulated / measured - 1.
     starts
-        For every action, by how much later it starts in the simulation, as a share of the measured length. Both begin
-        with their first action.
+        For every action, its delay in the simulation, as a share of the measured length. Both begin with their first
+        action.
     durations
-        For every action, simulated / measured - 1 of its duration; infinite where something was simulated of what took
-        no time, 0 where both took none.
+        For every action, simulated / measured - 1 of its duration; infinite where only the measured duration is 0, 0
+        where both are.
     """
 
     makespan: float
@@ -855,7 +825,7 @@ class Errors:
 
     @property
     def worst_start(self) -> Action:
-        """The action whose start is farthest off, the first of equals."""
+        """The action whose start has the largest error, the first of equals."""
         return max(self.starts, key=lambda action: abs(self.starts[action]))
 
 
@@ -865,10 +835,10 @@ def compare(simulation: Simulation, spans: Iterable[tuple[Action, float, float]]
     Parameters
     ----------
     simulation
-        Of one step.
+        Of one step, with costs in seconds.
     spans
         The same actions as measured: action, start, end, in seconds of one clock for all workers (`Span` of
-        `sparsebp.runtime.search`, say), in any order. The simulation's costs must be in seconds, too.
+        `sparsebp.runtime.search`, say), in any order.
 
     Raises
     ------
@@ -883,13 +853,13 @@ def compare(simulation: Simulation, spans: Iterable[tuple[Action, float, float]]
     begin, end = min(start for start, _ in measured.values()), max(end for _, end in measured.values())
     first, length = min(start for start, _ in simulated.values()), end - begin
     if length <= 0:
-        raise OptionError(
-            "The measured step took no time", expected="a longer one", got=length, remedy="Measure with a finer clock"
-        )
+        raise OptionError("The measured step took no time", expected="a longer one", got=length)
     starts = {action: ((simulated[action][0] - first) - (start - begin)) / length
               for action, (start, _) in measured.items()}  # fmt: skip
-    durations = {action: _relative(simulated[action][1] - simulated[action][0], end - start)
-                 for action, (start, end) in measured.items()}  # fmt: skip
+    durations = {}
+    for action, (start, end) in measured.items():
+        lasted, took = simulated[action][1] - simulated[action][0], end - start
+        durations[action] = lasted / took - 1 if took else 0.0 if lasted == 0 else math.inf
     return Errors((simulation.makespan - first) / length - 1, starts, durations)
 
 
@@ -900,7 +870,7 @@ def _checked(simulation: Simulation, spans: Iterable[tuple[Action, float, float]
         if action in measured or action not in wanted:
             raise OptionError("The measured step is another one", expected="every action of the schedule, once",
                               got=f"{action}{' twice' if action in measured else ''}")  # fmt: skip
-        if not (isfinite(start) and isfinite(end) and start <= end):
+        if not (math.isfinite(start) and math.isfinite(end) and start <= end):
             got = f"{shown(start)} to {shown(end)}"
             raise OptionError(f"The times of {action} cannot be", expected="a start, and an end no earlier", got=got)
         measured[action] = float(start), float(end)
@@ -908,9 +878,3 @@ def _checked(simulation: Simulation, spans: Iterable[tuple[Action, float, float]
         raise OptionError("The measured step is another one", expected=f"the {len(wanted)} actions of the schedule",
                           got=f"{len(measured)}, without {min(wanted - measured.keys(), key=str)}")  # fmt: skip
     return measured
-
-
-def _relative(simulated: float, measured: float) -> float:
-    if measured == 0:
-        return 0.0 if simulated == 0 else float("inf")
-    return simulated / measured - 1

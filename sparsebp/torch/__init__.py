@@ -1,6 +1,6 @@
 """PyTorch modules over this library's kernels: `accelerate` a model, or build it from `RNN`, `GRU` and `LSTM`.
 
-``import sparsebp.torch as st``. Inside this room ``torch`` is PyTorch, whose names and meanings everything has.
+``import sparsebp.torch as st``. In this package ``torch`` is PyTorch; names and meanings are PyTorch's.
 
 Raises
 ------
@@ -22,21 +22,9 @@ from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Outcome, R
 from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian
 
 __all__ = [
-    "GRU",
-    "LSTM",
-    "RNN",
-    "BatchedCSR",
-    "GRUCell",
-    "LSTMCell",
-    "Outcome",
-    "ProductPlan",
-    "RNNCell",
-    "accelerate",
-    "explain",
-    "plan_product",
-    "restore",
-    "sparse_jacobian",
-]
+    "GRU", "LSTM", "RNN", "BatchedCSR", "GRUCell", "LSTMCell", "Outcome", "ProductPlan", "RNNCell", "accelerate",
+    "explain", "plan_product", "restore", "sparse_jacobian",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,9 @@
-"""Runs of recurrent cells as PyTorch's operators: tensors, packed rows, derivatives of any order.
+"""Recurrent cells as PyTorch operators: tensors, packed rows, derivatives of any order.
 
-An `autograd.Function` has the rules for both modes and for vmap; the way back is itself one with a way back. Compiled
-graphs hold the operators, which come to the same functions as their kernels of autograd: so an operator that meets a
-mode or transform which compiled graphs do not know raises, and PyTorch goes on without the graph. With
-`torch.library.register_autograd` in place of this, tangents would be dropped without a word.
+An `autograd.Function` has the rules for both modes and for vmap; its backward is itself differentiable. Compiled graphs
+hold the operators, which use the same functions as their autograd kernels. An operator that meets a mode or transform
+unknown to compiled graphs raises, and PyTorch goes on without the graph. `torch.library.register_autograd` would
+silently drop tangents instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -26,16 +26,16 @@ from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError
-from sparsebp.nn.bptt import BackwardOptions, choose
-from sparsebp.nn.cells import CellMath, LSTMMath, State, Tape, Weights
-from sparsebp.nn.recurrent import GRUMath, RNNMath
+from sparsebp.nn.bptt import BackwardOptions
+from sparsebp.nn.cells import CellMath, GRUMath, LSTMMath, RNNMath, State, Tape, Weights
+from sparsebp.nn.recurrent import choose
 
-# Tensors as arrays and back, without a copy: NumPy's on the CPU, CuPy's on a GPU and on PyTorch's current stream.
+# Tensors as arrays and back, without a copy: NumPy on the CPU, CuPy on a GPU and on PyTorch's current stream.
 
 
 @contextlib.contextmanager
 def on_its_stream(tensor: Tensor) -> Iterator[None]:
-    """Let CuPy work on the tensor's device and on the stream that PyTorch uses there now; nothing for the CPU."""
+    """Make CuPy use the tensor's device and PyTorch's current stream there; does nothing on the CPU."""
     if not tensor.is_cuda:
         yield
         return
@@ -45,47 +45,44 @@ def on_its_stream(tensor: Tensor) -> Iterator[None]:
 
 
 def to_array(tensor: Tensor) -> Array:
-    """Return a tensor's values as a C-contiguous array that shares its memory, or a copy's if it is not contiguous."""
+    """Return a tensor's values as a C-contiguous array that shares memory, or a copy if it is not contiguous."""
     if tensor.is_cuda:
         return backend.cupy().from_dlpack(tensor.detach().resolve_neg().contiguous())
-    # not DLPack: it has no way to say that memory may be written to, and kernels are compiled for memory that may
-    array = tensor.numpy(force=True)  # without a copy unless its sign is to be changed
+    # not DLPack: it cannot say that memory is writeable, and kernels are compiled for writeable memory
+    array = tensor.numpy(force=True)  # copies only tensors with a negative bit
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return an array that nobody else keeps as a tensor. It shares the memory of an array of NumPy.
+    """Return an array that nothing else keeps as a tensor; NumPy memory is shared.
 
-    One of CuPy's is copied on the current stream: its memory goes back to CuPy's pool, which does not know what other
-    streams of PyTorch may still read.
+    A CuPy array is copied on the current stream: its memory returns to CuPy's pool, which does not know about other
+    PyTorch streams that may still read it.
     """
     if backend.device_of(array) == "cpu":
         return torch.from_numpy(array)
     return torch.from_dlpack(array).clone()
 
 
-# Forward mode within forward mode: what a ``jvp`` of an `autograd.Function` needs for its own derivatives.
-#
-# PyTorch calls it with forward mode off, at every level: without this, derivatives in forward mode of what it computes
-# are zero, without a word.
+# Forward mode within forward mode. PyTorch calls the ``jvp`` of an `autograd.Function` with forward mode off at every
+# level, so derivatives in forward mode of its result would silently be zero.
 
 
 @contextlib.contextmanager
 def primals(saved: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
-    """Give what was saved without its tangents at the level of the ``jvp``; outer levels go on in the block."""
+    """Yield saved tensors without their tangents at the level of the ``jvp``; outer levels stay on in the block."""
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
         yield [tensor if tensor is None else forward_ad.unpack_dual(tensor).primal for tensor in saved]
 
 
-# Rows of sequences of several lengths, as a PackedSequence has them, in stretches that the kernels take as they lie.
+# Rows of sequences of several lengths, as in a PackedSequence, in packed segments that the kernels take without copies.
 #
-# The rows of all samples at the first step come first, then those at the second, and so on; samples are in the order of
-# falling length. Between two ends of sequences, steps have the same samples, so their rows are one contiguous array
-# (steps, samples, features): a stretch. No padding is computed, and none is stored. A batch of one length is one
-# stretch.
+# The rows of all samples at the first step come first, then those at the second, and so on, with samples in the order
+# of falling length. Between two ends of sequences, steps have the same samples, so their rows are one contiguous array
+# (steps, samples, features): a segment. There is no padding. A batch of one length is one segment.
 
 
-class Stretch(NamedTuple):
+class Segment(NamedTuple):
     """Steps with the same samples: the first ``batch`` ones, in the rows from ``first`` on."""
 
     first: int
@@ -98,15 +95,15 @@ class Stretch(NamedTuple):
         return slice(self.first, self.first + self.steps * self.batch)
 
 
-def stretches(batch_sizes: np.ndarray | None, rows: int, batch: int) -> Sequence[Stretch]:
-    """Cut the rows of a batch into stretches; `batch_sizes` (T,) int64 as a PackedSequence has them, or None."""
+def segments(batch_sizes: np.ndarray | None, rows: int, batch: int) -> Sequence[Segment]:
+    """Cut the rows of a batch into segments; `batch_sizes` (T,) int64 as in a PackedSequence, or None."""
     if batch_sizes is None:
-        return (Stretch(0, rows // batch, batch),) if rows else ()
+        return (Segment(0, rows // batch, batch),) if rows else ()
     return _cut(batch_sizes.astype(np.int64, copy=False).tobytes(), rows, batch)
 
 
-@lru_cache(maxsize=32)  # of one step, forward and back ask for the same
-def _cut(sizes: bytes, rows: int, batch: int) -> tuple[Stretch, ...]:
+@lru_cache(maxsize=32)  # the forward and backward of one step ask for the same
+def _cut(sizes: bytes, rows: int, batch: int) -> tuple[Segment, ...]:
     batch_sizes = np.frombuffer(sizes, np.int64)
     if batch_sizes.size == 0 and rows == batch == 0:
         return ()
@@ -115,18 +112,17 @@ def _cut(sizes: bytes, rows: int, batch: int) -> tuple[Stretch, ...]:
     if last < 1 or batch_sizes[0] != batch or (falls < 0).any() or batch_sizes.sum() != rows:
         raise OptionError("The batch sizes of the packed sequence do not fit its data",
                           expected=f"sizes that fall from {batch} to 1 or more, {rows} in all",
-                          got=np.array2string(batch_sizes, threshold=8),
-                          remedy="Make it with torch.nn.utils.rnn.pack_sequence or pack_padded_sequence")  # fmt: skip
-    begins = [0, *(np.flatnonzero(falls) + 1).tolist()]  # the first step of each stretch
+                          got=np.array2string(batch_sizes, threshold=8))  # fmt: skip
+    begins = [0, *(np.flatnonzero(falls) + 1).tolist()]  # the first step of each segment
     found, first = [], 0
     for begin, end, size in zip(begins, [*begins[1:], batch_sizes.size], batch_sizes[begins].tolist(), strict=True):
-        found.append(Stretch(first, end - begin, size))
+        found.append(Segment(first, end - begin, size))
         first += (end - begin) * size
     return tuple(found)
 
 
 def reversed_rows(batch_sizes: np.ndarray | None, rows: int, batch: int) -> np.ndarray:
-    """Return for each row the one that takes its place when every sample is reversed in time; its own inverse."""
+    """Return the row that replaces each row when every sample is reversed in time; its own inverse."""
     if batch_sizes is None:
         steps = rows // batch if rows else 0
         return np.arange(rows).reshape(steps, batch)[::-1].reshape(-1)
@@ -139,22 +135,22 @@ def reversed_rows(batch_sizes: np.ndarray | None, rows: int, batch: int) -> np.n
 
 # One run of a recurrent cell, a layer in one direction, over packed rows: arrays in, arrays out, no tensors.
 #
-# The state of a cell is a tuple: (h,), of an LSTM (h, c). Before the first step and behind the last one it has a row a
-# sample (B, H), on the way a row a step and sample (N, H).
+# The state of a cell is a tuple: (h,), or (h, c) for an LSTM. Initial and final states have a row per sample (B, H),
+# the others a row per step and sample (N, H).
 
 CELLS: dict[str, CellMath] = {
     "rnn_tanh": RNNMath("tanh"), "rnn_relu": RNNMath("relu"), "gru": GRUMath(), "lstm": LSTMMath(),
 }  # fmt: skip
 KEPT = {"rnn_tanh": 0, "rnn_relu": 0, "gru": 4, "lstm": 4}
-"""Columns of the gates that a forward keeps, in multiples of the hidden size."""
+"""Columns of the gates kept by a forward, in multiples of the hidden size."""
 
 _AUTO = BackwardOptions()
 LONG = 64
-"""Steps from which one of several stretches may be worth being cut into chunks."""
+"""Steps from which one of several segments may be worth cutting into chunks."""
 
 
 class Forward(NamedTuple):
-    """States and gates (N, columns) of all rows; each sample's last state."""
+    """States and gates (N, columns) of all rows; the last state of each sample."""
 
     states: State
     last: State
@@ -162,7 +158,7 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Gradients at x (N, I), at the state before the first step, and at the weights; None: not asked for."""
+    """Gradients at x (N, I), at the initial state, and at the weights; None where not asked for."""
 
     x: Array | None
     start: State
@@ -170,40 +166,19 @@ class Backward(NamedTuple):
 
 
 class PackedTape(Tape):
-    """A tape whose arrays are views of those that hold the rows of all stretches, the state before them elsewhere."""
+    """A tape whose arrays are views of the rows of all segments, with the state before them elsewhere."""
+
+    c0 = c = cast(Any, None)  # attributes here, not views of `states`
 
     def __init__(self, x: Array, start: State, states: State, gates: Array | None, h_prev: Array = None) -> None:
-        super().__init__(x, states, gates)
-        self._start, self._h_prev = start, h_prev
-
-    @property
-    def h0(self) -> Array:
-        """The state before the first step (B, H)."""
-        return self._start[0]
-
-    @property
-    def h(self) -> Array:
-        """The states (T, B, H)."""
-        return self.states[0]
-
-    @property
-    def h_prev(self) -> Array:
-        """The state before each step (T, B, H)."""
-        return self._h_prev
-
-    @property
-    def c0(self) -> Array:
-        """An LSTM's cells before the first step (B, H)."""
-        return self._start[1]
-
-    @property
-    def c(self) -> Array:
-        """An LSTM's cells (T, B, H)."""
-        return self.states[1]
+        self.x, self.states, self.gates, self.core = x, states, gates, None
+        self.h0, self.h, self.h_prev = start[0], states[0], h_prev
+        if len(states) == 2:  # an LSTM
+            self.c0, self.c = start[1], states[1]
 
 
-def forward(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights) -> Forward:
-    """Run over x (N, I), whose rows are cut into stretches, in their order."""
+def forward(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights) -> Forward:
+    """Run over x (N, I), segment by segment."""
     cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
     k = kernels.get(xp)
     gates = empty(xp, (len(x), KEPT[kind] * hidden), x.dtype) if KEPT[kind] else None
@@ -228,8 +203,8 @@ def forward(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights:
     return done
 
 
-def infer(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights) -> tuple[Array, State]:
-    """Return h (N, H) and each sample's last state, as `forward` does, and keep nothing; all on the host."""
+def infer(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights) -> tuple[Array, State]:
+    """Return h (N, H) and each sample's last state as `forward` does, and keep nothing; on the host."""
     cell, last = CELLS[kind], tuple(part.copy() for part in start)
     if len(cuts) == 1:
         states, ends = cell.infer(_steps(x, cuts[0]), last, weights)
@@ -244,10 +219,10 @@ def infer(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: W
 
 
 def backward(
-    kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights, states: State, gates: Array | None,
+    kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights, states: State, gates: Array | None,
     gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool, for_weights: bool,
 ) -> Backward:  # fmt: skip
-    """Take the gradients at the states h (N, H) and at the last state, any of them None, back through `forward`."""
+    """Propagate gradients at the states h (N, H) and at the last state, any of them None, back through `forward`."""
     cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
     if for_weights and not for_input and len(cuts) == 1:
         summed = _summed_backward(cell, x, cuts, start, weights, states, gates, gy, at_last)
@@ -261,66 +236,74 @@ def backward(
         and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
     ):
         k, compiled = k.unchecked, kernels.on_host().cells
-    ga = empty(xp, (len(x), cell.columns * hidden), x.dtype)
+    grad_gates = empty(xp, (len(x), cell.columns * hidden), x.dtype)
     arriving = tuple(
         xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
     )  # fmt: skip
     chunks = [_chunks(cell, cut, hidden, len(cuts), x.dtype, xp) for cut in cuts]
     if len(cuts) > 1 and max(chunks) == 1 and compiled is not None and compiled.takes(hidden):
-        compiled.backward(kind, cuts, weights.weight_hh, start, states, gates, gy, ga, arriving)
+        compiled.backward(kind, cuts, weights.weight_hh, start, states, gates, gy, grad_gates, arriving)
     else:
         for number in reversed(range(len(cuts))):
             cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
             here = tuple(part[: cut.batch] for part in arriving)
             out = tuple(xp.empty_like(part) for part in here)
             gy_here = None if gy is None else _steps(gy, cut)
-            cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks[number], _steps(ga, cut), out)
+            cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks[number], _steps(grad_gates, cut), out)
             for part, found in zip(here, out, strict=True):
                 part[...] = found
-    ga = ga[:, None]
-    at_input = cell.input_grad(ga, weights)[:, 0] if for_input else None
+    grad_gates = grad_gates[:, None]
+    at_input = cell.input_grad(grad_gates, weights)[:, 0] if for_input else None
     at_weights = None
     if for_weights:
-        before = empty(xp, states[0].shape, x.dtype)
-        _write_before(cuts, start[0], states[0], before)
-        whole = PackedTape(x[:, None], start, (states[0][:, None],), gates, before[:, None])
-        at_weights = cell.weight_grad(ga, whole, weights)
+        whole = _whole(x[:, None], start, (states[0][:, None],), gates, cuts, states[0])
+        at_weights = cell.weight_grad(grad_gates, whole, weights)
     return Backward(at_input, arriving, at_weights)
 
 
 def _summed_backward(
-    cell: CellMath, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights, states: State,
+    cell: CellMath, x: Array, cuts: Sequence[Segment], start: State, weights: Weights, states: State,
     gates: Array | None, gy: Array | None, at_last: tuple[Array | None, ...],
 ) -> Backward | None:  # fmt: skip
-    """Return the gradients of one stretch whose kernel sums those of the weights as it goes; None if it has none."""
+    """Return the gradients of one segment if its kernel accumulates the weight gradients, else None."""
     tape = _tape(x, cuts, 0, start, states, gates)
-    chunks = choose(_AUTO, cell, tape.h.shape, x.dtype, backend.namespace(x)).chunks
-    if not cell.sums_inside(tape, chunks):
+    xp = backend.namespace(x)
+    k, chunks = kernels.get(xp), choose(_AUTO, cell, tape.h.shape, x.dtype, xp).chunks
+    if not cell.sums_inside(k, tape, chunks):
         return None
-    before = empty(backend.namespace(x), states[0].shape, x.dtype)
-    _write_before(cuts, start[0], states[0], before)
-    whole = PackedTape(tape.x, start, tape.states, tape.gates, _steps(before, cuts[0]))
+    whole = _whole(tape.x, start, tape.states, tape.gates, cuts, states[0])
     gy_here = None if gy is None else _steps(gy, cuts[0])
-    found = cell.summed_backward(whole, weights, gy_here, at_last, chunks)
+    k = k.unchecked if cell.fits(tape.x, weights, tape.h.shape[2]) else k
+    found = cell.summed_backward(k, whole, weights, gy_here, at_last, chunks)
     return Backward(None, found.initial, found.weights)
 
 
+def _whole(x: Array, start: State, states: State, gates: Array | None, cuts: Sequence[Segment], h: Array) -> PackedTape:
+    """Return a tape of all rows, with the state before each row's step (N, H), shaped as the states."""
+    before = empty(backend.namespace(h), h.shape, h.dtype)
+    for number, cut in enumerate(cuts):
+        second = cut.first + cut.batch
+        before[cut.first : second] = _before(cuts, number, start[0], h)
+        before[second : cut.rows.stop] = h[cut.first : cut.rows.stop - cut.batch]
+    return PackedTape(x, start, states, gates, before.reshape(states[0].shape))
+
+
 def _are_rows(x: Array, columns: int, *arrays: Array | None) -> bool:
-    """Say whether arrays (N, columns) belong to the rows of x."""
+    """Whether the arrays are (N, columns), with the rows and the dtype of x."""
     wanted = len(x), columns
     return all(array is None or (array.shape == wanted and array.dtype == x.dtype) for array in arrays)
 
 
 def _tape(
-    x: Array, cuts: Sequence[Stretch], number: int, start: State, states: State, gates: Array | None
+    x: Array, cuts: Sequence[Segment], number: int, start: State, states: State, gates: Array | None
 ) -> PackedTape:
     cut, before = cuts[number], tuple(_before(cuts, number, *both) for both in zip(start, states, strict=True))
     here = tuple([_steps(rows, cut) for rows in states])
     return PackedTape(_steps(x, cut), before, here, None if gates is None else _steps(gates, cut))
 
 
-def _before(cuts: Sequence[Stretch], number: int, start: Array, states: Array) -> Array:
-    """Return the states before the first step of a stretch: rows of `start`, or of the last step of the one before."""
+def _before(cuts: Sequence[Segment], number: int, start: Array, states: Array) -> Array:
+    """Return the states before a segment's first step: rows of `start`, or of the previous segment's last step."""
     batch = cuts[number].batch
     if number == 0:
         return start[:batch]
@@ -328,31 +311,23 @@ def _before(cuts: Sequence[Stretch], number: int, start: Array, states: Array) -
     return states[first : first + batch]
 
 
-def _write_before(cuts: Sequence[Stretch], start: Array, states: Array, before: Array) -> None:
-    """Write the state before each row's step (N, H)."""
-    for number, cut in enumerate(cuts):
-        second = cut.first + cut.batch
-        before[cut.first : second] = _before(cuts, number, start, states)
-        before[second : cut.rows.stop] = states[cut.first : cut.rows.stop - cut.batch]
-
-
-def _chunks(cell: CellMath, cut: Stretch, hidden: int, stretches: int, dtype: np.dtype, xp: ModuleType) -> int:
-    """Return in how many chunks a stretch goes back."""
-    if stretches > 1 and cut.steps < LONG:
+def _chunks(cell: CellMath, cut: Segment, hidden: int, segments: int, dtype: np.dtype, xp: ModuleType) -> int:
+    """Return the number of chunks in which a segment goes back."""
+    if segments > 1 and cut.steps < LONG:
         return 1
     return int(choose(_AUTO, cell, (cut.steps, cut.batch, hidden), dtype, xp).chunks)
 
 
-def _steps(rows: Array, cut: Stretch) -> Array:
-    """Return the rows of a stretch as (steps, samples, features): a view."""
+def _steps(rows: Array, cut: Segment) -> Array:
+    """Return the rows of a segment as (steps, samples, features): a view."""
     first, steps, batch = cut
     return rows[first : first + steps * batch].reshape(steps, batch, rows.shape[1])
 
 
 # The runs as operators of PyTorch's dispatcher, ``sparsebp::run`` and ``sparsebp::run_back``.
 #
-# The dispatcher knows the shapes of what they return (`torch.library.register_fake`), so compiled graphs hold them as
-# they are. What a cell does not have, or what was not asked for, is an empty tensor.
+# The dispatcher knows their output shapes (`torch.library.register_fake`), so compiled graphs hold them as they are.
+# Outputs that a cell does not have, or that are not asked for, are empty tensors.
 
 INPUTS = (
     "str kind, bool reverse, Tensor? batch_sizes, Tensor x, Tensor h0, Tensor? c0, "
@@ -373,10 +348,9 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter, str, bool, type(None)}
 
 
 def are_plain(inputs: Sequence[Any]) -> bool:
-    """Say whether an operator's inputs may be computed with right here, without PyTorch's dispatcher.
+    """Whether an operator's inputs may bypass PyTorch's dispatcher, which takes longer than a short run.
 
-    For an operator written in Python it takes longer than a short run itself. But subclasses of tensors, modes, traces
-    and transforms have to see the operator, and tensors on no device have no values.
+    Tensor subclasses, modes, traces and transforms must see the operator, and meta tensors have no values.
     """
     return (
         _PLAIN.issuperset(map(type, inputs))
@@ -391,9 +365,9 @@ def compute_run(
     kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None,
     *weights: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return y (N, H) in the order of x, h_n and c_n (B, H), and what the way back needs, in the order of the run.
+    """Return y (N, H) in the order of x, h_n and c_n (B, H); for the backward, in the order of the run, h, c and gates.
 
-    That is the states h (empty where they are y), an LSTM's cells c, and the gates.
+    h is empty where it equals y.
     """
     with on_its_stream(x):
         rows, start = to_array(x), _state(h0, c0)
@@ -410,7 +384,7 @@ def infer_op(
     kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None,
     *weights: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return y, h_n and c_n as ``sparsebp::run`` does, for tensors of the CPU that nothing is differentiated by."""
+    """Return y, h_n and c_n as ``sparsebp::run`` does, for CPU tensors without gradients."""
     rows = to_array(x)
     cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
     h, last = infer(kind, _ordered(rows, order), cuts, _state(h0, c0), Weights(*map(_array, weights)))
@@ -460,15 +434,15 @@ def _shapes_of_run_back(
     return tuple(x.new_empty((0,) if like is None else like.shape) for like in wanted)
 
 
-def _cuts(reverse: bool, batch_sizes: Tensor | None, rows: Array, batch: int) -> tuple[Sequence[Stretch], Array | None]:
-    """Return the stretches of the rows, and the rows' order in a reversed run."""
+def _cuts(reverse: bool, batch_sizes: Tensor | None, rows: Array, batch: int) -> tuple[Sequence[Segment], Array | None]:
+    """Return the segments of the rows, and the order of the rows in a reversed run."""
     sizes = None if batch_sizes is None else batch_sizes.numpy()
-    cuts = stretches(sizes, len(rows), batch)
+    cuts = segments(sizes, len(rows), batch)
     return cuts, reversed_rows(sizes, len(rows), batch) if reverse else None
 
 
 def _ordered(rows: Array, order: Array | None) -> Array:
-    """Return the rows in an order that is its own inverse: the gradients' order, too."""
+    """Reorder rows by an order that is its own inverse, so gradients use it too."""
     return rows if order is None else rows.take(order, axis=0)
 
 
@@ -488,10 +462,8 @@ def _tensors(like: Tensor, arrays: Iterable[Array | None]) -> tuple[Tensor, ...]
     return tuple(like.new_empty(0) if array is None else to_tensor(array) for array in arrays)
 
 
-# The same runs in PyTorch's own operations, step by step: what second derivatives and forward mode recompute.
-#
-# PyTorch's cells are differentiable as often as one likes, in either mode and under every transform of `torch.func`;
-# kernels are not. A first gradient never comes here.
+# The same runs in PyTorch's own operations, step by step, for second derivatives and forward mode: PyTorch's cells are
+# differentiable to any order, in both modes and under every transform of `torch.func`. First gradients never need them.
 
 PLAIN_CELLS: dict[str, Callable[..., Any]] = {
     "rnn_tanh": torch.rnn_tanh_cell,
@@ -504,7 +476,7 @@ PLAIN_CELLS: dict[str, Callable[..., Any]] = {
 def run_plain(
     kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None, *weights: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return y (N, H), h_n (B, H) and, of an LSTM, c_n (B, H)."""
+    """Return y (N, H), h_n (B, H) and, for an LSTM, c_n (B, H)."""
     cell, rows, batch = PLAIN_CELLS[kind], x.shape[0], h0.shape[0]
     sizes = [batch] * (rows // batch if rows else 0) if batch_sizes is None else batch_sizes.tolist()
     order = None
@@ -520,7 +492,7 @@ def run_plain(
 def _plain_steps(
     cell: Callable[..., Any], x: Tensor, sizes: list[int], state: tuple[Tensor, ...], weights: tuple[Tensor, ...]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run over the rows, dropping samples where they end; return all states and each sample's last ones."""
+    """Run over the rows, dropping samples where they end; return all states and each sample's last state."""
     outputs: list[Tensor] = [x.new_empty(0, state[0].shape[1])]
     ended: list[list[Tensor]] = [[] for _ in state]
     for x_t in x.split(sizes):
@@ -537,7 +509,7 @@ def _plain_steps(
 def gradients(
     function: Callable[..., Any], inputs: tuple[Tensor, ...], arriving: tuple[Tensor | None, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the gradients at `inputs` of outputs at which `arriving` arrives; None stands for zero."""
+    """Return the gradients at `inputs`, given gradients `arriving` at the outputs; None stands for zero."""
     outputs, back = torch.func.vjp(function, *inputs)[:2]
     return back(tuple(_or_zeros(g, y) for g, y in zip(arriving, outputs, strict=True)))
 
@@ -547,8 +519,8 @@ def tangents(
 ) -> tuple[Tensor, ...]:
     """Return the derivatives of the outputs along `along`; None stands for zero.
 
-    The way back is linear in what arrives: the way back through *it* is the way forward. So forward mode needs reverse
-    mode alone, which nests wherever this is called.
+    The backward is linear in the arriving gradients, so the backward through *it* is the forward derivative. Forward
+    mode thus only needs reverse mode, which nests anywhere.
     """
     outputs, back = torch.func.vjp(function, *inputs)[:2]
     forward = torch.func.vjp(back, tuple(torch.zeros_like(y) for y in outputs))[1]
@@ -567,9 +539,9 @@ def recurrent(
     kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None,
     *weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return y (N, H), h_n (B, H) and c_n (B, H), empty but for an LSTM, of one run over packed rows x (N, I)."""
+    """Return y (N, H), h_n (B, H) and c_n (B, H), empty except for an LSTM, of one run over packed rows x (N, I)."""
     inputs: Any = kind, reverse, batch_sizes, x, h0, c0, *weights
-    if _is_nobody_watching(x, h0, c0, *weights):
+    if _is_plain_inference(x, h0, c0, *weights):
         found = infer_op(*inputs)
     elif torch.compiler.is_compiling():
         found = run_op(*inputs)
@@ -577,12 +549,12 @@ def recurrent(
         found = Run.apply(*inputs)
     else:
         inputs = unwrap_dead_wrappers(inputs)
-        # `Function.apply` binds the arguments to their names first, which takes longer than all else that it does
+        # `Function.apply` binds the arguments to their names first, which takes longer than all its other work
         found = super(Function, Run).apply(*inputs) if _is_differentiated() else Run.forward(*inputs)
     return found[0], found[1], found[2]
 
 
-def _is_nobody_watching(*tensors: Tensor | None) -> bool:
+def _is_plain_inference(*tensors: Tensor | None) -> bool:
     """Whether this is a plain call on the CPU without gradients: no transform, mode, tangent or graph."""
     return (
         not torch.is_grad_enabled()
@@ -599,11 +571,11 @@ def _is_nobody_watching(*tensors: Tensor | None) -> bool:
     )
 
 
-# ---- the way back ---------------------------------------------------------------------------------------------------
+# ---- autograd functions ---------------------------------------------------------------------------------------------
 
 
 class Run(Function):
-    """`operators.run` with its derivatives. y, h_n and c_n are differentiable."""
+    """``sparsebp::run`` with its derivatives. y, h_n and c_n are differentiable."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
@@ -630,8 +602,8 @@ class Run(Function):
             return (None,) * len(needed)
         kept = ctx.saved_tensors
         asked = needed[3], any(needed[6:])
-        way_back = RunBack.apply if _is_differentiated() else RunBack.forward
-        found = way_back(*asked, *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
+        run_back = RunBack.apply if _is_differentiated() else RunBack.forward
+        found = run_back(*asked, *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
         return tuple(g if need else None for g, need in zip((None, None, None, *found), needed, strict=True))
 
     @staticmethod
@@ -648,7 +620,7 @@ class Run(Function):
 
 
 class RunBack(Function):
-    """`operators.run_back` with its derivatives: those of the gradients with respect to what arrives and the inputs."""
+    """``sparsebp::run_back`` with its derivatives, at the arriving gradients and at the inputs."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
@@ -690,7 +662,7 @@ class RunBack(Function):
 
 
 def _is_differentiated() -> bool:
-    """Say whether derivatives of a way back may be asked for, in any mode or by a transform."""
+    """Whether a backward may itself be differentiated, in any mode or by a transform."""
     return (
         torch.is_grad_enabled()
         or torch._C._are_functorch_transforms_active()
@@ -698,7 +670,7 @@ def _is_differentiated() -> bool:
     )
 
 
-for _function in (Run, RunBack):  # else `apply` looks for the parameters' names at every call: a tenth of a short run
+for _function in (Run, RunBack):  # else `apply` inspects the parameters at every call: a tenth of a short run
     _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
 
 _LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
@@ -716,24 +688,24 @@ def _plain_run(kind: str, reverse: bool, batch_sizes: Tensor | None) -> Callable
 def _again(
     ctx: Any, inputs: Sequence[Tensor | None]
 ) -> tuple[Callable[..., tuple[Tensor, ...]], MAY_BE_NONE, tuple[Tensor, ...]]:
-    """Return the way back as a function of what may be differentiated of its inputs, all of them, and those given."""
+    """Return the backward as a function of its differentiable inputs, all its inputs, and those that are not None."""
     batch_sizes = ctx.saved_tensors[0]
 
-    def way_back(*inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def backward_of(*inputs: Tensor | None) -> tuple[Tensor, ...]:
         function, given = _of_given(_plain_run(ctx.kind, ctx.reverse, batch_sizes), inputs[3:])
         outputs = 2 if inputs[5] is None else 3  # an LSTM has cells
         found = iter(gradients(function, given, inputs[:outputs]))
         grads = [None if tensor is None else next(found) for tensor in inputs[3:]]
         return tuple(g for g, there in zip(grads, ctx.returned, strict=True) if there and g is not None)
 
-    function, given = _of_given(way_back, inputs)
+    function, given = _of_given(backward_of, inputs)
     return function, tuple(inputs), given
 
 
 def _of_given(
     function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor | None]
 ) -> tuple[Callable[..., tuple[Tensor, ...]], tuple[Tensor, ...]]:
-    """Return `function` as one of those inputs that are not None, and these."""
+    """Return `function` restricted to the inputs that are not None, and these inputs."""
 
     def of_given(*given: Tensor) -> tuple[Tensor, ...]:
         values = iter(given)
@@ -757,10 +729,10 @@ def _vmapped(
     call: Callable[..., tuple[Tensor, ...]], x_at: int, sums: bool, count: int, dims: Sequence[int | None],
     inputs: Sequence[Any],
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
-    """Call with one more axis: as more samples of the batch where the weights are the same, else one by one.
+    """Call with one more axis: as more samples of the batch if the weights are the same, else one by one.
 
-    ``inputs[x_at]`` is x, the batch sizes are before it, the weights three behind. Gradients of the weights are `sums`
-    over the batch, so they are computed one by one, too.
+    ``inputs[x_at]`` is x, preceded by the batch sizes; the weights begin at ``x_at + 3``. If `sums`, gradients of the
+    weights are summed over the batch, which also takes one call each.
     """
     if sums or any(dim is not None for dim in (dims[x_at - 1], *dims[x_at + 3 :])):
         found = [
@@ -782,23 +754,19 @@ def _vmapped(
     return unfolded, tuple(None if out.dim() < 2 else 1 for out in outputs)
 
 
-def _vmapped_run(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:
-    return _vmapped(run_op, 3, False, info.batch_size, in_dims, inputs)
+torch.library.register_vmap(
+    "sparsebp::run", lambda info, dims, *inputs: _vmapped(run_op, 3, False, info.batch_size, dims, inputs)
+)
+torch.library.register_vmap(
+    "sparsebp::run_back", lambda info, dims, *inputs: _vmapped(run_back, 11, inputs[1], info.batch_size, dims, inputs)
+)
 
 
-def _vmapped_run_back(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:
-    return _vmapped(run_back, 11, inputs[1], info.batch_size, in_dims, inputs)
-
-
-torch.library.register_vmap("sparsebp::run", _vmapped_run)
-torch.library.register_vmap("sparsebp::run_back", _vmapped_run_back)
-
-
-# An LSTM whose state is projected (``proj_size``), in terms of one whose state is not.
+# An LSTM with a projected state (``proj_size``), in terms of one without.
 #
-# The state h = W_hr·m, of m = o·tanh(c), enters the gates as W_hh·h = (W_hh·W_hr)·m, so m is the state of an LSTM with
-# that product as its weights. A first state h0 is no projection of any m: it enters as features of each sample's first
-# input, with W_hh as their weights, and m starts from zero.
+# The state h = W_hr·m, with m = o·tanh(c), enters the gates as W_hh·h = (W_hh·W_hr)·m, so m is the state of an LSTM
+# with that product as its weights. An initial h0 is not a projection of any m: it enters as features of each sample's
+# first input, with weights W_hh, and m starts from zero.
 
 
 def run_projected(
@@ -816,7 +784,7 @@ def run_projected(
 
 
 def _first_rows(reverse: bool, batch_sizes: Tensor | None, x: Tensor, batch: int) -> Tensor:
-    """Return the row of each sample that its run comes to first (B,)."""
+    """Return each sample's first row in the order of the run (B,)."""
     samples = torch.arange(batch, device=x.device)
     if not reverse:
         return samples

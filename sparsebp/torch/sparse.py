@@ -1,10 +1,9 @@
 """Sparse products in PyTorch, differentiable to any order; batches of one pattern, Jacobians of modules.
 
-The product is linear in the values of A and in those of B, and so are its gradients: with C = A @ B, the gradient at A
-is a sum over the same terms of C's gradient and B, that at B of A and C's gradient. So there is one form of three
-operands, of which any two make the third, and the way back of each of the three is made of the other two, as often as
-one likes. An `autograd.Function` has the rules for both modes and for vmap; compiled graphs hold the operator
-``sparsebp::product``, which knows a plan by a number and comes to the same function.
+The product is linear in the values of A and of B, and so are its gradients: with C = A @ B, the gradient at A sums C's
+gradient times B over the same terms, the gradient at B sums A times C's gradient. So any two of three operands give
+the third, and the backward of each is made of the other two, to any order. An `autograd.Function` has the rules for
+both modes and for vmap; compiled graphs hold the operator ``sparsebp::product``, which finds its plan by a number.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from sparsebp.torch.ops import on_its_stream, primals, to_array, to_tensor
 __all__ = ["BatchedCSR", "ProductPlan", "plan_product", "sparse_jacobian"]
 
 
-# The structure of a sparse matrix, of whatever library: a `SparsityPattern` whose values count.
+# The structure of a sparse matrix of any library, as a `SparsityPattern` whose values count.
 
 
 def pattern_of(name: str, matrix: Any) -> SparsityPattern:
-    """Return the structure of an argument.
+    """Return the structure of a sparse matrix.
 
     Raises
     ------
     PatternError
-        It is no sparse matrix, or one whose structure is not canonical.
+        `matrix` is not a sparse matrix, or not canonical.
     """
     if isinstance(matrix, torch.Tensor):
         return _pattern_of_tensor(name, matrix)
@@ -49,14 +48,14 @@ def pattern_of(name: str, matrix: Any) -> SparsityPattern:
         return SparsityPattern.diagonal(found.shape[0]) if found.kind == "identity" else found
     if getattr(matrix, "format", None) == "csr":
         return SparsityPattern.from_scipy(matrix)
-    raise PatternError(f"{name} is no sparse matrix",
+    raise PatternError(f"{name} is not a sparse matrix",
                        expected="a torch.sparse_csr tensor, SciPy's CSR, a BatchedCSR or a SparsityPattern",
                        got=type(matrix).__name__, remedy="Convert it with .to_sparse_csr() or .tocsr()")  # fmt: skip
 
 
 def _pattern_of_tensor(name: str, tensor: torch.Tensor) -> SparsityPattern:
     if tensor.layout is not torch.sparse_csr or tensor.dim() not in (2, 3):
-        raise PatternError(f"{name} is no CSR tensor", expected="layout torch.sparse_csr, (m, n) or (B, m, n)",
+        raise PatternError(f"{name} is not a CSR tensor", expected="layout torch.sparse_csr, (m, n) or (B, m, n)",
                            got=f"layout {tensor.layout}, shape {tuple(tensor.shape)}",
                            remedy="Convert it with .to_sparse_csr()")  # fmt: skip
     parts = [tensor.crow_indices().cpu(), tensor.col_indices().cpu()]  # synchronize!
@@ -74,21 +73,21 @@ def _pattern_of_tensor(name: str, tensor: torch.Tensor) -> SparsityPattern:
 
 Role = Literal["a", "b", "c"]
 OPERANDS: dict[str, tuple[Role, Role]] = {"c": ("a", "b"), "a": ("c", "b"), "b": ("a", "c")}
-"""Of what every one of the three is made."""
+"""The two operands that make each of the three."""
 
 _plans: WeakValueDictionary[int, products.ProductPlan] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
 def number_of(plan: products.ProductPlan) -> int:
-    """Return a number by which the operator finds a plan, as long as somebody keeps the plan; none is used twice."""
+    """Return a unique number by which the operator finds a plan while somebody keeps it."""
     number = next(_numbers)
     _plans[number] = plan
     return number
 
 
 def evaluate(number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the values of C by the plan of that number, from those of A and of B."""
+    """Return the values of C from those of A and B, by the plan of that number."""
     found: torch.Tensor = (product if torch.compiler.is_compiling() else Form.apply)(number, "c", x, y)
     return found
 
@@ -102,14 +101,14 @@ product = torch.ops.sparsebp.product.default
 def _plan(number: int) -> products.ProductPlan:
     found = _plans.get(number)
     if found is None:
-        raise StaleError("The plan of a compiled product is gone", expected="a plan that is kept by somebody",
+        raise StaleError("The plan of a compiled product is gone", expected="a plan that somebody keeps",
                          got="none of that number", remedy="Keep the object that plan_product returned")  # fmt: skip
     return found
 
 
 @torch.library.impl("sparsebp::product", ("cpu", "cuda"))
 def _product(plan: int, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return one of A, B and C, by the values of the other two in the order of `OPERANDS`."""
+    """Return one of A, B and C from the values of the other two, in the order of `OPERANDS`."""
     how = _plan(plan)
     with on_its_stream(x):
         left, right = columns(x), columns(y)
@@ -129,7 +128,7 @@ def _shape_of_product(plan: int, role: str, x: torch.Tensor, y: torch.Tensor) ->
 
 
 def columns(values: torch.Tensor) -> Array:
-    """Return values (nnz,) or (B, nnz) as an array (nnz,) or (nnz, B), the batch last; a copy if they lie otherwise."""
+    """Return values (nnz,) or (B, nnz) as an array (nnz,) or (nnz, B), batch last; copied only if not contiguous."""
     return to_array(values.t())
 
 
@@ -148,13 +147,13 @@ class Form(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         ctx.number, ctx.role, x, y = inputs
-        ctx.plan = _plan(ctx.number)  # for the way back, whatever becomes of it meanwhile
+        ctx.plan = _plan(ctx.number)  # keeps it alive for the backward
         ctx.save_for_backward(x, y)
         ctx.save_for_forward(x, y)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradients at both operands, by the form itself; of a shared one the sum over the samples."""
+        """Return the gradients at both operands by the form itself, summed over the samples for a shared operand."""
         names, operands = OPERANDS[ctx.role], ctx.saved_tensors
         values = {**dict(zip(names, operands, strict=True)), ctx.role: grads[0]}
         found: list[torch.Tensor | None] = [None, None]
@@ -179,7 +178,7 @@ class Form(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: Sequence[int | None], number: int, role: Role, x: torch.Tensor, y: torch.Tensor,
     ) -> tuple[torch.Tensor, int]:  # fmt: skip
-        """Take what is mapped over for samples, beside those that are there."""
+        """Treat the mapped axis as samples, in addition to existing ones."""
         size = info.batch_size
         operands = [v if dim is None else v.movedim(dim, 0) for v, dim in zip((x, y), in_dims[2:], strict=True)]
         ranks = [v.dim() - (dim is not None) for v, dim in zip(operands, in_dims[2:], strict=True)]
@@ -197,26 +196,24 @@ class Form(torch.autograd.Function):
         return found.reshape(size, batch, found.shape[-1]), 0
 
 
-# So an operator in a graph that meets a transform which graphs do not know raises, and PyTorch goes on without it;
-# with `torch.library.register_autograd` in place of this, tangents would be dropped without a word.
+# As in `sparsebp.torch.ops`: with `torch.library.register_autograd` instead, tangents would silently be dropped.
 _LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
 _LIBRARY.impl("product", Form.apply, "Autograd")
 
 
-# Products of batches of sparse matrices of one pattern, differentiable: planned once, then for any values.
+# Products of batches of sparse matrices of one pattern, differentiable: planned once, then run for any values.
 
 
 @torch.compiler.disable
 def plan_product(a: Any, b: Any) -> ProductPlan:
-    """Do the symbolic work of C = A @ B once, for sparse matrices whose values come later, a batch of them or one.
+    """Do the symbolic work of C = A @ B once, for sparse matrices or batches of them; values come later.
 
     Parameters
     ----------
     a, b
-        The structures, of shapes (m, k) and (k, n): `torch.sparse_csr` tensors (of a batch of matrices, the samples
-        have one structure), SciPy's CSR matrices, `BatchedCSR`, `sparsebp.SparsityPattern` or
-        `sparsebp.TransposedJacobian`. Stored zeros are entries; values are not looked at. Index arrays are copied: what
-        becomes of them later is of no consequence.
+        The structures, of shapes (m, k) and (k, n): `torch.sparse_csr` tensors (samples of a batch share one
+        structure), SciPy's CSR matrices, `BatchedCSR`, `sparsebp.SparsityPattern` or `sparsebp.TransposedJacobian`.
+        Stored zeros are entries; values are ignored. Index arrays are copied.
 
     Returns
     -------
@@ -226,7 +223,7 @@ def plan_product(a: Any, b: Any) -> ProductPlan:
     Raises
     ------
     PatternError
-        An operand is nothing of that, its columns are not sorted, or the samples of a batch have different structures.
+        An operand is something else, its columns are not sorted, or the samples of a batch differ in structure.
     ShapeError
         The shapes do not chain.
 
@@ -247,7 +244,7 @@ class ProductPlan:
     Attributes
     ----------
     pattern
-        C's structure, a `sparsebp.SparsityPattern`; the values that a call returns are in the order of its entries.
+        C's structure, a `sparsebp.SparsityPattern`; calls return values in the order of its entries.
     """
 
     def __init__(self, plan: products.ProductPlan) -> None:
@@ -268,24 +265,24 @@ class ProductPlan:
     def __call__(self, a_values: torch.Tensor, b_values: torch.Tensor) -> torch.Tensor:
         """Compute the values of C.
 
-        Gradients go to both, of any order; `torch.func.vmap`, `grad`, `jvp` and what is made of them work, and a
-        compiled graph has the call as one operator.
+        Differentiable at both operands, to any order, also under `torch.func.vmap`, `grad` and `jvp`; a compiled graph
+        holds the call as one operator.
 
         Parameters
         ----------
         a_values, b_values
-            Values of A and B in the order of their entries: (nnz,), the same for every sample, or (B, nnz); float32 or
+            Values of A and B in the order of their entries: (nnz,), shared by all samples, or (B, nnz); float32 or
             float64, of one dtype, on one device (CPU, or CUDA with CuPy installed).
 
         Returns
         -------
         torch.Tensor
-            (nnz of C,) if both are shared by the samples, else (B, nnz of C). Computed anew in every call.
+            (nnz of C,) if both are shared, else (B, nnz of C); new in every call.
 
         Notes
         -----
-        The kernels keep the batch last. So the result is a transposed view of (nnz, B), and values that are such a view
-        (of another product, or made as ``torch.empty(nnz, B).T``) go in without a copy; others are copied once.
+        The kernels keep the batch last, so the result is a transposed view of (nnz, B). Values that are such a view (of
+        another product, or ``torch.empty(nnz, B).T``) are used without a copy; others are copied once.
         """
         a, b = (checked(name, values, nnz) for (name, nnz), values in
                 zip(self._entries.items(), (a_values, b_values), strict=True))  # fmt: skip
@@ -300,16 +297,14 @@ class ProductPlan:
 
 
 def checked(name: str, values: Any, nnz: int) -> torch.Tensor:
-    """Return values of a structure with so many entries."""
+    """Return values, checked for a structure of `nnz` entries."""
     if not isinstance(values, torch.Tensor) or values.layout is not torch.strided:
         got = type(values).__name__ if not isinstance(values, torch.Tensor) else f"a tensor of layout {values.layout}"
-        raise DTypeError(f"{name} is no dense tensor", expected="a tensor of values, such as A.values()", got=got,
-                         remedy="Pass the values alone; the plan knows the structure")  # fmt: skip
+        raise DTypeError(f"{name} is not a dense tensor", expected="a tensor of values, such as A.values()", got=got)
     if values.dtype not in (torch.float32, torch.float64):
         raise DTypeError(f"{name} has an unsupported dtype", expected="float32 or float64", got=values.dtype)
     if values.dim() not in (1, 2) or values.shape[-1] != nnz:
-        raise ShapeError(f"{name} does not fit its structure", expected=f"({nnz},) or (B, {nnz})", got=(*values.shape,),
-                         remedy="Pass one value per entry, the batch first")  # fmt: skip
+        raise ShapeError(f"{name} does not fit its structure", expected=f"({nnz},) or (B, {nnz})", got=(*values.shape,))
     if values.device.type not in ("cpu", "cuda"):
         raise DeviceError(f"{name} is on an unsupported device", expected="cpu or cuda", got=values.device)
     return values
@@ -325,26 +320,26 @@ def _check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
         raise ShapeError("The values have different batch sizes", expected="one, or (nnz,) for all", got=got)
 
 
-# A batch of sparse matrices of one structure, with PyTorch's tensors as values.
+# A batch of sparse matrices of one structure, with PyTorch tensors as values.
 
 
 class BatchedCSR:
-    """A batch of sparse matrices that differ in their values alone; products and transposes are differentiable.
+    """A batch of sparse matrices with one structure; products and transposes are differentiable.
 
-    `torch.compile` breaks its graph at these; a `ProductPlan` made beforehand is one operator of it.
+    `torch.compile` breaks its graph here, but holds the call of a `ProductPlan` made beforehand as one operator.
 
     Parameters
     ----------
     structure
-        What `plan_product` takes.
+        As for `plan_product`.
     values
-        (B, nnz), or (nnz,) for one matrix for all samples, in the order of the entries; kept, not copied: whatever is
-        written to them later counts. None: those of `structure`, a `torch.sparse_csr` tensor.
+        (B, nnz), or (nnz,) for one matrix for all samples, in the order of the entries; kept, not copied. None: the
+        values of `structure`, a `torch.sparse_csr` tensor.
 
     Raises
     ------
     PatternError
-        The structure is none, or has no values and none are given.
+        The structure is invalid, or no values are given.
     ShapeError, DTypeError, DeviceError
         The values do not fit.
 
@@ -374,7 +369,7 @@ class BatchedCSR:
     @property
     @torch.compiler.disable
     def T(self) -> BatchedCSR:
-        """The transposed matrices; their values are copied into the order of the transposed structure."""
+        """The transposed matrices; values are copied into the order of the transposed structure."""
         order = torch.from_numpy(self.pattern.transpose_permutation.astype("int64")).to(self.values.device)
         return BatchedCSR(self.pattern.T, self.values[..., order])
 
@@ -407,7 +402,7 @@ class BatchedCSR:
         return zeros.index_copy(-1, places.to(zeros.device), self.values).reshape(self.shape)
 
     def to_sparse_csr(self) -> torch.Tensor:
-        """Return a `torch.sparse_csr` tensor of `shape` that shares the values, without their autograd graph."""
+        """Return a `torch.sparse_csr` tensor of `shape` that shares the values, without the autograd graph."""
         indptr, indices = (torch.from_numpy(array.copy()).to(self.values.device)
                            for array in (self.pattern.indptr, self.pattern.indices))  # fmt: skip
         batch = self.values.shape[:-1]
@@ -419,7 +414,7 @@ class BatchedCSR:
         return f"BatchedCSR({tuple(self.shape)}, nnz={self.pattern.nnz}, {self.values.dtype}, {self.values.device})"
 
 
-# PyTorch's modules as layers of ours, with a copy of their weights: for what needs a layer's sparse Jacobian.
+# PyTorch's modules as layers of ours, with copied weights, for functions that need a layer's sparse Jacobian.
 
 _CONV = "in_channels out_channels kernel_size stride padding"
 _RECURRENT = "input_size hidden_size num_layers bias batch_first dropout bidirectional dtype"
@@ -453,19 +448,19 @@ _ARGUMENTS = {
     "GRU": _RECURRENT,
     "LSTM": f"{_RECURRENT} proj_size",
 }  # fmt: skip
-"""Of every module that has a layer of its name, the arguments that both take, by PyTorch's names."""
+"""By module, the arguments that it shares with our layer of the same name, by PyTorch's names."""
 _RECURRENTS = ("RNN", "GRU", "LSTM")
 
 
 def layer_of(module: Any) -> nn.Layer:
-    """Return a layer that computes what `module` does, with a copy of its weights; a layer of ours as it is."""
+    """Return a layer that computes the same as `module`, with copied weights; a layer of ours as it is."""
     if isinstance(module, nn.Layer):
         return module
     if not isinstance(module, torch.nn.Module):
         raise _no_layer(type(module).__name__, "a module of torch.nn, or a layer of sparsebp.nn")
     kind = type_before_parametrizations(module)
     if module._forward_hooks or module._forward_pre_hooks:
-        raise _no_layer(f"{kind.__name__} with forward hooks", "a module without hooks, which may change what it does")
+        raise _no_layer(f"{kind.__name__} with forward hooks", "a module without hooks, which may change its output")
     if "forward" in module.__dict__ and dispatch_of(module) is None:
         raise _no_layer(f"{kind.__name__} whose forward was replaced", "a module with the forward of its class")
     if kind is torch.nn.Sequential:
@@ -485,7 +480,7 @@ def _arguments(module: Any, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for argument in _ARGUMENTS[name].split():
         if argument == "dtype":
-            weights = (*module.parameters(), *module.buffers())  # statistics without weights have a dtype, too
+            weights = (*module.parameters(), *module.buffers())  # statistics without weights also have a dtype
             if weights:
                 found["dtype"] = str(weights[0].dtype).removeprefix("torch.")
         elif argument == "bias":
@@ -506,51 +501,50 @@ def _with_weights(layer: nn.Layer, module: Any) -> nn.Layer:
 
 
 def _no_layer(got: str, expected: str) -> OptionError:
-    return OptionError("There is no layer of sparsebp for this module", expected=expected, got=got,
-                       remedy="Use torch.func.jacrev, or take the module apart")  # fmt: skip
+    return OptionError("sparsebp has no layer for this module", expected=expected, got=got,
+                       remedy="Use torch.func.jacrev, or pass the parts of the module")  # fmt: skip
 
 
-# Sparse Jacobians of PyTorch's modules: values on a pattern that the architecture tells, without backward passes.
+# Sparse Jacobians of PyTorch's modules: values on a pattern known from the architecture, without backward passes.
 
 
 def sparse_jacobian(module: Any, x: torch.Tensor) -> torch.Tensor:
     """Return the Jacobian of every sample of a batch as one `torch.sparse_csr` tensor.
 
-    It is **the Jacobian**, not its transpose, as `torch.func.jacrev` has it, flattened: entry [b, i, j] is the
-    derivative of output i of sample b with respect to its input j, both counted in C order. An entry that the
-    architecture allows is stored, also where its value happens to be 0 (a ReLU that is off).
+    It is **the Jacobian**, not its transpose, flattened as by `torch.func.jacrev`: entry [b, i, j] is the derivative of
+    output i of sample b with respect to its input j, both in C order. Every entry that the architecture allows is
+    stored, even where its value is 0 (a ReLU that is off).
 
     Parameters
     ----------
     module
-        A module of `torch.nn` that sparsebp has an operator for: Linear, convolutions and transposed ones, pointwise
+        A module of `torch.nn` with a counterpart in sparsebp: Linear, convolutions and transposed ones, pointwise
         activations, Softmax, pooling, padding, normalisations (BatchNorm in evaluation), RNN, GRU and LSTM (their
         output sequences), Flatten, Dropout in evaluation, and Sequentials of them, whose Jacobian is the product; or a
-        layer of `sparsebp.nn`. Weights are read anew at every call.
+        layer of `sparsebp.nn`. Weights are read at every call.
     x
-        The input, with a batch: as the module takes it, batch first (recurrent modules: as their ``batch_first`` says).
-        float32 or float64, the module's.
+        The input batch, batch first (recurrent modules: as their ``batch_first`` says), in the module's float32 or
+        float64.
 
     Returns
     -------
     torch.Tensor
         ``torch.sparse_csr`` of shape (B, n_out, n_in), on the device of x, without an autograd graph; ``J[b]`` is the
-        matrix of sample b, as PyTorch's sparse products take it. int32 indices, the same for every sample. Where the
-        values do not depend on x (a convolution), they are there once, and all samples share them: do not write to
-        them.
+        matrix of sample b. int32 indices, the same for every sample. Values that do not depend on x (a convolution) are
+        stored once and shared by all samples: do not write to them.
 
     Raises
     ------
     OptionError
-        There is no operator for this module, or its samples depend on each other (batch statistics).
+        The module has no counterpart, or its samples depend on each other (batch statistics).
     ShapeError, DTypeError, DeviceError
         x has no batch axis, or does not fit the module.
     MemoryLimitError
-        An operator without a pattern of its own would take more than 2 GiB.
+        An operator without its own pattern would take more than 2 GiB.
 
     See Also
     --------
-    sparsebp.jacobian_t : the transposed Jacobian as scans take it, with products, `vjp` and `jvp`.
+    sparsebp.jacobian_t : the transposed Jacobian for scans, with products, `vjp` and `jvp`.
 
     Examples
     --------
@@ -560,9 +554,8 @@ def sparse_jacobian(module: Any, x: torch.Tensor) -> torch.Tensor:
     ((4, 2048, 768), torch.sparse_csr)
     """
     if not isinstance(x, torch.Tensor) or x.dtype not in (torch.float32, torch.float64):
-        raise DTypeError("x is no tensor of floats", expected="a torch.Tensor, float32 or float64",
-                         got=getattr(x, "dtype", type(x).__name__),
-                         remedy="Convert it with .float(), or use sparsebp.jacobian_t for arrays")  # fmt: skip
+        raise DTypeError("x is not a tensor of floats", expected="a torch.Tensor, float32 or float64",
+                         got=getattr(x, "dtype", type(x).__name__))  # fmt: skip
     layer = layer_of(module)
     with on_its_stream(x):
         found = jacobian_t(layer, from_torch(x))

@@ -17,7 +17,7 @@ from sparsebp.core.errors import FileFormatError, MissingDependencyError, Option
 from sparsebp.core.files import json_line, write_figure
 from sparsebp.optim.lr_schedules import reads_model
 
-# What a training run has seen: one value a step, one record an epoch.
+# The history of a run: one value a step, one record an epoch.
 
 STEP_FIELDS = ("loss", "accuracy", "grad_norm", "lr", "seconds")
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "float | None": (float, type(None))}
@@ -25,28 +25,15 @@ _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "float 
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
-    """One epoch.
-
-    Attributes
-    ----------
-    epoch, step
-        Epoch number from 0, and the number of steps done when it ended.
-    train_loss, train_accuracy
-        Means over the epoch's samples, each taken before the step that used it; accuracy is None for a task without
-        classes.
-    validation_loss, validation_accuracy
-        Means over the validation set after the epoch, None without one.
-    seconds
-        Wall-clock time of the epoch's training steps; validation and checkpoints are not in it.
-    """
+    """One epoch: its number from 0 and its means. Accuracies are None for a task without classes."""
 
     epoch: int
-    step: int
-    train_loss: float
+    step: int  # steps done when it ended
+    train_loss: float  # each sample's, before the step that used it
     train_accuracy: float | None
-    validation_loss: float | None
+    validation_loss: float | None  # after the epoch; None without a validation set
     validation_accuracy: float | None
-    seconds: float
+    seconds: float  # of the training steps, without validation and checkpoints
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a dict that JSON can hold."""
@@ -54,18 +41,11 @@ class EpochRecord:
 
     @classmethod
     def from_json(cls, record: Any) -> EpochRecord:
-        """Build the record back from `to_json`.
-
-        Raises
-        ------
-        FileFormatError
-            It is not what that returns.
-        """
+        """Build the record from what `to_json` returned; `FileFormatError` for anything else."""
         kinds = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(cls)}
         fits = isinstance(record, dict) and record.keys() == kinds.keys()
         if not fits or any(isinstance(v, bool) or not isinstance(v, kinds[name]) for name, v in record.items()):
-            raise FileFormatError("This is no record of an epoch", expected=", ".join(kinds), got=shown(record),
-                                  remedy="Pass what to_json returned")  # fmt: skip
+            raise FileFormatError("This is no record of an epoch", expected=", ".join(kinds), got=shown(record))
         return cls(**record)
 
 
@@ -75,9 +55,8 @@ class History:
     Attributes
     ----------
     loss, accuracy, grad_norm, lr, seconds
-        Lists of floats, one entry a step: the batch's mean loss, the share of its samples that were classified right
-        (NaN for a task without classes), the gradient's norm before clipping, the learning rate, and the step's
-        wall-clock time in seconds.
+        Lists of floats, one entry per step: the batch's mean loss and accuracy (NaN for a task without classes), the
+        gradient's norm before clipping, the learning rate, and the step's wall-clock seconds.
     samples
         List of ints: the batch size of every step.
     epochs
@@ -112,14 +91,10 @@ class History:
         weights = np.asarray(self.samples[last], np.float64)
         accuracy = float(np.average(self.accuracy[last], weights=weights))
         record = EpochRecord(
-            epoch=epoch,
-            step=self.steps,
-            train_loss=float(np.average(self.loss[last], weights=weights)),
-            train_accuracy=None if math.isnan(accuracy) else accuracy,
-            validation_loss=None if validation is None else validation[0],
-            validation_accuracy=None if validation is None else validation[1],
-            seconds=float(np.sum(self.seconds[last])),
-        )
+            epoch, self.steps, float(np.average(self.loss[last], weights=weights)),
+            None if math.isnan(accuracy) else accuracy, None if validation is None else validation[0],
+            None if validation is None else validation[1], float(np.sum(self.seconds[last])),
+        )  # fmt: skip
         self.epochs.append(record)
         return record
 
@@ -130,20 +105,13 @@ class History:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], epochs: list[dict[str, Any]]) -> History:
-        """Build the history back from `to_arrays` and the records' `EpochRecord.to_json`.
-
-        Raises
-        ------
-        FileFormatError
-            They are not what those return.
-        """
+        """Build the history from `to_arrays` and the records' `to_json`; `FileFormatError` for anything else."""
         kinds = dict.fromkeys(STEP_FIELDS, np.float64) | {"samples": np.int64}
         forms = {name: (array.shape, array.dtype) for name, array in arrays.items()}
         steps = max((array.size for array in arrays.values()), default=0)
         wanted = {name: ((steps,), np.dtype(kind)) for name, kind in kinds.items()}
         if forms != wanted:
-            raise FileFormatError("This is no history of steps", expected=wanted, got=forms,
-                                  remedy="Pass what to_arrays returned")  # fmt: skip
+            raise FileFormatError("This is no history of steps", expected=wanted, got=forms)
         history = cls()
         for name in kinds:
             setattr(history, name, arrays[name].tolist())
@@ -153,16 +121,13 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What is known when training starts: epochs of the whole run, steps per epoch, the first step's number."""
+    """The facts of a run when it starts or goes on."""
 
-    # On a GPU, unless `Trainer(graph=False)`, and with `graph=True` anywhere, `graph` says whether steps are captured
-    # into CUDA graphs, and if not, why.
-
-    epochs: int
+    epochs: int  # of the whole run
     steps_per_epoch: int
-    first_step: int
+    first_step: int  # its number
     resumed: bool
-    graph: str | None = None
+    graph: str | None = None  # whether steps are captured into CUDA graphs, and if not, why; None if not asked for
 
 
 class Callback:
@@ -171,15 +136,14 @@ class Callback:
     Attributes
     ----------
     reads_model
-        Whether it looks at the model or the optimizer when it is told of an event. With updates that are put off
-        (``Trainer(fusion="forward")``) they are then done before; a callback that does not look leaves them where they
-        are. A subclass of one that does not look says so anew: what it overrides may look.
+        Whether it looks at the model or the optimizer: deferred updates (``Trainer(fusion="forward")``) are then done
+        before its events. A subclass must set it to False again.
     """
 
     reads_model = True
 
     def sees_model(self, event: str) -> bool:
-        """Whether it looks at the model at this event: it must have something to do then."""
+        """Whether it looks at the model at this event, which it must override."""
         name = f"on_{event}"
         return reads_model(self) and (name in vars(self) or getattr(type(self), name) is not getattr(Callback, name))
 
@@ -199,13 +163,11 @@ class Callback:
         """All epochs are done."""
 
     def on_close(self) -> None:
-        """Training is over, in whichever way; release what is held."""
+        """Training has ended or failed; release resources."""
 
 
 class ProgressBar(Callback):
-    """A bar with epoch, loss, accuracy and the time left, drawn by rich, on a terminal only.
-
-    What `RunInfo.graph` says is printed anywhere.
+    """A bar with epoch, loss and the time left, drawn by rich, on a terminal only; `RunInfo.graph` is printed anywhere.
 
     Parameters
     ----------
@@ -236,7 +198,7 @@ class ProgressBar(Callback):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._info = info
-        if info.graph is not None:  # also in a pipe: what was asked for may not be done
+        if info.graph is not None:
             self.console.print(info.graph, highlight=False, markup=False)
         if not self.console.is_terminal:
             return
@@ -268,31 +230,23 @@ class ProgressBar(Callback):
 
 
 class JsonLines(Callback):
-    """One JSON object a line: ``start``, one ``epoch`` each, ``end``. Values that are not finite become null.
+    """One JSON object per line: ``start``, one ``epoch`` each, ``end``. Values that are not finite become null.
 
     Parameters
     ----------
     stream
-        A stream of text, such as ``sys.stdout`` or a file that is open for writing; it stays open.
-
-    Raises
-    ------
-    OptionError
-        It is something else: the name of a file, say.
+        A stream of text, such as ``sys.stdout`` or a file open for writing, which stays open; else `OptionError`.
     """
 
     reads_model = False
 
     def __init__(self, stream: TextIO) -> None:
         writes = all(callable(getattr(stream, name, None)) for name in ("write", "flush"))
-        if not writes or isinstance(stream, type):
+        if not writes or isinstance(stream, type | io.RawIOBase | io.BufferedIOBase):
             raise OptionError(
-                "Not a stream", expected="a stream of text, with write and flush", got=shown(stream),
-                remedy='Pass a file that is open for writing: JsonLines(open("log.jsonl", "a"))'
+                "Not a stream of text", expected="a stream with write and flush", got=shown(stream),
+                remedy='Pass a file that is open for writing text: JsonLines(open("log.jsonl", "a"))'
             )  # fmt: skip
-        if isinstance(stream, io.RawIOBase | io.BufferedIOBase):
-            raise OptionError("The stream takes bytes", expected="a stream of text", got=type(stream).__name__,
-                              remedy='Open the file for text: open("log.jsonl", "a")')  # fmt: skip
         self.stream = stream
 
     def on_start(self, info: RunInfo) -> None:
@@ -315,7 +269,7 @@ class JsonLines(Callback):
 
 
 def epoch_line(record: EpochRecord, width: int = 80) -> str:
-    """Return an epoch's numbers as a line of text; as several, broken between two numbers, if it has more letters."""
+    """Return an epoch's numbers as text, in lines of at most `width` letters broken between two numbers."""
     start = f"epoch {record.epoch + 1:>3}"
     parts = [f"loss {record.train_loss:.4f}" + _test(record.validation_loss, 4)]
     if record.train_accuracy is not None:
@@ -343,20 +297,21 @@ def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
     history
         Of a run with at least one step.
     ax
-        A matplotlib ``Axes``; None makes a figure of its own (outside of pyplot, so nothing has to be closed).
+        A matplotlib ``Axes``; None makes a figure (outside of pyplot, so nothing has to be closed).
     smooth
         Steps of the running mean.
 
     Returns
     -------
     matplotlib.axes.Axes
-
-    Raises
-    ------
-    MissingDependencyError
-        matplotlib is not installed.
     """
-    ax = _new_axes() if ax is None else ax
+    if ax is None:
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingDependencyError("Pictures need matplotlib, which is not installed", remedy="Install the extra "
+                                         "`plot`: pip install 'sparsebp[plot]'") from error  # fmt: skip
+        ax = Figure(figsize=(7, 4)).subplots()
     loss = np.asarray(history.loss)
     steps = np.arange(1, len(loss) + 1)
     ax.plot(steps, loss, color="tab:blue", alpha=0.3, linewidth=0.8, label="loss of each step")
@@ -367,16 +322,14 @@ def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
     ends = [record.step for record in history.epochs]
     if any(record.validation_loss is not None for record in history.epochs):
         ax.plot(ends, [r.validation_loss for r in history.epochs], "o--", color="tab:orange", label="test loss")
-    ax.set_xlabel("step")
-    ax.set_ylabel("loss")
+    ax.set(xlabel="step", ylabel="loss")
     ax.set_ylim(bottom=0)
     ax.grid(alpha=0.3)
     handles, labels = ax.get_legend_handles_labels()
     if any(record.validation_accuracy is not None for record in history.epochs):
         twin = ax.twinx()
         twin.plot(ends, [r.validation_accuracy for r in history.epochs], "s-", color="tab:green", label="test accuracy")
-        twin.set_ylabel("accuracy")
-        twin.set_ylim(0, 1)
+        twin.set(ylabel="accuracy", ylim=(0, 1))
         more, names = twin.get_legend_handles_labels()
         handles, labels = handles + more, labels + names
     ax.legend(handles, labels, loc="center right", fontsize="small")
@@ -384,24 +337,7 @@ def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
 
 
 def save_loss_curve(history: History, path: str | os.PathLike[str], *, title: str = "Training") -> Path:
-    """Write the picture of `plot_history` to `path` (PNG, SVG or PDF by its suffix) and return the path.
-
-    Raises
-    ------
-    MissingDependencyError
-        matplotlib is not installed.
-    OutputError
-        The file cannot be written, or the suffix is of no format.
-    """
+    """Write the picture of `plot_history` to `path` (PNG, SVG or PDF by its suffix) and return the path."""
     ax = plot_history(history)
     ax.set_title(title)
     return write_figure(ax.figure, path, dpi=150, bbox_inches="tight")
-
-
-def _new_axes() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("Pictures need matplotlib, which is not installed", remedy="Install the extra "
-                                     "`plot`: pip install 'sparsebp[plot]'") from error  # fmt: skip
-    return Figure(figsize=(7, 4)).subplots()

@@ -1,16 +1,18 @@
-"""Checkpoints: one safetensors file of arrays and a JSON state; and the folder of a run.
+"""Checkpoints: a safetensors file with arrays and a JSON state, its way into and out of a trainer, a run's folder.
 
-The bytes go to a temporary name in the same folder, are flushed to the disk, and are then renamed over the last
-checkpoint. Whenever the process dies, the folder holds either the last checkpoint or the new one, whole. Any
-safetensors reader can open the file: weights are the tensors ``model.*``, the state is JSON in the header's metadata.
+The bytes go to a temporary file in the same folder, are flushed to disk, and replace the last checkpoint by a rename:
+whenever the process dies, the folder holds one whole checkpoint. Any safetensors reader can open it: weights are the
+tensors ``model.*``, the state is JSON in the header's metadata.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.core import backend
 from sparsebp.core.check import shown
-from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.errors import FileFormatError, OptionError, SparseBPError
 from sparsebp.core.files import (
     LOCK_NAME,
     check_path,
@@ -33,6 +36,8 @@ from sparsebp.core.files import (
     remove_temporaries,
     write_atomically,
 )
+from sparsebp.nn.linear import MASK
+from sparsebp.train.callbacks import History
 
 FORMAT = "sparsebp-checkpoint"
 VERSION = 1
@@ -80,12 +85,11 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
 
 
 def json_text(name: str, value: Mapping[str, Any], *, finite: bool = False) -> str:
-    """Return `value` as JSON; arrays in it (of the states of random generators) become lists."""
-    # NaN and infinities are written as Python reads them, or refused if `finite`.
+    """Return `value` as JSON; arrays become lists. NaN and infinities are written as in Python, unless `finite`."""
     try:
         return json.dumps(value, default=_listed, allow_nan=not finite)
     except (TypeError, ValueError, RecursionError) as error:
-        raise OptionError(f"{name} cannot be kept as JSON", expected="texts, numbers, truth values, lists and dicts",
+        raise OptionError(f"{name} cannot be kept as JSON", expected="texts, numbers, booleans, lists and dicts",
                           got=str(error)) from error  # fmt: skip
 
 
@@ -117,11 +121,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
                               f"({PREVIOUS_NAME} holds the run before), or start anew") from error  # fmt: skip
     if metadata.get("format") != FORMAT:
         raise FileFormatError(
-            f"{path} was not written by sparsebp's trainer",
-            expected=f"format {FORMAT!r} in the header",
+            f"{path} was not written by sparsebp's trainer", expected=f"format {FORMAT!r} in the header",
             got=shown(metadata.get("format")),
             remedy="Weights alone are loaded with model.load_state_dict(safetensors.numpy.load_file(path))",
-        )
+        )  # fmt: skip
     if metadata.get("version") != str(VERSION):
         raise FileFormatError(f"{path} has a version that this sparsebp does not read", expected=repr(str(VERSION)),
                               got=shown(metadata.get("version")),
@@ -130,24 +133,18 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if metadata.get("digest") != _digest(tensors, text):
         raise FileFormatError(f"{path} is damaged", expected=f"content of digest {metadata.get('digest')}",
                               got=_digest(tensors, text), remedy="Take another copy, or start anew")  # fmt: skip
-    return Checkpoint(tensors, _state(path, text))
-
-
-def _state(path: Path, text: str) -> dict[str, Any]:
     try:
         state = parse_json(text)
     except ValueError as error:
-        state, got = None, str(error)
-    else:
-        got = f"a {type(state).__name__}"
+        state = error
     if not isinstance(state, dict):
-        raise FileFormatError(f"{path} has no state of a run", expected="a JSON object", got=got,
+        raise FileFormatError(f"{path} has no state of a run", expected="a JSON object", got=shown(state),
                               remedy="Take another copy, or start anew")  # fmt: skip
-    return state
+    return Checkpoint(tensors, state)
 
 
 def _native(array: Any) -> np.ndarray:
-    """Return an array in C order and in the byte order of this machine: safetensors keeps neither."""
+    """Return an array in C order and native byte order: safetensors keeps neither."""
     array = np.asarray(array, order="C")
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
@@ -169,30 +166,214 @@ def _digest(tensors: Mapping[str, np.ndarray], state: str) -> str:
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of a run as a checkpoint gives it back."""
     if not isinstance(config, Mapping):
-        raise OptionError("config is no mapping", expected="a dict of what describes the run",
-                          got=type(config).__name__)  # fmt: skip
+        raise OptionError("config is not a mapping", expected="a dict", got=type(config).__name__)
     described: dict[str, Any] = json.loads(json_text("config", dict(config), finite=True))
     return described
 
 
-# Training and evaluation, with every layer's own mode as it was afterwards.
+# The state of a trainer, into a checkpoint and back after checking that it fits.
+
+
+def pack(trainer: Any, position: Mapping[str, int]) -> Checkpoint:
+    """Return the checkpoint of `trainer` at `position` (epoch, batch, batch_size, samples)."""
+    optimizer_arrays, optimizer_scalars = _split(trainer.optimizer.state_dict())
+    tensors = {f"model.{name}": backend.to_host(array) for name, array in trainer.model.state_dict().items()}
+    tensors |= {f"optimizer.{name}": array for name, array in optimizer_arrays.items()}
+    tensors |= {f"history.{name}": array for name, array in trainer.history.to_arrays().items()}
+    state = {
+        "seed": trainer.seed, "position": dict(position), "config": trainer.config, "asynchronous": trainer._stale,
+        "optimizer": optimizer_scalars,
+        "lr_scheduler": None if trainer.lr_scheduler is None else trainer.lr_scheduler.state_dict(),
+        "generators": {name: g.bit_generator.state for name, g in generators_of(trainer.model).items()},
+        "epochs": [record.to_json() for record in trainer.history.epochs],
+    }  # fmt: skip
+    if trainer.predictor is not None:
+        arrays, state["predictor"] = _split(trainer.predictor.state_dict())
+        tensors |= {f"predictor.{name}": array for name, array in arrays.items()}
+    return Checkpoint(tensors, state)
+
+
+def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
+    """Check that `checkpoint` belongs to this run, load it into `trainer`, and return the next (epoch, batch)."""
+    history = _checked_history(path, checkpoint)
+    state = checkpoint.state
+    position = state["position"]
+    _check_order(path, state, trainer._stale)
+    saved, now = state["config"], trainer.config
+    # The most telling difference comes first: the task, the model, then options that both sides have.
+    rank = {"task": 0, "model": 1}
+    for name in sorted(saved | now, key=lambda name: (rank.get(name, 2), (name in saved) != (name in now), name)):
+        _check_same(path, name, saved.get(name), now.get(name))
+    for name, value in shape.items():
+        _check_same(path, name, position[name], value)
+    if trainer._seed_given:
+        _check_same(path, "the seed", state["seed"], trainer.seed)
+    _check_same(path, "the learning-rate schedule", state["lr_scheduler"] is not None, trainer.lr_scheduler is not None)
+    generators = generators_of(trainer.model)
+    _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), sorted(generators))
+    weights = checkpoint.part("model")
+    remedy = "Build the model with the options of the first call, or start anew in another folder"
+    _check_weights(path, weights, trainer.model.state_dict(), remedy)
+    optimizer_state = checkpoint.part("optimizer") | state["optimizer"]
+    _check_same(path, "the optimizer's state", sorted(optimizer_state), sorted(trainer.optimizer.state_dict()))
+    _check_same(path, "the predictor", isinstance(state.get("predictor"), dict), trainer.predictor is not None)
+    with _loading(path), _all_or_nothing(trainer):
+        trainer.optimizer.load_state_dict(optimizer_state)
+        if trainer.lr_scheduler is not None:
+            trainer.lr_scheduler.load_state_dict(state["lr_scheduler"])
+        if not 0 <= trainer.optimizer.lr < math.inf:
+            raise ValueError(f"a learning rate of {trainer.optimizer.lr}")
+        for name, generator in generators.items():
+            generator.bit_generator.state = state["generators"][name]
+        trainer.model.load_state_dict(weights)
+        if trainer.predictor is not None:
+            trainer.predictor.load_state_dict(checkpoint.part("predictor") | state["predictor"])
+    trainer.seed, trainer.history = state["seed"], history
+    return position["epoch"], position["batch"]
+
+
+def load_weights(model: Any, path: str | os.PathLike[str]) -> None:
+    """Load weights, buffers and pruning masks of a checkpoint, or of a run's folder, into a model."""
+    take_weights(model, load_checkpoint(path), Path(path))
+
+
+def take_weights(model: Any, checkpoint: Checkpoint, path: Path) -> None:
+    """Do as `load_weights`, given the checkpoint read from `path`."""
+    weights = checkpoint.part("model")
+    remedy = "Build the model with the arguments of the checkpoint's run"
+    _check_weights(path, weights, model.state_dict(), remedy)
+    with _loading(path):
+        model.load_state_dict(weights)
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "seed": (int,), "position": (dict,), "config": (dict,), "optimizer": (dict,), "lr_scheduler": (dict, type(None)),
+    "generators": (dict,), "epochs": (list,),
+}  # fmt: skip
+
+
+def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
+    """Check that a checkpoint's state has the form that `pack` gives it, and return its history."""
+    state = checkpoint.state
+    odd = [name for name, kinds in _KINDS.items() if type(state.get(name, ...)) not in kinds]
+    if not odd:
+        counts = [state["position"].get(name) for name in ("epoch", "batch", "batch_size", "samples")]
+        if any(type(count) is not int or count < least for count, least in zip(counts, (0, 0, 1, 1), strict=True)):
+            odd = ["position"]
+    if not odd and state["seed"] < 0:
+        odd = ["seed"]
+    if odd:
+        raise FileFormatError(f"The checkpoint {path} does not hold the state of a run: {', '.join(odd)}",
+                              expected="what Trainer.fit writes",
+                              got=", ".join(f"{name} = {shown(state.get(name))}" for name in odd),
+                              remedy="Take another copy, or start anew")  # fmt: skip
+    with _loading(path):
+        history = History.from_arrays(checkpoint.part("history"), state["epochs"])
+        epoch, batch, batch_size, samples = counts
+        steps = -(-samples // batch_size)
+        if batch >= steps or (history.steps, len(history.epochs)) != (epoch * steps + batch, epoch):
+            raise ValueError(f"{epoch=}, {batch=} after {history.steps} steps and {len(history.epochs)} epochs")
+    return history
+
+
+@contextlib.contextmanager
+def _loading(path: Path) -> Iterator[None]:
+    """Turn errors into a `FileFormatError` that names the file."""
+    try:
+        yield
+    except (SparseBPError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise FileFormatError(f"The checkpoint {path} is damaged, or of something else",
+                              expected="a state that model, optimizer, schedule and generators take",
+                              got=f"{type(error).__name__}: {error}",
+                              remedy="Take another copy, or start anew") from error  # fmt: skip
+
+
+@contextlib.contextmanager
+def _all_or_nothing(trainer: Any) -> Iterator[None]:
+    """Restore the trainer if loading fails half-way."""
+    every: tuple[Any, ...] = (trainer.lr_scheduler, trainer.optimizer, trainer.predictor)  # rates, then their readers
+    parts = [part for part in every if part is not None]
+    before = [copy.deepcopy(part.state_dict()) for part in parts]
+    drawn = [(generator, generator.bit_generator.state) for generator in generators_of(trainer.model).values()]
+    weights = [(array, array.copy()) for array in trainer.model.parameters().values()]
+    try:
+        yield
+    except BaseException:
+        for array, values in weights:
+            array[...] = values
+        for generator, state in drawn:
+            generator.bit_generator.state = state
+        for part, saved in zip(parts, before, strict=True):
+            part.load_state_dict(saved)
+        raise
+
+
+def _split(state: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Split a flat state into arrays (on the host) and scalars."""
+    arrays: dict[str, np.ndarray] = {}
+    scalars: dict[str, Any] = {}
+    for name, value in state.items():
+        if hasattr(value, "ndim") and not isinstance(value, np.generic):
+            arrays[name] = backend.to_host(value)
+        else:
+            scalars[name] = value.item() if isinstance(value, np.generic) else value
+    return arrays, scalars
+
+
+def _check_same(path: Path, name: str, saved: Any, now: Any) -> None:
+    if saved != now:
+        raise FileFormatError(
+            f"The checkpoint {path} is of another run: {name} differs", expected=f"{now}", got=f"{saved} in the file",
+            remedy="Resume with the options of the first call, or start anew in another folder"
+        )  # fmt: skip
+
+
+def _check_order(path: Path, state: Mapping[str, Any], now: str | None) -> None:
+    """Refuse another order of updates: other versions of the weights would be read."""
+    saved = state.get("asynchronous", now)  # older checkpoints do not say
+    if saved == now:
+        return
+    one = "a schedule with one update a step"
+    raise FileFormatError(f"The checkpoint {path} is of a run in which updates came in another order",
+                          expected=now or one, got=f"{saved or one} in the file", remedy="Resume with "
+                          f"{saved or 'another schedule'} (mpiexec -n, --schedule, --accumulate), or start anew in "
+                          "another folder")  # fmt: skip
+
+
+def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mapping[str, Any], remedy: str) -> None:
+    wanted = {name: (array.shape, str(array.dtype)) for name, array in current.items()}
+    saved = {
+        name: (array.shape, str(array.dtype))
+        for name, array in weights.items()
+        if name in wanted or not name.endswith(MASK)  # a pruned checkpoint brings its masks along
+    }
+    if saved != wanted:
+        name = next(n for n in sorted(saved.keys() | wanted.keys()) if saved.get(n) != wanted.get(n))
+        expected, got = ("no such parameter" if entry is None else f"shape {entry[0]}, {entry[1]}"
+                         for entry in (wanted.get(name), saved.get(name)))  # fmt: skip
+        raise FileFormatError(f"The checkpoint {path} does not fit the model: parameter {name}", expected=expected,
+                              got=got, remedy=remedy)  # fmt: skip
+
+
+# Training and evaluation modes, restored afterwards.
 
 
 @contextlib.contextmanager
 def training(model: Any) -> Iterator[None]:
-    """Train: a model in evaluation is switched as a whole, one in training keeps layers that are in evaluation."""
+    """Switch a model that is in evaluation to training; one in training keeps its layers that are in evaluation."""
     with _restored(model):
-        if not getattr(model, "training", False):
-            _switch(model, "train")
+        if not getattr(model, "training", False) and hasattr(model, "train"):
+            model.train()
         yield
 
 
 @contextlib.contextmanager
 def evaluation(model: Any) -> Iterator[None]:
-    """Switch all layers to evaluation. What a layer draws nevertheless is not missing afterwards."""
+    """Switch all layers to evaluation; random generators are restored afterwards as well."""
     drawn = [(generator, generator.bit_generator.state) for generator in generators_of(model).values()]
     with _restored(model):
-        _switch(model, "eval")
+        if hasattr(model, "eval"):
+            model.eval()
         try:
             yield
         finally:
@@ -212,24 +393,18 @@ def _restored(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if not modes:  # it does not say
-            _switch(model, "train")
+        if not modes and hasattr(model, "train"):  # the mode before is unknown
+            model.train()
         for layer, mode in modes:
             layer.training = mode
 
 
-def _switch(model: Any, mode: str) -> None:
-    switch = getattr(model, mode, None)
-    if switch is not None:
-        switch()
-
-
-# The folder of a run: held by one run at a time, and never taken for another one's by a slip of the keyboard.
+# The folder of a run, locked by one run at a time.
 
 
 @contextlib.contextmanager
 def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
-    """Create the folder of a run if need be and hold it meanwhile; None is no folder."""
+    """Create a run's folder if need be, and lock it meanwhile."""
     if folder is None:
         yield
         return
@@ -240,7 +415,7 @@ def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
                               remedy="Name the folder of the run, or start a new one without resume")  # fmt: skip
     prepare_folder(folder)
     with hold_folder(folder):
-        for name in (FILE_NAME, PREVIOUS_NAME):  # said now, and not by the first checkpoint after an epoch's work
+        for name in (FILE_NAME, PREVIOUS_NAME):  # now, not at the first checkpoint after an epoch's work
             try:
                 check_regular(folder / name)
             except OSError as error:
@@ -251,13 +426,12 @@ def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_if_run(folder: Path) -> Iterator[None]:
-    """Hold a folder meanwhile if runs have ever written there; any other is left without a lock file."""
+    """Lock a folder meanwhile if runs have ever written there; no other folder gets a lock file."""
     with hold_folder(folder) if os.path.lexists(folder / LOCK_NAME) else contextlib.nullcontext():
         yield
 
 
 def set_aside(folder: Path) -> None:
-    """Let the checkpoint of an earlier run, if there is one, have the name `PREVIOUS_NAME` as well."""
-    # Its own name stays until the new run's first checkpoint takes it: at any moment the folder holds a checkpoint.
+    """Give an earlier run's checkpoint the name `PREVIOUS_NAME` as well; the new run replaces its first name."""
     if os.path.lexists(folder / FILE_NAME):
         keep_copy(folder / FILE_NAME, PREVIOUS_NAME)

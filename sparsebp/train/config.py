@@ -1,7 +1,4 @@
-"""Configurations of training runs: options, files of them, and what each builds.
-
-What ``sparsebp train`` and ``sparsebp demo`` run, for programs to use as well.
-"""
+"""Configurations of training runs: options, option files, data and models, for ``sparsebp train`` and programs."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ from sparsebp.data import (
     ArrayDataset,
     BitstreamDataset,
     Dataset,
-    ImageDataset,
     load_cifar10,
     load_digit_images,
     load_digits,
@@ -37,16 +33,16 @@ from sparsebp.data.dataset import PIXELS
 from sparsebp.data.instruments import CLASSES as instruments_CLASSES
 from sparsebp.data.instruments import SETTINGS, FeatureSet, class_names, load_instruments, synthetic_instruments
 from sparsebp.nn.pruning import PruneMethod
-from sparsebp.schedule.placement import Fusion
+from sparsebp.schedule.reorder import Fusion
+from sparsebp.train.checkpoint import load_weights
 from sparsebp.train.ranks import ON_RANKS, asynchronous, check_ranks, check_schedule
-from sparsebp.train.state import load_weights
 from sparsebp.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from sparsebp.nn import PruneReport
 
 
-# What every training run is configured by, whatever it trains; the families add their data and models.
+# Options of every training run; the families add their data and models.
 
 CLASSES = 10
 _MOST = 2**31 - 1
@@ -61,42 +57,34 @@ Optimizer: TypeAlias = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What the command line says and checks of a field of a configuration; the field's type says the rest."""
+    """A field of a configuration as a command-line option; the field's type says the rest."""
 
-    # Its help. Choices are listed behind it.
-    text: str
-    shown: str | bool = "by task"  # How the help says the default
-    least: int = 0  # The smallest integer
-    positive: bool = True  # Whether a float must be above 0
-    called: str | None = None  # The option's name where it is not the field's
+    text: str  # help; choices are listed after it
+    shown: str | bool = "by task"  # the default, in the help
+    least: int = 0  # smallest integer
+    positive: bool = True  # whether a float must be above 0
+    called: str | None = None  # name of the option, if not the field's
 
 
 def kind_of(hint: Any) -> Any:
-    """Return the type of a field without its annotations, and without None."""
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if isinstance(hint, UnionType) else [hint]
-    return kinds[0]
+    """Return the type of a field, without None."""
+    return next(kind for kind in get_args(hint) if kind is not type(None)) if isinstance(hint, UnionType) else hint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(abc.ABC):
     """One training run; `sparsebp.train.config.config_for` fills in what suits a task."""
 
-    # task, model: Names of the data and the network.
     task: str
     model: str
-    # Training samples; None takes all.
     samples: Annotated[int | None, Option("Training samples.", shown="all", least=1)] = None
-    # batch_size, epochs, lr, optimizer, lr_schedule, clip_norm: As the trainer takes them; `lr_schedule` is
-    # `"constant"`, `"cosine"` or `"onecycle"`, over the whole run.
     batch_size: Annotated[int, Option("Batch size.", least=1)]
-    epochs: Annotated[int, Option("Epochs in all.")]
+    epochs: Annotated[int, Option("Epochs in all; 0 evaluates only.")]
     lr: Annotated[float, Option("Learning rate (its peak).")]
     optimizer: Annotated[Optimizer, Option("Optimizer", shown="adam")]
     lr_schedule: Annotated[LRSchedule, Option("Learning-rate schedule")]
     clip_norm: Annotated[float | None, Option("Largest gradient norm.", shown="1; images none", called="clip")]
-    # Algorithm of the backward pass.
     backward: Annotated[Backward, Option("Algorithm of the backward pass", shown="auto; images bp")]
-    # fusion, accumulate, schedule, graph: As the trainer takes them; the schedule by its name or the path of a file.
     fusion: Annotated[Fusion, Option("Updates before the next use, or right after the gradient", shown="none")] = "none"
     accumulate: Annotated[int, Option("Micro-batches that a batch is split into.", shown="1", least=1)] = 1
     schedule: Annotated[
@@ -107,7 +95,6 @@ class TrainConfig(abc.ABC):
         ),
     ] = "conventional"
     graph: Annotated[bool | None, Option("GPU: capture the step into a CUDA graph.", shown="on a GPU")] = None
-    # device, dtype, seed: `"cpu"` or `"cuda"`; `"float32"` or `"float64"`; the seed of data, weights and order.
     device: Annotated[Device, Option("Where to compute.", shown="cpu")] = "cpu"
     dtype: Annotated[DType, Option("Precision.", shown="float32")] = "float32"
     seed: Annotated[int, Option("Seed of data, weights, order.", shown="0")] = 0
@@ -120,7 +107,7 @@ class TrainConfig(abc.ABC):
     @classmethod
     @cache
     def options(cls) -> dict[str, tuple[Any, Option]]:
-        """Return the type of every field, and what is said of it as an option."""
+        """Return every field's type and `Option`."""
         hints, plain = get_type_hints(cls, include_extras=True), get_type_hints(cls)
         return {
             field.name: (plain[field.name], *getattr(hints[field.name], "__metadata__", (Option(""),)))
@@ -129,7 +116,7 @@ class TrainConfig(abc.ABC):
 
     @classmethod
     def checked(cls, name: str, value: Any) -> Any:
-        """Return the value of an option as the configuration keeps it."""
+        """Check and convert an option's value."""
         hint, about = cls.options()[name]
         kind = kind_of(hint)
         if value is None and hint is not kind:
@@ -146,7 +133,7 @@ class TrainConfig(abc.ABC):
         if kind is not str:
             return check_choice(name, value, get_args(kind))
         if not isinstance(value, str):
-            raise OptionError(f"{name} is no text", expected="a text", got=shown(value))
+            raise OptionError(f"{name} is not a string", expected="a string", got=shown(value))
         return value
 
     @property
@@ -164,10 +151,10 @@ class TrainConfig(abc.ABC):
 
     @abc.abstractmethod
     def backward_of(self, model: Any, x: Any) -> dict[str, str]:
-        """Return the ``algorithm`` that backward takes for a batch `x`, and the ``reason``."""
+        """Return the backward ``algorithm`` for a batch `x`, and the ``reason`` for it."""
 
     def same_on_resume(self) -> dict[str, Any]:
-        """Return what must not change between a run and its resumption: all that the losses depend on."""
+        """Return the options that must not change on resuming: all that the losses depend on."""
         described = dataclasses.asdict(self)
         del described["fusion"]  # the same losses in another order
         if not asynchronous(self.schedule):
@@ -182,17 +169,10 @@ class TrainConfig(abc.ABC):
         return described
 
 
-def check_samples(samples: int, most: int | None) -> None:
-    """Check that there are so many samples; `most` is None where they are made up."""
-    if samples < 1 or (most is not None and samples > most):
-        raise OptionError(
-            "The number of samples cannot be had", expected="1 or more" if most is None else f"1 to {most}", got=samples
-        )
-
-
 def chosen_samples(samples: int, most: int, seed: int) -> np.ndarray:
-    """Return the numbers of `samples` samples out of `most`, drawn without replacement."""
-    check_samples(samples, most)
+    """Return `samples` of the numbers below `most`, drawn without replacement."""
+    if samples > most:
+        raise OptionError("There are fewer samples", expected=f"1 to {most}", got=samples)
     return np.random.default_rng(seed).permutation(most)[:samples]
 
 
@@ -203,9 +183,7 @@ _REMEDY = "Write one with sparsebp tune"
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the options in a file that `write_config` wrote, or in one of that form."""
-    # One flat table: names as `config_for` takes them, `task` and `threads` among them, with texts, numbers or truth
-    # values. What they may be is checked by who uses them.
+    """Return the options in a file: one flat table of texts, numbers and booleans, not checked any further."""
     path = check_path("path", path)
     parse = _parser(path)
     content = read_file(path, f"{path} has no options of a run", expected=_FORM, remedy=_REMEDY)
@@ -229,14 +207,14 @@ def write_config(options: Mapping[str, Any], path: str | os.PathLike[str]) -> No
     try:
         if parse is parse_json:
             text = json.dumps(kept, indent=1) + "\n"
-        else:  # JSON's texts, numbers and truth values are TOML's, but for DEL
+        else:  # JSON's texts, numbers and booleans are TOML's, except DEL
             lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in kept.items())
             text = "".join(lines).replace("\x7f", "\\u007f")
         content = text.encode()
         if parse(text) != kept or not all(isinstance(value, str | int | float | bool) for value in kept.values()):
             raise ValueError("a file that would not be read as the same options")
     except (TypeError, ValueError, RecursionError) as error:
-        raise OptionError("These options cannot be kept in a file", expected="texts, finite numbers and truth values",
+        raise OptionError("These options cannot be kept in a file", expected="texts, finite numbers and booleans",
                           got=str(error)) from error  # fmt: skip
     write_atomically(path, content)
 
@@ -269,42 +247,31 @@ ImageModel: TypeAlias = Literal["lenet5", "vgg11", "mobilenetv2", "densenet"]
 class ImageConfig(TrainConfig):
     """A convolutional network."""
 
-    # `"mnist"` (4 000 images for training), `"digits"` (scikit-learn's, scaled up; 1 497) or `"cifar10"`.
-    task: ImageTask
-    # `"lenet5"` (28×28, on CIFAR-10 32×32), `"vgg11"`, `"mobilenetv2"` or `"densenet"` (L = 40, k = 12; these on 32×32,
-    # three channels).
-    model: ImageModel
-    # Factor on the channels of vgg11, mobilenetv2 and densenet.
+    task: ImageTask  # training images: mnist 4 000, digits (scikit-learn's, scaled up) 1 497, cifar10 50 000
+    model: ImageModel  # lenet5 takes 28×28, on CIFAR-10 32×32; the others 32×32 with three channels
     width: Annotated[float, Option("Images: factor on the channels, not of lenet5.", shown="1")] = 1.0
-    # Folder of CIFAR-10's binary version; the other tasks need none.
     data: Annotated[str | None, Option("cifar10: folder of the binary version.", shown=False)] = None
-    # Share of the weights to prune after the epochs of training, None for no pruning. What is pruned away is then
-    # retrained without; `backward` is that of the retraining, and the training before it is sequential, since
-    # transposed Jacobians of unpruned convolutions are too large to be scanned.
+    # `backward` is the algorithm of the retraining. The training before it is sequential: transposed Jacobians of
+    # unpruned convolutions are too large to be scanned.
     prune: Annotated[
         float | None,
         Option("Images: share of the weights to prune after training, then retrain.", shown="none", positive=False),
     ] = None
-    # See `sparsebp.prune`. The default keeps the same share of every layer: class-blind takes all of VGG-11's last
-    # layer at 97 %, since its weights are small beside those of the convolutions, and nothing can be retrained then.
+    # The default keeps the same share of every layer. Class-blind at 97 % removes all of VGG-11's last layer, whose
+    # weights are smaller than those of the convolutions, and nothing can be retrained then.
     prune_method: Annotated[PruneMethod, Option("How to share that out over the layers", shown="class_uniform")] = (
         "class_uniform"
     )
-    # retrain_epochs, retrain_lr: Epochs after pruning, with a learning-rate schedule of their own, and its rate; None
-    # for `lr`.
     retrain_epochs: Annotated[int, Option("Epochs after pruning.", shown="as many as before; vgg11 8")] = 0
     retrain_lr: Annotated[float | None, Option("Learning rate after pruning.", shown="that before; vgg11 0.003")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.schedule == "ooo" and self.backward != "bp":
-            raise OptionError("A scan computes all input gradients at once: nothing runs beside it, out of order",
-                              expected="backward='bp' with schedule='ooo'", got=repr(self.backward),
-                              remedy="Use schedule='conventional', or backward='bp'")  # fmt: skip
+            raise OptionError("A scan computes all input gradients at once, with nothing to reorder",
+                              expected="backward='bp' with schedule='ooo'", got=repr(self.backward))  # fmt: skip
         if self.prune is not None and not 0 <= self.prune < 1:
-            raise OptionError("The amount to prune is out of range", expected="a number from 0 to below 1",
-                              got=self.prune,
-                              remedy="Pass the share of the weights that is to go, 0.97 say")  # fmt: skip
+            raise OptionError("prune is out of range", expected="a share from 0 to below 1", got=self.prune)
         if (self.task == "cifar10") != (self.data is not None):
             raise OptionError(
                 "A folder of images belongs to cifar10 alone" if self.data else "CIFAR-10 is not part of any package",
@@ -323,17 +290,15 @@ class ImageConfig(TrainConfig):
 
     def load_data(self) -> tuple[Dataset, Dataset]:
         """Return the training and the test set, in the size and channels that the model takes."""
-        train, test = self._images()
+        if self.data is not None:
+            train, test = load_cifar10(self.data, dtype=self.dtype)
+        else:
+            load = load_mnist_images if self.task == "mnist" else load_digit_images
+            channels, size = self.image
+            train, test = load(size=size, channels=channels, dtype=self.dtype)
         if self.samples is not None:
             train = train.take(chosen_samples(self.samples, len(train), self.seed))
         return train, test
-
-    def _images(self) -> tuple[ImageDataset, ImageDataset]:
-        if self.data is not None:
-            return load_cifar10(self.data, dtype=self.dtype)
-        load = load_mnist_images if self.task == "mnist" else load_digit_images
-        channels, size = self.image
-        return load(size=size, channels=channels, dtype=self.dtype)
 
     @property
     def image(self) -> tuple[int, int]:
@@ -354,7 +319,7 @@ class ImageConfig(TrainConfig):
         return model.to(self.device)
 
     def backward_of(self, model: Any, x: Any) -> dict[str, str]:
-        """Return what the plans of the chain's stretches say."""
+        """Return the algorithms of the chain's scans and their reasons."""
         state = model.state_dict()
         plans = model.scan_plans(model.forward(x)[1])
         model.load_state_dict(state)  # a forward in training mode moves running statistics
@@ -369,7 +334,7 @@ class ImageConfig(TrainConfig):
         """Leave the folder of the data out: it may move."""
         described = super().same_on_resume()
         del described["data"]
-        if self.prune is not None:  # the retraining: what was pruned depends on the epochs before
+        if self.prune is not None:  # the pruned weights depend on the epochs before
             described["epochs"] = self.epochs
             if self.lr_schedule == "constant":
                 del described["retrain_epochs"]
@@ -391,16 +356,17 @@ _CHRONO_FROM = 100  # steps: shorter sequences need no help to be remembered
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceConfig(TrainConfig):
-    """What all recurrent networks are configured by."""
+    """A recurrent network."""
 
-    # model, hidden, layers: `"rnn"`, `"gru"` or `"lstm"`, hidden size, number of layers.
     model: SequenceModel
     hidden: Annotated[int, Option("Sequences: hidden size.", least=1)]
     layers: Annotated[int, Option("Sequences: recurrent layers.", shown="1", least=1)]
 
     def classifier(self, features: int, classes: int, spread: int) -> Any:
-        """Return a recurrent layer and a linear head on its last hidden state, initialised from the seed."""
-        # Gates are spread over time scales up to `spread` (see `RecurrentConfig.chrono`), unless that is below 100.
+        """Return a recurrent layer and a linear head on its last hidden state, initialised from the seed.
+
+        The gates' biases are spread over time scales up to `spread` steps.
+        """
         from sparsebp import nn
 
         rng = np.random.default_rng(self.seed)
@@ -414,8 +380,15 @@ class SequenceConfig(TrainConfig):
         head = nn.Linear(self.hidden, classes, dtype=self.dtype, rng=rng)
         return nn.SequenceClassifier(recurrent, head).to(self.device)
 
+    def sampled(self, train: ArrayDataset) -> ArrayDataset:
+        """Return `samples` of the training set, or all of it."""
+        if self.samples is None:
+            return train
+        chosen = chosen_samples(self.samples, len(train), self.seed)
+        return ArrayDataset(train.inputs[chosen], train.targets[chosen], dtype=train.dtype, scale=train.scale)
+
     def backward_of(self, model: Any, x: Any) -> dict[str, str]:
-        """Return what the recurrent layer chooses."""
+        """Return the recurrent layer's choice."""
         choice = model.forward(x)[1].rnn.backward_choice
         return {"algorithm": choice.algorithm, "reason": choice.reason}
 
@@ -424,13 +397,10 @@ class SequenceConfig(TrainConfig):
 class RecurrentConfig(SequenceConfig):
     """A recurrent layer and a linear head on its last hidden state."""
 
-    # `"seqmnist"` (pixel-by-pixel digits, 4 000 for training) or `"bitstream"` (BPPSA Eq. 8; 32 000).
-    task: SequenceTask
-    # T. For seqmnist a divisor of 784: 784 / T consecutive pixels make up a step.
+    task: SequenceTask  # training samples: seqmnist 4 000, bitstream (BPPSA Eq. 8) 32 000
+    # T. For seqmnist a divisor of 784: a step is 784 / T pixels.
     seq_len: Annotated[int, Option("Sequences: time steps.", shown="784; bitstream 1000", least=1)]
-    # Spread the biases of a GRU's update gate, or of an LSTM's forget gate, over time scales up to T, for T of at least
-    # 100.
-    chrono: bool = True
+    chrono: bool = True  # for T >= 100, spread a GRU's update or an LSTM's forget biases over time scales
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -447,12 +417,8 @@ class RecurrentConfig(SequenceConfig):
         """Return the training and the test set."""
         if self.task == "seqmnist":
             train, test = load_digits(pixels_per_step=PIXELS // self.seq_len, dtype=self.dtype)
-            if self.samples is not None:
-                chosen = chosen_samples(self.samples, len(train), self.seed)
-                train = ArrayDataset(train.inputs[chosen], train.targets[chosen], dtype=train.dtype, scale=train.scale)
-            return train, test
+            return self.sampled(train), test
         samples = 32_000 if self.samples is None else self.samples
-        check_samples(samples, None)
         rngs = [np.random.default_rng(seed) for seed in np.random.SeedSequence(self.seed).spawn(2)]
         return (
             BitstreamDataset(self.seq_len, samples, rng=rngs[0], dtype=self.dtype),
@@ -474,11 +440,8 @@ InstrumentTask: TypeAlias = Literal["instruments"]
 class InstrumentConfig(SequenceConfig):
     """A recurrent layer and a linear head on features of audio."""
 
-    # `"instruments"`: recordings in the folder `data`, or **synthetic** clips (1 056 for training).
-    task: InstrumentTask
-    # `"S"`, `"M"` or `"L"`: the rows of BPPSA Table 3.
+    task: InstrumentTask  # recordings in the folder `data`, or **synthetic** clips (1 056 for training)
     features: Annotated[FeatureSet, Option("instruments: 259×38, 517×24 or 1034×12 (BPPSA Table 3)", shown="S")]
-    # A folder such as IRMAS's training data, see `sparsebp.data.load_instruments`; None for synthetic clips.
     data: Annotated[
         str | None, Option("cifar10: folder of the binary version; instruments: of recordings.", shown=False)
     ] = None
@@ -496,10 +459,7 @@ class InstrumentConfig(SequenceConfig):
             train, test = synthetic_instruments(self.features, seed=self.seed, dtype=self.dtype)
         else:
             train, test = load_instruments(self.data, self.features, dtype=self.dtype)
-        if self.samples is not None:
-            chosen = chosen_samples(self.samples, len(train), self.seed)
-            train = ArrayDataset(train.inputs[chosen], train.targets[chosen], dtype=train.dtype)
-        return train, test
+        return self.sampled(train), test
 
     def build_model(self) -> Any:
         """Return the classifier, for batches (T, B, I)."""
@@ -516,9 +476,9 @@ class InstrumentConfig(SequenceConfig):
 
 _RECURRENT = {"layers": 1, "optimizer": "adam", "clip_norm": 1.0, "backward": "auto"}
 _IMAGES = {"optimizer": "adam", "lr_schedule": "onecycle", "clip_norm": None, "backward": "bp"}
-# seqmnist: what `make demo` trains. bitstream: the paper's model, data and batch size (BPPSA §5.1); its learning rate
-# of 1e-5 needs hundreds of epochs, this one shows progress within one. instruments: the model of §5.2; its 3e-4 is for
-# the 6 705 recordings of IRMAS and more epochs.
+# seqmnist is the model of `make demo`. bitstream has the paper's model, data and batch size (BPPSA §5.1), but its
+# learning rate of 1e-5 needs hundreds of epochs. instruments has the model of §5.2, whose 3e-4 is for the 6 705
+# recordings of IRMAS and more epochs.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "seqmnist": _RECURRENT | {
         "model": "gru", "hidden": 32, "seq_len": 784, "batch_size": 25, "epochs": 25, "lr": 1.5e-2,
@@ -545,17 +505,10 @@ _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 # A pruned VGG-11 starts with a signal that hardly reaches its end: it takes a larger rate, and longer.
 _RETRAIN_DEFAULTS: dict[str, dict[str, Any]] = {"vgg11": {"retrain_epochs": 8, "retrain_lr": 3e-3}}
 _OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
-    "sgd": ("SGD", {"momentum": 0.9}),
-    "adam": ("Adam", {}),
-    "adamw": ("AdamW", {}),
-    "amsgrad": ("Adam", {"amsgrad": True}),
-    "nadam": ("NAdam", {}),
-    "radam": ("RAdam", {}),
-    "adamax": ("Adamax", {}),
-    "adagrad": ("Adagrad", {}),
-    "adadelta": ("Adadelta", {}),
-    "rmsprop": ("RMSprop", {}),
-}
+    "sgd": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {}), "adamw": ("AdamW", {}),
+    "amsgrad": ("Adam", {"amsgrad": True}), "nadam": ("NAdam", {}), "radam": ("RAdam", {}), "adamax": ("Adamax", {}),
+    "adagrad": ("Adagrad", {}), "adadelta": ("Adadelta", {}), "rmsprop": ("RMSprop", {}),
+}  # fmt: skip
 _FAMILIES: dict[str, type[TrainConfig]] = {
     "seqmnist": RecurrentConfig, "bitstream": RecurrentConfig, "instruments": InstrumentConfig,
 }  # fmt: skip
@@ -598,17 +551,14 @@ class Run:
 
     def fit(self, *, resume: bool = False) -> Any:
         """Train; see `Trainer.fit`."""
+        size = self.config.batch_size
         return self.trainer.fit(
-            self.train_set,
-            epochs=self.epochs,
-            batch_size=self.config.batch_size,
-            validation=self.test_set,
-            resume=resume,
+            self.train_set, epochs=self.epochs, batch_size=size, validation=self.test_set, resume=resume
         )
 
 
 def config_of(described: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration that a run's checkpoint keeps, with defaults for what may change on resuming."""
+    """Return the configuration in a run's checkpoint, with defaults for options that may change on resuming."""
     if not {"task", "model"} <= described.keys():
         raise OptionError("The run was not built by a recipe", expected="a configuration with task and model",
                           got=sorted(described) or "nothing", remedy="Build the model yourself")  # fmt: skip
@@ -631,12 +581,11 @@ def build(
     weights: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Run:
-    """Build everything that a run needs, anew: the same configuration trains to the same losses."""
-    # config: The run. Where it prunes, this is the training before that, and `build_retraining` the one after.
-    # data: Training and test set if they are loaded already, see `TrainConfig.load_data`.
-    # weights: A checkpoint (or its folder) whose weights and pruning masks the run starts from; None draws them from
-    # the seed.
-    # **options: `callbacks`, `checkpoint_dir`, `checkpoint_every` and `transport`: see `Trainer`.
+    """Build a run: data (unless given), model, optimizer and trainer; the same configuration gives the same losses.
+
+    If it prunes, this is the training before that; see `build_retraining`. `weights` is a checkpoint, or its folder,
+    whose weights and pruning masks to start from. `options` go to the `Trainer`.
+    """
     check_ranks(config.schedule, options.get("transport"))  # before any time is spent on data
     backend.device_namespace(config.device)
     if prunes(config):
@@ -650,8 +599,6 @@ def build(
 
 def build_retraining(config: ImageConfig, before: Run, **options: Any) -> tuple[Run, PruneReport]:
     """Prune a copy of the model that `before` has trained, and build the run that trains it further."""
-    # config: The whole run; `prune` must be set.
-    # before: The training before pruning, done; it is left as it is.
     from sparsebp import nn
 
     sets = (before.train_set, before.test_set)
@@ -669,20 +616,12 @@ def _run(
 
     kind, more = _OPTIMIZERS[config.optimizer]
     optimizer = getattr(optim, kind)(model.parameters(), lr=lr, **more)
+    steps = epochs * -(-len(sets[0]) // config.batch_size)
     trainer = Trainer(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        lr_scheduler=_lr_scheduler(config.lr_schedule, optimizer, epochs * -(-len(sets[0]) // config.batch_size)),
-        clip_norm=config.clip_norm,
-        fusion=config.fusion,
-        accumulate=config.accumulate,
-        schedule=config.schedule,
-        graph=config.graph,
-        rng=config.seed,
-        config=config.same_on_resume(),
-        **options,
-    )
+        model, nn.CrossEntropyLoss(), optimizer, lr_scheduler=_lr_scheduler(config.lr_schedule, optimizer, steps),
+        clip_norm=config.clip_norm, fusion=config.fusion, accumulate=config.accumulate, schedule=config.schedule,
+        graph=config.graph, rng=config.seed, config=config.same_on_resume(), **options,
+    )  # fmt: skip
     return Run(config, trainer, *sets, epochs)
 
 

@@ -1,4 +1,4 @@
-"""Arrays in place of a data set, on the axis where the model has its samples; and lengths of padded sequences."""
+"""Data sets and arrays to train on: the axis of the samples, lengths of padded sequences, batches on the device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from sparsebp.nn.sequential import taking_lengths
 
 
 def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
-    """Return a data set for `model`: `data` itself, or one of its arrays."""
-    # data: A data set; or `(x, target)` or `(x, target, lengths)`, arrays with the sample first, as `ArrayDataset`
-    # takes them. Inputs are converted to the dtype that the model takes.
-    # lengths: Of arrays: the valid steps of every sample.
+    """Return `data`, or a data set of its arrays ``(x, target)`` or ``(x, target, lengths)``, sample first."""
     if isinstance(data, tuple):
         if len(data) not in (2, 3) or (len(data) == 3 and lengths is not None):
             raise OptionError("The arrays to train on are not understood", expected="(x, target), or with lengths",
@@ -48,7 +45,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
 
 
 def _array(name: str, value: Any) -> Array:
-    """Return `value` as an array of NumPy, or of CuPy if it is on a GPU."""
+    """Return `value` as a NumPy array, or a CuPy one if it is on a GPU."""
     try:
         if hasattr(value, "__cuda_array_interface__"):
             return backend.device_namespace("cuda").asarray(value)
@@ -62,7 +59,7 @@ def _array(name: str, value: Any) -> Array:
 
 
 def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]:
-    """Return input, target and, if the data set has them, lengths of some samples, on the model's device."""
+    """Return input, target and lengths, if any, of some samples, on the model's device."""
     batch = dataset.batch(indices)
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise OptionError("The data set's batch is not understood", expected="input and target, or with lengths",
@@ -74,7 +71,7 @@ def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]
 
 
 def share_of(dataset: Any, indices: np.ndarray, own: np.ndarray, model: Any) -> tuple[Array, ...]:
-    """Return those samples of a micro-batch that are computed here, as `batch_of`; a data set is not asked for none."""
+    """Return this rank's samples `own` of a micro-batch, as `batch_of`; a data set is never asked for none."""
     if len(own):
         return batch_of(dataset, own, model)
     x, target, *lengths = batch_of(dataset, indices[:1], model)
@@ -83,13 +80,13 @@ def share_of(dataset: Any, indices: np.ndarray, own: np.ndarray, model: Any) -> 
 
 
 def _own(array: Array, device: str) -> Array:
-    """Return a copy: a data set may fill the same array again for the next micro-batch, while this one is needed."""
+    """Return a copy: a data set may fill the same array again for the next micro-batch."""
     moved = backend.to_device(array, device)
     return moved.copy() if moved is array else moved
 
 
 def sample_axis(model: Any) -> int:
-    """Return the axis of the input on which the model has its samples."""
+    """Return the sample axis of the model's input."""
     given, returned = getattr(model, "batch_axes", (0, 0))
     if returned != 0:
         raise OptionError("The model is time-major: its output has the samples second", expected="batch_first=True",
@@ -98,7 +95,7 @@ def sample_axis(model: Any) -> int:
 
 
 def _check_axis(dataset: Any, model: Any) -> None:
-    """Refuse sequences that the model would read with steps for samples, as far as both say where they have them."""
+    """Refuse sequences whose steps the model would read as samples, as far as both have sample axes."""
     given = getattr(dataset, "sample_axis", None)
     first = model.stages()[0][1] if hasattr(model, "stages") else model
     if given is None or getattr(type(first), "batch_axes", (0, 0)) == (0, 0):  # it does not say
@@ -113,7 +110,7 @@ def _check_axis(dataset: Any, model: Any) -> None:
 
 def check_takes_lengths(model: Any) -> None:
     """Raise `OptionError` unless ``model.forward`` takes ``lengths``, and so do the stages that a step runs."""
-    # Behind a chain of several stages no steps may be left: the loss would see those behind a sample's end.
+    # After several stages no steps may be left: the loss would see those after a sample's end.
     stages = model.stages() if hasattr(model, "stages") else [("", model)]
     if len(stages) > 1:
         if taking_lengths(stages)[1]:

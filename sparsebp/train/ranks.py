@@ -1,4 +1,4 @@
-"""A training and the ranks that it runs on: parts and options, checked; the executor; what only rank 0 does."""
+"""The options of a training, checked; its schedule and executor; and its ranks, which agree and follow rank 0."""
 
 from __future__ import annotations
 
@@ -7,47 +7,45 @@ import difflib
 import inspect
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from sparsebp.comm.transport import Transport, check_callable, check_transport
-from sparsebp.core.check import Seed, check_choice, check_flag, check_integer, check_number, check_sequence, shown
+from sparsebp.comm.transport import Transport, check_transport
+from sparsebp.core.check import check_choice, check_integer, check_sequence, shown
 from sparsebp.core.errors import OptionError
-from sparsebp.core.files import kept_path
 from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, ImageDataset
 from sparsebp.nn.loss import check_mean
-from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler
 from sparsebp.patterns.pattern import DeviceCopies
 from sparsebp.runtime.actions import Stages, Watch, trained_parameters
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.launch import check_same, checksums, exchange, options_of, together
-from sparsebp.runtime.pipeline import Note, PipelineExecutor
+from sparsebp.runtime.launch import check_same, checksums, collective_call, exchange, options_of
+from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
-from sparsebp.runtime.search import MEMORY_RATIO, FoundSchedule
-from sparsebp.schedule import Action, Schedule
+from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel
 from sparsebp.schedule.files import read_csv, to_csv
-from sparsebp.train.callbacks import Callback, History
-from sparsebp.train.checkpoint import FILE_NAME, checked_config, generators_of
-from sparsebp.train.data import as_dataset
+from sparsebp.train.callbacks import Callback
+from sparsebp.train.checkpoint import generators_of
 
-# What only rank 0 does while all train, and what the others take over from it.
+# What the other ranks take over from rank 0.
 
 
 def buffers_of_rank_0(transport: Transport, model: Any) -> None:
-    """Give all replicas the running statistics of rank 0, which are those that count; all ranks call this."""
+    """Give all replicas the running statistics of rank 0; all ranks call this."""
     layers = list(model.modules()) if hasattr(model, "modules") else []
     exchange(transport, {f"{name}.{key}": (0, array) for name, layer in layers for key, array in layer.buffers.items()})
 
 
 def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
-    """Tell callbacks of an event, on rank 0, and give all ranks what these have changed."""
-    # Of parameters, of the optimizer's options, and of random generators, from which a callback may draw.
-    # Where a callback sees the model at the event, all ranks call this together.
+    """Tell the callbacks of rank 0 of an event, and give all ranks their changes.
+
+    Callbacks may change parameters and the optimizer's options, and draw from random generators. All ranks call this
+    together where a callback looks at the model.
+    """
     transport = trainer.transport
     if transport is None or transport.size == 1 or event == "close" or not trainer._sees(event):
         tell()
@@ -73,33 +71,25 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
             trainer.optimizer.lr = options[0]["lr"]
 
 
-def seconds_of_rank_0(transport: Transport, history: History, steps: int) -> None:
-    """Give all ranks the seconds of rank 0's last `steps` steps; all ranks call this."""
-    history.seconds[-steps:] = transport.broadcast(history.seconds[-steps:])
-
-
-# What a training consists of: its parts and options, checked, and the schedule that they ask for.
+# Options, and the schedule that they name.
 
 REPLICAS, FIRST_K = "data-parallel", "reverse-first-k"
-ON_RANKS = (
-    REPLICAS,
-    FIRST_K,
-    *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters),
-)
+_PIPELINES = (name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters)
+ON_RANKS = (REPLICAS, FIRST_K, *_PIPELINES)
 """Names of schedules for several ranks."""
 SCHEDULES = ("conventional", "ooo", *ON_RANKS)
 """Names of schedules; any other text is a path."""
 
 
 def asynchronous(schedule: Any) -> bool:
-    """Return whether a schedule's name is one whose updates come between micro-batches: its losses are others."""
+    """Return whether a schedule's name is one with updates between micro-batches, which change the losses."""
     if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule in (REPLICAS, FIRST_K):
         return False
     return build(schedule).graph.updates == "microbatch"
 
 
 def staleness(schedule: str | os.PathLike[str] | Schedule, accumulate: int, transport: Transport | None) -> str | None:
-    """Return what the losses of an asynchronous schedule depend on, in words; None with one update a step."""
+    """Describe the dependencies of the losses of an asynchronous schedule; None with one update per step."""
     if isinstance(schedule, str):
         if not asynchronous(schedule):
             return None
@@ -113,117 +103,8 @@ def staleness(schedule: str | os.PathLike[str] | Schedule, accumulate: int, tran
     return f"{name}, accumulate={accumulate}, {ranks} {'rank' if ranks == 1 else 'ranks'}"
 
 
-class Training:
-    """Model, loss, optimizer, options, and how far they are; `Trainer` states the arguments, attributes and errors."""
-
-    def __init__(
-        self,
-        model: Any,
-        loss: Any,
-        optimizer: Any,
-        *,
-        lr_scheduler: Any | Sequence[Any] = None,
-        clip_norm: float | None = None,
-        fusion: Fusion = "none",
-        accumulate: int = 1,
-        schedule: str | os.PathLike[str] | Schedule = "conventional",
-        memory_ratio: float = MEMORY_RATIO,
-        graph: bool | None = None,
-        callbacks: Sequence[Callback] = (),
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        checkpoint_every: int | None = None,
-        rng: Seed = None,
-        config: Mapping[str, Any] | None = None,
-        transport: Transport | None = None,
-        sharded: bool = False,
-        predictor: Predictor | None = None,
-        note: Note | None = None,
-    ) -> None:
-        check_parts(model, loss, optimizer, callbacks)
-        trained_parameters(model, optimizer)
-        for name, value in (("clip_norm", clip_norm), ("memory_ratio", memory_ratio)):
-            if value is not None and check_number(name, value) <= 0:
-                raise OptionError(f"{name} is not positive", expected="more than 0, or None", got=value)
-        if checkpoint_every is not None:
-            checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
-        self.model, self.loss, self.optimizer = model, loss, optimizer
-        self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
-        check_schedule(fusion, accumulate, schedule, clip_norm)
-        check_ranks(schedule, transport)
-        self.fusion, self.accumulate = fusion, int(accumulate)
-        named = isinstance(schedule, Schedule) or schedule in SCHEDULES
-        self.schedule = schedule if named else kept_path("schedule", schedule)
-        self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
-        self.current_schedule: Schedule | None = None
-        self.found_schedule: FoundSchedule | None = None
-        self.times: dict[Action, tuple[float, float]] = {}
-        self._runner: Any = None
-        self._stale: str | None = None
-        self.saved: int | None = None
-        if transport is None and (sharded or predictor is not None or note is not None):
-            raise OptionError("sharded, predictor and note are for several ranks", expected="transport= beside them",
-                              got="transport=None")  # fmt: skip
-        if predictor is not None and not isinstance(predictor, Predictor):
-            raise OptionError("Not a predictor", expected="a sparsebp.optim.Predictor", got=shown(predictor),
-                              remedy="Build one: MomentumPredictor(optimizer)")  # fmt: skip
-        if note is not None:
-            check_callable("note", note)
-        if predictor is not None and predictor.optimizer is not optimizer:
-            raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
-                              got=f"another {type(predictor.optimizer).__name__}")  # fmt: skip
-        self.predictor, self.note = predictor, note
-        self.transport, self.sharded = transport, check_flag("sharded", sharded)
-        self._leads = transport is None or transport.rank == 0
-        self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model
-        self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
-        self.callbacks = tuple(callbacks)
-        self.checkpoint_dir = None if checkpoint_dir is None else kept_path("checkpoint_dir", checkpoint_dir)
-        self.config = checked_config(config or {})
-        self.history = History()
-        drawn = rng is None or isinstance(rng, np.random.Generator)
-        self._seed_given = not drawn
-        self.seed = int(np.random.default_rng(rng).integers(2**32)) if drawn else check_integer("rng", rng, 0)
-
-    def _asked(
-        self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batch_size: Any, resume: Any
-    ) -> tuple[Dataset, Dataset | None, dict[str, int], int]:
-        """Return what `Trainer.fit` was asked for, checked: both data sets, sizes of a batch and of the set, epochs."""
-        epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batch_size, 1)
-        training_set = as_dataset(dataset, self.model, lengths)
-        held_out = None if validation is None else as_dataset(validation, self.model)
-        if check_flag("resume", resume) and self.checkpoint_dir is None:
-            raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None)
-        return training_set, held_out, {"batch_size": batch_size, "samples": len(training_set)}, epochs
-
-    def _last_good(self) -> str:
-        if self.checkpoint_dir is None or not (self.checkpoint_dir / FILE_NAME).exists():
-            return "No checkpoint was written"
-        return f"The last good checkpoint is {self.checkpoint_dir / FILE_NAME}"
-
-    def _flush(self, *, wait: bool = True) -> None:
-        """Do what the schedule has left over; with `wait` the model is then what the history says."""
-        if self._runner is not None:
-            self._runner.flush(wait=wait)
-
-    def _tell(self, event: str, *args: Any) -> None:
-        if self._sees(event) and self._runner is not None:
-            self._runner.whole()
-
-        def tell() -> None:
-            for callback in self.callbacks if self._leads else ():
-                getattr(callback, f"on_{event}")(*args)
-
-        tell_on_rank_0(self, event, tell)
-
-    def _sees(self, event: str) -> bool:
-        """Whether the model is to be up to date at an event: for a callback, of rank 0 if there are several."""
-        if self._seen is not None:
-            return event in self._seen
-        return any(callback.sees_model(event) for callback in self.callbacks)
-
-
 def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
-    """Refuse what cannot be trained with, before anything is done."""
+    """Check the parts of a trainer."""
     for name, thing, wanted in (
         ("model", model, ("forward", "parameters", "state_dict")), ("loss", loss, ("forward",)),
         ("optimizer", optimizer, ("lr",)),
@@ -241,7 +122,7 @@ def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
 
 
 def scheduler_of(given: Any, optimizer: Any) -> Any:
-    """Return the learning-rate schedule of a trainer: the one given, or those given chained; None for none."""
+    """Return the learning-rate schedule given, or a list of them chained, or None."""
     if given is None or (isinstance(given, list | tuple) and not given):
         return None
     chained = ChainedScheduler(given if isinstance(given, list | tuple) else [given])
@@ -252,7 +133,7 @@ def scheduler_of(given: Any, optimizer: Any) -> Any:
 
 
 def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
-    """Refuse options that do not go together, before there is a model to run."""
+    """Refuse options that exclude each other."""
     check_choice("fusion", fusion, get_args(Fusion))
     check_integer("accumulate", accumulate, 1)
     if not isinstance(schedule, str | os.PathLike | Schedule):
@@ -269,17 +150,24 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
         (schedule == FIRST_K and accumulate > 1, "Reverse first-k scheduling is for one micro-batch a step",
          "accumulate=1", accumulate, "Use schedule='data-parallel', or a smaller batch"),
         (schedule != "conventional" and fusion != "none", "A schedule places the updates itself",
-         "fusion='none' beside it", shown(fusion), "Leave fusion out, or use schedule='conventional'"),
+         "fusion='none'", shown(fusion), "Leave fusion out, or use schedule='conventional'"),
     ):  # fmt: skip
         if wrong:
             raise OptionError(problem, expected=expected, got=got, remedy=remedy)
 
 
 def check_ranks(schedule: Any, transport: Transport | None) -> None:
-    """Refuse a schedule's name that is not for as many ranks, before there is a model to run."""
+    """Refuse an unknown schedule, and one for another number of ranks."""
     if transport is not None:
         check_transport(transport)
-    _check_known(schedule)
+    # A path need not exist yet: its reader reports that it is missing.
+    path = not isinstance(schedule, str) or os.path.dirname(schedule) or schedule.lower().endswith(".csv")
+    if not path and schedule not in SCHEDULES and not os.path.exists(schedule):
+        near = difflib.get_close_matches(schedule.lower(), SCHEDULES, 1)
+        raise OptionError(
+            "Unknown schedule", expected=f"{', '.join(SCHEDULES)}, or the path of an action CSV", got=repr(schedule),
+            remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there"
+        )  # fmt: skip
     if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
         raise OptionError(f"The schedule {schedule!r} is of several workers", expected="a transport between them",
                           got="transport=None", remedy="Pass transport=, under mpiexec that of MPI: mpiexec -n 4 "
@@ -289,32 +177,17 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
                           remedy="Pass schedule='1f1b', say, or start one process")  # fmt: skip
 
 
-def _check_known(schedule: Any) -> None:
-    """Refuse a text that is neither a schedule's name nor a file; what is a path for sure need not be there yet."""
-    if not isinstance(schedule, str) or schedule in SCHEDULES or os.path.exists(schedule):
-        return
-    if os.path.dirname(schedule) or schedule.lower().endswith(".csv"):  # whoever reads it says that it is missing
-        return
-    near = difflib.get_close_matches(schedule.lower(), SCHEDULES, 1)
-    raise OptionError(
-        "Unknown schedule", expected=f"{', '.join(SCHEDULES)}, or the path of an action CSV", got=repr(schedule),
-        remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there"
-    )  # fmt: skip
-
-
 def schedule_of(
     stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule, ranks: int = 1
 ) -> Schedule:  # fmt: skip
-    """Return the schedule that the trainer's options ask for; `check_schedule` has seen them."""
-    # But for `"ooo"` and `"reverse-first-k"`, which measure before they have one.
+    """Return the schedule of checked options, except ``"ooo"`` and ``"reverse-first-k"``, which measure first."""
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
     if schedule == REPLICAS:
         return data_parallel(stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted)
     if isinstance(schedule, str) and schedule in ON_RANKS:
-        return build(
-            schedule, workers=ranks, stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted
-        )  # fmt: skip
+        size: dict[str, Any] = {"stages": len(stages), "microbatches": accumulate, "unweighted": stages.unweighted}
+        return build(schedule, workers=ranks, **size)
     given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
     if given.graph.microbatches != accumulate:
         raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
@@ -323,12 +196,13 @@ def schedule_of(
 
 
 def earlier_schedule(path: Path, stages: Stages) -> Schedule | None:
-    """Return the out-of-order schedule that an earlier run has left at `path`, None if there is none of this model."""
+    """Return the out-of-order schedule of an earlier run at `path`, if it is of this model, else None."""
     if not path.exists():
         return None
-    found = read_csv(path)
-    same = (len(stages), 1, stages.unweighted) == (found.graph.stages, found.graph.microbatches, found.graph.unweighted)
-    return found if same else None
+    earlier = read_csv(path)
+    graph = earlier.graph
+    same = (len(stages), 1, stages.unweighted) == (graph.stages, graph.microbatches, graph.unweighted)
+    return earlier if same else None
 
 
 _COMPARED = 64
@@ -338,10 +212,9 @@ _PURE = (ArrayDataset.batch, BitstreamDataset.batch, ImageDataset.batch)
 
 
 def executor_of(
-    trainer: Training, stages: Stages, watch: Watch, found: Schedule | None = None
+    trainer: Any, stages: Stages, watch: Watch, found: Schedule | None = None
 ) -> Executor | PipelineExecutor | ReverseFirstKExecutor:
-    """Return what runs the steps of a trainer: on one device, or on the ranks of its transport."""
-    # By the schedule that was `found` before, or that the trainer's options ask for.
+    """Return the executor of a trainer's steps, by the schedule `found` earlier or that of its options."""
     parts, transport = (trainer.model, trainer.loss, trainer.optimizer), trainer.transport
     clips: dict[str, Any] = {"clip_norm": trainer.clip_norm, "watch": watch}
     if transport is not None and trainer.schedule == FIRST_K:
@@ -359,8 +232,8 @@ def executor_of(
     return PipelineExecutor(*parts, schedule, transport, **clips, predictor=trainer.predictor, note=trainer.note)
 
 
-def _check_heeded(trainer: Training, *, replicas: bool, asynchronous: bool) -> None:
-    """Refuse options that a schedule of this kind would not heed."""
+def _check_heeded(trainer: Any, *, replicas: bool, asynchronous: bool) -> None:
+    """Refuse options that a schedule of this kind ignores."""
     for wrong, name, expected in (
         (trainer.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k'"),
         (trainer.note is not None and not asynchronous, "note", "an asynchronous pipeline, as schedule='pipedream'"),
@@ -373,24 +246,23 @@ def _check_heeded(trainer: Training, *, replicas: bool, asynchronous: bool) -> N
 
 @contextlib.contextmanager
 def telling(transport: Transport | None) -> Iterator[None]:
-    """Tell the other ranks of an error inside the ``with`` block, so that they do not wait for this one."""
-    # But not of one that all ranks raise alike: they can go on, on the same transport.
+    """Abort the other ranks at an error, unless all ranks raise it: they can then go on with the same transport."""
     try:
         yield
     except BaseException as error:
-        if transport is not None and not getattr(error, "alike", False):
+        if transport is not None and not getattr(error, "raised_on_all_ranks", False):
             transport.abort(error)
         raise
 
 
-def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset, validation: Dataset | None = None) -> None:
-    """Make sure that all ranks are about to train the same thing, and agree on what only rank 0 knows."""
-    # Of a data set of `sparsebp.data` some samples are compared, of any other its length alone: to ask it for a batch
-    # may have effects, and what it gives may be drawn anew each time. Ranks of a pipeline also compare what it gives
-    # them in every step, which is the same for all; replicas have samples of their own, of which no other rank can
-    # tell.
+def agree(trainer: Any, facts: Mapping[str, Any], dataset: Dataset, validation: Dataset | None = None) -> None:
+    """Check that all ranks are about to train the same thing, and agree on the seed and on rank 0's callbacks.
+
+    Samples are compared for data sets of `sparsebp.data` only: asking another one for a batch may have effects, and
+    its batches may be random. Ranks of a pipeline compare them again in every step.
+    """
     transport: Any = trainer.transport
-    own = together(transport, lambda: _facts(trainer, dataset, validation))
+    own = collective_call(transport, lambda: _facts(trainer, dataset, validation))
     seeds = transport.share(trainer.seed if trainer._seed_given else None)
     if not any(seed is not None for seed in seeds):
         trainer.seed = transport.broadcast(trainer.seed)
@@ -402,8 +274,8 @@ def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset, validat
     check_same(transport, {**facts, "rng": rng, **own})
 
 
-def _facts(trainer: Training, dataset: Dataset, validation: Dataset | None) -> dict[str, Any]:
-    """Return what is to be the same on all ranks, by what messages call it."""
+def _facts(trainer: Any, dataset: Dataset, validation: Dataset | None) -> dict[str, Any]:
+    """Return the values that all ranks must share, by their names in messages."""
     parameters, optimizer = trainer.model.parameters(), trainer.optimizer
     facts = {
         "accumulate": trainer.accumulate, "sharded": trainer.sharded, "fusion": trainer.fusion,
@@ -430,8 +302,7 @@ def _facts(trainer: Training, dataset: Dataset, validation: Dataset | None) -> d
 
 
 def _rates_of(scheduler: Any) -> Any:
-    """Return what a learning-rate schedule says of itself; of functions of the user's own that is nothing."""
-    # Those are compared step by step, by the rates that they make.
+    """Describe a learning-rate schedule. A user's functions are compared step by step, by their rates."""
     if scheduler is None:
         return None
     own = vars(scheduler) if hasattr(scheduler, "__dict__") else {}
@@ -444,17 +315,17 @@ def _rates_of(scheduler: Any) -> Any:
 
 
 def _weights_of(loss: Any) -> dict[str, Any]:
-    """Return the arrays that a loss weighs classes or elements by."""
-    found: dict[str, Any] = {}
+    """Return a loss's weights of classes or elements."""
+    weights: dict[str, Any] = {}
     for name, value in vars(loss).items() if hasattr(loss, "__dict__") else ():
         for key, part in value.items() if isinstance(value, dict) else ((name, value),):
             if isinstance(part, DeviceCopies):
-                found |= {str(key).strip("_"): array for array in part.on(np)}
-    return found
+                weights |= {str(key).strip("_"): array for array in part.on(np)}
+    return weights
 
 
 def _order_of(schedule: Any) -> str:
-    """Return a schedule as text: a name, or all that it says."""
+    """Return a schedule as text: its name or its CSV."""
     if isinstance(schedule, Schedule):
         return to_csv(schedule)
     path = Path(schedule)
@@ -462,7 +333,7 @@ def _order_of(schedule: Any) -> str:
 
 
 def _samples_of(dataset: Any) -> dict[str, Any]:
-    """Return some samples of a data set of ours; to ask another one for a batch may have effects."""
+    """Return some samples of a data set of `sparsebp.data`."""
     if not len(dataset or ()) or getattr(type(dataset), "batch", None) not in _PURE:
         return {}
     indices = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _COMPARED)).astype(np.int64))
@@ -470,7 +341,7 @@ def _samples_of(dataset: Any) -> dict[str, Any]:
 
 
 def _described(thing: Any) -> str:
-    """Return the class of a layer, a loss or a predictor, with those of its attributes that are plain options."""
+    """Return the class of a layer, loss or predictor, with its plain options."""
     plain = (bool, int, float, str, tuple, type(None), np.dtype)
     options = {
         name: value for name, value in vars(thing).items()

@@ -1,4 +1,4 @@
-"""What the command line does with trainings besides: compare backwards, prune a checkpoint, tune a step."""
+"""Further commands on trainings: compare two backward algorithms, prune a checkpoint, tune a step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from sparsebp.nn import value_and_grad
 from sparsebp.runtime.search import OutOfOrderExecutor
 from sparsebp.train import verify
 from sparsebp.train.callbacks import History
-from sparsebp.train.checkpoint import FILE_NAME, Checkpoint, held_if_run, load_checkpoint, save_checkpoint
+from sparsebp.train.checkpoint import FILE_NAME, Checkpoint, held_if_run, load_checkpoint, save_checkpoint, take_weights
 from sparsebp.train.config import TrainConfig, build, config_for, config_of
 from sparsebp.train.data import batch_of
-from sparsebp.train.state import take_weights
 from sparsebp.train.trainer import Runner
 
 if TYPE_CHECKING:
@@ -34,32 +33,27 @@ __all__ = ["Comparison", "compare_histories", "prune_checkpoint", "verify"]
 
 
 EARLY = 100
-"""Steps over which rounding has not grown yet in a training that amplifies it."""
+"""Steps over which rounding stays small even in a chaotic training."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """Two runs that differ in their backward algorithm alone."""
 
-    # backward, reference: The two algorithms.
     backward: str
     reference: str
-    steps: int  # Steps of each run
-    # Largest absolute difference of the two losses at the same step; `step_of_max` is that step, from 0.
-    max_loss_difference: float
-    step_of_max: int
-    # The same over the first `EARLY` steps. Training can be chaotic: where it is, the last bit of one weight grows into
-    # a different curve within some hundred steps, whatever the algorithm, and the early difference is the one that
-    # tells a wrong gradient from rounding.
+    steps: int  # of each run
+    max_loss_difference: float  # absolute, at the same step
+    step_of_max: int  # from 0
+    # Over the first `EARLY` steps. In a chaotic training, the last bit of one weight grows into another curve within
+    # some hundred steps; only the early difference tells a wrong gradient from rounding.
     early_loss_difference: float
-    final_losses: tuple[float, float]  # The losses of the last step: (backward, reference)
-    # Median wall-clock time of a training step: (backward, reference). The first step, which compiles, does not count
-    # where there are others.
-    seconds: tuple[float, float]
+    final_losses: tuple[float, float]  # (backward, reference)
+    seconds: tuple[float, float]  # median of a step, without the first, which compiles: (backward, reference)
 
     @property
     def time_ratio(self) -> float:
-        """Time of a reference step over that of a step with `backward`: above 1, `backward` is faster."""
+        """Time of a reference step over a step with `backward`."""
         return self.seconds[1] / self.seconds[0]
 
     def to_json(self) -> dict[str, Any]:
@@ -82,19 +76,12 @@ def _step_time(history: History) -> float:
 
 
 def compare_histories(first: History, second: History, backward: str, reference: str) -> Comparison:
-    """Compare the losses of two runs from the same seed, step by step.
-
-    Parameters
-    ----------
-    first, second
-        What the runs' `fit` returned.
-    backward, reference
-        The algorithms of their backward passes.
+    """Compare the losses of two runs from the same seed, step by step, given their histories and algorithms.
 
     Raises
     ------
     ShapeError
-        The two runs took different numbers of steps, or none.
+        The runs took different numbers of steps, or none.
     """
     if first.steps != second.steps or first.steps == 0:
         raise ShapeError("The two runs cannot be compared step by step",
@@ -102,25 +89,19 @@ def compare_histories(first: History, second: History, backward: str, reference:
                          remedy="Train both with the same data, batch size and epochs")  # fmt: skip
     difference = np.abs(np.asarray(first.loss) - np.asarray(second.loss))
     return Comparison(
-        backward=backward,
-        reference=reference,
-        steps=first.steps,
-        max_loss_difference=float(difference.max()),
-        step_of_max=int(difference.argmax()),
-        early_loss_difference=float(difference[:EARLY].max()),
-        final_losses=(first.loss[-1], second.loss[-1]),
-        seconds=(_step_time(first), _step_time(second)),
-    )
+        backward, reference, first.steps, float(difference.max()), int(difference.argmax()),
+        float(difference[:EARLY].max()), (first.loss[-1], second.loss[-1]), (_step_time(first), _step_time(second)),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
     """One algorithm against plain back-propagation."""
 
-    algorithm: str  # The scan's
-    relative_difference: float  # `‖g - g_sequential‖ / ‖g_sequential‖` over all weight gradients together
-    largest_difference: float  # Largest absolute difference of an entry; `parameter` holds it
-    parameter: str
+    algorithm: str
+    relative_difference: float  # ‖g - g_sequential‖ / ‖g_sequential‖ over all weight gradients together
+    largest_difference: float  # absolute, of an entry
+    parameter: str  # where that entry is
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a dict that JSON can hold."""
@@ -134,12 +115,10 @@ def gradient_agreement(
     batch: tuple[Array, Array],
     algorithms: Sequence[Backward] = ("chunked", "blelloch"),
 ) -> list[Agreement]:
-    """Compare the weight gradients of `algorithms` with plain back-propagation."""
-    # config: Of the run that `model` belongs to.
-    # model: A trained model; its weights are copied.
-    # loss: As the trainer takes it.
-    # batch: Input and target (B,) on the model's device. For a recurrent model `blelloch` stores about 3·T·B·H² values.
-    # algorithms: Algorithms to compare.
+    """Compare the weight gradients of `algorithms` with plain back-propagation, on a batch on the model's device.
+
+    For a recurrent model, ``"blelloch"`` stores about 3·T·B·H² values.
+    """
     state = model.state_dict()
     reference = _gradients(config, state, "bp", loss, batch)
     norm = _norm(reference)
@@ -167,7 +146,7 @@ def _norm(arrays: dict[str, Array]) -> float:
     return math.sqrt(sum(float((array**2).sum()) for array in arrays.values()))
 
 
-# A checkpoint in, a pruned one out: weights, masks, and the optimizer's state without that of pruned weights.
+# Pruning of a checkpoint: weights, masks, and the optimizer's state.
 
 
 def prune_checkpoint(
@@ -178,10 +157,10 @@ def prune_checkpoint(
     Parameters
     ----------
     path
-        A checkpoint of `sparsebp train`, or its folder. It may be pruned already; the masks stay then.
+        A checkpoint of `sparsebp train`, or its folder. Existing masks are kept.
     out
-        The file to write. In a folder of its own under the name ``checkpoint.safetensors``, a run with a constant
-        learning rate and more epochs resumes from it.
+        The file to write. From ``checkpoint.safetensors`` in a folder, a run with a constant learning rate and more
+        epochs resumes.
     amount, method
         See `sparsebp.prune`.
 
@@ -190,7 +169,7 @@ def prune_checkpoint(
     FileFormatError
         The file is not a checkpoint of such a run.
     OptionError
-        `amount` or `method` cannot be had, or `out` is the checkpoint itself.
+        `amount` or `method` is invalid, or `out` is the checkpoint itself.
     OutputError
         `out` cannot be written, or a run holds its folder.
     """
@@ -231,17 +210,12 @@ def _prune(path: Path, out: Path, amount: float, method: Any) -> PruneReport:
     return report
 
 
-# What the command line trains, prunes, compares and verifies: configurations with their data and models.
-
-
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# Which order of a step, which backward and how many threads are the fastest for a model on this machine.
-#
-# ``sparsebp tune``. All combinations that can be had run a few training steps in turn; none of them changes what is
-# learned, but for rounding.
+# ``sparsebp tune``: the fastest order of a step, backward and number of threads for a model on this machine. The
+# combinations run a few training steps in turn; their results differ by rounding only.
 
 TUNED = ("fusion", "schedule", "backward", "threads")
 
@@ -250,9 +224,9 @@ TUNED = ("fusion", "schedule", "backward", "threads")
 class Trial:
     """One combination."""
 
-    options: Mapping[str, Any]  # By the names in `TUNED`
-    seconds: timing.Timing | None = None  # Of a step; None if it was refused
-    refused: str | None = None  # Why it was, else None
+    options: Mapping[str, Any]  # by the names in `TUNED`
+    seconds: timing.Timing | None = None  # of a step; None if refused
+    refused: str | None = None  # why
 
     def to_json(self) -> dict[str, Any]:
         """Return everything in JSON types."""
@@ -264,9 +238,7 @@ def combinations(
     config: TrainConfig, fusions: Iterable[str] = (), schedules: Iterable[str] = (), backwards: Iterable[str] = (),
     threads: Iterable[int] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return all combinations of the choices."""
-    # Without choices: all fusions, the conventional and the out-of-order schedule, `"bp"` and `"auto"` beside that of
-    # `config`, and one thread and as many as there may be now.
+    """Return all combinations of the choices; where there are none, of the usual ones."""
     here = thread_counts()["kernels"]
     choices = (
         tuple(fusions) or ("none", "forward", "backward"),
@@ -281,14 +253,11 @@ def tune(
     options: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], *, steps: int = 3, rounds: int = 5,
     budget: float = 60.0, progress: Callable[[str, int, int], None] = lambda name, number, count: None,
 ) -> list[Trial]:  # fmt: skip
-    """Time a few steps of every combination."""
-    # options: Of the run, as `config_for` takes them.
-    # tried: The combinations, see `combinations`.
-    # steps: How many run in a row.
-    # rounds, budget: How often each runs, in turn with the others, and seconds after which two rounds must do.
-    # progress: Called before a combination is made ready to run, with what it is, its number from 0, and how many there
-    # are; then once when they are measured, all together.
-    # Returns list of Trial: The fastest first; then those that cannot be had, with the reason.
+    """Time `steps` steps in a row of every combination, in turn; return the fastest first, then those refused.
+
+    `options` are those of `config_for`. After `budget` seconds two rounds must do. `progress` is called with a name, a
+    number from 0 and the count, before each combination is prepared and once before all are measured.
+    """
     for name, value in (("steps", steps), ("rounds", rounds)):
         if value < 1:
             raise OptionError(f"{name} is too small", expected="1 or more", got=value)
@@ -331,7 +300,7 @@ def _config(options: Mapping[str, Any], choice: Mapping[str, Any]) -> TrainConfi
 
 
 class _Side:
-    """A trainer that runs the same batches again and again; what has to be found out is found out at once."""
+    """A trainer that runs the same batches again and again, after an out-of-order schedule is found."""
 
     def __init__(self, config: TrainConfig, data: Any, threads: int, steps: int) -> None:
         self.threads, self.steps = threads, steps
@@ -341,7 +310,7 @@ class _Side:
         parts = [range(i * size // config.accumulate, (i + 1) * size // config.accumulate)
                  for i in range(config.accumulate)]  # fmt: skip
         self._batches = [batch_of(run.train_set, np.array(part), run.trainer.model) for part in parts if part]
-        run.trainer.lr_scheduler = None  # it counts the steps of a whole run
+        run.trainer.lr_scheduler = None  # which counts the steps of a whole run
         self._runner = Runner(run.trainer)
         self.run()
         executor = self._runner.executor

@@ -1,9 +1,10 @@
-"""The trainer: forward, loss, gradients, clipping, update; checkpoints that continue bit for bit."""
+"""The trainer: forward, loss, gradients, clipping, update; checkpoints from which losses continue bitwise equal."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,24 +12,33 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from sparsebp.comm.transport import Transport, check_callable
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_integer, forward_of
+from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import NonFiniteError, OptionError, ShapeError
+from sparsebp.core.files import kept_path
+from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.nn.layer import inference_mode
+from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler, reads_model
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, check_live, options_of, trained_parameters
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.graphs import LENGTHS
-from sparsebp.runtime.launch import together
-from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.runtime.launch import collective_call
+from sparsebp.runtime.pipeline import Note, PipelineExecutor
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
-from sparsebp.runtime.search import SCHEDULE_NAME, OutOfOrderExecutor
-from sparsebp.train.callbacks import EpochRecord, History, RunInfo
+from sparsebp.runtime.search import MEMORY_RATIO, SCHEDULE_NAME, FoundSchedule, OutOfOrderExecutor
+from sparsebp.runtime.streams import LENGTHS
+from sparsebp.schedule import Action, Schedule
+from sparsebp.schedule.builders import Fusion
+from sparsebp.train.callbacks import Callback, EpochRecord, History, RunInfo
 from sparsebp.train.checkpoint import (
     FILE_NAME,
+    checked_config,
     evaluation,
     load_checkpoint,
+    pack,
+    restore,
     run_folder,
     save_checkpoint,
     set_aside,
@@ -36,40 +46,30 @@ from sparsebp.train.checkpoint import (
 )
 from sparsebp.train.data import as_dataset, batch_of, share_of
 from sparsebp.train.ranks import (
-    Training,
+    SCHEDULES,
     agree,
     buffers_of_rank_0,
+    check_parts,
+    check_ranks,
+    check_schedule,
     earlier_schedule,
     executor_of,
-    seconds_of_rank_0,
+    scheduler_of,
     staleness,
+    tell_on_rank_0,
     telling,
 )
-from sparsebp.train.state import pack, restore
 
-# Finding what is not finite, and saying where: the step, and the parameter or layer.
+# Where a value that is not finite came from: the step, and the parameter or layer.
 
 
 def nonfinite(arrays: Mapping[str, Array]) -> list[str]:
     """Return the names of the arrays that hold a NaN or an infinity."""
-    found = []
-    for name, array in arrays.items():
-        xp = backend.namespace(array)
-        if not bool(xp.isfinite(array).all()):  # synchronize!
-            found.append(name)
-    return found
-
-
-def gradient_error(step: int, epoch: int, grads: Mapping[str, Array], last_good: str) -> NonFiniteError:
-    """Return the exception for a gradient that is not finite."""
-    names = nonfinite(grads)
-    return NonFiniteError(f"The gradient is not finite at step {step} (epoch {epoch + 1})", expected="finite gradients",
-                          got=f"NaN or infinity in {', '.join(names)}", remedy="Lower the learning rate, clip the "
-                          f"gradient's norm, or use float64. {last_good}")  # fmt: skip
+    return [name for name, array in arrays.items() if not bool(backend.namespace(array).isfinite(array).all())]
 
 
 def check_counted(loss: Any, target: Array, step: int, epoch: int, last_good: str) -> None:
-    """Refuse a batch, micro-batch or rank's share whose mean loss is NaN because it is one of nothing."""
+    """Refuse a batch, micro-batch or rank's share in which the loss ignores every position: its mean is NaN."""
     ignored = getattr(loss, "ignore_index", None)
     if ignored is None or target.dtype.kind not in "iu" or not bool((target == ignored).all()):  # synchronize!
         return
@@ -80,87 +80,70 @@ def check_counted(loss: Any, target: Array, step: int, epoch: int, last_good: st
                          f"{last_good}")  # fmt: skip
 
 
-def parameter_error(step: int, epoch: int, names: list[str], last_good: str) -> NonFiniteError:
-    """Return the exception for parameters that are not finite, before step 0 or after an update."""
-    when = "before training" if step == 0 else f"after step {step - 1} (epoch {epoch + 1})"
-    return NonFiniteError(
-        f"Parameters are not finite {when}", expected="finite parameters", got=f"NaN or infinity in {', '.join(names)}",
-        remedy=f"Initialise or load the model again, or lower the learning rate. {last_good}"
-    )  # fmt: skip
-
-
 def loss_error(
     step: int, epoch: int, value: float, model: Any, x: Array, target: Array, prediction: Array | None, last_good: str
 ) -> NonFiniteError:
-    """Return the exception for a loss that is not finite, naming the first place where finiteness is lost."""
-    # The order of the search is that of the computation: parameters, the batch, the model's layers, the loss itself. No
-    # `prediction` means that parameters have been updated since: what they were is not known any more.
+    """Return the error for a loss that is not finite, naming the first place where finiteness is lost.
+
+    Without `prediction`, parameters have been updated since.
+    """
     return NonFiniteError(f"The loss is not finite at step {step} (epoch {epoch + 1})", expected="a finite loss",
                           got=f"{value}; {_where(model, x, target, prediction)}", remedy="Lower the learning rate, "
                           f"clip the gradient's norm, or use float64. {last_good}")  # fmt: skip
 
 
 def _where(model: Any, x: Array, target: Array, prediction: Array | None) -> str:
-    if prediction is None:
-        return _where_by_now(model, x, target)
+    # In the order of the computation: parameters, the batch, the model's layers, the loss itself.
     names = nonfinite(model.parameters())
-    if names:
+    if names and prediction is not None:
         return f"NaN or infinity in the parameters {', '.join(names)}"
     if nonfinite({"x": x}):
         return "NaN or infinity in the batch's input"
-    if nonfinite({"prediction": prediction}):
+    if prediction is not None and nonfinite({"prediction": prediction}):
         return f"NaN or infinity in the output of {_first_layer(model, x)}, with finite parameters"
     if target.dtype.kind == "f" and nonfinite({"target": target}):
         return "NaN or infinity in the batch's target"
+    if prediction is None:
+        since = f"; since then it has come to the parameters {', '.join(names)}" if names else ""
+        return f"the batch is finite, so that the model or the loss overflows{since}"
     return f"the model's output is finite, the loss overflows (largest output {float(abs(prediction).max()):g})"
 
 
-def _where_by_now(model: Any, x: Array, target: Array) -> str:
-    if nonfinite({"x": x}):
-        return "NaN or infinity in the batch's input"
-    if target.dtype.kind == "f" and nonfinite({"target": target}):
-        return "NaN or infinity in the batch's target"
-    names = nonfinite(model.parameters())
-    since = f"; since then it has come to the parameters {', '.join(names)}" if names else ""
-    return f"the batch is finite, so that the model or the loss overflows{since}"
-
-
 def _first_layer(model: Any, x: Array) -> str:
-    """Return the name of the innermost layer whose output is the first not to be finite, in a forward's order."""
-    # Layers are watched while the batch runs once more, in whatever way the model calls them.
+    """Run the batch again and return the name of the innermost layer whose output is the first not to be finite."""
     if not hasattr(model, "modules"):
         return "the model"
-    found: list[str] = []
+    names: list[str] = []
     watched: list[Any] = []
     for name, layer in model.modules():
         if any(layer is other for other in watched):
             continue  # a shared layer has its first name
         watched.append(layer)
-        layer.forward = _watch(layer.forward, name or "the model", found)
+        layer.forward = _watch(layer.forward, name or "the model", names)
     try:
         model.forward(x)
     finally:
         for layer in watched:
             del layer.forward  # the instance attribute goes, the class's method is seen again
-    return found[0] if found else "the model"
+    return names[0] if names else "the model"
 
 
-def _watch(forward: Any, name: str, found: list[str]) -> Any:
+def _watch(forward: Any, name: str, names: list[str]) -> Any:
     def watched(*args: Any, **options: Any) -> Any:
         y, saved = forward(*args, **options)
         if nonfinite({name: y}):
-            found.append(name)
+            names.append(name)
         return y, saved
 
     return watched
 
 
-# Binds an executor to a trainer: batches in, history and callbacks out, errors that say where.
+# One `fit`: runs steps with an executor, records them in the history and tells callbacks.
 
 
 @dataclass(frozen=True)
 class _Tag:
-    """Which step it is: its number, epoch, learning rate and samples, and when it began."""
+    """A step's number, epoch, learning rate, start time and samples."""
 
     number: int
     epoch: int
@@ -172,11 +155,9 @@ class _Tag:
 class Runner(Watch):
     """Runs the steps of one `Trainer.fit`."""
 
-    # begun: Number of steps begun; the history may be one behind.
-
-    def __init__(self, trainer: Training) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.begun = trainer.history.steps
+        self.begun = trainer.history.steps  # steps begun; the history may be one behind
         self._recorded = 0.0
         self._trained = trained_parameters(trainer.model, trainer.optimizer)
         self._on_host = backend.is_host(backend.namespace(next(iter(self._trained.values()))))
@@ -194,19 +175,17 @@ class Runner(Watch):
             self.executor = executor_of(trainer, stages, self, found)
         trainer.current_schedule = self.executor.schedule
 
-    def own(self, indices: Any) -> Any:
-        """Return which samples of a micro-batch are computed here: on a rank of replicas its share."""
-        return self.executor.own(indices)
-
     def step(self, batches: Sequence[Batch], epoch: int, samples: int | None = None) -> None:
-        """Run one step, and record and tell what is known by then."""
-        # `samples` is their number on all ranks together, where that is not the batches'.
+        """Run one step; record and report all steps whose numbers are known by then.
+
+        `samples` is their number on all ranks together, where that is not the batches'.
+        """
         trainer = self.trainer
         check_live(trainer.model, self._trained)
         samples = sum(len(batch[1]) for batch in batches) if samples is None else samples
         tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter(), samples)
         self.begun += 1
-        with np.errstate(over="ignore", invalid="ignore"):  # found by the checks, which say where
+        with np.errstate(over="ignore", invalid="ignore"):  # the checks find these and say where
             finished = self.executor.step(batches, tag)
             scheduler = trainer.lr_scheduler
             if scheduler is not None and not getattr(scheduler, "needs_metric", False):
@@ -218,10 +197,12 @@ class Runner(Watch):
         self._record(finished)
         trainer.current_schedule = self.executor.schedule
         if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
-            self._keep(self.executor)
+            trainer.found_schedule = chosen = self.executor.found
+            if chosen is not None and trainer.checkpoint_dir is not None:
+                chosen.save(trainer.checkpoint_dir)
 
     def captures(self, dataset: Any) -> str | None:
-        """Say whether steps are captured into CUDA graphs, and if not, why; None where that is not to be."""
+        """Say whether steps are captured into CUDA graphs, and if not, why; None where that was not asked for."""
         if self.trainer.graph is False or (self.trainer.graph is None and self._on_host):
             return None
         why = self.executor.uncaptured
@@ -231,21 +212,14 @@ class Runner(Watch):
             return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
         return "Steps are captured into a CUDA graph"
 
-    def _keep(self, executor: OutOfOrderExecutor) -> None:
-        """Keep the schedule that was found."""
-        trainer = self.trainer
-        trainer.found_schedule, trainer.current_schedule = executor.found, executor.schedule
-        if executor.found is not None and trainer.checkpoint_dir is not None:
-            executor.found.save(trainer.checkpoint_dir)
-
     def flush(self, *, wait: bool = True) -> None:
-        """Do what is left over, and record and tell it; without `wait` what is known by then."""
+        """Run deferred updates and record finished steps; without `wait`, only the steps that are known by then."""
         if self.executor.pending:
             with np.errstate(over="ignore", invalid="ignore"):
                 finished = self.executor.flush(wait=wait)
             self._record(finished)
 
-    def whole(self, *, everywhere: bool = False) -> None:
+    def gather_state(self, *, everywhere: bool = False) -> None:
         """Bring the model up to date on all ranks, and the optimizer's state on rank 0, or everywhere."""
         self.flush()
         if isinstance(self.executor, ReplicaExecutor | ReverseFirstKExecutor):
@@ -253,16 +227,17 @@ class Runner(Watch):
             self.executor.gather_state(everywhere=everywhere)
 
     def close(self, *, failed: bool = False) -> None:
-        """Do what is left over, and end the threads."""
-        # After an error what is left over may fail as well: the first error is the one to tell. Other ranks are not
-        # there to do it together.
+        """Run deferred updates and end the threads.
+
+        After an error these may fail as well, and the first error is the one to raise; other ranks are gone by then.
+        """
         try:
             if failed and self.trainer.transport is not None:
                 return
             quiet = contextlib.suppress(Exception if failed else NonFiniteError)
             with quiet, np.errstate(over="ignore", invalid="ignore"):
                 self._record(self.executor.flush(), tell=False)
-                self.whole(everywhere=True)
+                self.gather_state(everywhere=True)
         finally:
             self.trainer.times = dict(getattr(self.executor, "times", {}))
             self.executor.close()
@@ -285,35 +260,35 @@ class Runner(Watch):
                 self.trainer._tell("step", self.trainer.history)
 
     def score(self, prediction: Array, target: Array) -> Array | None:
-        """Return the share of rows whose largest entry is at the target."""
+        """Return the share of rows with the largest entry at the target."""
         return _right(prediction, target)
-
-    # ---- what must not go on -----------------------------------------------------------------------------------------
 
     def loss(self, step: Step, m: int, value: float) -> None:
         """Stop if the loss is not finite."""
         if not math.isfinite(value):
-            tag, (x, target) = step.tag, step.batches[m][:2]
+            trainer, tag, (x, target) = self.trainer, step.tag, step.batches[m][:2]
             known = step.later is None and not isinstance(self.executor, PipelineExecutor)  # or other ranks' stages
             prediction = step.predictions[m] if known else None
-            check_counted(self.trainer.loss, target, tag.number, tag.epoch, self.trainer._last_good())
-            raise loss_error(
-                tag.number, tag.epoch, value, self.trainer.model, x, target, prediction, self.trainer._last_good()
-            )
+            check_counted(trainer.loss, target, tag.number, tag.epoch, trainer._last_good())
+            raise loss_error(tag.number, tag.epoch, value, trainer.model, x, target, prediction, trainer._last_good())
 
     def gradients(self, step: Step, grads: dict[str, Array]) -> None:
         """Stop: a gradient is not finite."""
-        raise gradient_error(step.tag.number, step.tag.epoch, grads, self.trainer._last_good())
+        tag = step.tag
+        raise NonFiniteError(f"The gradient is not finite at step {tag.number} (epoch {tag.epoch + 1})",
+                             expected="finite gradients", got=f"NaN or infinity in {', '.join(nonfinite(grads))}",
+                             remedy="Lower the learning rate, clip the gradient's norm, or use float64. "
+                             f"{self.trainer._last_good()}")  # fmt: skip
 
 
 def accuracy(prediction: Array, target: Array) -> float:
-    """Return the share of places whose largest entry is at the target; NaN for targets that are not classes."""
-    # The classes are on axis 1, as losses have them, or last if only that fits. Ignored places count as wrong.
+    """Return the share of positions whose largest entry is at the target; NaN for targets that are not classes."""
     right = _right(prediction, target)
     return math.nan if right is None else float(right)  # synchronize!
 
 
 def _right(prediction: Array, target: Array) -> Array | None:
+    # Classes are on axis 1, as losses have them, or last if only that fits. Ignored positions count as wrong.
     if target.dtype.kind != "i":
         return None
     shape = prediction.shape
@@ -327,119 +302,173 @@ Arrays: TypeAlias = tuple[Any, Any] | tuple[Any, Any, Any]
 """Inputs and targets, or inputs, targets and lengths, with the sample first."""
 
 
-class Trainer(Training):
+class Trainer:
     """Trains a model, step by step.
 
     Parameters
     ----------
     model
-        A layer (`sparsebp.nn.Layer`): ``forward``, ``weight_grad``, ``parameters``, ``state_dict``…
+        A layer (`sparsebp.nn.Layer`).
     loss
-        ``forward(prediction, target) -> (value, saved)`` with the mean over the batch, and ``input_grad(saved)``.
+        ``forward(prediction, target) -> (value, saved)``, a mean over the batch, and ``input_grad(saved)``.
     optimizer
         ``begin()``, ``lr``, ``state_dict``, ``load_state_dict``, as `sparsebp.optim.Optimizer` has them; built on
-        ``model.parameters()``, or on a part of them: the others stay as they are, and where no parameter of a layer is
-        trained, or of those in front of it, its gradients are not computed.
+        ``model.parameters()`` or a part of them. The others stay as they are. A layer without trained parameters, and
+        none in front of it, computes no gradients.
     lr_scheduler
-        A learning-rate schedule of `sparsebp.optim`, advanced after every step; None keeps the rate.
-        `ReduceLROnPlateau` is advanced after every epoch, with the validation loss (without one, the training loss).
-        A list of schedules is a `sparsebp.optim.ChainedScheduler`.
+        A schedule of `sparsebp.optim`, advanced after every step (`ReduceLROnPlateau`: after every epoch, with the
+        validation loss, else the training loss); a list is a `sparsebp.optim.ChainedScheduler`. None keeps the rate.
     clip_norm
-        Largest Euclidean norm of the gradients of all that is trained together; None does not clip.
+        Largest Euclidean norm of all trained gradients together; None does not clip.
     fusion
-        Where the optimizer's updates go (Jiang et al., "Optimizer fusion", 2021); the results are the same.
-        ``"none"``: after all gradients, in one call. ``"forward"``: each right before the parameter's next use, and
-        before anything else could see it: evaluation, checkpoints, the end of `fit` in whichever way, and callbacks,
-        data sets and learning-rate schedules unless their class says ``reads_model = False`` (then nothing is gained).
-        ``"backward"``: each as soon as its gradient is complete and nothing reads the old value, and the gradient's
-        memory is given back at once; not with `clip_norm`, which needs all gradients. If such a step fails half-way,
-        some parameters have had their update and others not; the next `fit` refuses to go on from there.
+        When parameters are updated (Jiang et al., "Optimizer fusion", 2021); the results are the same.
+        ``"none"``: after all gradients, in one call. ``"forward"``: right before a parameter's next use, and before
+        anything else could see it: evaluation, checkpoints, the end of `fit`, and callbacks, data sets and
+        learning-rate schedules unless their class says ``reads_model = False``. ``"backward"``: as soon as a gradient
+        is complete and nothing reads the old value; the gradient's memory is freed at once. Not with `clip_norm`. If
+        such a step fails half-way, some parameters are updated and others not, and the next `fit` refuses to go on.
     accumulate
-        Micro-batches that a step's samples are split into, one after the other: the memory of a smaller batch, with
-        the gradients of the mean over the whole one (layers that look at a batch as a whole, as `BatchNorm2d`, see
-        the micro-batches).
+        Micro-batches that a step's samples are split into: the memory of a smaller batch, with the gradients of the
+        mean over the whole one. Layers that look at a batch as a whole, as `BatchNorm2d`, see the micro-batches.
     schedule
         The order of a step's actions: ``"conventional"``, ``"ooo"`` (weight gradients on a second stream, out of
         order; Oh et al. 2022), a `sparsebp.schedule.Schedule` of one worker, or the path of one in action CSV. All but
-        the first place the updates themselves, so `fusion` stays ``"none"``. ``"ooo"`` measures the first steps and
-        keeps the fastest of several orders, the conventional one included, see `OutOfOrderExecutor`; it is kept for
-        further calls of `fit`, and in `checkpoint_dir` as ``schedule.csv`` for further runs.
+        the first place the updates themselves, so `fusion` stays ``"none"``. ``"ooo"`` measures several orders in the
+        first steps and keeps the fastest (see `OutOfOrderExecutor`), for further calls of `fit`, and in
+        `checkpoint_dir` as ``schedule.csv`` for further runs.
     memory_ratio
-        With ``"ooo"``: bound for the simulated peak of memory, as a multiple of the conventional schedule's.
+        With ``"ooo"``: bound on the simulated peak of memory, as a multiple of the conventional schedule's.
     graph
-        On a GPU, capture the step into a CUDA graph and replay it, one graph for each shape of batches (a last, smaller
-        batch runs as ever). Each graph has a step's memory of its own. None captures on a GPU what can be captured,
-        True as well, False nothing. `RunInfo.graph` says if it is done, or why not: dropout, lengths and scans over
-        stored Jacobians need the host during the step.
+        On a GPU, capture the step into a CUDA graph for each shape of batches, and replay it; each graph has a step's
+        memory of its own. None and True capture what can be captured (dropout, lengths and scans over stored
+        Jacobians cannot: they need the host during the step), False nothing. `RunInfo.graph` says what was done.
     callbacks
         See `sparsebp.train.callbacks`.
     checkpoint_dir
-        Folder for checkpoints, created if need be; None writes none. A relative path is one of the folder that is the
-        current one now, also if another one is later. A run that starts anew keeps the checkpoint of
-        an earlier run beside its own as ``checkpoint.previous.safetensors``.
+        Folder for checkpoints, created if need be, relative to the current folder of now; None writes none. A run that
+        starts anew keeps an earlier run's checkpoint as ``checkpoint.previous.safetensors``.
     checkpoint_every
-        Steps between checkpoints within an epoch; one is written before the first step and after every epoch anyway.
+        Steps between checkpoints within an epoch; one is always written before the first step and after every epoch.
     rng
-        A seed or a `numpy.random.Generator`: the order of the samples is a function of it. None takes fresh entropy.
+        A seed or a `numpy.random.Generator` for the order of the samples. None takes fresh entropy.
     config
-        What else describes the run, in JSON types; it is kept in the checkpoint and must be equal on resume.
-        Tuples count as lists, as in JSON.
+        Further description of the run, in JSON types (tuples become lists); it must be equal on resume.
     transport
-        Between several ranks, each of which makes the same trainer, on the same model from the same seed, and calls
-        `fit` with the same arguments. `schedule` then says who does what: a `Schedule` of as many workers, or the name
-        of a builder (``"1f1b"``, ``"gpipe"``, ``"zb-h1"``, ``"pipedream"``, …), which makes it for the model's stages,
-        with `accumulate` micro-batches; or ``"data-parallel"``: every rank has a share of each step's samples; or
-        ``"reverse-first-k"``, which does, with the most urgent sums first. See "Several ranks" below.
+        Connects several ranks, each of which makes the same trainer, on the same model from the same seed, and calls
+        `fit` with the same arguments. `schedule` is then a `Schedule` of as many workers, or the name of a builder
+        (``"1f1b"``, ``"gpipe"``, ``"zb-h1"``, ``"pipedream"``, …), which makes it for the model's stages and
+        `accumulate` micro-batches; or ``"data-parallel"``: every rank has a share of each step's samples; or
+        ``"reverse-first-k"``: the same, with the most urgent sums first.
     sharded
-        With data-parallel replicas: whether each rank keeps the optimizer's state of its own part of the parameters
-        alone.
+        With data-parallel replicas: whether each rank keeps the optimizer's state of its own part only.
     predictor, note
-        With an asynchronous schedule: whose weights are read, and who is told how far they were from those that came;
-        see `sparsebp.runtime.pipeline.PipelineExecutor`. The predictor's state is part of checkpoints.
+        With an asynchronous schedule: predicts the weights that are read; called with how far they were from the later
+        ones. See `sparsebp.runtime.pipeline.PipelineExecutor`. The predictor's state is part of checkpoints.
 
     Attributes
     ----------
     current_schedule
-        The schedule that steps run by now, or ran by last; None before `fit`.
+        The schedule of the last step; None before `fit`.
     found_schedule
-        With ``schedule="ooo"``: what was found, and what was measured; None until then.
+        With ``"ooo"``: the chosen order and its measurements; None until then.
     saved
-        How many steps had been taken when the last checkpoint was written, or the one that `fit` went on from; on all
-        ranks. None until then.
+        Number of steps at the last checkpoint, written or resumed from; on all ranks. None until then.
     times
-        After `fit` by a pipeline's schedule: when the actions of this rank ran, in the last whole step; for
+        After `fit` by a pipeline's schedule: when this rank's actions ran in the last whole step; for
         `sparsebp.runtime.launch.measured`.
 
     Raises
     ------
     OptionError
-        An option is of another type or out of range, `fusion` or `schedule` is unknown or does not go with the other
-        options, the optimizer's parameters are not those that the model computes with, or `lr_scheduler` is of another
-        optimizer.
+        An option is of another type or out of range, options exclude each other, the optimizer's parameters are not
+        the model's, or `lr_scheduler` or `predictor` is of another optimizer.
 
     Notes
     -----
-    On a GPU the host reads the numbers of a step when it has given the next one to the device, so that neither waits
-    for the other: history and callbacks that do not look at the model are one step behind until the epoch ends. An
-    error that a loss or a gradient is not finite, or that a class is not there, names its step; parameters have had
-    that update and the next one by then. Whatever looks at the model (evaluation, checkpoints, callbacks without
-    ``reads_model = False``) comes after all numbers have been read.
+    On a GPU the host reads a step's numbers after it has launched the next one. History, and callbacks that do not look
+    at the model, are one step behind until the epoch ends; an error (a loss or gradient that is not finite, a class
+    that does not exist) names its step, and parameters have had one more update by then. Whatever looks at the model
+    comes after all numbers have been read.
 
-    **Several ranks.** Every rank has the whole model and computes its part of a step. Before anything that looks at the
-    model (evaluation, checkpoints, callbacks) and at the end of `fit`, all of it is brought up to date on all ranks.
-    The history is the same on all; its seconds are rank 0's, which the others take over when an epoch ends. Callbacks
-    are called, and checkpoints written, on rank 0; a checkpoint is of the whole model, and any number of ranks, or
-    none, may go on from it. Ranks share the evaluation after an epoch; `evaluate` and `predict` run where they are
-    called. What is wrong before the first step is raised on all ranks, which can go on with another `fit`; a rank that
-    fails later ends the others with `TransportError`. An asynchronous schedule (``"pipedream"``, ``"dualpipe-2018"``)
-    makes an update after each of the `accumulate` micro-batches, each of which is a batch of its own to it; a step's
-    loss and squared norm are their means.
+    **Several ranks.** Before anything that looks at the model (evaluation, checkpoints, callbacks) and at the end of
+    `fit`, the model is brought up to date on all ranks. The history is the same on all, with rank 0's seconds.
+    Callbacks run, and checkpoints are written, on rank 0; a checkpoint is of the whole model, and any number of ranks
+    may go on from it. Ranks share the evaluation after an epoch; `evaluate` and `predict` run where they are called. An
+    error before the first step is raised on all ranks, which can go on with another `fit`; a rank that fails later ends
+    the others with `TransportError`. An asynchronous schedule (``"pipedream"``, ``"dualpipe-2018"``) updates after each
+    of the `accumulate` micro-batches; a step's loss and squared norm are their means.
 
-    `fit` trains a model that is in evaluation mode as a whole in training mode; of one in training mode, layers that
-    have been put into evaluation (``model[1].eval()``) stay so. All modes are afterwards what they were.
+    `fit` switches a model that is in evaluation mode as a whole to training; in one that is in training mode, layers in
+    evaluation (``model[1].eval()``) stay so. All modes are restored afterwards.
     """
 
-    # ---- the public calls ----------------------------------------------------------------------------------------
+    def __init__(
+        self,
+        model: Any,
+        loss: Any,
+        optimizer: Any,
+        *,
+        lr_scheduler: Any | Sequence[Any] = None,
+        clip_norm: float | None = None,
+        fusion: Fusion = "none",
+        accumulate: int = 1,
+        schedule: str | os.PathLike[str] | Schedule = "conventional",
+        memory_ratio: float = MEMORY_RATIO,
+        graph: bool | None = None,
+        callbacks: Sequence[Callback] = (),
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        rng: Seed = None,
+        config: Mapping[str, Any] | None = None,
+        transport: Transport | None = None,
+        sharded: bool = False,
+        predictor: Predictor | None = None,
+        note: Note | None = None,
+    ) -> None:
+        check_parts(model, loss, optimizer, callbacks)
+        trained_parameters(model, optimizer)
+        for name, value in (("clip_norm", clip_norm), ("memory_ratio", memory_ratio)):
+            if value is not None and check_number(name, value) <= 0:
+                raise OptionError(f"{name} is not positive", expected="more than 0, or None", got=value)
+        if checkpoint_every is not None:
+            checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
+        check_schedule(fusion, accumulate, schedule, clip_norm)
+        check_ranks(schedule, transport)
+        self.fusion, self.accumulate = fusion, int(accumulate)
+        named = isinstance(schedule, Schedule) or schedule in SCHEDULES
+        self.schedule = schedule if named else kept_path("schedule", schedule)
+        self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
+        self.current_schedule: Schedule | None = None
+        self.found_schedule: FoundSchedule | None = None
+        self.times: dict[Action, tuple[float, float]] = {}
+        self._runner: Runner | None = None
+        self._stale: str | None = None
+        self.saved: int | None = None
+        if transport is None and (sharded or predictor is not None or note is not None):
+            raise OptionError("sharded, predictor and note are for several ranks", expected="transport=",
+                              got="transport=None")  # fmt: skip
+        if predictor is not None and not isinstance(predictor, Predictor):
+            raise OptionError("Not a predictor", expected="a sparsebp.optim.Predictor", got=shown(predictor),
+                              remedy="Build one: MomentumPredictor(optimizer)")  # fmt: skip
+        if note is not None:
+            check_callable("note", note)
+        if predictor is not None and predictor.optimizer is not optimizer:
+            raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
+                              got=f"another {type(predictor.optimizer).__name__}")  # fmt: skip
+        self.predictor, self.note = predictor, note
+        self.transport, self.sharded = transport, check_flag("sharded", sharded)
+        self._leads = transport is None or transport.rank == 0
+        self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model
+        self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
+        self.callbacks = tuple(callbacks)
+        self.checkpoint_dir = None if checkpoint_dir is None else kept_path("checkpoint_dir", checkpoint_dir)
+        self.config = checked_config(config or {})
+        self.history = History()
+        drawn = rng is None or isinstance(rng, np.random.Generator)
+        self._seed_given = not drawn
+        self.seed = int(np.random.default_rng(rng).integers(2**32)) if drawn else check_integer("rng", rng, 0)
 
     def fit(
         self,
@@ -456,34 +485,34 @@ class Trainer(Training):
         Parameters
         ----------
         dataset
-            The training set; its order in epoch e is a function of (seed, e). Or arrays ``(x, target)``, or ``(x,
-            target, lengths)``, with the sample first: NumPy, CuPy, or what ``numpy.asarray`` takes. `x` is converted to
-            the model's dtype batch by batch; targets are integers, or have it already. Where a `SequenceClassifier` is
-            time-major, the axes are exchanged.
+            The training set; its order in epoch e is a function of (seed, e). Or arrays ``(x, target)`` or
+            ``(x, target, lengths)`` with the sample first: NumPy, CuPy, or anything that ``numpy.asarray`` takes. `x`
+            is converted to the model's dtype batch by batch; targets are integers or already have it. For a time-major
+            `SequenceClassifier` the axes are exchanged.
         epochs
-            Number of epochs of the whole run, those done before a resume included.
+            Epochs of the whole run, those before a resume included.
         batch_size
-            Samples of a step; the last step of an epoch takes what is left.
+            Samples of a step; the last step of an epoch takes the rest.
         validation
             A second set, or arrays, evaluated after every epoch.
         lengths
-            Of arrays of sequences padded at the end: the valid steps of every sample. The model's forward gets those of
-            a batch as ``lengths=``.
+            Of arrays of sequences padded at the end: the valid steps of every sample, passed to the model's forward as
+            ``lengths=``.
         resume
-            Go on from the checkpoint in `checkpoint_dir`. If there is none yet because the run was killed before the
-            first could be written, training starts at the beginning; where no run ever began, it is refused.
+            Go on from the checkpoint in `checkpoint_dir`; from the beginning, if the run was killed before its first
+            checkpoint.
 
         Raises
         ------
         NonFiniteError
-            A loss, a gradient or a parameter is NaN or infinite; the message names the step and the place. The last
-            good checkpoint is left as it was.
+            A loss, gradient or parameter is NaN or infinite; the message names step and place. The last checkpoint
+            stays.
         ScheduleError
             The schedule cannot run.
         OptionError, ShapeError, DTypeError
-            The schedule is not one of the model, a number is no integer or out of range, the data set is empty or none,
-            `resume` comes without a folder, or the model does not take lengths. A parameter that the optimizer trains
-            has been replaced in the model, before or by a callback, or the last step was broken off between updates.
+            The schedule does not fit the model, a number is out of range, the data set is empty or not one, `resume`
+            comes without a folder, the model does not take lengths, a trained parameter has been replaced in the model,
+            or the last step was broken off between updates.
         FileFormatError
             There is no run to resume, or its checkpoint is damaged, foreign, or of another run.
         OutputError
@@ -493,7 +522,7 @@ class Trainer(Training):
             if self._runner is not None:
                 raise OptionError("This trainer is training already", expected="one fit at a time",
                                   got="fit within fit")  # fmt: skip
-            training_set, held_out, shape, epochs = together(
+            training_set, held_out, shape, epochs = collective_call(
                 self.transport, lambda: self._asked(dataset, validation, lengths, epochs, batch_size, resume)
             )
             if self.transport is not None:
@@ -503,21 +532,32 @@ class Trainer(Training):
             with run_folder(folder, resume=resume), training(self.model):
                 return self._fit(training_set, held_out, epochs, shape, resume)
 
+    def _asked(
+        self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batch_size: Any, resume: Any
+    ) -> tuple[Dataset, Dataset | None, dict[str, int], int]:
+        """Check the arguments of `fit`; return both data sets, the sizes of a batch and of the set, and the epochs."""
+        epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batch_size, 1)
+        training_set = as_dataset(dataset, self.model, lengths)
+        held_out = None if validation is None else as_dataset(validation, self.model)
+        if check_flag("resume", resume) and self.checkpoint_dir is None:
+            raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None)
+        return training_set, held_out, {"batch_size": batch_size, "samples": len(training_set)}, epochs
+
     def _fit(
         self, dataset: Dataset, validation: Dataset | None, epochs: int, shape: dict[str, int], resume: bool
     ) -> History:  # fmt: skip
-        self._stale = together(self.transport, lambda: staleness(self.schedule, self.accumulate, self.transport))
-        found = self._resumed(shape) if resume else None
-        if found is None:
+        self._stale = collective_call(self.transport, lambda: staleness(self.schedule, self.accumulate, self.transport))
+        resumed = self._resumed(shape) if resume else None
+        if resumed is None:
             check_even(self.optimizer, trained_parameters(self.model, self.optimizer))
             self.history = History()
             self._check_parameters(0)
-        epoch, batch = (0, 0) if found is None else found
+        epoch, batch = (0, 0) if resumed is None else resumed
         steps = -(-shape["samples"] // shape["batch_size"])
-        runner = self._runner = together(self.transport, lambda: Runner(self))
+        runner = self._runner = collective_call(self.transport, lambda: Runner(self))
         failed = True
         try:
-            if found is None:  # now that nothing is refused any more: an earlier run's checkpoint makes room
+            if resumed is None:  # now that nothing is refused any more: an earlier run's checkpoint makes room
                 self._begin(shape)
             first = self.history.steps
             self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures(dataset)))
@@ -536,9 +576,7 @@ class Trainer(Training):
     def evaluate(
         self, dataset: Dataset | Arrays, *, batch_size: int = 100, lengths: Any = None
     ) -> tuple[float, float | None]:
-        """Return the mean loss over `dataset` and, for class targets, the share of samples classified right.
-
-        Layers are in evaluation mode meanwhile, and have their own modes again afterwards.
+        """Return the mean loss over `dataset` and, for class targets, the accuracy; all in evaluation mode.
 
         Parameters
         ----------
@@ -556,7 +594,7 @@ class Trainer(Training):
         return self._mean(self._scores(data, batch_size))
 
     def _evaluate(self, dataset: Dataset, batch_size: int = 100) -> tuple[float, float | None]:
-        """Return what `evaluate` does; ranks take turns at the batches."""
+        """Do as `evaluate`; the batches are dealt out to the ranks."""
         if self.transport is None:
             return self.evaluate(dataset, batch_size=batch_size)
         rank, size = self.transport.rank, self.transport.size
@@ -580,10 +618,7 @@ class Trainer(Training):
         return total / samples, None if math.isnan(correct) else correct / samples
 
     def predict(self, x: Any, *, batch_size: int = 100, lengths: Any = None) -> Array:
-        """Return the model's outputs for all samples, in evaluation mode.
-
-        Nothing else changes: afterwards layers have their own modes again, running statistics and random generators are
-        as they were.
+        """Return the model's outputs for all samples, in evaluation mode, which leaves the model as it was.
 
         Parameters
         ----------
@@ -602,7 +637,7 @@ class Trainer(Training):
         Raises
         ------
         OptionError, ShapeError, DTypeError
-            As `fit`, or an output has not one row a sample.
+            As `fit`, or an output does not have one row per sample.
         """
         samples = np.shape(x)[0] if np.ndim(x) else 1
         data = as_dataset((x, np.zeros(samples, np.int64)), self.model, lengths)
@@ -618,8 +653,7 @@ class Trainer(Training):
     def _predictions(
         self, dataset: Dataset, batch_size: int, first: int = 0, each: int = 1
     ) -> Iterator[tuple[int, Array, Array]]:
-        """Yield the number of samples, the model's output in evaluation mode and the target of every batch."""
-        # Of the batches from `first` on, one in `each`.
+        """Yield the samples, output and target of the batches `first`, `first + each`, …, in evaluation mode."""
         batch_size = check_integer("batch_size", batch_size, 1)
         self._flush()
         with evaluation(self.model):
@@ -629,8 +663,6 @@ class Trainer(Training):
                 with inference_mode():
                     prediction, _ = forward_of(self.model, batch[0], **options_of(batch))
                 yield len(indices), prediction, batch[1]
-
-    # ---- one epoch, one step -------------------------------------------------------------------------------------
 
     def _run_epoch(
         self, runner: Runner, dataset: Dataset, validation: Dataset | None, epoch: int, first: int,
@@ -644,13 +676,14 @@ class Trainer(Training):
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
             if reads_model(dataset):
                 self._flush(wait=False)
-            runner.step([share_of(dataset, part, runner.own(part), self.model) for part in parts], epoch, len(indices))
+            own: Any = runner.executor.own  # on a rank of replicas, its share of a micro-batch
+            runner.step([share_of(dataset, part, own(part), self.model) for part in parts], epoch, len(indices))
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and batch + 1 < steps:
                 self._save(epoch, batch + 1, shape)
         self._check_parameters(epoch)
         if self.transport is not None:
-            seconds_of_rank_0(self.transport, self.history, steps)
+            self.history.seconds[-steps:] = self.transport.broadcast(self.history.seconds[-steps:])  # rank 0's
         result = None if validation is None else self._evaluate(validation)
         record = self.history.end_epoch(epoch, steps, result)
         if isinstance(self.lr_scheduler, ChainedScheduler) or getattr(self.lr_scheduler, "needs_metric", False):
@@ -659,19 +692,21 @@ class Trainer(Training):
         self._tell("epoch", record)
         return record
 
-    # ---- checkpoints ---------------------------------------------------------------------------------------------
-
     def _resumed(self, shape: dict[str, int]) -> tuple[int, int] | None:
-        """Take the state of the folder's checkpoint; return the epoch and the batch to go on with, None without one."""
+        """Load the folder's checkpoint, if there is one, and return the epoch and the batch to go on with."""
         folder = self.checkpoint_dir
         path = None if folder is None or not self._leads else folder / FILE_NAME
-        found = together(self.transport, lambda: load_checkpoint(path) if path is not None and path.exists() else None)
+        checkpoint = collective_call(
+            self.transport, lambda: load_checkpoint(path) if path is not None and path.exists() else None
+        )
         if self.transport is not None:
-            found = self.transport.broadcast(found)
-        if found is None or folder is None:
+            checkpoint = self.transport.broadcast(checkpoint)
+        if checkpoint is None or folder is None:
             return None
         self.history = History()
-        at: tuple[int, int] = together(self.transport, lambda: restore(self, found, shape, folder / FILE_NAME))
+        at: tuple[int, int] = collective_call(
+            self.transport, lambda: restore(self, checkpoint, shape, folder / FILE_NAME)
+        )
         self.saved = self.history.steps
         return at
 
@@ -686,14 +721,44 @@ class Trainer(Training):
             return
         self._check_parameters(epoch)
         path = self.checkpoint_dir / FILE_NAME
-        if self._leads:  # the others come past here as well: on each it is known which step the checkpoint is of
+        if self._leads:  # the other ranks keep track of `saved` as well
             save_checkpoint(path, pack(self, shape | {"epoch": epoch, "batch": batch}))
         self.saved = self.history.steps
         self._tell("checkpoint", path)
 
     def _check_parameters(self, epoch: int) -> None:
         if self._runner is not None:
-            self._runner.whole()
+            self._runner.gather_state()
         names = nonfinite(self.model.parameters())
         if names:
-            raise parameter_error(self.history.steps, epoch, names, self._last_good())
+            step = self.history.steps
+            when = "before training" if step == 0 else f"after step {step - 1} (epoch {epoch + 1})"
+            raise NonFiniteError(f"Parameters are not finite {when}", expected="finite parameters",
+                                 got=f"NaN or infinity in {', '.join(names)}", remedy="Initialise or load the model "
+                                 f"again, or lower the learning rate. {self._last_good()}")  # fmt: skip
+
+    def _last_good(self) -> str:
+        if self.checkpoint_dir is None or not (self.checkpoint_dir / FILE_NAME).exists():
+            return "No checkpoint was written"
+        return f"The last good checkpoint is {self.checkpoint_dir / FILE_NAME}"
+
+    def _flush(self, *, wait: bool = True) -> None:
+        """Run deferred updates; with `wait`, model and history then agree."""
+        if self._runner is not None:
+            self._runner.flush(wait=wait)
+
+    def _tell(self, event: str, *args: Any) -> None:
+        if self._sees(event) and self._runner is not None:
+            self._runner.gather_state()
+
+        def tell() -> None:
+            for callback in self.callbacks if self._leads else ():
+                getattr(callback, f"on_{event}")(*args)
+
+        tell_on_rank_0(self, event, tell)
+
+    def _sees(self, event: str) -> bool:
+        """Whether a callback (of rank 0, if there are several) looks at the model at this event."""
+        if self._seen is not None:
+            return event in self._seen
+        return any(callback.sees_model(event) for callback in self.callbacks)

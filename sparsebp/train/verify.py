@@ -21,52 +21,28 @@ SCAN_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 FINITE_TOLERANCE = {"float32": 5e-3, "float64": 1e-6}
 """The same against finite differences, which are taken in float64: this is the error of the model's own gradient."""
 INPUT = "input"
-"""The name under which the gradient at x appears beside the parameters."""
+"""Name of the gradient at x among those of the parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One row of a report.
+    """One row of a report."""
 
-    Attributes
-    ----------
-    kind
-        ``"scan"`` or ``"finite"``.
-    subject
-        The algorithm and, if there are several recurrent layers, the layer; for finite differences the parameter.
-    difference
-        Largest difference, relative; NaN if the check could not be run.
-    where
-        The gradient with the largest difference.
-    note
-        Why a check was left out, else empty.
-    """
-
-    kind: str
-    subject: str
-    difference: float
-    where: str
-    note: str = ""
+    kind: str  # "scan" or "finite"
+    subject: str  # the algorithm and, of several recurrent layers, the layer; for finite differences the parameter
+    difference: float  # the largest, relative; NaN if the check was left out
+    where: str  # the gradient with the largest difference
+    note: str = ""  # why the check was left out
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientReport:
-    """What `check_gradient` found; prints as a table.
+    """The result of `check_gradient`; prints as a table."""
 
-    Attributes
-    ----------
-    checks
-        One `Check` for each algorithm and recurrent layer, then one for each parameter and the input.
-    scan_tolerance, finite_tolerance
-        What counts as agreement.
-    loss
-        The loss of the model on the given data.
-    """
-
-    checks: tuple[Check, ...]
-    scan_tolerance: float
+    checks: tuple[Check, ...]  # one for each algorithm and recurrent layer, then for each parameter and the input
+    scan_tolerance: float  # largest difference that counts as agreement
     finite_tolerance: float
-    loss: float
+    loss: float  # on the given data
 
     @property
     def max_scan_difference(self) -> float:
@@ -85,15 +61,9 @@ class GradientReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report in JSON types."""
-        return {
-            "ok": self.ok,
-            "loss": self.loss,
-            "max_scan_difference": self.max_scan_difference,
-            "max_finite_difference": self.max_finite_difference,
-            "scan_tolerance": self.scan_tolerance,
-            "finite_tolerance": self.finite_tolerance,
-            "checks": [dataclasses.asdict(check) for check in self.checks],
-        }
+        names = ("ok", "loss", "max_scan_difference", "max_finite_difference", "scan_tolerance", "finite_tolerance")
+        checks = [dataclasses.asdict(check) for check in self.checks]
+        return {name: getattr(self, name) for name in names} | {"checks": checks}
 
     def __str__(self) -> str:
         rows = [("against", "checked", "difference", "largest in", "")]
@@ -135,10 +105,9 @@ def check_gradient(
 ) -> GradientReport:
     """Check a model's gradients in two ways.
 
-    First, for every recurrent layer, the gradients by each scan algorithm are compared with those by sequential
-    back-propagation. Second, plain back-propagation is compared with central differences, taken with a float64
-    copy of the model at `samples` entries of every parameter and of x. Dropout is off meanwhile; the model is left as
-    it was.
+    For every recurrent layer, each scan algorithm is compared with plain back-propagation, and that with central
+    differences of a float64 copy of the model at `samples` entries of every parameter and of x. Dropout is off
+    meanwhile; the model is left as it was.
 
     Parameters
     ----------
@@ -147,14 +116,14 @@ def check_gradient(
     x, target
         A batch.
     algorithms
-        Scan algorithms to check. None: chunked, blelloch and hybrid, where one that needs more than `memory_limit` is
-        left out, and the report says so.
+        Scan algorithms to check. None: chunked, blelloch and hybrid, except those that need more than `memory_limit`;
+        the report says so.
     samples
-        Entries of each array to check by finite differences; 0 leaves that out.
+        Entries of each array to check by finite differences.
     step
         Half the width of the central difference.
     rng
-        Generator or seed: which entries.
+        Generator or seed that chooses the entries.
     memory_limit
         Bytes that a scan may take, for layers that have no ``memory_limit`` of their own.
     scan_tolerance, finite_tolerance
@@ -165,15 +134,15 @@ def check_gradient(
     Returns
     -------
     GradientReport
-        Differences are relative to the largest entry of the gradient of the same array (but at least to a thousandth of
-        the largest of all, so that an array without influence is not measured by its rounding noise).
+        Differences are relative to the largest entry of the same gradient, and at least to a thousandth of the largest
+        of all, so that rounding noise of an array without influence does not count.
 
     Raises
     ------
     OptionError
         An algorithm is unknown.
     MemoryLimitError
-        An algorithm that was asked for needs more memory than that.
+        One of `algorithms` needs more memory than that.
     """
     for algorithm in algorithms or ():
         if algorithm not in BACKWARDS:
@@ -269,7 +238,7 @@ def _central_difference(model: nn.Layer, run: _Run, flat: Array, index: int, ste
 
 
 def _scales(reference: Mapping[str, Array]) -> dict[str, float]:
-    """Return what differences are relative to, for each gradient."""
+    """Return the size that each gradient's differences are relative to."""
     largest = {name: float(abs(grad).max()) if grad.size else 0.0 for name, grad in reference.items()}
     floor = max(largest.values()) * 1e-3 or 1.0
     return {name: max(value, floor) for name, value in largest.items()}
@@ -278,11 +247,11 @@ def _scales(reference: Mapping[str, Array]) -> dict[str, float]:
 def _largest(gradients: Mapping[str, Array], reference: Mapping[str, Array]) -> tuple[float, str]:
     """Return the largest relative difference (NaN counts as largest) and the name where it is."""
     scales = _scales(reference)
-    found = {
+    differences = {
         name: float(abs(gradients[name] - grad).max()) / scales[name] for name, grad in reference.items() if grad.size
     }
-    name = max(found, key=lambda n: np.inf if np.isnan(found[n]) else found[n])
-    return found[name], name
+    name = max(differences, key=lambda n: np.inf if np.isnan(differences[n]) else differences[n])
+    return differences[name], name
 
 
 def _recurrent_layers(model: nn.Layer) -> dict[str, Recurrent]:
@@ -291,7 +260,7 @@ def _recurrent_layers(model: nn.Layer) -> dict[str, Recurrent]:
 
 @contextmanager
 def _evaluating(model: nn.Layer) -> Iterator[None]:
-    """Switch dropout off for a while."""
+    """Switch dropout off meanwhile."""
     modes = [(layer, layer.training) for _, layer in model.modules()]
     model.eval()
     try:
@@ -303,7 +272,7 @@ def _evaluating(model: nn.Layer) -> Iterator[None]:
 
 @contextmanager
 def _algorithm(layers: Iterable[Recurrent], algorithm: Backward, memory_limit: int | None = None) -> Iterator[None]:
-    """Let `layers` run backward by `algorithm` for a while, within `memory_limit` if they have no limit themselves."""
+    """Let `layers` run backward by `algorithm` meanwhile, within `memory_limit` unless they have a limit."""
     kept = [(layer, layer.options) for layer in layers]
     try:
         for layer, options in kept:
@@ -318,28 +287,10 @@ def _algorithm(layers: Iterable[Recurrent], algorithm: Backward, memory_limit: i
 def self_check(
     rng: Seed = 0, *, device: str = "cpu", progress: Callable[[str, int, int], None] | None = None
 ) -> dict[str, GradientReport]:
-    """Run `check_gradient` over a representative set of small models; a few seconds once the kernels are compiled.
+    """Run `check_gradient` on small models of every kind, on ``"cpu"`` or ``"cuda"``; return reports by name.
 
-    Parameters
-    ----------
-    rng
-        Generator or seed: the models, their data, and which entries are checked.
-    device
-        ``"cpu"`` or ``"cuda"``: where the models are.
-    progress
-        Called before each model with its name, its number from 0, and how many there are.
-
-    Returns
-    -------
-    dict
-        Reports by the model's name.
-
-    Raises
-    ------
-    OptionError
-        `rng` is no seed.
-    DeviceError, MissingDependencyError
-        The device is unknown or not there; CuPy is not installed.
+    Models, data and the checked entries depend on `rng`, a generator or seed. `progress` is called before each model
+    with its name, its number from 0, and their count. Takes a few seconds once the kernels are compiled.
     """
     generator = check_generator("rng", rng)
     backend.device_namespace(device)  # before anything is made
@@ -354,7 +305,7 @@ def self_check(
 
 
 def _cases(rng: np.random.Generator) -> Iterator[tuple[str, nn.Layer, Any, Array, Array, dict[str, Any]]]:
-    """Yield name, model, loss, input, target and options of the forward of every model of a self-check."""
+    """Yield every model's name, model, loss, input, target and forward options."""
     classify, regress = nn.CrossEntropyLoss(), nn.MSELoss()
     steps, batch = 37, 4
     for dtype in (np.float32, np.float64):
@@ -366,7 +317,7 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, nn.Layer, Any, Array
             "GRU, 2 layers, bidirectional": nn.GRU(2, 5, num_layers=2, bidirectional=True, **options),
             "LSTM": nn.LSTM(3, 8, **options),
             "LSTM with proj_size, bidirectional": nn.LSTM(2, 5, proj_size=3, bidirectional=True, **options),
-        }
+        }  # fmt: skip
         for name, rnn in recurrent.items():
             head = nn.Linear(rnn.directions * rnn.output_size, 3, **options)
             x = rng.standard_normal((steps, batch, rnn.input_size)).astype(dtype)

@@ -22,7 +22,7 @@ _SAMPLES = 3
 
 
 def jobs() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Return what is computed, in float32 and in float64, by name."""
+    """Yield all computations, in float32 and in float64, by name."""
     for dtype in (np.float32, np.float64):
         for name, job in _JOBS.items():
             yield f"{name}, {np.dtype(dtype).name}", functools.partial(job, np.dtype(dtype))
@@ -143,13 +143,7 @@ def _optimizers(dtype: np.dtype) -> None:
 
 
 _JOBS: dict[str, Callable[[np.dtype], None]] = {
-    "RNN": functools.partial(_recurrent, nn.RNN),
-    "GRU": functools.partial(_recurrent, nn.GRU),
-    "LSTM": functools.partial(_recurrent, nn.LSTM),
-    "convolutions": _convolutions,
-    "sequences": _sequences,
-    "scans": _scans,
-    "sparse products": _sparse_products,
-    "dense products": _dense_products,
-    "optimizers": _optimizers,
-}
+    "RNN": functools.partial(_recurrent, nn.RNN), "GRU": functools.partial(_recurrent, nn.GRU),
+    "LSTM": functools.partial(_recurrent, nn.LSTM), "convolutions": _convolutions, "sequences": _sequences,
+    "scans": _scans, "sparse products": _sparse_products, "dense products": _dense_products, "optimizers": _optimizers,
+}  # fmt: skip

@@ -51,7 +51,7 @@ def test_a_chain_of_linear_maps_with_known_stretches():
     np.testing.assert_allclose(found.exponents, np.tile(np.log(stretches), (2, 1)), atol=1e-12)
     assert np.abs(found.error).max() < 1e-12
     assert found.dimension() == pytest.approx(2 + np.log(3) / np.log(4))
-    with pytest.raises(OptionError, match="larger k"):
+    with pytest.raises(OptionError, match="more exponents"):
         lyapunov_of(chain, 2).dimension()
 
 

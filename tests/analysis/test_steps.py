@@ -123,7 +123,7 @@ def test_refusals():
         hidden_jacobians(sb.nn.Linear(2, 2), x)
     with pytest.raises(OptionError, match="recurrent"):
         hidden_jacobians("GRU", x)
-    with pytest.raises(OptionError, match="no layer of sparsebp"):
+    with pytest.raises(OptionError, match="no layer for this module"):
         hidden_jacobians(torch.nn.Bilinear(1, 1, 1), x)
     with pytest.raises(OptionError, match="layer is too large"):
         hidden_jacobians(ours, x, layer=1)

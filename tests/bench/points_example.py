@@ -1,4 +1,4 @@
-"""What a process of `benchmarks.processes` measures in the tests: points that fail in every way there is."""
+"""Points that `benchmarks.processes` measures in the tests: they fail in every possible way."""
 
 from __future__ import annotations
 

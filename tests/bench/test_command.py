@@ -1,37 +1,17 @@
 """``python -m benchmarks``: options, several benchmarks, and what is refused."""
 
 import json
+from functools import partial
 
 import pytest
 
 pytest.importorskip("typer", exc_type=ImportError)
 pytest.importorskip("rich", exc_type=ImportError)
 
-from typer.testing import CliRunner
-
 from benchmarks.command import app
+from commands import Calls, one_message, run
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
-
-
-def one_message(result, code=1):
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.stderr
-    return result.stderr
-
-
-class Calls(list):
-    """Stands for a function: notes its arguments by name, and returns one thing."""
-
-    def __init__(self, result=None):
-        super().__init__()
-        self.result = result
-
-    def __call__(self, *arguments, **options):
-        self.append((arguments, options))
-        return self.result
+invoke = partial(run, app)
 
 
 def test_bench_forwards_its_options(tmp_path, monkeypatch):

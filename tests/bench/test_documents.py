@@ -73,12 +73,12 @@ def test_quick_runs_do_not_count_and_the_newest_comes_first(tmp_path: Path) -> N
 def test_tables_are_narrow_and_tell_their_columns_apart(name: str) -> None:
     benchmark = load(name)
     assert benchmark.name == name
-    headings = [column.heading.strip() for column in benchmark.columns]
+    headings = [column.heading.strip() for column in benchmark.shown]
     assert len(set(headings)) == len(headings)
     tables = list(benchmark.tables.values())
     assert all(len(keys) <= 8 for keys in tables)
-    shown, left_out = set().union(*tables), {"side", "kind"} if name == "pruned" else set()  # which step and phase tell
-    assert shown | left_out == {column.key for column in benchmark.columns}
+    shown, left_out = set().union(*tables), {"side"} if name == "pruned" else set()  # which the step tells
+    assert shown | left_out == {column.key for column in benchmark.shown}
     assert benchmark.named(benchmark.short)
 
 

@@ -1,4 +1,4 @@
-"""The matrices that sparse products are measured on are what they are called."""
+"""The matrices of the sparse-product benchmarks have the structure their names promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures of all measured benchmarks: each says what it shows and what its colours mean, and cuts no text off."""
+"""Pictures of all measured benchmarks: titles, legends, and no text cut off."""
 
 from __future__ import annotations
 

@@ -28,17 +28,15 @@ from benchmarks.scaling import (
     data_parallel,
     dense,
     flat,
-    joined_layers,
     mlp,
     models,
     pipeline,
     resnet,
     simulate_row,
-    sums_at_end,
     transformer,
     vgg16,
 )
-from sparsebp.schedule import Action, Costs, Link, Network, StageBytes, parts_of, simulate, validate
+from sparsebp.schedule import Action, Costs, Link, Network, StageBytes, parts_of, simulate
 
 
 @pytest.mark.parametrize(("layers", "gigaflops", "millions"), [
@@ -80,10 +78,6 @@ def test_cuts_are_the_best_of_all(costs: list[int], parts: int) -> None:
     assert max(part.flops for part in found) == min(every)
 
 
-def test_joined_layers_cost_what_they_cost_together() -> None:
-    assert joined_layers(numbered([3, 4]))[1:] == (7, 0, 0, 1, 11, 2)
-
-
 def test_costs_of_a_machine() -> None:
     machine = Machine("m", 100.0, 10.0, Network(1, 5, 4, 2, 5), overhead=0.5, value=2)
     costs = machine.costs([dense("d", 3, 4)], 50, workers=2, replicas=4)
@@ -120,15 +114,6 @@ def test_bubbles_are_those_of_the_formulas() -> None:
         assert asynchronous(name, even(8), FAST, 4, 8, 1).seconds == pytest.approx(work)
 
 
-def test_replicas_cost_their_sums_alone() -> None:
-    slow = Machine("slow", 1e9, float("inf"), Network(0, 1e6), overhead=0.0)
-    one = pipeline("1f1b", even(8), FAST, 4, 8, 1)
-    free = pipeline("1f1b", even(8), FAST, 4, 8, 1, replicas=16)
-    assert free.seconds == one.seconds and free.samples == 16 * one.samples and free.peak == one.peak
-    # Two stages a worker, 4000 bytes each: the last of them ends no earlier than both sums after the last backward.
-    assert pipeline("1f1b", even(8), slow, 4, 8, 1, replicas=16).seconds > one.seconds
-
-
 def test_reverse_first_k_is_never_slower_and_overlap_helps() -> None:
     slow = Machine("slow", 1e9, float("inf"), Network(0, 2e6), overhead=0.0)
     seconds = {name: data_parallel(name, even(12), slow, 4, 2).seconds for name in (*REPLICAS, "dp-reverse-ready")}
@@ -138,12 +123,6 @@ def test_reverse_first_k_is_never_slower_and_overlap_helps() -> None:
     assert seconds["dp-end"] == pytest.approx(slow.alone(even(12), 2) - 2e-3 + 12 * each)
 
 
-def test_sums_at_the_end_are_a_valid_order() -> None:
-    schedule = sums_at_end(3, frozenset({1}))
-    validate(schedule)
-    assert " ".join(map(str, schedule)) == "2W0 2I0 1I0 0W0 0S 2S 0F0 1F0 2F0"
-
-
 def test_rows_leave_out_what_cannot_be() -> None:
     model = models()["VGG-16"]
     row = simulate_row(model._replace(batch=64), "strong", 128)
@@ -151,12 +130,6 @@ def test_rows_leave_out_what_cannot_be() -> None:
     assert "pipedream" in simulate_row(model._replace(workers=8, batch=64), "strong", 8)
     assert not {"gpipe", "dp-end"} & simulate_row(model._replace(batch=4), "strong", 128).keys()
     assert all(0 < row[name] < 1 for name in PIPELINES)
-
-
-def test_the_same_rows_twice() -> None:
-    model = models()["VGG-16"]
-    model = model._replace(each=8)
-    assert simulate_row(model, "weak", 16) == simulate_row(model, "weak", 16)
 
 
 def test_pipelines_stand_where_the_paper_has_them() -> None:
@@ -190,14 +163,7 @@ def test_pipelines_run_beside_their_simulation(tmp_path: Path) -> None:
     result = load("scaling-measured").run(tmp_path, quick=True, echo=lambda line: None)
     assert [row["schedule"] for row in result["rows"]] == ["1f1b", "zb-h1"]
     assert all(row["measured"] > 0 and row["simulated"] > 0 for row in result["rows"])
-    assert {column.key for column in load("scaling-measured").columns} == result["rows"][0].keys()
-
-
-def test_judging() -> None:
-    assert scaling.judge_scaling_papers(1.2, None, None) == "not in the paper"
-    assert [scaling.judge_scaling_papers(value, 1.1, 1.3) for value in (0.9, 1.01, 1.091, 1.2, 1.32, 1.42)] == [
-        "below", "below", "within", "within", "within", "above"]  # fmt: skip
-    assert scaling.judge_scaling_papers(1.0, 1.01, 1.05) == "below"  # no gain is not within a tenth of a small one
+    assert {column.key for column in load("scaling-measured").shown} == result["rows"][0].keys()
 
 
 def test_means_of_the_dualpipe_paper_are_geometric() -> None:
@@ -214,7 +180,7 @@ def test_quick_simulated_run(name: str, tmp_path: Path) -> None:
     result = load(name).run(tmp_path, quick=True, echo=lines.append)
     assert result["rows"] and (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     keys = set().union(*result["rows"])
-    assert {column.key for column in load(name).columns} <= keys | {*ASYNCHRONOUS, "pipedream_peak", "dualpipe_peak"}
+    assert {column.key for column in load(name).shown} <= keys | {*ASYNCHRONOUS, "pipedream_peak", "dualpipe_peak"}
 
 
 @given(st.floats(1e-7, 1e-3), st.floats(1e6, 1e11), st.integers(2, 9))
@@ -223,9 +189,3 @@ def test_a_link_is_found_again(latency: float, bandwidth: float, count: int) -> 
     found = scaling.fit_link((size, latency + size / bandwidth) for size in sizes)
     for size in sizes:
         assert found.latency + size / found.bandwidth == pytest.approx(latency + size / bandwidth, rel=1e-4)
-
-
-def test_links_at_the_bounds() -> None:
-    assert scaling.fit_link([(1, 2.0), (5, 2.0)]) == Link(2.0)
-    assert scaling.fit_link([(1, 3.0), (5, 2.0)]).bandwidth == float("inf")
-    assert scaling.fit_link([(1, 1.0), (10, 100.0)]).latency == 0

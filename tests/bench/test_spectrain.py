@@ -1,4 +1,4 @@
-"""The benchmark of asynchronous pipelines: its networks in four stages, its sides, and what it makes of their runs."""
+"""The benchmark of asynchronous pipelines: four stages, all sides, and verdicts."""
 
 from __future__ import annotations
 

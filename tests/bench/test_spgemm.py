@@ -1,4 +1,4 @@
-"""What the benchmark of sparse products says about targets, bytes and the other sides."""
+"""The benchmark of sparse products: targets, bytes and peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of a sequence on ranks runs in its quick form, and what fails on a rank is said."""
+"""The benchmark of a sequence on ranks in its quick form; an error on a rank is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_quick_run(tmp_path: Path) -> None:
         (model, way) for model in ("RNN(1, 20)", "GRU(38, 20)") for way in ("maps", "vectors")
     ]
     for row in result["rows"]:
-        assert not {column.key for column in chosen.columns} - row.keys()
+        assert not {column.key for column in chosen.shown} - row.keys()
         assert row["sent_exscan"] == (4 * 20 * 21 if row["way"] == "maps" else 0)
         assert row["kept"] < row["kept_whole"]
     assert (tmp_path / "time-parallel.png").read_bytes().startswith(b"\x89PNG")

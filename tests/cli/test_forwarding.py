@@ -1,4 +1,4 @@
-"""Every option of every command arrives where it belongs, with its value: looked at is what runs, not what is said."""
+"""Every option of every command reaches the function that runs, with its value."""
 
 import json
 import sys
@@ -6,31 +6,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer", exc_type=ImportError)
-pytest.importorskip("rich", exc_type=ImportError)
-
-from typer.testing import CliRunner
-
+from commands import Calls, run
 from sparsebp.cli.app import app
 from sparsebp.train.config import config_for
 
 
 def invoke(*arguments, **options):
-    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False, **options)
+    result = run(app, *arguments, **options)
     assert result.exit_code == 0, result.output
     return result
-
-
-class Calls(list):
-    """Stands for a function: notes its arguments by name, and returns one thing."""
-
-    def __init__(self, result=None):
-        super().__init__()
-        self.result = result
-
-    def __call__(self, *arguments, **options):
-        self.append((arguments, options))
-        return self.result
 
 
 @pytest.fixture

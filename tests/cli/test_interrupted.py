@@ -1,31 +1,26 @@
-"""Ctrl-C: the message names the step and the command that goes on, and that command does go on."""
+"""Ctrl-C: the message names the step and a command that resumes the run."""
 
 import re
 import shlex
 import signal
 import sys
+from functools import partial
 
 import pytest
 
-pytest.importorskip("typer", exc_type=ImportError)
-pytest.importorskip("rich", exc_type=ImportError)
-
-from typer.testing import CliRunner
-
+from commands import run
 from sparsebp.cli.app import app
 from sparsebp.cli.common import Interrupted
 from sparsebp.cli.main import main
 from sparsebp.train import load_checkpoint
 from sparsebp.train.trainer import Runner
 
+invoke = partial(run, app)
+
 TRAIN = ["train", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "40", "--batch-size", "8",
          "--epochs", "2", "--threads", "1", "--checkpoint-every", "3"]  # fmt: skip
 DIGITS = ["train", "digits", "--model", "lenet5", "--samples", "20", "--batch-size", "10", "--epochs", "1",
           "--threads", "1"]  # fmt: skip
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
 
 
 def interrupted(*arguments):
@@ -114,7 +109,7 @@ def test_before_the_first_step(tmp_path, stop):
     assert told.startswith("Interrupted at step 1 of 10 of training; the last checkpoint is of step 0. Go on")
     stop(train, "build", 1)
     told, again = interrupted(*command)
-    assert "the checkpoint is as it was. Go on" in told and again == command
+    assert "the checkpoint is unchanged. Go on" in told and again == command
     assert invoke(*command).exit_code == 0
 
 
@@ -169,7 +164,7 @@ def test_prune(tmp_path, stop):
     told, command = interrupted("prune", tmp_path, "--amount", 0.5)
     assert (
         told
-        == f"Interrupted while {tmp_path / 'pruned.safetensors'} was made; the checkpoint is as it was. Begin again"
+        == f"Interrupted while {tmp_path / 'pruned.safetensors'} was written; the checkpoint is unchanged. Begin again"
     )
     assert not (tmp_path / "pruned.safetensors").exists()
     assert invoke(*command).exit_code == 0 and (tmp_path / "pruned.safetensors").exists()

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
-pytest.importorskip("typer", exc_type=ImportError)
-pytest.importorskip("rich", exc_type=ImportError)
-
-from typer.testing import CliRunner
-
+from commands import one_message, run
 from sparsebp.cli.app import app
 from sparsebp.schedule.builders import BUILDERS
 
+invoke = partial(run, app, "schedule")
+
 COMMANDS = ["build", "validate", "simulate", "plot", "lower", "compare"]
 GPIPE = ["build", "gpipe", "--workers", "2", "--stages", "2", "--microbatches", "3"]
-
-
-def invoke(*arguments, **options):
-    return CliRunner().invoke(app, ["schedule", *map(str, arguments)], catch_exceptions=False, **options)
-
-
-def one_message(result, code=1):
-    assert result.exit_code == code
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
 
 
 @pytest.fixture
@@ -161,8 +148,8 @@ def test_errors(tmp_path, gpipe):
     assert "deadlocked" in message and "line 2, column 1" in message
     assert "does not take chunks" in one_message(invoke("build", "gpipe", "--chunks", 2), code=2)
     assert "memory ratio" in one_message(invoke("build", "ooo", "--memory-ratio", 0.01)).lower()
-    assert "no duration" in one_message(invoke("build", "gpipe", "--cost", "F"), code=2)
-    assert "cannot be" in one_message(invoke("build", "gpipe", "--cost", "F=-1"), code=2)
+    assert "Not a duration" in one_message(invoke("build", "gpipe", "--cost", "F"), code=2)
+    assert "0 or more" in one_message(invoke("build", "gpipe", "--cost", "F=-1"), code=2)
     assert "Unknown kind of picture" in one_message(invoke("plot", "-", "--out", "x.gif", input="0F0,0B0"), code=2)
 
 

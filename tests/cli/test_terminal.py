@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("typer", exc_type=ImportError)
 pytest.importorskip("rich", exc_type=ImportError)
 
-from sparsebp.cli.terminal import write_nearest
+from sparsebp.cli.main import write_nearest
 
 TINY = ["bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--batch-size", "8"]
 TRAIN = ["train", *TINY, "--epochs", "2", "--threads", "1", "--out", "run"]

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
-pytest.importorskip("typer", exc_type=ImportError)
-pytest.importorskip("rich", exc_type=ImportError)
-
-from typer.testing import CliRunner
-
+from commands import run
 from sparsebp.cli.app import app
 from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.core.threads import thread_counts
 from sparsebp.train import recipes as tuning
 from sparsebp.train.config import config_for, read_config, write_config
+
+invoke = partial(run, app)
 
 TINY = {"task": "bitstream", "hidden": 4, "seq_len": 12, "samples": 16, "batch_size": 8}
 DIGITS = ["digits", "--model", "lenet5", "--samples", "4", "--batch-size", "4"]
 FEW = ["--steps", "1", "--rounds", "1"]
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    before = thread_counts()["kernels"]
-    yield
-    set_threads(before)
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
 
 
 def test_the_fastest_is_written_and_trains(tmp_path):

@@ -223,7 +223,7 @@ def test_bitstreams_beyond_the_memory(size):
 
 @pytest.mark.parametrize("folder", [None, 3, b"x", ["a"]])
 def test_a_folder_that_is_no_path(folder):
-    with pytest.raises(OptionError, match="no path"):
+    with pytest.raises(OptionError, match="not a path"):
         load_cifar10(folder)
 
 

@@ -18,7 +18,7 @@ Arguments = dict[str, Any]
 
 def public(cls: type, *, kernels: bool = True) -> dict[str, Callable[..., Any]]:
     """Return the kernels of a class by name, or its questions about sizes: a kernel returns nothing."""
-    members = inspect.getmembers(cls, inspect.isfunction)
+    members = inspect.getmembers(cls, inspect.isroutine)
     return {
         name: member
         for name, member in members

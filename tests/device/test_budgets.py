@@ -1,4 +1,4 @@
-"""What a step may cost on a GPU, held without one: see `gpu_model`."""
+"""Budgets of a step on a GPU, checked without one: see `gpu_model`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch costs besides its kernel: nothing sent, no driver call twice, no more launches than needed."""
+"""Overhead of a launch: no transfers, no repeated driver calls, no more launches than needed."""
 
 from __future__ import annotations
 

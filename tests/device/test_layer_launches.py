@@ -1,4 +1,4 @@
-"""How many kernels a layer's parts launch on a device, and that none of them sends or reads anything: budgets."""
+"""Number of launches per layer on a device; none of them transfers or reads anything."""
 
 from __future__ import annotations
 

@@ -7,17 +7,26 @@ with what.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from backends import Backend, make_backend, needs_numba
+from cuda_on_cpu.loader import ExecutorLoader
+from cuda_on_cpu.memory import CheckedNumpy, uninitialised
 from sparsebp import jacobian_t, kernels, models, nn, optim, plan_product, plan_scan
+from sparsebp.comm.threads import run_ranks
+from sparsebp.comm.transport import Transport
 from sparsebp.core.backend import to_host
 from sparsebp.jacobians import TransposedJacobian
+from sparsebp.kernels.device import DeviceKernels, Launcher
+from sparsebp.kernels.spec import Kernels
 from sparsebp.patterns import SparsityPattern
+from sparsebp.runtime.time_parallel import TimeParallel, stretch
 from strategies import tolerance
 
 ALGORITHMS = ("linear", "chunked", "blelloch", "hybrid")
@@ -69,10 +78,15 @@ def both(device: Backend, run: Callable[[Callable[[Any], Any], Callable[[Any], A
         np.testing.assert_allclose(got, value, **tolerance(dtype, 20), err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm", ("bp", *ALGORITHMS))
-@pytest.mark.parametrize("cell", CELLS)
+ONE, DEEP = LAYOUTS
+CASES = [(*case, dtype) for case in product(CELLS, ("bp", *ALGORITHMS), LAYOUTS) for dtype in (np.float32, np.float64)]
+CASES += [
+    ("lstm", "bp", ONE, np.float32), ("lstm", "chunked", ONE, np.float32), ("lstm", "blelloch", ONE, np.float64),
+    ("lstm", "bp", DEEP, np.float64), ("lstm", "chunked", DEEP, np.float64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cell", "algorithm", "layout", "dtype"), CASES)
 def test_recurrent_layer(device: Backend, cell: str, algorithm: str, layout: str, dtype: Any) -> None:
     options = LAYOUTS[layout]
     steps, batch, features, hidden = 6, 3, 2, 5
@@ -80,16 +94,21 @@ def test_recurrent_layer(device: Backend, cell: str, algorithm: str, layout: str
 
     def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
         rng = np.random.default_rng(0)
-        layer = place(CELLS[cell](features, hidden, backward=algorithm, chunks=3, dtype=dtype, rng=1, **options))
+        make = (CELLS | {"lstm": nn.LSTM})[cell]
+        layer = place(make(features, hidden, backward=algorithm, chunks=3, dtype=dtype, rng=1, **options))
         shape = (batch, steps) if layer.batch_first else (steps, batch)
         rows = layer.num_layers * layer.directions
-        x, h0 = (rng.standard_normal(s).astype(dtype) for s in ((*shape, features), (rows, batch, hidden)))
-        gy = rng.standard_normal((*shape, layer.directions * hidden)).astype(dtype)
-        grad_h_n = array(rng.standard_normal((rows, batch, hidden)).astype(dtype))
-        y, saved = layer.forward(array(x), h0=array(h0), lengths=lengths)
-        gy = array(gy)
-        g = layer.gradients(gy, saved, grad_h_n=grad_h_n)
-        return {"y": y, "h_n": saved.h_n, "gx": g.input, "gh0": g.h0, **g.weights}
+        x = array(rng.standard_normal((*shape, features)).astype(dtype))
+        gy = array(rng.standard_normal((*shape, layer.directions * hidden)).astype(dtype))
+        states = [array(rng.standard_normal((rows, batch, hidden)).astype(dtype)) for _ in range(4)]
+        if cell != "lstm":
+            y, saved = layer.forward(x, states[0], lengths)
+            g = layer.gradients(gy, saved, states[2])
+            return {"y": y, "h_n": saved.h_n, "gx": g.input, "gh0": g.h0, **g.weights}
+        y, saved = layer.forward(x, tuple(states[:2]), lengths)
+        g = layer.gradients(gy, saved, *states[2:])
+        last = {"h_n": saved.h_n, "c_n": saved.c_n, "gh0": g.h0, "gc0": g.c0}
+        return {"y": y, "gx": g.input, **last, **g.weights}
 
     both(device, run)
 
@@ -154,7 +173,7 @@ def test_training_writes_no_gradient_at_the_gates(device: Backend, monkeypatch: 
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", [*CELLS, "lstm"])
 def test_training_steps(device: Backend, cell: str, optimizer: str) -> None:
     """Forward, loss, backward and update, twice: losses and parameters agree."""
     make = {
@@ -164,7 +183,8 @@ def test_training_steps(device: Backend, cell: str, optimizer: str) -> None:
 
     def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
         rng = np.random.default_rng(0)
-        rnn = CELLS[cell](2, 5, backward="chunked", chunks=3, dtype=np.float64, rng=1)
+        make_cell = (CELLS | {"lstm": nn.LSTM})[cell]
+        rnn = make_cell(2, 5, backward="chunked", chunks=3, dtype=np.float64, rng=1)
         model = place(nn.SequenceClassifier(rnn, nn.Linear(5, 4, dtype=np.float64, rng=2)))
         loss, update, found = nn.CrossEntropyLoss(), make(model.parameters()), {}
         for step in range(2):
@@ -409,5 +429,54 @@ def test_a_transformer_learns(device: Backend) -> None:
                 update.step(model.weight_grad(loss.input_grad(loss_saved), saved))
             found |= {f"{tokens} {name}": value for name, value in model.state_dict().items()}
         return found
+
+    both(device, run)
+
+
+def test_chunks_of_a_large_lstm_are_combined() -> None:
+    """From H = 513 on a thread of the combination has several values; executed without checks."""
+    device_kernels = Kernels(DeviceKernels(CheckedNumpy(), ExecutorLoader(mode="fast")))
+    steps, batch, hidden, dtype = 4, 1, 513, np.dtype(np.float64)
+    rng = np.random.default_rng(0)
+    gates, c, c0 = (
+        rng.random(shape) for shape in ((steps, batch, 4 * hidden), (steps, batch, hidden), (batch, hidden))
+    )
+    w_hh, gy = rng.standard_normal((4 * hidden, hidden)) / hidden, rng.standard_normal(c.shape)
+    found = []
+    for chunks in (1, steps):
+        written = [uninitialised(shape, dtype) for shape in (gates.shape, c0.shape, c0.shape)]
+        device_kernels.lstm_backward(c, c0, gates, w_hh, gy, c0, c0, *written, chunks)
+        found.append(written)
+    for got, want in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(got, want, **tolerance(dtype, 8))
+
+
+# ---- segments of a sequence on ranks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", [*CELLS, "lstm"])
+def test_stretches_on_ranks(device: Backend, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, alone = Launcher._launch, threading.Lock()  # the executor runs one launch at a time
+
+    def one_by_one(*args: Any, **options: Any) -> None:
+        with alone:
+            launch(*args, **options)
+
+    monkeypatch.setattr(Launcher, "_launch", one_by_one)
+    steps, batch, features, hidden = 7, 2, 2, 5
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        x, gy = (rng.standard_normal((steps, batch, size)).astype(np.float32) for size in (features, hidden))
+
+        def work(transport: Transport) -> dict[str, Any]:
+            layer = place((CELLS | {"lstm": nn.LSTM})[cell](features, hidden, rng=1))
+            own = stretch(steps, transport)
+            y, back = TimeParallel(layer, transport, "maps").vjp(array(x[own]))
+            g = back(array(gy[own]))
+            return {"y": y, "input": g.input, **g.weights}
+
+        results = run_ranks(3, work)
+        return {f"{name} of {rank}": value for rank, result in enumerate(results) for name, value in result.items()}
 
     both(device, run)

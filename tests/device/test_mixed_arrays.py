@@ -1,4 +1,4 @@
-"""Arrays of the host among those of a device, and NumPy scalars, which are neither: an error, never a wrong pointer."""
+"""Host arrays or NumPy scalars among device arrays are an error, never a wrong pointer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_lists_of_arrays(cupy, call):
             run([there, np.float32(1)], 0.5)
     with pytest.raises(DeviceError, match="another namespace"):
         host([there], 0.5)
-    with pytest.raises(DeviceError, match="another namespace"):
+    with pytest.raises(DeviceError, match="these kernels' namespace"):
         device([here], 0.5)
     assert (backend.to_host(there) == 1).all() and (here == 1).all()
 

@@ -11,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 WITHOUT_NUMBA = ("-p", "strict_cupy.without_numba")
-PLANNED = ("device", "patterns", "scan/test_run.py", "kernels/test_spgemm.py")
+PLANNED = ("device", "patterns", "products", "scan/test_run.py", "kernels/test_spgemm.py")
 """Where something is compared with the host kernels, or planned by them."""
 RUNS = {
     "kernels": [*WITHOUT_NUMBA, "kernels"],

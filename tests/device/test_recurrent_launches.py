@@ -1,4 +1,4 @@
-"""What recurrent layers ask of a GPU, by the stand-in's counts: launches, products, and copies that are not made."""
+"""Launches, products and copies of recurrent layers on a GPU, counted by the stand-in."""
 
 from __future__ import annotations
 

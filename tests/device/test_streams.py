@@ -1,4 +1,4 @@
-"""What plans and patterns keep on a device serves every stream at once, also the one that comes second."""
+"""Plans and patterns cached on a device serve every stream at once, including later ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in for CuPy refuses what CuPy and CUDA refuse, and does work when and where a device may do it."""
+"""The stand-in for CuPy refuses the same calls as CuPy and CUDA, and runs work in a legal order."""
 
 from __future__ import annotations
 

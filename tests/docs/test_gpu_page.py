@@ -1,4 +1,4 @@
-"""The page on what we expect on a GPU is filled from its figures, and these are the machine code's."""
+"""The page on expected GPU performance shows the figures of the machine code."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _chunks(cell: str, length: str) -> int:
 
     cupy = strict_cupy.install()
     from benchmarks.workloads import CELLS
-    from sparsebp.scan.recurrent import choose_recurrent_backward
+    from sparsebp.scan.rules import choose_recurrent_backward
 
     features, hidden = CELLS[cell.upper()]
     return choose_recurrent_backward(cell, int(length), BATCH, hidden, xp=cupy, input_size=features).chunks

@@ -20,7 +20,7 @@ FINISH = 15.0
 """Seconds that a benchmark has for its picture, after its rows."""
 LISTED = 15
 """Lines of failures in the summary of a stage."""
-GRAPH_TESTS = ("tests/train/test_graphs.py", "tests/test_graph_recorder.py")
+GRAPH_TESTS = ("tests/train/test_graphs.py", "tests/core/test_graph_recorder.py")
 QUICK_TESTS = ("tests/kernels/test_clamp.py",)
 
 

@@ -1,4 +1,4 @@
-"""Each of the four runs from end to end on the stand-in for CuPy, at tiny sizes, and what is left when kernels fail."""
+"""The four GPU runs from end to end on the stand-in for CuPy, at tiny sizes, and with failing kernels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def there(tmp_path: Path) -> dict[str, str]:
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ.get("PATH", "")])
     return os.environ | {
         "PATH": path, "PYTHONPATH": str(STANDIN), "OUT": str(tmp_path / "out"), "SPARSEBP_COMMIT": "0123abc",
-        "SPARSEBP_PRICES": "",
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1",  # other tests run beside it
     }  # fmt: skip
 

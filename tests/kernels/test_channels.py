@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
-from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
+from thread_counts import assert_same_for_any_number_of_threads
 
 
 @given(
@@ -161,24 +161,15 @@ def test_wrong_arguments_are_refused(backend):
 
 
 def test_the_same_for_any_number_of_threads():
-    rng, k, before, found = np.random.default_rng(0), kernels.get(np), get_threads(), []
+    rng, k = np.random.default_rng(0), kernels.get(np)
     x, gy = normal(rng, (9, 37, 999), np.float32), normal(rng, (9, 37, 999), np.float32)
 
     def run():
-        found.append([np.empty(37, np.float32) for _ in range(5)] + [np.empty_like(x) for _ in range(3)])
-        mean, var, scale, sums, products, y, z, gx = found[-1]
+        mean, var, scale, sums, products = (np.empty(37, np.float32) for _ in range(5))
+        y, z, gx = (np.empty_like(x) for _ in range(3))
         k.channel_normalise(x, None, None, 1e-5, mean, var, scale, y)
         k.channel_back(gy, x, mean, scale, var, sums, products, gx)
         k.channel_scale(x, mean, var, sums, z)
+        return mean, var, scale, sums, products, y, z, gx
 
-    try:
-        for threads in {1, most_threads()}:
-            set_threads(threads)
-            run()
-    finally:
-        set_threads(before)
-    with serial_kernels():
-        run()
-    for results in found[1:]:
-        for ours, theirs in zip(found[0], results, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+    assert_same_for_any_number_of_threads(run)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
-from sparsebp.core.threads import get_threads, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
+from thread_counts import assert_same_for_any_number_of_threads
 
 small = sizes(0, 9)
 batches = sizes(0, 18)
@@ -127,23 +127,17 @@ def test_wrong_arguments_are_refused(backend):
 
 @pytest.mark.parametrize("own", [1, 16])
 def test_host_results_are_bitwise_equal_for_every_number_of_threads(own):
-
     k, rng = kernels.get(np), np.random.default_rng(0)
     a = normal(rng, (40, 13, 13, own), np.float32, scale=0.25)
     index, ptr = np.arange(40), np.array([0, 11, 27, 40])
     add, x = normal(rng, (40, 13, 16), np.float32), normal(rng, (3, 13, 16), np.float32)
-    results, before = [], get_threads()
-    try:
-        for threads in (1, before, before):
-            set_threads(threads)
-            product, out = np.empty((40, 13, 13, own), np.float32), np.empty((40, 13, 16), np.float32)
-            matrix, vector = np.empty((3, 13, 13, own), np.float32), np.empty((3, 13, 16), np.float32)
-            k.dense_matmul(a, index, a, index[::-1].copy(), product, index)
-            k.dense_chain(a, ptr, x, add, out)
-            k.dense_reduce(a, ptr, add, matrix, vector)
-            results.append((product, out, matrix, vector))
-    finally:
-        set_threads(before)
-    for other in results[1:]:
-        for first, second in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(first, second)
+
+    def run():
+        product, out = np.empty((40, 13, 13, own), np.float32), np.empty((40, 13, 16), np.float32)
+        matrix, vector = np.empty((3, 13, 13, own), np.float32), np.empty((3, 13, 16), np.float32)
+        k.dense_matmul(a, index, a, index[::-1].copy(), product, index)
+        k.dense_chain(a, ptr, x, add, out)
+        k.dense_reduce(a, ptr, add, matrix, vector)
+        return product, out, matrix, vector
+
+    assert_same_for_any_number_of_threads(run)

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 
 from sparsebp import kernels
-from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from sparsebp.kernels.host import depthwise
 from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
 from strategies import normal, reals, seeds, sizes, tolerance
@@ -55,28 +54,3 @@ def test_planes_narrower_than_a_vector_go_abreast_where_vectors_are_long():
     assert not depthwise.fits(np.empty((2, 1, 1, 3, 3), np.float32), windows)
     large = *windows[:4], (1, 200, 200), (1, 200, 200)
     assert not depthwise.fits(np.empty((32, 1, 1, 3, 3), np.float32), large)
-
-
-@pytest.mark.parametrize("width", [4, 8, 16])
-def test_the_same_for_any_number_of_threads(width):
-    rng, options = np.random.default_rng(0), ((1, 1, 1), (0, 1, 1), (1, 1, 1), 200)
-    x, y = (normal(rng, (40, 200, 1, width, width), np.float32) for _ in range(2))
-    weight, k, before, found = normal(rng, (200, 1, 1, 3, 3), np.float32), kernels.get(np), get_threads(), []
-
-    def run():
-        found.append([np.empty_like(a) for a in (y, x, weight)])
-        k.convolve(weight, x, *options, found[-1][0])
-        k.convolve_t(weight, y, *options, found[-1][1])
-        k.correlate(y, x, *options, found[-1][2])
-
-    try:
-        for threads in {1, most_threads()}:
-            set_threads(threads)
-            run()
-    finally:
-        set_threads(before)
-    with serial_kernels():
-        run()
-    for results in found[1:]:
-        for ours, theirs in zip(found[0], results, strict=True):
-            np.testing.assert_array_equal(ours, theirs)

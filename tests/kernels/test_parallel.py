@@ -1,4 +1,4 @@
-"""Work that is split between threads against the same work on one: bitwise equal, into arrays full of NaN."""
+"""Work split between threads is bitwise equal to the same work on one, into arrays full of NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pointers of the host's kernels: none outlives its array."""
+"""Pointers of the host kernels never outlive their arrays."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from sparsebp import kernels
-from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal
 
 _OPTIONS = ((1, 1, 1), (0, 0, 0), (1, 1, 1), 1)
@@ -31,23 +30,3 @@ def test_a_number_that_is_not_finite_stays_with_its_channel(rows, channels):
     out = np.empty((rows, channels, 1, 1, 1), np.float32)
     kernels.get(np).correlate(y, x, *_OPTIONS, out)
     np.testing.assert_array_equal(np.isfinite(out[:, :, 0, 0, 0]).all(0), np.arange(channels) < channels - 1)
-
-
-def test_the_same_for_any_number_of_threads():
-    rng, k, before, found = np.random.default_rng(0), kernels.get(np), get_threads(), []
-    y, x = (normal(rng, (9, n, 1, 16, 16), np.float32) for n in (150, 70))
-
-    def run():
-        found.append(np.empty((150, 70, 1, 1, 1), np.float32))
-        k.correlate(y, x, *_OPTIONS, found[-1])
-
-    try:
-        for threads in {1, most_threads()}:
-            set_threads(threads)
-            run()
-    finally:
-        set_threads(before)
-    with serial_kernels():
-        run()
-    for results in found[1:]:
-        np.testing.assert_array_equal(found[0], results)

@@ -1,4 +1,4 @@
-"""Arrays that cannot be written to, and what is no array: the same for every kernel, on the host and on a device."""
+"""Read-only outputs and non-arrays are refused by every kernel, on the host and on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The team that runs the parts of kernels: every part once, whoever comes; errors; callers at once and nested."""
+"""The thread team: every part runs once, whoever comes; errors; concurrent and nested callers."""
 
 from __future__ import annotations
 

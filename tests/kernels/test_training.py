@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.core.errors import DTypeError, ShapeError
-from sparsebp.core.threads import get_threads, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
+from thread_counts import assert_same_for_any_number_of_threads
 
 
 def double(array):
@@ -39,31 +38,13 @@ def test_a_row_that_is_not_finite_gives_a_loss_that_is_not_finite(backend, value
     assert np.isfinite(backend.numpy(grad)[[0, 2]]).all()
 
 
-def test_wrong_arguments_are_refused(backend):
-    k, ones = backend.kernels, backend.array(np.ones(3, np.float32))
-    with pytest.raises(ShapeError, match="losses"):
-        k.softmax_cross_entropy(
-            backend.array(np.ones((2, 3), np.float32)), backend.array([0, 1]), ones, backend.empty((2, 3), np.float32)
-        )
-    with pytest.raises(DTypeError, match="target"):
-        target = backend.array([0, 1], np.int32)
-        logits = backend.array(np.ones((2, 3), np.float32))
-        k.softmax_cross_entropy(logits, target, backend.empty(2, np.float32), backend.empty((2, 3), np.float32))
-
-
 def test_the_loss_is_bitwise_equal_on_the_host_for_every_number_of_threads():
-
     rng, k = np.random.default_rng(0), kernels.get(np)
     logits, target = normal(rng, (9001, 10), np.float32), rng.integers(0, 10, 9001)
-    results, before = [], get_threads()
-    try:
-        for threads in (1, before, before):
-            set_threads(threads)
-            losses, slope = np.empty(9001, np.float32), np.empty_like(logits)
-            k.softmax_cross_entropy(logits, target, losses, slope)
-            results.append((losses, slope))
-    finally:
-        set_threads(before)
-    for other in results[1:]:
-        for first, second in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(first, second)
+
+    def run():
+        losses, slope = np.empty(9001, np.float32), np.empty_like(logits)
+        k.softmax_cross_entropy(logits, target, losses, slope)
+        return losses, slope
+
+    assert_same_for_any_number_of_threads(run)

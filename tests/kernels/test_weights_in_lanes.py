@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from sparsebp import kernels
-from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal
 
 
@@ -41,23 +40,3 @@ def test_sums_over_many_samples_keep_their_digits():
     out = np.empty((16, 1, 1, 3, 3), np.float32)
     kernels.get(np).correlate(y, x, (1, 1, 1), (0, 0, 0), (1, 1, 1), 1, out)
     np.testing.assert_allclose(out, 20_000 * np.float64(x.flat[0]) * np.float64(y.flat[0]), rtol=1e-5)
-
-
-def test_the_same_for_any_number_of_threads():
-    rng, k, before, found = np.random.default_rng(0), kernels.get(np), get_threads(), []
-    y, x = normal(rng, (64, 16, 1, 10, 10), np.float32), normal(rng, (64, 6, 1, 14, 14), np.float32)
-
-    def run():
-        found.append(np.empty((16, 6, 1, 5, 5), np.float32))
-        k.correlate(y, x, (1, 1, 1), (0, 0, 0), (1, 1, 1), 1, found[-1])
-
-    try:
-        for threads in {1, most_threads()}:
-            set_threads(threads)
-            run()
-    finally:
-        set_threads(before)
-    with serial_kernels():
-        run()
-    for results in found[1:]:
-        np.testing.assert_array_equal(found[0], results)

@@ -54,7 +54,7 @@ def test_a_row_has_the_same_bits_whatever_rows_are_computed_with_it():
 
 def test_gates_are_packed_each_to_whole_vectors():
     w, lanes = np.arange(1, 19.0).reshape(6, 3), pack(np.ones((1, 1))).size
-    none, packed, bias = wide_weights(2, 2, None, w[:, 0], w[:, 1], w)
+    none, packed, bias = wide_weights((0, 0), w, None, None, w[:, 0], w[:, 1])
     assert (none.size, packed.size, bias.size) == (0, 3 * 2 * lanes, 2 * lanes)
     assert sorted(filter(None, packed)) == sorted(filter(None, wide_rows(w, 2))) == list(w.ravel())
     assert np.array_equal(bias.reshape(2, lanes)[:, :3], (w[:, 0] + w[:, 1]).reshape(2, 3))
@@ -92,7 +92,7 @@ def test_kernels_for_large_and_small_states_give_the_same_bits(kind, dtype, size
     layer = getattr(nn, kind)(3, size, dtype=dtype, rng=0, **options)
     x, gy = rng.standard_normal((5, batch, 3)).astype(dtype), rng.standard_normal((5, batch, size)).astype(dtype)
     large = _everything(layer, x, gy)
-    for module in (backward, cells, cells, cells):
+    for module in (backward, cells):
         monkeypatch.setattr(module, "LEAST", size + 1)
     for name, ours, theirs in zip(("y", "gx", "h0", *"wwww"), large, _everything(layer, x, gy), strict=False):
         assert np.array_equal(ours, theirs), name

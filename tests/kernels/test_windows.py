@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
-from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
+from thread_counts import assert_same_for_any_number_of_threads
 
 
 @st.composite
@@ -114,30 +114,41 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.max_pool(plane, (20, 20), (1, 1), (9, 9), (1, 1), y, backend.zeros((2, 3, 3), np.uint8))
 
 
-@pytest.mark.parametrize("channels, groups, batch", [(3, 1, 9), (64, 1, 9), (64, 1, 1), (64, 64, 9), (96, 1, 9)])
-def test_the_same_for_any_number_of_threads(channels, groups, batch):
-    rng, options = np.random.default_rng(0), ((1, 1, 1), (0, 1, 1), (1, 1, 1), groups)
-    x, y = normal(rng, (batch, channels, 1, 16, 16), np.float32), normal(rng, (batch, 64, 1, 16, 16), np.float32)
-    weight = normal(rng, (64, channels // groups, 1, 3, 3), np.float32)
-    k, before, found = kernels.get(np), get_threads(), []
+@pytest.mark.parametrize("width", [4, 8, 16])
+@pytest.mark.parametrize(
+    "channels, rows, groups, batch",
+    [(3, 64, 1, 9), (64, 64, 1, 9), (64, 64, 1, 1), (64, 64, 64, 9), (96, 64, 1, 9), (200, 200, 200, 40)],
+)
+def test_the_same_for_any_number_of_threads(channels, rows, groups, batch, width):
+    """Plain convolutions, mapped tiles and depthwise ones."""
+    rng, options, k = np.random.default_rng(0), ((1, 1, 1), (0, 1, 1), (1, 1, 1), groups), kernels.get(np)
+    x, y = (normal(rng, (batch, n, 1, width, width), np.float32) for n in (channels, rows))
+    weight = normal(rng, (rows, channels // groups, 1, 3, 3), np.float32)
 
     def run():
-        found.append([np.empty_like(a) for a in (y, x, weight)])
-        k.convolve(weight, x, *options, found[-1][0])
-        k.convolve_t(weight, y, *options, found[-1][1])
-        k.correlate(y, x, *options, found[-1][2])
+        found = [np.empty_like(a) for a in (y, x, weight)]
+        k.convolve(weight, x, *options, found[0])
+        k.convolve_t(weight, y, *options, found[1])
+        k.correlate(y, x, *options, found[2])
+        return found
 
-    try:
-        for threads in {1, most_threads()}:
-            set_threads(threads)
-            run()
-    finally:
-        set_threads(before)
-    with serial_kernels():
-        run()
-    for results in found[1:]:
-        for ours, theirs in zip(found[0], results, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+    assert_same_for_any_number_of_threads(run)
+
+
+@pytest.mark.parametrize(
+    "batch, rows, channels, size, kernel", [(9, 150, 70, 16, 1), (64, 16, 6, 14, 5)], ids=["pointwise", "few rows"]
+)
+def test_weight_gradients_are_the_same_for_any_number_of_threads(batch, rows, channels, size, kernel):
+    rng, k, reach = np.random.default_rng(0), kernels.get(np), size - kernel + 1
+    y = normal(rng, (batch, rows, 1, reach, reach), np.float32)
+    x = normal(rng, (batch, channels, 1, size, size), np.float32)
+
+    def run():
+        out = np.empty((rows, channels, 1, kernel, kernel), np.float32)
+        k.correlate(y, x, (1, 1, 1), (0, 0, 0), (1, 1, 1), 1, out)
+        return [out]
+
+    assert_same_for_any_number_of_threads(run)
 
 
 @pytest.mark.parametrize("special", [np.inf, np.nan])

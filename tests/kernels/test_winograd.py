@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.core import threads
 from sparsebp.kernels.host import winograd
+from thread_counts import assert_same_for_any_number_of_threads
 
 STRIDE = DILATION = (1, 1, 1)
 
@@ -81,12 +81,5 @@ def test_a_number_that_is_not_finite_stays_in_its_windows(special, where):
 
 def test_the_same_for_any_number_of_threads_and_at_every_call():
     given_arrays = arrays(1, np.float32, 9, 64, 48, (12, 12), (1, 1))
-    before = threads.get_threads()
-    results = []
-    try:
-        for count in (1, min(2, threads.most_threads()), 1):
-            threads.set_threads(count)
-            results.append([a.tobytes() for a in maps(*given_arrays, (1, 1))])
-    finally:
-        threads.set_threads(before)
-    assert results[0] == results[1] == results[2]
+    assert_same_for_any_number_of_threads(lambda: maps(*given_arrays, (1, 1)))
+    assert_same_for_any_number_of_threads(lambda: maps(*given_arrays, (1, 1)))

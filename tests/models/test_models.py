@@ -1,4 +1,4 @@
-"""The networks against the same ones of torch.nn: outputs and all gradients."""
+"""The convolutional networks against their torch.nn twins: outputs and all gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Transformer that classifies sequences, against the same one of torch.nn."""
+"""The sequence-classifying Transformer against its torch.nn twin."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Replicas that are processes: the bits of those that are threads, and the numbers of one worker."""
+"""Replicas as processes: bitwise equal to replicas as threads, and the numbers of one worker."""
 
 from __future__ import annotations
 
 import numpy as np
 
 import replicas as rep
-from distributed.test_random_layers import assert_like, train
 from mpi import on_ranks
+from runtime.test_random_layers import assert_like, train
 from sparsebp import nn
 from sparsebp.comm.mpi import MPITransport
 from sparsebp.comm.transport import Transport

@@ -1,4 +1,4 @@
-"""Pipelines on processes: the numbers of one worker, and those of ranks that are threads, bit for bit."""
+"""Pipelines on processes: the numbers of one worker, bitwise equal to ranks that are threads."""
 
 from __future__ import annotations
 

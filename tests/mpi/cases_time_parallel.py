@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from distributed.cut_sequences import Problem
 from mpi import on_ranks
+from runtime.cut_sequences import Problem
 from scan.chains import make_chain
 from sparsebp.comm.transport import Transport
 from sparsebp.runtime.time_parallel import ChainParallel

@@ -1,4 +1,4 @@
-"""What every transport does: messages, sums, prefixes, and what it says when ranks do not go together."""
+"""Every transport: messages, sums, prefixes, and errors when ranks disagree."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ def command(size: int, *arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return what processes find: this source tree, one thread each, the shipped prices."""
+    """Return what processes find: this source tree, one thread each."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "HYDRA"))}
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    return own | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": paths, "SPARSEBP_PRICES": ""} | more
+    return own | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": paths} | more
 
 
 def run(size: int, *arguments: str, seconds: float = 60.0, **more: str) -> subprocess.CompletedProcess[str]:

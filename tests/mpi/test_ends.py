@@ -1,4 +1,4 @@
-"""How processes end: together, soon, and with one error message, that of the rank that failed."""
+"""Processes end together, soon, and with one error message from the rank that failed."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import torch_twins
 from sparsebp import nn
 
 
@@ -23,7 +24,7 @@ def recurrent_twin():
 @pytest.fixture(scope="session")
 def torch_jacobian_t():
     """Return a function: the transposed Jacobian of one sample's function in torch, as a matrix."""
-    return _torch_jacobian_t
+    return torch_twins.jacobian_t
 
 
 def _recurrent_twin(layer: nn.RNN | nn.GRU) -> torch.nn.RNNBase:
@@ -40,9 +41,3 @@ def _recurrent_twin(layer: nn.RNN | nn.GRU) -> torch.nn.RNNBase:
         twin = torch.nn.GRU(layer.input_size, layer.hidden_size, **options)
     twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
     return twin
-
-
-def _torch_jacobian_t(function, sample: np.ndarray) -> np.ndarray:
-    x = torch.from_numpy(np.ascontiguousarray(sample))
-    jacobian = torch.autograd.functional.jacobian(function, x).numpy()
-    return jacobian.reshape(-1, sample.size).T

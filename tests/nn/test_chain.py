@@ -73,17 +73,6 @@ def test_weights_alone_need_no_jacobian_of_the_first_layer(monkeypatch):
 
 
 @pytest.mark.parametrize("backward", ["bp", "blelloch"])
-def test_which_gradient_is_asked_for_first_changes_nothing(backward):
-    model = lenet(backward=backward)
-    y, saved = model.forward(X)
-    first, second = (model.gradients(np.ones_like(y), saved) for _ in range(2))
-    weights, at_input = first.weights, first.input
-    np.testing.assert_array_equal(second.input, at_input)
-    for name, grad in second.weights.items():
-        np.testing.assert_array_equal(grad, weights[name])
-
-
-@pytest.mark.parametrize("backward", ["bp", "blelloch"])
 def test_the_chain_between_the_layers_runs_once(monkeypatch, backward):
     model = lenet(backward=backward)
     y, saved = model.forward(X)

@@ -16,6 +16,7 @@ from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern, plan_concatenation
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
+from torch_twins import assert_like_torch
 
 
 class TorchConcat(torch.nn.ModuleList):
@@ -38,7 +39,7 @@ BRANCHES = {  # (channels of the input, dtype) -> branches that keep the positio
 
 @given(names=st.lists(st.sampled_from(sorted(BRANCHES)), min_size=1, max_size=4), batch=sizes(1, 3),
        channels=sizes(1, 2), height=sizes(1, 3), width=sizes(1, 4), dtype=reals, seed=seeds)  # fmt: skip
-def test_against_torch(torch_jacobian_t, names, batch, channels, height, width, dtype, seed):
+def test_against_torch(names, batch, channels, height, width, dtype, seed):
     rng, close = np.random.default_rng(seed), tolerance(dtype, 2)
     layer = nn.Concat(*(BRANCHES[name][0](channels, dtype) for name in names))
     twin = TorchConcat([BRANCHES[name][1](channels) for name in names])
@@ -46,21 +47,7 @@ def test_against_torch(torch_jacobian_t, names, batch, channels, height, width, 
     assert list(layer.parameters()) == [name for name, _ in twin.named_parameters()]
     layer.load_state_dict(twin.state_dict())
     x = rng.standard_normal((batch, channels, height, width)).astype(dtype)
-    tx = torch.from_numpy(x).requires_grad_()
-    want = twin(tx)
-    gy = rng.standard_normal(want.shape).astype(dtype)
-    want.backward(torch.from_numpy(gy))
-    y, saved = layer.forward(x)
-    np.testing.assert_allclose(y, want.detach().numpy(), **close)
-    np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **close)
-    grads = layer.weight_grad(gy, saved)
-    assert list(grads) == list(layer.parameters())
-    for name, param in twin.named_parameters():
-        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **close)
-    jacobian = layer.jacobian_t(saved)
-    for b in range(batch):
-        expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
-        np.testing.assert_allclose(jacobian.to_dense(b), expected, **close)
+    assert_like_torch(layer, twin, x, rng, close)
 
 
 def test_gy_is_not_written_to():

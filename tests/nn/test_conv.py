@@ -13,36 +13,15 @@ from sparsebp import jacobian_t, nn, prune
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.patterns import SparsityPattern
 from strategies import seeds
+from torch_twins import assert_like_torch
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TWINS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 
 
-def check(layer, function, parameters, x, rng, torch_jacobian_t):
-    """Compare forward, I, W and the Jacobian with torch's `function` of x and `parameters`."""
-    tx = torch.from_numpy(x).requires_grad_()
-    want = function(tx)
-    gy = rng.standard_normal(want.shape)
-    want.backward(torch.from_numpy(gy))
-    y, saved = layer.forward(x)
-    assert y.flags.c_contiguous
-    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
-    gx = layer.input_grad(gy, saved)
-    np.testing.assert_allclose(gx, tx.grad.numpy(), **CLOSE)
-    grads = layer.weight_grad(gy, saved)
-    assert list(grads) == list(layer.parameters()) == list(parameters)
-    for name, param in parameters.items():
-        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **CLOSE)
-    jacobian = layer.jacobian_t(saved)
-    for b in range(len(x)):
-        expected = torch_jacobian_t(lambda s: function(s.unsqueeze(0))[0], x[b])
-        np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
-    return jacobian
-
-
 @given(c=configurations(), bias=st.booleans(), batch=st.integers(1, 3), strided=st.booleans(), seed=seeds)
-def test_random_convolutions(torch_jacobian_t, c, bias, batch, strided, seed):
+def test_random_convolutions(c, bias, batch, strided, seed):
     rng = np.random.default_rng(seed)
     layer = LAYERS[len(c.size)](
         c.in_channels, c.out_channels, c.kernel, c.stride, c.padding, c.dilation, c.groups, bias,
@@ -53,20 +32,19 @@ def test_random_convolutions(torch_jacobian_t, c, bias, batch, strided, seed):
     if strided:  # channels last in memory
         x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
     function = lambda sample: torch_convolve(c, sample, parameters["weight"], parameters.get("bias"))  # noqa: E731
-    jacobian = check(layer, function, parameters, x, rng, torch_jacobian_t)
+    jacobian = assert_like_torch(layer, function, x, rng, CLOSE, parameters)
     assert jacobian.batch is None
 
 
 @given(c=configurations(symmetric=True), bias=st.booleans(), seed=seeds)
-def test_weights_move_both_ways(torch_jacobian_t, c, bias, seed):
+def test_weights_move_both_ways(c, bias, seed):
     rng = np.random.default_rng(seed)
     ndim = len(c.size)
     padding = tuple(before for before, _ in c.padding)
     options = (c.in_channels, c.out_channels, c.kernel, c.stride, padding, c.dilation, c.groups, bias)
     layer, twin = LAYERS[ndim](*options, dtype=np.float64, rng=rng), TWINS[ndim](*options).double()
     layer.load_state_dict(twin.state_dict())  # in
-    check(layer, twin, dict(twin.named_parameters()), rng.standard_normal((2, c.in_channels, *c.size)), rng,
-          torch_jacobian_t)  # fmt: skip
+    assert_like_torch(layer, twin, rng.standard_normal((2, c.in_channels, *c.size)), rng, CLOSE)  # fmt: skip
     other = LAYERS[ndim](*options, dtype=np.float64, rng=rng)
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in other.state_dict().items()})  # out
     x = rng.standard_normal((2, c.in_channels, *c.size))
@@ -75,12 +53,12 @@ def test_weights_move_both_ways(torch_jacobian_t, c, bias, seed):
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @given(kernel=st.integers(1, 4), dilation=st.integers(1, 3), padding=st.sampled_from(["same", "valid"]), seed=seeds)
-def test_padding_by_name(torch_jacobian_t, kernel, dilation, padding, seed):
+def test_padding_by_name(kernel, dilation, padding, seed):
     rng = np.random.default_rng(seed)
     layer = nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation, dtype=np.float64, rng=rng)
     twin = torch.nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation, dtype=torch.float64)
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
-    check(layer, twin, dict(twin.named_parameters()), rng.standard_normal((2, 2, 11)), rng, torch_jacobian_t)
+    assert_like_torch(layer, twin, rng.standard_normal((2, 2, 11)), rng, CLOSE)
 
 
 PADS = {1: st.integers(0, 3), 2: st.integers(0, 3) | st.just("same") | st.tuples(st.integers(0, 3), st.integers(0, 3))}
@@ -91,7 +69,7 @@ PADS = {1: st.integers(0, 3), 2: st.integers(0, 3) | st.just("same") | st.tuples
     ndim=st.integers(1, 3), mode=st.sampled_from(["reflect", "replicate", "circular"]), data=st.data(), seed=seeds,
     dilation=st.integers(1, 2), groups=st.sampled_from([1, 2]), pruned=st.booleans(),
 )  # fmt: skip
-def test_padding_modes(torch_jacobian_t, ndim, mode, data, dilation, groups, pruned, seed):
+def test_padding_modes(ndim, mode, data, dilation, groups, pruned, seed):
     """Borders that repeat the input: an element that a window reads twice is one entry of the Jacobian, their sum."""
     rng = np.random.default_rng(seed)
     padding = data.draw(PADS[min(ndim, 2)] if ndim < 3 else st.sampled_from([1, "same", (2, 0, 1)]))
@@ -114,7 +92,7 @@ def test_padding_modes(torch_jacobian_t, ndim, mode, data, dilation, groups, pru
     if pruned:  # the gradients of pruned weights are zero, in PyTorch they are not
         mask = torch.from_numpy(layer.buffers["weight_mask"])
         twin.weight.register_hook(lambda grad: grad * mask)
-    jacobian = check(layer, twin, dict(twin.named_parameters()), x, rng, torch_jacobian_t)
+    jacobian = assert_like_torch(layer, twin, x, rng, CLOSE)
     SparsityPattern(jacobian.pattern.indptr, jacobian.pattern.indices, jacobian.shape)  # no entry is there twice
     assert jacobian.batch is None
     work = layer.input_grad_work(x.shape, layer.forward(x)[1])
@@ -166,7 +144,7 @@ def test_an_output_beyond_all_memory():
 
 
 @given(batch=st.integers(1, 3), seed=seeds)
-def test_in_a_sequential(torch_jacobian_t, batch, seed):
+def test_in_a_sequential(batch, seed):
     rng = np.random.default_rng(seed)
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3, stride=2, padding=1, dtype=np.float64, rng=rng), nn.ReLU(), nn.Flatten(),
@@ -177,7 +155,7 @@ def test_in_a_sequential(torch_jacobian_t, batch, seed):
     ).double()
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in model.state_dict().items()})
     x = rng.standard_normal((batch, 2, 6, 5))
-    jacobian = check(model, twin, dict(twin.named_parameters()), x, rng, torch_jacobian_t)
+    jacobian = assert_like_torch(model, twin, x, rng, CLOSE)
     assert jacobian.batch == batch
     np.testing.assert_array_equal(jacobian_t(model, x).data, jacobian.data)
 

@@ -13,6 +13,7 @@ from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, Shap
 from sparsebp.jacobians import conv_transpose_jacobian_t
 from sparsebp.patterns import conv_pattern, conv_transpose_pattern
 from strategies import seeds, tolerance
+from torch_twins import assert_like_torch
 
 LAYERS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 TWINS = {1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.ConvTranspose3d}
@@ -34,7 +35,7 @@ def options(draw):
 
 
 @given(options=options(), batch=st.integers(1, 3), strided=st.booleans(), single=st.booleans(), seed=seeds)
-def test_against_torch(torch_jacobian_t, options, batch, strided, single, seed):
+def test_against_torch(options, batch, strided, single, seed):
     size, arguments = options
     dtype = np.dtype(np.float32 if single else np.float64)
     close, rng = tolerance(dtype, 2), np.random.default_rng(seed)
@@ -44,24 +45,9 @@ def test_against_torch(torch_jacobian_t, options, batch, strided, single, seed):
     x = rng.standard_normal((batch, arguments[0], *size)).astype(dtype)
     if strided:  # channels last in memory
         x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
-    tx = torch.from_numpy(x).requires_grad_()
-    want = twin(tx)
-    gy = rng.standard_normal(want.shape).astype(dtype)
-    want.backward(torch.from_numpy(gy))
-    y, saved = layer.forward(x)
+    assert assert_like_torch(layer, twin, x, rng, close).batch is None
+    y = layer(x)
     assert y.flags.c_contiguous and y.shape[2:] == layer.output_size(size)
-    np.testing.assert_allclose(y, want.detach().numpy(), **close)
-    gx = layer.input_grad(gy, saved)
-    assert gx.dtype == y.dtype == dtype
-    np.testing.assert_allclose(gx, tx.grad.numpy(), **close)
-    grads = layer.weight_grad(gy, saved)
-    assert list(grads) == list(layer.parameters())
-    for name, param in twin.named_parameters():
-        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **close)
-    jacobian = layer.jacobian_t(saved)
-    assert jacobian.batch is None
-    expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[0])
-    np.testing.assert_allclose(jacobian.to_dense(), expected, **close)
     other = LAYERS[len(size)](*arguments, dtype=dtype, rng=rng)
     other.load_state_dict(twin.state_dict())  # in
     np.testing.assert_array_equal(other(x), y)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sparsebp as sb
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.kernels.host import inference
 from sparsebp.kernels.host.engine.threads import ALONE
 from strategies import tolerance
+from thread_counts import assert_same_for_any_number_of_threads
 
 KINDS: dict[str, Any] = {
     "tanh": nn.RNN,
@@ -68,19 +68,11 @@ def test_calling_a_layer_returns_what_forward_does(
     np.testing.assert_array_equal(layer(x, state, lengths=lengths), y)
 
 
-def test_double_precision_and_two_threads() -> None:
+def test_double_precision_and_any_number_of_threads() -> None:
     layer = nn.LSTM(3, 40, rng=0, dtype=np.float64)
     x = data(layer, 60, 19)
-    before = sb.threads.get_threads()
-    try:
-        found = []
-        for count in (1, min(2, sb.threads.most_threads())):
-            sb.threads.set_threads(count)
-            found.append(layer(x))
-    finally:
-        sb.threads.set_threads(before)
-    np.testing.assert_array_equal(*found)
-    np.testing.assert_allclose(found[0], layer.forward(x)[0], **tolerance(np.float64))
+    assert_same_for_any_number_of_threads(lambda: [layer(x)])
+    np.testing.assert_allclose(layer(x), layer.forward(x)[0], **tolerance(np.float64))
 
 
 @settings(max_examples=40, deadline=None)
@@ -101,20 +93,16 @@ def test_however_samples_are_shared_out_they_have_the_same_bits(
     np.testing.assert_array_equal(layer(x), expected)
 
 
-def test_a_projection_has_the_same_bits_on_two_threads() -> None:
+def test_a_projection_has_the_same_bits_for_any_number_of_threads() -> None:
     layer = nn.LSTM(3, 129, proj_size=72, rng=0, dtype=np.float64)
     x, state = data(layer, 6, 7), (np.full((1, 7, 72), 0.3), np.full((1, 7, 129), 0.2))
-    before, found = sb.threads.get_threads(), []
-    try:
-        for count in (1, min(2, sb.threads.most_threads())):
-            sb.threads.set_threads(count)
-            y, saved = layer.forward(x, state)
-            grads = layer.gradients(y, saved, saved.h_n)
-            found.append([y, grads.input, grads.h0, *grads.weights.values()])
-    finally:
-        sb.threads.set_threads(before)
-    for one, two in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, two)
+
+    def run() -> list[np.ndarray]:
+        y, saved = layer.forward(x, state)
+        grads = layer.gradients(y, saved, saved.h_n)
+        return [y, grads.input, grads.h0, *grads.weights.values()]
+
+    assert_same_for_any_number_of_threads(run)
 
 
 def test_a_lone_sequence_a_projection_and_models_around() -> None:
@@ -138,7 +126,7 @@ def test_what_was_not_kept_is_missed_in_words_and_other_threads_keep() -> None:
         thread = threading.Thread(target=lambda: kept.append(gru.forward(x)[1]))
         thread.start()
         thread.join()
-        with pytest.raises(OptionError, match="kept nothing"):
+        with pytest.raises(OptionError, match="saved nothing"):
             gru.explain(x)
     np.testing.assert_array_equal(copy.deepcopy(saved).h_n, saved.h_n)
     for use in (
@@ -148,7 +136,7 @@ def test_what_was_not_kept_is_missed_in_words_and_other_threads_keep() -> None:
         lambda: saved.shape,
         lambda: copy.deepcopy(saved).shape,
     ):
-        with pytest.raises(OptionError, match="kept nothing"):
+        with pytest.raises(OptionError, match="saved nothing"):
             use()
     assert gru.weight_grad(y, kept[0]).keys() == gru.params.keys()
     assert gru.weight_grad(y, gru.forward(x)[1]).keys() == gru.params.keys()

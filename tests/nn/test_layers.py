@@ -11,61 +11,32 @@ from hypothesis import strategies as st
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
 from strategies import seeds, sizes
+from torch_twins import assert_like_torch
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
-POINTWISE = {
-    "ReLU": torch.nn.ReLU(), "Tanh": torch.nn.Tanh(), "Sigmoid": torch.nn.Sigmoid(), "Identity": torch.nn.Identity(),
-}  # fmt: skip
-
-
-def check(layer, twin, x, rng, torch_jacobian_t):
-    """Compare forward, I, W and the Jacobian of every sample."""
-    tx = torch.from_numpy(x).requires_grad_()
-    want = twin(tx)
-    gy = rng.standard_normal(want.shape)
-    want.backward(torch.from_numpy(gy))
-    y, saved = layer.forward(x)
-    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
-    np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
-    grads = layer.weight_grad(gy, saved)
-    assert list(grads) == list(layer.parameters()) == [name for name, _ in twin.named_parameters()]
-    for name, param in twin.named_parameters():
-        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **CLOSE)
-    jacobian = layer.jacobian_t(saved)
-    for b in range(x.shape[0]):
-        expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
-        np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
-
-
-@given(name=st.sampled_from(sorted(POINTWISE)), batch=sizes(1, 4), shape=st.lists(sizes(1, 4), max_size=2), seed=seeds)
-def test_pointwise(torch_jacobian_t, name, batch, shape, seed):
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((batch, 3, *shape))
-    x[0, 0] = 0  # the kink of the ReLU
-    check(getattr(nn, name)(), POINTWISE[name], x, rng, torch_jacobian_t)
 
 
 @given(batch=sizes(1, 4), shape=st.lists(sizes(1, 4), min_size=1, max_size=3), seed=seeds)
-def test_flatten(torch_jacobian_t, batch, shape, seed):
+def test_flatten(batch, shape, seed):
     rng = np.random.default_rng(seed)
-    check(nn.Flatten(), torch.nn.Flatten(), rng.standard_normal((batch, *shape)), rng, torch_jacobian_t)
+    assert_like_torch(nn.Flatten(), torch.nn.Flatten(), rng.standard_normal((batch, *shape)), rng, CLOSE)
 
 
 @given(
     n_in=sizes(1, 7), n_out=sizes(1, 7), bias=st.booleans(), batch=sizes(1, 5),
     middle=st.lists(sizes(1, 3), max_size=2), seed=seeds,
 )  # fmt: skip
-def test_linear(torch_jacobian_t, n_in, n_out, bias, batch, middle, seed):
+def test_linear(n_in, n_out, bias, batch, middle, seed):
     rng = np.random.default_rng(seed)
     layer = nn.Linear(n_in, n_out, bias, dtype=np.float64, rng=rng)
     twin = torch.nn.Linear(n_in, n_out, bias, dtype=torch.float64)
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
     assert np.abs(layer.params["weight"]).max() <= 1 / np.sqrt(n_in)
-    check(layer, twin, rng.standard_normal((batch, *middle, n_in)), rng, torch_jacobian_t)
+    assert_like_torch(layer, twin, rng.standard_normal((batch, *middle, n_in)), rng, CLOSE)
 
 
 @given(batch=sizes(1, 4), sizes_=st.tuples(*[sizes(1, 6)] * 4), seed=seeds)
-def test_sequential(torch_jacobian_t, batch, sizes_, seed):
+def test_sequential(batch, sizes_, seed):
     rng = np.random.default_rng(seed)
     a, b, c, d = sizes_
     layer = nn.Sequential(
@@ -79,7 +50,7 @@ def test_sequential(torch_jacobian_t, batch, sizes_, seed):
         torch.nn.Linear(c, d, bias=False), torch.nn.Sigmoid(),
     ).double()  # fmt: skip
     twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
-    check(layer, twin, rng.standard_normal((batch, 2, a)), rng, torch_jacobian_t)
+    assert_like_torch(layer, twin, rng.standard_normal((batch, 2, a)), rng, CLOSE)
 
 
 def test_sequential_shares_gradients_and_skips_the_first_input_grad(monkeypatch):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sparsebp import nn
 from sparsebp.core.errors import OptionError, ShapeError
 from strategies import seeds, sizes
+from torch_twins import assert_like_torch
 
 F8 = {"dtype": np.float64}
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -80,7 +81,7 @@ KINDS = {
 
 
 @given(case=cases(), seed=seeds)
-def test_they_are_torchs(torch_jacobian_t, case, seed):
+def test_they_are_torchs(case, seed):
     layer, twin, shape = case
     rng = np.random.default_rng(seed)
     twin = twin.double()
@@ -90,28 +91,9 @@ def test_they_are_torchs(torch_jacobian_t, case, seed):
     layer.load_state_dict({name: value.numpy() for name, value in twin.state_dict().items()})
     assert list(layer.state_dict()) == list(twin.state_dict())
     x = rng.standard_normal(shape)
-    tx = torch.from_numpy(x).requires_grad_()
-    want = twin(tx)
-    gy = rng.standard_normal(want.shape)
-    want.backward(torch.from_numpy(gy))
-    y, saved = layer.forward(x)
-    assert y.dtype == x.dtype
-    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
-    np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
-    grads = layer.weight_grad(gy, saved)
-    assert list(grads) == list(layer.parameters()) == [name for name, _ in twin.named_parameters()]
-    for name, param in twin.named_parameters():
-        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **CLOSE)
-    for name, value in twin.state_dict().items():  # running statistics
-        np.testing.assert_allclose(layer.state_dict()[name], value.numpy(), **CLOSE)
-    if layer.couples_samples(saved):
+    if assert_like_torch(layer, twin, x, rng, CLOSE) is None:
         with pytest.raises(OptionError, match="couple the samples"):
-            layer.jacobian_t(saved)
-        return
-    jacobian = layer.jacobian_t(saved)
-    for b in range(len(x)):
-        expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
-        np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
+            layer.jacobian_t(layer.forward(x)[1])
 
 
 def test_the_structure_of_their_jacobians():

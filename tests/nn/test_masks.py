@@ -1,4 +1,4 @@
-"""A mask belongs to the array: whoever shares it, updates it or saves it sees zeros, and no forward writes to it."""
+"""A mask belongs to its array: every sharer, update and saved state sees zeros; no forward writes weights."""
 
 from __future__ import annotations
 

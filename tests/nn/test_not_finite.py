@@ -16,15 +16,19 @@ from strategies import reals, seeds
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 
 
-def special(dtype):
-    return st.sampled_from([np.inf, -np.inf, np.nan, -0.0, float(np.finfo(dtype).max)])
+def spoil(draw, rng, huge, *arrays):
+    """Put one to three special numbers into the arrays, or `huge` into one of them, if not None.
 
-
-def spoil(draw, rng, dtype, *arrays):
-    """Put one to three special numbers into one of the arrays."""
+    A product that overflows is infinite to PyTorch, but not inside a fused multiply-add: the largest number and an
+    infinity, or two such numbers, make NaN in one order of operations and not in another.
+    """
+    if huge is not None and draw(st.integers(0, 3)) == 0:
+        array = draw(st.sampled_from(arrays))
+        array.flat[rng.integers(array.size)] = huge
+        return
     for _ in range(draw(st.integers(1, 3))):
         array = draw(st.sampled_from(arrays))
-        array.flat[rng.integers(array.size)] = draw(special(dtype))
+        array.flat[rng.integers(array.size)] = draw(st.sampled_from([np.inf, -np.inf, np.nan, -0.0]))
 
 
 def compare(name, ours, theirs, dtype, *, nan_as_in_torch=True):
@@ -91,10 +95,20 @@ def test_convolutions(geometry, batch, dtype, seed, draw):
         return
     x, gy = (rng.standard_normal((batch, n, *s)).astype(dtype)
              for n, s in ((arguments[0], sizes), (arguments[1], outputs)))  # fmt: skip
-    spoil(draw.draw, rng, dtype, x, gy, layer.params["weight"])
+    in_tiles = sizes == [12, 14]  # whose sums round at the size of the largest number, also where it is taken off again
+    huge = None if in_tiles else np.finfo(dtype).max
+    spoil(draw.draw, rng, huge, x, gy, layer.params["weight"])
     twin.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in layer.state_dict().items()})
     for found in backward(layer, twin, x, gy):
         compare(*found, dtype)
+
+
+def test_a_product_that_overflows_is_not_rounded_inside_a_fused_multiply_add():
+    """-∞ plus a product of finite numbers is -∞, not the NaN of -∞ plus the product's overflow to ∞."""
+    layer = nn.Conv1d(1, 1, 1, rng=0)
+    x, gy = (np.array(a, np.float32).reshape(2, 1, 1) for a in ([np.inf, 2], [-1, np.finfo(np.float32).max]))
+    with np.errstate(all="ignore"):
+        assert layer.weight_grad(gy, layer.forward(x)[1])["weight"].item() == -np.inf
 
 
 def test_an_infinite_pixel_stays_with_the_taps_that_meet_it():

@@ -187,7 +187,7 @@ def test_bad_requests_are_refused(text, model, amount, method):
 
 
 def test_what_is_no_layer_and_a_foreign_optimizer_are_refused():
-    with pytest.raises(OptionError, match="is no layer"):
+    with pytest.raises(OptionError, match="is not a layer"):
         sb.prune(3, 0.5)
     model = nn.Linear(4, 3, rng=0)
     for other in (nn.Linear(4, 3, rng=0), nn.Linear(5, 3, rng=0)):

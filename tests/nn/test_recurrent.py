@@ -1,4 +1,4 @@
-"""RNN and GRU against torch.nn: outputs, last states, all gradients, by every backward algorithm."""
+"""Recurrent layers and cells against torch.nn: outputs, last states, all gradients, by every backward algorithm."""
 
 from __future__ import annotations
 
@@ -9,19 +9,51 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import sparsebp as sb
 from sparsebp import nn
 from sparsebp.core.errors import DeviceError, DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.nn import recurrent as recurrent_module
+from sparsebp.patterns import hidden_pattern, lstm_pattern
 from strategies import seeds, sizes
 
 ALGORITHMS = ("bp", "linear", "chunked", "blelloch", "hybrid", "auto")
+KINDS = ("tanh", "relu", "gru", "lstm", "lstm with projection")
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
-def make(cell: str, *args, **options):
-    if cell == "gru":
-        return nn.GRU(*args, **options)
-    return nn.RNN(*args, nonlinearity=cell, **options)
+def make(kind: str, features: int, hidden: int, num_layers: int = 1, **options):
+    if kind == "gru":
+        return nn.GRU(features, hidden, num_layers, **options)
+    if kind.startswith("lstm"):
+        proj_size = hidden // 2 if kind != "lstm" else 0
+        return nn.LSTM(features, hidden, num_layers, proj_size=proj_size, **options)
+    return nn.RNN(features, hidden, num_layers, nonlinearity=kind, **options)
+
+
+def twin_of(layer):
+    """Return torch's layer with the same weights."""
+    options = {name: getattr(layer, name) for name in ("num_layers", "batch_first", "bidirectional")}
+    options |= {"bias": any("bias" in name for name in layer.params)}
+    options |= {"dtype": torch.float64 if layer.dtype == np.float64 else torch.float32}
+    if isinstance(layer, nn.LSTM):
+        options["proj_size"] = layer.proj_size
+    if isinstance(layer, nn.RNN):
+        options["nonlinearity"] = layer.nonlinearity
+    twin = getattr(torch.nn, type(layer).__name__)(layer.input_size, layer.hidden_size, **options)
+    assert list(twin.state_dict()) == list(layer.state_dict())
+    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
+    return twin
+
+
+def width_of(layer):
+    return getattr(layer, "output_size", layer.hidden_size)
+
+
+def first_states(layer, batch, rng):
+    """Return h0, and c0 of an LSTM."""
+    rows = layer.num_layers * layer.directions
+    widths = (width_of(layer), layer.hidden_size) if isinstance(layer, nn.LSTM) else (layer.hidden_size,)
+    return tuple(rng.standard_normal((rows, batch, width)).astype(layer.dtype) for width in widths)
 
 
 @st.composite
@@ -38,83 +70,80 @@ def cases(draw):
     }
     steps, batch = draw(sizes(1, 13)), draw(sizes(1, 5))
     features, hidden = draw(st.sampled_from([1, 2, 3, 8, 9])), draw(sizes(1, 7))
-    layer = make(draw(st.sampled_from(["tanh", "relu", "gru"])), features, hidden, dtype=np.float64, rng=rng, **options)
-    rows = layer.num_layers * layer.directions
-    x_shape = (batch, steps) if layer.batch_first else (steps, batch)
-    gy = rng.standard_normal((*x_shape, layer.directions * hidden))
-    grad_h_n = rng.standard_normal((rows, batch, hidden))
-    arriving = draw(st.sampled_from(["both", "gy", "grad_h_n"]))
+    layer = make(draw(st.sampled_from(KINDS)), features, hidden, dtype=np.float64, rng=rng, **options)
+    lead = (batch, steps) if layer.batch_first else (steps, batch)
+    starts = first_states(layer, batch, rng)
+    gradients = [rng.standard_normal((*lead, layer.directions * width_of(layer)))]
+    gradients += [rng.standard_normal(start.shape) for start in starts]
+    there = draw(st.sets(st.integers(0, len(starts)), min_size=1))
     return {
         "layer": layer,
-        "x": rng.standard_normal((*x_shape, features)),
-        "h0": rng.standard_normal((rows, batch, hidden)) if draw(st.booleans()) else None,
+        "x": rng.standard_normal((*lead, features)),
+        "starts": starts if draw(st.booleans()) else None,
         "lengths": rng.integers(1, steps + 1, batch) if draw(st.booleans()) else None,
-        "gy": None if arriving == "grad_h_n" else gy,
-        "grad_h_n": None if arriving == "gy" else grad_h_n,
+        "gradients": [g if i in there else None for i, g in enumerate(gradients)],
     }
 
 
-def run_torch(twin, x, h0, lengths, gy, grad_h_n):
-    """Return y, h_n and the gradients of x, h0 and the parameters, by autograd."""
+def run_torch(layer, x, starts, lengths, gradients):
+    """Return by autograd y, the last states, and the gradients of x, the first states and the parameters, by name."""
+    twin, time_axis = twin_of(layer), 1 if layer.batch_first else 0
     x = torch.from_numpy(x).requires_grad_()
-    time_axis = 1 if twin.batch_first else 0
-    rows = twin.num_layers * (2 if twin.bidirectional else 1)
-    batch = x.shape[1 - time_axis]
-    h0 = torch.zeros(rows, batch, twin.hidden_size, dtype=x.dtype) if h0 is None else torch.from_numpy(h0)
-    h0.requires_grad_()
+    if starts is None:
+        starts = [np.zeros_like(a) for a in first_states(layer, x.shape[1 - time_axis], np.random.default_rng(0))]
+    starts = tuple(torch.tensor(state, requires_grad=True) for state in starts)
     given = x
     if lengths is not None:
-        given = pack_padded_sequence(x, torch.from_numpy(lengths), twin.batch_first, enforce_sorted=False)
-    y, h_n = twin(given, h0)
+        given = pack_padded_sequence(x, torch.as_tensor(lengths), twin.batch_first, enforce_sorted=False)
+    y, last = twin(given, starts if len(starts) > 1 else starts[0])
     if lengths is not None:
         y, _ = pad_packed_sequence(y, twin.batch_first, total_length=x.shape[time_axis])
-    total = 0
-    if gy is not None:
-        total = total + (y * torch.from_numpy(gy)).sum()
-    if grad_h_n is not None:
-        total = total + (h_n * torch.from_numpy(grad_h_n)).sum()
-    total.backward()
-    grads = {name: p.grad.numpy() for name, p in twin.named_parameters()}
-    return y.detach().numpy(), h_n.detach().numpy(), x.grad.numpy(), h0.grad.numpy(), grads
+    outputs = (y, *last) if len(starts) > 1 else (y, last)
+    sum((a * torch.from_numpy(g)).sum() for a, g in zip(outputs, gradients, strict=True) if g is not None).backward()
+    found = dict(zip(("y", "h_n", "c_n"), outputs, strict=False)) | {"x": x.grad}
+    found |= dict(zip(("h0", "c0"), (state.grad for state in starts), strict=False))
+    found |= {name: parameter.grad for name, parameter in twin.named_parameters()}
+    return {name: np.zeros(()) if value is None else value.detach().numpy() for name, value in found.items()}
+
+
+def run_ours(layer, x, starts, lengths, gradients):
+    """Return the same of a layer of ours."""
+    starts = None if starts is None else starts if len(starts) > 1 else starts[0]
+    y, saved = layer.forward(x, starts, lengths)
+    g = layer.gradients(gradients[0], saved, *gradients[1:])
+    assert list(g.weights) == list(layer.params)
+    found = {"y": y, "h_n": saved.h_n, "x": g.input, "h0": g.h0, **g.weights}
+    return found | ({"c_n": saved.c_n, "c0": g.c0} if isinstance(layer, nn.LSTM) else {})
 
 
 @given(case=cases())
-@settings(max_examples=150)
-def test_against_torch(recurrent_twin, case):
-    layer = case["layer"]
-    y, h_n, gx, gh0, gw = run_torch(recurrent_twin(layer), *(case[k] for k in ("x", "h0", "lengths", "gy", "grad_h_n")))
-    out, saved = layer.forward(case["x"], case["h0"], case["lengths"])
-    gradients = layer.gradients(case["gy"], saved, case["grad_h_n"])
-    np.testing.assert_allclose(out, y, **CLOSE)
-    np.testing.assert_allclose(saved.h_n, h_n, **CLOSE)
-    np.testing.assert_allclose(gradients.input, gx, **CLOSE)
-    np.testing.assert_allclose(gradients.h0, gh0, **CLOSE)
-    grads = gradients.weights
-    assert list(grads) == list(layer.params)
-    for name, grad in grads.items():
-        np.testing.assert_allclose(grad, gw[name], err_msg=name, **CLOSE)
-        assert grad.flags.c_contiguous and grad.dtype == np.float64
+@settings(max_examples=200)
+def test_against_torch(case):
+    found = run_ours(**case)
+    for name, want in run_torch(**case).items():
+        np.testing.assert_allclose(found[name], want, err_msg=name, **CLOSE)
+        assert found[name].dtype == np.float64 and (found[name].flags.c_contiguous or name == "y")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("cell", ["tanh", "relu", "gru"])
-def test_float32_stays_float32(cell, algorithm, recurrent_twin):
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_stays_float32(kind, algorithm):
     rng = np.random.default_rng(3)
-    layer = make(cell, 3, 5, backward=algorithm, rng=0)
-    x, gy = (rng.standard_normal(s).astype(np.float32) for s in ((37, 4, 3), (37, 4, 5)))
-    y, h_n, gx, _, gw = run_torch(recurrent_twin(layer), x, None, None, gy, None)
-    out, saved = layer.forward(x)
-    got = {"y": out, "h_n": saved.h_n, "x": layer.input_grad(gy, saved), **layer.weight_grad(gy, saved)}
-    for name, want in {"y": y, "h_n": h_n, "x": gx, **gw}.items():
-        assert got[name].dtype == np.float32
-        np.testing.assert_allclose(got[name], want, rtol=2e-3, atol=2e-4 * max(1, np.abs(want).max()), err_msg=name)
+    layer = make(kind, 3, 5, backward=algorithm, rng=0)
+    x, gy = (rng.standard_normal(s).astype(np.float32) for s in ((37, 4, 3), (37, 4, width_of(layer))))
+    nothing = [None] * (2 if isinstance(layer, nn.LSTM) else 1)
+    case = {"layer": layer, "x": x, "starts": None, "lengths": None, "gradients": [gy, *nothing]}
+    found = run_ours(**case)
+    for name, want in run_torch(**case).items():
+        assert found[name].dtype == np.float32
+        np.testing.assert_allclose(found[name], want, rtol=2e-3, atol=2e-4 * max(1, np.abs(want).max()), err_msg=name)
 
 
 @pytest.mark.parametrize("cell", ["tanh", "gru"])
-def test_names_and_shapes_are_torchs_and_weights_move_both_ways(cell, recurrent_twin):
+def test_names_and_shapes_are_torchs_and_weights_move_both_ways(cell):
     options = {"num_layers": 2, "bidirectional": True, "dtype": np.float64}
     ours = make(cell, 3, 4, rng=1, **options)
-    twin = recurrent_twin(ours)
+    twin = twin_of(ours)
     other = make(cell, 3, 4, rng=2, **options)
     assert list(ours.state_dict()) == list(twin.state_dict())
     other.load_state_dict(twin.state_dict())
@@ -150,23 +179,22 @@ def test_i_and_w_share_the_scans(monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("cell", ["tanh", "relu", "gru"])
-def test_what_is_in_the_padding_has_no_influence(cell, algorithm):
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_in_the_padding_has_no_influence(kind, algorithm):
     rng = np.random.default_rng(0)
-    layer = make(cell, 2, 3, num_layers=2, bidirectional=True, dtype=np.float64, rng=0, backward=algorithm)
+    layer = make(kind, 2, 4, num_layers=2, bidirectional=True, dtype=np.float64, rng=0, backward=algorithm)
     for name in layer.params:  # unstable, so that products over padded steps would overflow
         layer.params[name] *= 60
     lengths = [3, 4, 1]
-    x, gy = rng.standard_normal((200, 3, 2)), rng.standard_normal((200, 3, 6))
+    x, gy = rng.standard_normal((200, 3, 2)), rng.standard_normal((200, 3, 2 * width_of(layer)))
     results = []
     for padding in (0.0, np.nan):
         for b, length in enumerate(lengths):
             x[length:, b], gy[length:, b] = padding, padding
-        y, saved = layer.forward(x, lengths=lengths)
-        results.append([y, saved.h_n, layer.input_grad(gy, saved), *layer.weight_grad(gy, saved).values()])
-    for zeros, nans in zip(*results, strict=True):
-        np.testing.assert_array_equal(zeros, nans)
-    y, gx = results[0][0], results[0][2]
+        results.append(run_ours(layer, x.copy(), None, lengths, [gy, *[None] * len(first_states(layer, 1, rng))]))
+    for name, zeros in results[0].items():
+        np.testing.assert_array_equal(zeros, results[1][name], err_msg=name)
+    y, gx = results[0]["y"], results[0]["x"]
     assert (y[3:, 0] == 0).all() and (gx[3:, 0] == 0).all() and (gx[1:, 2] == 0).all()
 
 
@@ -220,38 +248,23 @@ def test_dropout_between_layers(cell):
 
 
 @given(
-    cell=st.sampled_from(["tanh", "relu", "gru"]),
-    num_layers=st.integers(1, 2),
-    bidirectional=st.booleans(),
-    batch_first=st.booleans(),
-    steps=sizes(1, 6),
-    with_lengths=st.booleans(),
-    seed=seeds,
-)
-@settings(max_examples=40)
-def test_jacobian_t(
-    recurrent_twin, torch_jacobian_t, cell, num_layers, bidirectional, batch_first, steps, with_lengths, seed
-):
+    kind=st.sampled_from(KINDS), num_layers=st.integers(1, 2), bidirectional=st.booleans(), batch_first=st.booleans(),
+    steps=sizes(1, 6), with_lengths=st.booleans(), seed=seeds,
+)  # fmt: skip
+@settings(max_examples=50)
+def test_jacobian_t(torch_jacobian_t, kind, num_layers, bidirectional, batch_first, steps, with_lengths, seed):
     rng = np.random.default_rng(seed)
-    layer = make(
-        cell,
-        2,
-        3,
-        num_layers=num_layers,
-        bidirectional=bidirectional,
-        batch_first=batch_first,
-        dtype=np.float64,
-        rng=rng,
-    )
-    twin = recurrent_twin(layer)
+    options = {"num_layers": num_layers, "bidirectional": bidirectional, "batch_first": batch_first}
+    layer = make(kind, 2, 3, dtype=np.float64, rng=rng, **options)
+    twin = twin_of(layer)
     batch = 2
     x = rng.standard_normal((batch, steps, 2) if batch_first else (steps, batch, 2))
     lengths = rng.integers(1, steps + 1, batch) if with_lengths else None
     _, saved = layer.forward(x, lengths=lengths)
     jacobian = layer.jacobian_t(saved)
-    assert jacobian.shape == (steps * 2, steps * layer.directions * 3)
+    assert jacobian.shape == (steps * 2, steps * layer.directions * width_of(layer))
     if num_layers == 1 and not bidirectional:
-        assert jacobian.pattern.nnz == steps * (steps + 1) // 2 * 6  # block-triangular
+        assert jacobian.pattern.nnz == steps * (steps + 1) // 2 * 2 * width_of(layer)  # block-triangular
     for b in range(batch):
         length = steps if lengths is None else int(lengths[b])
 
@@ -264,7 +277,7 @@ def test_jacobian_t(
 
 
 @pytest.mark.parametrize("cell", ["tanh", "relu", "gru"])
-def test_hidden_jacobians_chain_to_the_gradient_of_h0(cell, recurrent_twin):
+def test_hidden_jacobians_chain_to_the_gradient_of_h0(cell):
     rng = np.random.default_rng(1)
     layer = make(cell, 2, 4, num_layers=2, bidirectional=True, dtype=np.float64, rng=rng)
     x, h0 = rng.standard_normal((5, 3, 2)), rng.standard_normal((4, 3, 4))
@@ -279,6 +292,31 @@ def test_hidden_jacobians_chain_to_the_gradient_of_h0(cell, recurrent_twin):
     np.testing.assert_allclose(g.T, layer.gradients(None, saved, grad_h_n).h0[3], **CLOSE)
 
 
+def next_state(twin, x, state, width):
+    """Return torch's (h, c) after one step from `state`, both flat."""
+    h, c = state[:width], state[width:]
+    _, (h, c) = twin(x[None, None], (h[None, None], c[None, None]))
+    return torch.cat([h[0, 0], c[0, 0]])
+
+
+@pytest.mark.parametrize("proj_size", [0, 2])
+def test_hidden_jacobians_of_lstms(proj_size):
+    """Of (h, c), on the pattern with two diagonal blocks; with a projection dense."""
+    rng = np.random.default_rng(2)
+    layer = nn.LSTM(2, 3, proj_size=proj_size, dtype=np.float64, rng=0)
+    x, hx = rng.standard_normal((4, 2, 2)), tuple(rng.standard_normal(shape) for shape in layer.state_shapes(2))
+    _, saved = layer.forward(x, hx)
+    elements = layer.hidden_jacobians_t(saved)
+    width, tape, twin = layer.output_size, saved.tapes[0], twin_of(layer)
+    for step, element in enumerate(elements):
+        assert element.pattern == (hidden_pattern(5) if proj_size else lstm_pattern(3))
+        for sample in range(2):
+            state = torch.from_numpy(np.concatenate([array[step, sample] for array in tape.states]))
+            at = torch.from_numpy(x[step, sample])
+            want = torch.autograd.functional.jacobian(lambda s, at=at: next_state(twin, at, s, width), state)
+            np.testing.assert_allclose(element.to_dense(sample), want.numpy().T, **CLOSE)
+
+
 def test_the_choice_is_explained():
     x = np.ones((4, 2, 3), np.float32)
     for algorithm in ALGORITHMS:
@@ -287,6 +325,12 @@ def test_the_choice_is_explained():
         if algorithm != "auto":
             assert saved.backward_choice.algorithm == algorithm
     assert nn.GRU(3, 2, backward="hybrid", rng=0).backward == "hybrid"
+
+
+def test_the_chunked_scan_is_chosen_and_said():
+    layer = nn.LSTM(1, 4, workers=64, rng=0)
+    assert "bp" in layer.explain(np.ones((20, 2, 1), np.float32))
+    assert layer.forward(np.ones((3000, 1, 1), np.float32))[1].backward_choice.algorithm == "chunked"
 
 
 X = np.ones((4, 2, 3))
@@ -347,6 +391,40 @@ def test_a_memory_limit_is_said_before_allocation(algorithm):
         layer.weight_grad(y, saved)
 
 
+def test_memory_limit_counts_what_is_stored():
+    """The blocks that are diagonal take no more than their diagonals."""
+    for backward in ("blelloch", "linear"):
+        layer = nn.LSTM(3, 5, backward=backward, memory_limit=4 * 4 * 2 * 60 - 1, rng=0)
+        y, saved = layer.forward(X.astype(np.float32))
+        with pytest.raises(MemoryLimitError, match="store no Jacobian"):
+            layer.weight_grad(y, saved)
+
+
+X32 = X.astype(np.float32)
+STATE = np.ones((1, 2, 5), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (OptionError, r"pair of arrays \(h0, c0\)", lambda m: m.forward(X32, STATE)),
+        (OptionError, r"pair of arrays \(h0, c0\)", lambda m: m.forward(X32, (STATE, STATE, STATE))),
+        (ShapeError, "h0 has", lambda m: m.forward(X32, (STATE[:, :1], STATE))),
+        (ShapeError, "c0 has", lambda m: m.forward(X32, (STATE, STATE[0]))),
+        (DTypeError, "c0 has", lambda m: m.forward(X32, (STATE, STATE.astype(np.float64)))),
+        (OptionError, "No gradient was given", lambda m: m.gradients(None, m.forward(X32)[1])),
+        (ShapeError, "grad_c_n has", lambda m: m.gradients(None, m.forward(X32)[1], None, STATE[0])),
+        (MemoryLimitError, "memory", lambda m: m.jacobian_t(m.forward(X32)[1], 100)),
+        (OptionError, "proj_size", lambda m: nn.LSTM(3, 5, proj_size=5)),
+        (OptionError, "proj_size", lambda m: nn.LSTM(3, 5, proj_size=-1)),
+        (OptionError, "gy or grad_c", lambda m: (c := nn.LSTMCell(3, 5)).gradients(None, c.forward(X32[0])[1])),
+    ],
+)
+def test_bad_input_of_lstms_is_refused(error, message, call):
+    with pytest.raises(error, match=message):
+        call(nn.LSTM(3, 5, rng=0))
+
+
 @pytest.mark.parametrize("hidden", [3, 20])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -366,3 +444,71 @@ def test_a_relu_lets_gradients_through_at_a_nan_as_torchs_does(value, dtype, hid
     np.testing.assert_allclose(y, ty.detach(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(gx, tx.grad, rtol=1e-4, atol=1e-5)
     assert np.isfinite(gx).all()
+
+
+# ---- cells ---------------------------------------------------------------------------------------------------------
+
+
+def cell_pair(kind: str, features: int, hidden: int, bias: bool, rng):
+    options = {"nonlinearity": kind} if kind in ("tanh", "relu") else {}
+    name = "RNNCell" if options else f"{kind.upper()}Cell"
+    ours = getattr(nn, name)(features, hidden, bias, **options, dtype=np.float64, rng=rng)
+    twin = getattr(torch.nn, name)(features, hidden, bias, **options, dtype=torch.float64)
+    assert list(ours.state_dict()) == list(twin.state_dict())
+    twin.load_state_dict({name: torch.from_numpy(a) for name, a in ours.state_dict().items()})
+    return ours, twin
+
+
+@given(
+    kind=st.sampled_from(["tanh", "relu", "gru", "lstm"]), features=sizes(1, 6), hidden=sizes(1, 7), batch=sizes(1, 5),
+    bias=st.booleans(), with_state=st.booleans(), seed=seeds,
+)  # fmt: skip
+def test_cells_against_torch(torch_jacobian_t, kind, features, hidden, batch, bias, with_state, seed):
+    rng, states = np.random.default_rng(seed), 2 if kind == "lstm" else 1
+    ours, twin = cell_pair(kind, features, hidden, bias, rng)
+    x, *gradients = (rng.standard_normal((batch, n)) for n in (features, *[hidden] * states))
+    given_states = [rng.standard_normal((batch, hidden)) * with_state for _ in range(states)]
+    tx, *ts = (torch.tensor(a, requires_grad=True) for a in (x, *given_states))
+    wanted = twin(tx, tuple(ts) if states > 1 else ts[0])
+    wanted = wanted if states > 1 else (wanted,)
+    torch.autograd.backward(wanted, [torch.from_numpy(g) for g in gradients])
+    hx = None if not with_state else given_states[0] if states == 1 else tuple(given_states)
+    found = ours(x, hx)
+    for got, want in zip(found if states > 1 else (found,), wanted, strict=True):
+        np.testing.assert_allclose(got, want.detach().numpy(), **CLOSE)
+    _, saved = ours.forward(x, hx)
+    g = ours.gradients(gradients[0], saved, *gradients[1:])
+    for got, tensor in zip((g.input, g.hidden, *((g.cell,) if states > 1 else ())), (tx, *ts), strict=True):
+        np.testing.assert_allclose(got, tensor.grad.numpy(), **CLOSE)
+    for name, param in twin.named_parameters():
+        np.testing.assert_allclose(g.weights[name], param.grad.numpy(), err_msg=name, **CLOSE)
+    if states > 1:
+        return
+    jacobian = ours.hidden_jacobian_t(saved)
+    for b in range(batch):
+        expected = torch_jacobian_t(lambda s, b=b: twin(tx[b].detach(), s), ts[0][b].detach().numpy())
+        np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("cell", [nn.RNNCell, nn.GRUCell])
+def test_bad_input_of_cells_is_refused(cell):
+    layer = cell(2, 3, rng=0)
+    with pytest.raises(ShapeError, match="batch is empty"):
+        layer.forward(np.ones((0, 2), np.float32))
+    with pytest.raises(ShapeError, match="x has the wrong shape"):
+        layer.forward(np.ones((1, 3), np.float32))
+    with pytest.raises(ShapeError, match="h has the wrong shape"):
+        layer.forward(np.ones((1, 2), np.float32), np.ones((2, 3), np.float32))
+    with pytest.raises(OptionError, match="hidden_size is too small"):
+        cell(2, 0)
+
+
+@pytest.mark.parametrize("kind", ["tanh", "relu", "gru"])
+@pytest.mark.parametrize("features", [2, 3])
+def test_the_jacobian_of_a_cell_is_that_of_its_input(kind, features):
+    """As large as the hidden one where the sizes are equal, and not to be taken for it."""
+    rng = np.random.default_rng(0)
+    cell, _ = cell_pair(kind, features, 3, True, rng)
+    x, gy = rng.standard_normal((4, features)), rng.standard_normal((4, 3))
+    _, back = cell.vjp(x)
+    np.testing.assert_allclose(sb.jacobian_t(cell, x).vjp(gy), back(gy).input, rtol=1e-12, atol=1e-14)

@@ -1,4 +1,4 @@
-"""Layers and arrays that are in a model more than once, against torch; and the stages of models."""
+"""Layers and arrays that occur in a model more than once, against torch; stages of models."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_lone_samples_in_chains():
             np.testing.assert_allclose(back(gy).weights[name], grad, **CLOSE)
         with pytest.raises(ShapeError, match=r"x\[None\]"):
             jacobian_t(model, x)
-    with pytest.raises(ShapeError, match="lone sample"):
+    with pytest.raises(ShapeError, match="unbatched sample"):
         nn.Concat(nn.Conv2d(2, 3, 1, rng=0, **F8), nn.Conv2d(2, 3, 1, rng=1, **F8)).forward(x)
     layer = nn.Conv2d(2, 3, 3, rng=0, **F8)
     _, saved = layer.forward(x)

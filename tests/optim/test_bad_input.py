@@ -1,4 +1,4 @@
-"""What optimizers, schedules and clipping are given is refused by our errors, which name it, and changes nothing."""
+"""Bad input of optimizers, schedules and clipping is refused by name and changes nothing."""
 
 from __future__ import annotations
 

@@ -277,14 +277,3 @@ def test_a_function_for_each_group():
     for wrong in (None, [functions[0]], [functions[0], 3], lambda step: "a", lambda step: -1.0):
         with pytest.raises(OptionError):
             optim.LambdaLR(ours, wrong)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_the_last_rates_are_those_of_the_groups(name):
-    ours, theirs = optimizers([0.2, 0.03])
-    schedule, twin = both(name, ours, theirs, SCHEDULES[name])
-    for _ in range(3):
-        assert schedule.get_last_lr() == rates(ours) == pytest.approx(twin.get_last_lr())
-        schedule.step()
-        theirs.step()
-        twin.step()

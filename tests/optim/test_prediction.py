@@ -1,4 +1,4 @@
-"""Predictors against real updates: what they expect is what the optimizer does when its state goes on as it is."""
+"""Predictors against real updates: they predict the next step of an unchanged optimizer state."""
 
 from __future__ import annotations
 

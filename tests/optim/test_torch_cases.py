@@ -1,4 +1,4 @@
-"""PyTorch's own cases of optimizers, ``optim_db``, with ours in place of theirs."""
+"""PyTorch's own optimizer cases (``optim_db``), run with our optimizers."""
 
 from __future__ import annotations
 

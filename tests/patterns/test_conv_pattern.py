@@ -101,15 +101,6 @@ def test_padding_by_name_is_torchs():
     assert conv_pattern(1, 1, (7, 7), 3, padding="same").output_size == (7, 7)
 
 
-def test_the_pattern_of_a_configuration_is_made_once():
-    one = conv_pattern(3, 4, (5, 6), 3, padding=1)
-    assert conv_pattern(3, 4, [5, 6], (3, 3), 1, ((1, 1), (1, 1)), (1, 1), 1, memory_limit=10**6) is one
-    assert conv_pattern(3, 4, (5, 6), 3, padding=1, layout="hwc") is not one
-    assert one.device_index(np) is one.weight_index
-    with pytest.raises(ValueError, match="read-only"):
-        one.weight_index[0] = 1
-
-
 @given(length=st.integers(1, 4))
 def test_a_pattern_beyond_int32_has_int64_indices(length):
     far = 2**31

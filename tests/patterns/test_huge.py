@@ -1,4 +1,4 @@
-"""Shapes that do not fit in memory, and memory that ends: errors that say so, and what to do."""
+"""Shapes that do not fit in memory: errors with a remedy."""
 
 from __future__ import annotations
 

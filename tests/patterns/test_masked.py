@@ -1,4 +1,4 @@
-"""Patterns of pruned weights: the entries of the kept weights, and no others."""
+"""Patterns of pruned weights hold exactly the entries of the kept weights."""
 
 from __future__ import annotations
 

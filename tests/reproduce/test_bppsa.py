@@ -1,4 +1,4 @@
-"""BPPSA's figures: its tables beside ours, the ways back that ran, memory, the pipelines of its appendix."""
+"""BPPSA's figures: its tables next to ours, the backward passes, memory, pipelines of the appendix."""
 
 import json
 import math

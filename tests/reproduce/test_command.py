@@ -2,20 +2,15 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
 
-pytest.importorskip("typer", exc_type=ImportError)
-pytest.importorskip("rich", exc_type=ImportError)
-
-from typer.testing import CliRunner
-
+from commands import run
 from papers import FIGURES
 from papers.command import app
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+invoke = partial(run, app)
 
 
 def test_the_list_names_every_figure():

@@ -1,4 +1,4 @@
-"""Figures of the papers: what they claim, their files, the command, the documentation's page."""
+"""Figures of the papers: claims, files, the command and the documentation page."""
 
 import dataclasses
 import importlib.util
@@ -192,7 +192,6 @@ def test_without_matplotlib_there_is_a_result_and_no_picture(tmp_path):
         raise MissingDependencyError("none", remedy="install it")
 
     said = []
-    figure = Figure(name="x", paper="OOO", source="Fig. 0", states="s", kind="exact", draw=no_matplotlib,
-                    run=lambda given: Found(()))  # fmt: skip
+    figure = Figure("ooo-x", "Fig. 0", "exact", "s", draw=no_matplotlib, run=lambda given: Found(()))
     figure.reproduce(context(tmp_path, echo=said.append), tmp_path)
-    assert (tmp_path / "x.json").exists() and "No picture" in said[0]
+    assert (tmp_path / "ooo-x.json").exists() and "No picture" in said[0]

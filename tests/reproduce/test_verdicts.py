@@ -1,4 +1,4 @@
-"""A row of the papers' page is "met" only where what the paper claims was done, and decided."""
+"""A row of the papers' page is "met" only where the paper's claim was reproduced decisively."""
 
 import importlib.util
 import json

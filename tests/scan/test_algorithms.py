@@ -19,6 +19,7 @@ from sparsebp.scan.algorithms import (
     blelloch,
     chunk_cuts,
     chunked,
+    combine,
     critical_path,
     hybrid,
     level_counts,
@@ -37,7 +38,7 @@ def literal_algorithm_1(n: int) -> tuple[list[Span | None], list[list[AbstractSt
     def join(left, right, level, steps):  # left ◇ right
         if left is None or right is None:
             return right if left is None else left
-        steps.append(AbstractStep(level, "", left, right))
+        steps.append(combine(level, "", left, right))
         return steps[-1].target
 
     up, down = [], []

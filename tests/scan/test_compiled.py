@@ -1,4 +1,4 @@
-"""Stretches of matrix–vector products in one compiled call on the host: all kinds of steps and of arguments."""
+"""Runs of matrix–vector products in one compiled call on the host: all kinds of steps and arguments."""
 
 from __future__ import annotations
 

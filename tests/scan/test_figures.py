@@ -1,4 +1,4 @@
-"""What a plan shows of itself: dense FLOPs and estimated times, BPPSA Fig. 3 and Fig. 10, measured steps."""
+"""A plan's report: dense FLOPs, BPPSA Fig. 3 and Fig. 10, measured steps."""
 
 from __future__ import annotations
 
@@ -36,17 +36,14 @@ def test_dense_flops_are_those_of_the_shapes(chain, options):
         n = 1 if step.kind == "mv" else rows[step.left.start - 1]
         width = chain.batch if step.kind == "mv" else count.width
         assert step.dense_flops == 2 * m * k * n * width >= step.flops
-        assert step.seconds > 0
         assert width in (1, chain.batch)
 
 
-def test_describe_has_dense_flops_and_estimated_times():
+def test_describe_has_flops_and_dense_flops():
     operators = vgg_like(np.random.default_rng(0), divide=32)
     plan = plan_scan([o.pattern for o in operators], "hybrid", up_levels=2, shared=[o.shared for o in operators])
     header = next(line for line in plan.describe().splitlines() if line.startswith("level "))
-    assert re.findall(r"FLOP|dense FLOP|bytes|est\. µs|critical", header) == [
-        *("FLOP", "dense FLOP", "bytes", "est. µs", "critical")
-    ]
+    assert re.findall(r"dense FLOP|FLOP|bytes|critical", header) == ["FLOP", "dense FLOP", "bytes", "critical"]
     rows = [line for line in plan.describe(100).splitlines() if re.match(r"L\d+ ", line)]
     assert len(rows) == len(plan.steps)
     assert any("fold" in row for row in rows) and any("unfold" in row for row in rows)
@@ -126,7 +123,7 @@ def test_bad_arguments(ax):
         plan.plot(ax, kind="pie")
     with pytest.raises(OptionError, match="savefig"):
         plan.plot("scan.png")
-    with pytest.raises(OptionError, match="no place for operators"):
+    with pytest.raises(OptionError, match="does not show operators"):
         plan.plot(ax, operators=[("relu", 1.0)])
     with pytest.raises(ShapeError, match="measured has the wrong length"):
         plan.plot(ax, kind="flops", measured=[1.0])

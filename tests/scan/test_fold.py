@@ -105,7 +105,7 @@ def test_folding_makes_a_block_one_element_of_the_tree():
     assert "21 transposed Jacobians, folded into 8 elements" in plan.describe()
     assert plan.levels["up-sweep"] == 1 and plan.levels["middle"] == 3
     fold = [s for s in plan.steps if s.phase == "fold"]
-    strategies = {c.strategy for s, c in zip(plan.steps, plan.sized.counts, strict=True) if s.phase == "fold"}
+    strategies = {p.strategy for s, p in zip(plan.steps, plan.sized.plans, strict=True) if s.phase == "fold"}
     assert fold and strategies & {"scale_rows", "scale_columns"}
     assert {s.phase for s in plan.steps[-3:]} == {"unfold"}
     apart = plan_scan(patterns, "hybrid", up_levels=2, fold=False)

@@ -1,4 +1,4 @@
-"""Planning: costs before values, choices with reasons, refusals that name a way out."""
+"""Planning: costs before values, choices with reasons, refusals with a remedy."""
 
 from __future__ import annotations
 
@@ -223,12 +223,20 @@ def test_buffers_are_taken_again_before_new_ones_are_made():
     assert slots.capacities == [20, 5, 1]
 
 
-def test_auto_says_which_take_as_long():
+def test_of_equals_the_simplest_is_taken():
     step, scaling = SparsityPattern.dense(8, 8), SparsityPattern.diagonal(8)
-    reason = plan_scan([scaling, step] * 2 + [scaling], workers=2).reason  # folded together, they are two matrices
-    assert "Just as long: " in reason and "blelloch" in reason and "of equals the simplest is taken" in reason
-    assert reason.count(" µs") == 1 and "The others" not in reason
-    assert "Just as long" not in plan_scan([step] * 512, workers=1).reason
+    plan = plan_scan([scaling, step] * 2 + [scaling], workers=2)  # folded together, they are two matrices
+    assert plan.compared["linear"] == plan.compared["blelloch"] and plan.algorithm == "linear"
+
+
+def test_a_host_takes_the_linear_scan_without_counting(monkeypatch):
+    monkeypatch.setattr("sparsebp.scan.rules._best", None)
+    chain = make_chain(np.random.default_rng(4), 30, 2)
+    for plan in (plan_scan(chain.patterns), plan_scan([SparsityPattern.dense(4, 4)] * 64)):
+        assert plan.algorithm == "linear" and "On a host auto" in plan.describe() and not plan.compared
+    assert plan_scan(chain.patterns, "hybrid").up_levels == 0
+    one = plan_scan([SparsityPattern.dense(4, 4)], workers=5)
+    assert one.algorithm == "linear" and "one Jacobian" in one.reason
 
 
 def test_auto_says_why():
@@ -238,7 +246,7 @@ def test_auto_says_why():
     assert "1 worker" in few.reason and "linear" in few.reason
     many = plan_scan(patterns, workers=4096)
     assert many.algorithm in ("blelloch", "hybrid", "chunked")
-    assert min(many.estimates.values()) < many.estimates["linear"]
+    assert min(many.compared.values()) < many.compared["linear"]
     assert many.reason in many.describe()
 
 
@@ -246,7 +254,7 @@ def test_auto_on_a_chain_of_different_patterns():
     chain = make_chain(np.random.default_rng(4), 30, 2)
     plan = plan_scan(chain.patterns, batch=2, workers=1)
     assert plan.algorithm == "linear"
-    assert "linear" in plan.estimates
+    assert "linear" in plan.compared
 
 
 def test_hybrid_without_up_levels_chooses():

@@ -1,4 +1,4 @@
-"""Action CSV: both ways by ourselves and by PyTorch, and what is wrong in a file is found where it stands."""
+"""Action CSV is read and written by us and by PyTorch; errors name their cell."""
 
 from __future__ import annotations
 

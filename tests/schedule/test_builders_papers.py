@@ -1,4 +1,4 @@
-"""Numbers that papers state of their schedules, found by simulation."""
+"""Numbers that papers state about their schedules, reproduced by simulation."""
 
 from __future__ import annotations
 

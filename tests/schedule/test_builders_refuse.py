@@ -1,4 +1,4 @@
-"""What builders refuse, and that the message says what would do."""
+"""Builders refuse bad options, and the message says what would work."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_slowdowns_of_actions(tmp_path):
     for wrong in ({"W": -1}, {"X": 2}):
         with pytest.raises(OptionError, match="slowdown"):
             costs_of({"slowdown": wrong})
-    with pytest.raises(OptionError, match="speed each other up"):
+    with pytest.raises(OptionError, match="slowdown is out of range"):
         costs_of({"slowdown": {"W": 0.5}}).slowdown_of(Action(0, "W", 0))
 
 

@@ -1,4 +1,4 @@
-"""Programs of ranks: every action reads what has come, and no order of the ranks makes them wait for ever."""
+"""Programs of ranks: every action's inputs have arrived, and no order of the ranks deadlocks."""
 
 from __future__ import annotations
 

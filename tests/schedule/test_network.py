@@ -1,4 +1,4 @@
-"""A network with contention: who waits for whom, and what sums over replicas take."""
+"""A network with contention: queues at ports, and the time of sums over replicas."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_network_goes_to_a_file_and_back(network: Network, tmp_path) -> None: 
 def test_a_file_with_two_networks_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "costs.json"
     path.write_text('{"latency": 1, "network": {"node": 2}}', encoding="utf-8")
-    with pytest.raises(FileFormatError, match="a network beside latency"):
+    with pytest.raises(FileFormatError, match="a network and latency"):
         read_costs(path)
     path.write_text('{"network": {"speed": 2}}', encoding="utf-8")
     with pytest.raises(FileFormatError, match="unknown keys"):

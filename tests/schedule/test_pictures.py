@@ -83,6 +83,18 @@ def test_text_fits_the_width_and_shows_every_kind(simulation, width):
         assert re.fullmatch("[·─]*".join(["", *map(re.escape, labels), ""]), drawn), (labels, drawn)
 
 
+@pytest.mark.parametrize("unit, other", [(5e-324, 1), (1e99, 1), (1e99, 1e16), (1e120, 0), (1e280, 1e280)])
+def test_text_of_very_long_and_very_different_times(unit, other):
+    lines = text_chart(simulate(GPIPE.schedule, Costs({"F": unit, "I": other, "W": 1})), 60).splitlines()
+    assert max(map(len, lines)) <= 60 and lines[1].startswith("worker 0")
+
+
+@pytest.mark.parametrize("unit", [1e-320, 1e300])
+def test_a_step_without_an_axis_in_floating_point_is_refused(unit):
+    with pytest.raises(OptionError, match="too short or too long to draw"):
+        text_chart(simulate(GPIPE.schedule, Costs(dict.fromkeys("FIW", unit))), 60)
+
+
 def test_parts_of_a_chart():
     schedule = build("gpipe", workers=4, stages=4, microbatches=16)
     parts = text_chart(simulate(schedule), 80).splitlines()

@@ -1,4 +1,4 @@
-"""Programs as files: their text, and the schedule that is found in it."""
+"""Programs as files: their text, and the schedule recovered from it."""
 
 from __future__ import annotations
 

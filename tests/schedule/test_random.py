@@ -1,4 +1,4 @@
-"""What holds for every schedule, on random ones."""
+"""Properties of every schedule, on random ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedules import costs, graphs, schedules
-from sparsebp.schedule import Action, Costs, Link, Schedule, StageBytes, actions_of, depth, parts_of, simulate
+from sparsebp.schedule import Action, Costs, Link, Schedule, actions_of, depth, parts_of, simulate
 
 
 @st.composite
@@ -123,17 +123,6 @@ def test_memory_at_every_moment(case):
 
 
 @given(cases())
-def test_makespan_lies_between_the_longest_chain_and_the_serial_sum(case):
-    schedule, costs = case
-    found = simulate(schedule, costs)
-    serial = sum(map(costs.duration, schedule)) + recomputations(schedule, costs)
-    sent = sum(transfer.end - transfer.start for transfer in found.transfers)
-    assert depth(schedule.graph, costs) <= found.makespan * (1 + 1e-12)
-    assert found.makespan <= (serial + sent) * (1 + 1e-12)
-    assert 0 <= found.bubble <= 1
-
-
-@given(cases())
 def test_critical_path(case):
     """It begins at the beginning, ends at the end, and nothing on it waits but for transfers."""
     schedule, costs = case
@@ -171,14 +160,6 @@ def test_memory_is_never_negative_and_ends_with_what_is_kept(case, steps):
         assert curve.peak >= expected
 
 
-@given(cases(), st.integers(1, 3))
-def test_same_input_same_result(case, steps):
-    schedule, costs = case
-    one, two = simulate(schedule, costs, steps=steps), simulate(replace(schedule), replace(costs), steps=steps)
-    assert (one.events, one.transfers, one.memory) == (two.events, two.transfers, two.memory)
-    assert one.critical_path == two.critical_path
-
-
 @given(cases(), st.integers(1, 2))
 def test_versions(case, steps):
     schedule, costs = case
@@ -204,22 +185,6 @@ def test_versions(case, steps):
                 assert version == found.version(Action(action.stage, "F", action.microbatch), event.step)
 
 
-@given(cases(streams=1, joined=False), st.integers(2, 3), st.floats(0.1, 1), st.floats(0.1, 1))
-def test_less_to_wait_for_is_never_slower_on_single_lanes(case, steps, faster, sooner):
-    """With one lane a worker the order of transfers is fixed too, and time is a maximum of sums."""
-    schedule, costs = case
-    if any(lane.stream == "link" for lane in schedule.lanes):
-        return
-    base = simulate(schedule, costs)
-    quick = Link(costs.link.latency * sooner, costs.link.bandwidth / faster)
-    tolerance = 1 + 1e-12
-    assert simulate(schedule, replace(costs, link=quick)).makespan <= base.makespan * tolerance
-    assert simulate(schedule, replace(costs, link=Link())).makespan <= base.makespan * tolerance
-    shorter = {kind: value * faster for kind, value in costs.durations.items()}
-    assert simulate(schedule, replace(costs, durations=shorter)).makespan <= base.makespan * tolerance
-    assert simulate(schedule, costs, steps=steps).makespan <= steps * base.makespan * tolerance
-
-
 @given(graphs())
 def test_depth_is_reached_without_limits(graph):
     """The depth is the longest chain, counted here over the graph itself."""
@@ -235,11 +200,12 @@ def test_depth_is_reached_without_limits(graph):
     assert depth(graph) == max(map(chain, wanted))
 
 
-@settings(max_examples=30)
-@given(schedules(), st.integers(1, 5))
-def test_scaled_costs_scale_times(schedule, factor):
-    durations = {"F": 1, "I": 2, "W": 3, "S": 1, "U": 1}
-    one = simulate(schedule, Costs(durations, StageBytes(3), Link(1, 2)))
-    more = simulate(schedule, Costs({kind: factor * value for kind, value in durations.items()}, StageBytes(3),
-                                    Link(factor, 2 / factor)))  # fmt: skip
-    assert math.isclose(more.makespan, factor * one.makespan)
+@given(cases())
+def test_makespan_lies_between_the_longest_chain_and_the_serial_sum(case):
+    schedule, costs = case
+    found = simulate(schedule, costs)
+    serial = sum(map(costs.duration, schedule)) + recomputations(schedule, costs)
+    sent = sum(transfer.end - transfer.start for transfer in found.transfers)
+    assert depth(schedule.graph, costs) <= found.makespan * (1 + 1e-12)
+    assert found.makespan <= (serial + sent) * (1 + 1e-12)
+    assert 0 <= found.bubble <= 1

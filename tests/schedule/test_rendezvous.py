@@ -1,4 +1,4 @@
-"""The proof that programs end where nothing is buffered, against threads that meet for every message."""
+"""The proof that unbuffered programs end, against threads that meet for every message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions, graphs and schedules: what they refuse, and what they tell."""
+"""Actions, graphs and schedules: their properties and refusals."""
 
 from __future__ import annotations
 
@@ -71,6 +71,12 @@ def test_allocation_and_places():
 def test_incomplete_schedules_are_refused(workers, problem):
     with pytest.raises(ScheduleError, match=problem):
         Schedule.of(StepGraph(2), [lane(text) for text in workers])
+
+
+@pytest.mark.parametrize("cell", ["0F0", None, ["0F0"], (0, "F", 0)])
+def test_cells_are_actions(cell):
+    with pytest.raises(OptionError, match="A cell is not an action"):
+        Schedule.of(StepGraph(1), [[cell]])
 
 
 def test_a_stream_is_there_once():

@@ -122,13 +122,6 @@ def test_both_readers_of_a_gradient_get_one_transfer():
     assert times(found, "0I0 0W0") == [(6, 7), (6, 7)]
 
 
-def test_critical_path_through_lane_data_and_transfers():
-    schedule = Schedule.of(StepGraph(2, 2), [lane("0F0 0F1 0B0 0B1"), lane("1F0 1F1 1B0 1B1")])
-    found = simulate(schedule, Costs(link=Link(10)))
-    assert [str(event.cell) for event in found.critical_path] == ["0F0", "0F1", "1F1", "1B0", "1B1", "0B1"]
-    assert found.makespan == 1 + 1 + 10 + 1 + 2 + 2 + 10 + 2
-
-
 def test_recomputation_is_paid_once_by_the_first_gradient():
     graph = StepGraph(2)
     costs = Costs({"F": 1, "I": 2, "W": 3})
@@ -212,15 +205,11 @@ def test_depth():
     assert depth(StepGraph(3, updates="step", first="I")) == 2 + 1 + 1 + 3
 
 
-def test_nothing_takes_time():
-    found = simulate(pipeline(2, 2), Costs(dict.fromkeys("FIWSU", 0)))
-    assert found.makespan == found.bubble == 0
-
-
 @pytest.mark.parametrize("make", [
     lambda: Link(-1), lambda: Link(bandwidth=0), lambda: Link(bandwidth=float("nan")), lambda: Link(float("inf")),
     lambda: StageBytes(output=-1), lambda: StageBytes(weights=float("nan")), lambda: StageBytes(saved="much"),
-    lambda: Costs(1), lambda: Costs(slowdown=0.5),
+    lambda: Costs(1), lambda: Costs(slowdown=0.5), lambda: Costs({"F": -1}), lambda: Costs({"F": float("nan"), "B": 1}),
+    lambda: Costs({"F": "long", "B": 1}), lambda: Costs({"F": 1, Action(0, "I", 0): -1, "W": 1}),
     lambda: Costs(slowdown=float("nan")), lambda: Costs(slowdown=float("inf")),
 ])  # fmt: skip
 def test_costs_that_cannot_be(make):
@@ -229,9 +218,8 @@ def test_costs_that_cannot_be(make):
 
 
 @pytest.mark.parametrize(("costs", "problem"), [
-    (Costs({"F": 1}), "no duration of 0I0"), (Costs({"F": 1, "I": -1, "W": 1}), "duration of 0I0"),
-    (Costs({"F": float("nan"), "B": 1}), "duration of 0F0.*nan"), (Costs(lambda action: None), "no duration of 0F0"),
-    (Costs({"F": "long", "B": 1}), "duration of 0F0"), (Costs(lambda action: float("inf")), "duration of 0F0"),
+    (Costs({"F": 1}), "no duration of 0I0"), (Costs(lambda action: None), "no duration of 0F0"),
+    (Costs(lambda action: float("inf")), "duration of 0F0"), (Costs(lambda action: -1), "duration of 0F0"),
     (Costs(stages=(StageBytes(),)), "StageBytes of 2 stages. Got 1"), (Costs(stages=()), "another model"),
 ])  # fmt: skip
 def test_costs_that_do_not_fit(costs, problem):

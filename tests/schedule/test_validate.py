@@ -92,7 +92,7 @@ def test_updates_beside_readers():
                       {"main": lane("0F0 0B0 0F1 0B1"), "sub": lane("0U0 0U1")})  # fmt: skip
     assert message == (
         "Weights are updated while they may be read. Expected one of the two to wait for the other. Got 0U0 (worker 0, "
-        "sub, 1st) beside 0F1 (worker 0, main, 3rd). Put both into one lane."
+        "sub, 1st) and 0F1 (worker 0, main, 3rd) at once. Put both into one lane."
     )
 
 
@@ -101,7 +101,7 @@ def test_updates_in_another_lane_that_the_readers_wait_for():
     sub = lane("0W0 0U0 1W0 0W1 0U1 1W1")
     validate(Schedule.of(ASYNCHRONOUS, [{"main": lane("0F0 1F0 1I0 1U0 0F1 1F1 1I1 1U1"), "sub": sub}]))
     message = refused(ASYNCHRONOUS, {"main": lane("0F0 1F0 1I0 0F1 1U0 1F1 1I1 1U1"), "sub": sub})
-    assert "0U0 (worker 0, sub, 2nd) beside 0F1 (worker 0, main, 4th)" in message
+    assert "0U0 (worker 0, sub, 2nd) and 0F1 (worker 0, main, 4th)" in message
 
 
 def test_stashed_weights_are_not_read_by_the_backward():
@@ -112,7 +112,7 @@ def test_stashed_weights_are_not_read_by_the_backward():
     }
     refused(ASYNCHRONOUS, streams)
     streams["main"] += streams.pop("third")
-    assert "1U0 (worker 0, main, 4th) beside 1I0 (worker 0, sub, 1st)" in refused(ASYNCHRONOUS, streams)
+    assert "1U0 (worker 0, main, 4th) and 1I0 (worker 0, sub, 1st)" in refused(ASYNCHRONOUS, streams)
     validate(Schedule.of(StepGraph(2, 2, updates="microbatch", weights="stashed"), [streams]))
 
 

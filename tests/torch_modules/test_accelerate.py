@@ -1,4 +1,4 @@
-"""accelerate: what it replaces, what stays as it was, and what it leaves alone."""
+"""`accelerate`: which forwards it replaces and which it leaves alone."""
 
 from __future__ import annotations
 

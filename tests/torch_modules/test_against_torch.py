@@ -1,4 +1,4 @@
-"""Layers and cells beside torch.nn's: every layout and argument, outputs and all gradients."""
+"""Layers and cells next to torch.nn's: every layout and argument, outputs and all gradients."""
 
 from __future__ import annotations
 
@@ -258,9 +258,9 @@ def test_a_state_of_a_cell_that_is_no_pair(hx: Any) -> None:
 
 
 NO_TENSORS = [
-    ("no tensor", np.zeros((2, 3))),
-    ("no tensor", "abc"),
-    ("no tensor", [1.0, 2.0]),
+    ("not a tensor", np.zeros((2, 3))),
+    ("not a tensor", "abc"),
+    ("not a tensor", [1.0, 2.0]),
     ("sparse", torch.eye(3).to_sparse_csr()),
     ("sparse", torch.zeros(2, 3).to_sparse()),
 ]

@@ -1,4 +1,4 @@
-"""Accelerated modules are torch.nn's: what runs a call, that it computes the same, and what PyTorch does with them."""
+"""Accelerated modules behave as torch.nn's: who runs a call, its results, and PyTorch's transforms."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sparsebp.torch as st  # noqa: E402
-from sparsebp.torch import calls  # noqa: E402
+from sparsebp.torch import modules as calls  # noqa: E402
 
 
 def test_two_threads_at_the_same_time() -> None:

@@ -1,4 +1,4 @@
-"""Packed rows whose stretches run in one compiled call: the same bits as one call for each."""
+"""Packed segments run in one compiled call, bitwise equal to one call for each."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from sparsebp import kernels
 from sparsebp.nn.cells import Weights
 from sparsebp.torch import ops
-from sparsebp.torch.ops import stretches
+from sparsebp.torch.ops import segments
 
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
 
@@ -18,7 +18,7 @@ def run(kind, dtype, batch_sizes, features, hidden, arrives, bias):
     def draw(*shape):
         return rng.uniform(-1, 1, shape).astype(dtype)
 
-    cuts = stretches(np.array(batch_sizes), rows, batch)
+    cuts = segments(np.array(batch_sizes), rows, batch)
     biases = (draw(GATES[kind] * hidden), draw(GATES[kind] * hidden)) if bias else (None, None)
     weights = Weights(draw(GATES[kind] * hidden, features), draw(GATES[kind] * hidden, hidden), *biases)
     start = tuple(draw(batch, hidden) for _ in range(2 if kind == "lstm" else 1))

@@ -1,4 +1,4 @@
-"""What one call leaves for the next: smaller last batches, failures half-way, modes, a second fit."""
+"""State between calls: smaller last batches, failures half-way, modes, a second fit."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_an_executor_that_failed(seed, first, streams, microbatches, part, at, c
                 elif after != "go on":
                     executor.close()
             except OptionError as error:  # it refuses to go on: rightly?
-                assert "broken off" in str(error) and len(set(optimizer.steps.values())) > 1
+                assert "interrupted" in str(error) and len(set(optimizer.steps.values())) > 1
                 return None
         try:
             executor.flush()

@@ -1,4 +1,4 @@
-"""Arrays in place of data sets, predictions, lengths; modes, generators and statistics as they were."""
+"""Arrays in place of data sets, predictions and lengths; modes, generators and statistics are restored."""
 
 from __future__ import annotations
 

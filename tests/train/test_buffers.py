@@ -1,4 +1,4 @@
-"""What a layer keeps beside its parameters, running statistics say, goes through checkpoints too."""
+"""A layer's buffers, such as running statistics, survive checkpoints."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose digest is right and whose content is not: refused, and nothing is changed, half or whole."""
+"""Checkpoints with a valid digest and bad content are refused, and nothing is changed."""
 
 import copy
 import json
@@ -14,9 +14,8 @@ from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.data import ArrayDataset
 from sparsebp.train import Checkpoint, History, Trainer, load_checkpoint, save_checkpoint
 from sparsebp.train.callbacks import EpochRecord
-from sparsebp.train.checkpoint import FILE_NAME
+from sparsebp.train.checkpoint import FILE_NAME, load_weights
 from sparsebp.train.recipes import prune_checkpoint
-from sparsebp.train.state import load_weights
 
 HUGE = 10**400
 rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Optimizer fusion: bit-identical results, updates that are never seen late, gradients that go at once, refusals."""
+"""Optimizer fusion: bitwise equal results, no late updates seen, gradients freed at once, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captured steps: what can be captured, in which order, with which numbers; by a recorder that replays on the host."""
+"""Captured steps: conditions, order and numbers, with a recorder that replays on the host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import pytest
 import orders
 from sparsebp import nn, optim
 from sparsebp.core import backend
-from sparsebp.core.backend import Cublas, operand
-from sparsebp.core.cuda_graphs import GraphRecorder
+from sparsebp.core.backend import Cublas, GraphRecorder, operand
 from sparsebp.core.errors import DeviceError, NonFiniteError, OptionError
-from sparsebp.runtime import graphs
+from sparsebp.runtime import streams
 from sparsebp.runtime.actions import Stages, Watch
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.graphs import Graphs, in_turn
+from sparsebp.runtime.streams import Graphs, in_turn
 from sparsebp.schedule.builders import conventional, out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer
 from sparsebp.train.ranks import schedule_of
@@ -85,7 +84,7 @@ def host_recorder(monkeypatch):
         found.recorder.again = again
 
     monkeypatch.setattr(Graphs, "_capture", captured)
-    monkeypatch.setattr(graphs, "GraphRecorder", HostRecorder)
+    monkeypatch.setattr(streams, "GraphRecorder", HostRecorder)
     monkeypatch.setattr(
         Graphs, "_obstacles", lambda self: (why for why in found(self) if why != "the model is on the host")
     )

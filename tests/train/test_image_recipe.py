@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.train import load_checkpoint
 from sparsebp.train.config import build, build_retraining, config_for, config_of
 from sparsebp.train.recipes import gradient_agreement, prune_checkpoint
@@ -18,13 +17,7 @@ pytest.importorskip("sklearn")
 SMALL = {"samples": 40, "batch_size": 20, "epochs": 1}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small products gain nothing from threads, and lose much where tests run side by side."""
-    before = thread_counts()["kernels"]
-    set_threads(1)
-    yield
-    set_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(

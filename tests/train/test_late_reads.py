@@ -1,4 +1,4 @@
-"""Steps on a GPU: what is launched, sent and read, by the stand-in's counts; captured ones equal launched ones."""
+"""Steps on a GPU: launches, transfers and reads, counted by the stand-in; captured equals launched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.optim.optimizer import clip_on_device, square_sums
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.graphs import MOST
+from sparsebp.runtime.streams import MOST
 from sparsebp.train import Callback, Trainer
 from sparsebp.train.ranks import schedule_of
 

@@ -1,4 +1,4 @@
-"""Steps whose numbers are read one step late: which are told when, and what an error or an interrupt leaves."""
+"""Metrics that are read one step late: when they are reported, and after errors and interrupts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from sparsebp.core.backend import Reading
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
-from sparsebp.runtime.actions import Later, Step, Watch
-from sparsebp.runtime.executor import LateSteps
+from sparsebp.runtime.actions import DeferredMetrics, Step, Watch
+from sparsebp.runtime.executor import DeferredSteps
 
 
 class Spy(Watch):
@@ -33,7 +33,7 @@ class Loss:
 
 def late(number, loss=1.0, squares=(4.0, 9.0)):
     step = Step([(np.zeros((2, 3)), np.zeros(2, int))], 1, number)
-    step.later = Later({0: np.asarray(loss)}, {0: np.asarray(0.5)}, [(["w", "b"], np.array(squares))])
+    step.later = DeferredMetrics({0: np.asarray(loss)}, {0: np.asarray(0.5)}, [(["w", "b"], np.array(squares))])
     return step
 
 
@@ -48,7 +48,7 @@ def numbers(steps):
 
 
 def test_a_step_is_told_when_the_next_one_has_been_given():
-    steps = LateSteps(np, Loss(), Spy())
+    steps = DeferredSteps(np, Loss(), Spy())
     assert steps.exchange([late(0)]) == [] and steps.waiting
     assert steps.exchange([]) == []  # nothing has been given since
     (known,) = steps.exchange([late(1)])
@@ -60,7 +60,7 @@ def test_a_step_is_told_when_the_next_one_has_been_given():
 
 
 def test_steps_that_are_read_as_they_go_are_told_at_once_and_in_turn():
-    steps = LateSteps(np, Loss(), Spy())
+    steps = DeferredSteps(np, Loss(), Spy())
     given = [at_once(0)]
     assert steps.exchange(given) is given
     steps.exchange([late(1)])
@@ -72,7 +72,7 @@ def test_steps_that_are_read_as_they_go_are_told_at_once_and_in_turn():
     ("wrong", "said"), [({"loss": np.nan}, "loss of step 1"), ({"squares": (4.0, np.inf)}, r"\['b'\] of step 1")]
 )
 def test_after_an_error_what_came_before_is_told_and_what_came_after_forgotten(wrong, said):
-    steps = LateSteps(np, Loss(), Spy())
+    steps = DeferredSteps(np, Loss(), Spy())
     steps.exchange([late(0), late(1, **wrong), late(2)])
     with pytest.raises(NonFiniteError, match=said):
         steps.drain()
@@ -82,7 +82,7 @@ def test_after_an_error_what_came_before_is_told_and_what_came_after_forgotten(w
 
 def test_an_interrupt_loses_nothing():
     watch = Spy()
-    steps = LateSteps(np, Loss(), watch)
+    steps = DeferredSteps(np, Loss(), watch)
     steps.exchange([late(0)])
     watch.interrupts = 1
     with pytest.raises(KeyboardInterrupt):
@@ -91,7 +91,7 @@ def test_an_interrupt_loses_nothing():
 
 
 def test_what_is_given_up_is_forgotten():
-    steps = LateSteps(np, Loss(), Spy())
+    steps = DeferredSteps(np, Loss(), Spy())
     steps.exchange([late(0)])
     steps.forget()
     assert not steps.waiting and steps.drain() == []

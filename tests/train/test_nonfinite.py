@@ -1,4 +1,4 @@
-"""What is not finite stops the run with step and name; the last good checkpoint stays."""
+"""A value that is not finite stops the run with its step and name; the last good checkpoint stays."""
 
 import numpy as np
 import pytest

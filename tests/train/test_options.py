@@ -1,4 +1,4 @@
-"""Arguments of the trainer that are none."""
+"""Bad arguments of the trainer are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules that are found while a model trains: the same numbers, measured costs, the fastest kept, files, the cap."""
+"""Schedules found while a model trains: same numbers, measured costs, the fastest kept, the memory cap."""
 
 from __future__ import annotations
 

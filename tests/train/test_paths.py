@@ -1,4 +1,4 @@
-"""Paths that a trainer keeps for later: those of the folder in which it was made."""
+"""A trainer's relative paths refer to the folder in which it was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks have in common is compared; what a callback of rank 0 changes, all get."""
+"""Ranks compare their options; changes by a callback on rank 0 reach all ranks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_rates_that_part_ways_are_noticed(schedule: str, way: str) -> None:
             images(), epochs=2, batch_size=8
         )
 
-    with pytest.raises(TransportError, match="has other options than that of rank 0"):
+    with pytest.raises(TransportError, match="has other options than rank 0's"):
         run_ranks(2, run)
 
 

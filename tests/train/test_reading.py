@@ -1,4 +1,4 @@
-"""Whoever looks at the model during training sees what the history says, also where updates are put off."""
+"""Code that looks at the model during training sees the state that the history describes."""
 
 from __future__ import annotations
 

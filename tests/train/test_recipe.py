@@ -8,7 +8,6 @@ import pytest
 from sparsebp import nn
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
-from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.train.config import build, config_for
 from sparsebp.train.ranks import ON_RANKS, asynchronous
 from sparsebp.train.recipes import gradient_agreement
@@ -16,13 +15,7 @@ from sparsebp.train.recipes import gradient_agreement
 SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small products gain nothing from threads, and lose much where tests run side by side."""
-    before = thread_counts()["kernels"]
-    set_threads(1)
-    yield
-    set_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Killed at any moment and resumed, a run goes on with bit-identical losses."""
+"""A run that is killed at any moment and resumed has bitwise equal losses."""
 
 import os
 import signal
@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparsebp import nn, optim
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
-from sparsebp.train import Callback, load_checkpoint
+from sparsebp.train import Callback, Trainer, load_checkpoint
 
 SCRIPT = Path(__file__).with_name("tiny.py")
 
@@ -171,3 +172,16 @@ def test_checkpoints_that_are_no_files_are_refused_before_anything_is_moved(tiny
     assert {n: (s.st_mode, s.st_ino, s.st_nlink) for n, s in after.items()} == {
         n: (s.st_mode, s.st_ino, s.st_nlink) for n, s in before.items()
     }
+
+
+def test_of_another_model_says_so_before_its_other_defaults(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 2, rng=0))
+    data = np.zeros((4, 3), np.float32), np.zeros(4, np.int64)
+
+    def trainer(**config):
+        return Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), checkpoint_dir=tmp_path,
+                       config=config)  # fmt: skip
+
+    trainer(task="digits", model="lenet5", lr=0.003).fit(data, epochs=1, batch_size=4)
+    with pytest.raises(FileFormatError, match="model differs"):
+        trainer(task="digits", model="vgg11", lr=0.0005).fit(data, epochs=1, batch_size=4, resume=True)

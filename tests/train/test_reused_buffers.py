@@ -1,4 +1,4 @@
-"""Data sets and layers of the user's own that fill the same arrays again and again; copies of optimizers."""
+"""User data sets and layers that refill the same arrays; copies of optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model trained, evaluated, frozen, converted and interrupted in any order is what a plain loop makes of its twin."""
+"""A model trained, evaluated, frozen, converted and interrupted in any order equals its twin in a plain loop."""
 
 from __future__ import annotations
 

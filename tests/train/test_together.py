@@ -1,4 +1,4 @@
-"""Weight gradients and updates of several stages in one call, and one BLAS thread for a whole step."""
+"""Weight gradients and updates of several stages in one call, with one BLAS thread for the whole step."""
 
 from __future__ import annotations
 

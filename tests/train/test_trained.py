@@ -1,4 +1,4 @@
-"""Which parameters an optimizer trains: a part of them is enough, arrays that are not the model's are refused."""
+"""Parameters an optimizer trains: a subset is enough, arrays of another model are refused."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_backward_fusion_that_was_broken_off_is_not_gone_on_with(streams, tmp_
         broken.fit(orders.images(), epochs=1, batch_size=4)
     assert len(set(broken.optimizer.steps.values())) == 2
     before = (tmp_path / "broken" / "checkpoint.safetensors").read_bytes()
-    refused(lambda: broken.fit(orders.images(), epochs=1, batch_size=4), "broken off", "1.weight", "resume")
+    refused(lambda: broken.fit(orders.images(), epochs=1, batch_size=4), "interrupted", "1.weight", "resume")
     assert (tmp_path / "broken" / "checkpoint.safetensors").read_bytes() == before
     broken.fit(orders.images(), epochs=1, batch_size=4, resume=True)
     whole = build("whole")

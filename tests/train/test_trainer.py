@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from sparsebp import nn, optim
-from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.train import Callback, Trainer
 
 
@@ -80,12 +79,6 @@ def test_evaluate_is_a_mean_over_samples_in_eval_mode(tiny):
     assert trainer.model.training
 
 
-def test_zero_epochs(tiny):
-    history = tiny.trainer().fit(tiny.dataset(), epochs=0, batch_size=3)
-    assert history.steps == 0
-    assert history.epochs == []
-
-
 @pytest.mark.parametrize("length", [3, 4])  # as many places as classes, or more
 def test_accuracy_of_classes_at_every_place(length):
     rng = np.random.default_rng(0)
@@ -118,33 +111,6 @@ def test_real_targets_have_no_accuracy(tiny):
     assert history.epochs[-1].train_accuracy is None
     assert history.epochs[-1].validation_accuracy is None
     assert history.epochs[-1].validation_loss < history.epochs[0].train_loss
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"epochs": -1}, OptionError),
-        ({"batch_size": 0}, OptionError),
-        ({"samples": 0}, ShapeError),
-        ({"validation": 0}, ShapeError),
-    ],
-)
-def test_bad_arguments_of_fit(tiny, options, error):
-    data = tiny.dataset(options.get("samples", 5))
-    validation = tiny.dataset(0) if "validation" in options else None
-    with pytest.raises(error) as caught:
-        tiny.trainer().fit(
-            data, epochs=options.get("epochs", 1), batch_size=options.get("batch_size", 2), validation=validation
-        )
-    assert caught.value.expected is not None
-    assert caught.value.got is not None
-
-
-@pytest.mark.parametrize("options", [{"clip_norm": 0}, {"clip_norm": -1.0}, {"every": 0}, {"rng": -1}])
-def test_bad_arguments(tiny, options):
-    with pytest.raises(OptionError) as caught:
-        tiny.trainer(**options)
-    assert caught.value.expected
 
 
 def test_a_generator_as_seed(tiny):

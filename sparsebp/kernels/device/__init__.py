@@ -35,4 +35,4 @@ class DeviceKernels(
         Compiles the sources: `RawModuleLoader(cupy)` on a GPU.
     """
 
-    unchecked = False  # a launch is dear beside the checks
+    unchecked = False  # a launch costs far more than the checks

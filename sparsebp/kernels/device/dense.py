@@ -6,11 +6,25 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.core.backend import matmul, namespace
 from sparsebp.core.check import Array
 from sparsebp.kernels.device.launch import BLOCK, WARP, Launcher, ceil_div, real_define, step, thread_block
 
 _TILE = 4  # as TILE in dense.cu
 _MATMUL_BLOCK = 128
+
+# As in `sparsebp.kernels.host.dense`, by cuBLAS.
+matmul_batches = matmul
+
+
+def column_sums(rows: Array) -> Array:
+    """Return the sums over the first axis of a matrix."""
+    return rows.sum(axis=0)
+
+
+def row_of_ones(rows: Array) -> Array:
+    """Return a matrix (1, number of rows) of ones."""
+    return namespace(rows).ones((1, len(rows)), rows.dtype)
 
 
 class DenseKernels(Launcher):
@@ -56,7 +70,7 @@ class DenseKernels(Launcher):
         out: Array,
         out_index: Array,
     ) -> None:
-        """A level of matrix-vector products; a thread an entry and sample, or a warp an entry for one sample."""
+        """A level of matrix-vector products; one thread per entry and sample, or for one sample one warp per entry."""
         batch = out.shape[-1]
         _, m, k, _ = a.shape
         rows = len(a_index) * m

@@ -1,4 +1,4 @@
-"""What the launchers share: compiling the CUDA sources, compile-time types, grids, arguments and device checks."""
+"""Base of the launchers: compiling the CUDA sources, compile-time types, grids, arguments and device checks."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Launcher:
 
     @property
     def double_cost(self) -> float:
-        """What arithmetic in float64 costs over float32, by which launches are sized."""
+        """Cost of float64 arithmetic over float32, by which launches are sized."""
         return float(getattr(self.loader, "double_cost", 2))
 
     def _launch(
@@ -116,7 +116,7 @@ class Launcher:
         """Run kernel `name` of `file` on the current stream; a launch of no blocks is left out.
 
         Arguments are arrays, None (a null pointer), or NumPy scalars of exactly the width that the kernel declares:
-        nothing behind this line checks them. `shared` is in bytes.
+        nothing after this line checks them. `shared` is in bytes.
         """
         if grid == 0:
             return
@@ -133,12 +133,9 @@ class Launcher:
     def _allow(self, kernel: _Kernel, name: str, grid: int, shared: int) -> None:
         """Check sizes that few launches have, and ask the driver for so much shared memory, once a kernel."""
         if shared > self.shared_limit or grid > MAX_GRID:
-            raise OptionError(
-                f"The sizes are too large for {name} on this device",
-                expected=f"at most {self.shared_limit} bytes of shared memory and {MAX_GRID} blocks",
-                got=f"{shared} bytes and {grid} blocks",
-                remedy="Use smaller sizes, or the host kernels",
-            )
+            most = f"at most {self.shared_limit} bytes of shared memory and {MAX_GRID} blocks"
+            got = f"{shared} bytes and {grid} blocks"
+            raise OptionError(f"The sizes are too large for {name} on this device", expected=most, got=got)
         with self._lock:  # another thread may ask for more
             if shared > kernel.shared:
                 kernel.run.max_dynamic_shared_size_bytes = kernel.shared = shared
@@ -146,7 +143,7 @@ class Launcher:
     def _check_device(self, args: Sequence[Any]) -> int | None:
         """Check that all arrays belong to this namespace and live on the current device; return its number.
 
-        A launch costs a few microseconds, so what is right must pass in less: one comparison an array.
+        A launch costs a few microseconds, so the check must take less: one comparison for each array.
         """
         array_type, current = self.xp.ndarray, getattr(self.loader, "device", None)
         for value in args:
@@ -157,19 +154,11 @@ class Launcher:
                 continue
             elif not isinstance(value, array_type):
                 backend.namespace(*(a for a in args if not (a is None or isinstance(a, (np.generic, ByValue)))))
-                raise DeviceError(
-                    "An array belongs to another namespace than these kernels",
-                    expected=f"{self.xp.__name__}.ndarray",
-                    got=type(value).__name__,
-                    remedy="Take the kernels with sparsebp.kernels.get(sparsebp.core.backend.namespace(array))",
-                )
+                raise DeviceError("An array is not of these kernels' namespace", expected=f"{self.xp.__name__}.ndarray",
+                                  got=type(value).__name__)  # fmt: skip
             if current is not None and value.data.device_id != current:
-                raise DeviceError(
-                    "An array does not live on the current device",
-                    expected=f"device {current}",
-                    got=f"device {value.data.device_id}",
-                    remedy="Move it, or call inside `with array.device:`",
-                )
+                got = f"device {value.data.device_id}"
+                raise DeviceError("An array is not on the current device", expected=f"device {current}", got=got)
         return current
 
 
@@ -213,12 +202,8 @@ def check_int32(name: str, numbers: dict[str, int]) -> None:
     """
     for what, number in numbers.items():
         if number > MAX_INT32:
-            raise OptionError(
-                f"The sizes are too large for {name} on a device",
-                expected=f"{what}: at most {MAX_INT32}",
-                got=number,
-                remedy="Use smaller batches, or the host kernels",
-            )
+            most = f"{what}: at most {MAX_INT32}"
+            raise OptionError(f"The sizes are too large for {name} on a device", expected=most, got=number)
 
 
 def thread_block(batch: int, threads: int = BLOCK) -> tuple[int, int]:
@@ -293,7 +278,7 @@ class RawModuleLoader:
 
     @property
     def double_cost(self) -> int:
-        """What arithmetic in float64 costs over float32 on the current device."""
+        """Cost of float64 arithmetic over float32 on the current device."""
         return self._attribute("SingleToDoublePrecisionPerfRatio", 2)
 
     def get(self, file: str, defines: Defines) -> Any:

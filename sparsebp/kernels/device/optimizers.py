@@ -34,7 +34,7 @@ _CHUNK = 4096
 _ROOM = 3968
 """Bytes for tables among a launch's arguments, as in the source."""
 _LAYOUT = 3
-"""Numbers of an array beside its addresses and options: size, first chunk, step."""
+"""Numbers of an array in addition to its addresses and options: size, first chunk, step."""
 
 
 class _Part(NamedTuple):
@@ -172,7 +172,7 @@ class PointwiseKernels(Launcher):
         self, x: Array, weight: Array | None, bias: Array | None, eps: float, mean: Array, var: Array, scale: Array,
         out: Array, limits: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
-        """Mean and variance, a block a channel; what follows from them; a linear map, a thread an element."""
+        """Mean and variance, a block a channel; the factors; a linear map, a thread an element."""
         self._channels("channel_moments", x, len(mean), x, mean, var)
         factor = self.xp.empty(mean.shape, mean.dtype)
         self.channel_factors(var, eps, weight, scale, factor)
@@ -184,7 +184,7 @@ class PointwiseKernels(Launcher):
         self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
         out: Array, known: bool = False, y: Array | None = None, limits: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
-        """Two sums, a block a channel; what follows from them; what it takes off, a thread an element."""
+        """Two sums, a block a channel; the slopes; the gradient, a thread an element."""
         gy = self._counted(gy, y, limits)
         if not known:
             self.channel_products(gy, x, mean, sums, products)
@@ -227,7 +227,7 @@ class PointwiseKernels(Launcher):
         self._numbers("channel_track", mean, mean, var, *factors, running_mean, running_var)
 
     def channel_factors(self, var: Array, eps: float, weight: Array | None, scale: Array, factor: Array) -> None:
-        """What a channel is divided by, inverted, and what it is multiplied with; a thread a channel."""
+        """Each channel's scale and factor; a thread a channel."""
         self._numbers("channel_factors", var, var, var.dtype.type(eps), weight, scale, factor)
 
     def _numbers(self, name: str, like: Array, *args: Any) -> None:
@@ -286,7 +286,7 @@ class WindowKernels(Launcher):
     def convolve(
         self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
-        """All windows as columns, and one product a group with the weights."""
+        """All windows as columns, and one product per group with the weights."""
         columns = self._unfolded(x, weight.shape[2:], out.shape[2:], groups, (stride, before, dilation))
         y = backend.matmul(_grouped(weight, groups), columns)
         out[...] = self.xp.moveaxis(y.reshape(out.shape[1], out.shape[0], *out.shape[2:]), 0, 1)
@@ -294,7 +294,7 @@ class WindowKernels(Launcher):
     def convolve_t(
         self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
-        """The transpose of `convolve`; every element gathers what is added to it."""
+        """The transpose of `convolve`; every element gathers its terms."""
         columns = backend.matmul(_grouped(weight, groups).swapaxes(1, 2), self._outputs(y, groups))
         shape = (out.shape[1], *weight.shape[2:], out.shape[0], *y.shape[2:])
         columns = self.xp.ascontiguousarray(columns).reshape(shape)
@@ -303,7 +303,7 @@ class WindowKernels(Launcher):
     def correlate(
         self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
-        """One product a group of gradients and columns."""
+        """One product of gradients and columns per group."""
         columns = self._unfolded(x, out.shape[2:], y.shape[2:], groups, (stride, before, dilation))
         out[...] = backend.matmul(self._outputs(y, groups), columns.swapaxes(1, 2)).reshape(out.shape)
 

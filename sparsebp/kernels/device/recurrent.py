@@ -1,8 +1,7 @@
-"""Launchers of the recurrences: forms of the kernels, chunks, cycles; and every source with its sets of defines."""
+"""Launchers of the recurrences: forms of the kernels, chunks, rows a lane; and every source with its defines."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
@@ -16,13 +15,12 @@ from sparsebp.kernels.device.launch import MAX_THREADS, WARP, Defines, Launcher,
 from sparsebp.kernels.operands import WeightSums, multiply_sums
 from sparsebp.kernels.spec import HELD_INPUTS, MOST_INPUTS, room_for, room_for_sums
 
-# Cycles that the recurrent backward takes on a GPU: rows a lane and numbers of chunks are chosen by them, here alone.
+# Rows of a chunk's matrix that a lane holds, chosen by the cycles of a step of the reduction.
 #
-# The launchers (`sparsebp.kernels.device.recurrent`) and the planner (`sparsebp.scan.recurrent`) ask the same
-# functions. Figures are counted, not measured: from the machine code for compute capability 9.0, every instruction with
-# the latencies published for it and global loads answered by the L2 cache. A multiprocessor starts an instruction a
-# cycle on each of four schedulers and reads one word a lane and cycle from shared memory; a warp alone waits for its
-# own results. Which of the three a step waits for depends on how many warps share the multiprocessor.
+# Figures are counted, not measured: from the machine code for compute capability 9.0, every instruction with the
+# latencies published for it and global loads answered by the L2 cache. A multiprocessor starts an instruction a cycle
+# on each of four schedulers and reads one word a lane and cycle from shared memory; a warp alone waits for its own
+# results. Which of the three a step waits for depends on how many warps share the multiprocessor.
 
 SCHEDULERS = 4
 """Of a multiprocessor; each can start an instruction a cycle."""
@@ -33,16 +31,16 @@ _ALL_WEIGHT_REGISTERS = 176
 _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
 ROW_REGISTERS = {"rnn": 128, "gru": 80, "lstm": 66}
-"""32-bit registers of a lane that may hold rows of a chunk's matrix: a GRU's step loads more beside them. Of an LSTM's
-they are those of the columns of h: the columns of c take as many, and so does what the next ones wait in."""
-_REDUCING, _RUNNING = 8, 16
-"""Warps of a multiprocessor that its registers are enough for, in the first phase and in the others."""
+"""32-bit registers of a lane that may hold rows of a chunk's matrix: a GRU's step loads more besides. For an LSTM
+they hold the columns of h: the columns of c take as many, and so do the buffers of the next ones."""
+_REDUCING = 8
+"""Warps of a multiprocessor that its registers are enough for in the first phase."""
 _L2 = 350
 """Cycles until a value that is loaded a step ahead is there."""
 
 
 class Gpu(NamedTuple):
-    """What the choice depends on: multiprocessors, and cycles of a multiply-add in float64 over those in float32."""
+    """Figures of a device: multiprocessors, and the cost of a multiply-add in float64 over float32."""
 
     multiprocessors: int
     double: float = 2.0
@@ -72,42 +70,10 @@ class Layer(NamedTuple):
         return self.itemsize // 4
 
 
-class Phases(NamedTuple):
-    """Cycles of the three phases of reduce-then-scan."""
-
-    reduce: float
-    combine: float
-    apply: float
-
-
-class _Step(NamedTuple):
-    """Cycles and instructions of a step: some, and so many more a hidden unit."""
-
-    cycles: float
-    cycles_a_unit: float
-    issued: float
-    issued_a_unit: float
-
-
-_RECURSION = {
-    ("rnn", 4): _Step(57, 1.4, 17, 1.25),
-    ("rnn", 8): _Step(65, 2.9, 17, 1.5),
-    ("gru", 4): _Step(110, 3.8, 53, 3.6),
-    ("gru", 8): _Step(130, 7.9, 53, 4.3),
-    ("lstm", 4): _Step(115, 6.0, 67, 5.2),
-    ("lstm", 8): _Step(389, 16.9, 122, 6.5),
-}
-"""The recursion with weights in registers: ``rnn_backward``, ``gru_backward``, ``lstm_backward``. At H = 20 84, 137,
-190, 288 and 236 cycles; the last works out a tanh, which makes it 659 at H = 16 in float64."""
-_COMBINE = {4: (72, 2.5), 8: (92, 4.0)}
-"""A chunk of ``scan_combine``: cycles, and so many more a row, for every row of a lane. At 20 rows 118 and 185, at an
-LSTM's 40 280."""
 _REDUCE_WAITS = {"rnn": (100, 1.06), "gru": (120, 1.5), "lstm": (210, 1.24)}
 """A step of ``rnn_reduce``, ``gru_reduce`` and ``lstm_reduce`` by a warp alone: cycles, and cycles an instruction.
 At H = 20 in float32 with 1, 2 and 5 rows a lane 660, 1200, 2660 and 1620, 2570, 5280 cycles; with 2 and 3 of an LSTM's
 40 rows 3020 and 4380."""
-_BEGIN = Phases(1500, 700, 800)
-"""Cycles until the first step of a phase: the weights and the first values from memory."""
 
 
 def in_registers(weights: int, hidden: int, itemsize: int, of_input: int = 0) -> bool:
@@ -132,59 +98,8 @@ def map_values(layer: Layer) -> int:
     return side * (pieces + 1 - pieces % 2) * width
 
 
-def recursion(layer: Layer, steps: int, gpu: Gpu) -> float:
-    """Return the cycles of the sequential kernel."""
-    return _BEGIN.apply + steps * _step(layer, layer.batch, gpu)
-
-
-def chunked(layer: Layer, steps: int, chunks: int, gpu: Gpu) -> Phases:
-    """Return the cycles of reduce-then-scan with at least three chunks."""
-    length, maps = ceil_div(steps, chunks), chunks - 2
-    last = _BEGIN.apply + length * _step(layer, layer.batch, gpu)
-    if in_warps(layer):
-        rows = rows_a_lane(layer, maps, gpu)
-        reduce = _begun(_BEGIN.reduce + length * _reduce_step(layer, rows, maps, gpu), last)
-        base, a_unit = _COMBINE[layer.itemsize]
-        a_chunk = base + a_unit * layer.side * ceil_div(layer.side, WARP)
-    else:
-        reduce = last + _BEGIN.reduce + length * _block_step(layer, maps, gpu)
-        a_chunk = (
-            40.0 * layer.side * ceil_div(layer.side, MAX_THREADS)
-        )  # a column of the map in batches of eight loads, each as long as L2 takes
-    combine = _BEGIN.combine + maps * a_chunk * ceil_div(layer.batch, 4 * gpu.multiprocessors)
-    return Phases(reduce, combine, _BEGIN.apply + length * _step(layer, (chunks - 1) * layer.batch, gpu))
-
-
-def _begun(reduce: float, last: float) -> float:
-    """Return the time of the first phase: the last chunk's recursion runs beside the maps, in warps of its own."""
-    return max(reduce, last)
-
-
-def chunk_counts(layer: Layer, steps: int, gpu: Gpu) -> list[int]:
-    """Return the numbers of chunks worth a look, three at least: each the smallest with its length of chunks.
-
-    They grow by a tenth, up to as many as find room at the same time, and those which just fill the multiprocessors are
-    among them.
-    """
-    if steps < 3:
-        return [steps]
-    most = min(steps, 3 + _REDUCING * gpu.multiprocessors)
-    tried = {3, most}
-    count = 3.0
-    while count < most:
-        tried.add(int(count))
-        count *= 1.1
-    if in_warps(layer):
-        for rows in _rows(layer):
-            groups = ceil_div(layer.batch, WARP // ceil_div(layer.side, rows))
-            for warps in (1, 2, 3, SCHEDULERS, _REDUCING):
-                tried.add(2 + (warps * gpu.multiprocessors - layer.batch) // groups)
-    lengths = {ceil_div(steps, c) for c in tried if 3 <= c <= most}
-    return sorted({max(3, ceil_div(steps, length)) for length in lengths})
-
-
 def rows_a_lane(layer: Layer, maps: int, gpu: Gpu) -> int:
-    """Return how many rows of a chunk's matrix a lane holds, where so many maps a sample are reduced in warps."""
+    """Return the rows of a chunk's matrix that a lane holds when `maps` maps a sample are reduced in warps."""
     return min(_rows(layer), key=lambda rows: _reduce_step(layer, rows, maps, gpu))
 
 
@@ -224,38 +139,6 @@ def _reduce_step(layer: Layer, rows: int, maps: int, gpu: Gpu) -> float:
     return warps // _REDUCING * of(_REDUCING) + of(warps % _REDUCING)
 
 
-def _block_step(layer: Layer, maps: int, gpu: Gpu) -> float:
-    """Return the cycles of a step of the first phase in blocks of eight warps with four rows each, of all maps."""
-    _, batch, hidden, _ = layer
-    terms, words, pipe = layer.fold, layer.words, 1.0 if layer.itemsize == 4 else gpu.double
-    columns, warps, rows = ceil_div(hidden, WARP), 8, 4
-    blocks = ceil_div(maps * batch * ceil_div(layer.side, warps * rows), gpu.multiprocessors)
-    shared = warps * columns * hidden * (rows + terms) * words
-    issued = warps / SCHEDULERS * columns * hidden * terms * (rows * pipe + 1 + rows / 4 * words)
-    alone = 2 * _L2 + columns * hidden / 4 * 60
-    return max(ceil_div(blocks, 4) * alone, blocks * shared, blocks * issued)
-
-
-def _step(layer: Layer, vectors: int, gpu: Gpu) -> float:
-    """Return the cycles of a step of the recursion, of so many vectors at once: a block each."""
-    cell, _, hidden, itemsize = layer
-    fold, words, pipe = layer.fold, layer.words, 1.0 if itemsize == 4 else gpu.double
-    warps = ceil_div(min(hidden, MAX_THREADS), WARP)
-    if in_registers(fold * hidden, hidden, itemsize):
-        step = _RECURSION[cell, itemsize]
-        alone = step.cycles + step.cycles_a_unit * hidden
-        issued = max(step.issued + step.issued_a_unit * hidden, pipe * fold * hidden)
-        shared = float(fold * hidden * words * warps)
-    else:  # weights from shared memory, one multiply-add after the other; or from L2, at half of its rate
-        alone, issued = 60 + 8.0 * fold * hidden, (2 + pipe) * fold * hidden
-        shared = 2.0 * fold * hidden * words * warps
-        if fold * hidden * hidden * itemsize > 200 * 1024:
-            shared *= 2
-    blocks = ceil_div(vectors, gpu.multiprocessors)
-    waves = math.ceil(blocks * warps / max(_RUNNING, warps))
-    return max(waves * alone, ceil_div(blocks * warps, SCHEDULERS) * issued, blocks * shared)
-
-
 # How recurrences are launched, whatever the cell: forms of the kernels, chunks of time, sums of weight gradients.
 
 _INPUT_STEPS = 16
@@ -278,7 +161,7 @@ class UnitForm:
 
 @dataclass(frozen=True)
 class Cell:
-    """What the launches of the cells differ in.
+    """The differences between the launches of the cells.
 
     Attributes
     ----------
@@ -289,7 +172,7 @@ class Cell:
     states
         Arrays (B, H) that the state consists of.
     factors
-        Values of a unit and step that a block's reduction keeps beside its rows.
+        Values of a unit and step that a block's reduction keeps in addition to its rows.
     """
 
     name: str
@@ -301,7 +184,7 @@ class Cell:
 
 
 class Saved(NamedTuple):
-    """What a way back starts from: the forward's arrays, (T, B, H) first, the weights, and the gradient at every h."""
+    """The inputs of a backward: the forward's arrays, (T, B, H) first, the weights, and the gradient at every h."""
 
     arrays: tuple[Array, ...]
     w_hh: Array
@@ -348,15 +231,9 @@ class RecurrentLauncher(Launcher):
     # ---- the way back ------------------------------------------------------------------------------------------------
 
     def _back_propagate(
-        self,
-        cell: Cell,
-        saved: Saved,
-        last: tuple[Array | None, ...],
-        written: Array | None,
-        initial: tuple[Array, ...],
-        chunks: int,
-        sums: WeightSums | None,
-    ) -> None:
+        self, cell: Cell, saved: Saved, last: tuple[Array | None, ...], written: Array | None,
+        initial: tuple[Array, ...], chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
         """Run the recursion, or reduce-then-scan: reduce the chunks, combine their maps, run each with its vector.
 
         `last` and `initial` are the gradients at the arrays of the last state, and of the one before the first step.
@@ -370,7 +247,7 @@ class RecurrentLauncher(Launcher):
         incoming, outgoing = _apart(last, hidden), _apart(initial, hidden)
 
         def run_chunks(first: int, end: int, carry: tuple[Any, ...], carry_out: tuple[Any, ...]) -> None:
-            """Run chunks with the gradients `carry` (one a chunk) from later steps; see ``rnn_backward`` in rnn.cu."""
+            """Run chunks with the gradients `carry` (one per chunk) from later steps: ``rnn_backward`` in rnn.cu."""
             args = (*saved.arrays, *saved[1:], *carry, written, *carry_out, *behind, np.int64(first), np.int64(chunks))
             defines, block = form.defines | cell.defines, (form.threads,)
             name = f"{cell.name}_backward"
@@ -493,7 +370,7 @@ class RecurrentLauncher(Launcher):
     def _unit_form(self, w_hh: Array, fold: int, outputs: int, beside: int = 0, inputs: int = 0) -> UnitForm:
         """Return the form for a step that makes `outputs` results a unit from `fold` * H values of state.
 
-        `beside` are values that lie in shared memory besides, at its beginning; `inputs` those of a step that a unit
+        `beside` are further values in shared memory, at its beginning; `inputs` those of a step that a unit
         has weights for too.
 
         Raises
@@ -507,12 +384,8 @@ class RecurrentLauncher(Launcher):
         threads = ceil_div(hidden, WARP) * WARP
         state = (2 * fold * threads + beside) * itemsize
         if threads > MAX_THREADS:
-            raise OptionError(
-                "The hidden size is too large for the device kernels",
-                expected=f"at most {MAX_THREADS}",
-                got=hidden,
-                remedy="Use a smaller hidden size or the host kernels",
-            )
+            most = f"at most {MAX_THREADS}"
+            raise OptionError("The hidden size is too large for the device kernels", expected=most, got=hidden)
         if in_registers(weights, hidden, itemsize, outputs * inputs):
             return UnitForm(defines | {"HIDDEN": hidden}, threads, state, False)
         staged = _padded(weights * hidden, itemsize) * itemsize + state
@@ -576,7 +449,7 @@ _LSTM = Cell("lstm", 4, 4, states=2, factors=7, defines={})
 class RecurrentKernels(RecurrentLauncher):
     """Device side of the recurrences in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there.
 
-    Forward runs a block a sample, backward one a sample and chunk, Jacobians one a step and unit.
+    Forward runs one block per sample, backward one per sample and chunk, Jacobians one per step and unit.
 
     Raises
     ------
@@ -595,31 +468,16 @@ class RecurrentKernels(RecurrentLauncher):
         return room_for_sums(SUM_REGISTERS, gates, hidden, features, itemsize), 1
 
     def rnn_forward(
-        self,
-        x: Array,
-        w_hh: Array,
-        h0: Array,
-        nonlinearity: Nonlinearity,
-        h: Array,
-        w_ih: Array | None,
-        b_ih: Array | None,
-        b_hh: Array | None,
-    ) -> None:
+        self, x: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array, w_ih: Array | None,
+        b_ih: Array | None, b_hh: Array | None,
+    ) -> None:  # fmt: skip
         """See ``rnn_forward.cu``."""
         self._forward(_RNN[nonlinearity], (x, w_ih, b_ih, b_hh), w_hh, (h0,), h)
 
     def rnn_backward(
-        self,
-        h: Array,
-        w_hh: Array,
-        gy: Array | None,
-        grad_h_n: Array | None,
-        nonlinearity: Nonlinearity,
-        gz: Array | None,
-        gh0: Array,
-        chunks: int,
-        sums: WeightSums | None,
-    ) -> None:
+        self, h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: Nonlinearity,
+        gz: Array | None, gh0: Array, chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
         """See ``rnn.cu``."""
         self._back_propagate(_RNN[nonlinearity], Saved((h,), w_hh, gy), (grad_h_n,), gz, (gh0,), chunks, sums)
 
@@ -632,33 +490,16 @@ class RecurrentKernels(RecurrentLauncher):
         self._jacobians(_RNN[nonlinearity], (h,), w_hh, out)
 
     def gru_forward(
-        self,
-        x: Array,
-        w_hh: Array,
-        b_hn: Array,
-        h0: Array,
-        h: Array,
-        gates: Array,
-        w_ih: Array | None,
-        b_ih: Array | None,
-        b_hh: Array | None,
-    ) -> None:
+        self, x: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array, w_ih: Array | None,
+        b_ih: Array | None, b_hh: Array | None,
+    ) -> None:  # fmt: skip
         """See ``gru_forward.cu``."""
         self._forward(_GRU, (x, w_ih, b_ih, b_hh), w_hh, (b_hn, h0), h, gates)
 
     def gru_backward(
-        self,
-        h: Array,
-        h0: Array,
-        gates: Array,
-        w_hh: Array,
-        gy: Array | None,
-        grad_h_n: Array | None,
-        ga: Array | None,
-        gh0: Array,
-        chunks: int,
-        sums: WeightSums | None,
-    ) -> None:
+        self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
+        ga: Array | None, gh0: Array, chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
         """See ``gru.cu``."""
         self._back_propagate(_GRU, Saved((h, h0, gates), w_hh, gy), (grad_h_n,), ga, (gh0,), chunks, sums)
 
@@ -671,36 +512,16 @@ class RecurrentKernels(RecurrentLauncher):
         self._jacobians(_GRU, (h, h0, gates), w_hh, out)
 
     def lstm_forward(
-        self,
-        x: Array,
-        w_hh: Array,
-        h0: Array,
-        c0: Array,
-        h: Array,
-        c: Array,
-        gates: Array,
-        w_ih: Array | None,
-        b_ih: Array | None,
-        b_hh: Array | None,
-    ) -> None:
+        self, x: Array, w_hh: Array, h0: Array, c0: Array, h: Array, c: Array, gates: Array, w_ih: Array | None,
+        b_ih: Array | None, b_hh: Array | None,
+    ) -> None:  # fmt: skip
         """See ``lstm_forward.cu``."""
         self._forward(_LSTM, (x, w_ih, b_ih, b_hh), w_hh, (h0, c0), h, c, gates)
 
     def lstm_backward(
-        self,
-        c: Array,
-        c0: Array,
-        gates: Array,
-        w_hh: Array,
-        gy: Array | None,
-        grad_h_n: Array | None,
-        grad_c_n: Array | None,
-        ga: Array | None,
-        gh0: Array,
-        gc0: Array,
-        chunks: int,
-        sums: WeightSums | None,
-    ) -> None:
+        self, c: Array, c0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
+        grad_c_n: Array | None, ga: Array | None, gh0: Array, gc0: Array, chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
         """See ``lstm.cu``."""
         last, initial = (grad_h_n, grad_c_n), (gh0, gc0)
         self._back_propagate(_LSTM, Saved((c, c0, gates), w_hh, gy), last, ga, initial, chunks, sums)
@@ -714,7 +535,7 @@ class RecurrentKernels(RecurrentLauncher):
         self._jacobians(_LSTM, (c, c0, gates), w_hh, out)
 
 
-# Every source file with representative sets of defines: what a test compiles to be sure that all of it compiles.
+# Every source file with representative sets of defines, all of which a test compiles.
 
 _REALS = ("float", "double")
 _INDICES = ("int", "long long")

@@ -29,7 +29,10 @@ _WARP_A_ROW = (WARP, BLOCK // WARP)
 
 
 class CsrKernels(Launcher):
-    """Device side of the kernels on one sparse matrix: a thread a row or entry and sample, or a warp a row for one."""
+    """Device side of the kernels on one sparse matrix.
+
+    They run one thread per row or entry and sample, or for one sample one warp per row.
+    """
 
     def csr_matvec(
         self, indptr: Array, indices: Array, data: Array, x: Array, out: Array, add: Array | None = None
@@ -78,7 +81,7 @@ class CsrKernels(Launcher):
         self._launch("csr.cu", name, types(data, indptr), grid, _WARP_A_ROW, (*arrays, np.int64(rows)))
 
     def _batched(self, name: str, data: Array, index: Array, count: int, batch: int, *args: Any) -> None:
-        """Launch a thread a row or entry (there are `count`) and sample."""
+        """Launch one thread per row or entry (there are `count`) and sample."""
         block = thread_block(batch)
         grid = ceil_div(count, block[1]) if batch else 0
         self._launch("csr.cu", name, types(data, index), grid, block, (*args, np.int64(count), np.int32(batch)))
@@ -137,7 +140,7 @@ class SpgemmKernels(Launcher):
         self._rows("spgemm_rows.cu", "spgemm_accumulate", defines, WARP, arrays, a_data, b_data, out)
 
     def spgemm_filled(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
-        """The same: who looks at the values first, whether all are finite, would have to wait for the device."""
+        """As `spgemm_accumulate`: checking first whether all values are finite would mean waiting for the device."""
         self.spgemm_accumulate(rows, columns, a_data, b_data, out)
 
     def _rows(
@@ -172,7 +175,7 @@ class ValueKernels(Launcher):
     """Device side of the values part of `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
     def pointwise_slopes(self, kept: Array, function: str, out: Array) -> None:
-        """Slopes from what a forward kept, turned to batch last; in tiles, or element by element for one sample."""
+        """Slopes, transposed to batch last; in tiles, or element by element for one sample."""
         batch = out.shape[-1]
         size, code = out.shape[0], np.int32(SLOPES.index(function))
         if batch == 1:

@@ -10,18 +10,25 @@ from sparsebp.kernels.host.engine.compile import drop_stale
 _PACKAGE = Path(__file__).parents[2]
 drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
-from sparsebp.kernels.host import cells, csr, inference  # noqa: E402
-from sparsebp.kernels.host.cells import GruKernels, LstmKernels, RnnKernels  # noqa: E402
+from sparsebp.kernels.host import cells, csr, inference, symbolic  # noqa: E402
+from sparsebp.kernels.host.cells import RecurrentKernels  # noqa: E402
 from sparsebp.kernels.host.conv import ConvolutionKernels  # noqa: E402
 from sparsebp.kernels.host.csr import CsrKernels, ValueKernels  # noqa: E402
-from sparsebp.kernels.host.dense import DenseKernels, matmul, matmul_batches, matmul_many  # noqa: E402
+from sparsebp.kernels.host.dense import (  # noqa: E402
+    DenseKernels,
+    bytes_at_once,
+    matmul,
+    matmul_batches,
+    matmul_many,
+    update_by_product,
+    worth_update_by_product,
+)
 from sparsebp.kernels.host.engine.arguments import find  # noqa: E402
 from sparsebp.kernels.host.engine.compile import accept_read_only  # noqa: E402
 from sparsebp.kernels.host.inference import infer  # noqa: E402
 from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.pointwise import ChannelKernels, GeluKernels, PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.pool import MaxPoolKernels  # noqa: E402
-from sparsebp.kernels.host.product_update import bytes_at_once, update_by_product, worth_update_by_product  # noqa: E402
 from sparsebp.kernels.host.spgemm import (  # noqa: E402
     BlockKernels,
     FilledKernels,
@@ -45,6 +52,7 @@ __all__ = [
     "matmul",
     "matmul_batches",
     "matmul_many",
+    "symbolic",
     "update_by_product",
     "worth_update_by_product",
 ]
@@ -59,9 +67,7 @@ class HostKernels(
     BlockKernels,
     FilledKernels,
     DenseKernels,
-    RnnKernels,
-    GruKernels,
-    LstmKernels,
+    RecurrentKernels,
     OptimizerKernels,
     ValueKernels,
     ConvolutionKernels,
@@ -70,6 +76,6 @@ class HostKernels(
     PointwiseKernels,
     GeluKernels,
 ):
-    """What `sparsebp.kernels.spec.Kernels` calls for NumPy arrays: one mixin per family of kernels."""
+    """The implementation behind `sparsebp.kernels.spec.Kernels` for NumPy arrays: one mixin per family of kernels."""
 
-    unchecked = True  # may be called past the checks: what is left out costs more than many of the kernels
+    unchecked = True  # callers may skip the checks, which cost more than many of the kernels

@@ -1,35 +1,23 @@
-"""The way back through any recurrent cell on the host: by the recursion, or by reduce-then-scan over chunks of steps.
+"""The backward of any recurrent cell on the host: by the recursion, or by reduce-then-scan over chunks of steps.
 
 Reduce-then-scan. The gradient that leaves a step into the past is an affine function of the one that comes in from the
 future, ``c[t] = (c[t+1] + gy[t]) @ J[t]`` in row form. A chunk of steps is reduced to one such map of the state's n
 values (H, or 2H of an LSTM), kept as n + 1 rows: row i < n is what unit vector i adds, row n the image of zero. All
 rows obey the same recursion as a sample's gradient, so reducing a chunk is back-propagating n + 1 rows at once through
 ``J[t]``, of which only one exists at a time.
-
-A cell brings two functions. `saved` is a tuple of what they read, the pointer to the state's last array first;
-`previous` points to the sample's row of that array before the step; `at` is where its row begins at the step, in an
-array (T, B, H). `states` is the number of arrays of H values that the cell's state consists of, 1 or 2.
-
-step_back(saved, previous, at, hidden, j, g, out, beside, width)
-    For units j … and the gradient g at their h, write the gradients at what the weights feed to `out`, `width` apart,
-    the last ones those that the weights bring back; return what comes to the h before without weights. A second array
-    of the state has its gradient `beside`, which is read and replaced.
-step_map(saved, previous, at, hidden, w, width, rows, out, room)
-    Take a map's rows, `states` parts of `width` each, one step into the past. There is room for
-    ``states * hidden + MAP_ROOM`` rows of `width`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense import GROUP, PANEL_ROWS, pack, panel_of, product_of
+from sparsebp.kernels.host.dense import GROUP, PANEL_ROWS, panel_of, product_of
 from sparsebp.kernels.host.dense import multiply as packed_multiply
+from sparsebp.kernels.host.dense import pack as pack_matrix
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -51,34 +39,56 @@ from sparsebp.kernels.host.engine.simd import (
     store_up_to,
 )
 from sparsebp.kernels.host.engine.simd import clear as simd_clear
-from sparsebp.kernels.host.forward import (
+from sparsebp.kernels.host.engine.threads import in_parts
+from sparsebp.kernels.host.equations import (
+    MAP_ROOM,
     SAMPLES,
+    clear,
+    columns_of,
+    gru_cell,
+    gru_step_back,
+    gru_step_map,
+    item_of,
+    lstm_cell,
+    lstm_step_back,
+    lstm_step_map,
+    map_rows,
+    of_cell,
+    padded,
+    part_at,
+    pointers_of,
+    rnn_cell,
+    rnn_step_back,
+    rnn_step_map,
+    states_of,
+)
+from sparsebp.kernels.host.forward import (
     add_outer,
     blocks_of,
-    clear,
+    empties,
     gate_at,
-    item_of,
     launch,
     multiply,
-    multiply_add,
     multiply_row,
     numbers_of_row,
     pack_rows,
-    padded,
     padded_width,
-    part_at,
     parts_of,
     row_of_columns,
+    team_of,
 )
 from sparsebp.kernels.operands import WeightSums
 
+# Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
+# mypy: disable-error-code="no-untyped-def"
+
 # A chunk of steps taken back through any recurrent cell on the host, the weight gradients summed on the way.
 #
-# All samples of a part go back in step, so memory is met in order. The gradients at what the weights feed are kept for
-# a slice of steps, as many as stay in a core's second cache; then they are summed into the weight gradients, and what
-# is read of inputs and states is there from the recursion. Only who asks for them has them written for all steps.
+# All samples of a part go back in step, so memory is met in order. The gradients at the pre-activations are kept for
+# a slice of steps, as many as stay in a core's second cache; then they are summed into the weight gradients, while
+# inputs and states are still in the cache. They are written for all steps only if the caller asks for them.
 #
-# Every block of samples, in every chunk, has sums of its own, over its steps from the last to the first: how steps are
+# Every block of samples in every chunk has separate sums, over its steps from the last to the first: how steps are
 # sliced and blocks shared among threads changes no result.
 
 SLICE = 1 << 17
@@ -86,14 +96,14 @@ SLICE = 1 << 17
 
 
 @numba.njit(**INNER_JIT)
-def chunk_start(chunk: int, chunks: int, steps: int) -> int:
+def chunk_start(chunk, chunks, steps):
     """Return the first step of a chunk; chunks differ by one step at most."""
     return chunk * steps // chunks
 
 
 @device
-def _gather(rows_of: Any, batch: int, length: int, steps: int, rows: int, out: Any) -> None:
-    """Write the rows of a block's samples in so many steps one behind the other, from the last step to the first.
+def _gather(rows_of, batch, length, steps, rows, out):
+    """Write the rows of a block's samples one after the other, from the last step to the first.
 
     Where they lie, steps may be a power of two apart, and a few of them then fill the sets of the first cache that they
     fall into. A sum over a single run of rows is also one loop, not one of four turns in another.
@@ -106,13 +116,10 @@ def _gather(rows_of: Any, batch: int, length: int, steps: int, rows: int, out: A
 
 
 @device
-def _add_sums(
-    gates: int, columns: int, x: Any, before: Any, at: int, batch: int, features: int, hidden: int, row: int,
-    stride: int, a: Any, steps: int, rows: int, room: Any, sums: Any,
-) -> None:  # fmt: skip
+def _add_sums(gates, columns, x, before, at, batch, features, hidden, row, stride, a, steps, rows, room, sums):
     """Add a block's products over a slice to its sums.
 
-    x and before begin at row `at` of (T·B, …). a: rows of columns as `_gather` orders them. room: for what it writes.
+    x and before begin at row `at` of (T·B, …). a: rows of columns as `_gather` orders them. room: its scratch.
     """
     if features > 0:
         _gather(advance(x, at * features), batch, features, steps, rows, room)
@@ -129,11 +136,8 @@ def _add_sums(
 
 
 @device
-def _bring_back(
-    gates: int, columns: int, hidden: int, begin: int, end: int, batch: int, w: Any, width: int, kept: Any, slot: int,
-    stride: int, of_block: int, g: Any, apart: int,
-) -> None:  # fmt: skip
-    """Add to the blocks' gradients at h what comes to the step before through the state's weights, panel by panel.
+def _bring_back(gates, columns, hidden, begin, end, batch, w, width, kept, slot, stride, of_block, g, apart):
+    """Add to the blocks' gradients at the h before the step the part that comes through the state's weights, in panels.
 
     kept: of every block the rows of columns of each slot, `of_block` before the next one's. g: rows of gradients,
     `apart` from each other.
@@ -157,16 +161,16 @@ def _bring_back(
             multiply_row(of_gate, hidden, of_w, width, width, advance(g, block * SAMPLES * apart))
 
 
-@device
-def back_part(
-    step_back: Any, gates: int, columns: int, states: int, saved: Any, initial: Any, part: int, groups: int, shape: Any,
-    w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any, x: Any, before: Any, sums: Any,
-) -> None:  # fmt: skip
+@numba.njit(**INNER_JIT)
+def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, before, sums, origin, saved, initial):
     """Take the samples of a group of blocks back through one of the chunks from `first_chunk` on.
 
-    What leaves is stored for the first of these chunks only: the others' is there and is being read by neighbours.
-    w (gates·H, padded): w_hh. ga (T, B, columns·H), or empty. sums (chunks·blocks, size), or empty.
+    The outgoing gradient is stored for the first of these chunks only: the others' is known, and neighbours read it.
+    w (gates·H, padded): w_hh. ga (…, columns·H) and gy (…, H), or empty; they and `saved` begin at row `origin`.
+    sums (chunks·blocks, size), or empty.
     """
+    step_back = of_cell(cell, rnn_step_back, gru_step_back, lstm_step_back)
+    gates, columns, states = len(cell), columns_of(cell), states_of(cell)
     steps, batch, hidden = shape
     width, count, item = w.shape[1], lanes(pointer(w)), w.itemsize
     blocks, chunks = (batch + SAMPLES - 1) // SAMPLES, bounds.shape[0] - 1
@@ -175,7 +179,7 @@ def back_part(
     start, stop = chunk_start(chunk, chunks, steps), chunk_start(chunk + 1, chunks, steps)
     row, stride = padded(gates * hidden, item), row_of_columns(gates, columns, hidden, item)
     step, samples = batch * hidden, (end - begin) * SAMPLES
-    has_sums, has_ga, features = sums.size > 0, ga.size > 0, x.shape[2]
+    has_sums, has_ga, has_gy, features = sums.size > 0, ga.size > 0, gy.size > 0, x.shape[2]
     slots = max(1, min(stop - start, SLICE // (samples * stride * item))) if has_sums else 1
     gathered = slots * SAMPLES * max(features, hidden) + count if has_sums else 0
     scratch = np.empty(samples * (states * width + slots * stride) + gathered + VECTOR_BYTES, w.dtype)
@@ -197,8 +201,7 @@ def back_part(
     for slice_end in range(stop, start, -slots):
         slice_start = max(slice_end - slots, start)
         for t in range(slice_end - 1, slice_start - 1, -1):
-            arrives = t < gy.shape[0]
-            earlier = advance(saved[0], (t - 1) * step) if t > 0 else initial
+            earlier = advance(saved[0], origin * hidden + (t - 1) * step) if t > 0 else initial
             slot = slice_end - 1 - t
             for block in range(begin, end):
                 first, base = block * SAMPLES, (block - begin) * SAMPLES
@@ -207,14 +210,15 @@ def back_part(
                 own = advance(g, base * states * width)
                 for s in range(rows):
                     of_sample = (first + s) * hidden
-                    previous, at = advance(earlier, of_sample), t * step + of_sample
+                    previous, at = advance(earlier, of_sample), origin * hidden + t * step + of_sample
                     for j in range(width - count, -1, -count):  # so a part's last vector ends in numbers yet to come
                         place, to = s * states * width + j, advance(fed, s * stride + j)
                         total = load(own, place)
-                        if arrives:
+                        if has_gy:
                             total = total + load_up_to(incoming, at + j, hidden - j)
-                        beside = advance(own, place + width)
-                        store(own, place, step_back(saved, previous, at, hidden, j, total, to, beside, hidden))
+                        second = advance(own, place + width)
+                        total = step_back(cell, saved, previous, at, hidden, j, total, to, second, hidden)
+                        store(own, place, total)
                         if has_ga:
                             for q in range(columns):
                                 value = load(to, part_at(q, gates, hidden, item))
@@ -241,10 +245,16 @@ def back_part(
 
 
 @numba.njit(**JIT)
-def finish_sums(
-    gates: int, columns: int, sums: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any, bias_hh: Any
-) -> None:
+def _backward(team, parts, groups, cell, w, gy, first_chunk, bounds, ga, x, before, sums, *saved):
+    places = pointers_of(saved)
+    args = (groups, cell, saved[0].shape, w, gy, first_chunk, bounds, ga, x, before, sums, 0, places, places[-1])
+    in_parts(back_part, team, parts, args)
+
+
+@numba.njit(**JIT)
+def _finish_sums(cell, sums, weight_ih, weight_hh, bias_ih, bias_hh):
     """Add all blocks' sums, in their order, and write them as torch.nn has them."""
+    gates, columns = len(cell), columns_of(cell)
     hidden, features = weight_hh.shape[1], weight_ih.shape[1]
     item = sums.itemsize
     row, first = padded(gates * hidden, item), part_at(columns - gates, gates, hidden, item)
@@ -269,11 +279,11 @@ def finish_sums(
 # Large hidden states: recurrences whose weights are packed once for all steps, see `dense.packed`.
 #
 # Blocks are of any number of samples, so that a panel of the weights serves them all from the first cache. Every number
-# is the same chain of operations as in `forward` and `backward`: which kernel runs, and how a batch is cut, changes no
-# bit. Cells bring the same functions.
+# is the same chain of operations as for small states: results are bitwise equal whichever kernel runs and however a
+# batch is cut.
 
 LEAST = 128
-"""Hidden units from which on these kernels are the faster ones, and products over many steps for weight gradients."""
+"""Hidden units from which these kernels are faster, as are products over many steps for weight gradients."""
 _TILES = 4
 """Tiles of `ROWS` rows that a block should hold: the weights then come from the outer caches a quarter as often."""
 
@@ -282,20 +292,21 @@ _TILES = 4
 
 
 def wide_blocks_of(batch: int) -> int:
-    """Return into how many blocks of samples a batch is cut: as many for each thread."""
+    """Return the number of blocks of samples: a multiple of the threads, unless there are fewer tiles."""
     tiles, many = -(-batch // PANEL_ROWS), threads.count()
     return min(tiles, many * -(-tiles // (many * _TILES)))
 
 
 def wide_weights(
-    gates: int, columns: int, w_ih: np.ndarray | None, b_ih: np.ndarray | None, b_hh: np.ndarray | None,
-    w_hh: np.ndarray,
+    cell: tuple[int, ...], w_hh: np.ndarray, b_hn: np.ndarray | None, w_ih: np.ndarray | None, b_ih: np.ndarray | None,
+    b_hh: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Return the weights of the input, or an empty array, and of the state, packed, and the row of biases.
+    """Return the packed weights of the input, or an empty array, and of the state, and the row of biases.
 
     Parts are in the order of `forward`, each padded to whole vectors.
     """
-    hidden = w_hh.shape[1]
+    gates, hidden = len(cell), w_hh.shape[1]
+    columns = 4 if gates == 3 else gates
     width, order = padded_width(hidden, w_hh.dtype), np.arange(gates)
     of_input = order if gates == columns else np.roll(order, 1)  # as `gate_at` has them
     bias = np.zeros((columns, width), w_hh.dtype)
@@ -303,6 +314,8 @@ def wide_weights(
         bias[:gates, :hidden] = b_ih.reshape(gates, hidden)[of_input]
     if b_hh is not None:
         bias[columns - gates :, :hidden] += b_hh.reshape(gates, hidden)
+    if b_hn is not None:
+        bias[3, :hidden] = b_hn
     none = np.empty(0, w_hh.dtype)
     return none if w_ih is None else _packed(w_ih, of_input, width), _packed(w_hh, order, width), bias.reshape(-1)
 
@@ -314,70 +327,48 @@ def _packed(w: np.ndarray, order: np.ndarray, width: int) -> np.ndarray:
     turned = np.zeros((depth, gates, width), w.dtype)
     for part, gate in enumerate(order):
         turned[:, part, :hidden] = w[gate * hidden : (gate + 1) * hidden].T
-    return pack(turned.reshape(depth, gates * width))
+    return pack_matrix(turned.reshape(depth, gates * width))
 
 
 def wide_rows(w: np.ndarray, gates: int) -> np.ndarray:
     """Return w (gates·H, H) packed for ``x (H,) @ w``, a matrix for each gate."""
     hidden = w.shape[1]
-    return np.concatenate([pack(part) for part in w.reshape(gates, hidden, hidden)])
+    return np.concatenate([pack_matrix(part) for part in w.reshape(gates, hidden, hidden)])
 
 
 # ---- in Numba ------------------------------------------------------------------------------------------------------
 
 
 @device
-def _block_of(block: int, blocks: int, batch: int) -> Any:
-    """Return the first sample of a block and how many it has: whole tiles, but at the batch's end."""
+def _block_of(block, blocks, batch):
+    """Return the first sample of a block and their number: whole tiles, except at the batch's end."""
     low, high = span(block, blocks, (batch + PANEL_ROWS - 1) // PANEL_ROWS)
     return low * PANEL_ROWS, min(high * PANEL_ROWS, batch) - low * PANEL_ROWS
 
 
 @device
-def _product(
-    product: int, x: Any, stride: int, rows: int, depth: int, w: Any, width: int, out: Any, out_stride: int
-) -> None:
-    """``out[r] += x[r] @ w`` for rows so far apart; w has padded rows of `width`."""
+def _product(product, x, stride, rows, depth, w, width, out, out_stride):
+    """``out[r] += x[r] @ w`` for rows `stride` apart; w has padded rows of `width`."""
     packed_multiply(product, x, GROUP * stride, stride, 1, rows, depth, w, width // lanes(x), out, out_stride)
 
 
 @device
-def _load_rows(source: Any, stride: int, rows: int, n: int, out: Any, out_stride: int) -> None:
+def _load_rows(source, stride, rows, n, out, out_stride):
     for s in range(rows):
         for j in range(0, n, lanes(source)):
             store(out, s * out_stride + j, load_up_to(source, s * stride + j, n - j))
 
 
 @device
-def _store_rows(source: Any, source_stride: int, rows: int, n: int, out: Any, stride: int) -> None:
+def _store_rows(source, source_stride, rows, n, out, stride):
     for s in range(rows):
         for j in range(0, n, lanes(source)):
             store_up_to(out, s * stride + j, load(source, s * source_stride + j), n - j)
 
 
 @device
-def wide_forward(
-    cell: Any, gates: int, columns: int, extra: Any, block: int, blocks: int, product: int, shape: Any, x: Any,
-    w_ih: Any, w_hh: Any, bias: Any, initial: Any, kept: Any,
-) -> None:  # fmt: skip
-    """Run a block of samples through time. x (T, B, I or gates·H); the weights of `wide_weights`."""
-    first, rows = _block_of(block, blocks, shape[1])
-    ahead = (
-        max(1, GROUP // rows) if rows == shape[1] else 1
-    )  # steps projected at once, where their inputs are one piece
-    width = padded(shape[2], x.itemsize)
-    scratch = np.empty((len(initial) + columns * ahead) * rows * width + VECTOR_BYTES, x.dtype)
-    _forward_block(
-        cell, gates, columns, extra, first, rows, ahead, product, shape, x, w_ih, w_hh, bias, initial, kept, scratch
-    )
-
-
-@device
-def _start(
-    gates: int, columns: int, product: int, source: Any, x: Any, rows: int, hidden: int, width: int, w_ih: Any,
-    bias: Any, z: Any,
-) -> None:  # fmt: skip
-    """Set so many rows of z to the biases and the input's products."""
+def _start(gates, columns, product, source, x, rows, hidden, width, w_ih, bias, z):
+    """Set rows of z to the biases and the input's products."""
     stride, fed = columns * width, gates * width
     if w_ih.size > 0:
         for s in range(rows):
@@ -391,18 +382,27 @@ def _start(
         copy(advance(z, s * stride + fed), advance(pointer(bias), fed), stride - fed)
 
 
-@device
-def _forward_block(
-    cell: Any, gates: int, columns: int, extra: Any, first: int, rows: int, ahead: int, product: int, shape: Any,
-    x: Any, w_ih: Any, w_hh: Any, bias: Any, initial: Any, kept: Any, scratch: Any,
-) -> None:  # fmt: skip
+@numba.njit(**INNER_JIT)
+def _wide_forward_part(block, blocks, cell, product, shape, x, w_ih, w_hh, bias, places):
+    """Run a block of samples through time. x (T, B, I or gates·H); the weights of `wide_weights`."""
+    apply, gates, columns = of_cell(cell, rnn_cell, gru_cell, lstm_cell), len(cell), columns_of(cell)
     steps, batch, hidden = shape
-    states, width = len(initial), padded(hidden, x.itemsize)
+    states, width = states_of(cell), padded(hidden, x.itemsize)
+    first, rows = _block_of(block, blocks, batch)
+    ahead = max(1, GROUP // rows) if rows == batch else 1  # steps projected at once, if their inputs are contiguous
     stride, own = columns * width, states * width
+    scratch = np.empty((states + columns * ahead) * rows * width + VECTOR_BYTES, x.dtype)
     state = aligned_pointer(scratch)
     z, weights = advance(state, rows * own), pointer(w_hh)
     for i in range(states):
-        _load_rows(advance(initial[i], first * hidden), hidden, rows, hidden, advance(state, i * width), own)
+        _load_rows(
+            advance(places[len(places) - states + i], first * hidden),
+            hidden,
+            rows,
+            hidden,
+            advance(state, i * width),
+            own,
+        )
     for t in range(steps):
         if t % ahead == 0:
             source, many = advance(pointer(x), (t * batch + first) * x.shape[2]), rows * min(ahead, steps - t)
@@ -413,31 +413,28 @@ def _forward_block(
         for s in range(rows):
             at = (t * batch + first + s) * hidden
             for j in range(0, width, lanes(state)):
-                cell(extra, advance(now, s * stride), width, advance(state, s * own), width, j, hidden, at, kept)
+                of_sample = advance(state, s * own)
+                apply(cell, advance(now, s * stride), width, of_sample, width, j, hidden, at, places)
+    keep_alive(scratch)
 
 
-@device
-def wide_back(
-    step_back: Any, gates: int, columns: int, saved: Any, initial: Any, task: int, blocks: int, product: int,
-    shape: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any,
-) -> None:  # fmt: skip
-    """Take a block of samples back through one of the chunks, as `backward.back_part`; w of `wide_rows`."""
-    chunk, states = first_chunk + task // blocks, bounds.shape[2] // shape[2]
-    first, rows = _block_of(task % blocks, blocks, shape[1])
-    scratch = np.empty((columns + states) * rows * padded(shape[2], ga.itemsize) + VECTOR_BYTES, ga.dtype)
-    _back_block(
-        step_back, gates, columns, states, saved, initial, first, rows, product, shape, w, gy, chunk,
-        chunk == first_chunk, bounds, ga, scratch,
-    )  # fmt: skip
+@numba.njit(**JIT)
+def run_wide_forward(team, parts, cell, product, x, w_ih, w_hh, bias, *arrays):
+    """Run all samples; `arrays` as in `run_forward`."""
+    args = (parts, cell, product, arrays[0].shape, x, w_ih, w_hh, bias, pointers_of(arrays))
+    in_parts(_wide_forward_part, team, parts, args)
 
 
-@device
-def _back_block(
-    step_back: Any, gates: int, columns: int, states: int, saved: Any, initial: Any, first: int, rows: int,
-    product: int, shape: Any, w: Any, gy: Any, chunk: int, keep_edge: bool, bounds: Any, ga: Any, scratch: Any,
-) -> None:  # fmt: skip
+@numba.njit(**INNER_JIT)
+def _wide_back_part(task, blocks, cell, product, shape, w, gy, first_chunk, bounds, ga, saved, initial):
+    """Take a block of samples back through one of the chunks, as `back_part`; w of `wide_rows`."""
+    step_back = of_cell(cell, rnn_step_back, gru_step_back, lstm_step_back)
+    gates, columns, states = len(cell), columns_of(cell), states_of(cell)
     steps, batch, hidden = shape
+    chunk = first_chunk + task // blocks
+    first, rows = _block_of(task % blocks, blocks, batch)
     width, chunks = padded(hidden, ga.itemsize), bounds.shape[0] - 1
+    scratch = np.empty((columns + states) * rows * width + VECTOR_BYTES, ga.dtype)
     start, stop = chunk_start(chunk, chunks, steps), chunk_start(chunk + 1, chunks, steps)
     stride, step, own = columns * width, batch * hidden, states * width
     incoming, target, weights = pointer(gy), pointer(ga), pointer(w)
@@ -448,7 +445,6 @@ def _back_block(
     for i in range(states):
         _load_rows(advance(comes, i * hidden), states * hidden, rows, hidden, advance(g, i * width), own)
     for t in range(stop - 1, start - 1, -1):
-        arrives = t < gy.shape[0]
         earlier = advance(saved[0], (t - 1) * step) if t > 0 else initial
         for s in range(rows):
             row = (first + s) * hidden
@@ -456,60 +452,59 @@ def _back_block(
             for j in range(0, width, lanes(g)):
                 place, to = s * own + j, advance(fed, s * stride + j)
                 total = load(g, place)
-                if arrives:
+                if gy.size > 0:
                     total = total + load_up_to(incoming, at + j, hidden - j)
-                store(g, place, step_back(saved, previous, at, hidden, j, total, to, advance(g, place + width), width))
+                second = advance(g, place + width)
+                store(g, place, step_back(cell, saved, previous, at, hidden, j, total, to, second, width))
                 for q in range(columns):
                     store_up_to(target, columns * at + q * hidden + j, load(to, q * width), hidden - j)
         for q in range(gates):
             of_gate, of_w = advance(fed, (columns - gates + q) * width), advance(weights, q * hidden * width)
             _product(product, of_gate, stride, rows, hidden, of_w, width, g, own)
-    if keep_edge:  # the others' is there and is being read by neighbours
+    if chunk == first_chunk:  # the others' is known, and neighbours read it
         for i in range(states):
             _store_rows(advance(g, i * width), own, rows, hidden, advance(edge, i * hidden), states * hidden)
+    keep_alive(scratch)
 
 
-MAP_ROOM = 16
-"""Rows of scratch that `step_map` may use beside those of a Jacobian."""
+@numba.njit(**JIT)
+def _wide_backward(team, parts, blocks, cell, product, w, gy, first_chunk, bounds, ga, *saved):
+    places = pointers_of(saved)
+    args = (blocks, cell, product, saved[0].shape, w, gy, first_chunk, bounds, ga, places, places[-1])
+    in_parts(_wide_back_part, team, parts, args)
 
 
 # ---- in Python -----------------------------------------------------------------------------------------------------
 
 
 def back_propagate(
-    backward: Any,
-    wide: Any,
-    reduce: Any,
-    columns: int,
-    saved: tuple[Any, ...],
+    cell: tuple[int, ...],
+    saved: tuple[np.ndarray, ...],
     w_hh: np.ndarray,
     gy: np.ndarray | None,
     last: tuple[np.ndarray | None, ...],
-    out: np.ndarray | None,
+    ga: np.ndarray | None,
     initial: tuple[np.ndarray, ...],
     chunks: int,
     sums: WeightSums | None,
 ) -> None:
     """Back-propagate through a cell: the recursion, which is one chunk, or reduce-then-scan.
 
-    The last chunk needs no map, as what comes into it is known; the first none, as nothing lies before it.
+    The last chunk needs no map, as its incoming gradient is known; the first needs none, as no chunk precedes it.
 
     Parameters
     ----------
-    backward, wide, reduce
-        The cell's kernels: parts of `back_part`, of `wide_back` and of `reduce_part`.
-    columns
-        Columns of `out`, in multiples of the hidden size.
     saved
-        What forward left, an array (T, B, H) first: the first arguments of both.
+        What the forward kept: the state's last array (T, B, H), the gates, and that array before the first step; of an
+        RNN h alone.
     last
         The gradients (B, H) that come to the arrays of the last state; None stands for zero.
-    out
-        The gradients at what the weights feed, written, or None.
+    ga
+        The gradients at the pre-activations (T, B, columns·H), written, or None.
     initial
         The gradients (B, H) at the arrays of the state before the first step, written.
     sums
-        What else is written, where it is not None.
+        The weight gradients to write, or None.
     """
     steps, batch, hidden = saved[0].shape
     if not batch:
@@ -517,85 +512,59 @@ def back_propagate(
             if array is not None:
                 array[...] = 0
         return
-    none = np.empty((0, 0, 0), w_hh.dtype)  # one Numba specialisation serves both what is there and what is not
-    incoming, out = none if gy is None else gy, none if out is None else out
+    flat, square, none = empties(w_hh.dtype)
+    incoming, out = none if gy is None else gy, none if ga is None else ga
     weights, size = pack_rows(w_hh), len(last) * hidden
-    bounds = np.empty((chunks + 1, batch, size), w_hh.dtype)  # what comes into chunk c is entry c + 1, what leaves it c
+    bounds = np.empty((chunks + 1, batch, size), w_hh.dtype)  # into chunk c comes entry c + 1, out of it goes c
     for number, array in enumerate(last):
         bounds[chunks, :, number * hidden : (number + 1) * hidden] = 0 if array is None else array
     work = 2 * steps * batch * w_hh.size
-
-    def scan() -> None:
-        """Compute from what comes into the last chunk but one, `bounds[chunks - 1]`, what comes into the others."""
-        if chunks > 2:
-            maps = np.empty((chunks - 2, batch, size + 1, size), w_hh.dtype)
-            args = (*saved, weights, incoming, 1, chunks, maps)
-            launch(reduce, (chunks - 2) * batch, _reducing(steps, batch, size, hidden), *args)
-            _combine(maps, bounds)
-
+    shared: tuple[Any, ...]
+    written: tuple[Any, ...]
     if hidden >= LEAST and sums is None:
-        _recur_wide(wide, saved, w_hh, incoming, bounds, work, scan, out)
+        blocks, written = wide_blocks_of(batch), (out,)
+        team, parts = team_of(blocks, work // chunks), blocks
+        kernel, shared = _wide_backward, (cell, product_of(w_hh.dtype), wide_rows(w_hh, len(cell)), incoming)
     else:
-        x, before, room = none, none, np.empty((0, 0), w_hh.dtype)
+        blocks, x, before, room = blocks_of(batch), none, none, square
         if sums is not None:
-            gates, features = len(w_hh) // hidden, sums.x.shape[2]
+            gates, features = len(cell), sums.x.shape[2]
             numbers = (features + hidden) * padded_width(len(w_hh), w_hh.dtype)
-            numbers += numbers_of_row(gates, columns, hidden, w_hh.itemsize)
-            x, before, room = sums.x, sums.before, np.empty((chunks * blocks_of(batch), numbers), w_hh.dtype)
-        _recur(backward, (*saved, weights, incoming), bounds, work, scan, (out, x, before, room))
+            numbers += numbers_of_row(gates, 4 if gates == 3 else gates, hidden, w_hh.itemsize)
+            x, before, room = sums.x, sums.before, np.empty((chunks * blocks, numbers), w_hh.dtype)
+        written = (out, x, before, room)
+        team, parts = parts_of(blocks, work // chunks)
+        kernel, shared = _backward, (cell, weights, incoming)
+    kernel(team, parts, parts, *shared, chunks - 1, bounds, *written, *saved)
+    if chunks > 2:  # from `bounds[chunks - 1]`, the gradients between the other chunks
+        maps = np.empty((chunks - 2, batch, size + 1, size), w_hh.dtype)
+        mapping = _reducing(steps, batch, size, hidden)
+        launch(_reduce, (chunks - 2) * batch, mapping, cell, weights, incoming, 1, chunks, maps, *saved)
+        _combine(maps, bounds)
+    if chunks > 1:
+        launch(kernel, (chunks - 1) * blocks, work, blocks, *shared, 0, bounds, *written, *saved)
     if sums is not None:
-        biases = (np.empty(0, w_hh.dtype) if bias is None else bias for bias in (sums.bias_ih, sums.bias_hh))
-        finish_sums(gates, columns, room, sums.weight_ih, sums.weight_hh, *biases)
+        b_ih = flat if sums.bias_ih is None else sums.bias_ih
+        b_hh = flat if sums.bias_hh is None else sums.bias_hh
+        _finish_sums(cell, room, sums.weight_ih, sums.weight_hh, b_ih, b_hh)
     for number, array in enumerate(initial):
         array[...] = bounds[0, :, number * hidden : (number + 1) * hidden]
 
 
-def _recur(
-    backward: Any, args: tuple[Any, ...], bounds: np.ndarray, work: int, scan: Callable[[], None],
-    written: tuple[np.ndarray, ...],
-) -> None:  # fmt: skip
-    """Run the recursion in the last chunk, then, after the scan, in those before it."""
-    chunks, batch = len(bounds) - 1, bounds.shape[1]
-    team, groups = parts_of(blocks_of(batch), work // chunks)
-    backward(team, groups, groups, *args, chunks - 1, bounds, *written)
-    scan()
-    if chunks > 1:
-        blocks = blocks_of(batch)
-        launch(backward, (chunks - 1) * blocks, work, blocks, *args, 0, bounds, *written)
-
-
-def _recur_wide(
-    wide: Any, saved: tuple[Any, ...], w_hh: np.ndarray, incoming: np.ndarray, bounds: np.ndarray, work: int,
-    scan: Callable[[], None], out: np.ndarray,
-) -> None:  # fmt: skip
-    """The same for large hidden sizes, by products with packed weights."""
-    chunks, batch, hidden = len(bounds) - 1, bounds.shape[1], w_hh.shape[1]
-    packed, blocks = wide_rows(w_hh, len(w_hh) // hidden), wide_blocks_of(batch)
-    args = blocks, product_of(w_hh.dtype), *saved, packed, incoming
-    launch(wide, blocks, work // chunks, *args, chunks - 1, bounds, out)
-    scan()
-    if chunks > 1:
-        launch(wide, (chunks - 1) * blocks, work, *args, 0, bounds, out)
-
-
-def reduce_all(reduce: Any, saved: tuple[Any, ...], w_hh: np.ndarray, gy: np.ndarray | None, maps: np.ndarray) -> None:
-    """Reduce all chunks of a sequence to affine maps; `reduce` and `saved` as in `back_propagate`.
-
-    Parameters
-    ----------
-    maps
-        (chunks, B, n + 1, n), written.
-    """
+def reduce_all(
+    cell: tuple[int, ...], saved: tuple[Any, ...], w_hh: np.ndarray, gy: np.ndarray | None, maps: np.ndarray
+) -> None:
+    """Reduce all chunks of a sequence to affine maps (chunks, B, n + 1, n), written; `saved` as in `back_propagate`."""
     steps, batch, hidden = saved[0].shape
     if not batch:
         return
-    incoming = np.empty((0, 0, 0), maps.dtype) if gy is None else gy
+    incoming = empties(maps.dtype)[2] if gy is None else gy
     chunks, work = len(maps), _reducing(steps, batch, maps.shape[3], hidden)
-    launch(reduce, chunks * batch, work, *saved, pack_rows(w_hh), incoming, 0, chunks, maps)
+    launch(_reduce, chunks * batch, work, cell, pack_rows(w_hh), incoming, 0, chunks, maps, *saved)
 
 
 def _reducing(steps: int, batch: int, size: int, hidden: int) -> int:
-    """Return the operations of reducing all steps: of maps of `size` values, by as many products of H × H as arrays."""
+    """Return the operations of reducing all steps to maps of `size` values."""
     return 2 * steps * batch * size * size * hidden
 
 
@@ -603,13 +572,7 @@ def _reducing(steps: int, batch: int, size: int, hidden: int) -> int:
 
 
 @device
-def map_rows(size: int) -> int:
-    """Return how many scratch rows an affine map of `size` values takes: one more, in whole blocks."""
-    return (size + SAMPLES) // SAMPLES * SAMPLES
-
-
-@device
-def start_map(rows: Any, states: int, hidden: int, width: int) -> None:
+def start_map(rows, states, hidden, width):
     """Set the rows to the identity map."""
     clear(rows, map_rows(states * hidden) * states * width)
     for k in range(states):
@@ -618,23 +581,14 @@ def start_map(rows: Any, states: int, hidden: int, width: int) -> None:
 
 
 @device
-def add_to_map(row: Any, hidden: int, gy: Any) -> None:
+def add_to_map(row, hidden, gy):
     """Add the gradient that arrives at a step, H numbers, to the map's constant row."""
     for j in range(0, hidden, lanes(row)):
         store(row, j, load(row, j) + load_n(gy, j, hidden - j))
 
 
 @device
-def multiply_map(rows: Any, jacobian: Any, hidden: int, width: int, out: Any) -> None:
-    """``out = rows @ jacobian``: take a map of one state one step into the past. 2 · (H + 1) · H² FLOP."""
-    clear(out, map_rows(hidden) * width)
-    for first in range(0, map_rows(hidden), SAMPLES):
-        at = first * width
-        multiply_add(advance(rows, at), width, 1, 0, hidden, jacobian, width, width, advance(out, at), width)
-
-
-@device
-def store_map(rows: Any, states: int, hidden: int, width: int, out: Any) -> None:
+def store_map(rows, states, hidden, width, out):
     """Write the map's rows, one more than it has values, without their padding."""
     for i in range((states * hidden + 1) * states):  # a part of a row after the other
         for j in range(0, hidden, lanes(rows)):
@@ -642,11 +596,11 @@ def store_map(rows: Any, states: int, hidden: int, width: int, out: Any) -> None
 
 
 @numba.njit(**JIT)
-def _combine(maps: Any, bounds: Any) -> None:
-    """Apply the chunks' maps one after the other: what comes into every chunk, written into `bounds`.
+def _combine(maps, bounds):
+    """Apply the chunks' maps one after the other: write the gradient that comes into every chunk to `bounds`.
 
     maps (chunks - 2, B, n + 1, n): of all chunks but the first and the last in time. bounds (chunks + 1, B, n), where
-    entry chunks - 1, what leaves the last chunk, is read and entries chunks - 2 … 1 are written.
+    entry chunks - 1, out of the last chunk, is read and entries chunks - 2 … 1 are written.
     """
     chunks, batch, size = maps.shape[0] + 2, bounds.shape[1], bounds.shape[2]
     m, v = pointer(maps), pointer(bounds)
@@ -664,27 +618,15 @@ def _combine(maps: Any, bounds: Any) -> None:
 # ---- in Numba: a chunk -----------------------------------------------------------------------------------------------
 
 
-@device
-def reduce_part(
-    step_map: Any, states: int, saved: Any, initial: Any, task: int, shape: Any, w: Any, gy: Any, first_chunk: int,
-    chunks: int, maps: Any,
-) -> None:  # fmt: skip
-    """Reduce one chunk, from `first_chunk` on, of one sample to an affine map; theirs is the first entry of `maps`."""
-    _, batch, hidden = shape
-    size = states * hidden
-    scratch = np.empty((2 * map_rows(size) * states + size + MAP_ROOM) * w.shape[1] + VECTOR_BYTES, w.dtype)
-    target = advance(pointer(maps), task * (size + 1) * size)
-    chunk = first_chunk + task // batch
-    _reduce_chunk(step_map, states, saved, initial, shape, w, gy, chunk, chunks, task % batch, target, scratch)
-
-
-@device
-def _reduce_chunk(
-    step_map: Any, states: int, saved: Any, initial: Any, shape: Any, w: Any, gy: Any, chunk: int, chunks: int, b: int,
-    target: Any, scratch: Any,
-) -> None:  # fmt: skip
+@numba.njit(**INNER_JIT)
+def _reduce_part(task, cell, shape, w, gy, first_chunk, chunks, maps, saved, initial):
+    """Reduce one chunk of one sample to an affine map; `maps` begins with chunk `first_chunk`."""
+    step_map, states = of_cell(cell, rnn_step_map, gru_step_map, lstm_step_map), states_of(cell)
     steps, batch, hidden = shape
     width, size = w.shape[1], states * hidden
+    scratch = np.empty((2 * map_rows(size) * states + size + MAP_ROOM) * width + VECTOR_BYTES, w.dtype)
+    target = advance(pointer(maps), task * (size + 1) * size)
+    chunk, b = first_chunk + task // batch, task % batch
     start, stop = chunk_start(chunk, chunks, steps), chunk_start(chunk + 1, chunks, steps)
     has_gy = gy.size > 0
     weights, incoming, step = pointer(w), pointer(gy), batch * hidden
@@ -697,41 +639,13 @@ def _reduce_chunk(
         if has_gy:
             add_to_map(advance(rows, size * states * width), hidden, advance(incoming, at))
         previous = advance(saved[0], at - step) if t > 0 else advance(initial, b * hidden)
-        step_map(saved, previous, at, hidden, weights, width, rows, other, room)
+        step_map(cell, saved, previous, at, hidden, weights, width, rows, other, room)
         rows, other = other, rows
     store_map(rows, states, hidden, width, target)
+    keep_alive(scratch)
 
 
-# ---- in Numba: Jacobians ---------------------------------------------------------------------------------------------
-
-
-@device
-def write_row(gates: int, factors: Any, weights: Any, i: int, hidden: int, batch: int, out: Any) -> None:
-    """Write row i of one step's block ``Σ w_hhᵀ · diag(factor)``: (H, B). factors (gates, H, B)."""
-    square, plane = hidden * hidden, hidden * batch
-    for j in range(hidden):
-        at = j * hidden + i
-        for b in range(0, batch, lanes(factors)):
-            k, n = j * batch + b, batch - b
-            value = broadcast(weights, at) * load_n(factors, k, n)
-            for q in range(1, gates):
-                value = fma(broadcast(weights, q * square + at), load_n(factors, q * plane + k, n), value)
-            store_up_to(out, k, value, n)
-
-
-@device
-def write_jacobian(gates: int, factors: Any, w_hh: Any, t: int, out: Any) -> None:
-    """Write one step's (H, H, B) block ``Σ w_hhᵀ · diag(factor)``, plus the diagonal of a factor beyond the gates.
-
-    factors (gates or gates + 1, H, B).
-    """
-    _, hidden, batch = factors.shape
-    plane = hidden * batch
-    target, source, weights = advance(pointer(out), t * hidden * plane), pointer(factors), pointer(w_hh)
-    for i in range(hidden):
-        write_row(gates, source, weights, i, hidden, batch, target)
-        if factors.shape[0] > gates:
-            for b in range(0, batch, lanes(source)):
-                k, n = i * batch + b, batch - b
-                store_n(target, k, load_n(target, k, n) + load_n(source, gates * plane + k, n), n)
-        target = advance(target, plane)
+@numba.njit(**JIT)
+def _reduce(team, parts, cell, w, gy, first_chunk, chunks, maps, *saved):
+    places = pointers_of(saved)
+    in_parts(_reduce_part, team, parts, (cell, saved[0].shape, w, gy, first_chunk, chunks, maps, places, places[-1]))

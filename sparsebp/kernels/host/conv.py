@@ -68,10 +68,11 @@ _DIRECT_LEAST_PARTS, _LEAST_ROWS = 8, 32
 
 def direct_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
     """Whether `convolve` maps x to y: every window lies in the input, and a panel in a cache."""
+    if groups != 1 or stride[2] != 1 or before != (0, 0, 0):
+        return False
     sizes = zip(weight.shape[2:], stride, dilation, x.shape[2:], y.shape[2:], strict=True)
     inside = all((k - 1) * d + (o - 1) * s < n for k, s, d, n, o in sizes)
-    small = prod(weight.shape[1:]) * _VECTORS * VECTOR_BYTES <= _DIRECT_MOST_BYTES
-    return groups == 1 and stride[2] == 1 and before == (0, 0, 0) and inside and small
+    return inside and prod(weight.shape[1:]) * _VECTORS * VECTOR_BYTES <= _DIRECT_MOST_BYTES
 
 
 def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, out: Array) -> None:
@@ -138,7 +139,7 @@ def _convolve_panel(number, split, splits, weight, x, starts, steps, width, room
 
 @numba.njit(**INNER_APART)
 def _pack(a, i, b, j, c, k, steps, depth, panel):
-    """Write three columns of vectors, with so many numbers each, side by side."""
+    """Write three columns of vectors, with i, j and k numbers, side by side."""
     step = lanes(panel)
     if min(i, j, k) == step:
         for at in range(depth):
@@ -158,7 +159,7 @@ def _pack(a, i, b, j, c, k, steps, depth, panel):
 
 @numba.njit(**INNER_APART)
 def _multiply(weight, rows, depth, panel, a, i, b, j, c, k, apart):
-    """Write the products of the rows with the panel to three columns of vectors, with so many numbers each."""
+    """Write the products of the rows with the panel to three columns of vectors, with i, j and k numbers."""
     step, row = lanes(panel), 0
     while row + 4 <= rows:
         w0 = advance(weight, row * depth)
@@ -194,7 +195,7 @@ def _multiply(weight, rows, depth, panel, a, i, b, j, c, k, apart):
 
 @numba.njit(**INNER_JIT)
 def _store_row(a, i, b, j, c, k, place, x, y, z):
-    """Store three vectors, with so many numbers each."""
+    """Store the first i, j and k numbers of three vectors."""
     store_up_to(a, place, x, i)
     store_up_to(b, place, y, j)
     store_up_to(c, place, z, k)
@@ -204,8 +205,8 @@ def _store_row(a, i, b, j, c, k, place, x, y, z):
 #
 # Both arrays have the elements that a sum goes over side by side, so whole vectors are multiplied as they lie in
 # memory: a BLAS would pack them first, and several samples of small planes had to be gathered before. Tiles are of four
-# by four planes, over so many samples that what lies in the lanes is seldom added up. A part has planes of the larger
-# array; those of the smaller one pass by from the second cache.
+# by four planes, over enough samples that lanes are seldom added up. A part has planes of the larger
+# array; the smaller one's are read from the second cache.
 
 _PLANES_TILE, _LANES = 4, 16
 _TERMS = 512
@@ -267,7 +268,7 @@ def _halved(a, b):
 
 @numba.njit(**INNER_APART)
 def _multiply_tile(a, rows, a_apart, b, columns, b_apart, samples, size, out):
-    """Write the 16 inner products of four planes and four planes of so many samples; those missing are the last one's.
+    """Write the 16 inner products of four planes and four planes over samples; missing planes repeat the last one.
 
     In the end each vector is added to another one, half by half, until all lanes of 16 are one number each.
     """
@@ -307,7 +308,7 @@ def _planes_add_tile(tile, rows, columns, down, across, fresh, out):
 #
 # The gradient at the output of a sample is turned, so that the channels at one place stand side by side. Every weight's
 # numbers for all of them are then one vector of sums, and every element of the input is read as often as a window meets
-# it: there are neither columns nor packed matrices, which thin products do not pay. Samples have sums of their own
+# it: there are neither columns nor packed matrices, which do not pay for thin products. Each sample is summed
 # first.
 
 _ROWS_TILE = 12
@@ -392,24 +393,24 @@ def _rows_add_tile(y, x, windows, n, steps, sums):
     store(sums, 11 * count, load(sums, 11 * count) + m)
 
 
-# Windows laid side by side as columns, and added up again: what the products of convolutions read and write.
+# Windows laid side by side as columns, and added up again, for the matrix products of convolutions.
 #
 # Where the windows of a tap meet the input is found before, once for each geometry, so that the loops over elements
 # have no condition.
 
 TAPS, SINGLE, INPUTS, OUTPUTS, _WIDTH, _DEPTH, _PLANE, _OUT_D, _OUT_W, _STRIDE_D, _STRIDE_H, _STRIDE_W = range(12)
-"""What a geometry says at which place: the number of taps; whether the windows are the elements of the input, one by
+"""Places in a geometry: the number of taps; whether the windows are the elements of the input, one by
 one; how many elements an input and an output have on all axes together; the input's width, depth and elements of a
 plane; the sizes of outputs, and strides. A row for each tap comes behind."""
 _HEAD = 12
 _FIRST_D, _LOW_H, _HIGH_H, _LOW_W, _HIGH_W, _SHIFT, _ROW = range(7)
-"""What a tap's row says: the depth at which it meets window 0; the rows and columns of outputs for which it lies in the
+"""Places in a tap's row: the depth at which it meets window 0; the rows and columns of outputs for which it lies in the
 input; where it meets window 0 in a plane."""
 
 
 @lru_cache(maxsize=256)  # small, and it takes as long as a small convolution
 def geometry_of(kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Axes, outputs: Axes) -> Array:
-    """Return what the compiled functions want to know of windows: int64, a head and a row for each tap."""
+    """Return the geometry of windows for the compiled functions: int64, a head and a row for each tap."""
     plane, taps = inputs[1] * inputs[2], []
     for tap in itertools_product(*map(range, kernel)):
         first = [t * d - b for t, d, b in zip(tap, dilation, before, strict=True)]
@@ -458,7 +459,7 @@ def add_rows(out, out_row, stride, source, row, rows, n):
 
 @numba.njit(**INNER_SERIAL)
 def _clear_outside(plane, size, g, tap):
-    """Clear what lies outside the rows and columns that meet the input, of which there are some."""
+    """Clear the places outside the rows and columns that meet the input, which are not empty."""
     low_w, high_w, width = tap[_LOW_W], tap[_HIGH_W], g[_OUT_W]
     at = tap[_LOW_H] * width + low_w
     clear(plane, at)
@@ -504,7 +505,7 @@ def unfold(x, sample, samples, channels, g, columns):
 
 @numba.njit(**INNER_SERIAL)
 def fold(columns, sample, samples, channels, g, x):
-    """Write to samples, `sample` numbers apart, the sums of what `unfold` copies; taps come in their order.
+    """Write to samples, `sample` numbers apart, the sums of the values that `unfold` copies, in the order of taps.
 
     The columns that stand for padding are cleared where rows are added as one.
     """
@@ -541,7 +542,7 @@ _CONVOLUTION_LEAST_PARTS = 4
 _SPLITS = 2
 """Parts of a single product: every further one lays out the columns once more, for thinner products."""
 _LEAST_WORK = 1 << 20
-"""Multiply-adds of a part: below, its product is not worth what it takes to lay out the columns."""
+"""Multiply-adds of a part: below, its product is not worth laying out the columns."""
 
 
 class ConvolutionKernels:
@@ -645,14 +646,15 @@ class ConvolutionKernels:
 
 
 def _turned_padding(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int) -> Axes | None:
-    """Return the padding with which the transpose of turned weights is the same map; None where that is no gain.
+    """Return the padding with which the transpose of turned weights is the same map; None if that is not faster.
 
-    What is laid out as columns, or added up from them, are then the output channels, which are fewer.
+    The output channels, which are fewer, are then laid out as columns, or added up from them.
     """
     kernel, rows = weight.shape[2:], len(weight) // groups
+    if rows >= weight.shape[1] or prod(kernel) == 1 or stride != (1, 1, 1):
+        return None
     turned = _padding_of_transpose(weight, before, dilation)
-    gains = rows < weight.shape[1] and prod(kernel) > 1 and stride == (1, 1, 1) and min(turned) >= 0
-    return turned if gains else None
+    return turned if min(turned) >= 0 else None
 
 
 def _padding_of_transpose(weight: Array, before: Axes, dilation: Axes) -> Axes:

@@ -323,8 +323,9 @@ def _gather_part(part, data, index, out, batch, parts):
 # What runs is a table, a row a step, which names its arrays by number; a second array says where they lie. So the table
 # is made once, and a call fills in addresses. Large steps are split among threads, the others run on the calling one.
 #
-# A vector alone has kernels of its own. Row by row, a sum of ten products waits for itself, and the end of every row is
-# mispredicted. So four rows of about the same length run side by side, see `sparsebp.patterns.SparsityPattern.fours`.
+# Vectors without a batch have separate kernels. Row by row, a sum of ten products waits for itself, and the end of
+# every row is mispredicted. So four rows of about the same length run side by side, see
+# `sparsebp.patterns.SparsityPattern.fours`.
 
 IDENTITY, DIAGONAL, DENSE, FOURS, ROWS = range(5)
 """Kinds of steps. All but `IDENTITY` and `ROWS` are for a batch of one."""
@@ -338,7 +339,7 @@ LINE, SPARE = 64, 16
 
 
 def parts_of_step(kind: int, entries: int, rows: int, batch: int) -> int:
-    """Return what belongs into the column `PARTS`."""
+    """Return the value of the column `PARTS`."""
     return parts_of((entries + rows) * batch, vectors=kind in (ROWS, DIAGONAL, DENSE))
 
 
@@ -498,7 +499,7 @@ def _scaled(data, x, out, add, has_add, low, high, scaled):
         put(out, i, 1, 0, left, False, value)
 
 
-# Values of transposed Jacobians on the host: what a forward saved, batch first, becomes entries, batch last.
+# Values of transposed Jacobians on the host: saved arrays, batch first, become entries, batch last.
 
 _GIVEN, _RELU, _TANH, _SIGMOID = range(len(SLOPES))
 
@@ -507,7 +508,7 @@ class ValueKernels:
     """Host side of the values part of `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
     def pointwise_slopes(self, kept: Array, function: str, out: Array) -> None:
-        """Slopes from what a forward kept, turned to batch last."""
+        """Slopes from the array kept by the forward, transposed to batch last."""
         batch = out.shape[1]
         arguments = (kept.reshape(-1), SLOPES.index(function), out.reshape(-1), batch, out.shape[0])
         parts = parts_for(out.size)

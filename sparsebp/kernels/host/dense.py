@@ -14,7 +14,9 @@ Three things make them faster than NumPy's, and results the same for every numbe
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
+import threading
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -28,7 +30,8 @@ from numba.extending import get_cython_function_address
 from threadpoolctl import threadpool_info
 
 from sparsebp.core import threads
-from sparsebp.core.check import Array
+from sparsebp.core.backend import empty
+from sparsebp.core.check import Array, UpdateRule
 from sparsebp.kernels.host.dense_blocks import (
     matvec_of_block,
     reduce_matrices,
@@ -37,7 +40,7 @@ from sparsebp.kernels.host.dense_blocks import (
     shared_rows,
     tile,
 )
-from sparsebp.kernels.host.engine import simd
+from sparsebp.kernels.host.engine import shipped, simd
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -51,9 +54,9 @@ from sparsebp.kernels.host.engine.simd import (
     splat,
     vector_name,
 )
-from sparsebp.kernels.host.engine.threads import parallel, team, team_for
-from sparsebp.kernels.host.optim import CHUNK
-from sparsebp.kernels.operands import written
+from sparsebp.kernels.host.engine.threads import atomic_exchange, atomic_store, parallel, split, team, team_for
+from sparsebp.kernels.host.optim import CHUNK, add_chunks, chunk_rows, rule_address, square_sum, update_range
+from sparsebp.kernels.spec import check_update
 
 _FAST = 4  # multiply-adds of a BLAS in the time of one of another kernel
 
@@ -61,7 +64,7 @@ _FAST = 4  # multiply-adds of a BLAS in the time of one of another kernel
 # BLAS inside Numba functions: the matrix products of the library that SciPy brings along, or NumPy.
 #
 # SciPy publishes the addresses of its BLAS functions for Cython (``scipy.linalg.cython_blas``). The wheels of NumPy
-# have an OpenBLAS of their own; where it is the newer of the two, its functions are taken, since releases differ much
+# have their OpenBLAS; if it is the newer of the two, its functions are used, since releases differ much
 # in speed (thin matrices on AVX2, 0.3.31 against 0.3.30: 1.2 to 1.8 times). Its integers have 64 bits, those of SciPy's
 # 32: they are passed by address, of 64 bits, of which SciPy's reads the lower half. The functions' addresses are
 # arguments here, not constants, so that compiled code can be kept between runs.
@@ -71,7 +74,7 @@ _constants: list[np.ndarray] = []
 
 @cache
 def blas_of(dtype: np.dtype) -> tuple[int, int, int, int]:
-    """Return the addresses of ``gemm`` and ``gemv``, that of the numbers 1 and 0, and the bytes of a number."""
+    """Return the addresses of ``gemm``, ``gemv`` and the numbers 1 and 0, and the bytes of a number."""
     letter = "s" if dtype.itemsize == 4 else "d"
     _constants.append(np.array([1, 0], dtype))
     gemm, gemv = (_address(letter + name) for name in _FUNCTIONS)
@@ -105,7 +108,7 @@ _OF_NUMPY, _OF_SCIPY = "libscipy_openblas64_", "libscipy_openblas-"
 
 @cache
 def _library() -> dict[str, str]:
-    """Return what is known of the library whose functions are taken: of the two wheels' the newer one."""
+    """Return the description of the library that is used: the newer one of the two wheels'."""
     get_cython_function_address("scipy.linalg.cython_blas", "sgemm")  # loads SciPy's
     found = {name: info for info in threadpool_info() for name in (_OF_NUMPY, _OF_SCIPY)
              if Path(info["filepath"]).name.startswith(name)}  # fmt: skip
@@ -158,9 +161,9 @@ def gemm(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, added, c, ldc):
     """Compute C = A B, or C += A B if `added`, for row-major C (m, n).
 
     A is row-major (m, k), or the transpose of a row-major (k, m); B likewise. `a`, `b`, `c` are addresses, ``ld…`` the
-    lengths of rows; `blas` is what `blas_of` returns.
+    lengths of rows; `blas` from `blas_of`.
     """
-    # Fortran's matrices are column-major: what it computes is Cᵀ = Bᵀ Aᵀ.
+    # Fortran's matrices are column-major: it computes Cᵀ = Bᵀ Aᵀ.
     left, right, one = _TURNED if b_turned else _NO, _TURNED if a_turned else _NO, blas[2]
     before = one if added else one + blas[3]
     _gemm(blas[0], left, right, n, m, k, one, b, ldb, a, lda, before, c, ldc)
@@ -193,14 +196,14 @@ _LEAST_ROWS = 8  # of a block; below that it is not worth its call
 _BLOCK_BYTES = 1 << 18  # of the gradient that an update takes at once: a quarter of a core's second cache
 _PART = 1 << 19  # multiply-adds that one part should hold, some 10 microseconds
 _SUMS = ((32, 1 << 19), (256, 1 << 21))
-"""Up to what thin axis, and from what size of the large matrix on, a cut along k is worth its partial results."""
+"""The longest thin axis and the smallest large matrix for which a cut along k is worth its partial results."""
 _PACKED_PART, _PACKED_HALF, _PACKED_ROWS = 1 << 22, 1 << 20, 64
 """The same, and rows, where packing has to pay; halves are worth it earlier."""
 _MAX_PARTS, _MAX_SUMS = 16, 8
 _SUM_PART = 1 << 14
 
 M, N, K, LDA, LDB, LDC, A_TRANSPOSED, B_TRANSPOSED, OUTER, INNER, PARTS, STEP, ROWS, WIDTH, ITEM = range(15)
-"""What a product's description says at which place: the sizes; the lengths of rows in memory, and whether they are the
+"""Places in a product's description: the sizes; the lengths of rows in memory, and whether they are the
 matrix's columns; the `Plan`; the bytes of a number."""
 
 
@@ -212,7 +215,7 @@ class Plan(NamedTuple):
     outer, inner
         The large matrix's axes, 0 for m, 1 for n, 2 for k.
     parts
-        Parts along the outer axis; those along k each have a result of their own, added afterwards.
+        Parts along the outer axis; those along k each have a partial result, added afterwards.
     step
         Rows of the large matrix that belong together: parts begin at multiples of it.
     rows, width
@@ -261,28 +264,36 @@ def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed
     return Plan(outer, inner, parts, step, rows, width)
 
 
-def matmul(a: Array, b: Array, out: Array) -> Array:
-    """Write ``a @ b`` into `out` and return it.
+def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Write ``a @ b`` into `out`, or into pooled memory, and return it.
 
     Parameters
     ----------
     a, b
-        (m, k) and (k, n), of one real dtype; one whose rows are not contiguous each, nor its columns, is copied.
+        (…, m, k) and (k, n), of one real dtype; one whose rows are not contiguous each, nor its columns, is copied.
     out
-        (m, n), C-contiguous, of that dtype.
+        (…, m, n), C-contiguous, of that dtype.
     """
-    (m, k), n = a.shape, b.shape[1]
-    written("out", out, a.dtype, (m, n))
-    if m * n * k <= SMALL:
+    k, n = b.shape
+    if a.ndim != 2:
+        rows = a.reshape(math.prod(a.shape[:-1]), k)
+        return matmul(rows, b, None if out is None else out.reshape(len(rows), n)).reshape(*a.shape[:-1], n)
+    m = len(a)
+    work = m * n * k
+    if out is None:
+        out = np.empty((m, n), a.dtype) if work <= threads.ALONE and k else empty(np, (m, n), a.dtype)
+    if work <= SMALL:
         if k == 1:
             return np.multiply(a, b, out=out)
-        with threads.one_blas_thread_for(m * n * k):
+        if work <= threads.ALONE:  # too small for a BLAS to wake a second thread
+            return np.matmul(a, b, out=out)
+        with threads.one_blas_thread_for(work):
             return np.matmul(a, b, out=out)
     a, b = _in_rows(a), _in_rows(b)
     cut, sizes = describe(a, b)
     sums = np.empty((cut.parts, m, n), out.dtype) if cut.outer == K and cut.parts > 1 else None
     target = (out if sums is None else sums).ctypes.data
-    helpers = team_for(cut.parts, m * n * k // _FAST)
+    helpers = team_for(cut.parts, work // _FAST)
     with threads.one_blas_thread():
         _product(helpers, cut.parts, blas_of(out.dtype), sizes, a.ctypes.data, b.ctypes.data, target)
     if sums is not None:
@@ -290,6 +301,21 @@ def matmul(a: Array, b: Array, out: Array) -> Array:
         parts = max(1, flat.size // _SUM_PART)
         _add(team_for(parts, sums.size), parts, sums.reshape(cut.parts, -1), flat)
     return out
+
+
+def column_sums(rows: Array) -> Array:
+    """Return the sums over the first axis of a matrix, a bias's gradient, by a GEMV: several times faster."""
+    return matmul(row_of_ones(rows), rows)[0]
+
+
+def row_of_ones(rows: Array) -> Array:
+    """Return a matrix (1, number of rows) of ones, read-only."""
+    return _ones(len(rows), rows.dtype) if len(rows) <= 1 << 14 else np.ones((1, len(rows)), rows.dtype)
+
+
+@lru_cache(maxsize=16)
+def _ones(count: int, dtype: np.dtype) -> np.ndarray:
+    return np.ones((1, count), dtype)
 
 
 def describe(a: Array, b: Array) -> tuple[Plan, np.ndarray]:
@@ -337,7 +363,7 @@ def _product(part, parts, blas, sizes, a, b, c):
 
 @numba.njit(**INNER_JIT)
 def _of(axis, outer, along_outer, inner, along_inner, other):
-    """Return what belongs to an axis: the outer one's, the inner one's, or the other's."""
+    """Return the value for an axis: the outer one's, the inner one's, or the other's."""
     return along_outer if axis == outer else along_inner if axis == inner else other
 
 
@@ -372,14 +398,14 @@ def _add(part, parts, sums, out):
         out[i] = total
 
 
-# Products of many pairs of matrices of one size: what attention computes for every sample and head.
+# Products of many pairs of matrices of one size, as attention has for every sample and head.
 
 COUNT, BATCH_M, BATCH_N, BATCH_K, BATCH_LDA, BATCH_LDB, A_TURNED, B_TURNED, A_APART, B_APART, BATCH_ITEM = range(11)
-"""What a description says at which place: as of a single product; and how many bytes the matrices lie apart."""
+"""Places in a description: as for a single product; then the bytes from one matrix to the next."""
 
 
-def matmul_batches(a: Array, b: Array, out: Array) -> Array:
-    """Write ``a[i] @ b[i]`` for every i into `out` and return it; parts are of pairs.
+def matmul_batches(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Write ``a[i] @ b[i]`` for every i into `out`, or into pooled memory, and return it; parts are of pairs.
 
     Parameters
     ----------
@@ -390,7 +416,7 @@ def matmul_batches(a: Array, b: Array, out: Array) -> Array:
         (count, m, n), C-contiguous, of that dtype.
     """
     (count, m, k), n = a.shape, b.shape[2]
-    written("out", out, a.dtype, (count, m, n))
+    out = empty(np, (count, m, n), a.dtype) if out is None else out
     if out.size == 0 or k == 0:
         out.fill(0)
         return out
@@ -434,8 +460,7 @@ class DenseKernels:
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:
         """``out[out_index[s]] = a[a_index[s]] @ b[b_index[s]]`` for all s."""
         rows = len(a_index) * a.shape[1]
-        parts = parts_for(rows * b.shape[2] * (a.shape[2] + 1) * out.shape[3])
-        _matmul(team(parts), parts, a, a_index, b, b_index, out, out_index)
+        _matmul(*split(rows * b.shape[2] * (a.shape[2] + 1) * out.shape[3]), a, a_index, b, b_index, out, out_index)
 
     def dense_matvec(
         self,
@@ -543,14 +568,14 @@ def _matvec(part, parts, a, a_index, x, x_index, add, add_index, has_add, out, o
             matvec_of_block(block, vector, batch, lane, plus, has_add, target, m, k, batch, lane, wide, zero)
 
 
-# Several products of dense matrices in one call, for a thread beside others that run Python.
+# Several products of dense matrices in one call, for a thread next to others that run Python.
 #
 # Between two calls a thread needs the interpreter's lock, and waits until another one gives it up: in a net of small
 # layers that takes longer than the products.
 
 
 def matmul_many(pairs: Sequence[tuple[Array, Array]]) -> list[Array] | None:
-    """Return ``a @ b`` of every pair, bit for bit what `matmul` writes; None where it would have to be another way.
+    """Return ``a @ b`` of every pair, bitwise equal to `matmul`; None if it would take another path.
 
     The thread that calls computes alone.
 
@@ -606,7 +631,7 @@ def _many_products(blas, sizes, addresses):
 # that a tile of the result, `ROWS` × `VECTORS` vectors, stays in registers while a panel streams past from the caches,
 # and the panel stays in the first or second one for all rows of x.
 #
-# Every number is one chain of fused multiply-adds along k, added to what `out` holds: the same bits whatever the tile,
+# Every number is one chain of fused multiply-adds along k, added to what `out` holds: bitwise equal whatever the tile,
 # and whatever rows are computed together.
 
 PANEL_ROWS, VECTORS = 4, 3
@@ -618,7 +643,7 @@ GROUP = 16
 @cache
 def product_of(dtype: np.dtype) -> int:
     """Return the address of the product for compiled code, see `multiply`: compiled once, and not into each kernel."""
-    kept: Any = numba.cfunc(types.void(*_types(types.CPointer(numba.from_dtype(dtype)))), **JIT)(_multiply)
+    kept: Any = shipped.cfunc(types.void(*_types(types.CPointer(numba.from_dtype(dtype)))), _multiply, **JIT)
     _compiled.append(kept)
     return int(kept.address or 0)
 
@@ -640,8 +665,8 @@ def multiply(
     """``out[r] += x[r] @ w`` for `rows` rows of `depth` numbers.
 
     In x, `GROUP` rows are `x_group` numbers from the next ones, a row is `x_row` from the next one, and its numbers are
-    `x_step` apart; rows of `out` are `out_stride` apart. w is what `pack` returns, `vectors` how many vectors its rows
-    are; rows of `out` have room for as many. `function` is what `product_of` returns.
+    `x_step` apart; rows of `out` are `out_stride` apart. w from `pack`, whose rows are `vectors` vectors long, as are
+    the rows of `out`. `function` from `product_of`.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -653,8 +678,8 @@ def multiply(
 
 
 @numba.njit(**INNER_JIT)
-def panel_of(vectors: int) -> int:
-    """Return how many vectors' columns the next panel has, of so many that are left."""
+def panel_of(vectors):
+    """Return the number of vectors in the next panel, given how many are left."""
     return 3 if vectors == 3 or vectors > 4 else min(vectors, 2)
 
 
@@ -678,7 +703,7 @@ def pack(w: np.ndarray) -> np.ndarray:
 
 
 def _tile(rows: int, vectors: int) -> Any:
-    """Return the function for one tile: ``out[r] += Σ_k x[r, k] · w[k]``, of so many rows and vectors."""
+    """Return the function for one tile: ``out[r] += Σ_k x[r, k] · w[k]``, for a number of rows and vectors."""
 
     @intrinsic
     def tile(typingctx: Any, x: Any, x_row: Any, x_step: Any, w: Any, depth: Any, out: Any, out_stride: Any) -> Any:
@@ -747,7 +772,7 @@ _tile_13, _tile_23, _tile_33, _tile_43 = (_TILES[rows, 3] for rows in range(1, P
 
 
 def _multiply(x, x_group, x_row, x_step, rows, depth, w, vectors, out, out_stride):
-    """``out[r] += x[r] @ w`` for so many rows, see `multiply`."""
+    """``out[r] += x[r] @ w`` for `rows` rows, see `multiply`."""
     count, at = lanes(x), 0
     while at < vectors:
         width = panel_of(vectors - at)
@@ -786,3 +811,105 @@ def _multiply(x, x_group, x_row, x_step, rows, depth, w, vectors, out, out_strid
                 _tile_11(source, x_row, x_step, panel, depth, place, out_stride)
             row += 4
         at += width
+
+
+# An optimizer's update by a gradient that is a matrix product and is never there as a whole.
+#
+# Backward-fusion to its end (Jiang et al. 2021, §3): some rows of the gradient are computed, looked at and used while
+# they are in the cache. They go neither to memory nor back.
+
+
+LEAST = 1 << 17
+"""Numbers of a gradient from which this is worth it: half a second cache's, in float32."""
+_ROOM = 1 << 22
+"""Bytes for each thread's rows. So much is laid in pages of 2 MiB where the system has them: in small ones, some of it
+falls out of the cache while parameter and buffers stream by, and the whole takes up to 1.6 times as long."""
+_local = threading.local()
+
+
+def worth_update_by_product(a: Array, b: Array) -> bool:
+    """Say whether `update_by_product` takes the gradient ``a @ b``: it is large, and its factors are thin."""
+    (m, k), n = a.shape, b.shape[1]
+    contiguous = all(matrix.flags.c_contiguous or matrix.flags.f_contiguous for matrix in (a, b))
+    return contiguous and k <= min(THIN, m, n) and m * n >= LEAST and m * n * k > SMALL and n <= CHUNK
+
+
+def bytes_at_once(a: Array, b: Array) -> int:
+    """Return how many bytes of the gradient ``a @ b`` `update_by_product` has at once, on all threads together."""
+    cut, _ = describe(a, b)
+    return _workers(cut) * cut.step * b.shape[1] * b.itemsize
+
+
+def update_by_product(
+    rule: UpdateRule, param: Array, a: Array, b: Array, buffers: Sequence[Array | None], options: np.ndarray,
+    steps: np.ndarray,
+) -> float:  # fmt: skip
+    """Update a parameter by the gradient ``a @ b``; return the sum of the gradient's squares.
+
+    Arguments as in `Kernels.optimizer_update`, for one parameter; the factors are as in
+    `sparsebp.kernels.host.matmul`, and `worth_update_by_product`. Results are bitwise equal to ``matmul``,
+    ``square_sums`` and ``optimizer_update``. Where the squares of some rows are not finite, those rows are not updated.
+    """
+    check_update(rule, [param], [param], [[buffer] for buffer in buffers], options, steps)
+    (m, n), k = param.shape, a.shape[1]
+    cut, sizes = describe(a, b)
+    addresses = np.array([0 if array is None else array.ctypes.data for array in (param, None, *buffers)], np.int64)
+    sums = np.empty(-(-m // (CHUNK // n)))
+    count = _workers(cut)
+    room = _room(count, cut.step * n, param.dtype)
+    taken = np.zeros(count, np.int64)
+    with threads.one_blas_thread():
+        _update(
+            team_for(cut.parts, m * n * k), cut.parts, rule_address(rule, param.dtype), blas_of(param.dtype),
+            param.dtype.type(0), sizes, a.ctypes.data, b.ctypes.data, addresses, options, steps, sums, room, taken,
+        )  # fmt: skip
+    total = np.empty(1)
+    add_chunks(np.array([0, len(sums)]), sums, total)
+    return float(total[0])
+
+
+def _room(count: int, size: int, dtype: np.dtype) -> np.ndarray:
+    """Return scratch for a few rows of a gradient for each thread; the next call reuses it."""
+    room: np.ndarray | None = getattr(_local, dtype.char, None)
+    if room is None or room.shape[0] < count or room.shape[1] < size:
+        room = np.empty((count, max(size, _ROOM // dtype.itemsize)), dtype)
+        setattr(_local, dtype.char, room)
+    return room
+
+
+def _workers(cut: Plan) -> int:
+    """Return how many parts may be worked on at a time."""
+    return min(cut.parts, threads.count())
+
+
+@parallel(**JIT)
+def _update(part, parts, rule, blas, like, sizes, a, b, addresses, options, steps, sums, room, taken):
+    """Run a part in rows that no other part is using."""
+    place, at = 0, taken.ctypes.data
+    while not atomic_exchange(at + 8 * place, 0, 1):  # there are as many as threads, so one is free
+        place = (place + 1) % len(taken)
+    _update_part(part, parts, rule, blas, like, sizes, a, b, addresses, options, steps, sums, room[place])
+    atomic_store(at + 8 * place, 0)
+
+
+@numba.njit(**INNER_JIT)
+def _update_part(part, parts, rule, blas, like, sizes, a, b, addresses, options, steps, sums, rows):
+    m, n, item, step = sizes[M], sizes[N], sizes[ITEM], sizes[STEP]
+    at = np.empty((1, len(addresses)), np.int64)
+    begins = np.zeros(2, np.int64)
+    low, high = part_range(part, parts, step, m)
+    chunk = chunk_rows(n)
+    for first in range(low, high, step):
+        last, skipped = min(first + step, high), first * n * item
+        strip(blas, sizes, a, b, rows.ctypes.data - skipped, low, first, last)
+        finite = True
+        for row in range(first, last, chunk):
+            total = square_sum(rows[(row - first) * n : (min(row + chunk, last) - first) * n])
+            sums[row // chunk] = total
+            finite &= math.isfinite(total)
+        if finite:
+            for column in range(len(addresses)):
+                at[0, column] = 0 if addresses[column] == 0 else addresses[column] + skipped
+            at[0, 1] = rows.ctypes.data
+            begins[1] = (last - first) * n
+            update_range(rule, like, at, begins, options, steps, 0, begins[1])

@@ -2,9 +2,9 @@
 
 With a batch, one vector holds as many samples as fit, and a tile of 4 rows x 2 columns of the result stays in
 registers. Shared blocks have their columns side by side instead, so there a vector holds columns. In a tile that
-reaches over the edge the last row or column is computed several times, alike, which spares every special case.
+reaches over the edge the last row or column is computed several times, which avoids special cases.
 
-Numba does not notice changes of this file in what it has cached: delete ``__pycache__`` after editing it.
+Numba's cache does not notice changes of this file: delete ``__pycache__`` after editing it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _single_matvec(a, x, add, has_add, out, m, k, zero):
 
 @simd.device
 def matvec_of_block(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, wide, zero):
-    """``out = a @ x + add`` for the lane block that begins at `lane`; a batch of one is a block of its own kind."""
+    """``out = a @ x + add`` for the lane block that begins at `lane`; a batch of one has a separate form."""
     full = batch - lane >= simd.lanes(a)
     if batch == 1:
         _single_matvec(a, x, add, has_add, out, m, k, zero)

@@ -61,7 +61,7 @@ _MOST_BYTES = 1 << 19
 
 
 class _Places(NamedTuple):
-    """Where things lie among turned planes, in numbers: what the compiled functions take.
+    """Offsets in transposed planes, in numbers, as the compiled functions take them.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class _Places(NamedTuple):
     taps
         How far behind that each tap lies.
     size
-        Numbers of a padded plane in every lane, with room for what is none.
+        Numbers of a padded plane in every lane, including padding.
     """
 
     inputs: Array
@@ -191,7 +191,7 @@ def turn_in(planes, apart, channels, n, places, room, out):
 
 @device
 def _store_plane(planes, channel, channels, apart, value, left):
-    """Store a vector of a channel that is there."""
+    """Store a vector of an existing channel."""
     if channel < channels:
         store_up_to(planes, channel * apart, value, left)
 
@@ -275,7 +275,7 @@ def _convolve_groups(low, high, factors, x, inputs, windows, taps, size, padded,
 
 @numba.njit(**INNER_APART)
 def _abreast_add_products(y, source, windows, n, taps, count, sums):
-    """Add to a vector for every tap the products of `n` rows with what the tap meets; three taps share what is read."""
+    """Add to a vector for every tap the products of `n` rows with the tap's inputs; three taps share each load."""
     step, whole = lanes(y), count // 3 * 3
     for tap in range(0, whole, 3):
         p, q, r = advance(source, taps[tap]), advance(source, taps[tap + 1]), advance(source, taps[tap + 2])
@@ -330,7 +330,7 @@ _SLACK = 64
 
 
 class _Layout(NamedTuple):
-    """Where things lie in the planes of a padded plane: what the compiled functions take, in this order.
+    """Offsets in the planes of a padded plane, in the order in which the compiled functions take them.
 
     Attributes
     ----------
@@ -552,7 +552,7 @@ def _sum_taps(factors, source, taps, count, vectors, n, out, size):
 
 @parallel(**JIT)
 def _convolve_t(part, parts, weight, y, rows, phases, lines, taps, ends, size, longest, out):
-    """Run a part of the planes: an element of a phase is the sum of what its taps meet, backwards, in a run."""
+    """Run a part of the planes: an element of a phase is the sum over its taps' inputs, backwards, in a run."""
     low, high = span(part, parts, len(out))
     run, padded = np.empty(longest + 2 * (size + _SLACK), y.dtype), np.empty(len(ends) * size + _SLACK, y.dtype)
     _cleared(run)  # before, behind and between the rows it stays zero
@@ -578,9 +578,9 @@ def _convolve_t_planes(low, high, weight, y, rows, phases, lines, taps, ends, si
 
 @numba.njit(**INNER_JIT)
 def _add_products(y, padded, vectors, n, taps, count, sums):
-    """Add to a vector for every tap the inner product, lane by lane, of a plane and what the tap meets.
+    """Add to a vector for every tap the inner product, lane by lane, of a plane and the tap's inputs.
 
-    Three taps at a time share what is read.
+    Three taps at a time share each load.
     """
     step, whole = lanes(y), count // 3 * 3
     for tap in range(0, whole, 3):
@@ -631,7 +631,7 @@ def _correlate_channels(low, high, y, x, rows, phases, vectors, taps, padded, su
             total = sums[i * step]
             for lane in range(1, step):
                 total += sums[i * step + lane]
-            if not np.isfinite(total):  # zeros behind a row may have met what is not finite
+            if not np.isfinite(total):  # zeros after a row may have met infinity or NaN
                 total = _lone_tap(
                     y, x, rows, phases, vectors, taps[i % len(taps)], c, c * each + i // len(taps), padded
                 )
@@ -640,7 +640,7 @@ def _correlate_channels(low, high, y, x, rows, phases, vectors, taps, padded, su
 
 @numba.njit(**INNER_APART)
 def _lone_tap(y, x, rows, phases, vectors, tap, c, o, padded):
-    """Return the inner product of an output channel and what a tap meets, of windows alone."""
+    """Return the inner product of an output channel and a tap's inputs, over windows only."""
     batch, channels, size = x.shape
     total = x.dtype.type(0)
     for b in range(batch):

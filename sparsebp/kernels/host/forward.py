@@ -1,21 +1,18 @@
-"""The way forward through any recurrent cell on the host: projection of the input and recursion in one pass.
+"""The forward of any recurrent cell on the host: projection of the input and recursion in one pass.
 
 A step of a block of four samples is two products of four rows, with the input's weights and with the state's, and the
-cell's functions on what they add up to. Nothing is written but what the cell keeps, and time is the outer loop over all
-blocks of a part, so memory is met in order, whatever the length. A sample that is left alone in the last block, or in
-the whole batch, is not computed four times: its input is projected four steps at a time instead.
+cell's functions of their sums. Only the arrays that the cell keeps are written. Time is the outer loop over all blocks
+of a part, so memory is read in order. A single sample in the last block, or in the whole batch, is not computed four
+times: its input is projected four steps at a time instead.
 
-What the weights feed is a row of `columns` parts: the first `gates` of them get the input's products, the last `gates`
-the state's, with every weight's gates in torch's order but for a GRU's input, see `gate_at`. Gates lie one behind the
-other, and only their row is padded to whole vectors, see `part_at`: four gates of 20 units are five vectors of sixteen.
-
-A cell brings ``cell(extra, z, apart, state, width, j, hidden, at, kept)``: for units j … of a sample's row z, whose
-gates begin `apart` from each other, update its row of the state, `width` for each of its arrays, and write what is
-kept: `at` is where the sample's row begins in an array (T, B, H), `kept` are pointers to all of those.
+The pre-activations are a row of `columns` parts: the first `gates` get the input's products, the last `gates` the
+state's, with gates in torch's order except for a GRU's input, see `gate_at`. Gates are adjacent, and only their row
+is padded to whole vectors, see `part_at`: four gates of 20 units are five vectors of sixteen.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numba
@@ -25,8 +22,7 @@ from numba.core import types
 
 from sparsebp.core import threads
 from sparsebp.kernels.host.dense import panel_of
-from sparsebp.kernels.host.engine import math
-from sparsebp.kernels.host.engine.compile import INNER_JIT
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     WORD,
@@ -41,42 +37,28 @@ from sparsebp.kernels.host.engine.simd import (
     lanes,
     load,
     load_n,
-    maximum,
     pointer,
     store,
     zeros,
 )
-from sparsebp.kernels.host.engine.threads import ALONE, team
+from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
+from sparsebp.kernels.host.equations import (
+    SAMPLES,
+    columns_of,
+    gru_cell,
+    lstm_cell,
+    of_cell,
+    padded,
+    part_at,
+    pointers_of,
+    rnn_cell,
+    states_of,
+)
 
-# The equations of the cells, on vectors of hidden units: pre-activations and state in, the new state and gates out.
-#
-# Training, inference and streams differ in where these come from and what is kept of them; the arithmetic is here.
+# Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
+# mypy: disable-error-code="no-untyped-def"
 
-
-@device
-def rnn(relu: bool, zero: Any, z: Any) -> Any:
-    """Return the new h; `zero` is a vector of zeros."""
-    return maximum(zero, z) if relu else math.tanh(z)
-
-
-@device
-def gru(of_new: Any, of_reset: Any, of_update: Any, inner: Any, h: Any) -> Any:
-    """Return the new h, and the gates r, z and n; `inner` is what r multiplies, ``W_hn h + b_hn``."""
-    reset, update = math.sigmoid(of_reset), math.sigmoid(of_update)
-    new = math.tanh(fma(reset, inner, of_new))
-    return fma(update, h - new, new), reset, update, new
-
-
-@device
-def lstm(of_enter: Any, of_keep: Any, of_new: Any, of_show: Any, c: Any) -> Any:
-    """Return the new h and c, and the gates i, f, g and o."""
-    enter, keep = math.sigmoid(of_enter), math.sigmoid(of_keep)
-    new, show = math.tanh(of_new), math.sigmoid(of_show)
-    value = fma(keep, c, enter * new)
-    return show * math.tanh(value), value, enter, keep, new, show
-
-
-# What the recurrent kernels share: blocks of four samples, and the product with packed weights; `back` has the rest.
+# Blocks of four samples, and the product with packed weights.
 #
 # Layout. The hidden units lie along the SIMD lanes; a row of H units is padded to `padded_width` in scratch, so inner
 # loops have no tails, and rows of the caller's arrays are read and written with masked operations at their ends. Four
@@ -84,9 +66,6 @@ def lstm(of_enter: Any, of_keep: Any, of_new: Any, of_show: Any, c: Any) -> Any:
 # runs over the end of the batch repeats its last sample: the same numbers are computed and written again, to the same
 # place, by the same thread. Every sample's arithmetic is thus the same wherever it falls, and results do not depend on
 # the number of threads.
-
-SAMPLES = 4
-"""Samples, or rows of an affine map, that are worked on together."""
 
 WORTH_THREADS = 1_200_000
 """Operations, some 60 µs of one thread, from which on a kernel is run on all threads. Results do not depend on it."""
@@ -97,7 +76,12 @@ WORTH_THREADS = 1_200_000
 
 def launch(kernel: Any, parts: int, work: int, *args: Any) -> None:
     """Run the parts of a kernel; on one thread if its `work` (operations) is not worth waking the others."""
-    kernel(team() if parts > 1 and work >= WORTH_THREADS else ALONE, parts, *args)
+    kernel(team_of(parts, work), parts, *args)
+
+
+def team_of(parts: int, work: int) -> int:
+    """Return the address of the team; `ALONE` if the `work` of the parts is not worth waking it."""
+    return team() if parts > 1 and work >= WORTH_THREADS else ALONE
 
 
 def blocks_of(batch: int) -> int:
@@ -105,6 +89,7 @@ def blocks_of(batch: int) -> int:
     return -(-batch // SAMPLES)
 
 
+@cache
 def padded_width(hidden: int, dtype: Any) -> int:
     """Return `hidden` rounded up to whole vectors."""
     count = VECTOR_BYTES // np.dtype(dtype).itemsize
@@ -131,64 +116,7 @@ def pack_rows(w: np.ndarray) -> np.ndarray:
 # ---- in Numba: blocks ----------------------------------------------------------------------------------------------
 
 
-@device
-def clear(out: Any, size: int) -> None:
-    """Set whole vectors of scratch to zero."""
-    for j in range(0, size, lanes(out)):
-        store(out, j, zeros(out))
-
-
-@device
-def multiply_add(
-    x: Any, x_stride: int, groups: int, group_stride: int, depth: int, w: Any, w_stride: int, width: int, out: Any,
-    out_stride: int,
-) -> None:  # fmt: skip
-    """``out[s] += Σ_g Σ_k x[s, g·group_stride + k] · w[g·depth + k]`` for four rows s, each `width` numbers long.
-
-    8 · groups · depth · width FLOP. Two vectors of weights and four of sums are in registers twice over: 8 independent
-    chains of multiply-adds, which is what it takes to fill two units of latency 4.
-    """
-    count = lanes(x)
-    x1, x2, x3 = advance(x, x_stride), advance(x, 2 * x_stride), advance(x, 3 * x_stride)
-    o1, o2, o3 = advance(out, out_stride), advance(out, 2 * out_stride), advance(out, 3 * out_stride)
-    j = 0
-    while j + 2 * count <= width:
-        i = j + count
-        a0, a1, a2, a3 = load(out, j), load(o1, j), load(o2, j), load(o3, j)
-        b0, b1, b2, b3 = load(out, i), load(o1, i), load(o2, i), load(o3, i)
-        row = advance(w, j)
-        for g in range(groups):
-            for k in range(g * group_stride, g * group_stride + depth):
-                wa, wb = load(row, 0), load(row, count)
-                row = advance(row, w_stride)
-                v0, v1, v2, v3 = broadcast(x, k), broadcast(x1, k), broadcast(x2, k), broadcast(x3, k)
-                a0, a1, a2, a3 = fma(v0, wa, a0), fma(v1, wa, a1), fma(v2, wa, a2), fma(v3, wa, a3)
-                b0, b1, b2, b3 = fma(v0, wb, b0), fma(v1, wb, b1), fma(v2, wb, b2), fma(v3, wb, b3)
-        store(out, j, a0)
-        store(o1, j, a1)
-        store(o2, j, a2)
-        store(o3, j, a3)
-        store(out, i, b0)
-        store(o1, i, b1)
-        store(o2, i, b2)
-        store(o3, i, b3)
-        j += 2 * count
-    if j < width:
-        a0, a1, a2, a3 = load(out, j), load(o1, j), load(o2, j), load(o3, j)
-        row = advance(w, j)
-        for g in range(groups):
-            for k in range(g * group_stride, g * group_stride + depth):
-                wa = load(row, 0)
-                row = advance(row, w_stride)
-                a0, a1 = fma(broadcast(x, k), wa, a0), fma(broadcast(x1, k), wa, a1)
-                a2, a3 = fma(broadcast(x2, k), wa, a2), fma(broadcast(x3, k), wa, a3)
-        store(out, j, a0)
-        store(o1, j, a1)
-        store(o2, j, a2)
-        store(o3, j, a3)
-
-
-# Products of a few rows with packed weights, and sums of outer products: what recurrent steps consist of.
+# Products of a few rows with packed weights, and sums of outer products, for recurrent steps.
 #
 # Each works on a tile that stays in registers: four rows by up to three vectors, of which each vector of weights that
 # is loaded serves four multiply-adds and each number that is broadcast three. Every result is one chain of multiply-
@@ -196,9 +124,7 @@ def multiply_add(
 
 
 @device
-def multiply(
-    x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, width: int, out: Any, out_stride: int
-) -> None:
+def multiply(x, r1, r2, r3, depth, w, w_stride, width, out, out_stride):
     """``out[s] += Σ_k x[r_s + k] · w[k]`` for four rows that begin at x and r1, r2 and r3 behind it.
 
     w (depth, w_stride) and the rows of `out`, of which whole vectors up to `width` are used. 8 · depth · width FLOP.
@@ -218,7 +144,7 @@ def multiply(
 
 
 @device
-def multiply_3(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, out: Any, stride: int) -> None:
+def multiply_3(x, r1, r2, r3, depth, w, w_stride, out, stride):
     """`multiply`, for a tile of three vectors."""
     count = lanes(x)
     a0, a1, a2, a3 = zeros(x), zeros(x), zeros(x), zeros(x)
@@ -242,7 +168,7 @@ def multiply_3(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: 
 
 
 @device
-def multiply_2(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, out: Any, stride: int) -> None:
+def multiply_2(x, r1, r2, r3, depth, w, w_stride, out, stride):
     """`multiply`, for a tile of two vectors."""
     count = lanes(x)
     a0, a1, a2, a3 = zeros(x), zeros(x), zeros(x), zeros(x)
@@ -259,7 +185,7 @@ def multiply_2(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: 
 
 
 @device
-def multiply_1(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, out: Any, stride: int) -> None:
+def multiply_1(x, r1, r2, r3, depth, w, w_stride, out, stride):
     """`multiply`, for a tile of one vector."""
     a0, a1, a2, a3 = zeros(x), zeros(x), zeros(x), zeros(x)
     row = w
@@ -272,12 +198,12 @@ def multiply_1(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: 
 
 
 @device
-def _tiles_add(out: Any, at: int, value: Any) -> None:
+def _tiles_add(out, at, value):
     store(out, at, load(out, at) + value)
 
 
 @device
-def _add_4(out: Any, at: int, stride: int, v0: Any, v1: Any, v2: Any, v3: Any) -> None:
+def _add_4(out, at, stride, v0, v1, v2, v3):
     _tiles_add(out, at, v0)
     _tiles_add(out, at + stride, v1)
     _tiles_add(out, at + 2 * stride, v2)
@@ -285,8 +211,8 @@ def _add_4(out: Any, at: int, stride: int, v0: Any, v1: Any, v2: Any, v3: Any) -
 
 
 @device
-def multiply_row(x: Any, depth: int, w: Any, w_stride: int, width: int, out: Any) -> None:
-    """The same of one row; six chains at a time."""
+def multiply_row(x, depth, w, w_stride, width, out):
+    """`multiply` for one row; six chains at a time."""
     count = lanes(x)
     j = 0
     while j + 6 * count <= width:
@@ -327,7 +253,7 @@ def multiply_row(x: Any, depth: int, w: Any, w_stride: int, width: int, out: Any
 
 
 @device
-def add_outer(x: Any, x_row: int, features: int, a: Any, a_row: int, rows: int, width: int, out: Any) -> None:
+def add_outer(x, x_row, features, a, a_row, rows, width, out):
     """``out[i] += Σ_r x[r·x_row + i] · a[r·a_row …]``.
 
     out (features, width), of whole vectors. 2 · rows · features · width FLOP. Where no four features are left the last
@@ -351,10 +277,7 @@ def add_outer(x: Any, x_row: int, features: int, a: Any, a_row: int, rows: int, 
 
 
 @device
-def _outer_3(
-    x: Any, x_row: int, d1: int, d2: int, d3: int, a: Any, a_row: int, rows: int, out: Any, o0: int, o1: int, o2: int,
-    o3: int,
-) -> None:  # fmt: skip
+def _outer_3(x, x_row, d1, d2, d3, a, a_row, rows, out, o0, o1, o2, o3):
     n = lanes(x)
     a0, a1, a2, a3 = load(out, o0), load(out, o1), load(out, o2), load(out, o3)
     b0, b1, b2, b3 = load(out, o0 + n), load(out, o1 + n), load(out, o2 + n), load(out, o3 + n)
@@ -376,10 +299,7 @@ def _outer_3(
 
 
 @device
-def _outer_2(
-    x: Any, x_row: int, d1: int, d2: int, d3: int, a: Any, a_row: int, rows: int, out: Any, o0: int, o1: int, o2: int,
-    o3: int,
-) -> None:  # fmt: skip
+def _outer_2(x, x_row, d1, d2, d3, a, a_row, rows, out, o0, o1, o2, o3):
     n = lanes(x)
     a0, a1, a2, a3 = load(out, o0), load(out, o1), load(out, o2), load(out, o3)
     b0, b1, b2, b3 = load(out, o0 + n), load(out, o1 + n), load(out, o2 + n), load(out, o3 + n)
@@ -394,10 +314,7 @@ def _outer_2(
 
 
 @device
-def _outer_1(
-    x: Any, x_row: int, d1: int, d2: int, d3: int, a: Any, a_row: int, rows: int, out: Any, o0: int, o1: int, o2: int,
-    o3: int,
-) -> None:  # fmt: skip
+def _outer_1(x, x_row, d1, d2, d3, a, a_row, rows, out, o0, o1, o2, o3):
     a0, a1, a2, a3 = load(out, o0), load(out, o1), load(out, o2), load(out, o3)
     for _ in range(rows):
         wa = load(a, 0)
@@ -408,7 +325,7 @@ def _outer_1(
 
 
 @device
-def _store_4(out: Any, o0: int, o1: int, o2: int, o3: int, v0: Any, v1: Any, v2: Any, v3: Any) -> None:
+def _store_4(out, o0, o1, o2, o3, v0, v1, v2, v3):
     store(out, o0, v0)
     store(out, o1, v1)
     store(out, o2, v2)
@@ -416,7 +333,7 @@ def _store_4(out: Any, o0: int, o1: int, o2: int, o3: int, v0: Any, v1: Any, v2:
 
 
 def parts_of(groups: int, work: int) -> tuple[int, int]:
-    """Return the team for so many operations on groups of samples, and in how many parts of whole groups they are cut.
+    """Return the team for `work` operations on groups of samples, and the number of parts of whole groups.
 
     A part keeps all its samples in step, so there are no more of them than threads. No result depends on it.
     """
@@ -425,41 +342,26 @@ def parts_of(groups: int, work: int) -> tuple[int, int]:
 
 
 def weights_of(
-    like: np.ndarray, w_ih: np.ndarray | None, b_ih: np.ndarray | None, b_hh: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what projects the input as arrays, empty ones for what is not there: one specialisation serves all."""
-    flat = np.empty(0, like.dtype)
-    return (
-        np.empty((0, 0), like.dtype) if w_ih is None else w_ih,
-        flat if b_ih is None else b_ih,
-        flat if b_hh is None else b_hh,
-    )
+    w_hh: np.ndarray, w_ih: np.ndarray | None, b_ih: np.ndarray | None, b_hh: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return w_ih, b_ih, b_hh and w_hh, with empty arrays in place of None: one specialisation serves all."""
+    flat, square, _ = empties(w_hh.dtype)
+    return (square if w_ih is None else w_ih, flat if b_ih is None else b_ih, flat if b_hh is None else b_hh, w_hh)
+
+
+@cache
+def empties(dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return arrays of one, two and three axes without numbers, to be passed in place of None."""
+    return np.empty(0, dtype), np.empty((0, 0), dtype), np.empty((0, 0, 0), dtype)
 
 
 # ---- in Numba: weights ---------------------------------------------------------------------------------------------
 
 
 @device
-def gate_at(part: int, gates: int, columns: int) -> int:
+def gate_at(part, gates, columns):
     """Return which of torch's gates a part of the input's products is: a GRU's are n, r, z."""
     return part if gates == columns else (part + gates - 1) % gates
-
-
-@numba.njit(**INNER_JIT)
-def padded(numbers: int, itemsize: int) -> int:
-    """Return so many numbers rounded up to whole vectors."""
-    count = VECTOR_BYTES // itemsize
-    return (numbers + count - 1) // count * count
-
-
-@numba.njit(**INNER_JIT)
-def part_at(part: int, gates: int, apart: int, itemsize: int) -> int:
-    """Return where a part begins in a row of columns: `apart` from the one before, those beyond the gates after a pad.
-
-    The state's products, as long as the input's, begin at part ``columns - gates`` and pass over that pad. What is an
-    input's infinity times the zeros of a pad, NaN, so stays in it.
-    """
-    return part * apart if part < gates else padded(gates * apart, itemsize) + (part - gates) * apart
 
 
 def numbers_of_row(gates: int, columns: int, hidden: int, itemsize: int) -> int:
@@ -475,18 +377,13 @@ def numbers_of_row(gates: int, columns: int, hidden: int, itemsize: int) -> int:
 row_of_columns = numba.njit(**INNER_JIT)(numbers_of_row)
 
 
-@device
-def item_of(ptr: Any) -> int:
-    """Return the bytes of a number that a pointer points to."""
-    return VECTOR_BYTES // lanes(ptr)
-
-
 @numba.njit(**INNER_JIT)
-def pack(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any) -> Any:
+def pack(cell, w_ih, b_ih, b_hh, w_hh, b_hn):
     """Return the weights transposed: rows of the input's, of the state's, and of the biases.
 
-    Rows are ``padded(gates · H)`` long, that of the biases `row_of_columns`.
+    Rows are ``padded(gates · H)`` long, the row of biases `row_of_columns`.
     """
+    gates, columns = len(cell), columns_of(cell)
     hidden, features = w_hh.shape[1], w_ih.shape[1]
     row = padded(gates * hidden, w_hh.itemsize)
     first = part_at(columns - gates, gates, hidden, w_hh.itemsize)
@@ -498,19 +395,23 @@ def pack(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any) -
                 out[k * row + part * hidden + j] = w_ih[gate * hidden + j, k]
             for k in range(hidden):
                 out[(features + k) * row + of_state - first + j] = w_hh[part * hidden + j, k]
-    pack_biases(gates, columns, b_ih, b_hh, hidden, out[(features + hidden) * row :])
+    biases = out[(features + hidden) * row :]
+    pack_biases(gates, columns, b_ih, b_hh, hidden, biases)
+    at = part_at(3, 3, hidden, w_hh.itemsize)
+    for j in range(len(b_hn)):
+        biases[at + j] = b_hn[j]
     return out
 
 
 @numba.njit(**INNER_JIT)
-def room_for_weights(depth: int, row: int, biases: int, like: Any) -> Any:
-    """Return zeros for so many rows of weights and one of biases, aligned to vectors, of the dtype of `like`."""
+def room_for_weights(depth, row, biases, like):
+    """Return zeros for `depth` rows of weights and one of biases, aligned to vectors, of the dtype of `like`."""
     room = np.zeros(depth * row + biases + VECTOR_BYTES, like.dtype)
     return room[(-room.ctypes.data) % VECTOR_BYTES // like.itemsize :]
 
 
 @numba.njit(**INNER_JIT)
-def pack_biases(gates: int, columns: int, b_ih: Any, b_hh: Any, hidden: int, out: Any) -> None:
+def pack_biases(gates, columns, b_ih, b_hh, hidden, out):
     """Add both biases, empty where there are none, to the zeros of their row."""
     if b_ih.size > 0:
         for part in range(gates):
@@ -524,23 +425,11 @@ def pack_biases(gates: int, columns: int, b_ih: Any, b_hh: Any, hidden: int, out
                 out[at + j] += b_hh[part * hidden + j]
 
 
-@numba.njit(**INNER_JIT)
-def set_bias(w: Any, features: int, part: int, gates: int, values: Any) -> None:
-    """Set one part of the biases of packed weights."""
-    hidden = len(values)
-    at = (features + hidden) * padded(gates * hidden, w.itemsize) + part_at(part, gates, hidden, w.itemsize)
-    for j in range(hidden):
-        w[at + j] = values[j]
-
-
 # ---- in Numba: steps -----------------------------------------------------------------------------------------------
 
 
 @device
-def _start(
-    x: Any, rows: Any, gates: int, columns: int, features: int, hidden: int, stride: int, row: int, weights: Any,
-    bias: Any, z: Any,
-) -> None:  # fmt: skip
+def _start(x, rows, gates, columns, features, hidden, stride, row, weights, bias, z):
     """Set four rows of z to the biases and the input's products; `rows` are where the input's rows begin in x."""
     if features > 0:
         r0, r1, r2, r3 = rows
@@ -556,22 +445,24 @@ def _start(
         copy(advance(z, s * stride + row), advance(bias, row), stride - row)
 
 
-@device
-def forward_part(
-    cell: Any, gates: int, columns: int, extra: Any, part: int, parts: int, shape: Any, x: Any, features: int, w: Any,
-    initial: Any, kept: Any,
-) -> None:  # fmt: skip
-    """Run a part's samples through time. x (T, B, I or gates·H), w from `pack`, `initial` the state's arrays."""
+@numba.njit(**INNER_JIT)
+def forward_part(part, parts, cell, shape, x, features, w, origin, places):
+    """Run a part's samples through time.
+
+    x (…, I or gates·H) and the arrays at `places`: those that the cell keeps, h first, then the initial state.
+    All but the latter begin at row `origin`. w as `pack` returns it.
+    """
+    apply, gates, columns = of_cell(cell, rnn_cell, gru_cell, lstm_cell), len(cell), columns_of(cell)
     steps, batch, hidden = shape
-    states, blocks = len(initial), (batch + SAMPLES - 1) // SAMPLES
+    states, blocks = states_of(cell), (batch + SAMPLES - 1) // SAMPLES
     begin, end = part * blocks // parts, (part + 1) * blocks // parts
-    width, inputs, item = padded(hidden, w.itemsize), x.shape[2], w.itemsize
+    width, inputs, item = padded(hidden, w.itemsize), x.shape[-1], w.itemsize
     row, stride = padded(gates * hidden, item), row_of_columns(gates, columns, hidden, item)
     room = states * SAMPLES * width
     scratch = np.empty(2 * SAMPLES * stride + (end - begin) * room + VECTOR_BYTES, w.dtype)
     both = aligned_pointer(scratch)
     of_one, state = advance(both, SAMPLES * stride), advance(both, 2 * SAMPLES * stride)
-    source, of_input = pointer(x), pointer(w)
+    source, of_input = advance(pointer(x), origin * inputs), pointer(w)
     weights = advance(of_input, features * row)
     bias, into = advance(weights, hidden * row), part_at(columns - gates, gates, hidden, item)
     for block in range(begin, end):
@@ -580,7 +471,7 @@ def forward_part(
             for i in range(states):
                 to = (block - begin) * room + (s * states + i) * width
                 for j in range(0, width, lanes(state)):
-                    store(state, to + j, load_n(initial[i], sample * hidden + j, hidden - j))
+                    store(state, to + j, load_n(places[len(places) - states + i], sample * hidden + j, hidden - j))
     for t in range(steps):
         for block in range(begin, end):
             first, own = block * SAMPLES, advance(state, (block - begin) * room)
@@ -602,11 +493,18 @@ def forward_part(
                 apart = states * width
                 multiply(own, apart, 2 * apart, 3 * apart, hidden, weights, row, row, advance(z, into), stride)
             for s in range(rows):
-                place = (t * batch + first + s) * hidden
+                place = (origin + t * batch + first + s) * hidden
                 of_sample, z_row = advance(own, s * states * width), advance(z, s * stride)
                 for j in range(0, width, lanes(state)):
-                    cell(extra, z_row, hidden, of_sample, width, j, hidden, place, kept)
+                    apply(cell, z_row, hidden, of_sample, width, j, hidden, place, places)
     keep_alive(scratch)
+
+
+@numba.njit(**JIT)
+def run_forward(team, parts, cell, x, w_ih, b_ih, b_hh, w_hh, b_hn, *arrays):
+    """Run all samples; `arrays` as `places` of `forward_part`, (T, B, …), and b_hn of a GRU, else empty."""
+    w = pack(cell, w_ih, b_ih, b_hh, w_hh, b_hn)
+    in_parts(forward_part, team, parts, (parts, cell, arrays[0].shape, x, w_ih.shape[1], w, 0, pointers_of(arrays)))
 
 
 # Weights in panels: the columns of up to three vectors, row after row, so that a product reads them in one stream.
@@ -617,7 +515,7 @@ def forward_part(
 
 @intrinsic
 def _unknown(typingctx: Any, value: Any) -> Any:
-    """Return a number of which the compiler does not know that it is a constant.
+    """Return a number and hide from the compiler that it is a constant.
 
     With a constant step between rows LLVM does several turns of a tile's loop at once, for which there are not enough
     registers.
@@ -630,7 +528,7 @@ def _unknown(typingctx: Any, value: Any) -> Any:
 
 
 @numba.njit(**INNER_JIT)
-def _pack_matrix(w: Any, gates: int, columns: int, hidden: int, of_input: bool, out: Any) -> None:
+def _pack_matrix(w, gates, columns, hidden, of_input, out):
     """Write w (gates·H, K) in panels."""
     depth, count = w.shape[1], VECTOR_BYTES // w.itemsize
     vectors = padded(gates * hidden, w.itemsize) // count
@@ -649,8 +547,9 @@ def _pack_matrix(w: Any, gates: int, columns: int, hidden: int, of_input: bool, 
 
 
 @numba.njit(**INNER_JIT)
-def pack_panels(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any) -> Any:
+def pack_panels(cell, w_ih, b_ih, b_hh, w_hh):
     """Return panels of the input's weights, of the state's, and the row of biases; parts are where `part_at` says."""
+    gates, columns = len(cell), columns_of(cell)
     hidden, features = w_hh.shape[1], w_ih.shape[1]
     row = padded(gates * hidden, w_hh.itemsize)
     out = room_for_weights(features + hidden, row, row_of_columns(gates, columns, hidden, w_hh.itemsize), w_hh)
@@ -661,12 +560,10 @@ def pack_panels(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh:
 
 
 @device
-def multiply_panels(
-    x: Any, x_stride: int, rows: int, depth: int, w: Any, width: int, out: Any, out_stride: int
-) -> None:
-    """``out[s] += Σ_k x[s, k] · w[k]`` for so many rows; `width` numbers of each, w in panels.
+def multiply_panels(x, x_stride, rows, depth, w, width, out, out_stride):
+    """``out[s] += Σ_k x[s, k] · w[k]`` for `rows` rows; `width` numbers of each, w in panels.
 
-    Rows of `out` are there up to a multiple of four: where there are fewer, the last one is computed again.
+    `out` has rows up to a multiple of four: the last row of x is repeated for those beyond `rows`.
     """
     count = lanes(x)
     vectors, at = width // count, 0
@@ -687,7 +584,7 @@ def multiply_panels(
 
 
 @device
-def multiply_panels_by_row(x: Any, depth: int, w: Any, width: int, out: Any) -> None:
+def multiply_panels_by_row(x, depth, w, width, out):
     """The same of one row; two panels of three vectors at a time, so six chains of multiply-adds."""
     count = lanes(x)
     vectors, at = width // count, 0
@@ -703,7 +600,7 @@ def multiply_panels_by_row(x: Any, depth: int, w: Any, width: int, out: Any) -> 
 
 
 @device
-def multiply_panels_by_pair(x: Any, x_stride: int, depth: int, w: Any, width: int, out: Any, out_stride: int) -> None:
+def multiply_panels_by_pair(x, x_stride, depth, w, width, out, out_stride):
     """The same of two rows; two panels of three vectors at a time, so twelve chains."""
     count = lanes(x)
     vectors, at = width // count, 0
@@ -720,7 +617,7 @@ def multiply_panels_by_pair(x: Any, x_stride: int, depth: int, w: Any, width: in
 
 
 @device
-def _pair_of_two_panels(x: Any, x_stride: int, depth: int, w: Any, out: Any, out_stride: int) -> None:
+def _pair_of_two_panels(x, x_stride, depth, w, out, out_stride):
     count = lanes(x)
     a0, b0, c0, d0, e0, f0 = zeros(x), zeros(x), zeros(x), zeros(x), zeros(x), zeros(x)
     a1, b1, c1, d1, e1, f1 = zeros(x), zeros(x), zeros(x), zeros(x), zeros(x), zeros(x)
@@ -744,7 +641,7 @@ def _pair_of_two_panels(x: Any, x_stride: int, depth: int, w: Any, out: Any, out
 
 
 @device
-def _row_of_two_panels(x: Any, depth: int, w: Any, out: Any) -> None:
+def _row_of_two_panels(x, depth, w, out):
     count = lanes(x)
     a, b, c = zeros(x), zeros(x), zeros(x)
     d, e, f = zeros(x), zeros(x), zeros(x)
@@ -758,7 +655,7 @@ def _row_of_two_panels(x: Any, depth: int, w: Any, out: Any) -> None:
 
 
 @device
-def _row_of_panel(x: Any, depth: int, w: Any, panel: int, out: Any) -> None:
+def _row_of_panel(x, depth, w, panel, out):
     count = lanes(x)
     if panel == 3:
         a, b, c = zeros(x), zeros(x), zeros(x)
@@ -777,7 +674,7 @@ def _row_of_panel(x: Any, depth: int, w: Any, panel: int, out: Any) -> None:
 
 
 @device
-def _add_6(out: Any, count: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> None:
+def _add_6(out, count, a, b, c, d, e, f):
     _panels_add(out, 0, a)
     _panels_add(out, count, b)
     _panels_add(out, 2 * count, c)
@@ -787,5 +684,5 @@ def _add_6(out: Any, count: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any)
 
 
 @device
-def _panels_add(out: Any, at: int, value: Any) -> None:
+def _panels_add(out, at, value):
     store(out, at, load(out, at) + value)

@@ -1,12 +1,12 @@
-"""Recurrent layers without a way back: states are written, gates are not, and nothing else is kept.
+"""Recurrent layers without a backward: only states are written.
 
 A step adds the products of the input's and of the state's weights to the biases, and applies the cell. The weights lie
 in panels of three vectors' columns, row after row, so each panel streams past once a step and serves all of a part's
-samples from the first cache. The input is projected on the way too, that of few samples some steps ahead: nothing
+samples from the first cache. The input is projected in the same pass, for few samples some steps ahead: no array
 of its size is written. Where threads outnumber the blocks of four samples, parts are pairs of samples or single ones.
 
-Each number is one chain of multiply-adds for the input and one for the state, whatever rows are computed together. An
-LSTM's c has room for one step, which the next one writes over.
+Each number is one chain of multiply-adds for the input and one for the state, whichever rows are computed together. An
+LSTM's c holds one step, which the next one overwrites.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import types
 
 from sparsebp.core.check import Array
-from sparsebp.kernels.host import forward
+from sparsebp.kernels.host import equations
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -41,67 +41,78 @@ from sparsebp.kernels.host.engine.simd import (
     zeros,
 )
 from sparsebp.kernels.host.engine.threads import in_parts
-from sparsebp.kernels.host.forward import (
+from sparsebp.kernels.host.equations import (
+    GRU,
+    LSTM,
+    RNN_RELU,
+    RNN_TANH,
     SAMPLES,
+    columns_of,
     item_of,
+    of_cell,
+    padded,
+    part_at,
+    pointers_of,
+    states_of,
+)
+from sparsebp.kernels.host.forward import (
     multiply_panels,
     multiply_panels_by_pair,
     multiply_panels_by_row,
     pack_panels,
-    padded,
-    part_at,
     parts_of,
     row_of_columns,
     weights_of,
 )
+
+# Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
+# mypy: disable-error-code="no-untyped-def"
 
 ROWS_AHEAD = 16
 """Rows of the input that are projected together, of several steps where there are few samples."""
 
 
 @device
-def _rnn(relu: bool, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    v = forward.rnn(relu, zeros(z), load(z, j))
+def _rnn(extra, z, apart, state, width, j, hidden, at, kept):
+    v = equations.rnn(extra[0] != 0, zeros(z), load(z, j))
     store(state, j, v)
-    store_up_to(kept, at + j, v, hidden - j)
+    store_up_to(kept[0], at + j, v, hidden - j)
 
 
 @device
-def _gru(extra: None, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+def _gru(extra, z, apart, state, width, j, hidden, at, kept):
     inner = load(z, part_at(3, 3, apart, item_of(z)) + j)
-    v, _, _, _ = forward.gru(load(z, j), load(z, apart + j), load(z, 2 * apart + j), inner, load(state, j))
+    v, _, _, _ = equations.gru(load(z, j), load(z, apart + j), load(z, 2 * apart + j), inner, load(state, j))
     store(state, j, v)
-    store_up_to(kept, at + j, v, hidden - j)
+    store_up_to(kept[0], at + j, v, hidden - j)
 
 
 @device
-def _lstm(step: int, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    seen, value, _, _, _, _ = forward.lstm(
+def _lstm(extra, z, apart, state, width, j, hidden, at, kept):
+    seen, value, _, _, _, _ = equations.lstm(
         load(z, j), load(z, apart + j), load(z, 2 * apart + j), load(z, 3 * apart + j), load(state, width + j)
     )
     store(state, j, seen)
     store(state, width + j, value)
     store_up_to(kept[0], at + j, seen, hidden - j)
-    store_up_to(advance(kept[1], at % step), j, value, hidden - j)
+    store_up_to(advance(kept[1], at % extra[1]), j, value, hidden - j)
 
 
 @device
-def _grain(batch: int, parts: int) -> int:
-    """Return of how many samples, four, two or one, a batch has at least as many groups as there are parts."""
+def _grain(batch, parts):
+    """Return the group size, four, two or one sample, with at least as many groups as parts."""
     grain = SAMPLES
     while grain > 1 and (batch + grain - 1) // grain < parts:
         grain //= 2
     return grain
 
 
-@device
-def _infer_part(
-    cell: Any, gates: int, columns: int, extra: Any, part: int, parts: int, shape: Any, x: Any, w: Any, initial: Any,
-    kept: Any,
-) -> None:  # fmt: skip
-    """Run a part's samples through time; arguments as `forward.forward_part`'s, w from `panels.pack`."""
+@numba.njit(**INNER_JIT)
+def _infer_part(part, parts, cell, shape, x, w, places):
+    """Run a part's samples through time; w from `pack_panels`; `places`: h, an LSTM's c, and the state before."""
+    apply, gates, columns = of_cell(cell, _rnn, _gru, _lstm), len(cell), columns_of(cell)
     steps, batch, hidden = shape
-    states, features = len(initial), x.shape[2]
+    states, features, extra = states_of(cell), x.shape[2], (cell[0], batch * hidden)
     grain = _grain(batch, parts)
     units = (batch + grain - 1) // grain
     first = part * units // parts * grain
@@ -127,7 +138,7 @@ def _infer_part(
         for i in range(states):
             at = min(first + s, batch - 1) * hidden
             for j in range(0, width, lanes(state)):
-                store(state, s * room + i * width + j, load_n(initial[i], at + j, hidden - j))
+                store(state, s * room + i * width + j, load_n(places[states + i], at + j, hidden - j))
     for t in range(steps):
         if t % ahead == 0:
             for s in range(room_ahead):
@@ -149,47 +160,17 @@ def _infer_part(
         for s in range(rows):
             place = (t * batch + first + s) * hidden
             for j in range(0, width, lanes(state)):
-                cell(extra, advance(z, s * stride), hidden, advance(state, s * room), width, j, hidden, place, kept)
+                apply(extra, advance(z, s * stride), hidden, advance(state, s * room), width, j, hidden, place, places)
     keep_alive(scratch)
 
 
-@numba.njit(**INNER_JIT)
-def _rnn_part(part: int, parts: int, x: Any, w: Any, h0: Any, relu: bool, h: Any) -> None:
-    initial = (pointer(h0),)
-    _infer_part(_rnn, 1, 1, relu, part, parts, h.shape, x, w, initial, pointer(h))
-
-
 @numba.njit(**JIT)
-def _run_rnn(team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, relu: bool,
-             h: Any) -> None:  # fmt: skip
-    w = pack_panels(1, 1, w_ih, b_ih, b_hh, w_hh)
-    in_parts(_rnn_part, team, parts, (parts, x, w, h0, relu, h))
+def _infer(team, parts, cell, x, w_ih, b_ih, b_hh, w_hh, *arrays):
+    w = pack_panels(cell, w_ih, b_ih, b_hh, w_hh)
+    in_parts(_infer_part, team, parts, (parts, cell, arrays[0].shape, x, w, pointers_of(arrays)))
 
 
-@numba.njit(**INNER_JIT)
-def _gru_part(part: int, parts: int, x: Any, w: Any, h0: Any, h: Any) -> None:
-    initial = (pointer(h0),)
-    _infer_part(_gru, 3, 4, None, part, parts, h.shape, x, w, initial, pointer(h))
-
-
-@numba.njit(**JIT)
-def _run_gru(team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, h: Any) -> None:
-    w = pack_panels(3, 4, w_ih, b_ih, b_hh, w_hh)
-    in_parts(_gru_part, team, parts, (parts, x, w, h0, h))
-
-
-@numba.njit(**INNER_JIT)
-def _lstm_part(part: int, parts: int, x: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any) -> None:
-    initial, kept = (pointer(h0), pointer(c0)), (pointer(h), pointer(c))
-    _infer_part(_lstm, 4, 4, c.size, part, parts, h.shape, x, w, initial, kept)
-
-
-@numba.njit(**JIT)
-def _run_lstm(
-    team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, c0: Any, h: Any, c: Any
-) -> None:
-    w = pack_panels(4, 4, w_ih, b_ih, b_hh, w_hh)
-    in_parts(_lstm_part, team, parts, (parts, x, w, h0, c0, h, c))
+_CELLS = {"tanh": RNN_TANH, "relu": RNN_RELU, "gru": GRU, "lstm": LSTM}
 
 
 def infer(
@@ -212,31 +193,26 @@ def infer(
     steps, batch, _ = h.shape
     if not batch or not steps:
         return
-    args = (x, *weights_of(w_hh, w_ih, b_ih, b_hh), w_hh, *initial)
+    written = (h,) if c is None else (h, c)
     team = parts_of(batch, 2 * steps * batch * (w_ih.size + w_hh.size))
-    if kind == "gru":
-        _run_gru(*team, *args, h)
-    elif kind == "lstm":
-        _run_lstm(*team, *args, h, c)
-    else:
-        _run_rnn(*team, *args, kind == "relu", h)
+    _infer(*team, _CELLS[kind], x, *weights_of(w_hh, w_ih, b_ih, b_hh), *written, *initial)
 
 
 # One step of stacked recurrent layers, for sequences that come a step at a time.
 #
-# The call is what costs: a step of 20 units takes a fraction of a microsecond, and every array that Numba takes from
-# Python some tenths of one. So all but x is in a table of addresses. The weights are used where they lie, row by row:
-# what is written into them counts from the next step on.
+# The call dominates: a step of 20 units takes a fraction of a microsecond, and every array that Numba takes from
+# Python some tenths of one. So everything but x is in a table of addresses. The weights are read in place, row by row:
+# changes to them take effect at the next step.
 
 KINDS = ("tanh", "relu", "gru", "lstm")
 KIND, LAYERS, BATCH, HIDDEN, STATE, CELLS, ROOM, WEIGHTS = range(8)
-"""Places in a stream's table: a number of `KINDS`; sizes; addresses of h (L, B, H), of an LSTM's c, and of room for
-`room_of` numbers. From WEIGHTS on, for each layer the addresses of its two weights and two biases."""
+"""Places in a stream's table: a number of `KINDS`; sizes; addresses of h (L, B, H), of an LSTM's c, and of
+`room_of` numbers of scratch. From WEIGHTS on, for each layer the addresses of its two weights and two biases."""
 TABLE_OF_LAYER = 4
 
 
 def room_of(kind: str, batch: int, hidden: int) -> int:
-    """Return how many numbers of scratch a step needs: what the input and the state bring to every gate."""
+    """Return the scratch of a step, in numbers: the products of input and state for every gate."""
     return batch * 2 * {"gru": 3, "lstm": 4}.get(kind, 1) * hidden
 
 
@@ -261,7 +237,7 @@ def _put_sum(typingctx: Any, ptr: Any, offset: Any, value: Any) -> Any:
 
 
 @device
-def _products(w: Any, x: Any, depth: int, rows: int, out: Any) -> None:
+def _products(w, x, depth, rows, out):
     """``out[r] = w[r] · x`` for rows of `depth` numbers; four at a time, the last one again where there are fewer."""
     count = lanes(x)
     whole = depth - depth % count
@@ -285,34 +261,34 @@ def _products(w: Any, x: Any, depth: int, rows: int, out: Any) -> None:
 
 
 @device
-def _sum(a: Any, b: Any, b_ih: Any, b_hh: Any, at: int, n: int) -> Any:
-    """Return what a gate's parts add up to."""
+def _sum(a, b, b_ih, b_hh, at, n):
+    """Return the sum of a gate's parts."""
     return (load_n(a, at, n) + load_n(b_ih, at, n)) + (load_n(b, at, n) + load_n(b_hh, at, n))
 
 
 @device
-def _apply(kind: int, a: Any, b: Any, b_ih: Any, b_hh: Any, hidden: int, h: Any, c: Any) -> None:
-    """Replace a sample's state by the next one; a and b are what input and state bring."""
+def _apply(kind, a, b, b_ih, b_hh, hidden, h, c):
+    """Replace a sample's state by the next one; a and b are the products of input and state."""
     for j in range(0, hidden, lanes(h)):
         n = hidden - j
         if kind == 2:
             at = 2 * hidden + j
             of_reset, of_update = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
             of_new, inner = load_n(a, at, n) + load_n(b_ih, at, n), load_n(b, at, n) + load_n(b_hh, at, n)
-            v, _, _, _ = forward.gru(of_new, of_reset, of_update, inner, load_n(h, j, n))
+            v, _, _, _ = equations.gru(of_new, of_reset, of_update, inner, load_n(h, j, n))
             store_n(h, j, v, n)
         elif kind == 3:
             of_enter, of_keep = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
             of_new, of_show = _sum(a, b, b_ih, b_hh, 2 * hidden + j, n), _sum(a, b, b_ih, b_hh, 3 * hidden + j, n)
-            v, value, _, _, _, _ = forward.lstm(of_enter, of_keep, of_new, of_show, load_n(c, j, n))
+            v, value, _, _, _, _ = equations.lstm(of_enter, of_keep, of_new, of_show, load_n(c, j, n))
             store_n(c, j, value, n)
             store_n(h, j, v, n)
         else:
-            store_n(h, j, forward.rnn(kind == 1, zeros(h), _sum(a, b, b_ih, b_hh, j, n)), n)
+            store_n(h, j, equations.rnn(kind == 1, zeros(h), _sum(a, b, b_ih, b_hh, j, n)), n)
 
 
 @numba.njit(**INNER_JIT)
-def _layer(x: Any, features: int, layer: int, table: Any, like: Any) -> None:
+def _layer(x, features, layer, table, like):
     kind, batch, hidden = table[KIND], table[BATCH], table[HIDDEN]
     gates = 3 if kind == 2 else (4 if kind == 3 else 1)
     rows, own = gates * hidden, WEIGHTS + layer * TABLE_OF_LAYER
@@ -331,7 +307,7 @@ def _layer(x: Any, features: int, layer: int, table: Any, like: Any) -> None:
 
 
 @numba.njit(**JIT)
-def step_of_stream(x: Any, table: Any) -> None:
+def step_of_stream(x, table):
     """Take all layers one step on: x (I,) or (B, I), C-contiguous, of the dtype of all that the table points to."""
     like = x.dtype.type(0)
     batch, hidden = table[BATCH], table[HIDDEN]

@@ -19,6 +19,7 @@ from numba.core import types
 from sparsebp.core import backend
 from sparsebp.core.check import Array, UpdateRule
 from sparsebp.core.errors import DeviceError
+from sparsebp.kernels.host.engine import shipped
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, parts_for, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -42,11 +43,14 @@ from sparsebp.kernels.host.engine.threads import parallel, team
 from sparsebp.kernels.operands import momenta
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 
+# Compiled functions have no annotations: their arguments are pointers and numbers.
+# mypy: disable-error-code="no-untyped-def"
+
 _momenta = numba.njit(**INNER_JIT)(momenta)
 
 
 @device
-def _gradient(p: Any, g: Any, i: int, left: int, decay: float, maximize: float) -> Any:
+def _gradient(p, g, i, left, decay, maximize):
     """Return the gradient that the rule sees: negated to go uphill, with the decay added."""
     grad = load_up_to(g, i, left)
     if maximize != 0.0:
@@ -57,7 +61,7 @@ def _gradient(p: Any, g: Any, i: int, left: int, decay: float, maximize: float) 
 
 
 @device
-def _lerp(old: Any, new: Any, weight: float, like: Any) -> Any:
+def _lerp(old, new, weight, like):
     """Go from `old` towards `new`, from the nearer end, as torch.lerp."""
     if abs(weight) < 0.5:
         return fma(new - old, weight, old)
@@ -65,11 +69,11 @@ def _lerp(old: Any, new: Any, weight: float, like: Any) -> Any:
 
 
 @device
-def _mean_square(old: Any, grad: Any, keep: float) -> Any:
+def _mean_square(old, grad, keep):
     return fma(grad * (1.0 - keep), grad, old * keep)
 
 
-def _sgd(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
+def _sgd(like, at, o, step, low, high):
     p, g, v = address(at[0], like), address(at[1], like), address(at[2], like)
     lr, momentum, fresh, decay, nesterov, maximize = -o[0], o[1], 1.0 - o[2], o[3], o[4], o[5]
     for i in range(low, high, lanes(p)):
@@ -83,7 +87,7 @@ def _sgd(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, fma(grad, lr, load_up_to(p, i, left)), left)
 
 
-def _adam(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
+def _adam(like, at, o, step, low, high):
     p, g, m, v, top = (
         address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
     )  # fmt: skip
@@ -107,7 +111,7 @@ def _adam(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, param + mean * step_size / (square_root(square) / root + eps), left)
 
 
-def _nadam(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
+def _nadam(like, at, o, step, low, high):
     p, g, m, v = address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like)
     lr, beta1, beta2, eps, decay, decoupled, maximize, momentum_decay = o[0], o[1], o[2], o[3], o[4], o[5], o[6], o[7]
     count = np.float64(step)
@@ -129,7 +133,7 @@ def _nadam(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, param + grad * of_grad / root + mean * of_mean / root, left)
 
 
-def _radam(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
+def _radam(like, at, o, step, low, high):
     p, g, m, v = address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like)
     lr, beta1, beta2, eps, decay, decoupled, maximize = o[0], o[1], o[2], o[3], o[4], o[5], o[6]
     count = np.float64(step)
@@ -157,7 +161,7 @@ def _radam(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, param - change, left)
 
 
-def _adamax(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
+def _adamax(like, at, o, step, low, high):
     p, g, m, v = address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like)
     lr, beta1, beta2, eps, decay, maximize = o[0], o[1], o[2], o[3], o[4], o[5]
     step_size = -(lr / (1.0 - beta1 ** np.float64(step)))
@@ -171,7 +175,7 @@ def _adamax(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, load_up_to(p, i, left) + mean * step_size / largest, left)
 
 
-def _adagrad(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
+def _adagrad(like, at, o, step, low, high):
     p, g, s = address(at[0], like), address(at[1], like), address(at[2], like)
     lr, eps, decay, maximize = -(o[0] / (1.0 + (step - 1) * o[1])), o[2], o[3], o[4]
     for i in range(low, high, lanes(p)):
@@ -182,7 +186,7 @@ def _adagrad(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, load_up_to(p, i, left) + grad * lr / (square_root(total) + eps), left)
 
 
-def _adadelta(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
+def _adadelta(like, at, o, _, low, high):
     p, g, s, d = address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like)
     lr, rho, eps, decay, maximize = -o[0], o[1], o[2], o[3], o[4]
     for i in range(low, high, lanes(p)):
@@ -195,7 +199,7 @@ def _adadelta(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, fma(delta, lr, load_up_to(p, i, left)), left)
 
 
-def _rmsprop(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
+def _rmsprop(like, at, o, _, low, high):
     p, g, s, b, a = (
         address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
     )  # fmt: skip
@@ -218,13 +222,13 @@ def _rmsprop(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
             store_up_to(p, i, param + grad * lr / root, left)
 
 
-def _scale(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
+def _scale(like, at, o, _, low, high):
     p = address(at[0], like)
     for i in range(low, high, lanes(p)):
         store_up_to(p, i, load_up_to(p, i, high - i) * o[0], high - i)
 
 
-def _clamp(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
+def _clamp(like, at, o, _, low, high):
     p = address(at[0], like)
     for i in range(low, high, lanes(p)):
         store_up_to(p, i, maximum(-o[0], minimum(o[0], load_up_to(p, i, high - i))), high - i)
@@ -327,7 +331,7 @@ def _wanted(dtype: str, access: str) -> np.ndarray:
 
 
 @numba.njit(**JIT)
-def _read(lists: Any, wanted: Any, trusted: bool, addresses: Any, begins: Any, rows: Any) -> bool:
+def _read(lists, wanted, trusted, addresses, begins, rows):
     """Fill the tables; False, with tables half filled, at the first entry that is not as wanted, unless `trusted`."""
     n, columns = addresses.shape
     array_type, dtype, none = wanted[0], wanted[1], wanted[2]
@@ -364,7 +368,7 @@ def _read(lists: Any, wanted: Any, trusted: bool, addresses: Any, begins: Any, r
 
 
 @numba.njit(**INNER_JIT)
-def entry_at(begins: Any, position: int) -> int:
+def entry_at(begins, position):
     """Return the array in which `position` of the concatenation lies, by bisection."""
     low, high = 0, len(begins) - 1
     while high - low > 1:
@@ -379,14 +383,14 @@ def entry_at(begins: Any, position: int) -> int:
 # Optimizer updates on the host: one pass over memory for all parameters together.
 #
 # The work of a number is the same wherever it falls, so results depend neither on the number of threads nor on which
-# parameters are updated in one call. What is done with a number is in `sparsebp.kernels.host.optim`.
+# parameters are updated in one call. The rules are above.
 
 _ACCESS = {
     rule: "wr" + "".join("o" if name in OPTIONAL_BUFFERS else "w" for name in names)
     for rule, names in UPDATE_BUFFERS.items()
 }
 _WORTH_THREADS = 1 << 20  # moved numbers: some 60 µs
-_ALIGN_FROM = 4096  # numbers, fewer of which are not worth a start of their own
+_ALIGN_FROM = 4096  # numbers, smaller arrays are not aligned
 Check = Callable[[], None]
 CHUNK = 1 << 14  # numbers that one partial sum of squares covers at most, see `chunk_rows`
 
@@ -452,7 +456,7 @@ def _run_on_all(rule: str, arrays: Sequence[Array], value: float, check: Check) 
 
 
 @numba.njit(**INNER_JIT)
-def update_range(rule, like, addresses, begins, options, steps, low, high):  # type: ignore[no-untyped-def]
+def update_range(rule, like, addresses, begins, options, steps, low, high):
     """Apply the rule at an address to the numbers from `low` to `high` of the concatenation."""
     if low == high:
         return
@@ -495,7 +499,7 @@ def _rule_types(like: Any) -> tuple[Any, ...]:
 @cache
 def rule_address(rule: str, dtype: np.dtype) -> int:
     """Return where a rule's code is: compiled alone, as hardly a program uses more than one or two."""
-    kept = numba.cfunc(types.void(*_rule_types(numba.from_dtype(dtype))), **JIT)(RULES[rule])
+    kept = shipped.cfunc(types.void(*_rule_types(numba.from_dtype(dtype))), RULES[rule], **JIT)
     _compiled.append(kept)
     return int(kept.address or 0)
 
@@ -504,7 +508,7 @@ _compiled: list[Any] = []
 
 
 @parallel(**JIT)
-def _update(part, parts, rule, like, addresses, begins, options, steps):  # type: ignore[no-untyped-def]
+def _update(part, parts, rule, like, addresses, begins, options, steps):
     low, high = span(part, parts, begins[-1])
     update_range(rule, like, addresses, begins, options, steps, low, high)
 
@@ -513,7 +517,7 @@ def _update(part, parts, rule, like, addresses, begins, options, steps):  # type
 
 
 @numba.njit(fastmath={"reassoc", "contract"}, **INNER_JIT)
-def square_sum(values):  # type: ignore[no-untyped-def]
+def square_sum(values):
     """Return the sum of the squares of a chunk."""
     total = 0.0
     for i in range(len(values)):
@@ -523,13 +527,13 @@ def square_sum(values):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**INNER_JIT)
-def chunk_rows(width):  # type: ignore[no-untyped-def]
+def chunk_rows(width):
     """Return how many rows of `width` numbers a chunk holds; 0: a row is longer than a chunk."""
     return CHUNK // max(width, 1)
 
 
 @numba.njit(**JIT)
-def _cut_chunks(begins, rows, lengths, chunks):  # type: ignore[no-untyped-def]
+def _cut_chunks(begins, rows, lengths, chunks):
     """Write the length of each array's chunks, whole rows where they fit, and at which number its chunks begin."""
     chunks[0] = 0
     for i in range(len(rows)):
@@ -542,7 +546,7 @@ def _cut_chunks(begins, rows, lengths, chunks):  # type: ignore[no-untyped-def]
 
 
 @parallel(**JIT)
-def _chunk_sums(part, parts, addresses, begins, like, lengths, chunks, sums):  # type: ignore[no-untyped-def]
+def _chunk_sums(part, parts, addresses, begins, like, lengths, chunks, sums):
     """Work on some chunks; array i has those from ``chunks[i]`` on."""
     low, high = span(part, parts, len(sums))
     for chunk in range(low, high):
@@ -553,7 +557,7 @@ def _chunk_sums(part, parts, addresses, begins, like, lengths, chunks, sums):  #
 
 
 @numba.njit(**JIT)
-def add_chunks(chunks, sums, out):  # type: ignore[no-untyped-def]
+def add_chunks(chunks, sums, out):
     """Add the sums of each array's chunks, in order."""
     for i in range(len(out)):
         total = 0.0

@@ -26,11 +26,11 @@ from sparsebp.kernels.host.engine.simd import (
     where_within,
     zeros,
 )
-from sparsebp.kernels.host.engine.threads import parallel, team
+from sparsebp.kernels.host.engine.threads import parallel, split, team
 
-# Kernels over the channels of arrays on the host: what batch normalisation is made of.
+# Kernels over the channels of arrays on the host, for batch normalisation.
 #
-# Bound by memory: a part has channels of its own, whose numbers stay in its core's cache from the sums that are taken
+# Bound by memory: each part has its channels, whose numbers stay in its core's cache from the sums that are taken
 # first to the pass that needs them, so that an array is read from memory once in either direction. Sums are in the
 # arrays' dtype and in several lanes over `_FLUSH` to `_FLUSH` + `_PIECE` numbers, and over those in double precision. A
 # mean is found from the differences from one of the numbers: no digits are lost where all are far from zero, and that
@@ -58,7 +58,7 @@ class ChannelKernels:
         self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
         out: Array, known: bool = False, y: Array | None = None, limits: Limits = None,
     ) -> None:  # fmt: skip
-        """Two sums over every channel, unless they are known, and what they take off a gradient; parts of channels."""
+        """Two sums over every channel, unless they are known, then the gradient; parts of channels."""
         parts = min(parts_for(4 * x.size), max(len(mean), 1))
         args = scale if weight is None else weight, weight is not None
         _back(team(parts), parts, gy, x, *_mask(gy, y, limits), mean, scale, *args, known, sums, products, out)
@@ -85,12 +85,12 @@ class ChannelKernels:
         _track(mean, var, number(momentum), number(1 - momentum), number(correction), running_mean, running_var)
 
     def channel_factors(self, var: Array, eps: float, weight: Array | None, scale: Array, factor: Array) -> None:
-        """What a channel is divided by, inverted, and what it is multiplied with."""
+        """Each channel's scale and factor."""
         _factors(var, var.dtype.type(eps), scale if weight is None else weight, weight is not None, scale, factor)
 
 
 def _mask(gy: Array, y: Array | None, limits: Limits) -> tuple[Array, Any, Any, bool]:
-    """Return what says where a gradient counts, between which limits, and whether anything says so."""
+    """Return the mask of a clamped gradient, its limits, and whether there is a mask."""
     return gy if y is None else y, *_rounded(limits, gy.dtype.type), y is not None
 
 
@@ -175,7 +175,7 @@ def _counted(gy, y, i, low, high, masked):
 
 @numba.njit(**INNER_APART)
 def _both(gy, x, y, low, high, masked, mean, zero, apart, batch, size, room):
-    """Return the sum of what counts of gy, and that of its products with the differences from the mean."""
+    """Return the sum of the masked gy, and of its products with the differences from the mean."""
     step, total, product, met = lanes(x), 0.0, 0.0, 0
     a = b = c = d = zeros(x)
     for begin in range(0, size, _PIECE):
@@ -222,7 +222,7 @@ def _scale_plane(x, mean, factor, offset, low, high, size, out):
 
 @numba.njit(**INNER_JIT)
 def _centre_plane(gy, x, y, low, high, masked, mean, zero, offset, slope, factor, size, out):
-    """Write ``(gy - offset - (x - mean) * slope) * factor``, with what counts of gy."""
+    """Write ``(gy - offset - (x - mean) * slope) * factor``, with the masked gy."""
     step = lanes(x)
     whole = size // step * step
     for i in range(0, whole, step):
@@ -327,7 +327,7 @@ def _scale(part, parts, x, mean, factor, offset, out):
         _scale_plane(source, mean[c], factor[c], offset[c], least, most, size, target)
 
 
-# Without fused multiply-adds, as NumPy would compute it: what a training run arrives at rests on these numbers.
+# Without fused multiply-adds, as NumPy computes it: results of training runs depend on these numbers.
 @numba.njit(**JIT)
 def _track(mean, var, momentum, keep, correction, running_mean, running_var):
     for c in range(len(mean)):
@@ -356,13 +356,11 @@ class GeluKernels:
 
     def gelu(self, x: Array, approximate: bool, out: Array) -> None:
         """Every element times its probability."""
-        parts = parts_for(x.size * _WEIGHT)
-        _gelu(team(parts), parts, x, approximate, out)
+        _gelu(*split(x.size * _WEIGHT), x, approximate, out)
 
     def gelu_grad(self, gy: Array, x: Array, approximate: bool, out: Array) -> None:
         """The gradient times the slope."""
-        parts = parts_for(x.size * _WEIGHT)
-        _gelu_grad(team(parts), parts, gy, x, approximate, out)
+        _gelu_grad(*split(x.size * _WEIGHT), gy, x, approximate, out)
 
 
 # The functions below are compiled: their arguments are vectors, arrays and bounds.
@@ -423,22 +421,19 @@ class PointwiseKernels:
 
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """Every element between the limits."""
-        parts = parts_for(x.size)
-        _clamp(team(parts), parts, x, x.dtype.type(low), x.dtype.type(high), out)
+        _clamp(*split(x.size), x, x.dtype.type(low), x.dtype.type(high), out)
 
     def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
         """The gradient where y lies above the lower limit and not above the upper one, or is NaN."""
-        parts = parts_for(y.size)
-        _clamp_grad(team(parts), parts, gy, y, y.dtype.type(low), y.dtype.type(high), out)
+        _clamp_grad(*split(y.size), gy, y, y.dtype.type(low), y.dtype.type(high), out)
 
     def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
         """Loss and gradient of every row. A target outside [0, C) makes its row NaN instead of reading elsewhere."""
-        parts = parts_for(logits.size * _EXP_WEIGHT)
-        _softmax_cross_entropy(team(parts), parts, logits, target, losses, grad)
+        _softmax_cross_entropy(*split(logits.size * _EXP_WEIGHT), logits, target, losses, grad)
 
 
 def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
-    """Add `bias` to every row, in place, and leave what comes of it between the limits; a NaN stays a NaN.
+    """Add `bias` to every row, in place, and clamp the result to the limits; a NaN stays a NaN.
 
     Parameters
     ----------
@@ -449,8 +444,7 @@ def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
     low, high
         The limits; `high` may be infinite.
     """
-    parts = parts_for(rows.size)
-    _add_between(team(parts), parts, rows, bias, rows.dtype.type(low), rows.dtype.type(high))
+    _add_between(*split(rows.size), rows, bias, rows.dtype.type(low), rows.dtype.type(high))
 
 
 # The functions below are compiled: their arguments are arrays and bounds.

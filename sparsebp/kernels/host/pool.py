@@ -41,7 +41,7 @@ def _in_pairs(
     kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...], dilation: tuple[int, ...],
     x: Array, y: Array,
 ) -> bool:  # fmt: skip
-    """Whether windows are 2 by 2, side by side, and inside the input: what networks pool with, and loops in vectors."""
+    """Whether windows are 2 by 2, side by side, and inside the input: the common case, which has a loop in vectors."""
     options = kernel, stride, tuple(before), dilation
     inside = 2 * y.shape[1] <= x.shape[1] and 2 * y.shape[2] <= x.shape[2]
     return options == ((2, 2), (2, 2), (0, 0), (1, 1)) and inside

@@ -247,7 +247,7 @@ def _samples(rows, at, size, v, g, s, a_batched, b_batched, full):
 # Products of nearly full sparse matrices on the host: written out with their zeros, dense ones are multiplied.
 #
 # A multiply-add of these takes a twentieth of one that looks up where it belongs, so this pays long before all entries
-# are there. Sums run in the same order, and a zero changes none: results are those of `spgemm_accumulate`, bit by bit.
+# are there. Sums run in the same order, and a zero changes none: results are bitwise equal to `spgemm_accumulate`'s.
 # But a zero times an infinity or a NaN would be a NaN where the product of sparse matrices has nothing to add: values
 # that are not all finite are summed entry by entry.
 
@@ -259,7 +259,7 @@ class FilledKernels(AccumulateKernels, DenseKernels):
     """Host side of `spgemm_filled`."""
 
     def spgemm_filled(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
-        """Values of C = A @ B by a product of dense matrices; those of a batch through dense rows of sums.
+        """Values of C = A @ B by a product of dense matrices; with a batch, through dense rows of sums.
 
         With a batch a place is looked up once for a vector of samples, and nothing is left to gain.
         """
@@ -427,7 +427,7 @@ def _tile_of_one(p, order, lengths, counts, shift, v, entries, zero):
 
 @simd.device
 def _lists_of(n, counts, p, order, e, shift, mask, a, b, out, zero):
-    """Sum the lists of n words, a constant; return what comes next."""
+    """Sum the lists of n words, a constant; return the next place."""
     for _ in range(counts[n - 1]):
         s = _pairs_add(zero, p, 0, shift, mask, a, b)
         for q in range(1, n):  # written out, as n is known where this is called
@@ -455,7 +455,7 @@ def _long_sum(p, n, shift, mask, a, b, zero):
 
 @simd.device
 def _tile(words, starts, lengths, shift, v, entries, a_batched, b_batched):
-    """One tile for all samples, two vectors at a time as long as they are whole."""
+    """One tile for all samples, two vectors at a time while both are whole."""
     width, s = simd.lanes(v.out), 0
     while s + 2 * width <= v.batch:
         _block(words, starts, lengths, shift, v, entries, a_batched, b_batched, s, True, True)
@@ -617,7 +617,7 @@ def _positions_row(rows, product_ptr, positions, v, a_batched, b_batched, r, s, 
 
 # Products whose right operand has long runs of neighbouring columns, on the host.
 #
-# What a run of B's row adds to C is a run too, so one position stands for all of it, and vectors take the place of
+# A run of a row of B is added to a run of C, so one position stands for all of it, and vectors take the place of
 # single numbers. Rows of B with the same columns (the channels of a pixel, in a channels-last convolution) meet in one
 # go: the sums stay in registers while the entries of A that name those rows follow one another, in the order of
 # Gustavson's algorithm, so every sum has the order that it has there.

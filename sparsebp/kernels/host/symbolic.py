@@ -15,7 +15,7 @@ from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.engine.simd import count, look_64, lowest, take_64
 from sparsebp.kernels.host.engine.threads import in_parts
 
-# What repeats in a pattern, on the host: dense blocks, and rows that are equal but for a shift.
+# Repetition in a pattern, on the host: dense blocks, and rows that are equal but for a shift.
 
 # The functions below are compiled: their arguments are index arrays and sizes.
 # mypy: disable-error-code="no-untyped-def"
@@ -128,7 +128,7 @@ def _same(a, b, n):
 def write_runs(indptr, indices, examples, run_ptr, whole, columns, ends):
     """Write the runs of the rows `examples` as `RowShapes` has them; returns how many there are.
 
-    `columns`, `ends`: room for as many as these rows have entries.
+    `columns`, `ends`: as long as these rows have entries.
     """
     u = np.int64(0)
     for s in range(len(examples)):
@@ -169,9 +169,9 @@ def cross_pages(shape, first, run_ptr, columns, ends, page):
 # Structure of `Pairs` on the host: how many products every entry of C has, which, and in which order they are met.
 
 MOST_PRODUCTS = 1024
-"""Products of one tile, unless one entry has more: words, and what they name, stay in the innermost cache."""
+"""Products of one tile, unless one entry has more: words and the entries that they name stay in the first cache."""
 WRITTEN_OUT = 8
-"""Entries with up to so many products are counted a tile."""
+"""Entries with at most this many products are counted for each tile."""
 
 # The functions below are compiled: their arguments are index arrays, sizes and flags. `cuts`: rows where parts begin.
 
@@ -180,8 +180,8 @@ WRITTEN_OUT = 8
 def cut_tiles(a_indptr, c_indptr, product_ptr, terms, most_of_a, tiles, rows):
     """Cut C into tiles of whole rows, or of a piece of a long row, whose entries have `terms` products, (nnz,).
 
-    Writes the first entry of C, that of A and the first word of every tile to `tiles` (most, 11), and its first row to
-    `rows` (most,); returns how many tiles there are, with one behind the last.
+    Writes the first entry of C, the first of A and the first word of every tile to `tiles` (most, 11), and its first
+    row to `rows` (most,); returns the number of tiles, including one past the last.
     """
     count, begin, m = 0, 0, len(c_indptr) - 1
     while begin < m:
@@ -333,7 +333,7 @@ def own_scratch(scratch, part):
 
 @numba.njit(**SERIAL)
 def find_rows(team, parts, *args):
-    """Write the sorted columns of the rows of C, those of a part one after the other from ``begins[part]`` on.
+    """Write the sorted columns of the rows of C, each part's one after the other from ``begins[part]`` on.
 
     `counts`: how many entries every row has, (m,) int64. `terms`: how many products every entry has, uint16, where the
     columns are, or empty. `marks`: zeros, (parts, columns + 64), of a type that holds these numbers. `groups`: zeros,
@@ -429,7 +429,7 @@ def _list(found, base, columns, at):
 
 @numba.njit(**SERIAL)
 def join_rows(team, parts, *args):
-    """Copy what a part has written from ``begins[part]`` on to its place, ``ends[part]`` to ``ends[part + 1]``."""
+    """Copy a part's columns from ``begins[part]`` on to their place, ``ends[part]`` to ``ends[part + 1]``."""
     in_parts(_join_rows, team, parts, args)
 
 

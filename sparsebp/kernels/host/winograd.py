@@ -309,7 +309,7 @@ def _column(s, at, apart):
 
 @device
 def _store_three(taps, at, a, b, c, d):
-    """Store a row of four, mapped by G's transpose; return the sum of what is stored."""
+    """Store a row of four, mapped by G's transpose; return the sum of the stored values."""
     both = (b + c) * 0.5
     first, second, third = a + both, (b - c) * 0.5, both + d
     store(taps, at, first)
@@ -359,22 +359,24 @@ Axes = tuple[int, ...]
 _TILES = 256
 """Tiles of one matrix product that are enough for the BLAS: more only take memory."""
 _PAGE, _APART = 1024, 64
-"""Numbers that a matrix is rounded up to, and what is put between two of them."""
+"""Numbers that a matrix is rounded up to, and the gap between two matrices."""
 _LEAST_GAIN = 1.5
 """How much fewer multiplications there must be, of 2.25 at most: tiles at odd ends compute more than is asked for."""
 _LEAST_CHANNELS = 32
 _LEAST_TILES = 24
-"""Below, to map the weights takes longer than what they are multiplied with."""
+"""Below, mapping the weights takes longer than mapping the tiles."""
 
 
 def fits(kernel: Axes, stride: Axes, dilation: Axes, groups: int, channels: tuple[int, int], outputs: tuple[int, ...],
          batch: int) -> bool:  # fmt: skip
     """Whether a convolution is one of 3 by 3 with stride 1 worth mapping tiles; outputs (depth, height, width)."""
-    if (kernel, stride, dilation, groups) != ((1, 3, 3), (1, 1, 1), (1, 1, 1), 1) or outputs[0] != 1:
+    if min(channels) < _LEAST_CHANNELS or outputs[0] != 1:
+        return False
+    if (kernel, stride, dilation, groups) != ((1, 3, 3), (1, 1, 1), (1, 1, 1), 1):
         return False
     (high, wide), (_, height, width) = _tiles(outputs), outputs
     gain = 9 * height * width / (16 * high * wide)
-    return gain >= _LEAST_GAIN and min(channels) >= _LEAST_CHANNELS and batch * high * wide >= _LEAST_TILES
+    return gain >= _LEAST_GAIN and batch * high * wide >= _LEAST_TILES
 
 
 def convolve(weight: Array, x: Array, before: Axes, turned: bool, out: Array) -> bool:
@@ -445,7 +447,7 @@ def _images(x: Array) -> Array:
 
 
 def _whole(channels: int, dtype: np.dtype) -> int:
-    """Return the numbers of a row of so many channels: whole vectors, so that no map has an end of its own."""
+    """Return the numbers of a row of channels: whole vectors, so maps have no tails."""
     each = VECTOR_BYTES // dtype.itemsize
     return -(-channels // each) * each
 
@@ -457,7 +459,7 @@ def _parts(x: Array, high: int, wide: int) -> tuple[int, int]:
 
 
 def _places(size: int, dtype: np.dtype) -> Array:
-    """Return room for 16 matrices of `size` numbers, whose first numbers share no set of the cache."""
+    """Return scratch for 16 matrices of `size` numbers, whose first numbers share no set of the cache."""
     return backend.empty(np, (16, -(-size // _PAGE) * _PAGE + _APART), dtype)
 
 

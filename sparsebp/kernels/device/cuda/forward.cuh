@@ -211,5 +211,3 @@ template <int DEPTH, class Step> __device__ __forceinline__ void all_steps(int64
         for (int s = 0; s < DEPTH; ++s)
             if (s < steps) step(s, steps - DEPTH);
 }
-
-#include "nonlinearities.cuh"

@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) adam_update(
 }
 
 // NAdam's factors of the gradient and of the mean, by one warp; the closed form of the product of its momenta is derived
-// in kernels/momenta.py. Lane i has the terms i + 1 and i + 33 of the series; those from the 53rd on are below
+// in kernels/operands.py. Lane i has the terms i + 1 and i + 33 of the series; those from the 53rd on are below
 // the rounding of the sum.
 __device__ __forceinline__ void nadam_factors(
     const double (&o)[8], double count, real (&factors)[2]) {

@@ -11,7 +11,6 @@
 
 constexpr int LOADED = 2;  // values of a unit that a step loads: the state, the gradient
 #include "reduction.cuh"
-#include "rounds.cuh"
 #include "weight_sums.cuh"
 
 constexpr int DEPTH = STREAMED ? 2 : 8;  // steps that values are loaded ahead; even: two copies of the state alternate

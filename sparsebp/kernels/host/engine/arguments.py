@@ -1,4 +1,4 @@
-"""Where the arrays of a list lie, and whether they are what is expected: one compiled call for all of them.
+"""The addresses of the arrays in a list, and a check of dtype, shape and layout, in one compiled call.
 
 Fifty arrays cost a product's plan some 30 µs when Python looks at each dtype, shape and layout and asks for its address
 (``array.ctypes``: 1 µs). Here the interpreter's own buffer protocol says all of that at once, some 50 ns an array, and
@@ -32,7 +32,7 @@ _AXES_SHIFT = 32 if sys.byteorder == "little" else 0
 
 
 class Found(NamedTuple):
-    """What `find` found.
+    """Addresses and axes of arrays, as `find` returns them.
 
     Attributes
     ----------

@@ -38,6 +38,7 @@ from numba.misc.appdirs import AppDirs
 
 from sparsebp.core import threads
 from sparsebp.core.check import Array
+from sparsebp.kernels.host.engine import shipped
 
 # Keeps Numba's cache on disk honest.
 #
@@ -49,8 +50,8 @@ from sparsebp.core.check import Array
 def drop_stale(sources: Path, *others: Path) -> int:
     """Delete every index of functions below these folders that is older than the newest source below the first.
 
-    Numba then compiles those functions anew at their next call. An index that cannot be deleted belongs to somebody
-    who may write there, and stays.
+    Numba then compiles those functions anew at their next call. An index that cannot be deleted belongs to another
+    user, and stays.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ def drop_stale(sources: Path, *others: Path) -> int:
 
 
 def caches(folder: Path) -> Iterator[Path]:
-    """Yield where Numba may keep the functions of a folder: beside it, for the user, or where the environment says."""
+    """Yield where Numba may keep the functions of a folder: in it, for the user, or where the environment says."""
     name = _CacheLocator.get_suitable_cache_subpath(str(folder / "any.py"))
     yield folder / "__pycache__"
     yield Path(AppDirs(appname="numba", appauthor=False).user_cache_dir) / name
@@ -99,7 +100,7 @@ _PASSES = (
     NativeLowering,
     NoPythonBackend,
 )
-"""Numba's passes without those for what kernels have not: closures, objects, whole arrays as operands."""
+"""Numba's passes that kernels need: none for closures, objects, or whole arrays as operands."""
 
 
 class KernelCompiler(CompilerBase):
@@ -115,7 +116,7 @@ class KernelCompiler(CompilerBase):
 
 
 class _Code(JITCodeLibrary):
-    """Code to be linked into that of others and optimised there."""
+    """Code to be linked into callers and optimised there."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         if not hasattr(self._codegen, "_pass_builder"):  # an older Numba, whose passes are built once a module
@@ -138,7 +139,7 @@ class _ApartCode(_Code):
     """The same of functions that are called, not copied."""
 
     def add_ir_module(self, ir_module: Any) -> None:
-        """Mark what it defines; a name that Numba calls."""
+        """Mark the functions as not to be inlined; Numba calls this method."""
         for function in ir_module.functions:
             if not function.is_declaration:
                 function.attributes.add("noinline")
@@ -156,7 +157,7 @@ class _InnerCompiler(KernelCompiler):
         state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
         state.flags.no_compile = True
         result = super()._compile_core()
-        nobody: Any = [].append  # Numba keeps results by what Python calls: any built-in function of its own
+        nobody: Any = [].append  # Numba's key for the result: any unique built-in function
         state.targetctx.insert_user_function(nobody, result.fndesc, [result.library])
         return result._replace(entry_point=nobody)
 
@@ -169,9 +170,14 @@ class _ApartCompiler(_InnerCompiler):
 
 @cache
 def say_once() -> None:
-    """Say on a terminal why nothing seems to happen. Every kernel has inner functions, which are kept nowhere."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        print("Compiling kernels for this machine, once …", file=sys.stderr, flush=True)
+    """Say on a terminal, or in a notebook, why nothing seems to happen. Every kernel has inner functions."""
+    if "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty()):
+        print(
+            "sparsebp: compiling kernels for this machine, once; some seconds for each kind of layer or product.\n"
+            "          `sparsebp warm-up` compiles all of them ahead.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 OPTIONS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _InnerCompiler}
@@ -202,7 +208,7 @@ INNER_JIT: dict[str, Any] = {**_ANY, **OPTIONS}
 INNER_SERIAL: dict[str, Any] = {**INNER_JIT, "fastmath": {"contract"}}
 INNER_APART: dict[str, Any] = {**INNER_SERIAL, **APART}
 INNER_SUMS: dict[str, Any] = {**INNER_JIT, "fastmath": {"contract", "reassoc"}}
-"""Sums in several lanes: in another order than that of their terms, but always in the same."""
+"""Sums in several lanes: not in the order of their terms, but always in the same order."""
 
 
 def parts_for(work: int, vectors: bool = True) -> int:
@@ -214,7 +220,7 @@ def parts_for(work: int, vectors: bool = True) -> int:
 
 
 def parts_of(work: int, vectors: bool = True) -> int:
-    """Return the same however many threads there are: for what is laid out once and run with any number of them."""
+    """Return the same for any number of threads: for work that is divided once and run with any number of them."""
     grain = VECTOR_GRAIN if vectors else SCALAR_GRAIN
     return 1 if work * (VECTOR_GRAIN // grain) < WORTH else min(MAX_PARTS, work // grain)
 
@@ -247,9 +253,9 @@ def row_at(indptr: Array, entry: int) -> int:
 # Read-only arrays run the code that was compiled for all others.
 #
 # To Numba they are another type, so every kernel would be compiled a second time for them, for seconds each. But the
-# code is the same, and that a kernel writes to no read-only array is what `sparsebp.kernels.spec` look after. So the
+# code is the same, and `sparsebp.kernels.spec` checks that a kernel writes to no read-only array. So the
 # first call with one enters the compiled function under the other type too; no call pays for it. Constants, each a type
-# of its own to Numba, are treated alike: LLVM sees their values when it inlines.
+# of their own to Numba, are treated alike: LLVM sees their values when it inlines.
 
 
 def accept_read_only(modules: Iterable[ModuleType]) -> None:
@@ -258,6 +264,7 @@ def accept_read_only(modules: Iterable[ModuleType]) -> None:
         for function in vars(module).values():
             if isinstance(function, Dispatcher) and "compile" not in vars(function):
                 _accept(function)
+                shipped.keep(function)
 
 
 def _accept(function: Any) -> None:

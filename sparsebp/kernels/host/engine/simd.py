@@ -7,69 +7,23 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import lower_builtin, models, register_model
 
 from sparsebp.core.check import Array
-from sparsebp.kernels.host.engine import compile
+from sparsebp.kernels.host.engine import compile, shipped
 
-__all__ = [
-    "VECTOR_BYTES",
-    "WORD",
-    "SimdType",
-    "absolute",
-    "address",
-    "advance",
-    "aligned_pointer",
-    "broadcast",
-    "clear",
-    "copy",
-    "copysign",
-    "device",
-    "filled",
-    "fma",
-    "intrinsic",
-    "is_double",
-    "keep_alive",
-    "lanes",
-    "load",
-    "load_at",
-    "load_n",
-    "load_up_to",
-    "maximum",
-    "minimum",
-    "multiply_four",
-    "number",
-    "pointer",
-    "power_of_two",
-    "prefetch",
-    "square_root",
-    "store",
-    "store_n",
-    "store_pieces",
-    "store_up_to",
-    "where_positive",
-    "where_within",
-    "word_at",
-    "zeros",
-]
-
-
-# The vector type, what LLVM calls it, and the decorators of code that uses it.
+# The vector type, its name in LLVM, and the decorators of code that uses it.
 
 intrinsic: Callable[..., Any] = _intrinsic  # a call inside compiled code has one argument fewer than its definition
 
 
 def _vector_bytes() -> int:
     """Return 64 where the machine has AVX-512, else 32 (AVX2; two registers on SSE and NEON)."""
-    try:
-        features = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM cannot tell on this platform
-        return 32
-    return 64 if features.get("avx512f", False) else 32
+    return 64 if shipped.level() == "x86-64-v4" else 32
 
 
 VECTOR_BYTES = _vector_bytes()
@@ -135,7 +89,7 @@ def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, fnty, name), args)
 
 
-# Sets of small integers as bytes, or as counts, read 64 at a time: intrinsics for Numba, beside those of `simd`.
+# Sets of small integers as bytes, or as counts, read 64 at a time: further intrinsics for Numba.
 
 _WORD = ir.IntType(64)
 
@@ -148,7 +102,7 @@ def take_64(typingctx: Any, ptr: Any, offset: Any) -> Any:
 
 @intrinsic
 def look_64(typingctx: Any, ptr: Any, offset: Any) -> Any:
-    """Return the same, and leave them as they are."""
+    """Return the same, and leave the numbers unchanged."""
     return _mask_64(ptr, offset, clear=False)
 
 
@@ -406,7 +360,7 @@ def aligned_pointer(typingctx: Any, array: Any) -> Any:
 
 @intrinsic
 def keep_alive(typingctx: Any, array: Any) -> Any:
-    """Let an array live until here: Numba frees one after its last use, and does not count what pointers do.
+    """Let an array live until here: Numba frees one after its last use, and does not count uses of pointers.
 
     The last line of every function that takes a pointer of an array it has made.
     """
@@ -678,7 +632,7 @@ def store_pieces(typingctx: Any, ptr: Any, offset: Any, value: Any, n: Any) -> A
 
 @device
 def store_up_to(ptr: Any, offset: int, value: Any, n: int) -> None:
-    """Store the first `n` lanes, `n` being possibly more than there are.
+    """Store the first `n` lanes; `n` may exceed their number.
 
     A masked store to memory beyond the caches takes three to four times as long as a plain one, and on AMD's AVX2 it
     is a microprogram of some 20 cycles wherever it goes: whole vectors are stored plainly, and others in pieces, whose
@@ -692,7 +646,7 @@ def store_up_to(ptr: Any, offset: int, value: Any, n: int) -> None:
 
 @device
 def load_up_to(ptr: Any, offset: int, n: int) -> Any:
-    """Load the first `n` lanes, `n` being possibly more than there are; the others are zero."""
+    """Load the first `n` lanes, `n` may exceed their number; the others are zero."""
     return load(ptr, offset) if n >= lanes(ptr) else load_n(ptr, offset, n)
 
 
@@ -701,13 +655,13 @@ def load_up_to(ptr: Any, offset: int, n: int) -> Any:
 # An entry's values lie side by side (batch last). A *block* is as many samples as fit a vector, from sample `s` on; its
 # `n` may be fewer at the end of the batch. The flags `batched` (per sample) and `full` (the block is whole) are
 # constants at every call, so that LLVM, which inlines these functions, drops the branch that is not taken. Whole blocks
-# are worth a path of their own: beyond the caches, masked stores ran at a third of the speed of plain ones.
+# have a separate path: beyond the caches, masked stores run at a third of the speed of plain ones.
 #
-# Numba does not notice changes of this file in what it has cached: delete ``__pycache__`` after editing it.
+# Numba's cache does not notice changes of this file: delete ``__pycache__`` after editing it.
 
 
 class Values(NamedTuple):
-    """Two operands and what is made of them, flat; inside compiled code, pointers."""
+    """Two operands and their result, flat; inside compiled code, pointers."""
 
     a: Any
     b: Any

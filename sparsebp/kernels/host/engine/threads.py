@@ -2,17 +2,17 @@
 
 The thread that calls a kernel cuts its work into parts and begins with them itself. Helpers that come take parts too;
 one that does not come, because another process has its core, is not waited for. So a missing core costs no time beyond
-the parts that a helper has begun. Helpers sleep between kernels that do not follow each other closely: who sleeps is
-given a core at once when it is woken, also by a scheduler that has other processes to run; one that spins is not.
+the parts that a helper has begun. Helpers sleep between kernels that do not follow each other closely: a thread that
+sleeps gets a core as soon as it is woken, even on a busy machine; one that spins does not.
 
-- Every thread has a range of the parts of its own, and takes of another's, from the end, when it is done: the same
-  rows meet the same core again in the next kernel, as with a fixed schedule.
-- A helper that is woken on the caller's own core, as no other is free, moves to another one, and shares it with who
-  computes there. A scheduler would leave it where it is until the caller is done.
+- Every thread has a range of the parts, and when it is done takes from the end of another's: the same rows meet the
+  same core again in the next kernel, as with a fixed schedule.
+- A helper that is woken on the caller's core, as no other is free, moves to another one and shares it. A scheduler
+  would leave it on the caller's core until the caller is done.
 - Where other processes made the team lose time nevertheless, the caller works alone for `PATIENCE` times that long:
-  so much at most is lost. A loss counts for `MOST_LOST` at most: longer ones are those of a process that was stopped.
-- One caller has the team at a time. Another one that comes meanwhile, in another thread, works alone.
-- Which thread runs a part changes no result: what the parts are does not depend on the number of threads.
+  that bounds the loss. A loss counts for `MOST_LOST` at most: longer ones mean that the process was stopped.
+- One caller has the team at a time. Callers in other threads work alone meanwhile.
+- Which thread runs a part changes no result: the parts do not depend on the number of threads.
 - Numba's own threads are not used: those of its layers may not survive two callers (workqueue) or a fork (OpenMP). A
   child process after a fork has no helpers, and hires its own at its first large kernel.
 """
@@ -35,8 +35,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from sparsebp.core import threads
-from sparsebp.kernels.host.engine import compile
-from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, WORTH
+from sparsebp.kernels.host.engine import compile, shipped
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, WORTH, parts_for
 from sparsebp.kernels.host.engine.simd import intrinsic
 
 # Atomic words, and the few functions of the C library that `team` needs, inside Numba functions.
@@ -96,7 +96,7 @@ def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
-    """Add to the word at an address; return what it was."""
+    """Add to the word at an address; return its old value."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _word(builder, args[0]), args[1], ORDER)
@@ -142,10 +142,10 @@ def own_clock():
 
 # Dense blocks of fixed small sizes inside Numba functions: each is read, multiplied and added without a loop.
 #
-# Sizes are given by tuples of so many zeros: their length is part of their type, so a function is compiled for it. Rows
+# A size is given by a tuple of that many zeros: its length is part of its type, so a function is compiled for it. Rows
 # of a block lie `step` numbers apart; a row is one vector, of as many lanes as it has numbers.
 #
-# Numba does not notice changes of this file in what it has cached: delete ``__pycache__`` after editing it.
+# Numba's cache does not notice changes of this file: delete ``__pycache__`` after editing it.
 
 _WORD = ir.IntType(64)
 
@@ -217,7 +217,7 @@ _CORES = 1024
 
 
 def own_cores() -> np.ndarray:
-    """Return the set of cores that the calling thread may run on, and room for another set."""
+    """Return the set of cores that the calling thread may run on, and space for another set."""
     cores = np.zeros((2, _CORES), np.uint8)
     if hasattr(os, "sched_getaffinity"):
         cores[0, [core for core in os.sched_getaffinity(0) if core < _CORES]] = 1
@@ -260,7 +260,7 @@ GATE: the number of the job in the upper half; below, whether it is open, how ma
 JOB: address of the function, address of its arguments, number of ranges, core of the caller, nanoseconds since the job
 before, when this one was done. ERROR: code and address of what a part raised.
 STAFF: most helpers, when the team meets again, address of `_together`. BELL: the C library's semaphore that helpers
-sleep at. It is no file, whose number a program could close and give to another one."""
+sleep at. It is not a file, whose descriptor a program could close and reuse."""
 _CODE, _RAISED = ERROR, ERROR + 8
 _FUNCTION, _ARGUMENTS, _COUNT, _CORE, _GAP, _DONE = range(JOB, JOB + 48, 8)
 _MOST, RESUME, _TOGETHER = STAFF, STAFF + 8, STAFF + 16
@@ -297,7 +297,7 @@ class _Team:
         _rooms.append(room)
 
     def hire(self, helpers: int) -> None:
-        """Let so many helpers work from now on.
+        """Set the number of helpers.
 
         All that a helper needs is compiled and loaded before it starts: a fork that finds it in the middle of that
         would leave locks of the compiler locked in the child for good.
@@ -329,17 +329,22 @@ _team: _Team | None = None
 
 
 def team(parts: int = 2) -> int:
-    """Return the address of the team for a kernel of so many parts that the calling thread is about to start."""
-    helpers = threads.count() - 1
-    if helpers == 0 or parts <= 1:
+    """Return the address of the team for a kernel that the calling thread is about to start."""
+    if parts <= 1 or (helpers := threads.count() - 1) == 0:
         return ALONE
     if _team is not None and _team.helpers == helpers:
         return _team.address
     return _hire(helpers)
 
 
+def split(work: int, vectors: bool = True) -> tuple[int, int]:
+    """Return the team for `work` elementary operations, and into how many parts they are split; see `parts_for`."""
+    parts = 1 if vectors and work < WORTH else parts_for(work, vectors)
+    return (team(parts), parts) if parts > 1 else (ALONE, 1)
+
+
 def team_for(parts: int, work: int) -> int:
-    """Return the address of the team for so many parts of so much work; `ALONE` where it is not worth waking."""
+    """Return the address of the team for this many parts and operations; `ALONE` if it is not worth waking."""
     return team() if parts > 1 and work >= WORTH else ALONE
 
 
@@ -365,7 +370,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _core_sets() -> int:
-    """Return the address of what a helper takes for `leave`."""
+    """Return the address of a helper's `leave` function."""
     sets = own_cores()
     _rooms.append(sets)
     return int(sets.ctypes.data)
@@ -385,7 +390,7 @@ def _helper(team: int, cores: int) -> None:
 
 @intrinsic
 def _call(typingctx: Any, function: Any, arguments: Any, part: Any, raised: Any) -> Any:
-    """Run one part; return Numba's code for how it ended, and have what it raised written to an address."""
+    """Run one part; return Numba's status code, and write the exception to an address."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = context.call_conv.get_function_type(types.none, (types.voidptr, types.intp))
@@ -423,7 +428,7 @@ def _run(team, me, function, arguments, part):
 
 @numba.njit(**INNER_JIT)
 def _work(team, me):
-    """Run parts until none is left, those of the own range first; return how many."""
+    """Run parts until none is left, the thread's range first; return their number."""
     function, arguments = atomic_load(team + _FUNCTION), atomic_load(team + _ARGUMENTS)
     count, done = atomic_load(team + _COUNT), 0
     for other in range(count):
@@ -447,7 +452,7 @@ def _apart(team, until):
 
 @numba.njit(**JIT)
 def _help(team, cores):
-    """What a helper does: sleep, and when it is woken, work on the open job if there is still room."""
+    """A helper's loop: sleep, and when woken, work on the open job unless it has enough helpers."""
     while True:
         atomic_add(team + SLEEPERS, 1)
         while sem_wait(team + BELL) != 0:  # interrupted by a signal
@@ -462,7 +467,7 @@ def _help(team, cores):
                 _apart(team, wall_clock() + _SAME_CORE)
                 break
             elif atomic_exchange(team + GATE, gate, gate + _CAME + _HERE):
-                # the job stays as it is for as long as somebody is there
+                # the job does not change while a helper works on it
                 seen, me = gate // _NUMBER, (gate // _CAME & _LOW) + 1
                 if me < atomic_load(team + _COUNT):
                     _work(team, me)
@@ -520,12 +525,12 @@ def _together(team, function, arguments, parts, raised):
 @cache
 def _together_compiled() -> Any:
     """Return `_together` as kernels call it, by an address: so it is compiled once, and not into each of them."""
-    return numba.cfunc(types.int64(*[types.int64] * 5), **JIT)(_together)
+    return shipped.cfunc(types.int64(*[types.int64] * 5), _together, **JIT)
 
 
 @numba.njit(**INNER_JIT)
 def _finish(team, start, own, done):
-    """Wait for helpers that have begun a part, and see what other processes made the team lose."""
+    """Wait for helpers that have begun a part, and measure the time lost to other processes."""
     ready = wall_clock()
     lost = (ready - start) - (own_clock() - own)
     usual = (ready - start - lost) // max(done, 1)
@@ -543,12 +548,12 @@ def _finish(team, start, own, done):
 def in_parts(typingctx: Any, body: Any, team: Any, parts: Any, args: Any) -> Any:
     """Call ``body(part, *args)`` for every part of ``range(parts)``, on the threads of a team; raise what one raises.
 
-    `body` is a compiled function that returns nothing; `args`, a tuple, is what all parts share.
+    `body` is a compiled function that returns nothing; `args` is a tuple that all parts share.
     """
     body_signature = body.get_call_type(typingctx, (types.intp, *args.types), {})
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        # The body with its arguments unpacked, as a function of its own that has an address.
+        # The body with its arguments unpacked, as a separate function that has an address.
         convention = context.call_conv
         kind = convention.get_function_type(types.none, (types.voidptr, types.intp))
         name = builder.module.get_unique_name(builder.function.name + ".part")
@@ -594,7 +599,7 @@ def in_parts(typingctx: Any, body: Any, team: Any, parts: Any, args: Any) -> Any
 def parallel(**options: Any) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator for the body of a kernel: a function ``body(part, parts, *args)`` that runs one part.
 
-    What Python calls is then ``body(team, parts, *args)``, compiled with these options of `parts`.
+    Python then calls ``body(team, parts, *args)``, compiled with these options.
     """
 
     def decorate(body: Callable[..., None]) -> Any:

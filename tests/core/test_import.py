@@ -1,0 +1,111 @@
+"""``import sparsebp`` is light and works with every optional package missing."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = (
+    "numba",
+    "llvmlite",
+    "cupy",
+    "scipy",
+    "torch",
+    "typer",
+    "click",
+    "matplotlib",
+    "rich",
+    "mlxtend",
+    "safetensors",
+)
+OPTIONAL = ("cupy", "torch", "typer", "click", "matplotlib", "rich", "mlxtend")
+ROOMS = ("core.errors", "core.check", "core.backend", "kernels", "nn", "optim", "data", "runtime", "train", "cli")
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("modules", [("sparsebp",), tuple(f"sparsebp.{room}" for room in ROOMS)])
+def test_imports_nothing_heavy(modules):
+    code = f"""
+import sys
+import {", ".join(modules)}
+print(",".join(sorted({{name.split(".")[0] for name in sys.modules}} & set({HEAVY!r}))))
+"""
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == ""
+
+
+def test_import_of_the_package_alone_does_not_bring_numpy():
+    result = run("import sys, sparsebp; print('numpy' in sys.modules)")
+    assert result.stdout.strip() == "False"
+
+
+def test_namespaces_list_their_public_names_alone():
+    code = """
+import types
+import sparsebp
+for name in sparsebp.__all__:
+    namespace = getattr(sparsebp, name)
+    if isinstance(namespace, types.ModuleType) and hasattr(namespace, "__all__"):
+        assert dir(namespace) == sorted(namespace.__all__), name
+"""
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_public_name_can_be_had_without_the_optional_packages():
+    code = f"""
+import sys
+for name in {OPTIONAL!r}:
+    sys.modules[name] = None
+import sparsebp
+for name in sparsebp.__all__:
+    getattr(sparsebp, name)
+assert dir(sparsebp) == sorted(sparsebp.__all__)
+assert not sparsebp.core.backend.has_gpu()
+"""
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_unknown_names_raise_attribute_error():
+    import sparsebp
+
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        sparsebp.nothing_of_that_name  # noqa: B018
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_the_command_line_without_its_extra_is_one_message(missing):
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+from sparsebp.cli.main import main
+main(["info"])
+"""
+    result = run(code)
+    assert result.returncode == 1
+    assert missing in result.stderr
+    assert "pip install 'sparsebp[cli]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_progress_bar_without_rich_names_the_extra(monkeypatch):
+    from sparsebp.core.errors import MissingDependencyError
+    from sparsebp.train import ProgressBar
+
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(MissingDependencyError, match=r"sparsebp\[cli\]"):
+        ProgressBar()
+
+
+def test_a_picture_without_matplotlib_names_the_extra(monkeypatch, tmp_path):
+    from sparsebp.core.errors import MissingDependencyError
+    from sparsebp.train import History, save_loss_curve
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match=r"sparsebp\[plot\]"):
+        save_loss_curve(History(), tmp_path / "x.png")

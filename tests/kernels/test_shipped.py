@@ -1,0 +1,78 @@
+"""Machine code in wheels: a second machine compiles nothing; what differs or is damaged is compiled as always."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from sparsebp.kernels.host.engine import shipped
+
+pytestmark = pytest.mark.skipif(shipped.level() is None, reason="no level of x86-64 that wheels are made for")
+
+MAKE = """
+    shipped.recording = shipped.Store(shipped.FOLDER / shipped.level())
+    run()
+    shipped.recording.write()
+"""
+USE = """
+    from numba.core import event
+    events = event.RecordingListener()
+    event.register("numba:compile", events)
+    run()
+    print(len(events.buffer))
+"""
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Run `code` in a process whose Numba has compiled nothing; `run` multiplies by a CSR matrix and prints."""
+
+    def call(code, cache):
+        script = f"""
+            import pathlib, numpy as np
+            from sparsebp.kernels.host.engine import shipped
+            shipped.FOLDER = pathlib.Path({str(tmp_path / "shipped")!r})
+            from sparsebp import kernels
+            def run():
+                indptr, indices, x = np.array([0, 2, 2, 3]), np.array([0, 1, 1]), np.array([[2.0], [3.0]])
+                out = np.empty((3, 1))
+                kernels.get(np).csr_matvec(indptr, indices, np.array([[1.0], [10.0], [100.0]]), x, out)
+                print(out.tolist())
+        """
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / cache)}
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script) + textwrap.dedent(code)],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return call
+
+
+def test_what_was_recorded_is_not_compiled_again_and_damage_is(process, tmp_path):
+    product = process(MAKE, "maker")
+    assert process(USE, "user") == [*product, "0"]
+    folder = tmp_path / "shipped" / shipped.level()
+    index, blob = (folder / "index.json").read_text(), (folder / "kernels.bin").read_bytes()
+
+    (folder / "kernels.bin").write_bytes(blob[: len(blob) // 2])
+    found = process(USE, "cut")
+    assert found[0] == product[0]
+    assert int(found[1]) > 0
+
+    head = json.loads(index)
+    for part in ("sources", "numba", "python"):
+        (folder / "index.json").write_text(json.dumps({**head, "made_for": {**head["made_for"], part: "other"}}))
+        assert shipped.Store(folder).open() is None
+    odd = [
+        json.dumps({**head, "kernels": kernels}) for kernels in (None, [1], {"f": None}, {"f": [0, 1]}, {"f": "abc"})
+    ]
+    for garbage in ("", "[]", "{}", '{"made_for": 3}', "\x00", "[" * 100_000, *odd):
+        (folder / "index.json").write_text(garbage)
+        assert shipped.Store(folder).open() is None

@@ -1,0 +1,201 @@
+"""The executor: any order, on one or two streams, gives the plain loop's numbers; errors end both streams."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import orders
+from sparsebp import nn, optim
+from sparsebp.core import threads
+from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.executor import Executor
+from sparsebp.schedule import Action, Schedule, StepGraph
+from sparsebp.schedule.builders import conventional, data_parallel, gpipe, out_of_order
+from sparsebp.schedule.files import write_csv
+from sparsebp.train import Callback, Trainer
+
+
+def train(model, data, optimizer, schedule, *, epochs=2, batch_size=6, **options):
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, schedule=schedule, rng=3, **options)
+    return trainer.fit(data, epochs=epochs, batch_size=batch_size)
+
+
+def second_streams(alive):
+    """Return the second streams' threads that were not in `alive`: another test's executor may not be collected yet."""
+    return [t for t in threading.enumerate() if "second stream" in t.name and t not in alive]
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), first=st.sampled_from("FUI"), streams=st.sampled_from([1, 2]),
+    microbatches=st.integers(1, 2), name=st.sampled_from(["mlp", "conv", "mlp, hybrid", "shared"]),
+    optimizer=st.sampled_from(["nesterov", "adam"]), read=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_every_order_gives_the_same_numbers(seed, first, streams, microbatches, name, optimizer, read):
+    make, data = orders.MODELS[name]
+    model, twin = make(), make()
+    if name == "shared":
+        first, streams = "F" if first == "I" else first, 1
+    if "hybrid" in name:
+        streams = 1
+    stages = Stages(model)
+    graph = StepGraph(len(stages), microbatches, stages.unweighted, "step", first=first)
+    schedule = orders.random_order(np.random.default_rng(seed), graph, streams, first)
+    opt, twin_opt = (orders.OPTIMIZERS[optimizer](m.parameters()) for m in (model, twin))
+    callbacks = [Note()] if read else []
+    history = train(model, data(), opt, schedule, accumulate=microbatches, callbacks=callbacks)
+    wanted = train(twin, data(), twin_opt, "conventional", accumulate=microbatches)
+    if name != "shared":  # there the order of sums is another
+        assert (history.loss, history.grad_norm) == (wanted.loss, wanted.grad_norm)
+        orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+    else:
+        np.testing.assert_allclose(history.loss, wanted.loss, rtol=1e-3)
+    assert history.samples == wanted.samples and history.lr == wanted.lr
+
+
+class Note(Callback):
+    """Looks at the model after every step."""
+
+    def on_step(self, history):
+        pass
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+@pytest.mark.parametrize("build", ["ooo", "two streams", "csv"])
+def test_built_schedules_of_two_streams(name, build, tmp_path):
+    make, data = orders.MODELS[name]
+    model, twin = make(), make()
+    stages = Stages(model)
+    schedule = build
+    if build != "ooo":
+        builder = conventional if build == "two streams" else out_of_order
+        options = {"streams": 2, "fusion": "backward"} if build == "two streams" else {"regions": 3}
+        schedule = builder(stages=len(stages), unweighted=stages.unweighted, **options)
+    if build == "csv":
+        write_csv(schedule, tmp_path / "order.csv")
+        schedule = tmp_path / "order.csv"
+    opt, twin_opt = (optim.Adam(m.parameters()) for m in (model, twin))
+    before, alive = threads.thread_counts(), threading.enumerate()
+    history = train(model, data(), opt, schedule)
+    assert threads.thread_counts() == before
+    assert not second_streams(alive)
+    wanted = train(twin, data(), twin_opt, "conventional")
+    assert (history.loss, history.grad_norm) == (wanted.loss, wanted.grad_norm)
+    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("part", ["forward", "input_grad", "weight_grad"])
+@pytest.mark.parametrize("schedule", ["ooo", "two streams"])
+def test_what_a_stream_raises_ends_both_and_comes_out_once(schedule, part, error, monkeypatch):
+    model = orders.conv()
+    stages = Stages(model)
+    build = out_of_order if schedule == "ooo" else partial(conventional, streams=2)
+    schedule = build(stages=len(stages), unweighted=stages.unweighted, fusion="backward")
+    calls = []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise error("here")
+        return getattr(nn.BatchNorm2d, part)(model[1], *args)
+
+    monkeypatch.setattr(model[1], part, failing)
+    alive = threading.enumerate()
+    with pytest.raises(error, match="here"):
+        train(model, orders.images(), optim.SGD(model.parameters()), schedule)
+    assert not second_streams(alive)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("schedule", ["ooo", "two streams"])
+def test_a_gradient_that_is_not_finite_on_the_second_stream(schedule, monkeypatch):
+    model = orders.mlp()
+    stages = Stages(model)
+    build = out_of_order if schedule == "ooo" else partial(conventional, streams=2)
+    schedule = build(stages=len(stages), unweighted=stages.unweighted, fusion="backward")
+    calls = []
+
+    def spoilt(gy, saved):
+        grads = nn.Linear.weight_grad(stages[6].layer, gy, saved)
+        calls.append(gy)
+        if len(calls) == 3:
+            grads["weight"][0, 0] = np.inf
+        return grads
+
+    monkeypatch.setattr(stages[6].layer, "weight_grad", spoilt)
+    with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 2 .*5\.weight"):
+        train(model, orders.images(), optim.SGD(model.parameters()), schedule)
+
+
+def test_a_step_and_what_it_leaves_over():
+    model = orders.mlp()
+    opt = optim.SGD(model.parameters(), 0.1)
+    stages = Stages(model)
+    order = conventional(stages=len(stages), unweighted=stages.unweighted, fusion="forward")
+    executor = Executor(model, nn.CrossEntropyLoss(), opt, order)
+    assert executor.flush() == [] and not executor.pending
+    before = model.state_dict()
+    (step,) = executor.step([(orders.IMAGES, orders.CLASSES)], "tag")
+    assert (step.tag, executor.pending, len(step.values)) == ("tag", True, 1)
+    orders.assert_same(model.state_dict(), before)
+    assert executor.flush() == [] and not executor.pending
+    assert any((array != before[name]).any() for name, array in model.state_dict().items())
+
+
+def refused(schedule, model, **options):
+    with pytest.raises((OptionError, ScheduleError)) as caught:
+        train(model, orders.images(), optim.SGD(model.parameters()), schedule, **options)
+    assert caught.value.expected is not None and caught.value.got is not None and caught.value.remedy
+    return str(caught.value)
+
+
+def order_for(model, **options):
+    stages = Stages(model)
+    return conventional(stages=len(stages), unweighted=stages.unweighted, **options)
+
+
+def test_schedules_that_do_not_fit():
+    model = orders.mlp()
+    count = len(Stages(model))
+    assert "not of this model" in refused(conventional(stages=3), model)
+    assert "not of this model" in refused(conventional(stages=count), model)
+    assert "number of micro-batches" in refused(order_for(model, microbatches=2), model)
+    assert "several workers" in refused(gpipe(workers=2, stages=count, microbatches=1,
+                                              unweighted=Stages(model).unweighted), model)  # fmt: skip
+    plain = order_for(model)
+    lane = replace(plain.lanes[0], cells=tuple(cell for cell in plain.lanes[0].cells if cell.kind != "U"))
+    without = Schedule(replace(plain.graph, updates="none"), (lane,))
+    assert "does not update" in refused(without, model)
+    assert "recomputes" in refused(replace(plain, recomputed=frozenset({1})), model)
+    lanes = {"main": [], "sub": []}
+    for action in plain:
+        lanes["sub" if action == Action(0, "F", 0) else "main"].append(action)
+    assert "forwards on both" in refused(Schedule.of(plain.graph, [lanes]), model)
+    backward = list(reversed(list(plain)))
+    assert "deadlocked" in refused(Schedule.of(plain.graph, [backward]), model)
+
+
+def test_what_does_not_go_with_schedules():
+    assert "scan" in refused("ooo", orders.mlp("hybrid"))
+    assert "share" in refused("ooo", orders.shared())
+    assert "norm" in refused("ooo", orders.mlp(), clip_norm=1.0)
+    assert "micro-batch" in refused("ooo", orders.mlp(), accumulate=2)
+    assert "itself" in refused("ooo", orders.mlp(), fusion="backward")
+    model = orders.mlp()
+    assert "norm" in refused(order_for(model, fusion="backward"), model, clip_norm=1.0)
+
+
+def test_a_schedule_with_sums_is_refused_as_such_where_a_stage_is_frozen():
+    model = nn.Sequential(nn.Linear(3, 4, rng=0), nn.Linear(4, 3, rng=1))
+    first = {name: array for name, array in model.parameters().items() if name.startswith("0.")}
+    with pytest.raises(OptionError, match="synchronises gradients of one device"):
+        Executor(model, nn.CrossEntropyLoss(), optim.SGD(first, lr=0.1), data_parallel(stages=2, microbatches=1))

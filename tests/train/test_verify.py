@@ -1,0 +1,137 @@
+"""The gradient check finds faults and reports none where there are none."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import sparsebp as sb
+from sparsebp import nn
+from sparsebp.core.errors import DeviceError, MemoryLimitError, OptionError
+from sparsebp.nn.cells import RNNMath
+
+
+def data(steps=9, batch=3, features=2, dtype=np.float64):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((steps, batch, features)).astype(dtype), rng.integers(0, 4, batch)
+
+
+def classifier(rnn):
+    return nn.SequenceClassifier(rnn, nn.Linear(rnn.directions * rnn.hidden_size, 4, dtype=rnn.dtype, rng=1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_right_gradient_passes(cell, dtype):
+    rnn = cell(2, 5, num_layers=2, bidirectional=True, dropout=0.5, dtype=dtype, rng=0)
+    model = classifier(rnn)
+    before = model.state_dict()
+    report = sb.verify.check_gradient(model, nn.CrossEntropyLoss(), *data(dtype=dtype))
+    assert report.ok, str(report)
+    assert report.max_finite_difference > 0
+    if dtype == np.float64:
+        assert report.max_scan_difference < 1e-12 and report.max_finite_difference < 1e-7
+    names = {c.subject for c in report.checks}
+    assert {"chunked", "blelloch", "hybrid", "input", "head.weight", "rnn.weight_hh_l1_reverse"} <= names
+    assert rnn.backward == "auto" and rnn.training and model.training
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_the_report_prints_and_serialises():
+    report = sb.verify.check_gradient(classifier(nn.GRU(2, 3, dtype=np.float64, rng=0)), nn.CrossEntropyLoss(), *data())
+    text = str(report)
+    assert "blelloch" in text and "finite diff." in text and text.endswith(")") and "gradients agree" in text
+    loaded = json.loads(json.dumps(report.to_json()))
+    assert loaded["ok"] and len(loaded["checks"]) == len(report.checks) and loaded["loss"] == report.loss
+
+
+def test_lengths_and_outputs_at_every_step():
+    rnn = nn.RNN(2, 3, nonlinearity="relu", dtype=np.float64, rng=0)
+    x, _ = data()
+    target = np.random.default_rng(1).standard_normal((9, 3, 3))
+    report = sb.verify.check_gradient(rnn, nn.MSELoss(), x, target, lengths=[9, 1, 4])
+    assert report.ok, str(report)
+
+
+def test_a_wrong_weight_gradient_is_caught():
+    class Wrong(nn.Linear):
+        def weight_grad(self, gy, saved):
+            grads = super().weight_grad(gy, saved)
+            return grads | {"bias": grads["bias"] * 1.001}
+
+    model = nn.Sequential(Wrong(3, 2, dtype=np.float64, rng=0), nn.Tanh())
+    rng = np.random.default_rng(0)
+    report = sb.verify.check_gradient(model, nn.MSELoss(), rng.standard_normal((4, 3)), rng.standard_normal((4, 2)))
+    assert not report.ok and report.max_scan_difference == 0
+    wrong = [c.subject for c in report.checks if c.difference > report.finite_tolerance]
+    assert "0.bias" in wrong and "0.weight" not in wrong
+    assert "DIFFER" in str(report)
+
+
+def test_a_wrong_input_gradient_is_caught():
+    class Wrong(nn.Tanh):
+        def slope(self, y):
+            return 1 - y
+
+    model = nn.Sequential(nn.Linear(3, 2, dtype=np.float64, rng=0), Wrong())
+    rng = np.random.default_rng(0)
+    report = sb.verify.check_gradient(model, nn.MSELoss(), rng.standard_normal((4, 3)), rng.standard_normal((4, 2)))
+    assert not report.ok
+
+
+@pytest.mark.parametrize("fault", [1e-4, np.nan])
+def test_a_wrong_scan_is_caught_and_named(monkeypatch, fault):
+    real = RNNMath.run_back
+
+    def faulty(self, k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0, sums=None):
+        real(self, k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0, sums)
+        if chunks > 1:
+            (ga[0] if sums is None else sums.weight_hh)[:] *= 1 + fault
+
+    monkeypatch.setattr(RNNMath, "run_back", faulty)
+    model = classifier(nn.RNN(2, 3, dtype=np.float64, rng=0))
+    report = sb.verify.check_gradient(model, nn.CrossEntropyLoss(), *data())
+    assert not report.ok
+    bad = [c.subject for c in report.checks if not c.difference <= report.scan_tolerance and c.kind == "scan"]
+    assert bad == ["chunked"]
+
+
+def test_options():
+    model = classifier(nn.GRU(2, 3, memory_limit=100, dtype=np.float64, rng=0))
+    loss = nn.CrossEntropyLoss()
+    report = sb.verify.check_gradient(model, loss, *data(), samples=0)
+    assert report.ok and {c.subject for c in report.checks if c.note} == {"blelloch", "hybrid"}
+    assert "left out" in str(report)
+    other = classifier(nn.GRU(2, 3, dtype=np.float64, rng=0))
+    assert sum(bool(c.note) for c in sb.verify.check_gradient(other, loss, *data(), memory_limit=100).checks) == 2
+    with pytest.raises(MemoryLimitError):
+        sb.verify.check_gradient(model, loss, *data(), algorithms=["blelloch"])
+    with pytest.raises(OptionError, match="Unknown backward algorithm"):
+        sb.verify.check_gradient(model, loss, *data(), algorithms=["fast"])
+    assert not sb.verify.check_gradient(model, loss, *data(), finite_tolerance=0.0, algorithms=["chunked"]).ok
+
+
+def test_self_check_covers_both_cells_and_dtypes():
+    told = []
+    reports = sb.verify.self_check(progress=lambda *part: told.append(part))
+    assert told == [(name, number, len(reports)) for number, name in enumerate(reports)]
+    assert all(report.ok for report in reports.values()), "\n".join(str(r) for r in reports.values() if not r.ok)
+    parts = "RNN tanh", "RNN relu", "GRU", "LSTM with proj_size", "bidirectional", "lengths", "float32", "float64"
+    for part in (*parts, "Sequential"):
+        assert any(part in name for name in reports), part
+
+
+@pytest.mark.gpu
+@pytest.mark.real_gpu("twenty seconds here, and device/test_layers_on_device.py runs the same layers")
+@pytest.mark.skipif(not sb.backend.has_gpu(), reason="needs CuPy and a GPU")
+def test_self_check_on_a_gpu():
+    reports = sb.verify.self_check(device="cuda")
+    assert all(report.ok for report in reports.values()), "\n".join(str(r) for r in reports.values() if not r.ok)
+
+
+def test_self_check_on_an_unknown_device():
+    with pytest.raises(DeviceError, match="Unknown device"):
+        sb.verify.self_check(device="tpu")

@@ -1,0 +1,91 @@
+"""Compiling ahead of time (`train.warm_up`), and the one line that announces compilation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device.kernel_arguments import KERNELS
+from sparsebp import kernels
+from sparsebp.kernels.host.engine import compile
+from sparsebp.train import warm_up
+
+
+def test_every_kernel_is_called_in_both_precisions(monkeypatch):
+    called: set[tuple[str, str]] = set()
+    for owner in (type(kernels.get(np)), type(kernels.get(np).unchecked)):  # layers leave the checks out
+        for name in KERNELS:
+            monkeypatch.setattr(owner, name, _recorded(name, getattr(owner, name), called))
+    for _, job in warm_up.jobs():
+        job()
+    assert called >= {(name, dtype) for name in KERNELS for dtype in ("float32", "float64")}
+
+
+def _recorded(name, kernel, called):
+    def run(self, *args, **options):
+        called.update((name, dtype) for dtype in _dtypes(args))
+        return kernel(self, *args, **options)
+
+    return run
+
+
+def _dtypes(values):
+    for value in values:
+        if isinstance(value, np.ndarray):
+            yield value.dtype.name
+        elif isinstance(value, (list, tuple)):
+            yield from _dtypes(value)
+
+
+def test_kernels_are_kept_in_the_folder_that_it_names():
+    assert any(warm_up.folder().rglob("*.nbi"))
+
+
+class Terminal:
+    """Stands for standard error."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal, self.text = terminal, ""
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_told_once(monkeypatch, terminal):
+    stream = Terminal(terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    compile.say_once.cache_clear()
+    compile.say_once()
+    compile.say_once()
+    assert stream.text.count("compiling kernels") == terminal
+
+
+def test_it_is_told_when_something_is_compiled_and_not_when_all_is_there(tmp_path):
+    """With a pseudo-terminal as standard error and a cache of its own, twice."""
+    code = """
+import numpy as np
+from sparsebp import kernels
+x = np.ones(3, np.float32)
+kernels.get(np).clamp(x, 0.0, 0.5, np.empty_like(x))
+"""
+    told = []
+    for _ in range(2):
+        ours, theirs = os.openpty()
+        env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(kernels.__file__).parents[2])}
+        subprocess.run([sys.executable, "-c", code], check=True, env=env, stderr=theirs)
+        os.write(theirs, b"end\n")
+        told.append(os.read(ours, 4096).decode().count("compiling kernels"))
+        os.close(ours), os.close(theirs)
+    assert told == [1, 0]
