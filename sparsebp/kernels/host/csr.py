@@ -13,7 +13,7 @@ from sparsebp.core.check import SLOPES, Array
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, INNER_SUMS, SERIAL, parts_for, parts_of, row_at, share
 from sparsebp.kernels.host.engine.simd import Values, flat, pointers, put, take
-from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
+from sparsebp.kernels.host.engine.threads import ALONE, in_parts, parallel, team
 from sparsebp.kernels.operands import PAGE, Rows, RowShapes
 
 
@@ -52,7 +52,7 @@ class CsrKernels:
         """``out[k] = data[index[k]]``."""
         batch = out.shape[1]
         parts = parts_for(out.size, vectors=batch > 1)
-        _gather(team(parts), parts, data.reshape(-1), index, out.reshape(-1), batch, parts)
+        _gather(team(parts), parts, data.reshape(-1), index, out.reshape(-1), batch)
 
     def gather_multiply(self, a_data: Array, a_index: Array, b_data: Array, b_index: Array, out: Array) -> None:
         """One product per output entry: ``out[k] = a_data[a_index[k]] * b_data[b_index[k]]``."""
@@ -291,13 +291,8 @@ def _multiply_part(part, a_index, b_index, values, indexed, parts):
             _multiply_entry(v, left[k] if indexed else k, right[k], k)
 
 
-@numba.njit(**SERIAL)
-def _gather(team, parts, *args):
-    in_parts(_gather_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _gather_part(part, data, index, out, batch, parts):
+@parallel(**SERIAL)
+def _gather(part, parts, data, index, out, batch):
     low, high = share(part, parts, len(index)), share(part + 1, parts, len(index))
     values, entries, result = simd.pointer(data), simd.pointer(index), simd.pointer(out)
     width = simd.lanes(values)
@@ -512,21 +507,21 @@ class ValueKernels:
         batch = out.shape[1]
         arguments = (kept.reshape(-1), SLOPES.index(function), out.reshape(-1), batch, out.shape[0])
         parts = parts_for(out.size)
-        _slopes(team(parts), parts, *arguments, parts)
+        _slopes(team(parts), parts, *arguments)
 
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
         batch = out.shape[1]
         arguments = (winner.reshape(-1), winner.shape[1], window, offset, windows, taps, out.reshape(-1), batch)
         parts = parts_for(out.size)
-        _winners(team(parts), parts, *arguments, parts)
+        _winners(team(parts), parts, *arguments)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
 
 
-@numba.njit(**INNER_SERIAL)
-def _slopes_part(part, kept, function, out, batch, size, parts):
+@parallel(**SERIAL)
+def _slopes(part, parts, kept, function, out, batch, size):
     low, high, one = share(part, parts, size), share(part + 1, parts, size), out.dtype.type(1)
     if batch == 1:
         y, slope = kept[low:high], out[low:high]
@@ -561,13 +556,8 @@ def _slopes_part(part, kept, function, out, batch, size, parts):
                 slope[b] = kept[b * size + i]
 
 
-@numba.njit(**SERIAL)
-def _slopes(team, parts, *args):
-    in_parts(_slopes_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _winners_part(part, winner, columns, window, offset, windows, taps, out, batch, parts):
+@parallel(**SERIAL)
+def _winners(part, parts, winner, columns, window, offset, windows, taps, out, batch):
     low, high = share(part, parts, len(window)), share(part + 1, parts, len(window))
     one, zero = out.dtype.type(1), out.dtype.type(0)
     for line in range(low, high):
@@ -591,8 +581,3 @@ def _winners_part(part, winner, columns, window, offset, windows, taps, out, bat
                 tap = np.int32(winner[np.uint64(first + w)]) - place
                 for t in range(taps):
                     out[np.uint64(start + w * taps + t)] = one if tap == t else zero
-
-
-@numba.njit(**SERIAL)
-def _winners(team, parts, *args):
-    in_parts(_winners_part, team, parts, args)

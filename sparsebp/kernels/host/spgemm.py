@@ -19,7 +19,7 @@ from sparsebp.kernels.host.dense import DenseKernels
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_JIT, INNER_SERIAL, JIT, SERIAL, parts_for, row_at, share, span
 from sparsebp.kernels.host.engine.simd import Values, flat, pointers, put, take
-from sparsebp.kernels.host.engine.threads import add_product, in_parts, take_block, team
+from sparsebp.kernels.host.engine.threads import add_product, in_parts, parallel, take_block, team
 from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms
 
 # Products that keep nothing per product, on the host: a dense row collects the sums (Gustavson's algorithm).
@@ -277,27 +277,22 @@ class FilledKernels(AccumulateKernels, DenseKernels):
         self.dense_matmul(left, _ONE, right, _ONE, result, _ONE)
         if not full:
             parts = parts_for(len(out))
-            _read(team(parts), parts, rows.c_indptr, columns.c_indices, result, out.reshape(-1), parts)
+            _read(team(parts), parts, rows.c_indptr, columns.c_indices, result, out.reshape(-1))
 
 
 def _fill(indptr: Array, indices: Array, data: Array, matrix: Array) -> bool:
     """Write the values on a pattern to a dense matrix (1, m, n, 1); say whether all are finite."""
     parts = parts_for(matrix.size)
     strange = np.zeros(parts, np.int64)
-    _write(team(parts), parts, indptr, indices, data.reshape(-1), matrix, strange, parts)
+    _write(team(parts), parts, indptr, indices, data.reshape(-1), matrix, strange)
     return not strange.any()
 
 
 # The functions below are compiled: their arguments are index arrays, values (nnz,), dense matrices, sizes.
 
 
-@numba.njit(**SERIAL)
-def _write(team, parts, *args):
-    in_parts(_write_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _write_part(part, indptr, indices, data, matrix, strange, parts):
+@parallel(**SERIAL)
+def _write(part, parts, indptr, indices, data, matrix, strange):
     ptr, columns, values, (count, width) = (
         simd.pointer(indptr),
         simd.pointer(indices),
@@ -316,13 +311,8 @@ def _write_part(part, indptr, indices, data, matrix, strange, parts):
     strange[part] = found
 
 
-@numba.njit(**SERIAL)
-def _read(team, parts, *args):
-    in_parts(_read_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _read_part(part, indptr, indices, matrix, out, parts):
+@parallel(**SERIAL)
+def _read(part, parts, indptr, indices, matrix, out):
     ptr, columns, values, (count, width) = (
         simd.pointer(indptr),
         simd.pointer(indices),

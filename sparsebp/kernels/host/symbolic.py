@@ -13,7 +13,7 @@ import numpy as np
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.engine.simd import count, look_64, lowest, take_64
-from sparsebp.kernels.host.engine.threads import in_parts
+from sparsebp.kernels.host.engine.threads import parallel
 
 # Repetition in a pattern, on the host: dense blocks, and rows that are equal but for a shift.
 
@@ -209,22 +209,17 @@ def cut_tiles(a_indptr, c_indptr, product_ptr, terms, most_of_a, tiles, rows):
     return count + 1
 
 
-@numba.njit(**SERIAL)
-def write_lists(team, parts, *args):
+@parallel(**SERIAL)
+def write_lists(
+    part, parts, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, lengths, tiles, rows, cuts, sizes,
+    shift, order, starts, words,
+):  # fmt: skip
     """Write the lists of every tile, ordered by their lengths, which are given, (nnz,) uint16.
 
     Writes the order and the starts (nnz,) uint16 within a tile, how many have 1, 2, … words to ``tiles[:, 3:]``, and
     the words (n_products,). `cuts`: tiles where parts begin. `sizes`: the number of columns, and the most products of
     an entry.
     """
-    in_parts(_write_lists, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _write_lists(
-    part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, lengths, tiles, rows, cuts, sizes, shift,
-    order, starts, words,
-):  # fmt: skip
     a_ptr, a_columns, b_ptr = simd.pointer(a_indptr), simd.pointer(a_indices), simd.pointer(b_indptr)
     b_columns, c_ptr, c_columns = simd.pointer(b_indices), simd.pointer(c_indptr), simd.pointer(c_indices)
     written, bits = simd.pointer(words), np.uint64(shift)
@@ -297,14 +292,9 @@ SLACK = 128
 # The functions below are compiled: their arguments are index arrays, sizes and flags. `cuts`: rows where parts begin.
 
 
-@numba.njit(**SERIAL)
-def count_entries(team, parts, *args):
+@parallel(**SERIAL)
+def count_entries(part, parts, a_indptr, a_indices, b_indptr, b_indices, cuts, stamps, counts):
     """Write the number of entries of every row of C to `counts` (m,). `stamps`: zeros, uint16 (parts, columns)."""
-    in_parts(_count_entries, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _count_entries(part, a_indptr, a_indices, b_indptr, b_indices, cuts, stamps, counts):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
     b_ptr, b_columns, written = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(counts)
     stamp_of = own_scratch(stamps, part)
@@ -331,21 +321,17 @@ def own_scratch(scratch, part):
     return simd.advance(simd.pointer(scratch), part * scratch.shape[1])
 
 
-@numba.njit(**SERIAL)
-def find_rows(team, parts, *args):
+@parallel(**SERIAL)
+def find_rows(
+    part, parts, a_indptr, a_indices, b_indptr, b_indices, product_ptr, cuts, begins, marks, groups, counts, columns,
+    terms,
+):  # fmt: skip
     """Write the sorted columns of the rows of C, each part's one after the other from ``begins[part]`` on.
 
     `counts`: how many entries every row has, (m,) int64. `terms`: how many products every entry has, uint16, where the
     columns are, or empty. `marks`: zeros, (parts, columns + 64), of a type that holds these numbers. `groups`: zeros,
     uint8 (parts, columns / 64 + 65).
     """
-    in_parts(_find_rows, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _find_rows(
-    part, a_indptr, a_indices, b_indptr, b_indices, product_ptr, cuts, begins, marks, groups, counts, columns, terms
-):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
     b_ptr, b_columns, found = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(columns)
     marked, grouped, of_row = own_scratch(marks, part), own_scratch(groups, part), simd.pointer(counts)
@@ -427,14 +413,9 @@ def _list(found, base, columns, at):
     return at + n
 
 
-@numba.njit(**SERIAL)
-def join_rows(team, parts, *args):
+@parallel(**SERIAL)
+def join_rows(part, parts, begins, ends, columns, terms, joined, joined_terms):
     """Copy a part's columns from ``begins[part]`` on to their place, ``ends[part]`` to ``ends[part + 1]``."""
-    in_parts(_join_rows, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _join_rows(part, begins, ends, columns, terms, joined, joined_terms):
     begin, target, n = begins[part], ends[part], ends[part + 1] - ends[part]
     simd.copy(simd.advance(simd.pointer(joined), target), simd.advance(simd.pointer(columns), begin), n)
     if len(terms) > 0:
@@ -454,19 +435,14 @@ def count_products(a_indptr, a_indices, b_indptr, columns, product_ptr, room):
     product_ptr[len(a_indptr) - 1], room[len(a_indptr) - 1] = total, most
 
 
-@numba.njit(**SERIAL)
-def write_positions(team, parts, *args):
+@parallel(**SERIAL)
+def write_positions(
+    part, parts, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, cuts, places, positions
+):
     """Write where in its row of C every product lands, in Gustavson's order, to `positions` (n_products,).
 
     `places`: scratch of the type of `positions`, (parts, columns).
     """
-    in_parts(_write_positions, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _write_positions(
-    part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, cuts, places, positions
-):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
     b_ptr, b_columns = simd.pointer(b_indptr), simd.pointer(b_indices)
     place, first_product = own_scratch(places, part), simd.pointer(product_ptr)
@@ -493,17 +469,14 @@ def place_columns(c_indptr, c_indices, r, place):
         place[columns[i]] = i
 
 
-@numba.njit(**SERIAL)
-def write_pairs(team, parts, *args):
+@parallel(**SERIAL)
+def write_pairs(
+    part, parts, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, places, a_index, b_index
+):
     """Write which entries of A and B the one product of every entry of C multiplies, to two arrays (nnz,).
 
     `places`: scratch of int64, (parts, columns).
     """
-    in_parts(_write_pairs, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _write_pairs(part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, places, a_index, b_index):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
     b_ptr, b_columns = simd.pointer(b_indptr), simd.pointer(b_indices)
     c_ptr, place, a_entry, b_entry = (
@@ -571,17 +544,12 @@ def count_starts(a_indptr, a_indices, shapes, run_ptr, counts):
     return pieces
 
 
-@numba.njit(**SERIAL)
-def write_starts(team, parts, *args):
-    """Write where in its row of C every run of every group of A's entries begins, to `starts` (n_starts,)."""
-    in_parts(_write_starts, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _write_starts(
-    part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, shapes, run_ptr, lengths, start_ptr, columns,
-    cuts, starts,
+@parallel(**SERIAL)
+def write_starts(
+    part, parts, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, shapes, run_ptr, lengths, start_ptr,
+    columns, cuts, starts,
 ):  # fmt: skip
+    """Write where in its row of C every run of every group of A's entries begins, to `starts` (n_starts,)."""
     place = np.empty(columns, np.int64)
     for r in range(cuts[part], cuts[part + 1]):
         begin = c_indptr[r]
@@ -605,14 +573,9 @@ def _write_starts(
 # The functions below are compiled: their arguments are index arrays.
 
 
-@numba.njit(**SERIAL)
-def count_union(team, parts, *args):
+@parallel(**SERIAL)
+def count_union(part, parts, a_indptr, a_indices, b_indptr, b_indices, cuts, counts):
     """Write the number of entries of every row of A + B to `counts` (m,)."""
-    in_parts(_count, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _count(part, a_indptr, a_indices, b_indptr, b_indices, cuts, counts):
     a_columns, b_columns = simd.pointer(a_indices), simd.pointer(b_indices)
     for r in range(cuts[part], cuts[part + 1]):
         i, j = a_indptr[r], b_indptr[r]
@@ -626,14 +589,9 @@ def _count(part, a_indptr, a_indices, b_indptr, b_indices, cuts, counts):
         counts[r] = total
 
 
-@numba.njit(**SERIAL)
-def write_union(team, parts, *args):
+@parallel(**SERIAL)
+def write_union(part, parts, a_indptr, a_indices, b_indptr, b_indices, cuts, c_indptr, c_indices, a_index, b_index):
     """Write the columns of A + B and the places of the entries of A and B among them (nnz_c,), (nnz_a,), (nnz_b,)."""
-    in_parts(_write, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _write(part, a_indptr, a_indices, b_indptr, b_indices, cuts, c_indptr, c_indices, a_index, b_index):
     a_columns, b_columns, c_columns = simd.pointer(a_indices), simd.pointer(b_indices), simd.pointer(c_indices)
     a_place, b_place = simd.pointer(a_index), simd.pointer(b_index)
     for r in range(cuts[part], cuts[part + 1]):
