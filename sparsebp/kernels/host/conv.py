@@ -36,6 +36,7 @@ from sparsebp.kernels.host.engine.simd import (
     device,
     fma,
     high_in_turn,
+    keep_alive,
     lanes,
     load,
     load_up_to,
@@ -106,8 +107,19 @@ def places_of(
 @parallel(**JIT)
 def _direct_convolve(part, parts, weight, x, starts, steps, width, splits, out):
     """Run a part: of a panel, one of `splits` parts of the rows."""
-    room = np.empty((len(steps) + 1) * 3 * lanes(pointer(x)), x.dtype)
-    _convolve_panel(part // splits, part % splits, splits, weight, x, starts, steps, width, room, out)
+    rows, depth, size, step = len(weight), len(steps), out.shape[2], lanes(pointer(x))
+    first, (low, high) = part // splits * 3, span(part % splits, splits, rows)
+    room = np.empty((depth + 1) * 3 * step, x.dtype)
+    panel, origin, target = aligned_pointer(room), pointer(x), advance(pointer(out), low * size)
+    p, a, i = _place(first, width, step, x, starts, out)
+    q, b, j = _place(first + 1, width, step, x, starts, out)
+    r, c, k = _place(first + 2, width, step, x, starts, out)
+    _pack(advance(origin, p), i, advance(origin, q), j, advance(origin, r), k, pointer(steps), depth, panel)
+    _multiply(
+        advance(pointer(weight), low * depth), high - low, depth, panel, advance(target, a), i, advance(target, b), j,
+        advance(target, c), k, size,
+    )  # fmt: skip
+    keep_alive(room)
 
 
 @numba.njit(**INNER_JIT)
@@ -120,21 +132,6 @@ def _place(vector, width, step, x, starts, out):
     source = sample * x.shape[1] + starts[line] + at
     target = sample * out.shape[1] * out.shape[2] + line * width + at
     return source, target, min(width - at, step) if there == vector else 0
-
-
-@numba.njit(**INNER_JIT)
-def _convolve_panel(number, split, splits, weight, x, starts, steps, width, room, out):
-    rows, depth, size, step = len(weight), len(steps), out.shape[2], lanes(pointer(x))
-    low, high = span(split, splits, rows)
-    panel, origin, target = aligned_pointer(room), pointer(x), advance(pointer(out), low * size)
-    p, a, i = _place(number * 3, width, step, x, starts, out)
-    q, b, j = _place(number * 3 + 1, width, step, x, starts, out)
-    r, c, k = _place(number * 3 + 2, width, step, x, starts, out)
-    _pack(advance(origin, p), i, advance(origin, q), j, advance(origin, r), k, pointer(steps), depth, panel)
-    _multiply(
-        advance(pointer(weight), low * depth), high - low, depth, panel, advance(target, a), i, advance(target, b), j,
-        advance(target, c), k, size,
-    )  # fmt: skip
 
 
 @numba.njit(**INNER_APART)
@@ -239,14 +236,10 @@ def planes_correlate(y: Array, x: Array, out: Array) -> None:
 @parallel(**JIT)
 def _planes_correlate(part, parts, left, right, down, across, out):
     """Run a part of the planes of `left`."""
-    low, high = span(part, parts, (left.shape[1] + 3) // 4)
-    room = np.empty(2 * lanes(pointer(left)), left.dtype)
-    _correlate_planes(low * 4, min(high * 4, left.shape[1]), left, right, down, across, room, out)
-
-
-@numba.njit(**INNER_JIT)
-def _correlate_planes(low, high, left, right, down, across, room, out):
     batch, rows, size = left.shape
+    begin, end = span(part, parts, (rows + 3) // 4)
+    low, high = begin * 4, min(end * 4, rows)
+    room = np.empty(2 * lanes(pointer(left)), left.dtype)
     columns, block, place = right.shape[1], max(1, _TERMS // size), aligned_pointer(room)
     for first in range(0, batch, block):
         samples = min(block, batch - first)
@@ -258,6 +251,7 @@ def _correlate_planes(low, high, left, right, down, across, room, out):
                 _multiply_tile(a, high_row, rows * size, b, wide, columns * size, samples, size, place)
                 target = advance(pointer(out), row * down + column * across)
                 _planes_add_tile(place, high_row, wide, down, across, first == 0, target)
+    keep_alive(room)
 
 
 @device
@@ -346,16 +340,11 @@ def rows_correlate(y: Array, x: Array, stride: Axes, dilation: Axes, out: Array)
 @parallel(**JIT)
 def _rows_correlate(part, parts, y, x, windows, steps, rows, sums):
     """Run a part of the tiles."""
-    low, high = span(part, parts, len(steps) // 12)
-    step = lanes(pointer(x))
+    (batch, channels, outputs), step = y.shape, sums.shape[1]
+    begin, end = span(part, parts, len(steps) // 12)
+    low, high = begin * 12, end * 12
     turned, room = np.empty((len(rows) + 1) * step, x.dtype), np.empty((step + 1) * step, x.dtype)
-    _correlate_tiles(low * 12, high * 12, y, x, windows, steps, rows, turned, room, sums)
-
-
-@numba.njit(**INNER_JIT)
-def _correlate_tiles(low, high, y, x, windows, steps, rows, turned, room, sums):
-    batch, channels, outputs = y.shape
-    step, slopes, place = sums.shape[1], aligned_pointer(turned), aligned_pointer(room)
+    slopes, place = aligned_pointer(turned), aligned_pointer(room)
     clear(advance(pointer(sums), low * step), (high - low) * step)
     for sample in range(batch):
         source = advance(pointer(y), sample * channels * outputs)
@@ -364,6 +353,8 @@ def _correlate_tiles(low, high, y, x, windows, steps, rows, turned, room, sums):
         for at in range(low, high, 12):
             target = advance(pointer(sums), at * step)
             _rows_add_tile(slopes, image, pointer(windows), outputs, advance(pointer(steps), at), target)
+    keep_alive(turned)
+    keep_alive(room)
 
 
 @numba.njit(**INNER_APART)
@@ -706,27 +697,13 @@ def _splits(weight: Array, groups: int, blocks: int, y: Array) -> int:
 
 
 @parallel(**SERIAL)
-def _convolution_convolve(part, parts, blas, weight, x, g, block, splits, out):
+def _convolution_convolve(part, parts, blas, weight, x, geometry, block, splits, out):
     """Run a part: a block of the batch, and one of `splits` parts of the output channels."""
-    low, samples, first, last = _bounds(part, block, splits, len(x), weight.shape[1])
-    length = weight.shape[2]
-    alone = samples == 1
-    columns = np.empty(0 if alone and g[SINGLE] else length * samples * g[OUTPUTS], x.dtype)
-    products = np.empty(0 if alone else (last - first) * samples * g[OUTPUTS], x.dtype)
-    _convolve_block(blas, weight, x, pointer(g), low, samples, first, last, columns, products, out)
-
-
-@numba.njit(**INNER_SERIAL)
-def _bounds(part, block, splits, batch, rows):
-    """Return the first sample of a part, the number of samples, and between which output channels of a group it is."""
-    low, split = part // splits * block, part % splits
-    return low, min(block, batch - low), split * rows // splits, (split + 1) * rows // splits
-
-
-@numba.njit(**INNER_SERIAL)
-def _convolve_block(blas, weight, x, g, low, samples, first, last, columns, products, out):
-    groups, rows, length = weight.shape
+    (groups, rows, length), g = weight.shape, pointer(geometry)
+    low, samples, first, last = _bounds(part, block, splits, len(x), rows)
     each, width, alone = x.shape[1] // groups, samples * g[OUTPUTS], samples == 1
+    columns = np.empty(0 if alone and g[SINGLE] else length * width, x.dtype)
+    products = np.empty(0 if alone else (last - first) * width, x.dtype)
     for group in range(groups):
         source = advance(pointer(x), (low * groups + group) * each * g[INPUTS])
         target = advance(pointer(out), ((low * groups + group) * rows + first) * g[OUTPUTS])
@@ -742,6 +719,15 @@ def _convolve_block(blas, weight, x, g, low, samples, first, last, columns, prod
             for row in range(last - first):
                 to, source = advance(target, row * g[OUTPUTS]), advance(result, row * width)
                 copy_rows(to, groups * rows * g[OUTPUTS], source, g[OUTPUTS], 1, samples, g[OUTPUTS])
+    keep_alive(columns)
+    keep_alive(products)
+
+
+@numba.njit(**INNER_SERIAL)
+def _bounds(part, block, splits, batch, rows):
+    """Return the first sample of a part, the number of samples, and between which output channels of a group it is."""
+    low, split = part // splits * block, part % splits
+    return low, min(block, batch - low), split * rows // splits, (split + 1) * rows // splits
 
 
 @numba.njit(**INNER_SERIAL)
@@ -752,23 +738,15 @@ def _gather(y, apart, samples, channels, size, rows):
 
 
 @parallel(**SERIAL)
-def _convolve_t(part, parts, blas, weight, y, g, block, sums):
+def _convolve_t(part, parts, blas, weight, y, geometry, block, sums):
     """Run a part: of a block of the batch, the sum over one part of the output channels."""
-    splits = len(sums)
-    low, samples, first, last = _bounds(part, block, splits, len(y), weight.shape[1])
-    alone = samples == 1
-    columns = np.empty(0 if alone and g[SINGLE] else weight.shape[2] * samples * g[OUTPUTS], y.dtype)
-    gathered = np.empty(0 if alone else (last - first) * samples * g[OUTPUTS], y.dtype)
-    _convolve_t_block(blas, weight, y, pointer(g), low, samples, first, last, columns, gathered, sums, part % splits)
-
-
-@numba.njit(**INNER_SERIAL)
-def _convolve_t_block(blas, weight, y, g, low, samples, first, last, columns, gathered, sums, split):
-    groups, rows, length = weight.shape
-    _, batch, channels, _, _, _ = sums.shape
-    each, width = channels // groups, samples * g[OUTPUTS]
+    (groups, rows, length), (splits, batch, channels, _, _, _), g = weight.shape, sums.shape, pointer(geometry)
+    low, samples, first, last = _bounds(part, block, splits, batch, rows)
+    each, width, alone = channels // groups, samples * g[OUTPUTS], samples == 1
+    columns = np.empty(0 if alone and g[SINGLE] else length * width, y.dtype)
+    gathered = np.empty(0 if alone else (last - first) * width, y.dtype)
     for group in range(groups):
-        target = advance(pointer(sums), (((split * batch) + low) * channels + group * each) * g[INPUTS])
+        target = advance(pointer(sums), ((part % splits * batch + low) * channels + group * each) * g[INPUTS])
         right = advance(pointer(y), ((low * groups + group) * rows + first) * g[OUTPUTS])
         if len(gathered) > 0:
             _gather(right, groups * rows * g[OUTPUTS], samples, last - first, g[OUTPUTS], pointer(gathered))
@@ -780,35 +758,26 @@ def _convolve_t_block(blas, weight, y, g, low, samples, first, last, columns, ga
         )
         if len(columns) > 0:
             fold(result, channels * g[INPUTS], samples, each, g, target)
+    keep_alive(columns)
+    keep_alive(gathered)
 
 
 @parallel(**SERIAL)
-def _convolution_correlate(part, parts, blas, y, x, g, block, chunk, sums):
+def _convolution_correlate(part, parts, blas, y, x, geometry, block, chunk, sums):
     """Run a part: of one part of the batch, a chunk of one group's input channels."""
-    splits, groups, rows, length = sums.shape
+    (splits, groups, rows, length), g = sums.shape, pointer(geometry)
     each, batch = x.shape[1] // groups, len(x)
     chunks = -(-each // chunk)
     which, c = part // chunks, part % chunks
     split, group = which // groups, which % groups
-    low, high = span(split, splits, batch)
+    start, high = span(split, splits, batch)
     first, channels = c * chunk, min(chunk, each - c * chunk)
-    samples = min(block, high - low)
+    samples = min(block, high - start)
     width = channels * (length // each)
     columns = np.empty(0 if samples == 1 and g[SINGLE] else width * samples * g[OUTPUTS], x.dtype)
     gathered = np.empty(0 if samples == 1 else rows * samples * g[OUTPUTS], x.dtype)
     products = np.empty(rows * width, x.dtype)
     at = which * rows * length + first * (length // each)
-    _correlate_block(
-        blas, y, x, pointer(g), low, high, block, group, groups, first, channels, columns, gathered, products, sums, at
-    )
-
-
-@numba.njit(**INNER_SERIAL)
-def _correlate_block(
-    blas, y, x, g, start, high, block, group, groups, first, channels, columns, gathered, products, sums, at
-):
-    rows, length = sums.shape[2:]
-    width, each = len(products) // rows, x.shape[1] // groups
     for low in range(start, high, block):
         samples = min(block, high - low)
         size = samples * g[OUTPUTS]
@@ -827,3 +796,6 @@ def _correlate_block(
             copy_rows(out, length, result, width, 1, rows, width)
         else:
             add_rows(out, length, 1, result, width, rows, width)
+    keep_alive(columns)
+    keep_alive(gathered)
+    keep_alive(products)

@@ -30,6 +30,7 @@ from sparsebp.kernels.host.engine.simd import (
     evens,
     fma,
     high_in_turn,
+    keep_alive,
     lanes,
     load,
     load_up_to,
@@ -249,17 +250,11 @@ def _abreast_sum_taps(factors, source, taps, count, windows, n, out):
 @parallel(**JIT)
 def _abreast_convolve(part, parts, factors, x, inputs, windows, taps, size, out):
     """Run a part of the samples' groups of channels."""
-    low, high = span(part, parts, len(x) * len(factors))
-    step = lanes(pointer(x))
-    rows = -(-max(out.shape[2], 4) // step) * step + 4
-    padded, turned = np.empty(size + step, x.dtype), np.empty((rows + 1) * step, x.dtype)
-    room = np.empty((step + 1) * step, x.dtype)
-    _convolve_groups(low, high, factors, x, inputs, windows, taps, size, padded, turned, room, out)
-
-
-@numba.njit(**INNER_JIT)
-def _convolve_groups(low, high, factors, x, inputs, windows, taps, size, padded, turned, room, out):
     groups, count, step = factors.shape
+    low, high = span(part, parts, len(x) * groups)
+    space = -(-max(out.shape[2], 4) // step) * step + 4
+    padded, turned = np.empty(size + step, x.dtype), np.empty((space + 1) * step, x.dtype)
+    room = np.empty((step + 1) * step, x.dtype)
     channels, n, outputs = x.shape[1], x.shape[2], out.shape[2]
     plane, rows, place = aligned_pointer(padded), aligned_pointer(turned), aligned_pointer(room)
     clear(plane, size)
@@ -271,6 +266,9 @@ def _convolve_groups(low, high, factors, x, inputs, windows, taps, size, padded,
         weights = advance(pointer(factors), number % groups * count * step)
         _abreast_sum_taps(weights, plane, pointer(taps), count, pointer(windows), len(windows), rows)
         _turn_out(rows, outputs, place, advance(pointer(out), (sample * channels + first) * outputs), outputs, some)
+    keep_alive(padded)
+    keep_alive(turned)
+    keep_alive(room)
 
 
 @numba.njit(**INNER_APART)
@@ -302,16 +300,10 @@ def _abreast_add_products(y, source, windows, n, taps, count, sums):
 def _abreast_correlate(part, parts, y, x, inputs, windows, taps, size, rows, sums):
     """Run a part of the groups of channels."""
     low, high = span(part, parts, len(sums))
-    step = lanes(pointer(x))
-    padded, turned = np.empty(size + step, x.dtype), np.empty((len(rows) + 1) * step, x.dtype)
-    room = np.empty((step + 1) * step, x.dtype)
-    _correlate_groups(low, high, y, x, inputs, windows, taps, size, rows, padded, turned, room, sums)
-
-
-@numba.njit(**INNER_JIT)
-def _correlate_groups(low, high, y, x, inputs, windows, taps, size, rows, padded, turned, room, sums):
     batch, channels, n = x.shape
     outputs, count, step = y.shape[2], sums.shape[1], sums.shape[2]
+    padded, turned = np.empty(size + step, x.dtype), np.empty((len(rows) + 1) * step, x.dtype)
+    room = np.empty((step + 1) * step, x.dtype)
     plane, slopes, place = aligned_pointer(padded), aligned_pointer(turned), aligned_pointer(room)
     clear(plane, size)
     for group in range(low, high):
@@ -323,6 +315,9 @@ def _correlate_groups(low, high, y, x, inputs, windows, taps, size, rows, padded
             turn_in(advance(pointer(x), at * n), n, some, n, pointer(inputs), place, plane)
             turn_in(advance(pointer(y), at * outputs), outputs, some, outputs, pointer(rows), place, slopes)
             _abreast_add_products(slopes, plane, pointer(windows), outputs, pointer(taps), count, target)
+    keep_alive(padded)
+    keep_alive(turned)
+    keep_alive(room)
 
 
 _SLACK = 64
@@ -515,15 +510,10 @@ def _add_taps(factors, source, taps, sign, low, high, fresh, n, out):
 @parallel(**JIT)
 def _convolve(part, parts, weight, x, rows, phases, vectors, taps, length, out):
     """Run a part of the planes."""
-    low, high = span(part, parts, len(x))
+    planes, size = x.shape
+    low, high = span(part, parts, planes)
     padded = np.empty(length + _SLACK, x.dtype)
     _cleared(padded)
-    _convolve_planes(low, high, weight, x, rows, phases, vectors, taps, padded, out)
-
-
-@numba.njit(**INNER_JIT)
-def _convolve_planes(low, high, weight, x, rows, phases, vectors, taps, padded, out):
-    planes, size = x.shape
     each, out_size, count = len(out) // planes, out.shape[1], len(vectors)
     for plane in range(low, high):
         source = advance(pointer(x), plane * size)
@@ -531,6 +521,7 @@ def _convolve_planes(low, high, weight, x, rows, phases, vectors, taps, padded, 
         for o in range(plane * each, (plane + 1) * each):
             factors, target = advance(pointer(weight), o % len(weight) * len(taps)), advance(pointer(out), o * out_size)
             _sum_taps(factors, pointer(padded), pointer(taps), len(taps), pointer(vectors), count, target, out_size)
+    keep_alive(padded)
 
 
 @numba.njit(**INNER_JIT)
@@ -553,15 +544,10 @@ def _sum_taps(factors, source, taps, count, vectors, n, out, size):
 @parallel(**JIT)
 def _convolve_t(part, parts, weight, y, rows, phases, lines, taps, ends, size, longest, out):
     """Run a part of the planes: an element of a phase is the sum over its taps' inputs, backwards, in a run."""
-    low, high = span(part, parts, len(out))
+    planes, length = out.shape
+    low, high = span(part, parts, planes)
     run, padded = np.empty(longest + 2 * (size + _SLACK), y.dtype), np.empty(len(ends) * size + _SLACK, y.dtype)
     _cleared(run)  # before, behind and between the rows it stays zero
-    _convolve_t_planes(low, high, weight, y, rows, phases, lines, taps, ends, size, run, padded, out)
-
-
-@numba.njit(**INNER_JIT)
-def _convolve_t_planes(low, high, weight, y, rows, phases, lines, taps, ends, size, run, padded, out):
-    planes, length = out.shape
     each, y_size = len(y) * len(weight) // planes, y.shape[2] * y.shape[3] * y.shape[4]
     inner = advance(pointer(run), size)
     for plane in range(low, high):
@@ -574,6 +560,8 @@ def _convolve_t_planes(low, high, weight, y, rows, phases, lines, taps, ends, si
                 first = last
         target = advance(pointer(out), plane * length)
         _collect(pointer(padded), length // len(rows), rows, phases, len(phases), target)
+    keep_alive(run)
+    keep_alive(padded)
 
 
 @numba.njit(**INNER_JIT)
@@ -605,18 +593,12 @@ def _add_products(y, padded, vectors, n, taps, count, sums):
 @parallel(**JIT)
 def _correlate(part, parts, y, x, rows, phases, vectors, taps, length, out):
     """Run a part of the channels."""
-    low, high = span(part, parts, x.shape[1])
-    padded = np.empty(length + _SLACK, x.dtype)
-    _cleared(padded)
-    sums = np.empty(len(out) // x.shape[1] * len(taps) * lanes(pointer(x)), x.dtype)
-    _correlate_channels(low, high, y, x, rows, phases, vectors, taps, padded, sums, out)
-
-
-@numba.njit(**INNER_JIT)
-def _correlate_channels(low, high, y, x, rows, phases, vectors, taps, padded, sums, out):
     batch, channels, size = x.shape
+    low, high = span(part, parts, channels)
     each, step = len(out) // channels, lanes(pointer(x))
     room = len(taps) * step
+    padded, sums = np.empty(length + _SLACK, x.dtype), np.empty(each * room, x.dtype)
+    _cleared(padded)
     for c in range(low, high):
         _cleared(sums)
         for b in range(batch):
@@ -636,6 +618,8 @@ def _correlate_channels(low, high, y, x, rows, phases, vectors, taps, padded, su
                     y, x, rows, phases, vectors, taps[i % len(taps)], c, c * each + i // len(taps), padded
                 )
             target[i] = total
+    keep_alive(padded)
+    keep_alive(sums)
 
 
 @numba.njit(**INNER_APART)

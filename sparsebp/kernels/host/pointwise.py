@@ -15,6 +15,7 @@ from sparsebp.kernels.host.engine.simd import (
     advance,
     device,
     fma,
+    keep_alive,
     lanes,
     load,
     load_n,
@@ -238,13 +239,6 @@ def _normalise(part, parts, x, weight, bias, weighted, shifted, eps, low, high, 
     """Run a part of the channels."""
     first, last = span(part, parts, x.shape[1])
     room = np.empty(lanes(pointer(x)), x.dtype)
-    _normalise_channels(first, last, x, weight, bias, weighted, shifted, eps, low, high, mean, var, scale, room, out)
-
-
-@numba.njit(**INNER_JIT)
-def _normalise_channels(
-    first, last, x, weight, bias, weighted, shifted, eps, low, high, mean, var, scale, room, out
-):  # fmt: skip
     batch, channels, size = x.shape
     one, zero, count, apart = x.dtype.type(1), x.dtype.type(0), np.float64(batch * size), channels * size
     for c in range(first, last):
@@ -258,6 +252,7 @@ def _normalise_channels(
         for _ in range(batch):
             _scale_plane(source, m, factor, offset, low, high, size, target)
             source, target = advance(source, apart), advance(target, apart)
+    keep_alive(room)
 
 
 @parallel(**JIT)
@@ -265,15 +260,6 @@ def _back(part, parts, gy, x, y, low, high, masked, mean, scale, weight, weighte
     """Run a part of the channels."""
     first, last = span(part, parts, x.shape[1])
     room = np.empty(lanes(pointer(x)), x.dtype)
-    _back_channels(
-        first, last, gy, x, y, low, high, masked, mean, scale, weight, weighted, known, sums, products, room, out
-    )
-
-
-@numba.njit(**INNER_JIT)
-def _back_channels(
-    first, last, gy, x, y, low, high, masked, mean, scale, weight, weighted, known, sums, products, room, out
-):  # fmt: skip
     batch, channels, size = x.shape
     count, zero, apart = x.dtype.type(batch * size), x.dtype.type(0), channels * size
     for c in range(first, last):
@@ -294,6 +280,7 @@ def _back_channels(
             _centre_plane(left, right, mask, low, high, masked, m, zero, offset, slope, factor, size, target)
             left, right, target = advance(left, apart), advance(right, apart), advance(target, apart)
             mask = advance(mask, apart)
+    keep_alive(room)
 
 
 @parallel(**JIT)
@@ -301,11 +288,6 @@ def _products(part, parts, gy, x, y, low, high, masked, mean, sums, products):
     """Run a part of the channels."""
     first, last = span(part, parts, x.shape[1])
     room = np.empty(lanes(pointer(x)), x.dtype)
-    _products_of(first, last, gy, x, y, low, high, masked, mean, sums, products, room)
-
-
-@numba.njit(**INNER_JIT)
-def _products_of(first, last, gy, x, y, low, high, masked, mean, sums, products, room):
     batch, channels, size = x.shape
     zero, apart = x.dtype.type(0), channels * size
     for c in range(first, last):
@@ -313,6 +295,7 @@ def _products_of(first, last, gy, x, y, low, high, masked, mean, sums, products,
         sums[c], products[c] = _both(
             left, right, mask, low, high, masked, mean[c], zero, apart, batch, size, pointer(room)
         )
+    keep_alive(room)
 
 
 @parallel(**JIT)

@@ -15,6 +15,7 @@ from sparsebp.kernels.host.engine.simd import (
     advance,
     clear,
     device,
+    keep_alive,
     lanes,
     load,
     number,
@@ -97,21 +98,14 @@ def map_inputs(part, parts, x, before_h, before_w, high, wide, length, out):
     count, rows, columns = min(CHUNK, channels - first), 2 * high + 2, 2 * wide + 2
     image = np.empty(rows * columns * CHUNK, x.dtype)
     source = advance(pointer(x), (sample * channels + first) * height * width)
-    at = sample * high * wide * length + first
-    _map_image(source, count, height, width, before_h, before_w, high, wide, image, out, at, length)
-
-
-@numba.njit(**INNER_SERIAL)
-def _map_image(source, count, height, width, before_h, before_w, high, wide, image, out, at, length):
-    columns, target = 2 * wide + 2, advance(pointer(out), at)
-    _channels_last(
-        source, height * width, count, height, width, before_h, before_w, 2 * high + 2, columns, pointer(image)
-    )
+    target = advance(pointer(out), sample * high * wide * length + first)
+    _channels_last(source, height * width, count, height, width, before_h, before_w, rows, columns, pointer(image))
     for i in range(high):
         for j in range(wide):
             tile = advance(pointer(image), (2 * i * columns + 2 * j) * CHUNK)
             _map_tile(tile, columns * CHUNK, count, out.shape[1], target)
             target = advance(target, length)
+    keep_alive(image)
 
 
 @parallel(**SERIAL)
@@ -120,11 +114,24 @@ def map_gradients(part, parts, y, high, wide, length, out):
     samples, channels, height, width = y.shape
     chunks = parts // samples
     sample, first = part // chunks, part % chunks * CHUNK
-    count = min(CHUNK, channels - first)
+    count, columns = min(CHUNK, channels - first), 2 * wide
     image = np.empty(4 * high * wide * CHUNK, y.dtype)
     source = advance(pointer(y), (sample * channels + first) * height * width)
-    at = sample * high * wide * length + first
-    _map_gradient(source, count, height, width, high, wide, image, out, at, length)
+    _channels_last(source, height * width, count, height, width, 0, 0, 2 * high, columns, pointer(image))
+    target, apart = advance(pointer(out), sample * high * wide * length + first), out.shape[1]
+    for i in range(high):
+        for j in range(wide):
+            tile = advance(pointer(image), (2 * i * columns + 2 * j) * CHUNK)
+            for at in range(0, count, lanes(tile)):
+                none = zeros(tile)
+                a, b = load(tile, at), load(tile, at + CHUNK)
+                c, d = load(tile, at + columns * CHUNK), load(tile, at + (columns + 1) * CHUNK)
+                _store_four(target, at, apart, a, b)
+                _store_four(target, at + 4 * apart, apart, a + c, b + d)
+                _store_four(target, at + 8 * apart, apart, a - c, b - d)
+                _store_four(target, at + 12 * apart, apart, none - c, none - d)
+            target = advance(target, length)
+    keep_alive(image)
 
 
 @device
@@ -136,30 +143,30 @@ def _store_four(out, at, apart, a, b):
     store(out, at + 3 * apart, zeros(out) - b)
 
 
-@numba.njit(**INNER_SERIAL)
-def _map_gradient(source, count, height, width, high, wide, image, out, place, length):
-    columns = 2 * wide
-    _channels_last(source, height * width, count, height, width, 0, 0, 2 * high, columns, pointer(image))
-    target, apart, row = advance(pointer(out), place), out.shape[1], 2 * wide
-    for i in range(high):
-        for j in range(wide):
-            tile = advance(pointer(image), (2 * i * columns + 2 * j) * CHUNK)
-            for at in range(0, count, lanes(tile)):
-                none = zeros(tile)
-                a, b = load(tile, at), load(tile, at + CHUNK)
-                c, d = load(tile, at + row * CHUNK), load(tile, at + (row + 1) * CHUNK)
-                _store_four(target, at, apart, a, b)
-                _store_four(target, at + 4 * apart, apart, a + c, b + d)
-                _store_four(target, at + 8 * apart, apart, a - c, b - d)
-                _store_four(target, at + 12 * apart, apart, none - c, none - d)
-            target = advance(target, length)
-
-
 @parallel(**SERIAL)
 def map_weight(part, parts, weight, length, out):
     """Write G w Gᵀ of one row of the weights to 16 matrices (rows, length); zeros where it has no such row."""
     room = np.empty(9 * CHUNK, weight.dtype)
-    _map_row(weight, part, length, room, out)
+    rows, channels, _ = weight.shape
+    apart, taps = out.shape[1], pointer(room)
+    for first in range(0, channels, CHUNK):
+        count = min(CHUNK, channels - first) if part < rows else 0
+        clear(taps, 9 * CHUNK)
+        source = advance(pointer(weight), (part * channels + first) * 9)
+        for c in range(count):
+            for t in range(9):
+                taps[t * CHUNK + c] = source[c * 9 + t]
+        target = advance(pointer(out), part * length + first)
+        for at in range(0, min(CHUNK, length - first), lanes(taps)):
+            a, b, c = load(taps, at), load(taps, at + CHUNK), load(taps, at + 2 * CHUNK)
+            d, e, f = load(taps, at + 3 * CHUNK), load(taps, at + 4 * CHUNK), load(taps, at + 5 * CHUNK)
+            g, h, i = load(taps, at + 6 * CHUNK), load(taps, at + 7 * CHUNK), load(taps, at + 8 * CHUNK)
+            _store_taps(target, at, apart, a, b, c)
+            p, q, r = (a + g), (b + h), (c + i)
+            _store_taps(target, at + 4 * apart, apart, (p + d) * 0.5, (q + e) * 0.5, (r + f) * 0.5)
+            _store_taps(target, at + 8 * apart, apart, (p - d) * 0.5, (q - e) * 0.5, (r - f) * 0.5)
+            _store_taps(target, at + 12 * apart, apart, g, h, i)
+    keep_alive(room)
 
 
 @device
@@ -172,58 +179,25 @@ def _store_taps(out, at, apart, a, b, c):
     store(out, at + 3 * apart, c)
 
 
-@numba.njit(**INNER_SERIAL)
-def _map_row(weight, row, length, room, out):
-    rows, channels, _ = weight.shape
-    apart, taps = out.shape[1], pointer(room)
-    for first in range(0, channels, CHUNK):
-        count = min(CHUNK, channels - first) if row < rows else 0
-        clear(taps, 9 * CHUNK)
-        source = advance(pointer(weight), (row * channels + first) * 9)
-        for c in range(count):
-            for t in range(9):
-                taps[t * CHUNK + c] = source[c * 9 + t]
-        target = advance(pointer(out), row * length + first)
-        for at in range(0, min(CHUNK, length - first), lanes(taps)):
-            a, b, c = load(taps, at), load(taps, at + CHUNK), load(taps, at + 2 * CHUNK)
-            d, e, f = load(taps, at + 3 * CHUNK), load(taps, at + 4 * CHUNK), load(taps, at + 5 * CHUNK)
-            g, h, i = load(taps, at + 6 * CHUNK), load(taps, at + 7 * CHUNK), load(taps, at + 8 * CHUNK)
-            _store_taps(target, at, apart, a, b, c)
-            p, q, r = (a + g), (b + h), (c + i)
-            _store_taps(target, at + 4 * apart, apart, (p + d) * 0.5, (q + e) * 0.5, (r + f) * 0.5)
-            _store_taps(target, at + 8 * apart, apart, (p - d) * 0.5, (q - e) * 0.5, (r - f) * 0.5)
-            _store_taps(target, at + 12 * apart, apart, g, h, i)
-
-
 @parallel(**SERIAL)
 def multiply(part, parts, blas, rows, channels, weight, inputs, products, tiles, turned):
     """Multiply the mapped inputs with the mapped weights at one of 16 places."""
-    _multiply_place(part, blas, rows, channels, weight, inputs, products, tiles, turned)
-
-
-@numba.njit(**INNER_SERIAL)
-def _multiply_place(place, blas, rows, channels, weight, inputs, products, tiles, turned):
-    length, width, which = channels, rows, place
+    length, width, which = channels, rows, part
     if turned:
-        length, width, i, j = rows, channels, place // 4, place % 4
+        length, width, i, j = rows, channels, part // 4, part % 4
         which = 4 * (3 - i if i % 3 == 0 else i) + (3 - j if j % 3 == 0 else j)
-    left = number(advance(pointer(inputs), place * inputs.shape[1]))
+    left = number(advance(pointer(inputs), part * inputs.shape[1]))
     right = number(advance(pointer(weight), which * weight.shape[1]))
-    result = number(advance(pointer(products), place * products.shape[1]))
+    result = number(advance(pointer(products), part * products.shape[1]))
     gemm(blas, tiles, width, length, left, False, length, right, not turned, channels, False, result, width)
 
 
 @parallel(**SERIAL)
 def accumulate(part, parts, blas, rows, channels, gradients, inputs, tiles, added, sums):
     """Multiply the mapped gradients with the mapped inputs at one of 16 places."""
-    _accumulate_place(part, blas, rows, channels, gradients, inputs, tiles, added, sums)
-
-
-@numba.njit(**INNER_SERIAL)
-def _accumulate_place(place, blas, rows, channels, gradients, inputs, tiles, added, sums):
-    left = number(advance(pointer(gradients), place * gradients.shape[1]))
-    right = number(advance(pointer(inputs), place * inputs.shape[1]))
-    result = number(advance(pointer(sums), place * sums.shape[1]))
+    left = number(advance(pointer(gradients), part * gradients.shape[1]))
+    right = number(advance(pointer(inputs), part * inputs.shape[1]))
+    result = number(advance(pointer(sums), part * sums.shape[1]))
     gemm(blas, rows, channels, tiles, left, True, rows, right, False, channels, added, result, channels)
 
 
@@ -235,21 +209,21 @@ def map_products(part, parts, products, high, wide, length, out, checks):
     sample, first = part // chunks, part % chunks * CHUNK
     count = min(CHUNK, channels - first)
     image = np.empty(4 * high * wide * CHUNK, out.dtype)
-    target = advance(pointer(out), (sample * channels + first) * height * width)
-    check = advance(pointer(checks), part * CHUNK)
-    at = sample * high * wide * length + first
-    _image_of(products, at, length, count, high, wide, image, height, width, target, check)
-
-
-@numba.njit(**INNER_SERIAL)
-def _image_of(products, place, length, count, high, wide, image, height, width, out, check):
-    columns, source, apart = 2 * wide, advance(pointer(products), place), products.shape[1]
+    target, check = (
+        advance(pointer(out), (sample * channels + first) * height * width),
+        advance(pointer(checks), part * CHUNK),
+    )
+    columns, source, apart = (
+        2 * wide,
+        advance(pointer(products), sample * high * wide * length + first),
+        products.shape[1],
+    )
     clear(check, CHUNK)
-    wrong = zeros(out)
+    wrong = zeros(target)
     for i in range(high):
         for j in range(wide):
             tile = advance(pointer(image), (2 * i * columns + 2 * j) * CHUNK)
-            for at in range(0, count, lanes(out)):
+            for at in range(0, count, lanes(target)):
                 a, b, c, d = _sums_of_rows(source, at, apart)
                 e, f, g, h = _differences_of_rows(source, at, apart)
                 left, right, lower_left, lower_right = a + b + c, b - c - d, e + f + g, f - g - h
@@ -265,9 +239,10 @@ def _image_of(products, place, length, count, high, wide, image, height, width, 
     for h in range(height):
         line = advance(pointer(image), h * columns * CHUNK)
         for c in range(count):
-            target = advance(out, (c * height + h) * width)
+            row = advance(target, (c * height + h) * width)
             for w in range(width):
-                target[w] = line[w * CHUNK + c]
+                row[w] = line[w * CHUNK + c]
+    keep_alive(image)
 
 
 @device
@@ -296,7 +271,26 @@ def _differences_of_rows(m, at, apart):
 def collect(part, parts, length, sums, out, checks):
     """Write Gᵀ s G of one row to out (rows, channels, 9)."""
     room = np.empty(9 * CHUNK, out.dtype)
-    _collect_row(sums, part, length, room, out, checks)
+    channels, apart, taps, check = out.shape[1], sums.shape[1], pointer(room), advance(pointer(checks), part * CHUNK)
+    clear(check, CHUNK)
+    wrong = zeros(taps)
+    for first in range(0, channels, CHUNK):
+        count = min(CHUNK, channels - first)
+        source = advance(pointer(sums), part * length + first)
+        for at in range(0, count, lanes(taps)):
+            a, e, i = _column(source, at, apart)
+            b, f, j = _column(source, at + apart, apart)
+            c, g, k = _column(source, at + 2 * apart, apart)
+            d, h, m = _column(source, at + 3 * apart, apart)
+            total = _store_three(taps, at, a, b, c, d) + _store_three(taps, at + 3 * CHUNK, e, f, g, h)
+            total = total + _store_three(taps, at + 6 * CHUNK, i, j, k, m)
+            wrong = wrong + (total - total)
+        target = advance(pointer(out), (part * channels + first) * 9)
+        for c in range(count):
+            for t in range(9):
+                target[c * 9 + t] = taps[t * CHUNK + c]
+    store(check, 0, wrong)
+    keep_alive(room)
 
 
 @device
@@ -316,29 +310,6 @@ def _store_three(taps, at, a, b, c, d):
     store(taps, at + CHUNK, second)
     store(taps, at + 2 * CHUNK, third)
     return first + second + third
-
-
-@numba.njit(**INNER_SERIAL)
-def _collect_row(sums, row, length, room, out, checks):
-    channels, apart, taps, check = out.shape[1], sums.shape[1], pointer(room), advance(pointer(checks), row * CHUNK)
-    clear(check, CHUNK)
-    wrong = zeros(taps)
-    for first in range(0, channels, CHUNK):
-        count = min(CHUNK, channels - first)
-        source = advance(pointer(sums), row * length + first)
-        for at in range(0, count, lanes(taps)):
-            a, e, i = _column(source, at, apart)
-            b, f, j = _column(source, at + apart, apart)
-            c, g, k = _column(source, at + 2 * apart, apart)
-            d, h, m = _column(source, at + 3 * apart, apart)
-            total = _store_three(taps, at, a, b, c, d) + _store_three(taps, at + 3 * CHUNK, e, f, g, h)
-            total = total + _store_three(taps, at + 6 * CHUNK, i, j, k, m)
-            wrong = wrong + (total - total)
-        target = advance(pointer(out), (row * channels + first) * 9)
-        for c in range(count):
-            for t in range(9):
-                target[c * 9 + t] = taps[t * CHUNK + c]
-    store(check, 0, wrong)
 
 
 # Convolutions of 3 by 3 with stride 1 and many channels, with 16 multiplications for every 2 by 2 outputs, not 36.
