@@ -10,15 +10,17 @@ from sparsebp import nn
 from sparsebp.core import threads
 from sparsebp.kernels.host import backward, cells
 from sparsebp.kernels.host.backward import wide_blocks_of, wide_rows, wide_weights
-from sparsebp.kernels.host.dense import GROUP, multiply, pack, product_of
 from sparsebp.kernels.host.engine.simd import pointer
+from sparsebp.kernels.host.tiles import GROUP, multiply_packed, pack_matrix, product_of
 
 
 @numba.njit
 def _multiply(product, x, w, vectors, out):
     rows, depth = x.shape
     stride = out.shape[1]
-    multiply(product, pointer(x), GROUP * depth, depth, 1, rows, depth, pointer(w), vectors, pointer(out), stride)
+    multiply_packed(
+        product, pointer(x), GROUP * depth, depth, 1, rows, depth, pointer(w), vectors, pointer(out), stride
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -29,12 +31,12 @@ def _multiply(product, x, w, vectors, out):
 def test_packed_products_against_numpy(rows, depth, columns, seed):
     rng = np.random.default_rng(seed)
     x, w = rng.standard_normal((rows, depth)), rng.standard_normal((depth, columns))
-    lanes = pack(np.ones((1, 1))).size
+    lanes = pack_matrix(np.ones((1, 1))).size
     vectors = -(-columns // lanes)
     out = rng.standard_normal((rows, vectors * lanes))
     wanted = out[:, :columns] + x @ w
     rest = out[:, columns:].copy()
-    _multiply(product_of(out.dtype), x, pack(w), vectors, out)
+    _multiply(product_of(out.dtype), x, pack_matrix(w), vectors, out)
     np.testing.assert_allclose(out[:, :columns], wanted, rtol=1e-12, atol=1e-12)
     assert np.array_equal(out[:, columns:], rest)  # padded with zeros
 
@@ -42,18 +44,18 @@ def test_packed_products_against_numpy(rows, depth, columns, seed):
 def test_a_row_has_the_same_bits_whatever_rows_are_computed_with_it():
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((11, 37), np.float32), rng.standard_normal((37, 61), np.float32)
-    lanes = pack(np.ones((1, 1), np.float32)).size
+    lanes = pack_matrix(np.ones((1, 1), np.float32)).size
     vectors = -(-61 // lanes)
     together = np.ones((11, vectors * lanes), np.float32)
-    _multiply(product_of(x.dtype), x, pack(w), vectors, together)
+    _multiply(product_of(x.dtype), x, pack_matrix(w), vectors, together)
     for row in range(11):
         alone = np.ones((1, vectors * lanes), np.float32)
-        _multiply(product_of(x.dtype), x[row : row + 1], pack(w), vectors, alone)
+        _multiply(product_of(x.dtype), x[row : row + 1], pack_matrix(w), vectors, alone)
         assert np.array_equal(alone[0], together[row])
 
 
 def test_gates_are_packed_each_to_whole_vectors():
-    w, lanes = np.arange(1, 19.0).reshape(6, 3), pack(np.ones((1, 1))).size
+    w, lanes = np.arange(1, 19.0).reshape(6, 3), pack_matrix(np.ones((1, 1))).size
     none, packed, bias = wide_weights((0, 0), w, None, None, w[:, 0], w[:, 1])
     assert (none.size, packed.size, bias.size) == (0, 3 * 2 * lanes, 2 * lanes)
     assert sorted(filter(None, packed)) == sorted(filter(None, wide_rows(w, 2))) == list(w.ravel())

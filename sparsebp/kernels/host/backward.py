@@ -15,9 +15,6 @@ import numba
 import numpy as np
 
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense import GROUP, PANEL_ROWS, panel_of, product_of
-from sparsebp.kernels.host.dense import multiply as packed_multiply
-from sparsebp.kernels.host.dense import pack as pack_matrix
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -63,19 +60,26 @@ from sparsebp.kernels.host.equations import (
     states_of,
 )
 from sparsebp.kernels.host.forward import (
-    add_outer,
     blocks_of,
     empties,
     gate_at,
     launch,
-    multiply,
-    multiply_row,
     numbers_of_row,
     pack_rows,
     padded_width,
     parts_of,
     row_of_columns,
     team_of,
+)
+from sparsebp.kernels.host.tiles import (
+    GROUP,
+    add_outer,
+    multiply,
+    multiply_packed,
+    multiply_row,
+    pack_matrix,
+    panel_of,
+    product_of,
 )
 from sparsebp.kernels.operands import WeightSums
 
@@ -276,7 +280,7 @@ def _finish_sums(cell, sums, weight_ih, weight_hh, bias_ih, bias_hh):
                 bias_hh[part * hidden + j] = sums[0, of_bias + of_state + j]
 
 
-# Large hidden states: recurrences whose weights are packed once for all steps, see `dense.packed`.
+# Large hidden states: recurrences whose weights are packed once for all steps, see `tiles.multiply_packed`.
 #
 # Blocks are of any number of samples, so that a panel of the weights serves them all from the first cache. Every number
 # is the same chain of operations as for small states: results are bitwise equal whichever kernel runs and however a
@@ -285,7 +289,7 @@ def _finish_sums(cell, sums, weight_ih, weight_hh, bias_ih, bias_hh):
 LEAST = 128
 """Hidden units from which these kernels are faster, as are products over many steps for weight gradients."""
 _TILES = 4
-"""Tiles of `ROWS` rows that a block should hold: the weights then come from the outer caches a quarter as often."""
+"""Tiles of `SAMPLES` rows that a block should hold: the weights then come from the outer caches a quarter as often."""
 
 
 # ---- in Python -----------------------------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ _TILES = 4
 
 def wide_blocks_of(batch: int) -> int:
     """Return the number of blocks of samples: a multiple of the threads, unless there are fewer tiles."""
-    tiles, many = -(-batch // PANEL_ROWS), threads.count()
+    tiles, many = -(-batch // SAMPLES), threads.count()
     return min(tiles, many * -(-tiles // (many * _TILES)))
 
 
@@ -342,14 +346,14 @@ def wide_rows(w: np.ndarray, gates: int) -> np.ndarray:
 @device
 def _block_of(block, blocks, batch):
     """Return the first sample of a block and their number: whole tiles, except at the batch's end."""
-    low, high = span(block, blocks, (batch + PANEL_ROWS - 1) // PANEL_ROWS)
-    return low * PANEL_ROWS, min(high * PANEL_ROWS, batch) - low * PANEL_ROWS
+    low, high = span(block, blocks, (batch + SAMPLES - 1) // SAMPLES)
+    return low * SAMPLES, min(high * SAMPLES, batch) - low * SAMPLES
 
 
 @device
 def _product(product, x, stride, rows, depth, w, width, out, out_stride):
     """``out[r] += x[r] @ w`` for rows `stride` apart; w has padded rows of `width`."""
-    packed_multiply(product, x, GROUP * stride, stride, 1, rows, depth, w, width // lanes(x), out, out_stride)
+    multiply_packed(product, x, GROUP * stride, stride, 1, rows, depth, w, width // lanes(x), out, out_stride)
 
 
 @device

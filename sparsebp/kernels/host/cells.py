@@ -22,7 +22,6 @@ from sparsebp.kernels.host.backward import (
     wide_blocks_of,
     wide_weights,
 )
-from sparsebp.kernels.host.dense import product_of
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import advance, copy, keep_alive, pointer
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
@@ -52,6 +51,7 @@ from sparsebp.kernels.host.forward import (
     run_forward,
     weights_of,
 )
+from sparsebp.kernels.host.tiles import product_of
 from sparsebp.kernels.operands import WeightSums
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.

@@ -52,6 +52,7 @@ from sparsebp.kernels.host.engine.simd import (
     where_within,
     zeros,
 )
+from sparsebp.kernels.host.tiles import accumulate
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
 # mypy: disable-error-code="no-untyped-def"
@@ -282,59 +283,12 @@ def clear(out, size):
 
 
 @device
-def _multiply_add(x, x_stride, groups, group_stride, depth, w, w_stride, width, out, out_stride):
-    """``out[s] += Σ_g Σ_k x[s, g·group_stride + k] · w[g·depth + k]`` for four rows s, each `width` numbers long.
-
-    8 · groups · depth · width FLOP. Two vectors of weights and four of sums are in registers twice over: 8 independent
-    chains of multiply-adds fill two units of latency 4.
-    """
-    count = lanes(x)
-    x1, x2, x3 = advance(x, x_stride), advance(x, 2 * x_stride), advance(x, 3 * x_stride)
-    o1, o2, o3 = advance(out, out_stride), advance(out, 2 * out_stride), advance(out, 3 * out_stride)
-    j = 0
-    while j + 2 * count <= width:
-        i = j + count
-        a0, a1, a2, a3 = load(out, j), load(o1, j), load(o2, j), load(o3, j)
-        b0, b1, b2, b3 = load(out, i), load(o1, i), load(o2, i), load(o3, i)
-        row = advance(w, j)
-        for g in range(groups):
-            for k in range(g * group_stride, g * group_stride + depth):
-                wa, wb = load(row, 0), load(row, count)
-                row = advance(row, w_stride)
-                v0, v1, v2, v3 = broadcast(x, k), broadcast(x1, k), broadcast(x2, k), broadcast(x3, k)
-                a0, a1, a2, a3 = fma(v0, wa, a0), fma(v1, wa, a1), fma(v2, wa, a2), fma(v3, wa, a3)
-                b0, b1, b2, b3 = fma(v0, wb, b0), fma(v1, wb, b1), fma(v2, wb, b2), fma(v3, wb, b3)
-        store(out, j, a0)
-        store(o1, j, a1)
-        store(o2, j, a2)
-        store(o3, j, a3)
-        store(out, i, b0)
-        store(o1, i, b1)
-        store(o2, i, b2)
-        store(o3, i, b3)
-        j += 2 * count
-    if j < width:
-        a0, a1, a2, a3 = load(out, j), load(o1, j), load(o2, j), load(o3, j)
-        row = advance(w, j)
-        for g in range(groups):
-            for k in range(g * group_stride, g * group_stride + depth):
-                wa = load(row, 0)
-                row = advance(row, w_stride)
-                a0, a1 = fma(broadcast(x, k), wa, a0), fma(broadcast(x1, k), wa, a1)
-                a2, a3 = fma(broadcast(x2, k), wa, a2), fma(broadcast(x3, k), wa, a3)
-        store(out, j, a0)
-        store(o1, j, a1)
-        store(o2, j, a2)
-        store(o3, j, a3)
-
-
-@device
 def _multiply_map(rows, jacobian, hidden, width, out):
     """``out = rows @ jacobian``: take a map of one state one step into the past. 2 · (H + 1) · H² FLOP."""
     clear(out, map_rows(hidden) * width)
     for first in range(0, map_rows(hidden), SAMPLES):
         at = first * width
-        _multiply_add(advance(rows, at), width, 1, 0, hidden, jacobian, width, width, advance(out, at), width)
+        accumulate(advance(rows, at), width, hidden, jacobian, width, width, advance(out, at), width)
 
 
 @device
@@ -408,7 +362,8 @@ def lstm_step_map(cell, saved, previous, at, hidden, w, width, rows, out, scratc
                 store(out, row, zeros(out))
                 store(out, row + width, d * load(factors, 5 * width + j))
         target = advance(out, first * 2 * width)
-        _multiply_add(fed, 2 * width, 2, width, hidden, blocks, width, width, target, 2 * width)
+        accumulate(fed, 2 * width, hidden, blocks, width, width, target, 2 * width)
+        accumulate(advance(fed, width), 2 * width, hidden, advance(blocks, gate), width, width, target, 2 * width)
 
 
 # One step's materialised Jacobian.

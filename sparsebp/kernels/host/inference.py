@@ -53,30 +53,17 @@ from sparsebp.kernels.host.equations import (
     padded,
     part_at,
     pointers_of,
+    rnn_cell,
     states_of,
 )
-from sparsebp.kernels.host.forward import (
-    multiply_panels,
-    multiply_panels_by_pair,
-    multiply_panels_by_row,
-    pack_panels,
-    parts_of,
-    row_of_columns,
-    weights_of,
-)
+from sparsebp.kernels.host.forward import pack_panels, parts_of, row_of_columns, weights_of
+from sparsebp.kernels.host.tiles import multiply_panels, multiply_panels_by_pair, multiply_panels_by_row
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
 # mypy: disable-error-code="no-untyped-def"
 
 ROWS_AHEAD = 16
 """Rows of the input that are projected together, of several steps where there are few samples."""
-
-
-@device
-def _rnn(extra, z, apart, state, width, j, hidden, at, kept):
-    v = equations.rnn(extra[0] != 0, zeros(z), load(z, j))
-    store(state, j, v)
-    store_up_to(kept[0], at + j, v, hidden - j)
 
 
 @device
@@ -110,7 +97,7 @@ def _grain(batch, parts):
 @numba.njit(**INNER_JIT)
 def _infer_part(part, parts, cell, shape, x, w, places):
     """Run a part's samples through time; w from `pack_panels`; `places`: h, an LSTM's c, and the state before."""
-    apply, gates, columns = of_cell(cell, _rnn, _gru, _lstm), len(cell), columns_of(cell)
+    apply, gates, columns = of_cell(cell, rnn_cell, _gru, _lstm), len(cell), columns_of(cell)
     steps, batch, hidden = shape
     states, features, extra = states_of(cell), x.shape[2], (cell[0], batch * hidden)
     grain = _grain(batch, parts)

@@ -1,0 +1,326 @@
+"""Products of a few rows with a matrix, in tiles that stay in registers: a recurrence has one a step.
+
+A BLAS packs its operands anew at every call (Goto and van de Geijn, "Anatomy of High-Performance Matrix
+Multiplication", 2008), which few rows do not pay. Here the matrix w is read in panels of a few vectors' columns, row
+after row: every vector of w that is loaded serves all rows of a tile, and every number of x that is broadcast all of
+its vectors. A panel stays in the first or second cache for all rows of x.
+
+Every result is one chain of fused multiply-adds along k: bitwise equal whatever the tile, and whatever rows are
+computed together. In all functions but `add_outer` and `accumulate` the chain begins at zero, and its end is added to
+what `out` holds; in these two it begins with what `out` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from itertools import product as pairs
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from sparsebp.kernels.host.engine import shipped
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    WORD,
+    SimdType,
+    advance,
+    call_llvm,
+    device,
+    intrinsic,
+    lanes,
+    llvm_vector,
+    splat,
+    vector_name,
+)
+
+ROWS, VECTORS = 4, 3
+"""Rows and vectors of a tile: 12 sums, 3 vectors of w and a number of x fill the 16 registers of AVX2. One or two rows
+go with 6 vectors, for as many chains."""
+
+
+def _tiles(sizes: Iterable[tuple[int, int]], continued: bool = False) -> Any:
+    """Return a function of one tile, ``out[r] += Σ_k x[r, k] · w[k]``, of any of these numbers of rows and vectors."""
+
+    @intrinsic
+    def add(
+        typingctx: Any, rows: Any, vectors: Any, x: Any, x_rows: Any, x_step: Any, w: Any, w_step: Any, second: Any,
+        depth: Any, out: Any, out_rows: Any,
+    ) -> Any:  # fmt: skip
+        """Add to `out` the products of `rows` rows of x with `vectors` vectors of w; there is at least one k.
+
+        `x_rows` and `out_rows` say where four rows begin, `x_step` and `w_step` how far the next k is. From the fourth
+        vector on, those of w are `second` behind it, not next to each other.
+        """
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            def word(place: int) -> Any:
+                return context.cast(builder, args[place], sig.args[place], types.int64)
+
+            def words(place: int) -> list[Any]:
+                values = cgutils.unpack_tuple(builder, args[place])
+                return [context.cast(builder, *one, types.int64) for one in zip(values, sig.args[place], strict=True)]
+
+            starts, targets, steps = words(3), words(10), (word(4), word(6))
+            end = builder.append_basic_block("added")
+            chosen = builder.switch(builder.add(builder.shl(word(0), WORD(3)), word(1)), end)
+            for size in sizes:
+                block = builder.append_basic_block("tile")
+                chosen.add_case(WORD(8 * size[0] + size[1]), block)
+                builder.position_at_end(block)
+                places = (args[2], starts), (args[5], word(7)), (args[9], targets)
+                _write_tile(builder, SimdType(x.dtype), size, continued, *places, steps, word(8))
+                builder.branch(end)
+            builder.position_at_end(end)
+            return context.get_dummy_value()
+
+        return types.void(rows, vectors, x, x_rows, x_step, w, w_step, second, depth, out, out_rows), codegen
+
+    return add
+
+
+def _write_tile(
+    builder: Any, ty: SimdType, size: tuple[int, int], continued: bool, of_x: tuple[Any, list[Any]],
+    of_w: tuple[Any, Any], of_out: tuple[Any, list[Any]], steps: tuple[Any, Any], depth: Any,
+) -> None:  # fmt: skip
+    """Write the code of one tile, a loop along k."""
+    (rows, vectors), vector, align = size, llvm_vector(ty), ty.dtype.bitwidth // 8
+    tile, (x_step, w_step) = list(pairs(range(rows), range(vectors))), steps
+    if rows == ROWS:  # with a constant step LLVM does several turns of the loop at once, and runs out of registers
+        w_step = builder.asm(ir.FunctionType(WORD, [WORD]), "", "=r,0", [w_step], False)
+
+    def at(ptr: Any, offset: Any) -> Any:
+        return builder.bitcast(builder.gep(ptr, [offset]), vector.as_pointer())
+
+    places = [at(of_out[0], builder.add(of_out[1][r], WORD(v * ty.lanes))) for r, v in tile]
+    columns = [WORD(v * ty.lanes) if v < VECTORS else builder.add(of_w[1], WORD((v - VECTORS) * ty.lanes))
+               for v in range(vectors)]  # fmt: skip
+    start = [builder.load(place, align=align) if continued else ir.Constant(vector, None) for place in places]
+    entry, loop, end = builder.block, builder.append_basic_block("along_k"), builder.append_basic_block("ready")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k, panel, source = builder.phi(WORD), builder.phi(of_w[0].type), builder.phi(of_x[0].type)
+    sums = [builder.phi(vector) for _ in tile]
+    right = [builder.load(at(panel, column), align=align) for column in columns]
+    left = [splat(builder, ty, builder.load(builder.gep(source, [row]), align=align)) for row in of_x[1][:rows]]
+    added = [
+        call_llvm(builder, f"llvm.fmuladd.{vector_name(ty)}", vector, [left[r], right[v], total])
+        for (r, v), total in zip(tile, sums, strict=True)
+    ]
+    following = builder.add(k, WORD(1))
+    onward = following, builder.gep(panel, [w_step]), builder.gep(source, [x_step]), *added
+    for phi, first, later in zip((k, panel, source, *sums), (WORD(0), of_w[0], of_x[0], *start), onward, strict=True):
+        phi.add_incoming(first, entry)
+        phi.add_incoming(later, loop)
+    builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
+    builder.position_at_end(end)
+    for place, value in zip(places, added, strict=True):
+        total = value if continued else builder.fadd(builder.load(place, align=align), value)
+        builder.store(total, place, align=align)
+
+
+_WIDTHS = range(1, VECTORS + 1)
+_add_any = _tiles(tuple(pairs(range(1, ROWS + 1), _WIDTHS)))
+_add_four, _continue_four = (_tiles(tuple(pairs((ROWS,), _WIDTHS)), continued) for continued in (False, True))
+_add_two, _add_one = (_tiles(tuple(pairs((rows,), (*_WIDTHS, 2 * VECTORS)))) for rows in (2, 1))
+
+# The functions below are compiled: their arguments are pointers and sizes.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@numba.njit(**INNER_JIT)
+def panel_of(vectors):
+    """Return the number of vectors in the next panel, given how many are left."""
+    return 3 if vectors == 3 or vectors > 4 else min(vectors, 2)
+
+
+@device
+def _wide_panel_of(vectors):
+    """Return the same for one or two rows, where the panel may be two of three vectors."""
+    return 6 if vectors >= 6 and vectors != 7 else panel_of(vectors)
+
+
+# Rows of w as long as all columns: the panels' rows are `w_stride` apart.
+
+
+@device
+def multiply(x, r1, r2, r3, depth, w, w_stride, width, out, out_stride):
+    """``out[s] += Σ_k x[r_s + k] · w[k]`` for four rows that begin at x and r1, r2 and r3 behind it.
+
+    w (depth, w_stride) and the rows of `out`, of which whole vectors up to `width` are used. 8 · depth · width FLOP.
+    """
+    count, j = lanes(x), 0
+    sources, targets = (0, r1, r2, r3), (0, out_stride, 2 * out_stride, 3 * out_stride)
+    while j < width:
+        panel = panel_of((width - j) // count)
+        _add_four(4, panel, x, sources, 1, advance(w, j), w_stride, 0, depth, advance(out, j), targets)
+        j += panel * count
+
+
+@device
+def multiply_row(x, depth, w, w_stride, width, out):
+    """`multiply` for one row; six chains at a time."""
+    count, j, none = lanes(x), 0, (0, 0, 0, 0)
+    while j < width:
+        panel = _wide_panel_of((width - j) // count)
+        _add_one(1, panel, x, none, 1, advance(w, j), w_stride, 3 * count, depth, advance(out, j), none)
+        j += panel * count
+
+
+@device
+def accumulate(x, x_stride, depth, w, w_stride, width, out, out_stride):
+    """`multiply` for rows of x `x_stride` apart, where the sums begin with what `out` holds."""
+    count, j = lanes(x), 0
+    sources = 0, x_stride, 2 * x_stride, 3 * x_stride
+    targets = 0, out_stride, 2 * out_stride, 3 * out_stride
+    while j < width:
+        panel = panel_of((width - j) // count)
+        _continue_four(4, panel, x, sources, 1, advance(w, j), w_stride, 0, depth, advance(out, j), targets)
+        j += panel * count
+
+
+@device
+def add_outer(x, x_row, features, a, a_row, rows, width, out):
+    """``out[i] += Σ_r x[r·x_row + i] · a[r·a_row …]``.
+
+    out (features, width), of whole vectors. 2 · rows · features · width FLOP. Where no four features are left the last
+    is taken several times: the same sum, written again.
+    """
+    count, j = lanes(x), 0
+    while j < width:  # outside: a panel of `a` stays in the first cache, whatever the features
+        panel = panel_of((width - j) // count)
+        for i in range(0, features, 4):
+            last, target = features - 1 - i, advance(out, i * width + j)
+            d1, d2, d3 = min(1, last), min(2, last), min(3, last)
+            targets = 0, d1 * width, d2 * width, d3 * width
+            _continue_four(
+                4, panel, advance(x, i), (0, d1, d2, d3), x_row, advance(a, j), a_row, 0, rows, target, targets
+            )
+        j += panel * count
+
+
+# w in panels, one behind the other, so that a product reads them in one stream. With rows as long as all gates, the
+# pieces of a panel are thousands of bytes apart, fall into a few sets of the caches and drive each other out; a third
+# of the time of a step of 128 units went there.
+
+
+@device
+def multiply_panels(x, x_stride, rows, depth, w, width, out, out_stride):
+    """``out[s] += Σ_k x[s, k] · w[k]`` for `rows` rows; `width` numbers of each.
+
+    `out` has rows up to a multiple of four: the last row of x is repeated for those beyond `rows`.
+    """
+    count, at = lanes(x), 0
+    vectors, targets = width // count, (0, out_stride, 2 * out_stride, 3 * out_stride)
+    while at < vectors:
+        panel = panel_of(vectors - at)
+        for s in range(0, rows, 4):
+            last = rows - 1 - s
+            sources = 0, min(1, last) * x_stride, min(2, last) * x_stride, min(3, last) * x_stride
+            _add_four(
+                4, panel, advance(x, s * x_stride), sources, 1, advance(w, at * count * depth), panel * count, 0, depth,
+                advance(out, s * out_stride + at * count), targets,
+            )  # fmt: skip
+        at += panel
+
+
+@device
+def multiply_panels_by_row(x, depth, w, width, out):
+    """The same of one row; two panels of three vectors at a time, so six chains of multiply-adds."""
+    count, at, none = lanes(x), 0, (0, 0, 0, 0)
+    while at * count < width:
+        panel = _wide_panel_of(width // count - at)
+        step, weights = min(panel, 3) * count, advance(w, at * count * depth)
+        _add_one(1, panel, x, none, 1, weights, step, step * depth, depth, advance(out, at * count), none)
+        at += panel
+
+
+@device
+def multiply_panels_by_pair(x, x_stride, depth, w, width, out, out_stride):
+    """The same of two rows, so twelve chains."""
+    count, at, sources, targets = lanes(x), 0, (0, x_stride, 0, 0), (0, out_stride, 0, 0)
+    while at * count < width:
+        panel = _wide_panel_of(width // count - at)
+        step, weights = min(panel, 3) * count, advance(w, at * count * depth)
+        _add_two(2, panel, x, sources, 1, weights, step, step * depth, depth, advance(out, at * count), targets)
+        at += panel
+
+
+# The same for any number of rows, compiled once, and called by an address.
+
+GROUP = 16
+"""Rows of x that may lie together: whole vectors of every kind."""
+
+
+@cache
+def product_of(dtype: np.dtype) -> int:
+    """Return the address of the product for compiled code, see `multiply_packed`."""
+    kept: Any = shipped.cfunc(types.void(*_types(types.CPointer(numba.from_dtype(dtype)))), _multiply_packed, **JIT)
+    _compiled.append(kept)
+    return int(kept.address or 0)
+
+
+_compiled: list[Any] = []
+
+
+def _types(pointer: Any) -> tuple[Any, ...]:
+    """Return the types of the product's arguments."""
+    word = types.int64
+    return pointer, word, word, word, word, word, pointer, word, pointer, word
+
+
+@intrinsic
+def multiply_packed(
+    typingctx: Any, function: Any, x: Any, x_group: Any, x_row: Any, x_step: Any, rows: Any, depth: Any, w: Any,
+    vectors: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """``out[r] += x[r] @ w`` for `rows` rows of `depth` numbers.
+
+    In x, `GROUP` rows are `x_group` numbers from the next ones, a row is `x_row` from the next one, and its numbers are
+    `x_step` apart; rows of `out` are `out_stride` apart. w from `pack_matrix`, whose rows are `vectors` vectors long,
+    as are the rows of `out`. `function` from `product_of`.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args[1:]])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, *_types(x)), codegen
+
+
+def pack_matrix(w: np.ndarray) -> np.ndarray:
+    """Return w (K, N) in panels, its columns padded with zeros to whole vectors: a flat array, aligned to vectors."""
+    depth, columns = w.shape
+    count = VECTOR_BYTES // w.itemsize
+    vectors = -(-columns // count)
+    raw = np.empty(depth * vectors * count + count, w.dtype)
+    skip = -raw.ctypes.data % VECTOR_BYTES // w.itemsize
+    packed = raw[skip : skip + depth * vectors * count]
+    at = 0
+    while at < vectors:
+        width = panel_of.py_func(vectors - at)
+        panel = packed[at * depth * count : (at + width) * depth * count].reshape(depth, width * count)
+        source = w[:, at * count : (at + width) * count]
+        panel[:, : source.shape[1]] = source
+        panel[:, source.shape[1] :] = 0
+        at += width
+    return packed
+
+
+def _multiply_packed(x, x_group, x_row, x_step, rows, depth, w, vectors, out, out_stride):
+    """``out[r] += x[r] @ w`` for `rows` rows, see `multiply_packed`."""
+    count, at = lanes(x), 0
+    sources, targets = (0, x_row, 2 * x_row, 3 * x_row), (0, out_stride, 2 * out_stride, 3 * out_stride)
+    while at < vectors:
+        width = panel_of(vectors - at)
+        panel, target = advance(w, at * count * depth), advance(out, at * count)
+        for row in range(0, rows, 4):
+            source = advance(x, row // GROUP * x_group + row % GROUP * x_row)
+            some, place = min(rows - row, 4), advance(target, row * out_stride)
+            _add_any(some, width, source, sources, x_step, panel, width * count, 0, depth, place, targets)
+        at += width
