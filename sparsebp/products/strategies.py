@@ -185,6 +185,12 @@ class Accumulate(Strategy):
 
 
 # A and B consist of small dense blocks (several unknowns per vertex): one place stands for a product of two blocks.
+#
+# Chosen for blocks of 2 × 2 on meshes (9-point and 27-point stencils), and of 2 × 2 to 6 × 6 on scattered graphs with 6
+# entries per row: without a batch 2 to 8 times as fast as `SumPairs` or `Positions`, with an index of a tenth to a half
+# of the bytes. With a batch of 16 it takes 1.3 to 2.2 times as long. Where blocks that adjoin form runs of 8 columns or
+# more (3 × 3 on a 9-point stencil), `AddRuns` comes first: there blocks are 1.6 to 4 times as fast without a batch, and
+# between 0.85 and 1.3 times with one.
 
 SIZES = (6, 4, 3, 2, 1)
 """Rows or columns of a block: what fits in registers; others are cut into these."""

@@ -91,8 +91,6 @@ def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
 
 # Sets of small integers as bytes, or as counts, read 64 at a time: further intrinsics for Numba.
 
-_WORD = ir.IntType(64)
-
 
 @intrinsic
 def take_64(typingctx: Any, ptr: Any, offset: Any) -> Any:
@@ -115,7 +113,7 @@ def _mask_64(ptr: Any, offset: Any, clear: bool) -> Any:
         at = builder.gep(args[0], [context.cast(builder, args[1], offset, types.intp)])
         at = builder.bitcast(at, counts.as_pointer())
         none = ir.Constant(counts, None)
-        mask = builder.bitcast(builder.icmp_unsigned("!=", builder.load(at, align=1), none), _WORD)
+        mask = builder.bitcast(builder.icmp_unsigned("!=", builder.load(at, align=1), none), WORD)
         if clear:
             builder.store(none, at, align=1)
         return mask
@@ -378,8 +376,7 @@ def word_at(typingctx: Any, at: Any) -> Any:
     """Return the 64-bit integer that stands at an address in memory."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        word = ir.IntType(64)
-        return builder.load(builder.inttoptr(args[0], word.as_pointer()), align=8)
+        return builder.load(builder.inttoptr(args[0], WORD.as_pointer()), align=8)
 
     return types.int64(types.int64), codegen
 

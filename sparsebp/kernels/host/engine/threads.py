@@ -37,13 +37,12 @@ from numba.core import cgutils, types
 from sparsebp.core import threads
 from sparsebp.kernels.host.engine import compile, shipped
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, WORTH, parts_for
-from sparsebp.kernels.host.engine.simd import intrinsic
+from sparsebp.kernels.host.engine.simd import WORD, intrinsic
 
 # Atomic words, and the few functions of the C library that `team` needs, inside Numba functions.
 #
 # A word is an int64 at an address that is a multiple of eight. All accesses are sequentially consistent.
 
-WORD = ir.IntType(64)
 ORDER = "seq_cst"
 _WALL, _OWN = np.int32(time.CLOCK_MONOTONIC), np.int32(time.CLOCK_THREAD_CPUTIME_ID)
 
@@ -147,8 +146,6 @@ def own_clock():
 #
 # Numba's cache does not notice changes of this file: delete ``__pycache__`` after editing it.
 
-_WORD = ir.IntType(64)
-
 
 @intrinsic
 def take_block(typingctx: Any, ptr: Any, step: Any, rows: Any, columns: Any) -> Any:
@@ -160,7 +157,7 @@ def take_block(typingctx: Any, ptr: Any, step: Any, rows: Any, columns: Any) -> 
         numbers = []
         for row in _rows(builder, args[0], args[1], m):
             for j in range(n):
-                numbers.append(builder.load(builder.gep(row, [_WORD(j)]), align=ptr.dtype.bitwidth // 8))
+                numbers.append(builder.load(builder.gep(row, [WORD(j)]), align=ptr.dtype.bitwidth // 8))
         return context.make_tuple(builder, block, numbers)
 
     return block(ptr, types.int64, rows, columns), codegen
