@@ -43,6 +43,22 @@ def buffers_of(rule, make, optional):
     ]
 
 
+def columns_of(rule, rng, shapes, dtype):
+    """Parameters, gradients and all buffers of these shapes, a list each."""
+    columns = [[np.asarray(abs(normal(rng, shape, dtype)), dtype) for shape in shapes]
+               for _ in range(2 + len(UPDATE_BUFFERS[rule]))]  # fmt: skip
+    if rule == "rmsprop":  # a mean of gradients that is not above the root of their mean square
+        columns[4] = [np.zeros_like(array) for array in columns[4]]
+    return columns
+
+
+def numbers_of(rule, rng, count):
+    """Options that differ from parameter to parameter, and steps."""
+    options = options_of(rule, count) * rng.uniform(0.5, 1, (count, 1))
+    options[:, [name in ("nesterov", "maximize", "decoupled") for name in UPDATE_OPTIONS[rule]]] = 0
+    return options, rng.integers(1, 9, count)
+
+
 def torch_options(rule, optional):
     """The options under torch.optim's names."""
     options = {name: DEFAULTS[name] for name in UPDATE_OPTIONS[rule] if name not in ("beta1", "beta2", "decoupled")}
@@ -86,12 +102,7 @@ def test_updates_are_torchs(backend, rule, optional, dtype, seed):
 def test_a_parameter_alone_is_updated_bit_for_bit_as_with_others(backend, rule, seed, dtype):
     rng = np.random.default_rng(seed)
     results = []
-    params, grads, *buffers = [
-        [np.asarray(abs(normal(rng, shape, dtype)), dtype) for shape in SHAPES]
-        for _ in range(2 + len(UPDATE_BUFFERS[rule]))
-    ]
-    if rule == "rmsprop":
-        buffers[2] = [np.zeros_like(p) for p in params]
+    params, grads, *buffers = columns_of(rule, rng, SHAPES, dtype)
     options, steps = options_of(rule, len(SHAPES)), np.array([3, 1, 1, 7, 2, 2])
     for pieces in ([range(len(SHAPES))], [[i] for i in range(len(SHAPES))]):
         p, g, *b = [[backend.array(array) for array in column] for column in (params, grads, *buffers)]
@@ -108,14 +119,7 @@ def test_more_arrays_than_a_launch_takes(backend, rule):
     """They are updated bit for bit as one by one; some have more than a block works on."""
     rng, count = np.random.default_rng(0), 45
     sizes = [4097 if i in (0, 41, 44) else i % 3 for i in range(count)]
-    columns = [
-        [np.asarray(abs(normal(rng, (size,), np.float32))) for size in sizes]
-        for _ in range(2 + len(UPDATE_BUFFERS[rule]))
-    ]
-    if rule == "rmsprop":
-        columns[4] = [np.zeros_like(array) for array in columns[4]]
-    options, steps = options_of(rule, count) * rng.uniform(0.5, 1, (count, 1)), rng.integers(1, 9, count)
-    options[:, [i for i, name in enumerate(UPDATE_OPTIONS[rule]) if name in ("nesterov", "maximize", "decoupled")]] = 0
+    columns, (options, steps) = columns_of(rule, rng, sizes, np.float32), numbers_of(rule, rng, count)
     together, apart = ([[backend.array(array) for array in column] for column in columns] for _ in range(2))
     backend.kernels.optimizer_update(rule, together[0], together[1], together[2:], options, steps)
     for i in range(count):
@@ -130,11 +134,7 @@ def test_more_arrays_than_a_launch_takes(backend, rule):
 def test_options_and_steps_may_be_on_the_device(backend, rule, monkeypatch):
     """As in a captured step: they are read when the kernel runs."""
     rng, count = np.random.default_rng(0), 45
-    options, steps = options_of(rule, count) * rng.uniform(0.5, 1, (count, 1)), rng.integers(1, 9, count)
-    options[:, [i for i, name in enumerate(UPDATE_OPTIONS[rule]) if name in ("nesterov", "maximize", "decoupled")]] = 0
-    columns = [[abs(normal(rng, (3,), np.float64)) for _ in range(count)] for _ in range(2 + len(UPDATE_BUFFERS[rule]))]
-    if rule == "rmsprop":
-        columns[4] = [np.zeros(3) for _ in range(count)]
+    columns, (options, steps) = columns_of(rule, rng, [3] * count, np.float64), numbers_of(rule, rng, count)
     results = []
     for there in (False, True):
         p, g, *b = [[backend.array(array) for array in column] for column in columns]

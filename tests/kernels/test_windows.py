@@ -114,16 +114,21 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.max_pool(plane, (20, 20), (1, 1), (9, 9), (1, 1), y, backend.zeros((2, 3, 3), np.uint8))
 
 
-@pytest.mark.parametrize("width", [4, 8, 16])
+MAPS = [(3, 64, 1, 9), (64, 64, 1, 9), (64, 64, 1, 1), (64, 64, 64, 9), (96, 64, 1, 9), (200, 200, 200, 40)]
+POINTWISE, FEW_ROWS = (70, 150, 1, 9, 16, 1, 0), (6, 16, 1, 64, 14, 5, 0)
+
+
 @pytest.mark.parametrize(
-    "channels, rows, groups, batch",
-    [(3, 64, 1, 9), (64, 64, 1, 9), (64, 64, 1, 1), (64, 64, 64, 9), (96, 64, 1, 9), (200, 200, 200, 40)],
+    "channels, rows, groups, batch, size, kernel, pad",
+    [*((*one, width, 3, 1) for one in MAPS for width in (4, 8, 16)), POINTWISE, FEW_ROWS],
 )
-def test_the_same_for_any_number_of_threads(channels, rows, groups, batch, width):
-    """Plain convolutions, mapped tiles and depthwise ones."""
-    rng, options, k = np.random.default_rng(0), ((1, 1, 1), (0, 1, 1), (1, 1, 1), groups), kernels.get(np)
-    x, y = (normal(rng, (batch, n, 1, width, width), np.float32) for n in (channels, rows))
-    weight = normal(rng, (rows, channels // groups, 1, 3, 3), np.float32)
+def test_the_same_for_any_number_of_threads(channels, rows, groups, batch, size, kernel, pad):
+    """Plain convolutions, mapped tiles and depthwise ones; then two that have their own gradients at the weights."""
+    rng, k, reach = np.random.default_rng(0), kernels.get(np), size + 2 * pad - kernel + 1
+    options = (1, 1, 1), (0, pad, pad), (1, 1, 1), groups
+    x = normal(rng, (batch, channels, 1, size, size), np.float32)
+    y = normal(rng, (batch, rows, 1, reach, reach), np.float32)
+    weight = normal(rng, (rows, channels // groups, 1, kernel, kernel), np.float32)
 
     def run():
         found = [np.empty_like(a) for a in (y, x, weight)]
@@ -131,22 +136,6 @@ def test_the_same_for_any_number_of_threads(channels, rows, groups, batch, width
         k.convolve_t(weight, y, *options, found[1])
         k.correlate(y, x, *options, found[2])
         return found
-
-    assert_same_for_any_number_of_threads(run)
-
-
-@pytest.mark.parametrize(
-    "batch, rows, channels, size, kernel", [(9, 150, 70, 16, 1), (64, 16, 6, 14, 5)], ids=["pointwise", "few rows"]
-)
-def test_weight_gradients_are_the_same_for_any_number_of_threads(batch, rows, channels, size, kernel):
-    rng, k, reach = np.random.default_rng(0), kernels.get(np), size - kernel + 1
-    y = normal(rng, (batch, rows, 1, reach, reach), np.float32)
-    x = normal(rng, (batch, channels, 1, size, size), np.float32)
-
-    def run():
-        out = np.empty((rows, channels, 1, kernel, kernel), np.float32)
-        k.correlate(y, x, (1, 1, 1), (0, 0, 0), (1, 1, 1), 1, out)
-        return [out]
 
     assert_same_for_any_number_of_threads(run)
 
