@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_on_cpu.loader import ExecutorLoader
+from cuda_on_cpu.loader import ExecutorLoader, NoGpu
 from cuda_on_cpu.memory import CheckedNumpy
 from device.kernel_arguments import KERNELS, Maker, arrays_of, copies, flat, public, replaced
 from sparsebp import kernels
@@ -24,13 +24,6 @@ from sparsebp.kernels.spec import UPDATE_OPTIONS, Kernels
 from strategies import tolerance
 
 IMPLEMENTATIONS = (HostKernels, DeviceKernels)
-
-
-class NothingRuns:
-    """A loader for launches that must have been refused before."""
-
-    def get(self, file: str, defines: object) -> Any:
-        raise AssertionError(f"{file} was about to be launched with arguments that are wrong")
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +45,6 @@ def test_same_signature(cls: type, name: str) -> None:
     """Names, kinds and their order; optimizers are given what checks all arrays, too."""
     own = list(inspect.signature(getattr(cls, name)).parameters)
     assert own in (parameters := list(inspect.signature(KERNELS[name]).parameters), [*parameters, "check"])
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_arguments_below_are_the_interfaces(name: str) -> None:
-    parameters = list(inspect.signature(KERNELS[name]).parameters)[1:]
-    assert list(Maker(np.float32).arguments(name)) == parameters
 
 
 def test_same_questions() -> None:
@@ -189,7 +176,7 @@ def errors_of(implementation: Any, name: str, arguments: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", KERNELS)
 def test_same_errors(name: str) -> None:
     """Wrong dtype, rank, length or layout of any argument: a domain error, the same words on both sides."""
-    device, host = Kernels(DeviceKernels(CheckedNumpy(), NothingRuns())), kernels.get(np)
+    device, host = Kernels(DeviceKernels(CheckedNumpy(), NoGpu())), kernels.get(np)
     arguments = Maker(np.float32).arguments(name)
     for argument, value in flat(arguments).items():
         if not isinstance(value, np.ndarray):
@@ -218,7 +205,7 @@ def _length_is_free(kernel: str, argument: str) -> bool:
 @pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("rnn")])
 def test_same_error_for_an_unknown_nonlinearity(name: str) -> None:
     arguments = Maker(np.float32).arguments(name) | {"nonlinearity": "sigmoid"}
-    device = errors_of(Kernels(DeviceKernels(CheckedNumpy(), NothingRuns())), name, arguments)
+    device = errors_of(Kernels(DeviceKernels(CheckedNumpy(), NoGpu())), name, arguments)
     assert device == errors_of(kernels.get(np), name, arguments)
     assert device.startswith("OptionError")
 
@@ -227,6 +214,6 @@ def test_same_error_for_an_unknown_nonlinearity(name: str) -> None:
 @pytest.mark.parametrize("name", ["rnn_backward", "gru_backward", "lstm_backward"])
 def test_same_error_for_chunks_out_of_range(name: str, chunks: int) -> None:
     arguments = Maker(np.float32).arguments(name) | {"chunks": chunks}
-    device = errors_of(Kernels(DeviceKernels(CheckedNumpy(), NothingRuns())), name, arguments)
+    device = errors_of(Kernels(DeviceKernels(CheckedNumpy(), NoGpu())), name, arguments)
     assert device == errors_of(kernels.get(np), name, arguments)
     assert device.startswith("OptionError")
