@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsebp.core.backend import matmul, namespace
 from sparsebp.core.check import Array
-from sparsebp.kernels.device.launch import BLOCK, WARP, Launcher, ceil_div, real_define, step, thread_block
+from sparsebp.kernels.device.launch import BLOCK, WARP, Launcher, c_types, ceil_div, step, thread_block
 
 _TILE = 4  # as TILE in dense.cu
 _MATMUL_BLOCK = 128
@@ -39,7 +39,7 @@ class DenseKernels(Launcher):
         self._launch(
             "dense.cu",
             "dense_matmul",
-            real_define(a),
+            c_types(REAL=a),
             ceil_div(tiles, block[1]) if batch else 0,
             block,
             (
@@ -84,7 +84,7 @@ class DenseKernels(Launcher):
         )
         if batch == 1:
             name, block, args = "dense_matvec_single", (WARP, BLOCK // WARP), (a, a_index, *vectors, *sizes)
-        self._launch("dense.cu", name, real_define(a), ceil_div(rows, block[1]) if batch else 0, block, args)
+        self._launch("dense.cu", name, c_types(REAL=a), ceil_div(rows, block[1]) if batch else 0, block, args)
 
     def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
         """Independent chains of matrix-vector products; a block a chunk and tile of samples."""
@@ -102,7 +102,7 @@ class DenseKernels(Launcher):
         self._launch(
             "dense.cu",
             "dense_reduce",
-            real_define(a),
+            c_types(REAL=a),
             chunks * ceil_div(n, _TILE) * tiles,
             block,
             (a, step(a, own), chunk_ptr, out_matrix, np.int32(n), np.int32(own), np.int32(tiles)),
@@ -127,7 +127,7 @@ class DenseKernels(Launcher):
         self._launch(
             "dense.cu",
             "dense_chain",
-            real_define(a),
+            c_types(REAL=a),
             (len(chunk_ptr) - 1) * tiles if n else 0,
             block,
             (a, step(a, batch), chunk_ptr, start, add, every_step, last, np.int32(n), np.int32(batch), np.int32(tiles)),
@@ -140,7 +140,7 @@ class DenseKernels(Launcher):
         Eight float32 samples are one sector of memory; the tile shrinks where the vectors would not fit.
         """
         tile = min(8, thread_block(batch)[0])
-        while tile > 1 and 2 * n * columns * tile * itemsize > self.shared_limit:
+        while tile > 1 and 2 * n * columns * tile * itemsize > self.loader.max_shared_memory:
             tile //= 2
         rows = min(BLOCK // tile, max(1, 1 << max(n - 1, 0).bit_length()))
         return (tile, rows), 2 * n * columns * tile * itemsize

@@ -20,10 +20,9 @@ from sparsebp.kernels.device.launch import (
     Defines,
     Launcher,
     by_value,
+    c_types,
     ceil_div,
     check_int32,
-    real_define,
-    winner_define,
 )
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 
@@ -71,7 +70,7 @@ class OptimizerKernels(Launcher):
         columns, width = (params, grads, *buffers), len(UPDATE_OPTIONS[rule])
         sent = backend.device_of(options) == "cpu"
         numbers: Sequence[int] = steps.tolist() if sent else ()
-        name, define = f"{rule}_update", real_define(params[0])
+        name, define = f"{rule}_update", c_types(REAL=params[0])
         for part in self._parts(columns, width, numbers):
             table = np.zeros((_rows_a_launch(len(columns), width), width))
             if sent:
@@ -108,7 +107,7 @@ class OptimizerKernels(Launcher):
         if not self._look_right(arrays):
             check()
         if arrays:
-            define = real_define(arrays[0])
+            define = c_types(REAL=arrays[0])
             for part in self._parts((arrays,), 0, ()):
                 yield part, define
 
@@ -216,7 +215,7 @@ class PointwiseKernels(Launcher):
     def _channels(self, name: str, x: Array, blocks: int, *arrays: Array) -> None:
         check_int32(name, {"the elements of a channel": x.shape[0] * x.shape[2]})
         args = (*arrays, *map(np.int32, x.shape))
-        self._launch("pointwise.cu", name, real_define(x), blocks, (BLOCK,), args)
+        self._launch("pointwise.cu", name, c_types(REAL=x), blocks, (BLOCK,), args)
 
     def channel_track(
         self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
@@ -232,7 +231,7 @@ class PointwiseKernels(Launcher):
 
     def _numbers(self, name: str, like: Array, *args: Any) -> None:
         grid = ceil_div(len(like), BLOCK)
-        self._launch("pointwise.cu", name, real_define(like), grid, (BLOCK,), (*args, np.int32(len(like))))
+        self._launch("pointwise.cu", name, c_types(REAL=like), grid, (BLOCK,), (*args, np.int32(len(like))))
 
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """Every element between the limits; a thread an element."""
@@ -245,7 +244,7 @@ class PointwiseKernels(Launcher):
     def _elements(self, name: str, low: float, high: float, out: Array, *arrays: Array) -> None:
         limit = out.dtype.type
         args = (*arrays, limit(low), limit(high), out, np.int64(out.size))
-        self._launch("pointwise.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+        self._launch("pointwise.cu", name, c_types(REAL=out), ceil_div(out.size, BLOCK), (BLOCK,), args)
 
     def gelu(self, x: Array, approximate: bool, out: Array) -> None:
         """Every element times its probability; a thread an element."""
@@ -257,7 +256,7 @@ class PointwiseKernels(Launcher):
 
     def _activation(self, name: str, approximate: bool, out: Array, *arrays: Array) -> None:
         args = (*arrays, np.int32(approximate), out, np.int64(out.size))
-        self._launch("pointwise.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+        self._launch("pointwise.cu", name, c_types(REAL=out), ceil_div(out.size, BLOCK), (BLOCK,), args)
 
     def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
         """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN."""
@@ -266,7 +265,7 @@ class PointwiseKernels(Launcher):
         self._launch(
             "pointwise.cu",
             "softmax_cross_entropy",
-            real_define(logits),
+            c_types(REAL=logits),
             ceil_div(rows, block[1]),
             block,
             (logits, target, losses, grad, np.int64(rows), np.int64(classes)),
@@ -325,7 +324,7 @@ class WindowKernels(Launcher):
         check_int32(name, {"the planes of x": prod(x.shape[:2]), "the elements of a plane": prod(x.shape[2:])})
         sizes = map(np.int32, (*x.shape, *columns.shape[1:4], *columns.shape[5:]))
         args = (source, out, np.int64(out.size), *sizes, *(np.int32(n) for option in options for n in option))
-        self._launch("windows.cu", name, real_define(x) | {"WINNER": "int"}, ceil_div(out.size, BLOCK), (BLOCK,), args)
+        self._launch("windows.cu", name, c_types(REAL=x) | {"WINNER": "int"}, ceil_div(out.size, BLOCK), (BLOCK,), args)
 
     def max_pool(
         self, x: Array, kernel: Axes, stride: Axes, before: Axes,
@@ -349,7 +348,7 @@ class WindowKernels(Launcher):
             *arrays, np.int64(size), *map(np.int32, (*x.shape[1:], *y.shape[1:])),
             *(np.int32(n) for option in options for n in option),
         )  # fmt: skip
-        defines = real_define(x) | winner_define(winner)
+        defines = c_types(REAL=x, WINNER=winner)
         self._launch("windows.cu", name, defines, ceil_div(size, BLOCK), (BLOCK,), args)
 
 

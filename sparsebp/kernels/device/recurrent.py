@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsebp.core.check import Array, Nonlinearity
 from sparsebp.core.errors import OptionError
-from sparsebp.kernels.device.launch import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
+from sparsebp.kernels.device.launch import MAX_THREADS, WARP, Defines, Launcher, c_types, ceil_div, thread_block
 from sparsebp.kernels.operands import WeightSums, multiply_sums
 from sparsebp.kernels.spec import HELD_INPUTS, MOST_INPUTS, room_for, room_for_sums
 
@@ -225,7 +225,7 @@ class RecurrentLauncher(Launcher):
     def _jacobians(self, cell: Cell, saved: tuple[Array, ...], w_hh: Array, out: Array) -> None:
         steps, batch, hidden = saved[0].shape
         args = (*saved, w_hh, out, np.int32(batch), np.int32(hidden))
-        defines, grid = real_define(out) | {"HIDDEN": 1} | cell.defines, steps * hidden if batch else 0
+        defines, grid = c_types(REAL=out) | {"HIDDEN": 1} | cell.defines, steps * hidden if batch else 0
         self._launch(f"{cell.name}.cu", f"{cell.name}_jacobians", defines, grid, thread_block(batch), args)
 
     # ---- the way back ------------------------------------------------------------------------------------------------
@@ -323,16 +323,16 @@ class RecurrentLauncher(Launcher):
         return matrices, vectors
 
     def _reduce(self, cell: Cell, form: Defines, grid: int, threads: int, args: tuple[Any, ...], shared: int) -> None:
-        defines = real_define(args[0]) | cell.defines | form
+        defines = c_types(REAL=args[0]) | cell.defines | form
         self._launch(f"{cell.name}.cu", f"{cell.name}_reduce", defines, grid, (threads,), args, shared)
 
     def _combine_chunks(self, maps: tuple[Array | None, ...], carry: Array) -> None:
         """Launch the second phase: fill `carry` (chunks - 1, B, n) downwards from its last entry."""
         waiting, batch, side = carry.shape
         args = (*maps, carry, np.int32(batch), np.int32(side), np.int64(waiting + 1))
-        defines, threads, shared = real_define(carry) | {"HIDDEN": side}, 8 * WARP, 0
+        defines, threads, shared = c_types(REAL=carry) | {"HIDDEN": side}, 8 * WARP, 0
         if len(maps) == 2:  # matrices and vectors
-            defines, threads = real_define(carry), min(ceil_div(side, WARP) * WARP, MAX_THREADS)
+            defines, threads = c_types(REAL=carry), min(ceil_div(side, WARP) * WARP, MAX_THREADS)
             shared = 2 * side * carry.dtype.itemsize
         self._launch("scan.cu", "scan_combine", defines, batch if waiting > 1 else 0, (threads,), args, shared)
 
@@ -363,7 +363,7 @@ class RecurrentLauncher(Launcher):
         sizes = (hidden, sums.x.shape[2], room, cell.gates, cell.columns)
         args = (parts, *sums[2:], np.int64(count), *map(np.int32, sizes))
         grid = ceil_div(values * hidden, entries)
-        self._launch("weight_sums.cu", "sum_weights", real_define(parts), grid, (entries, rows), args)
+        self._launch("weight_sums.cu", "sum_weights", c_types(REAL=parts), grid, (entries, rows), args)
 
     # ---- forms -------------------------------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class RecurrentLauncher(Launcher):
             The hidden size exceeds the threads of a block.
         """
         hidden, itemsize = w_hh.shape[-1], w_hh.dtype.itemsize
-        defines = real_define(w_hh)
+        defines = c_types(REAL=w_hh)
         weights = fold * outputs * hidden
         threads = ceil_div(hidden, WARP) * WARP
         state = (2 * fold * threads + beside) * itemsize
@@ -389,18 +389,18 @@ class RecurrentLauncher(Launcher):
         if in_registers(weights, hidden, itemsize, outputs * inputs):
             return UnitForm(defines | {"HIDDEN": hidden}, threads, state, False)
         staged = _padded(weights * hidden, itemsize) * itemsize + state
-        fits = staged <= self.shared_limit
+        fits = staged <= self.loader.max_shared_memory
         return UnitForm(defines | {"STAGED": int(fits)}, threads, staged if fits else state, True)
 
     def _rows_a_lane(self, layer: Layer, maps: int) -> int:
-        return rows_a_lane(layer, maps, Gpu(self.multiprocessors, self.double_cost))
+        return rows_a_lane(layer, maps, Gpu(self.loader.multiprocessors, self.loader.double_cost))
 
     def _block_rows(self, cell: Cell, hidden: int, itemsize: int) -> tuple[int, int, int]:
         """Return warps a block, rows a warp and bytes of shared memory for the reduction at any hidden size."""
         for warps, rows in ((8, 4), (8, 2), (8, 1), (4, 1), (2, 1), (1, 1)):
             held = (1 + cell.states) * warps * rows * _padded(hidden, itemsize)
             shared = (held + cell.factors * hidden) * itemsize
-            if shared <= self.shared_limit:
+            if shared <= self.loader.max_shared_memory:
                 break
         return warps, rows, shared
 

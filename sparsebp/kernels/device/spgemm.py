@@ -7,20 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.check import SLOPES, Array
-from sparsebp.kernels.device.launch import (
-    BLOCK,
-    WARP,
-    Defines,
-    Launcher,
-    ceil_div,
-    position_define,
-    real_define,
-    step,
-    thread_block,
-    types,
-    winner_define,
-    word_define,
-)
+from sparsebp.kernels.device.launch import BLOCK, WARP, Defines, Launcher, c_types, ceil_div, step, thread_block
 from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, RowShapes, Runs, Terms
 
 # Launchers of the CSR kernels (``cuda/csr.cu``).
@@ -78,13 +65,15 @@ class CsrKernels(Launcher):
         """Launch a warp a row, for one sample."""
         rows = len(indptr) - 1
         grid = ceil_div(rows, _WARP_A_ROW[1])
-        self._launch("csr.cu", name, types(data, indptr), grid, _WARP_A_ROW, (*arrays, np.int64(rows)))
+        self._launch("csr.cu", name, c_types(REAL=data, INDEX=indptr), grid, _WARP_A_ROW, (*arrays, np.int64(rows)))
 
     def _batched(self, name: str, data: Array, index: Array, count: int, batch: int, *args: Any) -> None:
         """Launch one thread per row or entry (there are `count`) and sample."""
         block = thread_block(batch)
         grid = ceil_div(count, block[1]) if batch else 0
-        self._launch("csr.cu", name, types(data, index), grid, block, (*args, np.int64(count), np.int32(batch)))
+        self._launch(
+            "csr.cu", name, c_types(REAL=data, INDEX=index), grid, block, (*args, np.int64(count), np.int32(batch))
+        )
 
 
 _ROW_BYTES = 12 * 1024
@@ -96,7 +85,7 @@ class SpgemmKernels(Launcher):
 
     def spgemm_positions(self, rows: Rows, places: Places, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""
-        defines = types(a_data, rows.a_indptr) | position_define(places.positions)
+        defines = c_types(REAL=a_data, INDEX=rows.a_indptr, POSITION=places.positions)
         capacity = (np.int32(_ROW_BYTES // out.dtype.itemsize),)
         self._rows("spgemm.cu", "spgemm_positions", defines, WARP, (*rows, *places[:-1]), a_data, b_data, out, capacity)
 
@@ -107,28 +96,28 @@ class SpgemmKernels(Launcher):
         tiles = ceil_div(batch, block[0])
         values = (a_data, step(a_data, batch), b_data, step(b_data, batch), out)
         args = (pairs.words, pairs.starts, pairs.lengths, pairs.tiles, np.int32(pairs.shift), *values)
-        defines = real_define(a_data) | word_define(pairs.words)
+        defines = c_types(REAL=a_data, WORD=pairs.words)
         grid = (len(pairs.tiles) - 1) * tiles
         self._launch("spgemm_pairs.cu", "spgemm_pairs", defines, grid, block, (*args, np.int32(batch), np.int32(tiles)))
 
     def spgemm_select_rows(self, rows: Rows, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""
-        defines = types(a_data, rows.a_indptr)
+        defines = c_types(REAL=a_data, INDEX=rows.a_indptr)
         self._rows("spgemm_rows.cu", "spgemm_select_rows", defines, WARP, rows, a_data, b_data, out)
 
     def spgemm_select_columns(self, terms: Terms, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""
-        defines = types(a_data, terms.product_ptr) | position_define(terms.positions)
+        defines = c_types(REAL=a_data, INDEX=terms.product_ptr, POSITION=terms.positions)
         self._rows("spgemm.cu", "spgemm_select_columns", defines, WARP, terms[:-1], a_data, b_data, out)
 
     def spgemm_runs(self, rows: Rows, runs: Runs, a_data: Array, b_data: Array, out: Array) -> None:
         """A block a row of C and tile of the batch."""
-        defines = types(a_data, rows.a_indptr) | position_define(runs.starts)
+        defines = c_types(REAL=a_data, INDEX=rows.a_indptr, POSITION=runs.starts)
         self._rows("spgemm.cu", "spgemm_runs", defines, BLOCK, (*rows, *runs[:-1]), a_data, b_data, out)
 
     def spgemm_blocks(self, rows: Rows, blocks: Blocks, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""
-        defines = types(a_data, rows.a_indptr) | position_define(blocks.positions)
+        defines = c_types(REAL=a_data, INDEX=rows.a_indptr, POSITION=blocks.positions)
         sizes = (np.int32(size) for size in (blocks.m, blocks.k, blocks.n))
         arrays = (*rows, blocks.product_ptr, blocks.positions, *sizes)
         self._rows("spgemm.cu", "spgemm_blocks", defines, WARP, arrays, a_data, b_data, out)
@@ -136,7 +125,7 @@ class SpgemmKernels(Launcher):
     def spgemm_accumulate(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch; places are searched in C's row."""
         arrays = (*rows, columns.b_indices, columns.c_indices)
-        defines = types(a_data, rows.a_indptr)
+        defines = c_types(REAL=a_data, INDEX=rows.a_indptr)
         self._rows("spgemm_rows.cu", "spgemm_accumulate", defines, WARP, arrays, a_data, b_data, out)
 
     def spgemm_filled(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
@@ -181,13 +170,13 @@ class ValueKernels(Launcher):
         if batch == 1:
             args: tuple[object, ...] = (kept, code, out, np.int64(size))
             self._launch(
-                "pointwise.cu", "pointwise_slopes_single", real_define(out), ceil_div(size, BLOCK), (BLOCK,), args
+                "pointwise.cu", "pointwise_slopes_single", c_types(REAL=out), ceil_div(size, BLOCK), (BLOCK,), args
             )
         else:
             tiles = ceil_div(size, WARP)
             args = (kept, code, out, np.int64(size), np.int64(batch), np.int64(tiles))
             grid, block = tiles * ceil_div(batch, WARP), (WARP, BLOCK // WARP)
-            self._launch("pointwise.cu", "pointwise_slopes", real_define(out), grid, block, args)
+            self._launch("pointwise.cu", "pointwise_slopes", c_types(REAL=out), grid, block, args)
 
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
@@ -198,5 +187,5 @@ class ValueKernels(Launcher):
             np.int64(entries), np.int32(batch),
         )  # fmt: skip
         grid = ceil_div(entries, block[1]) if batch else 0
-        defines = types(out, window) | winner_define(winner)
+        defines = c_types(REAL=out, INDEX=window, WINNER=winner)
         self._launch("pool.cu", "max_pool_values", defines, grid, block, args)
