@@ -19,7 +19,8 @@ import pytest
 from cuda_on_cpu.loader import NotingLoader
 from device.kernel_arguments import KERNELS, Maker
 from sass.nvrtc import kept_usage, log_of, usage, usage_key, usage_of
-from sparsebp.kernels.device import SOURCES, DeviceKernels, source
+from sass.sources import SOURCES
+from sparsebp.kernels.device import DeviceKernels, source
 from sparsebp.kernels.device.launch import Defines
 
 ARCHITECTURE = "sm_90"
@@ -104,9 +105,7 @@ def test_launchers_ask_for_the_listed_sets_of_defines() -> None:
     }
     recurrent = [name for name in KERNELS if name.startswith(("rnn", "gru", "lstm"))]
     for name, hidden, dtype in itertools.product(recurrent, (1, 5, 20, 32, 33, 64, 128, 200), (np.float32, np.float64)):
-        for features, chunks in forms.get(
-            name.partition("_")[2], [(None, 1)]
-        ):  # None: nothing is summed
+        for features, chunks in forms.get(name.partition("_")[2], [(None, 1)]):  # None: nothing is summed
             maker = Maker(dtype, 2, hidden, features is None, chunks)
             maker.features = features or 1
             arguments = maker.arguments(name)

@@ -15,10 +15,11 @@ import pytest
 from cuda_on_cpu.loader import ExecutorLoader, NoGpu
 from cuda_on_cpu.memory import CheckedNumpy
 from device.kernel_arguments import KERNELS, Maker, arrays_of, copies, flat, public, replaced
+from sass.sources import SOURCES
 from sparsebp import kernels
 from sparsebp.core.check import UpdateRule
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError, SparseBPError
-from sparsebp.kernels.device import SOURCES, DeviceKernels, source
+from sparsebp.kernels.device import DeviceKernels, source
 from sparsebp.kernels.host import HostKernels
 from sparsebp.kernels.spec import UPDATE_OPTIONS, Kernels
 from strategies import tolerance

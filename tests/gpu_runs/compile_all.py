@@ -26,9 +26,10 @@ from benchmarks.gpu import Recurrence
 from benchmarks.workloads import CELLS, chunk_count
 from cuda_on_cpu.loader import NotingLoader
 from gpu_runs.cases import every, line_numbers, run
+from sass.sources import SOURCES
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.kernels.device import SOURCES, DeviceKernels, RawModuleLoader, source
+from sparsebp.kernels.device import DeviceKernels, RawModuleLoader, source
 from sparsebp.kernels.device.launch import Defines
 from sparsebp.kernels.spec import Kernels
 

@@ -15,7 +15,7 @@ from benchmarks import harness
 from gpu_runs import cases, runs
 from gpu_runs.carried import ROOT
 from gpu_runs.compile_all import kernels_of, sets, small_sets
-from sparsebp.kernels.device import SOURCES
+from sass.sources import SOURCES
 
 STANDIN = ROOT / "tests" / "gpu_runs" / "standin"
 TOOLS = {

@@ -20,6 +20,8 @@ from sparsebp.core.locks import forkable_lock
 _NULL = np.uint64(0)
 WARP = 32
 BLOCK = 256
+WARP_A_ROW = (WARP, BLOCK // WARP)
+"""A block in which a warp has a row, or whatever a kernel gives to one."""
 MAX_THREADS = 1024
 MAX_GRID = 2**31 - 1
 MAX_INT32 = 2**31 - 1025
@@ -97,6 +99,25 @@ class Launcher:
         if shared > kernel.shared or grid > MAX_GRID:
             self._allow(kernel, name, grid, shared)
         kernel.run((grid,), block, [_NULL if a is None else a for a in args], shared_mem=shared)
+
+    def _launch_entries(
+        self,
+        file: str,
+        name: str,
+        defines: Defines,
+        args: tuple[Any, ...],
+        count: int,
+        *sizes: int,
+        threads: int = BLOCK,
+    ) -> None:
+        """Launch a line of threads along the batch for each of `count` entries; `sizes` end with the batch.
+
+        The numbers come last among the kernel's arguments, `count` in 64 bits and `sizes` in 32.
+        """
+        batch = sizes[-1]
+        block = thread_block(batch, threads)
+        grid = ceil_div(count, block[1]) if batch else 0
+        self._launch(file, name, defines, grid, block, (*args, np.int64(count), *map(np.int32, sizes)))
 
     def _allow(self, kernel: _Kernel, name: str, grid: int, shared: int) -> None:
         """Check sizes that few launches have, and ask the driver for so much shared memory, once a kernel."""

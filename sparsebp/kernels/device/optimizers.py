@@ -15,7 +15,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, UpdateRule
 from sparsebp.kernels.device.launch import (
     BLOCK,
-    WARP,
+    WARP_A_ROW,
     ByValue,
     Defines,
     Launcher,
@@ -99,9 +99,10 @@ class OptimizerKernels(Launcher):
             sums = self.xp.empty(part.blocks, np.float64)
             args = (part.addresses, part.layout, part.number, sums)
             self._launch(_FILE, "chunk_squares", define, part.blocks, (BLOCK,), args)
-            block = (WARP, BLOCK // WARP)
-            grid = ceil_div(int(part.number), block[1])
-            self._launch(_FILE, "sum_chunks", define, grid, block, (part.layout, part.number, sums, out[part.rows]))
+            grid = ceil_div(int(part.number), WARP_A_ROW[1])
+            self._launch(
+                _FILE, "sum_chunks", define, grid, WARP_A_ROW, (part.layout, part.number, sums, out[part.rows])
+            )
 
     def _plain(self, arrays: Sequence[Array], check: Check) -> Iterator[tuple[_Part, Defines]]:
         if not self._look_right(arrays):
@@ -235,41 +236,31 @@ class PointwiseKernels(Launcher):
 
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """Every element between the limits; a thread an element."""
-        self._elements("clamp", low, high, out, x)
+        limit = out.dtype.type
+        self._elements("clamp", out, x, limit(low), limit(high))
 
     def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
         """The gradient where y lies above the lower limit and not above the upper one."""
-        self._elements("clamp_grad", low, high, out, gy, y)
-
-    def _elements(self, name: str, low: float, high: float, out: Array, *arrays: Array) -> None:
         limit = out.dtype.type
-        args = (*arrays, limit(low), limit(high), out, np.int64(out.size))
-        self._launch("pointwise.cu", name, c_types(REAL=out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+        self._elements("clamp_grad", out, gy, y, limit(low), limit(high))
 
     def gelu(self, x: Array, approximate: bool, out: Array) -> None:
         """Every element times its probability; a thread an element."""
-        self._activation("gelu", approximate, out, x)
+        self._elements("gelu", out, x, np.int32(approximate))
 
     def gelu_grad(self, gy: Array, x: Array, approximate: bool, out: Array) -> None:
         """The gradient times the slope; a thread an element."""
-        self._activation("gelu_grad", approximate, out, gy, x)
+        self._elements("gelu_grad", out, gy, x, np.int32(approximate))
 
-    def _activation(self, name: str, approximate: bool, out: Array, *arrays: Array) -> None:
-        args = (*arrays, np.int32(approximate), out, np.int64(out.size))
-        self._launch("pointwise.cu", name, c_types(REAL=out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+    def _elements(self, name: str, out: Array, *args: Any) -> None:
+        grid = ceil_div(out.size, BLOCK)
+        self._launch("pointwise.cu", name, c_types(REAL=out), grid, (BLOCK,), (*args, out, np.int64(out.size)))
 
     def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
         """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN."""
-        rows, classes = logits.shape
-        block = (WARP, BLOCK // WARP)
-        self._launch(
-            "pointwise.cu",
-            "softmax_cross_entropy",
-            c_types(REAL=logits),
-            ceil_div(rows, block[1]),
-            block,
-            (logits, target, losses, grad, np.int64(rows), np.int64(classes)),
-        )
+        grid = ceil_div(len(logits), WARP_A_ROW[1])
+        args = (logits, target, losses, grad, *map(np.int64, logits.shape))
+        self._launch("pointwise.cu", "softmax_cross_entropy", c_types(REAL=logits), grid, WARP_A_ROW, args)
 
 
 # Launchers of the kernels over sliding windows (``cuda/windows.cu``): a thread an element that is written.
