@@ -29,6 +29,13 @@ def public(cls: type, *, kernels: bool = True) -> dict[str, Callable[..., Any]]:
 KERNELS = public(Kernels)
 
 
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"batch": 3, "hidden": 5}, {"batch": 2, "hidden": 37}, {"batch": 1, "hidden": 20},
+    {"batch": 3, "hidden": 5, "shared": True},
+)  # fmt: skip
+"""Calls that together launch every CUDA kernel in every form; the first two are enough to launch each of them."""
+
+
 class Maker:
     """Makes the arguments of one call: a method for each kernel that needs more than random values.
 
@@ -384,25 +391,25 @@ def _is_operand(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def copies(arguments: Arguments) -> Arguments:
-    """Return the same arguments with arrays of their own."""
-    return {name: _copy(value) for name, value in arguments.items()}
+def copies(arguments: Arguments, place: Callable[[np.ndarray], Any] = np.ndarray.copy) -> Arguments:
+    """Return the same arguments with arrays of their own, which `place` makes."""
+    return {name: _copy(value, place) for name, value in arguments.items()}
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, place: Callable[[np.ndarray], Any]) -> Any:
     if isinstance(value, list):
-        return [_copy(item) for item in value]
+        return [_copy(item, place) for item in value]
     if _is_operand(value):
-        return value._make(map(_copy, value))
-    return value.copy() if isinstance(value, np.ndarray) else value
+        return value._make(_copy(item, place) for item in value)
+    return place(value) if isinstance(value, np.ndarray) else value
 
 
-def arrays_of(arguments: Arguments) -> dict[str, np.ndarray]:
-    """Return all arrays, those in lists and operands included, by name."""
-    found: dict[str, np.ndarray] = {}
+def arrays_of(arguments: Arguments) -> Arguments:
+    """Return all arrays, of whichever namespace, those in lists and operands included, by name."""
+    found: Arguments = {}
     for name, value in flat(arguments).items():
-        if isinstance(value, np.ndarray):
-            found[name] = value
-        elif isinstance(value, list):
+        if isinstance(value, list):
             found |= arrays_of({f"{name}[{i}]": item for i, item in enumerate(value)})
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            found[name] = value
     return found

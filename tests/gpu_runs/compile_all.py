@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import itertools
 import multiprocessing
-import re
 import sys
 import threading
 import time
@@ -26,10 +25,10 @@ from benchmarks.gpu import Recurrence
 from benchmarks.workloads import CELLS, chunk_count
 from cuda_on_cpu.loader import NotingLoader
 from gpu_runs.cases import every, line_numbers, run
-from sass.sources import SOURCES
+from sass.sources import SOURCES, kernels_of
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.kernels.device import DeviceKernels, RawModuleLoader, source
+from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 from sparsebp.kernels.device.launch import Defines
 from sparsebp.kernels.spec import Kernels
 
@@ -172,13 +171,6 @@ def _looked_up(raw: Any, name: str) -> tuple[int, int] | None:
         return kernel.num_regs, kernel.local_size_bytes
     except (RuntimeError, KeyError, AttributeError):
         return None
-
-
-def kernels_of(file: str) -> list[str]:
-    """Return the names of the kernels that a file itself defines."""
-    own = source(file).split(f'#line 1 "{file}"')[1]
-    heads = "\n".join(re.findall(r"__global__[^{]*", own))
-    return sorted(set(re.findall(r"\bvoid\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", heads)))
 
 
 def warm_host(kernel: str, dtype: str) -> Compiled:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import product
 
-from sparsebp.kernels.device.launch import WARP, Defines
+from sparsebp.kernels.device.launch import WARP, Defines, source
 from sparsebp.kernels.device.recurrent import ROW_REGISTERS, SUM_REGISTERS
 from sparsebp.kernels.spec import HELD_INPUTS, room_for_sums
 
@@ -108,3 +109,9 @@ SOURCES: dict[str, list[Defines]] = {
     "weight_sums.cu": _PLAIN,
 }  # fmt: skip
 """File name to the list of define sets, each ``{name: value}``."""
+
+
+def kernels_of(file: str) -> set[str]:
+    """Return the names of the kernels that a file itself defines."""
+    heads = re.findall(r"__global__[^{]*", source(file).split(f'#line 1 "{file}"')[1])
+    return set(re.findall(r"\bvoid\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", "\n".join(heads)))

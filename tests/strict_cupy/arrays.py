@@ -125,18 +125,6 @@ class ndarray:
             DEVICE.read(stream.ptr)
         return host
 
-    def item(self) -> Any:
-        """Return the one value."""
-        return self.get().item()
-
-    def tolist(self) -> Any:
-        """Return the values as lists."""
-        return self.get().tolist()
-
-    def tobytes(self, order: str = "C") -> bytes:
-        """Return the values as bytes."""
-        return self.get().tobytes(order)
-
     def __bool__(self) -> bool:
         if not self.size:
             warnings.warn("The truth value of an empty array is ambiguous.", DeprecationWarning, stacklevel=2)
@@ -147,20 +135,12 @@ class ndarray:
             )
         return bool(self.get())
 
-    def __int__(self) -> int:
-        return int(self.get())
-
-    def __float__(self) -> float:
-        return float(self.get())
-
-    def __repr__(self) -> str:
-        return repr(self.get())
-
-    def __str__(self) -> str:
-        return str(self.get())
-
     def __format__(self, format_spec: str) -> str:
         return format(self.get(), format_spec)
+
+    def tobytes(self, order: str = "C") -> bytes:
+        """Return the values as bytes."""
+        return self.get().tobytes(order)
 
     def __reduce__(self) -> Any:
         from strict_cupy.functions import array
@@ -201,22 +181,6 @@ class ndarray:
         except ValueError:
             np.empty(self.shape, np.bool_).reshape(wanted, order=order)  # is it that the sizes differ?
             return compute("reshape", lambda a: a.reshape(wanted, order=order), self)
-
-    def transpose(self, *axes: Any) -> ndarray:
-        """Return a view with the axes in another order."""
-        return self._view(self.host.transpose(*axes))
-
-    def swapaxes(self, axis1: int, axis2: int) -> ndarray:
-        """Return a view with two axes exchanged."""
-        return self._view(self.host.swapaxes(axis1, axis2))
-
-    def squeeze(self, axis: Any = None) -> ndarray:
-        """Return a view without axes of length 1."""
-        return self._view(self.host.squeeze(axis))
-
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:
-        """Return a view of the diagonal."""
-        return self._view(self.host.diagonal(offset, axis1, axis2))
 
     def ravel(self, order: str = "C") -> ndarray:
         """Return a flat view, a copy where there is none."""
@@ -337,18 +301,6 @@ class ndarray:
             other = other.item()
         return _operate(name, self, other)
 
-    def __neg__(self) -> ndarray:
-        return _operate("negative", self)
-
-    def __pos__(self) -> ndarray:
-        return _operate("positive", self)
-
-    def __abs__(self) -> ndarray:
-        return _operate("absolute", self)
-
-    def __invert__(self) -> ndarray:
-        return _operate("invert", self)
-
     def __getattr__(self, name: str) -> Any:
         """Return a method that `functions` makes: reductions and the like."""
         from strict_cupy import functions
@@ -389,6 +341,26 @@ for _short, _name in _BINARY.items():
         setattr(ndarray, f"__i{_short}__", _operator(_name, in_place=True))
 for _short, _name in {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}.items():
     setattr(ndarray, f"__{_short}__", _operator(_name))
+
+
+def _unary(name: str) -> Callable[[ndarray], Any]:
+    return lambda self: _operate(name, self)
+
+
+def _read(name: str) -> Callable[[ndarray], Any]:
+    return lambda self: getattr(self.get(), name)()
+
+
+def _viewed(name: str) -> Callable[..., ndarray]:
+    return lambda self, *args, **named: self._view(getattr(self.host, name)(*args, **named))
+
+
+for _short, _name in {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "invert"}.items():
+    setattr(ndarray, f"__{_short}__", _unary(_name))
+for _name in ("__int__", "__float__", "__repr__", "__str__", "item", "tolist"):
+    setattr(ndarray, _name, _read(_name))
+for _name in ("transpose", "swapaxes", "squeeze", "diagonal"):
+    setattr(ndarray, _name, _viewed(_name))
 
 
 def _operate(name: str, *operands: Any, **options: Any) -> Any:

@@ -215,11 +215,6 @@ def alloc_pinned_memory(size: int) -> Any:
     return _pinned_allocator[0](size)
 
 
-def is_memory_pinned(address: int) -> bool:
-    """Say whether an address of the host is one of pinned memory."""
-    return _holder(address) is not None
-
-
 def _holder(address: int) -> Any:
     """Return what holds the pinned memory at an address of the host, None if it is not pinned."""
     return next((held() for begin, end, held in _pinned if begin <= address < end and held() is not None), None)

@@ -24,9 +24,6 @@ H200 = {
     "MaxBlockDimX": 1024, "MaxBlockDimY": 1024, "MaxBlockDimZ": 64, "CooperativeLaunch": 1, "PageableMemoryAccess": 0,
 }  # fmt: skip
 """Attributes of the device, in CUDA's units: bytes, kHz, bits."""
-_AS_NUMPYS = (
-    "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 intp dtype newaxis pi inf nan"
-)
 MEMORY = 150_754_820_096
 CUDA_VERSION = 13000
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from types import ModuleType
 from typing import Any
 
@@ -199,15 +198,11 @@ exponential on the chain of a recurrent step, and nothing here needs such number
 @cache
 def source(file: str) -> str:
     """Return the text of a file of ``cuda/`` with its ``#include "…"`` lines resolved: the compiler's input."""
-    folder = resources.files("sparsebp.kernels.device") / "cuda"
-    return _expand(folder, file)
-
-
-def _expand(folder: Traversable, file: str) -> str:
+    text = (resources.files("sparsebp.kernels.device") / "cuda" / file).read_text(encoding="utf-8")
     lines = [f'#line 1 "{file}"']
-    for number, line in enumerate((folder / file).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         header = _INCLUDE.fullmatch(line)
-        lines.append(f'{_expand(folder, header[1])}\n#line {number + 1} "{file}"' if header else line)
+        lines.append(f'{source(header[1])}\n#line {number + 1} "{file}"' if header else line)
     return "\n".join(lines) + "\n"
 
 
