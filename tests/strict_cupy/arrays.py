@@ -24,12 +24,10 @@ class Flags:
 
     @property
     def fnc(self) -> bool:
-        """Fortran- and not C-contiguous."""
         return self.f_contiguous and not self.c_contiguous
 
     @property
     def forc(self) -> bool:
-        """Fortran- or C-contiguous."""
         return self.f_contiguous or self.c_contiguous
 
 
@@ -81,7 +79,6 @@ class ndarray:
 
     @property
     def device(self) -> Any:
-        """The device that it lives on."""
         return self.data.device
 
     @property
@@ -107,7 +104,6 @@ class ndarray:
         )
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
-        """Return a copy on the host."""
         stream = current_stream() if stream is None else stream
         if out is not None:
             if not isinstance(out, np.ndarray):
@@ -139,7 +135,6 @@ class ndarray:
         return format(self.get(), format_spec)
 
     def tobytes(self, order: str = "C") -> bytes:
-        """Return the values as bytes."""
         return self.get().tobytes(order)
 
     def __reduce__(self) -> Any:
@@ -153,7 +148,6 @@ class ndarray:
         return (self[i] for i in range(self.shape[0]))
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
-        """Copy a host array of the same shape and dtype into this one."""
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
         if arr.dtype != self.dtype:
@@ -187,7 +181,6 @@ class ndarray:
         return self.reshape(-1, order=order)
 
     def flatten(self, order: str = "C") -> ndarray:
-        """Return a flat copy."""
         return compute("flatten", lambda a: a.flatten(order), self)
 
     def view(self, dtype: Any = None, type: Any = None) -> ndarray:
@@ -195,7 +188,6 @@ class ndarray:
         return self._view(self.host.view() if dtype is None else self.host.view(dtype))
 
     def copy(self, order: str = "C") -> ndarray:
-        """Return a copy."""
         result = ndarray(self.shape, self.dtype, order="F" if order == "F" else "C")
         assign(result, self)
         return result
@@ -209,13 +201,11 @@ class ndarray:
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
     ) -> ndarray:
-        """Return the values in another dtype."""
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         return compute("astype", lambda a: a.astype(dtype, order=order, casting=casting or "unsafe"), self)
 
     def fill(self, value: Any) -> None:
-        """Fill with one number."""
         if isinstance(value, ndarray):
             if value.shape:
                 raise ValueError("non-scalar cupy.ndarray cannot be used for fill")
@@ -310,7 +300,6 @@ class ndarray:
         raise AttributeError(f"'cupy.ndarray' object has no attribute {name!r}")
 
     def dot(self, b: ndarray, out: ndarray | None = None) -> ndarray:
-        """Return the product."""
         from strict_cupy import functions
 
         return functions.dot(self, b, out)
