@@ -701,20 +701,19 @@ def check_update(
 ) -> None:
     """Check the arguments of `optimizer_update`."""
     check_update_options(rule, len(params), buffers, options, steps)
-    named = {f"{name}[{i}]": a for name, of in (("params", params), ("grads", grads)) for i, a in enumerate(of)}
-    kept = zip(UPDATE_BUFFERS[rule], buffers, strict=True)
-    _check_together(named | {f"{name}[{i}]": a for name, of in kept for i, a in enumerate(of) if a is not None})
-    _check_length("grads", grads, len(params))
-    for name, arrays in zip(UPDATE_BUFFERS[rule], buffers, strict=True):
+    columns = {"params": params, "grads": grads} | dict(zip(UPDATE_BUFFERS[rule], buffers, strict=True))
+    _check_together({f"{name}[{i}]": a for name, of in columns.items() for i, a in enumerate(of) if a is not None})
+    for name, arrays in columns.items():
         _check_length(name, arrays, len(params))
     _check_arrays(params, "params")
-    for i, param in enumerate(params):
-        backend.check_array(f"params[{i}]", param, written=True)
-        _like(f"grads[{i}]", grads[i], param)
-        for name, arrays in zip(UPDATE_BUFFERS[rule], buffers, strict=True):
-            if arrays[i] is not None or name not in OPTIONAL_BUFFERS:
-                _like(f"{name}[{i}]", arrays[i], param)
-                backend.check_array(f"{name}[{i}]", arrays[i], written=True)
+    for name, arrays in columns.items():
+        for i, (array, param) in enumerate(zip(arrays, params, strict=True)):
+            if array is None and name in OPTIONAL_BUFFERS:
+                continue
+            _check_is_array(f"{name}[{i}]", array)
+            exact(f"{name}[{i}]", array, param.dtype, param.shape)
+            if name != "grads":
+                backend.check_array(f"{name}[{i}]", array, written=True)
 
 
 def check_update_options(
@@ -749,11 +748,6 @@ def _check_together(arrays: dict[str, Array]) -> None:
     for name, array in arrays.items():
         _check_is_array(name, array)
     backend.namespace(**arrays)
-
-
-def _like(name: str, array: Array, param: Array) -> None:
-    _check_is_array(name, array)
-    exact(name, array, param.dtype, param.shape)
 
 
 def _check_is_array(name: str, array: Array) -> None:

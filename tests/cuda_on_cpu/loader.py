@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +14,34 @@ from cuda_on_cpu.executor import SHARED_AT_MOST, AddressTable, Kernel, Module, O
 from sparsebp.kernels.device.launch import Defines, options, source
 
 
-class ExecutorLoader:
+class NoGpu:
+    """What every loader tells the launchers of a device that is not there."""
+
+    max_shared_memory = SHARED_AT_MOST
+    """Bytes of shared memory that a block can opt in to, of compute capability 9.0."""
+    multiprocessors = 132
+    double_cost = 2
+    device = None
+
+    def get(self, file: str, defines: Defines) -> Any:
+        raise AssertionError(f"{file} was about to be launched with arguments that are wrong")
+
+    def addresses(self, arrays: Sequence[np.ndarray | None], count: int) -> AddressTable:
+        """Return a stand-in of the table of addresses, see `AddressTable`."""
+        return AddressTable.of(arrays, count)
+
+
+class NotingLoader(NoGpu):
+    """A loader whose launches do nothing but call ``note(file, defines, kernel, grid, block, args, shared_mem=…)``."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note = note
+
+    def get(self, file: str, defines: Defines) -> Any:
+        return SimpleNamespace(get_function=lambda name: partial(self._note, file, defines, name))
+
+
+class ExecutorLoader(NoGpu):
     """Compiles the kernels' sources for the CPU executor, each (file, defines) once.
 
     Parameters
@@ -20,8 +50,6 @@ class ExecutorLoader:
         As of `cuda_on_cpu.executor.Module`.
     """
 
-    max_shared_memory = SHARED_AT_MOST
-    """Bytes of shared memory that a block can opt in to, of compute capability 9.0."""
     multiprocessors = 4
     """Few, so that launches sized by it stay small, and more than one, so that they are split."""
 
@@ -37,10 +65,6 @@ class ExecutorLoader:
         if key not in self._modules:
             self._modules[key] = Module(source(file), key[1], self.order, self.seed, self.mode)
         return _Recorded(self, file, self._modules[key])
-
-    def addresses(self, arrays: Sequence[np.ndarray | None], count: int) -> AddressTable:
-        """Return a stand-in of the table of addresses, see `AddressTable`."""
-        return AddressTable.of(arrays, count)
 
 
 class _Recorded:

@@ -29,8 +29,18 @@ def public(cls: type, *, kernels: bool = True) -> dict[str, Callable[..., Any]]:
 KERNELS = public(Kernels)
 
 
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"batch": 3, "hidden": 5}, {"batch": 2, "hidden": 37}, {"batch": 1, "hidden": 20},
+    {"batch": 3, "hidden": 5, "shared": True},
+)  # fmt: skip
+"""Calls that together launch every CUDA kernel in every form; the first two are enough to launch each of them."""
+
+
 class Maker:
-    """Makes the arguments of one call.
+    """Makes the arguments of one call: a method for each kernel that needs more than random values.
+
+    It returns the sizes that the kernel's row in `sparsebp.kernels.spec` names, by their capitals, and the arguments
+    that are not random; `arguments` makes the other arrays from the row.
 
     Parameters
     ----------
@@ -45,8 +55,33 @@ class Maker:
     def __init__(self, dtype: Any, batch: int = 3, hidden: int = 5, shared: bool = False, chunks: int = 4) -> None:
         self.dtype, self.batch, self.hidden = np.dtype(dtype), batch, hidden
         self.shared, self.values = shared, 1 if shared else batch
-        self.steps, self.chunks = 7, chunks
+        self.steps, self.chunks, self.features = 7, chunks, {5: 3, 20: 1, 37: 8}.get(hidden, 2)
         self.rng = np.random.default_rng(0)
+
+    def arguments(self, kernel: str) -> Arguments:
+        """Return the arguments of `kernel` in the protocol's order."""
+        given: Arguments = getattr(self, kernel, dict)()
+        arrays = getattr(KERNELS[kernel], "arrays", {})
+        sizes = {"T": self.steps, "B": self.batch, "H": self.hidden} | given
+        shared = next((name for name, array in arrays.items() if "B*" in array.dims), "")
+        found = {}
+        for name in list(inspect.signature(KERNELS[kernel]).parameters)[1:]:
+            if name not in given:
+                sizes["B*"] = self.values if name == shared else self.batch
+                array = arrays[name]
+                assert array.dtype == "real", f"{kernel}: {name} is not given"
+                shape = [sizes[dim] if dim in sizes else eval(dim, sizes) for dim in array.dims]
+                found[name] = self.out(*shape) if array.written else self.read(name, *shape)
+            else:
+                found[name] = given.pop(name)
+        assert all(name[0].isupper() for name in given), f"{kernel} has no {given.keys()}"
+        return found
+
+    def read(self, name: str, *shape: int) -> np.ndarray:
+        """Return values that an argument of this name may have."""
+        if name in ("gates", "var"):
+            return self.gate(*shape)
+        return self.real(*shape, scale=self.hidden**-0.5 if name == "w_hh" else 1.0)
 
     def real(self, *shape: int, scale: float = 1.0) -> np.ndarray:
         return (scale * self.rng.standard_normal(shape)).astype(self.dtype)
@@ -64,18 +99,13 @@ class Maker:
 
     def csr_matvec(self) -> Arguments:
         indptr, indices = self.csr()
-        return {
-            "indptr": indptr, "indices": indices, "data": self.real(5, self.values), "x": self.real(3, self.batch),
-            "out": self.out(4, self.batch), "add": self.real(4, self.batch),
-        }  # fmt: skip
+        return {"indptr": indptr, "indices": indices, "Rows": 4, "Cols": 3, "Nnz": 5}
 
     def scale_rows(self) -> Arguments:
-        data, scale = self.real(5, self.values), self.real(4, self.batch)
-        return {"indptr": self.csr()[0], "data": data, "scale": scale, "out": self.out(5, self.batch)}
+        return {"indptr": self.csr()[0], "Rows": 4, "Nnz": 5}
 
     def scale_columns(self) -> Arguments:
-        data, scale = self.real(5, self.values), self.real(3, self.batch)
-        return {"indices": self.csr()[1], "data": data, "scale": scale, "out": self.out(5, self.batch)}
+        return {"indices": self.csr()[1], "Cols": 3, "Nnz": 5}
 
     def scale_runs(self) -> Arguments:
         """Rows of the shapes 0 2, none, and 0 alone; the last but one begins in column 1."""
@@ -84,20 +114,14 @@ class Maker:
             run_ptr=np.array([0, 2, 2, 3, 4], np.int64), whole=np.array([0, 2, 2, 3], np.int64),
             run_columns=np.array([0, 2, 0, 0], np.int32), run_ends=np.array([1, 2, 1, 2], np.int32), gap=0,
         )  # fmt: skip
-        return {"indices": self.csr()[1], "shapes": shapes} | {
-            name: array for name, array in self.scale_columns().items() if name != "indices"
-        }
+        return self.scale_columns() | {"shapes": shapes}
 
     def gather(self) -> Arguments:
-        index = np.array([4, 0, 0], np.int32)
-        return {"data": self.real(5, self.batch), "index": index, "out": self.out(3, self.batch)}
+        return {"index": np.array([4, 0, 0], np.int32), "N": 5, "M": 3}
 
     def gather_multiply(self) -> Arguments:
-        return {
-            "a_data": self.real(5, self.values), "a_index": np.array([4, 0, 0, 2], np.int32),
-            "b_data": self.real(3, self.batch), "b_index": np.array([1, 2, 0, 0], np.int32),
-            "out": self.out(4, self.batch),
-        }  # fmt: skip
+        indices = {"a_index": np.array([4, 0, 0, 2], np.int32), "b_index": np.array([1, 2, 0, 0], np.int32)}
+        return indices | {"NnzA": 5, "NnzB": 3, "NnzC": 4}
 
     def spgemm_positions(self) -> Arguments:
         indptr, indices = self.csr()
@@ -110,34 +134,14 @@ class Maker:
         positions = np.concatenate([np.searchsorted(c, p) for c, p in zip(columns, products, strict=True)])
         c_indptr = np.concatenate([[0], np.cumsum([len(c) for c in columns])]).astype(np.int32)
         product_ptr = np.concatenate([[0], np.cumsum([len(p) for p in products])]).astype(np.int64)
-        return {
-            "rows": Rows(indptr, indices, b_indptr, c_indptr),
-            "places": Places(product_ptr, positions.astype(np.uint16), np.array([0, 1, 4], np.int64)),
-            "a_data": self.real(5, self.values), "b_data": self.real(5, self.batch),
-            "out": self.out(int(c_indptr[-1]), self.batch),
-        }  # fmt: skip
-
-    # ---- values of transposed Jacobians ----
-
-    def pointwise_slopes(self) -> Arguments:
-        functions = {1: "relu", 2: "tanh", 3: "sigmoid"}
-        function = functions.get(self.batch, "given") if self.values == self.batch else "given"
-        return {"kept": self.real(self.batch, 37), "function": function, "out": self.out(37, self.batch)}
-
-    def max_pool_values(self) -> Arguments:
-        winner = self.rng.integers(0, 4, (self.batch, 6)).astype(np.uint8 if self.hidden == 5 else np.int32)
-        return {
-            "winner": winner, "window": np.array([0, 0, 3, 3], np.int32), "offset": np.array([0, 2, 0, 2], np.int32),
-            "windows": 3, "taps": 2, "out": self.out(24, self.batch),
-        }  # fmt: skip
+        places = Places(product_ptr, positions.astype(np.uint16), np.array([0, 1, 4], np.int64))
+        sizes = {"NnzA": 5, "NnzB": 5, "NnzC": int(c_indptr[-1])}
+        return {"rows": Rows(indptr, indices, b_indptr, c_indptr), "places": places} | sizes
 
     def spgemm_select_rows(self) -> Arguments:
         a_indptr, a_indices = np.array([0, 1, 1, 2, 3], np.int32), np.array([2, 0, 2], np.int32)
         b_indptr, c_indptr = np.array([0, 2, 3, 5], np.int32), np.array([0, 2, 2, 4, 6], np.int32)
-        return {
-            "rows": Rows(a_indptr, a_indices, b_indptr, c_indptr), "a_data": self.real(3, self.values),
-            "b_data": self.real(5, self.batch), "out": self.out(6, self.batch),
-        }  # fmt: skip
+        return {"rows": Rows(a_indptr, a_indices, b_indptr, c_indptr), "NnzA": 3, "NnzB": 5, "NnzC": 6}
 
     def spgemm_select_columns(self) -> Arguments:
         terms = Terms(
@@ -145,10 +149,7 @@ class Maker:
             b_index=np.array([1, 0, 1, 2], np.int32), c_indptr=np.array([0, 2, 2, 3], np.int32),
             positions=np.array([1, 0, 1, 0], np.uint16), row_cuts=np.array([0, 1, 3], np.int64),
         )  # fmt: skip
-        return {
-            "terms": terms, "a_data": self.real(5, self.values), "b_data": self.real(3, self.batch),
-            "out": self.out(3, self.batch),
-        }  # fmt: skip
+        return {"terms": terms, "NnzA": 5, "NnzB": 3, "NnzC": 3}
 
     def spgemm_runs(self) -> Arguments:
         """Rows of B: columns 0 1 3, the same again, and 1 2."""
@@ -158,27 +159,20 @@ class Maker:
             run_lengths=np.array([2, 1, 2], np.int32), start_ptr=np.array([0, 3, 3, 4], np.int64),
             starts=np.array([0, 3, 1, 0], np.uint16), row_cuts=np.array([0, 1, 3], np.int64),
         )  # fmt: skip
-        return {
-            "rows": Rows(a_indptr, a_indices, np.array([0, 3, 6, 8], np.int32), np.array([0, 4, 4, 6], np.int32)),
-            "runs": runs, "a_data": self.real(4, self.values), "b_data": self.real(8, self.batch),
-            "out": self.out(6, self.batch),
-        }  # fmt: skip
+        rows = Rows(a_indptr, a_indices, np.array([0, 3, 6, 8], np.int32), np.array([0, 4, 4, 6], np.int32))
+        return {"rows": rows, "runs": runs, "NnzA": 4, "NnzB": 8, "NnzC": 6}
 
     def spgemm_blocks(self) -> Arguments:
         """Blocks (2, 2), (2, 3) at block columns 0 2, none, 1; blocks of B at 1, 0 1, 0."""
         a_indptr, a_indices = np.array([0, 4, 8, 8, 8, 10, 12], np.int32), [0, 1, 4, 5] * 2 + [2, 3] * 2
-        b_indptr, c_indptr = (
-            np.array([0, 3, 6, 12, 18, 21, 24], np.int32),
-            np.array([0, 6, 12, 12, 12, 18, 24], np.int32),
-        )
+        b_indptr = np.array([0, 3, 6, 12, 18, 21, 24], np.int32)
+        c_indptr = np.array([0, 6, 12, 12, 12, 18, 24], np.int32)
         blocks = Blocks(
             product_ptr=np.array([0, 2, 2, 4], np.int64), positions=np.array([1, 0, 0, 1], np.uint16), m=2, k=2, n=3,
             row_cuts=np.array([0, 1, 3], np.int64),
         )  # fmt: skip
-        return {
-            "rows": Rows(a_indptr, np.array(a_indices, np.int32), b_indptr, c_indptr), "blocks": blocks,
-            "a_data": self.real(12, self.values), "b_data": self.real(24, self.batch), "out": self.out(24, self.batch),
-        }  # fmt: skip
+        rows = Rows(a_indptr, np.array(a_indices, np.int32), b_indptr, c_indptr)
+        return {"rows": rows, "blocks": blocks, "NnzA": 12, "NnzB": 24, "NnzC": 24}
 
     def spgemm_pairs(self) -> Arguments:
         """Two tiles: lists of 2 words and 1, and one of 9; three bits name an entry of A."""
@@ -189,247 +183,151 @@ class Maker:
             words=words, order=np.array([1, 0, 0], np.uint16), starts=np.array([1, 0, 0], np.uint16),
             lengths=np.array([2, 1, 9], np.uint16), tiles=tiles, shift=3, tile_cuts=np.array([0, 1, 2], np.int64),
         )  # fmt: skip
-        return {
-            "pairs": pairs, "a_data": self.real(5, self.values), "b_data": self.real(3, self.batch),
-            "out": self.out(3, self.batch),
-        }  # fmt: skip
+        return {"pairs": pairs, "NnzA": 5, "NnzB": 3, "NnzC": 3}
 
     def spgemm_accumulate(self) -> Arguments:
         given, c_indices = self.spgemm_positions(), np.array([0, 2, 3, 1, 0, 1, 3], np.int32)
         columns = Columns(np.array([0, 3, 1, 2, 3], np.int32), c_indices, 4, given.pop("places").row_cuts)
-        return {"rows": given.pop("rows"), "columns": columns} | given
+        return given | {"columns": columns}
 
-    def spgemm_filled(self) -> Arguments:
-        return self.spgemm_accumulate()
+    spgemm_filled = spgemm_accumulate
 
-    # ---- sliding windows ----
+    # ---- values of transposed Jacobians ----
 
-    def _convolution(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Return weight, x, y and the options, of two groups."""
-        options = {"stride": (1, 2, 2), "before": (0, 1, 2), "dilation": (1, 1, 2), "groups": 2}
-        return self.real(6, 2, 1, 2, 3), self.real(self.batch, 4, 1, 5, 6), self.real(self.batch, 6, 1, 3, 3), options
+    def pointwise_slopes(self) -> Arguments:
+        functions = {1: "relu", 2: "tanh", 3: "sigmoid"}
+        return {"function": "given" if self.shared else functions.get(self.batch, "given"), "N": 37}
+
+    def winner(self, largest: int, *shape: int) -> np.ndarray:
+        return self.rng.integers(0, largest, shape).astype(np.uint8 if self.hidden == 5 else np.int32)
+
+    def max_pool_values(self) -> Arguments:
+        window, offset = np.array([0, 0, 3, 3], np.int32), np.array([0, 2, 0, 2], np.int32)
+        winner = self.winner(4, self.batch, 6)
+        return {"winner": winner, "window": window, "offset": offset, "windows": 3, "taps": 2, "Lines": 4}
+
+    # ---- sliding windows: two groups ----
 
     def convolve(self) -> Arguments:
-        weight, x, y, options = self._convolution()
-        return {"weight": weight, "x": x} | options | {"out": self.out(*y.shape)}
+        options = {"stride": (1, 2, 2), "before": (0, 1, 2), "dilation": (1, 1, 2), "groups": 2, "C": 4, "O": 6}
+        return options | {"D": 1, "H": 5, "W": 6, "Kd": 1, "Kh": 2, "Kw": 3, "Od": 1, "Oh": 3, "Ow": 3}
 
-    def convolve_t(self) -> Arguments:
-        weight, x, y, options = self._convolution()
-        return {"weight": weight, "y": y} | options | {"out": self.out(*x.shape)}
-
-    def correlate(self) -> Arguments:
-        weight, x, y, options = self._convolution()
-        return {"y": y, "x": x} | options | {"out": self.out(*weight.shape)}
+    convolve_t = correlate = convolve
 
     def max_pool(self) -> Arguments:
         options = {"kernel": (3, 2), "stride": (2, 1), "before": (1, 1), "dilation": (1, 2)}
-        winner = np.full((self.batch, 3, 6), 77, np.uint8 if self.hidden == 5 else np.int32)
-        return {"x": self.real(self.batch, 5, 6)} | options | {"y": self.out(self.batch, 3, 6), "winner": winner}
+        return options | {"winner": self.winner(6, self.batch, 3, 6), "N": self.batch, "H": 5, "W": 6, "Oh": 3, "Ow": 6}
 
-    def max_pool_grad(self) -> Arguments:
-        options = {"kernel": (3, 2), "stride": (2, 1), "before": (1, 1), "dilation": (1, 2)}
-        winner = self.rng.integers(0, 6, (self.batch, 3, 6)).astype(np.uint8 if self.hidden == 5 else np.int32)
-        arrays = {"gy": self.real(self.batch, 3, 6), "winner": winner}
-        return arrays | options | {"out": self.out(self.batch, 5, 6)}
+    max_pool_grad = max_pool
 
     # ---- channels ----
 
     def channel_normalise(self) -> Arguments:
-        shape, weighted = (self.batch, self.hidden, 7), not self.shared
-        numbers = {name: self.real(self.hidden) if weighted else None for name in ("weight", "bias")}
-        written = {name: self.out(self.hidden) for name in ("mean", "var", "scale")}
-        out = {"out": self.out(*shape), "limits": (-0.5, 0.3) if weighted else None}
-        return {"x": self.real(*shape)} | numbers | {"eps": 1e-3} | written | out
-
-    def _cut(self) -> Arguments:
-        """What cuts a gradient off, or does not."""
-        if self.shared:
-            return {"y": None, "limits": None}
-        return {"y": self.real(self.batch, self.hidden, 7), "limits": (-0.5, 0.3)}
+        plain = {"weight": None, "bias": None, "limits": None}
+        return {"eps": 1e-3, "C": self.hidden, "N": 7} | (plain if self.shared else {"limits": (-0.5, 0.3)})
 
     def channel_scale(self) -> Arguments:
-        numbers = {name: self.real(self.hidden) for name in ("mean", "factor", "offset")}
-        shape = self.batch, self.hidden, 7
-        return {"x": self.real(*shape)} | numbers | {"out": self.out(*shape)}
+        return {"C": self.hidden, "N": 7}
 
     def channel_products(self) -> Arguments:
-        arrays = {name: self.real(self.batch, self.hidden, 7) for name in ("gy", "x")}
-        return arrays | {
-            "mean": self.real(self.hidden),
-            "sums": self.out(self.hidden),
-            "products": self.out(self.hidden),
-            **self._cut(),
-        }
+        """With what cuts the gradient off, or without."""
+        cut = {"y": None, "limits": None} if self.shared else {"limits": (-0.5, 0.3)}
+        return {"C": self.hidden, "N": 7} | cut
 
     def channel_back(self) -> Arguments:
-        shape = self.batch, self.hidden, 7
-        numbers = {name: self.real(self.hidden) for name in ("mean", "scale")}
-        weight = None if self.shared else self.real(self.hidden)
-        sums = {name: self.out(self.hidden) for name in ("sums", "products")}
-        arrays = {name: self.real(*shape) for name in ("gy", "x")}
-        return arrays | numbers | {"weight": weight} | sums | {"out": self.out(*shape), "known": False} | self._cut()
+        return self.channel_products() | {"known": False} | ({"weight": None} if self.shared else {})
 
     def channel_track(self) -> Arguments:
-        arrays = {name: self.gate(self.hidden) for name in ("mean", "var")}
-        running = {name: self.gate(self.hidden) for name in ("running_mean", "running_var")}
-        return arrays | {"momentum": 0.1, "correction": 1.25} | running
+        arrays = {name: self.gate(self.hidden) for name in ("mean", "running_mean", "running_var")}
+        return arrays | {"momentum": 0.1, "correction": 1.25, "C": self.hidden}
 
     def channel_factors(self) -> Arguments:
-        weight = None if self.shared else self.real(self.hidden)
-        written = {"scale": self.out(self.hidden), "factor": self.out(self.hidden)}
-        return {"var": self.gate(self.hidden), "eps": 1e-3, "weight": weight} | written
-
-    # ---- cutting off ----
+        return {"eps": 1e-3, "C": self.hidden} | ({"weight": None} if self.shared else {})
 
     def clamp(self) -> Arguments:
-        return {"x": self.real(self.hidden * 7), "low": -0.5, "high": 0.3, "out": self.out(self.hidden * 7)}
+        return {"low": -0.5, "high": 0.3, "N": self.hidden * 7}
 
-    def clamp_grad(self) -> Arguments:
-        arrays = {name: self.real(self.hidden * 7) for name in ("gy", "y")}
-        return arrays | {"low": -0.5, "high": 0.3, "out": self.out(self.hidden * 7)}
+    clamp_grad = clamp
 
     def gelu(self) -> Arguments:
-        return {"x": self.real(self.hidden * 7), "approximate": False, "out": self.out(self.hidden * 7)}
+        return {"approximate": False, "N": self.hidden * 7}
 
     def gelu_grad(self) -> Arguments:
-        arrays = {name: self.real(self.hidden * 7) for name in ("gy", "x")}
-        return arrays | {"approximate": True, "out": self.out(self.hidden * 7)}
+        return {"approximate": True, "N": self.hidden * 7}
+
+    def softmax_cross_entropy(self) -> Arguments:
+        return {"target": np.arange(self.batch) % 7, "N": self.batch, "C": 7}
 
     # ---- stacks of dense blocks ----
 
     def dense_matmul(self) -> Arguments:
-        return {
-            "a": self.real(3, 4, 3, self.values), "a_index": np.array([2, 0]), "b": self.real(2, 3, 5, self.batch),
-            "b_index": np.array([1, 1]), "out": self.real(4, 4, 5, self.batch), "out_index": np.array([3, 1]),
-        }  # fmt: skip
+        indices = {"a_index": np.array([2, 0]), "b_index": np.array([1, 1]), "out_index": np.array([3, 1])}
+        return indices | {"out": self.real(4, 4, 5, self.batch), "Sa": 3, "Sb": 2, "M": 4, "K": 3, "N": 5}
 
     def dense_matvec(self) -> Arguments:
-        return {
-            "a": self.real(3, 4, 3, self.values), "a_index": np.array([2, 0]), "x": self.real(2, 3, self.batch),
-            "x_index": np.array([1, 1]), "add": self.real(3, 4, self.batch), "add_index": np.array([0, 2]),
-            "out": self.real(4, 4, self.batch), "out_index": np.array([3, 1]),
-        }  # fmt: skip
+        indices = {"a_index": np.array([2, 0]), "x_index": np.array([1, 1]), "add_index": np.array([0, 2])}
+        out = {"out": self.real(4, 4, self.batch), "out_index": np.array([3, 1])}
+        return indices | out | {"Sa": 3, "Sx": 2, "Sd": 3, "M": 4, "K": 3}
 
     def dense_chain(self) -> Arguments:
-        return {
-            "a": self.real(5, 3, 3, self.values), "chunk_ptr": np.array([0, 2, 5]), "x": self.real(2, 3, self.batch),
-            "add": self.real(5, 3, self.batch), "out": self.out(5, 3, self.batch),
-        }  # fmt: skip
+        return {"chunk_ptr": np.array([0, 2, 5]), "S": 5, "C": 2, "N": 3}
 
     def dense_reduce(self) -> Arguments:
-        return {
-            "a": self.real(5, 3, 3, self.batch), "chunk_ptr": np.array([0, 2, 5]), "add": self.real(5, 3, self.batch),
-            "out_matrix": self.out(2, 3, 3, self.batch), "out_vector": self.out(2, 3, self.batch),
-        }  # fmt: skip
+        return self.dense_chain() | {"out_matrix": self.out(2, 3, 3, self.values)}
 
     # ---- recurrent ----
 
-    def sequence(self, parts: int = 1) -> tuple[int, int, int]:
-        return self.steps, self.batch, parts * self.hidden
-
-    def weights(self, gates: int) -> np.ndarray:
-        return self.real(gates * self.hidden, self.hidden, scale=self.hidden**-0.5)
-
-    def inputs(self, gates: int) -> tuple[np.ndarray, Arguments]:
+    def inputs(self, gates: int) -> Arguments:
         """Return x and what projects it; where values are shared, the projected input and nothing."""
         if self.shared:
-            return self.real(*self.sequence(gates)), dict.fromkeys(("w_ih", "b_ih", "b_hh"))
-        features, rows = {5: 3, 20: 1, 37: 8}.get(self.hidden, 2), gates * self.hidden
-        biases = {name: self.real(rows) for name in ("b_ih", "b_hh")}
-        return self.real(self.steps, self.batch, features), {"w_ih": self.real(rows, features)} | biases
+            return {"x": self.real(self.steps, self.batch, gates * self.hidden)} | dict.fromkeys(
+                ("w_ih", "b_ih", "b_hh")
+            )
+        return {"I": self.features}
+
+    def back(self, gates: int) -> Arguments:
+        """Return states, the one before the first, and where the weight gradients are written."""
+        h = np.tanh(self.real(self.steps, self.batch, self.hidden))
+        before, rows = np.concatenate([self.real(1, *h.shape[1:]), h[:-1]]), gates * self.hidden
+        outputs = self.out(rows, self.features), self.out(rows, self.hidden), self.out(rows), self.out(rows)
+        sums = WeightSums(self.real(self.steps, self.batch, self.features), before, *outputs)
+        return {"h": h, "h0": before[0].copy(), "chunks": self.chunks, "sums": sums}
+
+    def states(self, *names: str) -> Arguments:
+        """Return some of an RNN's or GRU's states, and the chunks that are reduced to maps."""
+        return {name: value for name, value in self.back(1).items() if name in names} | {"C": 3}
 
     def rnn_forward(self) -> Arguments:
-        x, projection = self.inputs(1)
-        return {
-            "x": x, "w_hh": self.weights(1), "h0": self.real(self.batch, self.hidden), "nonlinearity": "tanh",
-            "h": self.out(*self.sequence()),
-        } | projection  # fmt: skip
-
-    def weight_sums(self, h: np.ndarray, gates: int, features: int = 3) -> WeightSums:
-        before = np.concatenate([self.real(1, self.batch, self.hidden), h[:-1]])
-        rows = gates * self.hidden
-        outputs = self.out(rows, features), self.out(rows, self.hidden), self.out(rows), self.out(rows)
-        return WeightSums(self.real(self.steps, self.batch, features), before, *outputs)
+        return self.inputs(1) | {"nonlinearity": "tanh"}
 
     def rnn_backward(self) -> Arguments:
-        h = np.tanh(self.real(*self.sequence()))
-        return {
-            "h": h, "w_hh": self.weights(1), "gy": self.real(*self.sequence()),
-            "grad_h_n": self.real(self.batch, self.hidden), "nonlinearity": "tanh", "gz": self.out(*self.sequence()),
-            "gh0": self.out(self.batch, self.hidden), "chunks": self.chunks, "sums": self.weight_sums(h, 1),
-        }  # fmt: skip
+        given = self.back(1) | {"nonlinearity": "tanh"}
+        return {name: value for name, value in given.items() if name != "h0"}
 
     def rnn_jacobians(self) -> Arguments:
-        h = np.tanh(self.real(*self.sequence()))
-        out = self.out(self.steps, self.hidden, self.hidden, self.batch)
-        return {"h": h, "w_hh": self.weights(1), "nonlinearity": "tanh", "out": out}
+        return self.states("h") | {"nonlinearity": "tanh"}
 
-    def maps(self) -> np.ndarray:
-        return self.out(3, self.batch, self.hidden + 1, self.hidden)
-
-    def rnn_maps(self) -> Arguments:
-        h, gy = np.tanh(self.real(*self.sequence())), self.real(*self.sequence())
-        return {"h": h, "w_hh": self.weights(1), "gy": gy, "nonlinearity": "tanh", "maps": self.maps()}
+    rnn_maps = rnn_jacobians
 
     def gru_forward(self) -> Arguments:
-        x, projection = self.inputs(3)
-        return {
-            "x": x, "w_hh": self.weights(3), "b_hn": self.real(self.hidden),
-            "h0": self.real(self.batch, self.hidden), "h": self.out(*self.sequence()),
-            "gates": self.out(*self.sequence(4)),
-        } | projection  # fmt: skip
+        return self.inputs(3)
 
     def gru_backward(self) -> Arguments:
-        h = np.tanh(self.real(*self.sequence()))
-        sums = self.weight_sums(h, 3)
-        return {
-            "h": h, "h0": sums.before[0].copy(),
-            "gates": self.gate(*self.sequence(4)), "w_hh": self.weights(3), "gy": self.real(*self.sequence()),
-            "grad_h_n": self.real(self.batch, self.hidden), "ga": self.out(*self.sequence(4)),
-            "gh0": self.out(self.batch, self.hidden), "chunks": self.chunks, "sums": sums,
-        }  # fmt: skip
+        return self.back(3)
 
     def gru_jacobians(self) -> Arguments:
-        kept = {name: self.gru_backward()[name] for name in ("h", "h0", "gates", "w_hh")}
-        return kept | {"out": self.out(self.steps, self.hidden, self.hidden, self.batch)}
+        return self.states("h", "h0")
 
-    def gru_maps(self) -> Arguments:
-        kept = {name: self.gru_backward()[name] for name in ("h", "h0", "gates", "w_hh", "gy")}
-        return kept | {"maps": self.maps()}
+    gru_maps = gru_jacobians
 
     def lstm_forward(self) -> Arguments:
-        x, projection = self.inputs(4)
-        start, written = {name: self.real(self.batch, self.hidden) for name in ("h0", "c0")}, self.sequence()
-        return {
-            "x": x, "w_hh": self.weights(4), **start, "h": self.out(*written), "c": self.out(*written),
-            "gates": self.out(*self.sequence(4)),
-        } | projection  # fmt: skip
+        return self.inputs(4)
 
     def lstm_backward(self) -> Arguments:
-        incoming = {name: self.real(self.batch, self.hidden) for name in ("grad_h_n", "grad_c_n")}
-        return {
-            "c": self.real(*self.sequence()), "c0": self.real(self.batch, self.hidden),
-            "gates": self.gate(*self.sequence(4)), "w_hh": self.weights(4), "gy": self.real(*self.sequence()),
-            **incoming, "ga": self.out(*self.sequence(4)), "gh0": self.out(self.batch, self.hidden),
-            "gc0": self.out(self.batch, self.hidden), "chunks": self.chunks,
-            "sums": self.weight_sums(np.tanh(self.real(*self.sequence())), 4),
-        }  # fmt: skip
-
-    def lstm_jacobians(self) -> Arguments:
-        kept = {name: self.lstm_backward()[name] for name in ("c", "c0", "gates", "w_hh")}
-        return kept | {"out": self.out(self.steps, 2 * self.hidden * (self.hidden + 1), self.batch)}
+        return {name: value for name, value in self.back(4).items() if name in ("chunks", "sums")}
 
     def lstm_maps(self) -> Arguments:
-        kept = {name: self.lstm_backward()[name] for name in ("c", "c0", "gates", "w_hh", "gy")}
-        return kept | {"maps": self.out(3, self.batch, 2 * self.hidden + 1, 2 * self.hidden)}
-
-    # ---- training ----
-
-    def softmax_cross_entropy(self) -> Arguments:
-        return {
-            "logits": self.real(self.batch, 7), "target": np.arange(self.batch) % 7, "losses": self.out(self.batch),
-            "grad": self.out(self.batch, 7),
-        }  # fmt: skip
+        return {"C": 3}
 
     # ---- optimizers: an empty parameter among others, and one of several chunks ----
 
@@ -470,11 +368,6 @@ class Maker:
     def square_sums(self) -> Arguments:
         return {"arrays": self.parameters(), "out": uninitialised(4, np.float64)}
 
-    def arguments(self, kernel: str) -> Arguments:
-        """Return the arguments of `kernel` in the protocol's order."""
-        make: Callable[[], Arguments] = getattr(self, kernel)
-        return make()
-
 
 def flat(arguments: Arguments) -> Arguments:
     """Return the arguments with the fields of operands in their operands' places, by name."""
@@ -498,25 +391,25 @@ def _is_operand(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def copies(arguments: Arguments) -> Arguments:
-    """Return the same arguments with arrays of their own."""
-    return {name: _copy(value) for name, value in arguments.items()}
+def copies(arguments: Arguments, place: Callable[[np.ndarray], Any] = np.ndarray.copy) -> Arguments:
+    """Return the same arguments with arrays of their own, which `place` makes."""
+    return {name: _copy(value, place) for name, value in arguments.items()}
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, place: Callable[[np.ndarray], Any]) -> Any:
     if isinstance(value, list):
-        return [_copy(item) for item in value]
+        return [_copy(item, place) for item in value]
     if _is_operand(value):
-        return value._make(map(_copy, value))
-    return value.copy() if isinstance(value, np.ndarray) else value
+        return value._make(_copy(item, place) for item in value)
+    return place(value) if isinstance(value, np.ndarray) else value
 
 
-def arrays_of(arguments: Arguments) -> dict[str, np.ndarray]:
-    """Return all arrays, those in lists and operands included, by name."""
-    found: dict[str, np.ndarray] = {}
+def arrays_of(arguments: Arguments) -> Arguments:
+    """Return all arrays, of whichever namespace, those in lists and operands included, by name."""
+    found: Arguments = {}
     for name, value in flat(arguments).items():
-        if isinstance(value, np.ndarray):
-            found[name] = value
-        elif isinstance(value, list):
+        if isinstance(value, list):
             found |= arrays_of({f"{name}[{i}]": item for i, item in enumerate(value)})
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            found[name] = value
     return found

@@ -167,64 +167,38 @@ class TestRightKernels:
         np.testing.assert_array_equal(z, np.arange(16))
 
 
-class TestLaunchChecks:
-    """What CuPy takes without a word, or the driver refuses."""
+# kernel, arguments, what the message says, and where it matters grid, block and dynamic shared memory
+REFUSED: list[tuple[str, tuple[Any, ...], str, Any, Any, int]] = [
+    ("out_of_bounds_global", (floats(), 3), "4 bytes wide, got int64", (1,), (32,), 0),
+    ("out_of_bounds_global", (floats(), F4(3)), "kind 'i', got float32", (1,), (32,), 0),
+    ("missing_barrier", (np.zeros(64),), "points to f4, got an array of float64", (1,), (32,), 0),
+    ("out_of_bounds_global", (floats(), floats()), "is a scalar", (1,), (32,), 0),
+    ("missing_barrier", (np.uint64(8),), "is a pointer", (1,), (32,), 0),
+    ("missing_barrier", (floats(128)[::2],), "kernels ignore strides", (1,), (32,), 0),
+    ("missing_barrier", (floats(), floats()), "takes 1 arguments, got 2", (1,), (32,), 0),
+    ("nothing", (), "no kernel 'nothing'", (1,), (32,), 0),
+    *(("missing_barrier", (floats(),), "grid", grid, (32,), 0) for grid in ((0,), (1, 0), (1, 70000))),
+    *(
+        ("missing_barrier", (floats(),), "launch bounds", (1,), block, 0)
+        for block in ((0,), (1025,), (1, 1, 65), (32, 33))
+    ),
+    ("right_reverse", (floats(96),), "96 threads; it may have 1 to 64", (1,), (96,), 400),
+]
 
-    def launch(self, kernel: str, *args: Any, grid: Any = (1,), block: Any = (32,), shared: int = 0) -> None:
+
+@pytest.mark.parametrize(("kernel", "args", "says", "grid", "block", "shared"), REFUSED)
+def test_refused_launch(kernel: str, args: tuple[Any, ...], says: str, grid: Any, block: Any, shared: int) -> None:
+    """What CuPy takes without a word, or the driver refuses; Python's numbers have CuPy's widths."""
+    with pytest.raises(LaunchError, match=says):
         module().get_function(kernel)(grid, block, args, shared_mem=shared)
 
-    def test_python_numbers_have_cupys_widths(self) -> None:
-        with pytest.raises(LaunchError, match="4 bytes wide, got int64"):
-            self.launch("out_of_bounds_global", floats(), 3)
 
-    def test_a_real_for_an_integer(self) -> None:
-        with pytest.raises(LaunchError, match="kind 'i', got float32"):
-            self.launch("out_of_bounds_global", floats(), F4(3))
-
-    def test_array_of_another_dtype(self) -> None:
-        with pytest.raises(LaunchError, match="points to f4, got an array of float64"):
-            self.launch("missing_barrier", np.zeros(64))
-
-    def test_array_for_a_scalar(self) -> None:
-        with pytest.raises(LaunchError, match="is a scalar"):
-            self.launch("out_of_bounds_global", floats(), floats())
-
-    def test_a_number_for_a_pointer(self) -> None:
-        with pytest.raises(LaunchError, match="is a pointer"):
-            self.launch("missing_barrier", np.uint64(8))
-
-    def test_strides(self) -> None:
-        with pytest.raises(LaunchError, match="kernels ignore strides"):
-            self.launch("missing_barrier", floats(128)[::2])
-
-    def test_number_of_arguments(self) -> None:
-        with pytest.raises(LaunchError, match="takes 1 arguments, got 2"):
-            self.launch("missing_barrier", floats(), floats())
-
-    def test_unknown_kernel(self) -> None:
-        with pytest.raises(LaunchError, match="no kernel 'nothing'"):
-            self.launch("nothing")
-
-    @pytest.mark.parametrize("grid", [(0,), (1, 0), (1, 70000)])
-    def test_grid(self, grid: tuple[int, ...]) -> None:
-        with pytest.raises(LaunchError, match="grid"):
-            self.launch("missing_barrier", floats(), grid=grid)
-
-    @pytest.mark.parametrize("block", [(0,), (1025,), (1, 1, 65), (32, 33)])
-    def test_block(self, block: tuple[int, ...]) -> None:
-        with pytest.raises(LaunchError, match="launch bounds"):
-            self.launch("missing_barrier", floats(), block=block)
-
-    def test_launch_bounds_of_the_kernel(self) -> None:
-        with pytest.raises(LaunchError, match="96 threads; it may have 1 to 64"):
-            self.launch("right_reverse", floats(96), block=(96,), shared=400)
-
-    def test_shared_memory_that_was_not_asked_for(self) -> None:
-        kernel = module().get_function("right_reverse")
-        with pytest.raises(LaunchError, match="max_dynamic_shared_size_bytes"):
-            kernel((1,), (64,), (floats(),), shared_mem=49 * 1024)
-        kernel.max_dynamic_shared_size_bytes = 49 * 1024
+def test_shared_memory_that_was_not_asked_for() -> None:
+    kernel = module().get_function("right_reverse")
+    with pytest.raises(LaunchError, match="max_dynamic_shared_size_bytes"):
         kernel((1,), (64,), (floats(),), shared_mem=49 * 1024)
+    kernel.max_dynamic_shared_size_bytes = 49 * 1024
+    kernel((1,), (64,), (floats(),), shared_mem=49 * 1024)
 
 
 def test_views_of_one_array_go_on_sharing_memory() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_on_cpu.loader import ExecutorLoader
+from cuda_on_cpu.loader import ExecutorLoader, NoGpu
 from cuda_on_cpu.memory import CheckedNumpy
-from device.kernel_arguments import KERNELS, Maker, arrays_of, copies, flat, public, replaced
+from device.kernel_arguments import KERNELS, VARIANTS, Maker, arrays_of, copies, flat, public, replaced
+from sass.sources import SOURCES, kernels_of
 from sparsebp import kernels
 from sparsebp.core.check import UpdateRule
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError, SparseBPError
-from sparsebp.kernels.device import SOURCES, DeviceKernels, source
+from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.host import HostKernels
 from sparsebp.kernels.spec import UPDATE_OPTIONS, Kernels
 from strategies import tolerance
 
 IMPLEMENTATIONS = (HostKernels, DeviceKernels)
-
-
-class NothingRuns:
-    """A loader for launches that must have been refused before."""
-
-    def get(self, file: str, defines: object) -> Any:
-        raise AssertionError(f"{file} was about to be launched with arguments that are wrong")
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +45,6 @@ def test_same_signature(cls: type, name: str) -> None:
     """Names, kinds and their order; optimizers are given what checks all arrays, too."""
     own = list(inspect.signature(getattr(cls, name)).parameters)
     assert own in (parameters := list(inspect.signature(KERNELS[name]).parameters), [*parameters, "check"])
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_arguments_below_are_the_interfaces(name: str) -> None:
-    parameters = list(inspect.signature(KERNELS[name]).parameters)[1:]
-    assert list(Maker(np.float32).arguments(name)) == parameters
 
 
 def test_same_questions() -> None:
@@ -89,13 +76,6 @@ def test_answers_are_of_one_kind(gates: int, itemsize: int, device: Kernels) -> 
 
 
 # ---- results -------------------------------------------------------------------------------------------------------
-
-VARIANTS = [
-    {"batch": 3, "hidden": 5},
-    {"batch": 3, "hidden": 5, "shared": True},
-    {"batch": 1, "hidden": 20},
-    {"batch": 2, "hidden": 37},
-]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
@@ -136,16 +116,7 @@ def test_every_cuda_kernel_is_executed() -> None:
             getattr(device, name)(*Maker(np.float32, **variant).arguments(name).values())
     for rule in UPDATE_OPTIONS:
         device.optimizer_update(*Maker(np.float32).update(rule).values())
-    defined = {
-        (file, kernel)
-        for file in SOURCES
-        for kernel in re.findall(r"\bvoid\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", _kernels_of(file))
-    }
-    assert loader.launched == defined
-
-
-def _kernels_of(file: str) -> str:
-    return "\n".join(re.findall(r"__global__[^{]*", source(file).split(f'#line 1 "{file}"')[1]))
+    assert loader.launched == {(file, kernel) for file in SOURCES for kernel in kernels_of(file)}
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -189,7 +160,7 @@ def errors_of(implementation: Any, name: str, arguments: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", KERNELS)
 def test_same_errors(name: str) -> None:
     """Wrong dtype, rank, length or layout of any argument: a domain error, the same words on both sides."""
-    device, host = Kernels(DeviceKernels(CheckedNumpy(), NothingRuns())), kernels.get(np)
+    device, host = Kernels(DeviceKernels(CheckedNumpy(), NoGpu())), kernels.get(np)
     arguments = Maker(np.float32).arguments(name)
     for argument, value in flat(arguments).items():
         if not isinstance(value, np.ndarray):
@@ -215,18 +186,13 @@ def _length_is_free(kernel: str, argument: str) -> bool:
     return size.isidentifier() and named.count(size) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("rnn")])
-def test_same_error_for_an_unknown_nonlinearity(name: str) -> None:
-    arguments = Maker(np.float32).arguments(name) | {"nonlinearity": "sigmoid"}
-    device = errors_of(Kernels(DeviceKernels(CheckedNumpy(), NothingRuns())), name, arguments)
-    assert device == errors_of(kernels.get(np), name, arguments)
-    assert device.startswith("OptionError")
+WRONG = [(name, {"nonlinearity": "sigmoid"}) for name in KERNELS if name.startswith("rnn")]
+WRONG += [(f"{cell}_backward", {"chunks": chunks}) for cell in ("rnn", "gru", "lstm") for chunks in (0, -1, 8)]
 
 
-@pytest.mark.parametrize("chunks", [0, -1, 8])
-@pytest.mark.parametrize("name", ["rnn_backward", "gru_backward", "lstm_backward"])
-def test_same_error_for_chunks_out_of_range(name: str, chunks: int) -> None:
-    arguments = Maker(np.float32).arguments(name) | {"chunks": chunks}
-    device = errors_of(Kernels(DeviceKernels(CheckedNumpy(), NothingRuns())), name, arguments)
+@pytest.mark.parametrize(("name", "wrong"), WRONG)
+def test_same_error_for_a_wrong_option(name: str, wrong: dict[str, Any]) -> None:
+    arguments = Maker(np.float32).arguments(name) | wrong
+    device = errors_of(Kernels(DeviceKernels(CheckedNumpy(), NoGpu())), name, arguments)
     assert device == errors_of(kernels.get(np), name, arguments)
     assert device.startswith("OptionError")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cuda_on_cpu.loader import NotingLoader
 from gpu_model.kernels import figures
 from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.device.launch import WARP, Defines
@@ -38,39 +39,6 @@ class Launch:
         return figures(self.kernel, self.defines).with_warps(warps, memory)
 
 
-class Recorder:
-    """A loader whose kernels note their launch and do nothing."""
-
-    max_shared_memory = 227 * 1024
-
-    def __init__(self, multiprocessors: int) -> None:
-        self.multiprocessors = multiprocessors
-        self.launches: list[Launch] = []
-        self._defines: Defines = {}
-
-    def get(self, file: str, defines: Defines) -> Recorder:
-        """Note the defines of the launch that follows."""
-        self._defines = defines
-        return self
-
-    def get_function(self, name: str) -> _Kernel:
-        """Return a kernel of this name."""
-        return _Kernel(self, name, self._defines)
-
-
-@dataclass
-class _Kernel:
-    recorder: Recorder
-    name: str
-    defines: Defines
-    max_dynamic_shared_size_bytes: int = 0
-
-    def __call__(self, grid: tuple[int], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int) -> None:
-        warps = -(-grid[0] // self.recorder.multiprocessors) * -(-int(np.prod(block)) // WARP)
-        arrays = {arg.ctypes.data: arg.nbytes for arg in args if isinstance(arg, np.ndarray)}
-        self.recorder.launches.append(Launch(self.name, self.defines, warps, sum(arrays.values())))
-
-
 def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, multiprocessors: int) -> list[Launch]:
     """Return the launches of the forward pass and, by so many chunks, of the backward, as a first layer's in training.
 
@@ -87,8 +55,16 @@ def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, mul
     multiprocessors
         Of the device that the launchers size their grids for.
     """
-    recorder = Recorder(multiprocessors)
-    kernels = DeviceKernels(np, recorder)
+    launches: list[Launch] = []
+
+    def note(file: str, defines: Defines, kernel: str, grid: Any, block: Any, args: Any, shared_mem: int) -> None:
+        warps = -(-grid[0] // multiprocessors) * -(-int(np.prod(block)) // WARP)
+        arrays = {arg.ctypes.data: arg.nbytes for arg in args if isinstance(arg, np.ndarray)}
+        launches.append(Launch(kernel, defines, warps, sum(arrays.values())))
+
+    loader = NotingLoader(note)
+    loader.multiprocessors = multiprocessors
+    kernels = DeviceKernels(np, loader)
 
     def real(*shape: int) -> np.ndarray:
         return np.zeros(shape, np.float32)
@@ -110,4 +86,4 @@ def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, mul
         kernels.gru_forward(gx, weights, real(hidden), h0, h, gates, None, None, None)
         ga = real(length, batch, 4 * hidden)
         kernels.gru_backward(h, h0, gates, weights, gy, last, ga, real(batch, hidden), chunks, None)
-    return recorder.launches
+    return launches

@@ -8,15 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from device.kernel_arguments import KERNELS, Arguments, Maker, flat
+from device.kernel_arguments import KERNELS, VARIANTS, Arguments, Maker, arrays_of, copies
 from sparsebp.kernels.device import launch
 from sparsebp.kernels.spec import UPDATE_OPTIONS
 
-VARIANTS: tuple[dict[str, Any], ...] = (
-    {"batch": 3, "hidden": 5}, {"batch": 2, "hidden": 37}, {"batch": 1, "hidden": 20},
-    {"batch": 3, "hidden": 5, "shared": True},
-)  # fmt: skip
-"""As those of the parity test, in which every CUDA kernel is launched; the first two are enough for that."""
 RECURRENT: tuple[dict[str, Any], ...] = (
     {"batch": 2, "hidden": 1}, {"batch": 2, "hidden": 32}, {"batch": 3, "hidden": 33}, {"batch": 2, "hidden": 64},
     {"batch": 1, "hidden": 128},
@@ -72,11 +67,10 @@ def every(*, small: bool = False) -> Iterator[Case]:
 
 def run(kernels: Any, case: Case, place: Callable[[np.ndarray], Any] = lambda array: array) -> dict[str, Any]:
     """Return all arrays after a call: those that are written, and those that must stay; `place` puts them there."""
-    arguments = {
-        name: value if name in ON_THE_HOST else _placed(value, place) for name, value in case.arguments().items()
-    }
+    given = case.arguments()
+    arguments = copies(given, place) | {name: value for name, value in given.items() if name in ON_THE_HOST}
     getattr(kernels, case.kernel)(*arguments.values())
-    return _arrays(arguments)
+    return arrays_of(arguments)
 
 
 @contextlib.contextmanager
@@ -88,27 +82,6 @@ def line_numbers() -> Iterator[None]:
         yield
     finally:
         launch._OPTIONS = before
-
-
-def _placed(value: Any, place: Callable[[np.ndarray], Any]) -> Any:
-    if isinstance(value, np.ndarray):
-        return place(value)
-    if isinstance(value, list):
-        return [_placed(item, place) for item in value]
-    if hasattr(value, "_make"):  # an operand
-        return value._make(_placed(item, place) for item in value)
-    return value
-
-
-def _arrays(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return all arrays by name, of whichever namespace, as `arrays_of` does those of NumPy."""
-    found: dict[str, Any] = {}
-    for name, value in flat(arguments).items():
-        if isinstance(value, list):
-            found |= _arrays({f"{name}[{i}]": item for i, item in enumerate(value)})
-        elif hasattr(value, "dtype") and hasattr(value, "shape"):
-            found[name] = value
-    return found
 
 
 def differences(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> list[str]:

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import itertools
 import multiprocessing
-import re
 import sys
 import threading
 import time
@@ -24,11 +23,13 @@ from benchmarks import gpu
 from benchmarks.gpu import HIDDEN as HIDDEN_OF_PAPER
 from benchmarks.gpu import Recurrence
 from benchmarks.workloads import CELLS, chunk_count
+from cuda_on_cpu.loader import NotingLoader
 from gpu_runs.cases import every, line_numbers, run
+from sass.sources import SOURCES, kernels_of
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.kernels.device import SOURCES, DeviceKernels, RawModuleLoader, source
-from sparsebp.kernels.device.launch import ByValue, Defines, by_value
+from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
+from sparsebp.kernels.device.launch import Defines
 from sparsebp.kernels.spec import Kernels
 
 PROCESSES = 12
@@ -47,34 +48,19 @@ class Compiled(NamedTuple):
     error: str
 
 
-class Asked:
-    """A loader whose kernels do nothing: it notes for which files and defines the launchers ask."""
-
-    max_shared_memory, multiprocessors = 227 * 1024, 132
-    max_dynamic_shared_size_bytes = 0
+class Asked(NotingLoader):
+    """Notes for which files and defines the launchers ask."""
 
     def __init__(self) -> None:
-        self.sets: dict[tuple[str, tuple[Any, ...]], Defines] = {}
+        super().__init__(lambda file, defines, *_, **__: self.add(file, defines))
+        self._sets: dict[tuple[str, tuple[Any, ...]], Defines] = {}
 
-    def get(self, file: str, defines: Defines) -> Asked:
-        """Note it."""
-        self.sets[file, tuple(sorted(defines.items()))] = defines
-        return self
-
-    def get_function(self, name: str) -> Asked:
-        """Return a kernel."""
-        return self
-
-    def addresses(self, arrays: Sequence[Any], count: int) -> ByValue:
-        """Return addresses that nobody reads."""
-        return by_value(np.zeros(count, np.int64))
+    def add(self, file: str, defines: Defines) -> None:
+        self._sets[file, tuple(sorted(defines.items()))] = defines
 
     def found(self) -> list[tuple[str, Defines]]:
         """Return what was asked for, each once."""
-        return [(file, defines) for (file, _), defines in self.sets.items()]
-
-    def __call__(self, *arguments: Any, **options: Any) -> None:
-        """Do nothing."""
+        return [(file, defines) for (file, _), defines in self._sets.items()]
 
 
 def sets() -> list[tuple[str, Defines]]:
@@ -82,7 +68,7 @@ def sets() -> list[tuple[str, Defines]]:
     asked = Asked()
     for file, listed in SOURCES.items():
         for defines in listed:
-            asked.get(file, defines)
+            asked.add(file, defines)
     device = Kernels(DeviceKernels(np, asked))
     for case in every():
         run(device, case)
@@ -185,13 +171,6 @@ def _looked_up(raw: Any, name: str) -> tuple[int, int] | None:
         return kernel.num_regs, kernel.local_size_bytes
     except (RuntimeError, KeyError, AttributeError):
         return None
-
-
-def kernels_of(file: str) -> list[str]:
-    """Return the names of the kernels that a file itself defines."""
-    own = source(file).split(f'#line 1 "{file}"')[1]
-    heads = "\n".join(re.findall(r"__global__[^{]*", own))
-    return sorted(set(re.findall(r"\bvoid\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", heads)))
 
 
 def warm_host(kernel: str, dtype: str) -> Compiled:

@@ -14,8 +14,8 @@ import pytest
 from benchmarks import harness
 from gpu_runs import cases, runs
 from gpu_runs.carried import ROOT
-from gpu_runs.compile_all import kernels_of, sets, small_sets
-from sparsebp.kernels.device import SOURCES
+from gpu_runs.compile_all import sets, small_sets
+from sass.sources import SOURCES, kernels_of
 
 STANDIN = ROOT / "tests" / "gpu_runs" / "standin"
 TOOLS = {

@@ -11,6 +11,7 @@ import pytest
 from numba.core import types
 from numba.core.dispatcher import Dispatcher
 
+from cuda_on_cpu.loader import NoGpu
 from cuda_on_cpu.memory import CheckedNumpy
 from device.kernel_arguments import KERNELS, Maker, arrays_of, copies, flat, replaced
 from sparsebp import kernels
@@ -23,15 +24,8 @@ OF_PATTERNS = ("symbolic",)
 """Modules of functions that plans are made with."""
 
 
-class NothingRuns:
-    """A loader for launches that must have been refused before."""
-
-    def get(self, file: str, defines: object) -> Any:
-        raise AssertionError(f"{file} was about to be launched with arguments that are wrong")
-
-
 def implementations():
-    return kernels.get(np), Kernels(DeviceKernels(CheckedNumpy(), NothingRuns()))
+    return kernels.get(np), Kernels(DeviceKernels(CheckedNumpy(), NoGpu()))
 
 
 def written_by(name: str, arguments: dict[str, Any]) -> set[str]:

@@ -1,16 +1,18 @@
-"""Writes ``usage.json``: what ptxas says of every kernel, for every set of defines that the tests compile."""
+"""Writes ``usage.json``: what ptxas says of every kernel, for every set of defines that the tests compile.
+
+Compiled is what is kept of no source, options and compiler as they are now.
+"""
 
 from __future__ import annotations
 
 import json
 
 from device.test_nvrtc import cases
-from sass.nvrtc import USAGE, log_of, usage, usage_key
+from sass.nvrtc import USAGE, usage_key, usage_of
 
 
 def main() -> None:
-    """Compile what is not in this machine's cache, and write all."""
-    found = {usage_key(*case): [list(kernel) for kernel in usage(log_of(*case))] for case in cases()}
+    found = {usage_key(*case): [list(kernel) for kernel in usage_of(*case)] for case in cases()}
     lines = (f"{json.dumps(key)}: {json.dumps(found[key])}" for key in sorted(found))
     USAGE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     print(f"{len(found)} sets of defines: {USAGE}")

@@ -24,12 +24,10 @@ class Flags:
 
     @property
     def fnc(self) -> bool:
-        """Fortran- and not C-contiguous."""
         return self.f_contiguous and not self.c_contiguous
 
     @property
     def forc(self) -> bool:
-        """Fortran- or C-contiguous."""
         return self.f_contiguous or self.c_contiguous
 
 
@@ -81,7 +79,6 @@ class ndarray:
 
     @property
     def device(self) -> Any:
-        """The device that it lives on."""
         return self.data.device
 
     @property
@@ -107,7 +104,6 @@ class ndarray:
         )
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
-        """Return a copy on the host."""
         stream = current_stream() if stream is None else stream
         if out is not None:
             if not isinstance(out, np.ndarray):
@@ -125,18 +121,6 @@ class ndarray:
             DEVICE.read(stream.ptr)
         return host
 
-    def item(self) -> Any:
-        """Return the one value."""
-        return self.get().item()
-
-    def tolist(self) -> Any:
-        """Return the values as lists."""
-        return self.get().tolist()
-
-    def tobytes(self, order: str = "C") -> bytes:
-        """Return the values as bytes."""
-        return self.get().tobytes(order)
-
     def __bool__(self) -> bool:
         if not self.size:
             warnings.warn("The truth value of an empty array is ambiguous.", DeprecationWarning, stacklevel=2)
@@ -147,20 +131,11 @@ class ndarray:
             )
         return bool(self.get())
 
-    def __int__(self) -> int:
-        return int(self.get())
-
-    def __float__(self) -> float:
-        return float(self.get())
-
-    def __repr__(self) -> str:
-        return repr(self.get())
-
-    def __str__(self) -> str:
-        return str(self.get())
-
     def __format__(self, format_spec: str) -> str:
         return format(self.get(), format_spec)
+
+    def tobytes(self, order: str = "C") -> bytes:
+        return self.get().tobytes(order)
 
     def __reduce__(self) -> Any:
         from strict_cupy.functions import array
@@ -173,7 +148,6 @@ class ndarray:
         return (self[i] for i in range(self.shape[0]))
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
-        """Copy a host array of the same shape and dtype into this one."""
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
         if arr.dtype != self.dtype:
@@ -202,28 +176,11 @@ class ndarray:
             np.empty(self.shape, np.bool_).reshape(wanted, order=order)  # is it that the sizes differ?
             return compute("reshape", lambda a: a.reshape(wanted, order=order), self)
 
-    def transpose(self, *axes: Any) -> ndarray:
-        """Return a view with the axes in another order."""
-        return self._view(self.host.transpose(*axes))
-
-    def swapaxes(self, axis1: int, axis2: int) -> ndarray:
-        """Return a view with two axes exchanged."""
-        return self._view(self.host.swapaxes(axis1, axis2))
-
-    def squeeze(self, axis: Any = None) -> ndarray:
-        """Return a view without axes of length 1."""
-        return self._view(self.host.squeeze(axis))
-
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:
-        """Return a view of the diagonal."""
-        return self._view(self.host.diagonal(offset, axis1, axis2))
-
     def ravel(self, order: str = "C") -> ndarray:
         """Return a flat view, a copy where there is none."""
         return self.reshape(-1, order=order)
 
     def flatten(self, order: str = "C") -> ndarray:
-        """Return a flat copy."""
         return compute("flatten", lambda a: a.flatten(order), self)
 
     def view(self, dtype: Any = None, type: Any = None) -> ndarray:
@@ -231,7 +188,6 @@ class ndarray:
         return self._view(self.host.view() if dtype is None else self.host.view(dtype))
 
     def copy(self, order: str = "C") -> ndarray:
-        """Return a copy."""
         result = ndarray(self.shape, self.dtype, order="F" if order == "F" else "C")
         assign(result, self)
         return result
@@ -245,13 +201,11 @@ class ndarray:
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
     ) -> ndarray:
-        """Return the values in another dtype."""
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         return compute("astype", lambda a: a.astype(dtype, order=order, casting=casting or "unsafe"), self)
 
     def fill(self, value: Any) -> None:
-        """Fill with one number."""
         if isinstance(value, ndarray):
             if value.shape:
                 raise ValueError("non-scalar cupy.ndarray cannot be used for fill")
@@ -337,18 +291,6 @@ class ndarray:
             other = other.item()
         return _operate(name, self, other)
 
-    def __neg__(self) -> ndarray:
-        return _operate("negative", self)
-
-    def __pos__(self) -> ndarray:
-        return _operate("positive", self)
-
-    def __abs__(self) -> ndarray:
-        return _operate("absolute", self)
-
-    def __invert__(self) -> ndarray:
-        return _operate("invert", self)
-
     def __getattr__(self, name: str) -> Any:
         """Return a method that `functions` makes: reductions and the like."""
         from strict_cupy import functions
@@ -358,7 +300,6 @@ class ndarray:
         raise AttributeError(f"'cupy.ndarray' object has no attribute {name!r}")
 
     def dot(self, b: ndarray, out: ndarray | None = None) -> ndarray:
-        """Return the product."""
         from strict_cupy import functions
 
         return functions.dot(self, b, out)
@@ -389,6 +330,26 @@ for _short, _name in _BINARY.items():
         setattr(ndarray, f"__i{_short}__", _operator(_name, in_place=True))
 for _short, _name in {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}.items():
     setattr(ndarray, f"__{_short}__", _operator(_name))
+
+
+def _unary(name: str) -> Callable[[ndarray], Any]:
+    return lambda self: _operate(name, self)
+
+
+def _read(name: str) -> Callable[[ndarray], Any]:
+    return lambda self: getattr(self.get(), name)()
+
+
+def _viewed(name: str) -> Callable[..., ndarray]:
+    return lambda self, *args, **named: self._view(getattr(self.host, name)(*args, **named))
+
+
+for _short, _name in {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "invert"}.items():
+    setattr(ndarray, f"__{_short}__", _unary(_name))
+for _name in ("__int__", "__float__", "__repr__", "__str__", "item", "tolist"):
+    setattr(ndarray, _name, _read(_name))
+for _name in ("transpose", "swapaxes", "squeeze", "diagonal"):
+    setattr(ndarray, _name, _viewed(_name))
 
 
 def _operate(name: str, *operands: Any, **options: Any) -> Any:

@@ -31,7 +31,6 @@ class Library:
         self._made = 0
 
     def cublasCreate_v2(self, handle: Any) -> int:
-        """Make a handle."""
         self._made += 1
         number = 0xC0DE + self._made
         self._handles[number] = _Handle()
@@ -39,7 +38,6 @@ class Library:
         return _SUCCESS
 
     def cublasDestroy_v2(self, handle: Any) -> int:
-        """Forget a handle."""
         return _SUCCESS if self._handles.pop(handle.value, None) else _NOT_INITIALIZED
 
     def cublasSetStream_v2(self, handle: Any, stream: Any) -> int:

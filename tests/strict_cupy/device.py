@@ -264,7 +264,6 @@ _current = _Current()
 
 
 def current_stream() -> Any:
-    """Return the current stream of this thread."""
     return _current.stream or Stream.null
 
 
@@ -281,7 +280,6 @@ class Event:
         self._capture: Capture | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Note what the stream has been given so far."""
         pointer = (current_stream() if stream is None else stream).ptr
         with DEVICE.lock:
             DEVICE.check()
@@ -295,7 +293,6 @@ class Event:
                 DEVICE.tails[pointer] = self._nodes = [self._marker]
 
     def synchronize(self) -> None:
-        """Wait for it."""
         note("synchronized", "event")
         with DEVICE.lock:
             DEVICE.check()
@@ -341,7 +338,6 @@ class Graph:
         return graph
 
     def launch(self, stream: Any = None) -> None:
-        """Give all work to the stream."""
         DEVICE.launch_graph(self._nodes, (current_stream() if stream is None else stream).ptr)
 
     def upload(self, stream: Any = None) -> None:
@@ -381,12 +377,10 @@ class Stream:
         _current.stack = tuple(before)
 
     def use(self) -> Stream:
-        """Make it the current one."""
         _current.stream = self
         return self
 
     def synchronize(self) -> None:
-        """Wait for all that it has been given."""
         note("synchronized", "stream")
         DEVICE.synchronize(self.ptr)
 
@@ -397,27 +391,22 @@ class Stream:
         return not DEVICE.tail(self.ptr)
 
     def record(self, event: Event | None = None) -> Event:
-        """Return an event of what it has been given so far."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Let what it is given from now on wait for an event."""
         DEVICE.wait_for(self.ptr, event._nodes, event._capture)
 
     def begin_capture(self, mode: int | None = None) -> None:
-        """Begin to capture its work."""
         if self.ptr in (0, 1):
             raise RuntimeError("cannot capture on the default (legacy) stream")
         DEVICE.begin_capture(self.ptr)
 
     def end_capture(self) -> Graph:
-        """Return the graph of what was captured."""
         return Graph.of(DEVICE.end_capture(self.ptr))
 
     def is_capturing(self) -> bool:
-        """Say whether its work is captured."""
         return self.ptr in DEVICE.captures
 
 

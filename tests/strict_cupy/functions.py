@@ -81,7 +81,6 @@ def asnumpy(a: Any, stream: Any = None, order: str = "C", out: Any = None, *, bl
 
 
 def copyto(dst: ndarray, src: Any, casting: str = "same_kind", where: Any = None) -> None:
-    """Copy values into an array."""
     check_operands(dst, src)
     if not isinstance(src, ndarray):
         if where is None:
@@ -124,14 +123,12 @@ def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
 
 
 def zeros(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-    """Return zeros."""
     result = ndarray(shape, dtype, order=order)
     result.data.memset_async(0, result.nbytes)
     return result
 
 
 def ones(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-    """Return ones."""
     return full(shape, 1, dtype, order)
 
 
@@ -153,21 +150,18 @@ def empty_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, 
 
 
 def zeros_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
-    """Return zeros of an array's shape and dtype."""
     result = empty_like(a, dtype, order, subok, shape)
     result.data.memset_async(0, result.nbytes)
     return result
 
 
 def ones_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
-    """Return ones of an array's shape and dtype."""
     return full_like(a, 1, dtype, order, subok, shape)
 
 
 def full_like(
     a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None
 ) -> ndarray:
-    """Return one number in an array's shape and dtype."""
     result = empty_like(a, dtype, order, subok, shape)
     result.fill(fill_value)
     return result
@@ -386,7 +380,6 @@ class ufunc:
         return compute(self.__name__, lambda *values: self._function(*values, **options), *inputs, out=out)
 
     def reduce(self, a: ndarray, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
-        """Return sums or products."""
         if self.__name__ not in ("add", "multiply"):
             raise NotImplementedError(f"`{self.__name__}.reduce` is not supported yet")
         found: ndarray = (a.sum if self.__name__ == "add" else a.prod)(axis, dtype, out, keepdims)

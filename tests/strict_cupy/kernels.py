@@ -33,7 +33,6 @@ class RawModule:
         return RawKernel.of(_module(self.code, self.options).get_function(name), name)
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile it."""
         _module(self.code, self.options)
 
 
@@ -55,7 +54,6 @@ class RawKernel:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """Dynamic shared memory that a launch may ask for."""
         return self._kernel.max_dynamic_shared_size_bytes
 
     @max_dynamic_shared_size_bytes.setter
@@ -63,7 +61,6 @@ class RawKernel:
         self._kernel.max_dynamic_shared_size_bytes = size
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, *, shared_mem: int = 0) -> None:
-        """Launch it on the current stream."""
         values = tuple(self._value(a) for a in args)
         grid, block = (tuple(max(1, n) for n in (*size, 1, 1)[:3]) for size in (grid, block))  # as CuPy does
         launch = self._kernel.prepared(grid, block, values, shared_mem)

@@ -48,7 +48,6 @@ class MemoryPointer:
 
     @property
     def device(self) -> Any:
-        """The device that it belongs to."""
         from strict_cupy.modules import Device
 
         return Device(0)
@@ -79,14 +78,12 @@ class MemoryPointer:
             DEVICE.submit(lambda: np.copyto(target, source), pointer, "d2h", "", size)
 
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
-        """Copy within the device."""
         pointer = (current_stream() if stream is None else stream).ptr
         if size:
             source, target = src.bytes(size), self.bytes(size)
             DEVICE.submit(lambda: np.copyto(target, source), pointer, "copies", "", size)
 
     def memset_async(self, value: int, size: int, stream: Any = None) -> None:
-        """Fill with a byte."""
         pointer = (current_stream() if stream is None else stream).ptr
         if size:
             target = self.bytes(size)
@@ -124,20 +121,16 @@ class MemoryPool:
             self._free.setdefault((stream, buffer.nbytes), []).append(buffer)
 
     def free_all_blocks(self, stream: Any = None) -> None:
-        """Give free memory back to the system."""
         with self._lock:
             self._free.clear()
 
     def used_bytes(self) -> int:
-        """Return the bytes that arrays have."""
         return self._used
 
     def free_bytes(self) -> int:
-        """Return the bytes that are free."""
         return sum(buffer.nbytes for buffers in self._free.values() for buffer in buffers)
 
     def total_bytes(self) -> int:
-        """Return all bytes."""
         return self.used_bytes() + self.free_bytes()
 
 
@@ -201,7 +194,6 @@ _pinned_allocator: list[Callable[[int], Any]] = [_pinned_pool.malloc]
 
 
 def get_default_pinned_memory_pool() -> PinnedMemoryPool:
-    """Return the pool of pinned memory."""
     return _pinned_pool
 
 
@@ -211,13 +203,7 @@ def set_pinned_memory_allocator(allocator: Callable[[int], Any] | None = None) -
 
 
 def alloc_pinned_memory(size: int) -> Any:
-    """Return pinned memory of the allocator in use."""
     return _pinned_allocator[0](size)
-
-
-def is_memory_pinned(address: int) -> bool:
-    """Say whether an address of the host is one of pinned memory."""
-    return _holder(address) is not None
 
 
 def _holder(address: int) -> Any:

@@ -24,9 +24,6 @@ H200 = {
     "MaxBlockDimX": 1024, "MaxBlockDimY": 1024, "MaxBlockDimZ": 64, "CooperativeLaunch": 1, "PageableMemoryAccess": 0,
 }  # fmt: skip
 """Attributes of the device, in CUDA's units: bytes, kHz, bits."""
-_AS_NUMPYS = (
-    "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 intp dtype newaxis pi inf nan"
-)
 MEMORY = 150_754_820_096
 CUDA_VERSION = 13000
 
@@ -64,7 +61,6 @@ class Device:
         """Make it the current one, which it is."""
 
     def synchronize(self) -> None:
-        """Wait for all streams."""
         note("synchronized", "device")
         device.DEVICE.synchronize()
 
@@ -81,15 +77,12 @@ class Generator:
         return compute("random", lambda: values, out=result)
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> ndarray:
-        """Return numbers from 0 to 1."""
         return self._drawn(self._numpy.random(size, dtype))
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> ndarray:
-        """Return normal numbers."""
         return self._drawn(self._numpy.standard_normal(size, dtype))
 
     def integers(self, low: int, high: Any = None, size: Any = None, dtype: Any = np.int64) -> ndarray:
-        """Return integers."""
         return self._drawn(self._numpy.integers(low, high, size, dtype))
 
 
@@ -152,13 +145,11 @@ def _sparse() -> ModuleType:
         nnz = property(lambda self: self.data.size)
 
         def get(self, stream: Any = None) -> Any:
-            """Return SciPy's matrix."""
             import scipy.sparse
 
             return scipy.sparse.csr_matrix((self.data.get(), self.indices.get(), self.indptr.get()), self.shape)
 
         def sum(self) -> ndarray:
-            """Return the sum of all elements."""
             found: ndarray = self.data.sum()
             return found
 

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,37 +19,22 @@ from sparsebp.core.locks import forkable_lock
 _NULL = np.uint64(0)
 WARP = 32
 BLOCK = 256
+WARP_A_ROW = (WARP, BLOCK // WARP)
+"""A block in which a warp has a row, or whatever a kernel gives to one."""
 MAX_THREADS = 1024
 MAX_GRID = 2**31 - 1
 MAX_INT32 = 2**31 - 1025
 """The largest number that a kernel may count to in 32 bits: a block's threads may step past the end."""
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without asking for more."""
-DEFAULT_SHARED_LIMIT = 99 * 1024
-"""Opt-in limit in bytes that every GPU since compute capability 8.0 has, taken when the loader names none."""
-
-_REAL = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
-_INDEX = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
-_WORD = {np.dtype(np.uint32): "unsigned int", np.dtype(np.uint64): "unsigned long long"}
-_POSITION = {np.dtype(np.uint16): "unsigned short", np.dtype(np.uint32): "unsigned int"}
-_WINNER = {np.dtype(np.uint8): "unsigned char", np.dtype(np.int32): "int"}
+_C_TYPES = {
+    np.dtype(np.float32): "float", np.dtype(np.float64): "double",
+    np.dtype(np.int32): "int", np.dtype(np.int64): "long long",
+    np.dtype(np.uint8): "unsigned char", np.dtype(np.uint16): "unsigned short",
+    np.dtype(np.uint32): "unsigned int", np.dtype(np.uint64): "unsigned long long",
+}  # fmt: skip
 
 Defines = dict[str, str | int]
-
-
-class Loader(Protocol):
-    """Compiles a file of `cuda/` with defines; `sparsebp.kernels.device.RawModuleLoader` is the one for a GPU.
-
-    A loader may have the attributes ``max_shared_memory`` (bytes a block can opt in to), ``multiprocessors``,
-    ``double_cost`` (time of float64 arithmetic over that of float32) and ``device`` (the number of the current one,
-    which alone its kernels can run on).
-    """
-
-    def get(self, file: str, defines: Defines) -> Any:
-        """Return the module of `file` compiled with `defines`; it has CuPy's ``get_function(name)``."""
-
-    def addresses(self, arrays: Sequence[Array | None], count: int) -> ByValue:
-        """Return `count` int64: where these arrays begin on the device, 0 for None and from their number on."""
 
 
 class ByValue(np.ndarray):
@@ -82,26 +66,11 @@ class Launcher:
         Compiles and keeps the modules.
     """
 
-    def __init__(self, xp: ModuleType, loader: Loader) -> None:
+    def __init__(self, xp: ModuleType, loader: RawModuleLoader) -> None:
         self.xp = xp
         self.loader = loader
         self._kernels: dict[tuple[Any, ...], _Kernel] = {}
         self._lock = forkable_lock()
-
-    @property
-    def shared_limit(self) -> int:
-        """Bytes of shared memory that one block can have."""
-        return int(getattr(self.loader, "max_shared_memory", DEFAULT_SHARED_LIMIT))
-
-    @property
-    def multiprocessors(self) -> int:
-        """Number of multiprocessors, by which launches are sized."""
-        return int(getattr(self.loader, "multiprocessors", 1))
-
-    @property
-    def double_cost(self) -> float:
-        """Cost of float64 arithmetic over float32, by which launches are sized."""
-        return float(getattr(self.loader, "double_cost", 2))
 
     def _launch(
         self,
@@ -130,10 +99,29 @@ class Launcher:
             self._allow(kernel, name, grid, shared)
         kernel.run((grid,), block, [_NULL if a is None else a for a in args], shared_mem=shared)
 
+    def _launch_entries(
+        self,
+        file: str,
+        name: str,
+        defines: Defines,
+        args: tuple[Any, ...],
+        count: int,
+        *sizes: int,
+        threads: int = BLOCK,
+    ) -> None:
+        """Launch a line of threads along the batch for each of `count` entries; `sizes` end with the batch.
+
+        The numbers come last among the kernel's arguments, `count` in 64 bits and `sizes` in 32.
+        """
+        batch = sizes[-1]
+        block = thread_block(batch, threads)
+        grid = ceil_div(count, block[1]) if batch else 0
+        self._launch(file, name, defines, grid, block, (*args, np.int64(count), *map(np.int32, sizes)))
+
     def _allow(self, kernel: _Kernel, name: str, grid: int, shared: int) -> None:
         """Check sizes that few launches have, and ask the driver for so much shared memory, once a kernel."""
-        if shared > self.shared_limit or grid > MAX_GRID:
-            most = f"at most {self.shared_limit} bytes of shared memory and {MAX_GRID} blocks"
+        if shared > self.loader.max_shared_memory or grid > MAX_GRID:
+            most = f"at most {self.loader.max_shared_memory} bytes of shared memory and {MAX_GRID} blocks"
             got = f"{shared} bytes and {grid} blocks"
             raise OptionError(f"The sizes are too large for {name} on this device", expected=most, got=got)
         with self._lock:  # another thread may ask for more
@@ -145,7 +133,7 @@ class Launcher:
 
         A launch costs a few microseconds, so the check must take less: one comparison for each array.
         """
-        array_type, current = self.xp.ndarray, getattr(self.loader, "device", None)
+        array_type, current = self.xp.ndarray, self.loader.device
         for value in args:
             if type(value) is array_type:
                 if current is None or value.data.device_id == current:
@@ -162,29 +150,9 @@ class Launcher:
         return current
 
 
-def real_define(array: Array) -> Defines:
-    """Return the define that names the array's C type."""
-    return {"REAL": _REAL[array.dtype]}
-
-
-def types(array: Array, index: Array) -> Defines:
-    """Return the defines of a kernel with real and index arrays."""
-    return {"REAL": _REAL[array.dtype], "INDEX": _INDEX[index.dtype]}
-
-
-def position_define(positions: Array) -> Defines:
-    """Return the define that names the C type of output positions."""
-    return {"POSITION": _POSITION[positions.dtype]}
-
-
-def word_define(words: Array) -> Defines:
-    """Return the define that names the C type of words that name two entries."""
-    return {"WORD": _WORD[words.dtype]}
-
-
-def winner_define(winner: Array) -> Defines:
-    """Return the define that names the C type of a pool's winners."""
-    return {"WINNER": _WINNER[winner.dtype]}
+def c_types(**arrays: Array) -> Defines:
+    """Return the defines that name the C types of arrays, such as ``REAL=data, INDEX=indices``."""
+    return {name: _C_TYPES[array.dtype] for name, array in arrays.items()}
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -230,15 +198,11 @@ exponential on the chain of a recurrent step, and nothing here needs such number
 @cache
 def source(file: str) -> str:
     """Return the text of a file of ``cuda/`` with its ``#include "…"`` lines resolved: the compiler's input."""
-    folder = resources.files("sparsebp.kernels.device") / "cuda"
-    return _expand(folder, file)
-
-
-def _expand(folder: Traversable, file: str) -> str:
+    text = (resources.files("sparsebp.kernels.device") / "cuda" / file).read_text(encoding="utf-8")
     lines = [f'#line 1 "{file}"']
-    for number, line in enumerate((folder / file).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         header = _INCLUDE.fullmatch(line)
-        lines.append(f'{_expand(folder, header[1])}\n#line {number + 1} "{file}"' if header else line)
+        lines.append(f'{source(header[1])}\n#line {number + 1} "{file}"' if header else line)
     return "\n".join(lines) + "\n"
 
 

@@ -15,15 +15,14 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, UpdateRule
 from sparsebp.kernels.device.launch import (
     BLOCK,
-    WARP,
+    WARP_A_ROW,
     ByValue,
     Defines,
     Launcher,
     by_value,
+    c_types,
     ceil_div,
     check_int32,
-    real_define,
-    winner_define,
 )
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 
@@ -71,7 +70,7 @@ class OptimizerKernels(Launcher):
         columns, width = (params, grads, *buffers), len(UPDATE_OPTIONS[rule])
         sent = backend.device_of(options) == "cpu"
         numbers: Sequence[int] = steps.tolist() if sent else ()
-        name, define = f"{rule}_update", real_define(params[0])
+        name, define = f"{rule}_update", c_types(REAL=params[0])
         for part in self._parts(columns, width, numbers):
             table = np.zeros((_rows_a_launch(len(columns), width), width))
             if sent:
@@ -100,15 +99,16 @@ class OptimizerKernels(Launcher):
             sums = self.xp.empty(part.blocks, np.float64)
             args = (part.addresses, part.layout, part.number, sums)
             self._launch(_FILE, "chunk_squares", define, part.blocks, (BLOCK,), args)
-            block = (WARP, BLOCK // WARP)
-            grid = ceil_div(int(part.number), block[1])
-            self._launch(_FILE, "sum_chunks", define, grid, block, (part.layout, part.number, sums, out[part.rows]))
+            grid = ceil_div(int(part.number), WARP_A_ROW[1])
+            self._launch(
+                _FILE, "sum_chunks", define, grid, WARP_A_ROW, (part.layout, part.number, sums, out[part.rows])
+            )
 
     def _plain(self, arrays: Sequence[Array], check: Check) -> Iterator[tuple[_Part, Defines]]:
         if not self._look_right(arrays):
             check()
         if arrays:
-            define = real_define(arrays[0])
+            define = c_types(REAL=arrays[0])
             for part in self._parts((arrays,), 0, ()):
                 yield part, define
 
@@ -216,7 +216,7 @@ class PointwiseKernels(Launcher):
     def _channels(self, name: str, x: Array, blocks: int, *arrays: Array) -> None:
         check_int32(name, {"the elements of a channel": x.shape[0] * x.shape[2]})
         args = (*arrays, *map(np.int32, x.shape))
-        self._launch("pointwise.cu", name, real_define(x), blocks, (BLOCK,), args)
+        self._launch("pointwise.cu", name, c_types(REAL=x), blocks, (BLOCK,), args)
 
     def channel_track(
         self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
@@ -232,45 +232,35 @@ class PointwiseKernels(Launcher):
 
     def _numbers(self, name: str, like: Array, *args: Any) -> None:
         grid = ceil_div(len(like), BLOCK)
-        self._launch("pointwise.cu", name, real_define(like), grid, (BLOCK,), (*args, np.int32(len(like))))
+        self._launch("pointwise.cu", name, c_types(REAL=like), grid, (BLOCK,), (*args, np.int32(len(like))))
 
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """Every element between the limits; a thread an element."""
-        self._elements("clamp", low, high, out, x)
+        limit = out.dtype.type
+        self._elements("clamp", out, x, limit(low), limit(high))
 
     def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
         """The gradient where y lies above the lower limit and not above the upper one."""
-        self._elements("clamp_grad", low, high, out, gy, y)
-
-    def _elements(self, name: str, low: float, high: float, out: Array, *arrays: Array) -> None:
         limit = out.dtype.type
-        args = (*arrays, limit(low), limit(high), out, np.int64(out.size))
-        self._launch("pointwise.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+        self._elements("clamp_grad", out, gy, y, limit(low), limit(high))
 
     def gelu(self, x: Array, approximate: bool, out: Array) -> None:
         """Every element times its probability; a thread an element."""
-        self._activation("gelu", approximate, out, x)
+        self._elements("gelu", out, x, np.int32(approximate))
 
     def gelu_grad(self, gy: Array, x: Array, approximate: bool, out: Array) -> None:
         """The gradient times the slope; a thread an element."""
-        self._activation("gelu_grad", approximate, out, gy, x)
+        self._elements("gelu_grad", out, gy, x, np.int32(approximate))
 
-    def _activation(self, name: str, approximate: bool, out: Array, *arrays: Array) -> None:
-        args = (*arrays, np.int32(approximate), out, np.int64(out.size))
-        self._launch("pointwise.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+    def _elements(self, name: str, out: Array, *args: Any) -> None:
+        grid = ceil_div(out.size, BLOCK)
+        self._launch("pointwise.cu", name, c_types(REAL=out), grid, (BLOCK,), (*args, out, np.int64(out.size)))
 
     def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
         """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN."""
-        rows, classes = logits.shape
-        block = (WARP, BLOCK // WARP)
-        self._launch(
-            "pointwise.cu",
-            "softmax_cross_entropy",
-            real_define(logits),
-            ceil_div(rows, block[1]),
-            block,
-            (logits, target, losses, grad, np.int64(rows), np.int64(classes)),
-        )
+        grid = ceil_div(len(logits), WARP_A_ROW[1])
+        args = (logits, target, losses, grad, *map(np.int64, logits.shape))
+        self._launch("pointwise.cu", "softmax_cross_entropy", c_types(REAL=logits), grid, WARP_A_ROW, args)
 
 
 # Launchers of the kernels over sliding windows (``cuda/windows.cu``): a thread an element that is written.
@@ -325,7 +315,7 @@ class WindowKernels(Launcher):
         check_int32(name, {"the planes of x": prod(x.shape[:2]), "the elements of a plane": prod(x.shape[2:])})
         sizes = map(np.int32, (*x.shape, *columns.shape[1:4], *columns.shape[5:]))
         args = (source, out, np.int64(out.size), *sizes, *(np.int32(n) for option in options for n in option))
-        self._launch("windows.cu", name, real_define(x) | {"WINNER": "int"}, ceil_div(out.size, BLOCK), (BLOCK,), args)
+        self._launch("windows.cu", name, c_types(REAL=x) | {"WINNER": "int"}, ceil_div(out.size, BLOCK), (BLOCK,), args)
 
     def max_pool(
         self, x: Array, kernel: Axes, stride: Axes, before: Axes,
@@ -349,7 +339,7 @@ class WindowKernels(Launcher):
             *arrays, np.int64(size), *map(np.int32, (*x.shape[1:], *y.shape[1:])),
             *(np.int32(n) for option in options for n in option),
         )  # fmt: skip
-        defines = real_define(x) | winner_define(winner)
+        defines = c_types(REAL=x, WINNER=winner)
         self._launch("windows.cu", name, defines, ceil_div(size, BLOCK), (BLOCK,), args)
 
 

@@ -1,19 +1,18 @@
-"""Launchers of the recurrences: forms of the kernels, chunks, rows a lane; and every source with its defines."""
+"""Launchers of the recurrences: forms of the kernels, chunks, and rows a lane."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsebp.core.check import Array, Nonlinearity
 from sparsebp.core.errors import OptionError
-from sparsebp.kernels.device.launch import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
+from sparsebp.kernels.device.launch import MAX_THREADS, WARP, Defines, Launcher, c_types, ceil_div, thread_block
 from sparsebp.kernels.operands import WeightSums, multiply_sums
-from sparsebp.kernels.spec import HELD_INPUTS, MOST_INPUTS, room_for, room_for_sums
+from sparsebp.kernels.spec import MOST_INPUTS, room_for, room_for_sums
 
 # Rows of a chunk's matrix that a lane holds, chosen by the cycles of a step of the reduction.
 #
@@ -202,8 +201,103 @@ class Saved(NamedTuple):
         return self.w_hh.dtype
 
 
-class RecurrentLauncher(Launcher):
-    """Launches the kernels of any cell."""
+_RNN: dict[Nonlinearity, Cell] = {
+    "tanh": Cell("rnn", 1, 1, states=1, factors=2, defines={"RELU": 0}),
+    "relu": Cell("rnn", 1, 1, states=1, factors=2, defines={"RELU": 1}),
+}
+_GRU = Cell("gru", 3, 4, states=1, factors=5, defines={})
+_LSTM = Cell("lstm", 4, 4, states=2, factors=7, defines={})
+
+
+class RecurrentKernels(Launcher):
+    """Device side of the recurrences in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there.
+
+    Forward runs one block per sample, backward one per sample and chunk, Jacobians one per step and unit.
+
+    Raises
+    ------
+    OptionError
+        The hidden size exceeds the 1024 threads of a block, in a forward or a backward.
+    """
+
+    MOST_INPUTS = MOST_INPUTS
+
+    def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
+        """All that the kernels can."""
+        return MOST_INPUTS
+
+    def sums_for(self, gates: int, hidden: int, features: int, itemsize: int) -> tuple[int, int]:
+        """Sums are a sample's, in registers."""
+        return room_for_sums(SUM_REGISTERS, gates, hidden, features, itemsize), 1
+
+    def rnn_forward(
+        self, x: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array, w_ih: Array | None,
+        b_ih: Array | None, b_hh: Array | None,
+    ) -> None:  # fmt: skip
+        """See ``rnn_forward.cu``."""
+        self._forward(_RNN[nonlinearity], (x, w_ih, b_ih, b_hh), w_hh, (h0,), h)
+
+    def rnn_backward(
+        self, h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: Nonlinearity,
+        gz: Array | None, gh0: Array, chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
+        """See ``rnn.cu``."""
+        self._back_propagate(_RNN[nonlinearity], Saved((h,), w_hh, gy), (grad_h_n,), gz, (gh0,), chunks, sums)
+
+    def rnn_maps(self, h: Array, w_hh: Array, gy: Array | None, nonlinearity: Nonlinearity, maps: Array) -> None:
+        """The first phase of reduce-then-scan, of all chunks."""
+        self._reduce_all(_RNN[nonlinearity], Saved((h,), w_hh, gy), maps)
+
+    def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
+        """See ``rnn.cu``."""
+        self._jacobians(_RNN[nonlinearity], (h,), w_hh, out)
+
+    def gru_forward(
+        self, x: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array, w_ih: Array | None,
+        b_ih: Array | None, b_hh: Array | None,
+    ) -> None:  # fmt: skip
+        """See ``gru_forward.cu``."""
+        self._forward(_GRU, (x, w_ih, b_ih, b_hh), w_hh, (b_hn, h0), h, gates)
+
+    def gru_backward(
+        self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
+        ga: Array | None, gh0: Array, chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
+        """See ``gru.cu``."""
+        self._back_propagate(_GRU, Saved((h, h0, gates), w_hh, gy), (grad_h_n,), ga, (gh0,), chunks, sums)
+
+    def gru_maps(self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """The first phase of reduce-then-scan, of all chunks."""
+        self._reduce_all(_GRU, Saved((h, h0, gates), w_hh, gy), maps)
+
+    def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
+        """See ``gru.cu``."""
+        self._jacobians(_GRU, (h, h0, gates), w_hh, out)
+
+    def lstm_forward(
+        self, x: Array, w_hh: Array, h0: Array, c0: Array, h: Array, c: Array, gates: Array, w_ih: Array | None,
+        b_ih: Array | None, b_hh: Array | None,
+    ) -> None:  # fmt: skip
+        """See ``lstm_forward.cu``."""
+        self._forward(_LSTM, (x, w_ih, b_ih, b_hh), w_hh, (h0, c0), h, c, gates)
+
+    def lstm_backward(
+        self, c: Array, c0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
+        grad_c_n: Array | None, ga: Array | None, gh0: Array, gc0: Array, chunks: int, sums: WeightSums | None,
+    ) -> None:  # fmt: skip
+        """See ``lstm.cu``."""
+        last, initial = (grad_h_n, grad_c_n), (gh0, gc0)
+        self._back_propagate(_LSTM, Saved((c, c0, gates), w_hh, gy), last, ga, initial, chunks, sums)
+
+    def lstm_maps(self, c: Array, c0: Array, gates: Array, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """The first phase of reduce-then-scan, of all chunks."""
+        self._reduce_all(_LSTM, Saved((c, c0, gates), w_hh, gy), maps)
+
+    def lstm_jacobians(self, c: Array, c0: Array, gates: Array, w_hh: Array, out: Array) -> None:
+        """See ``lstm.cu``."""
+        self._jacobians(_LSTM, (c, c0, gates), w_hh, out)
+
+    # ---- what every cell shares --------------------------------------------------------------------------------------
 
     def _forward(
         self, cell: Cell, inputs: tuple[Array | None, ...], w_hh: Array, initial: tuple[Array, ...], *written: Array
@@ -225,7 +319,7 @@ class RecurrentLauncher(Launcher):
     def _jacobians(self, cell: Cell, saved: tuple[Array, ...], w_hh: Array, out: Array) -> None:
         steps, batch, hidden = saved[0].shape
         args = (*saved, w_hh, out, np.int32(batch), np.int32(hidden))
-        defines, grid = real_define(out) | {"HIDDEN": 1} | cell.defines, steps * hidden if batch else 0
+        defines, grid = c_types(REAL=out) | {"HIDDEN": 1} | cell.defines, steps * hidden if batch else 0
         self._launch(f"{cell.name}.cu", f"{cell.name}_jacobians", defines, grid, thread_block(batch), args)
 
     # ---- the way back ------------------------------------------------------------------------------------------------
@@ -323,16 +417,16 @@ class RecurrentLauncher(Launcher):
         return matrices, vectors
 
     def _reduce(self, cell: Cell, form: Defines, grid: int, threads: int, args: tuple[Any, ...], shared: int) -> None:
-        defines = real_define(args[0]) | cell.defines | form
+        defines = c_types(REAL=args[0]) | cell.defines | form
         self._launch(f"{cell.name}.cu", f"{cell.name}_reduce", defines, grid, (threads,), args, shared)
 
     def _combine_chunks(self, maps: tuple[Array | None, ...], carry: Array) -> None:
         """Launch the second phase: fill `carry` (chunks - 1, B, n) downwards from its last entry."""
         waiting, batch, side = carry.shape
         args = (*maps, carry, np.int32(batch), np.int32(side), np.int64(waiting + 1))
-        defines, threads, shared = real_define(carry) | {"HIDDEN": side}, 8 * WARP, 0
+        defines, threads, shared = c_types(REAL=carry) | {"HIDDEN": side}, 8 * WARP, 0
         if len(maps) == 2:  # matrices and vectors
-            defines, threads = real_define(carry), min(ceil_div(side, WARP) * WARP, MAX_THREADS)
+            defines, threads = c_types(REAL=carry), min(ceil_div(side, WARP) * WARP, MAX_THREADS)
             shared = 2 * side * carry.dtype.itemsize
         self._launch("scan.cu", "scan_combine", defines, batch if waiting > 1 else 0, (threads,), args, shared)
 
@@ -363,7 +457,7 @@ class RecurrentLauncher(Launcher):
         sizes = (hidden, sums.x.shape[2], room, cell.gates, cell.columns)
         args = (parts, *sums[2:], np.int64(count), *map(np.int32, sizes))
         grid = ceil_div(values * hidden, entries)
-        self._launch("weight_sums.cu", "sum_weights", real_define(parts), grid, (entries, rows), args)
+        self._launch("weight_sums.cu", "sum_weights", c_types(REAL=parts), grid, (entries, rows), args)
 
     # ---- forms -------------------------------------------------------------------------------------------------------
 
@@ -379,7 +473,7 @@ class RecurrentLauncher(Launcher):
             The hidden size exceeds the threads of a block.
         """
         hidden, itemsize = w_hh.shape[-1], w_hh.dtype.itemsize
-        defines = real_define(w_hh)
+        defines = c_types(REAL=w_hh)
         weights = fold * outputs * hidden
         threads = ceil_div(hidden, WARP) * WARP
         state = (2 * fold * threads + beside) * itemsize
@@ -389,18 +483,18 @@ class RecurrentLauncher(Launcher):
         if in_registers(weights, hidden, itemsize, outputs * inputs):
             return UnitForm(defines | {"HIDDEN": hidden}, threads, state, False)
         staged = _padded(weights * hidden, itemsize) * itemsize + state
-        fits = staged <= self.shared_limit
+        fits = staged <= self.loader.max_shared_memory
         return UnitForm(defines | {"STAGED": int(fits)}, threads, staged if fits else state, True)
 
     def _rows_a_lane(self, layer: Layer, maps: int) -> int:
-        return rows_a_lane(layer, maps, Gpu(self.multiprocessors, self.double_cost))
+        return rows_a_lane(layer, maps, Gpu(self.loader.multiprocessors, self.loader.double_cost))
 
     def _block_rows(self, cell: Cell, hidden: int, itemsize: int) -> tuple[int, int, int]:
         """Return warps a block, rows a warp and bytes of shared memory for the reduction at any hidden size."""
         for warps, rows in ((8, 4), (8, 2), (8, 1), (4, 1), (2, 1), (1, 1)):
             held = (1 + cell.states) * warps * rows * _padded(hidden, itemsize)
             shared = (held + cell.factors * hidden) * itemsize
-            if shared <= self.shared_limit:
+            if shared <= self.loader.max_shared_memory:
                 break
         return warps, rows, shared
 
@@ -436,228 +530,3 @@ def _warp_bytes(cell: Cell, hidden: int, rows: int, itemsize: int) -> int:
     if cell.name == "gru":
         return (apart + exchange + 11 * values + 3 * hidden * hidden) * itemsize
     return (apart + square + exchange + 16 * values + 3 * hidden * hidden) * itemsize
-
-
-_RNN: dict[Nonlinearity, Cell] = {
-    "tanh": Cell("rnn", 1, 1, states=1, factors=2, defines={"RELU": 0}),
-    "relu": Cell("rnn", 1, 1, states=1, factors=2, defines={"RELU": 1}),
-}
-_GRU = Cell("gru", 3, 4, states=1, factors=5, defines={})
-_LSTM = Cell("lstm", 4, 4, states=2, factors=7, defines={})
-
-
-class RecurrentKernels(RecurrentLauncher):
-    """Device side of the recurrences in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there.
-
-    Forward runs one block per sample, backward one per sample and chunk, Jacobians one per step and unit.
-
-    Raises
-    ------
-    OptionError
-        The hidden size exceeds the 1024 threads of a block, in a forward or a backward.
-    """
-
-    MOST_INPUTS = MOST_INPUTS
-
-    def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
-        """All that the kernels can."""
-        return MOST_INPUTS
-
-    def sums_for(self, gates: int, hidden: int, features: int, itemsize: int) -> tuple[int, int]:
-        """Sums are a sample's, in registers."""
-        return room_for_sums(SUM_REGISTERS, gates, hidden, features, itemsize), 1
-
-    def rnn_forward(
-        self, x: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array, w_ih: Array | None,
-        b_ih: Array | None, b_hh: Array | None,
-    ) -> None:  # fmt: skip
-        """See ``rnn_forward.cu``."""
-        self._forward(_RNN[nonlinearity], (x, w_ih, b_ih, b_hh), w_hh, (h0,), h)
-
-    def rnn_backward(
-        self, h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: Nonlinearity,
-        gz: Array | None, gh0: Array, chunks: int, sums: WeightSums | None,
-    ) -> None:  # fmt: skip
-        """See ``rnn.cu``."""
-        self._back_propagate(_RNN[nonlinearity], Saved((h,), w_hh, gy), (grad_h_n,), gz, (gh0,), chunks, sums)
-
-    def rnn_maps(self, h: Array, w_hh: Array, gy: Array | None, nonlinearity: Nonlinearity, maps: Array) -> None:
-        """The first phase of reduce-then-scan, of all chunks."""
-        self._reduce_all(_RNN[nonlinearity], Saved((h,), w_hh, gy), maps)
-
-    def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
-        """See ``rnn.cu``."""
-        self._jacobians(_RNN[nonlinearity], (h,), w_hh, out)
-
-    def gru_forward(
-        self, x: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array, w_ih: Array | None,
-        b_ih: Array | None, b_hh: Array | None,
-    ) -> None:  # fmt: skip
-        """See ``gru_forward.cu``."""
-        self._forward(_GRU, (x, w_ih, b_ih, b_hh), w_hh, (b_hn, h0), h, gates)
-
-    def gru_backward(
-        self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
-        ga: Array | None, gh0: Array, chunks: int, sums: WeightSums | None,
-    ) -> None:  # fmt: skip
-        """See ``gru.cu``."""
-        self._back_propagate(_GRU, Saved((h, h0, gates), w_hh, gy), (grad_h_n,), ga, (gh0,), chunks, sums)
-
-    def gru_maps(self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """The first phase of reduce-then-scan, of all chunks."""
-        self._reduce_all(_GRU, Saved((h, h0, gates), w_hh, gy), maps)
-
-    def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
-        """See ``gru.cu``."""
-        self._jacobians(_GRU, (h, h0, gates), w_hh, out)
-
-    def lstm_forward(
-        self, x: Array, w_hh: Array, h0: Array, c0: Array, h: Array, c: Array, gates: Array, w_ih: Array | None,
-        b_ih: Array | None, b_hh: Array | None,
-    ) -> None:  # fmt: skip
-        """See ``lstm_forward.cu``."""
-        self._forward(_LSTM, (x, w_ih, b_ih, b_hh), w_hh, (h0, c0), h, c, gates)
-
-    def lstm_backward(
-        self, c: Array, c0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
-        grad_c_n: Array | None, ga: Array | None, gh0: Array, gc0: Array, chunks: int, sums: WeightSums | None,
-    ) -> None:  # fmt: skip
-        """See ``lstm.cu``."""
-        last, initial = (grad_h_n, grad_c_n), (gh0, gc0)
-        self._back_propagate(_LSTM, Saved((c, c0, gates), w_hh, gy), last, ga, initial, chunks, sums)
-
-    def lstm_maps(self, c: Array, c0: Array, gates: Array, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """The first phase of reduce-then-scan, of all chunks."""
-        self._reduce_all(_LSTM, Saved((c, c0, gates), w_hh, gy), maps)
-
-    def lstm_jacobians(self, c: Array, c0: Array, gates: Array, w_hh: Array, out: Array) -> None:
-        """See ``lstm.cu``."""
-        self._jacobians(_LSTM, (c, c0, gates), w_hh, out)
-
-
-# Every source file with representative sets of defines, all of which a test compiles.
-
-_REALS = ("float", "double")
-_INDICES = ("int", "long long")
-_HIDDEN = (1, 7, 20, 32)
-
-
-def _csr() -> list[Defines]:
-    return [{"REAL": real, "INDEX": index} for real, index in product(_REALS, _INDICES)]
-
-
-def _spgemm() -> list[Defines]:
-    return [one | {"POSITION": position} for one in _csr() for position in ("unsigned short", "unsigned int")]
-
-
-def _plain() -> list[Defines]:
-    return [{"REAL": real} for real in _REALS]
-
-
-def _units(largest: dict[str, int]) -> list[Defines]:
-    """Sizes of one warp, the largest with weights in registers, and the streamed form."""
-    sets: list[Defines] = []
-    for real in _REALS:
-        sets += [{"REAL": real, "HIDDEN": hidden} for hidden in (*_HIDDEN, largest[real]) if hidden <= largest[real]]
-        sets += [{"REAL": real, "STAGED": staged} for staged in (0, 1)]
-    return sets
-
-
-def _sums(gates: int) -> list[Defines]:
-    """Backward with sums of weight gradients: for each room for inputs the largest size, and size 20."""
-    sets: list[Defines] = []
-    for inputs in HELD_INPUTS:
-        fits = [h for h in range(1, 129) if room_for_sums(SUM_REGISTERS, gates, h, inputs, itemsize=4)]
-        for hidden in sorted({min(20, fits[-1]), fits[-1]}):
-            form: Defines = {"REAL": "float", "HIDDEN": hidden, "INPUTS": inputs}
-            sets += [form, form | {"ROWS": 2}] if hidden <= WARP else [form]
-    return sets
-
-
-def _reductions(largest: dict[str, int], registers: int) -> list[Defines]:
-    """The warp form with few and many rows a lane, and the block form."""
-    rows = {
-        "float": {1: (1,), 7: (1, 2), 20: (1, 2, 4, 5), 32: (1, 3, 4)},
-        "double": {1: (1,), 7: (2,), 20: (1, 2, 3), 32: (2,)},
-    }
-    sets: list[Defines] = []
-    for real in _REALS:
-        for hidden in _HIDDEN:
-            for count in rows[real][hidden]:
-                size = min(hidden, largest[real])
-                if count * size * (2 if real == "double" else 1) <= registers:
-                    sets.append({"REAL": real, "HIDDEN": size, "ROWS": count})
-    return sets + _block_reductions()
-
-
-def _block_reductions() -> list[Defines]:
-    return [{"REAL": real, "ROWS": count} for real in _REALS for count in (1, 2, 4)]
-
-
-def _lstm_reductions() -> list[Defines]:
-    """As `_reductions`, of twice as many rows: they take two lanes a unit, or two rows a lane."""
-    rows: dict[str, dict[int, tuple[int, ...]]] = {
-        "float": {1: (1,), 7: (1, 4), 16: (1,), 20: (2, 3), 32: (2,)},
-        "double": {1: (1,), 7: (2,), 16: (1,), 18: (2,)},
-    }
-    sets: list[Defines] = []
-    for real in _REALS:
-        for hidden, counts in rows[real].items():
-            sets += [{"REAL": real, "HIDDEN": hidden, "ROWS": count} for count in counts]
-    return sets + _block_reductions()
-
-
-def _combinations() -> list[Defines]:
-    """Sizes of a state: hidden sizes, and twice as much, an LSTM's."""
-    sizes = {"float": (*_HIDDEN, 40, 64), "double": (*_HIDDEN, 36)}
-    sets: list[Defines] = [{"REAL": real, "HIDDEN": size} for real in _REALS for size in sizes[real]]
-    return sets + _plain()
-
-
-def _elman(sets: list[Defines]) -> list[Defines]:
-    """tanh for all, relu for one size and one block form: it differs in a line."""
-    relu = [one for one in sets if one.get("HIDDEN") == 20 or one.get("ROWS", one.get("STAGED")) == 1]
-    return [one | {"RELU": 0} for one in sets] + [one | {"RELU": 1} for one in relu if one["REAL"] == "float"]
-
-
-def _forward(sets: list[Defines], left_out: Defines | None = None) -> list[Defines]:
-    """The projected input for all; the input itself in three sizes, in the largest alone where weights are streamed."""
-    sized = [one | {"INPUTS": inputs} for one in sets for inputs in (1, 4, 8) if inputs == 8 or one.get("HIDDEN") == 20]
-    return sets + [one for one in sized if one != left_out]
-
-
-def _windows() -> list[Defines]:
-    return [one | {"WINNER": winner} for one in _plain() for winner in ("unsigned char", "int")]
-
-
-def _pool() -> list[Defines]:
-    return [one | {"WINNER": winner} for one in _csr() for winner in ("unsigned char", "int")]
-
-
-SOURCES: dict[str, list[Defines]] = {
-    "csr.cu": _csr(),
-    "spgemm.cu": _spgemm(),
-    "pool.cu": _pool(),
-    "spgemm_pairs.cu": [one | {"WORD": word} for one in _plain() for word in ("unsigned int", "unsigned long long")],
-    "spgemm_rows.cu": _csr(),
-    "windows.cu": _windows(),
-    "pointwise.cu": _plain(),
-    "dense.cu": _plain(),
-    "optimizers.cu": _plain(),
-    "rnn_forward.cu": _elman(_forward(_units({"float": 128, "double": 72}))),
-    "gru_forward.cu": _forward(_units({"float": 48, "double": 24}), {"REAL": "double", "HIDDEN": 24, "INPUTS": 8}),
-    "rnn.cu": _elman(
-        _units({"float": 128, "double": 72}) + _reductions({"float": 32, "double": 32}, ROW_REGISTERS["rnn"]) + _sums(1)
-    ),
-    "gru.cu": _units({"float": 48, "double": 24})
-    + _reductions({"float": 32, "double": 24}, ROW_REGISTERS["gru"])
-    + _sums(3),
-    "lstm_forward.cu": [
-        *_forward(_units({"float": 36, "double": 18}), {"REAL": "double", "HIDDEN": 18, "INPUTS": 8}),
-        {"REAL": "double", "HIDDEN": 18, "INPUTS": 4},
-    ],
-    "lstm.cu": _units({"float": 36, "double": 18}) + _lstm_reductions() + _sums(4),
-    "scan.cu": _combinations(),
-    "weight_sums.cu": _plain(),
-}
-"""File name to the list of define sets, each ``{name: value}``."""

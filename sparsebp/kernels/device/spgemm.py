@@ -7,25 +7,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.check import SLOPES, Array
-from sparsebp.kernels.device.launch import (
-    BLOCK,
-    WARP,
-    Defines,
-    Launcher,
-    ceil_div,
-    position_define,
-    real_define,
-    step,
-    thread_block,
-    types,
-    winner_define,
-    word_define,
-)
+from sparsebp.kernels.device.launch import BLOCK, WARP, WARP_A_ROW, Launcher, c_types, ceil_div, step, thread_block
 from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, RowShapes, Runs, Terms
 
 # Launchers of the CSR kernels (``cuda/csr.cu``).
-
-_WARP_A_ROW = (WARP, BLOCK // WARP)
 
 
 class CsrKernels(Launcher):
@@ -77,14 +62,12 @@ class CsrKernels(Launcher):
     def _of_one(self, name: str, indptr: Array, data: Array, *arrays: Array | None) -> None:
         """Launch a warp a row, for one sample."""
         rows = len(indptr) - 1
-        grid = ceil_div(rows, _WARP_A_ROW[1])
-        self._launch("csr.cu", name, types(data, indptr), grid, _WARP_A_ROW, (*arrays, np.int64(rows)))
+        grid = ceil_div(rows, WARP_A_ROW[1])
+        self._launch("csr.cu", name, c_types(REAL=data, INDEX=indptr), grid, WARP_A_ROW, (*arrays, np.int64(rows)))
 
     def _batched(self, name: str, data: Array, index: Array, count: int, batch: int, *args: Any) -> None:
         """Launch one thread per row or entry (there are `count`) and sample."""
-        block = thread_block(batch)
-        grid = ceil_div(count, block[1]) if batch else 0
-        self._launch("csr.cu", name, types(data, index), grid, block, (*args, np.int64(count), np.int32(batch)))
+        self._launch_entries("csr.cu", name, c_types(REAL=data, INDEX=index), args, count, batch)
 
 
 _ROW_BYTES = 12 * 1024
@@ -96,9 +79,8 @@ class SpgemmKernels(Launcher):
 
     def spgemm_positions(self, rows: Rows, places: Places, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""
-        defines = types(a_data, rows.a_indptr) | position_define(places.positions)
         capacity = (np.int32(_ROW_BYTES // out.dtype.itemsize),)
-        self._rows("spgemm.cu", "spgemm_positions", defines, WARP, (*rows, *places[:-1]), a_data, b_data, out, capacity)
+        self._rows("spgemm_positions", WARP, (*rows, *places[:-1]), a_data, b_data, out, places.positions, capacity)
 
     def spgemm_pairs(self, pairs: Pairs, a_data: Array, b_data: Array, out: Array) -> None:
         """A block a tile of C and tile of the batch; the order of the entries is for the host."""
@@ -107,58 +89,49 @@ class SpgemmKernels(Launcher):
         tiles = ceil_div(batch, block[0])
         values = (a_data, step(a_data, batch), b_data, step(b_data, batch), out)
         args = (pairs.words, pairs.starts, pairs.lengths, pairs.tiles, np.int32(pairs.shift), *values)
-        defines = real_define(a_data) | word_define(pairs.words)
+        defines = c_types(REAL=a_data, WORD=pairs.words)
         grid = (len(pairs.tiles) - 1) * tiles
         self._launch("spgemm_pairs.cu", "spgemm_pairs", defines, grid, block, (*args, np.int32(batch), np.int32(tiles)))
 
     def spgemm_select_rows(self, rows: Rows, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""
-        defines = types(a_data, rows.a_indptr)
-        self._rows("spgemm_rows.cu", "spgemm_select_rows", defines, WARP, rows, a_data, b_data, out)
+        self._rows("spgemm_select_rows", WARP, rows, a_data, b_data, out)
 
     def spgemm_select_columns(self, terms: Terms, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""
-        defines = types(a_data, terms.product_ptr) | position_define(terms.positions)
-        self._rows("spgemm.cu", "spgemm_select_columns", defines, WARP, terms[:-1], a_data, b_data, out)
+        self._rows("spgemm_select_columns", WARP, terms[:-1], a_data, b_data, out, terms.positions)
 
     def spgemm_runs(self, rows: Rows, runs: Runs, a_data: Array, b_data: Array, out: Array) -> None:
         """A block a row of C and tile of the batch."""
-        defines = types(a_data, rows.a_indptr) | position_define(runs.starts)
-        self._rows("spgemm.cu", "spgemm_runs", defines, BLOCK, (*rows, *runs[:-1]), a_data, b_data, out)
+        self._rows("spgemm_runs", BLOCK, (*rows, *runs[:-1]), a_data, b_data, out, runs.starts)
 
     def spgemm_blocks(self, rows: Rows, blocks: Blocks, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""
-        defines = types(a_data, rows.a_indptr) | position_define(blocks.positions)
         sizes = (np.int32(size) for size in (blocks.m, blocks.k, blocks.n))
         arrays = (*rows, blocks.product_ptr, blocks.positions, *sizes)
-        self._rows("spgemm.cu", "spgemm_blocks", defines, WARP, arrays, a_data, b_data, out)
+        self._rows("spgemm_blocks", WARP, arrays, a_data, b_data, out, blocks.positions)
 
     def spgemm_accumulate(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch; places are searched in C's row."""
         arrays = (*rows, columns.b_indices, columns.c_indices)
-        defines = types(a_data, rows.a_indptr)
-        self._rows("spgemm_rows.cu", "spgemm_accumulate", defines, WARP, arrays, a_data, b_data, out)
+        self._rows("spgemm_accumulate", WARP, arrays, a_data, b_data, out)
 
     def spgemm_filled(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
         """As `spgemm_accumulate`: checking first whether all values are finite would mean waiting for the device."""
         self.spgemm_accumulate(rows, columns, a_data, b_data, out)
 
     def _rows(
-        self,
-        file: str,
-        name: str,
-        defines: Defines,
-        threads: int,
-        arrays: tuple[Any, ...],
-        a_data: Array,
-        b_data: Array,
-        out: Array,
-        capacity: tuple[np.int32, ...] = (),
-    ) -> None:
+        self, name: str, threads: int, arrays: tuple[Any, ...], a_data: Array, b_data: Array, out: Array,
+        positions: Array | None = None, capacity: tuple[np.int32, ...] = (),
+    ) -> None:  # fmt: skip
         """Launch a block of `threads` a row of C and tile of the batch; the first of `arrays` has m + 1 entries.
 
-        `capacity`: how many sums fit in the shared memory of a kernel that has some.
+        Kernels with stored `positions` are in ``spgemm.cu``, the others in ``spgemm_rows.cu``. `capacity`: how many
+        sums fit in the shared memory of a kernel that has some.
         """
+        file, defines = "spgemm_rows.cu", c_types(REAL=a_data, INDEX=arrays[0])
+        if positions is not None:
+            file, defines = "spgemm.cu", defines | c_types(POSITION=positions)
         batch = out.shape[1]
         block = thread_block(batch, threads)
         tiles = ceil_div(batch, block[0])
@@ -176,27 +149,18 @@ class ValueKernels(Launcher):
 
     def pointwise_slopes(self, kept: Array, function: str, out: Array) -> None:
         """Slopes, transposed to batch last; in tiles, or element by element for one sample."""
-        batch = out.shape[-1]
-        size, code = out.shape[0], np.int32(SLOPES.index(function))
+        size, batch = out.shape
+        defines, code = c_types(REAL=out), np.int32(SLOPES.index(function))
         if batch == 1:
-            args: tuple[object, ...] = (kept, code, out, np.int64(size))
-            self._launch(
-                "pointwise.cu", "pointwise_slopes_single", real_define(out), ceil_div(size, BLOCK), (BLOCK,), args
-            )
+            args: tuple[Any, ...] = (kept, code, out, np.int64(size))
+            self._launch("pointwise.cu", "pointwise_slopes_single", defines, ceil_div(size, BLOCK), (BLOCK,), args)
         else:
             tiles = ceil_div(size, WARP)
             args = (kept, code, out, np.int64(size), np.int64(batch), np.int64(tiles))
-            grid, block = tiles * ceil_div(batch, WARP), (WARP, BLOCK // WARP)
-            self._launch("pointwise.cu", "pointwise_slopes", real_define(out), grid, block, args)
+            self._launch("pointwise.cu", "pointwise_slopes", defines, tiles * ceil_div(batch, WARP), WARP_A_ROW, args)
 
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
-        batch = out.shape[-1]
-        block, entries = thread_block(batch), out.shape[0]
-        args = (
-            winner, np.int64(winner.shape[1]), window, offset, np.int64(windows), np.int64(taps), out,
-            np.int64(entries), np.int32(batch),
-        )  # fmt: skip
-        grid = ceil_div(entries, block[1]) if batch else 0
-        defines = types(out, window) | winner_define(winner)
-        self._launch("pool.cu", "max_pool_values", defines, grid, block, args)
+        args = (winner, np.int64(winner.shape[1]), window, offset, np.int64(windows), np.int64(taps), out)
+        defines = c_types(REAL=out, INDEX=window, WINNER=winner)
+        self._launch_entries("pool.cu", "max_pool_values", defines, args, *out.shape)

@@ -71,6 +71,12 @@ __device__ __forceinline__ int64 step_of(const Layout& layout, const int64* own,
     return own ? own[row] : layout.step[row];
 }
 
+// The arguments of every rule's kernel.
+#define UPDATE_ARGUMENTS(Rule) \
+    const __grid_constant__ Rule::Addresses addresses, const __grid_constant__ Rule::Layout layout, \
+    const __grid_constant__ Rule::Options options, const double* __restrict__ own_options, \
+    const int64* __restrict__ own_steps, int n
+
 #define FOR_EACH(i, piece) for (int i = threadIdx.x; i < piece.count; i += blockDim.x)
 
 // The gradient that a rule sees: negated to go uphill, with the decay added. Without decay, an infinite parameter must
@@ -92,10 +98,7 @@ __device__ __forceinline__ double warp_total(double value) {
 
 // Bytes: parameter and buffer read and written, gradient read. Options: lr, momentum, dampening, weight_decay, nesterov,
 // maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) sgd_update(
-    const __grid_constant__ Sgd::Addresses addresses, const __grid_constant__ Sgd::Layout layout,
-    const __grid_constant__ Sgd::Options options, const double* __restrict__ own_options,
-    const int64* __restrict__ own_steps, int n) {
+extern "C" __global__ void __launch_bounds__(256, 4) sgd_update(UPDATE_ARGUMENTS(Sgd)) {
     __shared__ double o[Sgd::options];
     const Piece<Sgd> piece(addresses, layout, n);
     choose<Sgd>(o, options, own_options, piece.row);
@@ -118,10 +121,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) sgd_update(
 
 // Bytes: parameter and two or three buffers read and written, gradient read. Options: lr, beta1, beta2, eps,
 // weight_decay, decoupled, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) adam_update(
-    const __grid_constant__ Adam::Addresses addresses, const __grid_constant__ Adam::Layout layout,
-    const __grid_constant__ Adam::Options options, const double* __restrict__ own_options,
-    const int64* __restrict__ own_steps, int n) {
+extern "C" __global__ void __launch_bounds__(256, 4) adam_update(UPDATE_ARGUMENTS(Adam)) {
     __shared__ real corrections[2];
     __shared__ double o[Adam::options];
     const Piece<Adam> piece(addresses, layout, n);
@@ -175,10 +175,7 @@ __device__ __forceinline__ void nadam_factors(
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
 // decoupled, maximize, momentum_decay.
-extern "C" __global__ void __launch_bounds__(256, 4) nadam_update(
-    const __grid_constant__ Nadam::Addresses addresses, const __grid_constant__ Nadam::Layout layout,
-    const __grid_constant__ Nadam::Options options, const double* __restrict__ own_options,
-    const int64* __restrict__ own_steps, int n) {
+extern "C" __global__ void __launch_bounds__(256, 4) nadam_update(UPDATE_ARGUMENTS(Nadam)) {
     __shared__ real factors[2], correction;
     __shared__ double o[Nadam::options];
     const Piece<Nadam> piece(addresses, layout, n);
@@ -208,10 +205,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) nadam_update(
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
 // decoupled, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) radam_update(
-    const __grid_constant__ Radam::Addresses addresses, const __grid_constant__ Radam::Layout layout,
-    const __grid_constant__ Radam::Options options, const double* __restrict__ own_options,
-    const int64* __restrict__ own_steps, int n) {
+extern "C" __global__ void __launch_bounds__(256, 4) radam_update(UPDATE_ARGUMENTS(Radam)) {
     __shared__ real corrections[2];
     __shared__ double o[Radam::options];
     const Piece<Radam> piece(addresses, layout, n);
@@ -243,10 +237,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) radam_update(
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
 // maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) adamax_update(
-    const __grid_constant__ Adamax::Addresses addresses, const __grid_constant__ Adamax::Layout layout,
-    const __grid_constant__ Adamax::Options options, const double* __restrict__ own_options,
-    const int64* __restrict__ own_steps, int n) {
+extern "C" __global__ void __launch_bounds__(256, 4) adamax_update(UPDATE_ARGUMENTS(Adamax)) {
     __shared__ real correction;
     __shared__ double o[Adamax::options];
     const Piece<Adamax> piece(addresses, layout, n);
@@ -269,10 +260,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) adamax_update(
 }
 
 // Bytes: parameter and buffer read and written, gradient read. Options: lr, lr_decay, eps, weight_decay, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) adagrad_update(
-    const __grid_constant__ Adagrad::Addresses addresses, const __grid_constant__ Adagrad::Layout layout,
-    const __grid_constant__ Adagrad::Options options, const double* __restrict__ own_options,
-    const int64* __restrict__ own_steps, int n) {
+extern "C" __global__ void __launch_bounds__(256, 4) adagrad_update(UPDATE_ARGUMENTS(Adagrad)) {
     __shared__ double o[Adagrad::options];
     const Piece<Adagrad> piece(addresses, layout, n);
     choose<Adagrad>(o, options, own_options, piece.row);
@@ -289,10 +277,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) adagrad_update(
 }
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, rho, eps, weight_decay, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) adadelta_update(
-    const __grid_constant__ Adadelta::Addresses addresses, const __grid_constant__ Adadelta::Layout layout,
-    const __grid_constant__ Adadelta::Options options, const double* __restrict__ own_options,
-    const int64* __restrict__ own_steps, int n) {
+extern "C" __global__ void __launch_bounds__(256, 4) adadelta_update(UPDATE_ARGUMENTS(Adadelta)) {
     __shared__ double o[Adadelta::options];
     const Piece<Adadelta> piece(addresses, layout, n);
     choose<Adadelta>(o, options, own_options, piece.row);
@@ -313,10 +298,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) adadelta_update(
 
 // Bytes: parameter and one to three buffers read and written, gradient read. Options: lr, alpha, eps, weight_decay,
 // momentum, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) rmsprop_update(
-    const __grid_constant__ Rmsprop::Addresses addresses, const __grid_constant__ Rmsprop::Layout layout,
-    const __grid_constant__ Rmsprop::Options options, const double* __restrict__ own_options,
-    const int64* __restrict__ own_steps, int n) {
+extern "C" __global__ void __launch_bounds__(256, 4) rmsprop_update(UPDATE_ARGUMENTS(Rmsprop)) {
     __shared__ double o[Rmsprop::options];
     const Piece<Rmsprop> piece(addresses, layout, n);
     choose<Rmsprop>(o, options, own_options, piece.row);
