@@ -25,7 +25,7 @@ from sparsebp.comm.transport import (
     sum_in_order,
 )
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_flag, check_integer, check_number, shown
+from sparsebp.core.check import Array, check_flag, check_number, shown
 from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.core.locks import forkable_event, forkable_lock
 

@@ -528,12 +528,15 @@ class Actions:
             return
         grads = step.grads = {name: step.grads[name] for name in self.names}
         self._look(step, grads)
-        if self.clip_norm is None:
+        self._clip(step, grads)
+
+    def _clip(self, step: Step, grads: dict[str, Array]) -> None:
+        if self.clip_norm is None or not grads:
             return
-        if later is None:
+        if step.later is None:
             clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
         else:
-            clip_on_device(grads, self.clip_norm, [sums for _, sums in later.sums])
+            clip_on_device(grads, self.clip_norm, [sums for _, sums in step.later.sums])
 
     def update(self, names: Sequence[str], *, gathered: bool) -> Run:
         """U: update some parameters, and free their gradients. Without `gather` each gradient is checked here."""

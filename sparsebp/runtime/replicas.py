@@ -19,19 +19,9 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag
 from sparsebp.core.errors import OptionError, ScheduleError, TransportError
 from sparsebp.nn.init import Rows, rows_of
-from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
+from sparsebp.optim.optimizer import square_sums
 from sparsebp.optim.sharded import PieceOptimizer
-from sparsebp.runtime.actions import (
-    Actions,
-    Batch,
-    Run,
-    Stages,
-    Step,
-    Watch,
-    in_sequence,
-    is_ours,
-    trained_parameters,
-)
+from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, in_sequence, is_ours, trained_parameters
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.launch import check_marks, check_same, checksums, mark_of, options_of
 from sparsebp.runtime.program import parts_in
@@ -483,10 +473,7 @@ class ShardedActions(ReplicaActions):
             return
         grads = self.buckets.summed(self.buckets.all)
         self._look_at(step, self.stages.names, grads)
-        if step.later is None:
-            clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
-        elif grads:
-            clip_on_device(grads, self.clip_norm, [sums for _, sums in step.later.sums])
+        self._clip(step, grads)
 
     def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update the buckets of some parameters, unless they are updated already."""
@@ -736,6 +723,7 @@ def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
                           got=", ".join(lane.stream for lane in compute))  # fmt: skip
     graph = replace(schedule.graph, synchronised=False)
     return sent, blocking, replace(schedule, graph=graph, lanes=compute)
+
 
 # Reverse first-k scheduling that searches k with costs measured during training.
 
