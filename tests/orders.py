@@ -1,13 +1,20 @@
-"""Models, optimizers and a plain training loop, for the tests of orders: every order must give what the loop gives."""
+"""Models, optimizers and a plain training loop, for the tests of orders: every order must give what the loop gives.
+
+States of models and optimizers, and their comparison, are here for the tests on several ranks, too.
+"""
 
 from __future__ import annotations
+
+import hashlib
 
 import numpy as np
 
 from sparsebp import models, nn, optim
 from sparsebp.data import ArrayDataset, epoch_order
 from sparsebp.optim import clip_grad_norm, global_norm
+from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import Action, Schedule
+from sparsebp.schedule.builders import conventional
 
 IMAGES = np.random.default_rng(5).standard_normal((22, 2, 6, 6)).astype(np.float32)
 SEQUENCES = np.random.default_rng(6).standard_normal((22, 5, 3)).astype(np.float32)
@@ -101,6 +108,12 @@ OPTIMIZERS = {
 }  # fmt: skip
 
 
+def order_for(model, build=conventional, **options):
+    """Return the schedule of a builder for a model, by default the conventional one."""
+    stages = Stages(model)
+    return build(stages=len(stages), unweighted=stages.unweighted, **options)
+
+
 def random_order(rng, graph, streams, first):
     """Return a random schedule of one worker: a topological order, micro-batches ascending, split over two streams."""
     waiting = list(graph.required())
@@ -166,3 +179,23 @@ def assert_same(got, want):
     assert got.keys() == want.keys()
     for name, value in want.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def assert_close(got, want, rtol, atol=None):
+    """Compare states; whatever is no array must be equal."""
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_allclose(got[name], value, rtol, rtol if atol is None else atol, err_msg=name)
+        else:
+            assert got[name] == value, name
+
+
+def digest(state, running=True):
+    """Return a digest of all names and values of a state, with or without running statistics."""
+    found = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        if running or not ("running" in name or "tracked" in name):
+            found.update(f"{name} {value if np.ndim(value) == 0 else ''}".encode())
+            found.update(np.asarray(value).tobytes())
+    return found.hexdigest()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+import orders
+from orders import digest, state_of
 from sparsebp import models, nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
@@ -16,7 +17,7 @@ from sparsebp.runtime.actions import Stages, trained_parameters
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import build, conventional
+from sparsebp.schedule.builders import build
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "fast-forward", "modulo")
 
@@ -77,11 +78,20 @@ def schedule_of(name: str, model: Any, workers: int, microbatches: int, **option
                  **options)  # fmt: skip
 
 
-def state_of(model: Any, optimizer: Any) -> dict[str, Any]:
-    """Return the state of both."""
-    return {f"m.{k}": v for k, v in model.state_dict().items()} | {
-        f"o.{k}": v for k, v in optimizer.state_dict().items()
-    }
+def momentum(model: Any) -> optim.SGD:
+    """Return SGD with momentum."""
+    return optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def executor(
+    model: Any, schedule: Schedule | str, transport: Transport, microbatches: int = 2, optimizer: Any = None,
+    **options: Any,
+) -> PipelineExecutor:  # fmt: skip
+    """Return a rank's executor, by default with momentum; the schedule is one, or a builder's name."""
+    if isinstance(schedule, str):
+        schedule = schedule_of(schedule, model, transport.size, microbatches)
+    parts = model, nn.CrossEntropyLoss(), optimizer or momentum(model)
+    return PipelineExecutor(*parts, schedule, transport, **options)
 
 
 Numbers = list[tuple[float, float]]
@@ -90,16 +100,15 @@ Numbers = list[tuple[float, float]]
 def alone(
     make: Callable[[], Any], make_optimizer: Callable[[Any], Any], steps: list[list[Any]], **options: Any
 ) -> tuple[Numbers, dict[str, Any]]:
-    """Run steps on one worker; return losses and norms, and the state afterwards."""
+    """Run steps on one worker, of any numbers of micro-batches; return losses and norms, and the state afterwards."""
     model = make()
-    optimizer = make_optimizer(model)
-    stages = Stages(model, trained_parameters(model, optimizer))
-    schedule = conventional(
-        stages=len(stages), microbatches=len(steps[0]), fusion="none", unweighted=Stages(model).unweighted
-    )
-    executor = Executor(model, nn.CrossEntropyLoss(), optimizer, schedule, graph=False, **options)
-    found = [step for batches in steps for step in executor.step(batches)]
-    return [(step.loss, step.norm(stages.names)) for step in found], state_of(model, optimizer)
+    optimizer, found = make_optimizer(model), []
+    names = Stages(model, trained_parameters(model, optimizer)).names
+    for batches in steps:
+        schedule = orders.order_for(model, microbatches=len(batches), fusion="none")
+        one = Executor(model, nn.CrossEntropyLoss(), optimizer, schedule, graph=False, **options)
+        found += one.step(batches)
+    return [(step.loss, step.norm(names)) for step in found], state_of(model, optimizer)
 
 
 def on_ranks(
@@ -111,11 +120,13 @@ def on_ranks(
     def work(transport: Transport) -> tuple[Numbers, dict[str, Any]]:
         model = make()
         optimizer = make_optimizer(model)
-        executor = PipelineExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule(model), transport, **options)
-        found = [step for batches in steps for step in executor.step(batches)]
-        executor.flush()
-        executor.close()
-        return [(step.loss, step.norm(executor.stages.names)) for step in found], state_of(model, optimizer)
+        own = executor(model, schedule(model), transport, optimizer=optimizer, **options)
+        found = [step for batches in steps for step in own.step(batches)]
+        assert own.pending
+        own.flush()
+        assert not own.pending
+        own.close()
+        return [(step.loss, step.norm(own.stages.names)) for step in found], state_of(model, optimizer)
 
     results = run_ranks(size, work)
     for numbers, state in results[1:]:
@@ -124,25 +135,9 @@ def on_ranks(
     return results[0]
 
 
-def digest(state: dict[str, Any]) -> str:
-    """Return a digest of all values and names."""
-    found = hashlib.sha256()
-    for name, value in sorted(state.items()):
-        found.update(f"{name} {value if np.ndim(value) == 0 else ''}".encode())
-        found.update(np.asarray(value).tobytes())
-    return found.hexdigest()
-
-
 def assert_close(
     found: tuple[Numbers, dict[str, Any]], wanted: tuple[Numbers, dict[str, Any]], **tolerance: Any
 ) -> None:
     """Compare losses, norms and states."""
     np.testing.assert_allclose(found[0], wanted[0], **tolerance)
-    assert found[1].keys() == wanted[1].keys()
-    for name, value in wanted[1].items():
-        np.testing.assert_allclose(found[1][name], value, err_msg=name, **tolerance)
-
-
-def momentum(model: Any) -> optim.SGD:
-    """Return SGD with momentum."""
-    return optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    orders.assert_close(found[1], wanted[1], **tolerance)

@@ -25,7 +25,7 @@ from sparsebp.comm.transport import (
     sum_in_order,
 )
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_flag, check_integer, check_number, shown
+from sparsebp.core.check import Array, check_flag, check_number, shown
 from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.core.locks import forkable_event, forkable_lock
 
@@ -108,27 +108,24 @@ class Message(_Operation):
 class Call(_Operation):
     """A collective call: a header from every rank, a first exchange, and perhaps a second one."""
 
-    # number: How many calls this rank had made before.
-    # heading, headers: The request that gathers the headers, and where to.
+    # comm, number: The communicator that gathers the headers, and how many calls this rank had made before.
     # first: Requests of the first exchange.
     # between: Run when they have ended; returns the requests of the second exchange, or None.
     # finish: Run at the end by the thread that waits.
+    # needs: The ranks that it waits for; None: all.
     # same: Whether all ranks must give arrays of one size.
 
     def __init__(
-        self, transport: MPITransport, number: int, heading: Any, headers: np.ndarray, first: list[Any],
-        between: Callable[[], list[Any] | None] | None, finish: Callable[[], None] | None, work: np.ndarray | None,
-        needs: Sequence[int], same: bool,
+        self, transport: MPITransport, comm: Any, number: int, kind: str, array: Array, first: list[Any],
+        between: Callable[[], list[Any] | None] | None = None, finish: Callable[[], None] | None = None,
+        work: np.ndarray | None = None, *, needs: Sequence[int] | None = None, same: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(transport, needs, finish)
-        self.number, self._heading, self.headers = number, heading, headers
-        self._requests, self._between, self._work, self._same = first, between, work, same
-        self.ended = False
-
-    @staticmethod
-    def header(kind: str, array: Array, number: int) -> np.ndarray:
-        """Return a rank's header of a call: its kind, bytes and dtype, and its number."""
-        return np.array([KINDS.index(kind), array.nbytes, ord(array.dtype.char), number], np.int64)
+        super().__init__(transport, range(transport.size) if needs is None else needs, finish)
+        self.number, self._same, self.ended = number, same, False
+        self._requests, self._between, self._work = first, between, work
+        header = np.array([KINDS.index(kind), array.nbytes, ord(array.dtype.char), number], np.int64)
+        self.headers = np.empty((transport.size, header.size), np.int64)
+        self._heading = comm.Iallgather(header, self.headers)
 
     def done(self) -> bool:
         """Whether it has ended; lets MPI progress."""
@@ -460,7 +457,6 @@ class MPITransport(Transport):
         self._made = 0
         self._lock = forkable_lock()
         self._buffers: list[np.ndarray] = []  # bytes
-        self._everyone = range(self.size)
         self._progress = Progress(self._go_on) if progress else None
         self._under_way = 0
 
@@ -527,7 +523,7 @@ class MPITransport(Transport):
         rows = list(whole.reshape(self.size, buffer.size))
         rows[self.rank][...] = buffer.reshape(-1)
         first = self._exchange([buffer] * self.size, rows, 0)
-        return self._call("allgather", array, first, None, finish, None)
+        return self._call("allgather", array, first, finish=finish)
 
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
         """Combine the arrays of the ranks before this one."""
@@ -552,7 +548,7 @@ class MPITransport(Transport):
         try:
             whole = ([buffer, 1, vector], [result, 1, vector])
             first = [self._calls_comm.Iexscan(*whole, ordered)] if buffer.size else []
-            self._call("exscan", array, first, None, None, None, needs=range(self.rank)).wait()
+            self._call("exscan", array, first, needs=range(self.rank)).wait()
         finally:
             ordered.Free()
             vector.Free()
@@ -563,22 +559,18 @@ class MPITransport(Transport):
     def share(self, value: Any) -> list[Any]:
         """Return the objects of all ranks."""
         data = np.frombuffer(packed(value), np.uint8)
-        sizes = self._call("share", data, [], None, None, None, same=False)
+        sizes = self._call("share", data, [], same=False)
         sizes.wait()
         rows = [np.empty(size, np.uint8) for size in sizes.headers[:, 1]]
         rows[self.rank] = data
         # With the same number as the sizes.
-        self._begun(Message(self, self._exchange([data] * self.size, rows, 1, sizes.number), self._everyone)).wait()
+        requests = self._exchange([data] * self.size, rows, 1, sizes.number)
+        self._begun(Message(self, requests, range(self.size))).wait()
         return [pickle.loads(row.tobytes()) for row in rows]
-
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Return the object of one rank."""
-        check_integer("root", root, 0, self.size - 1)
-        return self.share(value if self.rank == root else None)[root]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self._call("barrier", np.empty(0, np.uint8), [], None, None, None).wait()
+        self._call("barrier", np.empty(0, np.uint8), []).wait()
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -646,15 +638,9 @@ class MPITransport(Transport):
         self.advance()
         return self._under_way > 0
 
-    def _call(self, kind: str, array: Array, first: list[Any], between: Callable[[], list[Any] | None] | None,
-              finish: Callable[[], None] | None, work: Any, needs: Sequence[int] | None = None,
-              same: bool = True) -> Call:  # fmt: skip
+    def _call(self, kind: str, array: Array, first: list[Any], *exchange: Any, **options: Any) -> Call:
         self.check_open()
-        header = Call.header(kind, array, self._made)
-        headers = np.empty((self.size, header.size), np.int64)
-        heading = self._calls_comm.Iallgather(header, headers)
-        call = Call(self, self._made, heading, headers, first, between, finish, work,
-                    self._everyone if needs is None else needs, same)  # fmt: skip
+        call = Call(self, self._calls_comm, self._made, kind, array, first, *exchange, **options)
         self._made += 1
         with self._lock:
             self._calls.append(call)

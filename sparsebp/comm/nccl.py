@@ -88,32 +88,23 @@ class NCCLTransport(Transport):
             if self.rank in (a, b):
                 comm = make(2, everywhere[a, b], int(self.rank == b))
                 self._channels[a, b] = _Channel(comm, self._xp.cuda.Stream(non_blocking=True))
-                self._connect(a, b)
-
-    def _connect(self, sender: int, receiver: int) -> None:
-        """Send a number once: NCCL connects at the first message, which blocks until the other end calls."""
-        channel, array = self._channels[sender, receiver], self._xp.zeros(1, np.float32)
-        channel.after(self._recorded())
-        self._carry(channel.comm, "send" if self.rank == sender else "recv", array, None, channel.stream)
-        channel.stream.synchronize()
+                # NCCL connects at the first message, which blocks until the other end calls.
+                number = self._xp.zeros(1, np.float32)
+                self._carried("send" if self.rank == a else "recv", a, b, number).stream.synchronize()
 
     # ---- two ranks ---------------------------------------------------------------------------------------------------
 
     def isend(self, array: Array, to: int, tag: int) -> Handle:
         """Begin to send, after the current stream's work so far."""
         self.check_message(array, to, tag)
-        channel = self._channel(self.rank, to)
-        channel.after(self._recorded())
-        self._carry(channel.comm, "send", array, None, channel.stream)
+        channel = self._carried("send", self.rank, to, array)
         said = self.host.isend(_header(channel.next(), array), to, tag)
-        return _OnStream(self, [said], channel.stream.record(), (array,))
+        return _OnStream(self, said, channel.stream.record(), (array,))
 
     def irecv(self, out: Array, source: int, tag: int) -> Handle:
         """Begin to receive, after the current stream's work so far."""
         self.check_message(out, source, tag, written=True)
-        channel = self._channel(source, self.rank)
-        channel.after(self._recorded())
-        self._carry(channel.comm, "recv", out, None, channel.stream)
+        channel = self._carried("recv", source, self.rank, out)
         expected, came = _header(channel.next(), out), np.empty(3, np.int64)
 
         def compare() -> None:
@@ -121,12 +112,16 @@ class NCCLTransport(Transport):
                 raise other_data(self.rank, source, _described(expected), _described(came),
                                  "Receive in the order in which the other rank sends")  # fmt: skip
 
-        return _OnStream(self, [self.host.irecv(came, source, tag)], channel.stream.record(), (out,), compare)
+        return _OnStream(self, self.host.irecv(came, source, tag), channel.stream.record(), (out,), compare)
 
-    def _channel(self, sender: int, receiver: int) -> _Channel:
+    def _carried(self, call: str, sender: int, receiver: int, array: Array) -> _Channel:
+        """Give this rank's end of a message to its channel, and return that."""
         if sender == receiver:
             raise TransportError("A rank sends to itself", expected="another rank", got=sender)
-        return self._channels[sender, receiver]
+        channel = self._channels[sender, receiver]
+        channel.stream.wait_event(self._recorded())
+        self._carry(channel.comm, call, array, 1 - channel.comm.rank_id(), channel.stream)
+        return channel
 
     # ---- all ranks ---------------------------------------------------------------------------------------------------
 
@@ -180,10 +175,6 @@ class NCCLTransport(Transport):
         """Return the objects of all ranks."""
         return self.host.share(value)
 
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Return the object of one rank."""
-        return self.host.broadcast(value, root)
-
     def barrier(self) -> None:
         """Wait for all hosts."""
         self.host.barrier()
@@ -222,11 +213,10 @@ class NCCLTransport(Transport):
     def _recorded(self) -> Any:
         return self._xp.cuda.get_current_stream().record()
 
-    def _carry(self, comm: Any, call: str, array: Array, peer: int | None, stream: Any) -> None:
+    def _carry(self, comm: Any, call: str, array: Array, peer: int, stream: Any) -> None:
         if array.size:
-            other = 1 - comm.rank_id() if peer is None else peer
             kind = getattr(self._nccl, _TYPES[array.dtype])
-            getattr(comm, call)(array.data.ptr, array.size, kind, other, stream.ptr)
+            getattr(comm, call)(array.data.ptr, array.size, kind, peer, stream.ptr)
 
     def _exchange(self, sent: Sequence[Array], received: Sequence[Array]) -> None:
         """Send an array to each other rank, and receive one of each, all at once."""
@@ -254,7 +244,7 @@ class NCCLTransport(Transport):
                 if list(other) != list(header):
                     raise other_call(rank, self.rank, _described_call(header), _described_call(other))
 
-        return _OnStream(self, [said], self._stream.record(), kept, compare)
+        return _OnStream(self, said, self._stream.record(), kept, compare)
 
 
 class _Channel:
@@ -263,9 +253,6 @@ class _Channel:
     def __init__(self, comm: Any, stream: Any) -> None:
         self.comm, self.stream = comm, stream
         self._count = 0
-
-    def after(self, event: Any) -> None:
-        self.stream.wait_event(event)
 
     def next(self) -> int:
         """Return the number of the next message."""
@@ -276,7 +263,7 @@ class _Channel:
 class _OnStream:
     """Work on one of NCCL's streams, for which the current stream waits."""
 
-    def __init__(self, transport: NCCLTransport, said: list[Handle], ended: Any, kept: Sequence[Array],
+    def __init__(self, transport: NCCLTransport, said: Handle, ended: Any, kept: Sequence[Array],
                  compare: Callable[[], None] | None = None) -> None:  # fmt: skip
         self._transport, self._said, self._ended, self._kept, self._compare = transport, said, ended, kept, compare
         self._taken = False
@@ -285,8 +272,7 @@ class _OnStream:
         """Let the current stream wait; the host waits for the other hosts' calls."""
         if self._taken:
             return
-        for one in self._said:
-            one.wait()
+        self._said.wait()
         if self._compare is not None:
             self._compare()
         self._transport._xp.cuda.get_current_stream().wait_event(self._ended)
@@ -294,7 +280,7 @@ class _OnStream:
 
     def done(self) -> bool:
         """Say whether it has come to its end, on the device too."""
-        return all(one.done() for one in self._said) and bool(self._ended.done)
+        return self._said.done() and bool(self._ended.done)
 
 
 def _check_on_device(array: Array) -> None:

@@ -213,11 +213,6 @@ class InProcess(Transport):
         """Return the objects of all ranks."""
         return list(map(pickle.loads, self._collect(self._give("share", packed(value)))))
 
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Return the object of one rank."""
-        check_integer("root", root, 0, self.size - 1)
-        return self.share(value if self.rank == root else None)[root]
-
     def barrier(self) -> None:
         """Wait for all ranks."""
         self._collect(self._give("barrier", None))

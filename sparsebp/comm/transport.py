@@ -97,9 +97,10 @@ class Transport(abc.ABC):
     def share(self, value: Any) -> list[Any]:
         """Return the `value` of every rank, in their order: small Python objects that can be pickled."""
 
-    @abc.abstractmethod
     def broadcast(self, value: Any, root: int = 0) -> Any:
         """Return the `value` of rank `root`, which can be pickled."""
+        check_integer("root", root, 0, self.size - 1)
+        return self.share(value if self.rank == root else None)[root]
 
     @abc.abstractmethod
     def barrier(self) -> None:

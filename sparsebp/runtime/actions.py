@@ -294,6 +294,16 @@ def _table(count: int, stages: int) -> list[list[Any]]:
 Run: TypeAlias = Callable[[Step], None]
 
 
+def in_sequence(*runs: Run) -> Run:
+    """Return a function that calls `runs`, one after the other."""
+
+    def run(step: Step) -> None:
+        for one in runs:
+            one(step)
+
+    return run
+
+
 class _Ahead(NamedTuple):
     """The flow from a stage to the next one where one pass has run both: the next one's output."""
 
@@ -482,15 +492,14 @@ class Actions:
 
     def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
         """W and U of a stage in one: large gradients are used row by row as they are made."""
-        stage, separately = self.stages[number], (self.weight_grad(number, m), self.update(names, gathered=False))
-        name_of = stage.parameters
+        stage, name_of = self.stages[number], self.stages[number].parameters
+        separately = in_sequence(self.weight_grad(number, m), self.update(names, gathered=False))
         refused: set[tuple[int, ...]] = set()  # shapes of output gradients that the optimizer cannot take
 
         def run(step: Step) -> None:
             at = step.for_weights[m][number]
             if at is None or at.gy.shape in refused:
-                for part in separately:
-                    part(step)
+                separately(step)
                 return
             takes: Any = getattr(step.update, "takes_product", None)  # a user's optimizer may not have it
             factored = step.later is None and takes is not None and belongs(stage.layer, "weight_grad_factors")
@@ -499,8 +508,7 @@ class Actions:
             if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):
                 if found is not None:
                     refused.add(at.gy.shape)
-                for part in separately:
-                    part(step)
+                separately(step)
                 return
             step.for_weights[m][number] = None
             for key, factors in products.items():
@@ -520,12 +528,15 @@ class Actions:
             return
         grads = step.grads = {name: step.grads[name] for name in self.names}
         self._look(step, grads)
-        if self.clip_norm is None:
+        self._clip(step, grads)
+
+    def _clip(self, step: Step, grads: dict[str, Array]) -> None:
+        if self.clip_norm is None or not grads:
             return
-        if later is None:
+        if step.later is None:
             clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
         else:
-            clip_on_device(grads, self.clip_norm, [sums for _, sums in later.sums])
+            clip_on_device(grads, self.clip_norm, [sums for _, sums in step.later.sums])
 
     def update(self, names: Sequence[str], *, gathered: bool) -> Run:
         """U: update some parameters, and free their gradients. Without `gather` each gradient is checked here."""

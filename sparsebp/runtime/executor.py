@@ -290,9 +290,8 @@ class Executor:
     def close(self) -> None:
         """End threads, and drop graphs and their memory, and work not done by `flush`. A further `step` starts anew."""
         if self._two is not None:
-            if self._pending is not None and len(self._pending[1].streams) > 1:
-                self._two.give_up(self._pending[0])
-            self._two.stop()
+            both = self._pending is not None and len(self._pending[1].streams) > 1
+            self._two.stop(self._pending[0] if self._pending is not None and both else None)
         self._pending = None
         self._given.forget()
         if self._graphs is not None:

@@ -71,7 +71,10 @@ def collective_call(transport: Transport | None, prepare: Callable[[], T]) -> T:
         if error.raised_on_all_ranks:
             raise
         refusal = error
-    said = None if refusal is None else (type(refusal).__name__, *map(_text, _parts(refusal)))
+    said = None
+    if refusal is not None:
+        parts = refusal.problem, refusal.expected, refusal.got, refusal.remedy
+        said = type(refusal).__name__, *(None if part is None else str(part) for part in parts)
     everyone = _shared(transport, "a refusal, or none", said)
     if refusal is not None:
         refusal.raised_on_all_ranks = True
@@ -85,14 +88,6 @@ def collective_call(transport: Transport | None, prepare: Callable[[], T]) -> T:
             raise told
     result: T = found
     return result
-
-
-def _parts(error: SparseBPError) -> tuple[object, ...]:
-    return error.problem, error.expected, error.got, error.remedy
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def _shared(transport: Transport, what: str, value: Any) -> list[Any]:

@@ -18,8 +18,17 @@ from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError, TransportError
 from sparsebp.nn.layer import dotted
 from sparsebp.optim import Predictor
-from sparsebp.optim.optimizer import clip_grad_norm
-from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, check_even, trained_parameters
+from sparsebp.runtime.actions import (
+    Actions,
+    Batch,
+    Run,
+    Stages,
+    Step,
+    Watch,
+    check_even,
+    in_sequence,
+    trained_parameters,
+)
 from sparsebp.runtime.launch import check_marks, checksum, exchange, mark_of, options_of
 from sparsebp.runtime.program import check_of_model, fewer, without_frozen
 from sparsebp.schedule import Action, Costs, Kind, Overlap, Schedule, Simulation, actions_of, parts_of, simulate
@@ -89,8 +98,7 @@ class PipelineActions(Actions):
         if grads:
             self._look(step, grads)
         self._share(step)
-        if self.clip_norm is not None and grads:
-            clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
+        self._clip(step, grads)
 
 
 # Whether the stages of a model can be distributed over ranks as a schedule says.
@@ -733,11 +741,11 @@ class PipelineExecutor:
                 case Compute(cell):
                     for action in actions_of(cell):
                         if action.kind == "U" and gathers:
-                            tasks.append(lambda steps: self._actions.gather(steps[0]))
+                            tasks.append(_of_the_step(self._actions.gather))
                             gathers = False
-                        runs = [run for part in parts_of(action) for run in self._runs(part, count, names)]
+                        run = in_sequence(*(r for part in parts_of(action) for r in self._runs(part, count, names)))
                         last = ends.get((action.stage, action.microbatch)) in parts_of(action)
-                        task = self._versioned(action, runs, last) if self._asynchronous else _each(runs)
+                        task = self._versioned(action, run, last) if self._asynchronous else _of_the_step(run)
                         tasks.append(self._timed(action, task) if whole else task)
                 case Post(message) | Await(message) | Send(message) | Sent(message):
                     if message.source.kind == "F" or message.source.stage > self.stages.first:
@@ -745,7 +753,7 @@ class PipelineExecutor:
                 case _:
                     raise OptionError("A pipeline has no replicas", expected="no S", got=str(one))
         if gathers:
-            tasks.append(lambda steps: self._actions.gather(steps[0]))
+            tasks.append(_of_the_step(self._actions.gather))
         return tasks
 
     def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[Run]:
@@ -772,22 +780,20 @@ class PipelineExecutor:
 
         return timed
 
-    def _versioned(self, action: Action, runs: Sequence[Run], last: bool) -> Task:
+    def _versioned(self, action: Action, run: Run, last: bool) -> Task:
         """Return a task of an asynchronous schedule; with `last` a micro-batch's backward is over after it."""
         versions, number, kind, m = self._versions, action.stage, action.kind, action.microbatch or 0
 
         def compute(steps: list[Step]) -> None:
             with versions.reading(number, kind, m):
-                for run in runs:
-                    run(steps[m])
+                run(steps[m])
             if last:
                 versions.release(number, m)
 
         def update(steps: list[Step]) -> None:
             grads = {name: steps[m].grads[name] for name in self.stages[number].parameters.values()}
             versions.updating(number)
-            for run in runs:
-                run(steps[m])
+            run(steps[m])
             versions.updated(number, grads)
 
         return update if kind == "U" else compute
@@ -807,12 +813,8 @@ class PipelineExecutor:
                 return lambda steps: p2p.sent(message)
 
 
-def _each(runs: Sequence[Run]) -> Task:
-    def task(steps: list[Step]) -> None:
-        for run in runs:
-            run(steps[0])
-
-    return task
+def _of_the_step(run: Run) -> Task:
+    return lambda steps: run(steps[0])
 
 
 def _gathers(program: RankProgram) -> bool:

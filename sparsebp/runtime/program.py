@@ -55,7 +55,7 @@ class Program:
 def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") -> None:
     """Refuse a schedule that does not fit this model on one device; `plain` names one that any model can run."""
     graph = schedule.graph
-    lanes = [_parts(lane) for lane in schedule.lanes if lane.cells]
+    lanes = [parts_in(lane) for lane in schedule.lanes if lane.cells]
     weights = [{part.stage for part in lane if part.kind == "W"} for lane in lanes]
     forwards = sum(any(part.kind == "F" for part in lane) for lane in lanes)
     check_of_model(
@@ -142,7 +142,7 @@ class _Compiler:
 
     def program(self) -> Program:
         first = self.schedule.graph.first
-        lanes = [self._turn(_parts(lane), first) for lane in self.schedule.lanes if lane.cells]
+        lanes = [self._turn(parts_in(lane), first) for lane in self.schedule.lanes if lane.cells]
         lanes.sort(key=lambda lane: not any(entry.action.kind == "F" for entry in lane))
         updates = _in_time([entry for lane in lanes for entry in lane if entry.action.kind == "U"])
         # The gradient of a shared parameter is complete after the last of its stages, and the first one needs it.
@@ -268,5 +268,6 @@ def _gathers(lane: list[_Entry]) -> bool:
     return "W" not in kinds[kinds.index("U") :]
 
 
-def _parts(lane: Lane) -> list[Action]:
+def parts_in(lane: Lane) -> list[Action]:
+    """Return the actions of a lane, a B and an overlap as their parts."""
     return [part for cell in lane.cells for part in parts_of(cell)]

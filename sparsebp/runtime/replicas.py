@@ -19,13 +19,14 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag
 from sparsebp.core.errors import OptionError, ScheduleError, TransportError
 from sparsebp.nn.init import Rows, rows_of
-from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
+from sparsebp.optim.optimizer import square_sums
 from sparsebp.optim.sharded import PieceOptimizer
-from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, is_ours, trained_parameters
+from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, in_sequence, is_ours, trained_parameters
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.launch import check_marks, check_same, checksums, mark_of, options_of
+from sparsebp.runtime.program import parts_in
 from sparsebp.runtime.search import REPEATED, TimedExecutor, measured_costs
-from sparsebp.schedule import Action, Costs, Kind, Schedule, StageBytes, parts_of, simulate, validate
+from sparsebp.schedule import Action, Costs, Kind, Schedule, StageBytes, simulate, validate
 from sparsebp.schedule.builders import place_updates, reverse_first_k, search_k
 from sparsebp.schedule.files import Durations
 
@@ -45,17 +46,17 @@ class Bucket:
     # views: The gradient of each parameter within `flat`, of the parameter's shape.
     flat: Array
 
-    def __init__(self, params: Mapping[str, Array], ranks: int) -> None:
+    def __init__(self, params: Mapping[str, Array], transport: Transport) -> None:
         self.names, self.sizes = tuple(params), {name: param.size for name, param in params.items()}
         self.missing = len(params)
         self.summed = False
         self.handle: Handle | None = None
-        self.lay_out(params, ranks)
+        self.lay_out(params, transport)
 
-    def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
+    def lay_out(self, params: Mapping[str, Array], transport: Transport) -> None:
         """Make the array, and the parameters' views of it."""
         first = next(iter(params.values()))
-        length = -(-sum(self.sizes.values()) // ranks) * ranks
+        length = -(-sum(self.sizes.values()) // transport.size) * transport.size
         self.flat = backend.namespace(first).zeros(length, first.dtype)
         self.views: dict[str, Array] = {}
         begin = 0
@@ -85,7 +86,7 @@ class Buckets:
         blocking: bool = False,
     ) -> None:  # fmt: skip
         self.transport, self.blocking, self.waited = transport, blocking, 0.0
-        self.all = [self.kind({name: params[name] for name in names}, transport.size) for names in parts]
+        self.all = [self.kind({name: params[name] for name in names}, transport) for names in parts]
         self._of = {name: bucket for bucket in self.all for name in bucket.names}
         self._next = 0
 
@@ -335,13 +336,7 @@ class ReplicaActions(Actions):
 
     def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
         """W and U, one after the other: the update is made with the gradient of all ranks."""
-        parts = self.weight_grad(number, m), self.update(names, gathered=False)
-
-        def run(step: Step) -> None:
-            for part in parts:
-                part(step)
-
-        return run
+        return in_sequence(self.weight_grad(number, m), self.update(names, gathered=False))
 
     def gather(self, step: Step) -> None:
         """Clip: wait for all gradients, and check them together. Otherwise only updates wait."""
@@ -375,17 +370,27 @@ class ShardedBucket(Bucket):
     # of the sums: sums of squares are over the same elements in every schedule, and bitwise equal.
     # slots: Where every parameter begins in each row, and how many elements a row has of it; the last rows may have
     # fewer.
+    # shard: This rank's row: first the sums of these gradients, then, updated, the parameters.
+    # places: Where in `shard` each parameter's part is, as slices. bounds: Begin and end of the part in the parameter's
+    # own elements.
 
-    def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
-        """Make the array: one row per rank, padded with zeros."""
-        first = next(iter(params.values()))
+    def lay_out(self, params: Mapping[str, Array], transport: Transport) -> None:
+        """Make the array: one row per rank, padded with zeros; and this rank's shard."""
+        first, rank, width = next(iter(params.values())), transport.rank, 0
         self.slots: dict[str, tuple[int, int]] = {}
-        width = 0
+        self.places: dict[str, slice] = {}
+        self.bounds: dict[str, tuple[int, int]] = {}
         for name, size in self.sizes.items():
-            self.slots[name] = width, -(-size // ranks)
-            width += self.slots[name][1]
-        self._rows = ranks, width
-        self.flat = backend.namespace(first).zeros(ranks * width, first.dtype)
+            length = -(-size // transport.size)
+            begin, end = rank * length, min(size, (rank + 1) * length)
+            if begin < end:
+                self.places[name], self.bounds[name] = slice(width, width + end - begin), (begin, end)
+            self.slots[name] = width, length
+            width += length
+        self._rows = transport.size, width
+        self.flat, self.shard = (
+            backend.namespace(first).zeros(rows * width, first.dtype) for rows in (transport.size, 1)
+        )
 
     def put(self, name: str, grad: Array | int) -> Array:
         """Write this rank's gradient of a parameter, or 0, and return its array."""
@@ -414,28 +419,6 @@ class ShardedBucket(Bucket):
             yield room[full, :rest], values[full * length :]
 
 
-class Shard:
-    """This rank's part of a bucket."""
-
-    # flat: As long on all ranks: first the sums of this part of the gradients, then, updated, of the parameters.
-    # places: Where each parameter's part is in `flat`, as slices.
-    # bounds: Begin and end of each part in the parameter's own elements.
-
-    def __init__(self, bucket: ShardedBucket, rank: int, size: int) -> None:
-        self.flat: Array = backend.namespace(bucket.flat).zeros(bucket.flat.size // size, bucket.flat.dtype)
-        self.places: dict[str, slice] = {}
-        self.bounds: dict[str, tuple[int, int]] = {}
-        for name, (begin, length) in bucket.slots.items():
-            first, last = rank * length, min(bucket.sizes[name], (rank + 1) * length)
-            if first < last:
-                self.places[name] = slice(begin, begin + last - first)
-                self.bounds[name] = first, last
-
-    def part(self, name: str) -> Array:
-        """Return this rank's part of a parameter."""
-        return self.flat[self.places[name]]
-
-
 class ShardedBuckets(Buckets):
     """`Buckets` of which each rank has only its shards' sums."""
 
@@ -447,11 +430,10 @@ class ShardedBuckets(Buckets):
     ) -> None:
         super().__init__(params, parts, transport, blocking=blocking)
         self.params = params
-        self.shards = {id(bucket): Shard(bucket, transport.rank, transport.size) for bucket in self.all}
 
-    def begin(self, bucket: Bucket) -> None:
+    def begin(self, bucket: ShardedBucket) -> None:  # type: ignore[override]
         """Begin to sum this rank's shard of a full bucket."""
-        bucket.handle = self.transport.reduce_scatter(bucket.flat, self.shards[id(bucket)].flat)
+        bucket.handle = self.transport.reduce_scatter(bucket.flat, bucket.shard)
 
     def holding(self, names: Iterable[str]) -> list[ShardedBucket]:
         """Return the buckets with any of `names`, in the order of their sums."""
@@ -463,16 +445,14 @@ class ShardedBuckets(Buckets):
         grads: dict[str, Array] = {}
         for bucket in buckets:
             self.wait(bucket)
-            shard = self.shards[id(bucket)]
-            grads |= {name: shard.part(name) for name in shard.places}
+            grads |= {name: bucket.shard[place] for name, place in bucket.places.items()}
         return grads
 
-    def spread(self, bucket: Bucket) -> Handle:
+    def spread(self, bucket: ShardedBucket) -> Handle:
         """Begin to send this rank's updated shard to the others."""
-        shard = self.shards[id(bucket)]
-        for name, (begin, end) in shard.bounds.items():
-            shard.part(name)[...] = self.params[name].reshape(-1)[begin:end]
-        return self.transport.allgather(shard.flat, bucket.flat)
+        for name, (begin, end) in bucket.bounds.items():
+            bucket.shard[bucket.places[name]] = self.params[name].reshape(-1)[begin:end]
+        return self.transport.allgather(bucket.shard, bucket.flat)
 
     def take(self, bucket: ShardedBucket, handle: Handle) -> None:
         """Write the other ranks' shards to the parameters."""
@@ -493,10 +473,7 @@ class ShardedActions(ReplicaActions):
             return
         grads = self.buckets.summed(self.buckets.all)
         self._look_at(step, self.stages.names, grads)
-        if step.later is None:
-            clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
-        elif grads:
-            clip_on_device(grads, self.clip_norm, [sums for _, sums in step.later.sums])
+        self._clip(step, grads)
 
     def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update the buckets of some parameters, unless they are updated already."""
@@ -540,12 +517,11 @@ def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) 
     for kind, names in optimizer.kinds.items():
         arrays: dict[str, Array] = {}
         for bucket in buckets.all:
-            shard = buckets.shards[id(bucket)]
-            xp = backend.namespace(shard.flat)
-            own, out = xp.zeros_like(shard.flat), xp.empty_like(bucket.flat)
+            xp = backend.namespace(bucket.flat)
+            own, out = xp.zeros_like(bucket.shard), xp.empty_like(bucket.flat)
             for name, piece in optimizer.buffers.get(kind, {}).items():
-                if name in shard.places:
-                    own[shard.places[name]] = piece
+                if name in bucket.places:
+                    own[bucket.places[name]] = piece
             transport.allgather(own, out).wait()
             for name in bucket.names if keep else ():
                 if name in names:
@@ -642,7 +618,7 @@ class ReplicaExecutor(Executor):
         rest: Any = {"buckets": self.buckets, "totals": self._totals}
         if not isinstance(self.buckets, ShardedBuckets):
             return ReplicaActions(self.stages, loss, optimizer, clip_norm, watch, **rest)
-        pieces = {name: piece for shard in self.buckets.shards.values() for name, piece in shard.bounds.items()}
+        pieces = {name: piece for bucket in self.buckets.all for name, piece in bucket.bounds.items()}
         self._pieces = PieceOptimizer(optimizer, pieces)
         return ShardedActions(self.stages, loss, self._pieces, clip_norm, watch, **rest)
 
@@ -661,7 +637,7 @@ class ReplicaExecutor(Executor):
 
     def _times(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return the places in the schedule where each parameter's gradient is complete, and where it is used."""
-        first, parts = self._order.graph.first, _parts([cell for lane in self._order.lanes for cell in lane.cells])
+        first, parts = self._order.graph.first, [part for lane in self._order.lanes for part in parts_in(lane)]
         ended = {part.stage: place for place, part in enumerate(parts) if part.kind == "W"}
         if self.sharded:  # a bucket is updated as a whole: no action may read the old values any more
             ended |= {
@@ -732,25 +708,21 @@ class ReplicaExecutor(Executor):
 
 def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
     """Return the stages in the order of their S, whether S block, and the schedule without them."""
-    lanes = [lane for lane in schedule.lanes if any(part.kind == "S" for part in _parts(lane.cells))]
+    lanes = [lane for lane in schedule.lanes if any(part.kind == "S" for part in parts_in(lane))]
     if not schedule.graph.synchronised or len(lanes) > 1:
         raise OptionError("The schedule does not say in which order gradients are synchronised",
                           expected="one S a stage, on one stream",
                           got=f"{schedule.name or 'one'} with S on {len(lanes)} streams",
                           remedy="Pass synchronise(schedule) on, with place_updates after it")  # fmt: skip
-    sent = [part.stage for lane in lanes for part in _parts(lane.cells) if part.kind == "S"]
-    blocking = any(part.kind != "S" for lane in lanes for part in _parts(lane.cells))
-    kept = (replace(lane, cells=tuple(p for p in _parts(lane.cells) if p.kind != "S")) for lane in schedule.lanes)
+    sent = [part.stage for lane in lanes for part in parts_in(lane) if part.kind == "S"]
+    blocking = any(part.kind != "S" for lane in lanes for part in parts_in(lane))
+    kept = (replace(lane, cells=tuple(p for p in parts_in(lane) if p.kind != "S")) for lane in schedule.lanes)
     compute = tuple(lane for lane in kept if lane.cells)
     if len(compute) > 1:
         raise OptionError("A replica computes on one stream", expected="one stream, and another for the S",
                           got=", ".join(lane.stream for lane in compute))  # fmt: skip
     graph = replace(schedule.graph, synchronised=False)
     return sent, blocking, replace(schedule, graph=graph, lanes=compute)
-
-
-def _parts(cells: Sequence[Any]) -> list[Action]:
-    return [part for cell in cells for part in parts_of(cell)]
 
 
 # Reverse first-k scheduling that searches k with costs measured during training.

@@ -91,12 +91,10 @@ class TwoStreams:
         except BaseException as error:
             raise self._abort(step, error) from None
 
-    def give_up(self, step: Step) -> None:
-        """Let the second stream end a step without the first one's leftovers."""
-        _release(step)
-
-    def stop(self) -> None:
-        """End the second thread; it waits for the first stream if a step is neither finished nor given up."""
+    def stop(self, left: Step | None = None) -> None:
+        """End the second thread, dropping what the first one has left of the step `left`."""
+        if left is not None:
+            _release(left)
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()

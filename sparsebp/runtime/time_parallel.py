@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -389,7 +390,7 @@ class TimeParallel:
             raise OptionError("Dropout between layers draws on each rank by itself", expected="dropout=0",
                               got=layer.dropout, remedy="Turn it off, or call layer.eval()")  # fmt: skip
         xp = check_input(x, dtype=weight.dtype, shape=(None, None, layer.input_size), like=weight)
-        inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if layer.batch_first else x)
+        inputs = self._turned(x)
         steps, batch, _ = inputs.shape
         if batch == 0:
             raise ShapeError("x is empty", expected="at least one sample", got=x.shape, remedy="Skip empty batches")
@@ -413,7 +414,7 @@ class TimeParallel:
             inputs = tape.h
         for handle in sent:
             handle.wait()
-        return (xp.ascontiguousarray(inputs.transpose(1, 0, 2)) if layer.batch_first else inputs), saved
+        return self._turned(inputs), saved
 
     def _initial(self, h0: Any, batch: int, xp: ModuleType) -> Array:
         """Return the states before the rank's shard, which only the last rank knows."""
@@ -490,21 +491,17 @@ class TimeParallel:
         if gy is not None:
             steps, batch, width = saved.tapes[0].h.shape
             check_gy(gy, (batch, steps, width) if layer.batch_first else (steps, batch, width), like.dtype, like)
-            arriving = xp.ascontiguousarray(gy.transpose(1, 0, 2) if layer.batch_first else gy)
+            arriving = self._turned(gy)
         last = self._checked_last({"grad_h_n": grad_h_n, "grad_c_n": grad_c_n}, saved)
         runs = Shared(lambda: self._back(arriving, last, saved), xp)
-
-        def at_input() -> Array:
-            gx = self._input_grad(0, runs()[0].ga)
-            return xp.ascontiguousarray(gx.transpose(1, 0, 2)) if layer.batch_first else gx
-
-        def at_weights() -> dict[str, Array]:
-            return self._summed(runs(), saved.tapes)
 
         def at_initial() -> State:
             return tuple(xp.stack(arrays) for arrays in zip(*(run.initial for run in runs()), strict=True))
 
-        return layer.gradients_class(layer, gy, saved, at_input, at_weights, state=at_initial)
+        return layer.gradients_class(
+            layer, gy, saved, lambda: self._turned(self._input_grad(0, runs()[0].ga)),
+            lambda: self._summed(runs(), saved.tapes), state=at_initial,
+        )  # fmt: skip
 
     def _checked_last(self, named: dict[str, Array | None], saved: ShardSaved) -> Array | None:
         """Return the gradient at the sequence's last states, (num_layers, B, n), as far as it is known."""
@@ -603,15 +600,15 @@ class TimeParallel:
         xp = backend.namespace(*grads.values())
         flat = xp.concatenate([grads[name].reshape(-1) for name in params])
         self.transport.allreduce(flat).wait()
-        ends = [0]
-        for array in params.values():
-            ends.append(ends[-1] + array.size)
-        return {
-            name: flat[begin:end].reshape(array.shape)
-            for (name, array), begin, end in zip(params.items(), ends, ends[1:], strict=False)
-        }
+        parts = xp.split(flat, list(accumulate(array.size for array in params.values()))[:-1])
+        return {name: part.reshape(array.shape) for (name, array), part in zip(params.items(), parts, strict=True)}
 
     # ---- the rest ------------------------------------------------------------------------------------------------
+
+    def _turned(self, array: Array) -> Array:
+        """Return an array (T, B, n) from one in the layer's order of axes, or the other way round."""
+        turned = array.transpose(1, 0, 2) if self.layer.batch_first else array
+        return backend.namespace(array).ascontiguousarray(turned)
 
     def backward_arrays(self) -> list[Array]:
         """Return the arrays that the way back reads in addition to the saved ones: the layer's parameters."""

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import replicas as rep
 from mpi import on_ranks
+from runtime.test_data_parallel_search import work as search
 from runtime.test_random_layers import assert_like, train
-from sparsebp import nn
 from sparsebp.comm.mpi import MPITransport
 from sparsebp.comm.transport import Transport
-from sparsebp.core.errors import NonFiniteError
-from sparsebp.runtime.actions import Stages, Watch
-from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
+from sparsebp.core.errors import NonFiniteError, TransportError
+from sparsebp.runtime.actions import Watch
 
 
-def compare(transport: Transport, name: str, **options: object) -> None:
+def compare(transport: Transport, name: str, rtol: float = 1e-10, **options: object) -> None:
     optimizer = rep.OPTIMIZERS["adam"]
-    state, losses, norms = rep.replica(transport, rep.mlp, optimizer, name, **options)
+    found = rep.replica(transport, rep.mlp, optimizer, name, **options)
     options.pop("sharded", None)
-    want = rep.alone(rep.mlp, optimizer, **options)
-    rep.assert_close(state, want[0], 1e-8 if "clip_norm" in options else 1e-10)
-    np.testing.assert_allclose(losses, want[1], rtol=1e-12)
-    np.testing.assert_allclose(norms, want[2], rtol=1e-10)
-    digests = transport.share(rep.digest(state))
+    rep.assert_like_one_worker([found], rep.alone(rep.mlp, optimizer, **options), rtol)
+    digests = transport.share(rep.digest(found[0]))
     assert len(set(digests)) == 1
     if transport.rank == 0:
         threads = rep.replicas(transport.size, rep.mlp, optimizer, name, **options)
@@ -43,7 +40,7 @@ def unequal_shares_and_micro_batches(transport: Transport) -> None:
 
 @on_ranks(2, 3)
 def clipped(transport: Transport) -> None:
-    compare(transport, "first-ready", clip_norm=0.05, epochs=1)
+    compare(transport, "first-ready", 1e-8, clip_norm=0.05, epochs=1)
 
 
 @on_ranks(2, 3)
@@ -68,13 +65,9 @@ def beside_a_thread_of_progress(transport: Transport) -> None:
 
 @on_ranks(2, 3)
 def one_k_on_all_ranks(transport: Transport) -> None:
-    model = rep.mlp()
-    optimizer = rep.OPTIMIZERS["momentum"](model.parameters())
-    executor = ReverseFirstKExecutor(model, nn.CrossEntropyLoss(), optimizer, transport, steps=2)
-    rep.run(executor, rep.batches_of(23, 6, 1, 2), rep.INPUTS, executor.own)
-    assert None not in (found := set(transport.share(executor.k))) and len(found) == 1
-    want = rep.alone(rep.mlp, rep.OPTIMIZERS["momentum"])[0]
-    rep.assert_close(rep.state_of(model, optimizer), want, 1e-10)
+    found = search(transport)
+    rep.assert_like_one_worker([found], rep.alone(rep.mlp, rep.OPTIMIZERS["adam"]), 1e-10)
+    assert None not in (ks := set(transport.share(found[3].k))) and len(ks) == 1
 
 
 class Stop(Watch):
@@ -85,10 +78,17 @@ class Stop(Watch):
 
 @on_ranks(2, 3, fails="The loss is not finite")
 def a_number_that_is_not_finite_ends_all(transport: Transport) -> None:
-    model = rep.mlp()
-    optimizer = rep.OPTIMIZERS["sgd"](model.parameters())
-    schedule = rep.schedules(Stages(model))["forward"]
-    executor = ReplicaExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule, transport, watch=Stop())
+    executor = rep.executor(transport, rep.mlp(), "forward", watch=Stop())
     x = np.full((2, 5), np.nan if transport.rank == 1 else 1.0)
-    executor.step([(x, rep.CLASSES[:2])])
-    executor.flush()
+    executor.step([(np.ones((2, 5)), rep.CLASSES[:2])])
+    try:
+        executor.step([(x, rep.CLASSES[:2])])
+        executor.flush()
+    except Exception as error:
+        transport.abort(error)  # as whoever started the ranks does
+        assert type(error) is (NonFiniteError if transport.rank == 1 else TransportError)
+        assert executor.flush() == []
+        with pytest.raises(TransportError, match="has failed before"):
+            executor.step([(x, rep.CLASSES[:2])])
+        executor.close()
+        raise

@@ -15,7 +15,6 @@ from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.core.errors import NonFiniteError, OptionError
-from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.train import Callback, Trainer
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
@@ -27,10 +26,8 @@ def trained(transport: Transport, name: str, schedule: str, predictor: Any = Non
     make = p.MODELS[name][0]
     model = make()
     optimizer = p.momentum(model)
-    executor = PipelineExecutor(
-        model, nn.CrossEntropyLoss(), optimizer, p.schedule_of(schedule, model, transport.size, len(SIZES)), transport,
-        predictor=predictor and predictor(optimizer),
-    )  # fmt: skip
+    options = {"predictor": predictor and predictor(optimizer)}
+    executor = p.executor(model, schedule, transport, len(SIZES), optimizer, **options)
     steps = [
         executor.step(p.batches(name, sizes, seed=seed))[0] for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2]))
     ]
@@ -41,14 +38,12 @@ def trained(transport: Transport, name: str, schedule: str, predictor: Any = Non
 
 @on_ranks(2, 3, 4)
 def synchronous_schedules_have_the_numbers_of_one_worker(transport: Transport) -> None:
-    model = p.mlp()
-    optimizer, wanted = p.momentum(model), []
-    for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2])):
-        wanted += p.alone(lambda: model, lambda _: optimizer, [p.batches("mlp", sizes, seed=seed)])[0]
+    steps = [p.batches("mlp", sizes, seed=seed) for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2]))]
+    wanted, wanted_state = p.alone(p.mlp, p.momentum, steps)
     for schedule in p.SYNCHRONOUS:
         losses, digest, state, _ = trained(transport, "mlp", schedule)
         np.testing.assert_allclose(losses, [loss for loss, _ in wanted], err_msg=schedule, **TIGHT)
-        p.assert_close(([], state), ([], p.state_of(model, optimizer)), **TIGHT)
+        p.assert_close(([], state), ([], wanted_state), **TIGHT)
         assert len(set(transport.share(digest))) == 1
 
 
@@ -73,10 +68,7 @@ def large_activations_leave_only_when_they_are_read(transport: Transport) -> Non
     rng = np.random.default_rng(0)
     batches = [(rng.standard_normal((200, 300)), rng.integers(0, 300, 200)) for _ in range(4)]
     for name in ("gpipe", "1f1b", "modulo", "dualpipe-2018"):
-        executor = PipelineExecutor(
-            model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=1e-3),
-            p.schedule_of(name, model, transport.size, 4), transport,
-        )  # fmt: skip
+        executor = p.executor(model, name, transport, 4, optim.SGD(model.parameters(), lr=1e-3))
         for _ in range(3):
             executor.step(batches)
 

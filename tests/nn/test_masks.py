@@ -185,9 +185,10 @@ def test_replicas_of_a_pruned_model(name, sharded):
     models = []
 
     def make():
-        models.append(replicas.mlp())
-        sb.prune(models[-1], 0.5)
-        return models[-1]
+        model = replicas.mlp()
+        sb.prune(model, 0.5)
+        models.append(model)  # ranks are threads: the last one may be another's
+        return model
 
     def optimizer(params):
         return old_momentum(optim.Adam, params, lr=0.01)
@@ -204,9 +205,10 @@ def test_pipelines_of_a_pruned_model(schedule):
     models = []
 
     def make():
-        models.append(pipelines.mlp())
-        sb.prune(models[-1], 0.5)
-        return models[-1]
+        model = pipelines.mlp()
+        sb.prune(model, 0.5)
+        models.append(model)  # ranks are threads: the last one may be another's
+        return model
 
     def optimizer(model):
         return old_momentum(optim.Adam, model.parameters(), lr=0.01)

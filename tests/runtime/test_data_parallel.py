@@ -15,11 +15,11 @@ from backends import needs_numba
 from sparsebp import nn
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core import backend
-from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError, TransportError
+from sparsebp.core.errors import OptionError, ScheduleError
 from sparsebp.runtime.actions import Stages, Watch
 from sparsebp.runtime.replicas import ReplicaExecutor, parted
 from sparsebp.schedule import Lane, StepGraph
-from sparsebp.schedule.builders import conventional, gpipe, place_updates, synchronise
+from sparsebp.schedule.builders import gpipe, place_updates, synchronise
 
 NAMES = list(rep.schedules(Stages(rep.mlp())))
 
@@ -29,11 +29,9 @@ NAMES = list(rep.schedules(Stages(rep.mlp())))
 def test_equal_to_one_worker(name, size):
     want = rep.alone(rep.mlp, rep.OPTIMIZERS["adam"])
     got = rep.replicas(size, rep.mlp, rep.OPTIMIZERS["adam"], name)
-    for state, losses, norms in got:
-        rep.assert_close(state, want[0], 1e-10 if size > 1 else 0)
-        np.testing.assert_allclose(losses, want[1], rtol=1e-12)
-        np.testing.assert_allclose(norms, want[2], rtol=1e-10)
-    assert len({rep.digest(state) for state, _, _ in got}) == 1
+    rep.assert_like_one_worker(got, want, 1e-10)
+    if size == 1:
+        orders.assert_same(got[0][0], want[0])
 
 
 @given(data=st.data())
@@ -65,25 +63,17 @@ def test_every_order_gives_the_same_numbers(seed, first, microbatches, waits, sh
     optimizer, options = rep.OPTIMIZERS["momentum"], {"accumulate": microbatches, "epochs": 1}
     want = rep.alone(rep.mlp, optimizer, **options)
     got = rep.replicas(2, rep.mlp, optimizer, schedule_of, sharded=sharded, **options)
-    for state, losses, norms in got:
-        rep.assert_close(state, want[0], 1e-10)
-        np.testing.assert_allclose(losses, want[1], rtol=1e-12)
-        np.testing.assert_allclose(norms, want[2], rtol=1e-10)
+    rep.assert_like_one_worker(got, want, 1e-10)
 
 
 @pytest.mark.parametrize("model", ["mlp", "mlp, hybrid", "conv", "shared, linear"])
 def test_models(model):
     make, data = orders.MODELS[model]
-    inputs = data().x
-    runs = [
-        rep.replicas(2, make, rep.OPTIMIZERS["adam"], "first-ready", inputs=inputs, epochs=1, batch_size=7)
-        for _ in range(2)
-    ]
-    (one, two), again = runs
-    assert rep.digest(one[0]) == rep.digest(two[0]) == rep.digest(again[0][0])
-    assert (one[1], one[2]) == (two[1], two[2]) == (again[0][1], again[0][2])
-    for name, value in one[0].items():
-        np.testing.assert_array_equal(value, again[0][0][name], err_msg=name)
+    options = {"inputs": data().x, "epochs": 1, "batch_size": 7}
+    (one, two), (again, _) = (rep.replicas(2, make, rep.OPTIMIZERS["adam"], "first-ready", **options) for _ in "12")
+    assert rep.digest(one[0], running=False) == rep.digest(two[0], running=False)
+    assert one[1:] == two[1:] == again[1:]
+    orders.assert_same(again[0], one[0])
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 3), (1, 1), (2, 3), (7, 3), (9, 3), (23, 4)])
@@ -105,10 +95,7 @@ class Right(Watch):
 
 def test_scores_are_those_of_all_samples():
     def work(transport):
-        model = rep.mlp()
-        schedule = rep.schedules(Stages(model), 2)["first-ready"]
-        optimizer = rep.OPTIMIZERS["sgd"](model.parameters())
-        executor = ReplicaExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule, transport, watch=Right())
+        executor = rep.executor(transport, rep.mlp(), "first-ready", accumulate=2, watch=Right())
         parts = [executor.own(part) for part in np.array_split(np.arange(11), 2)]
         (step,) = executor.step([(rep.INPUTS[part], rep.CLASSES[part]) for part in parts])
         return sum(share * score for share, score in zip(step.shares, step.scores, strict=True))
@@ -123,11 +110,8 @@ def test_parts():
     early, late = dict(zip("abcd", range(4), strict=True)), dict.fromkeys("abcd", 4)
     assert parted(params, early, late, 16) == [["a"], ["b"], ["c", "d"]]
     assert parted(params, early, late, 1000) == [["a", "b"], ["c", "d"]]
-    assert parted(params, {"a": 0, "b": 2, "c": 4, "d": 5}, {"a": 1, "b": 3, "c": 6, "d": 6}, 1000) == [
-        ["a"],
-        ["b"],
-        ["c", "d"],
-    ]
+    early, late = {"a": 0, "b": 2, "c": 4, "d": 5}, {"a": 1, "b": 3, "c": 6, "d": 6}
+    assert parted(params, early, late, 1000) == [["a"], ["b"], ["c", "d"]]
     assert parted({}, {}, {}, 16) == []
 
 
@@ -165,11 +149,7 @@ def test_sums_begin_early_and_are_waited_for_late():
 
     def work(transport):
         model = nn.Sequential(*[nn.Linear(size, size, bias=False, rng=0) for size in (3, 3, 3)])
-        optimizer = rep.OPTIMIZERS["sgd"](model.parameters())
-        kind = type("Replica", (ReplicaExecutor,), {"bucket_bytes": 1})
-        executor = kind(
-            model, nn.CrossEntropyLoss(), optimizer, rep.schedules(Stages(model))["forward"], Noting(transport)
-        )
+        executor = rep.executor(Noting(transport), model, "forward", bucket_bytes=1)
         for number, (_, layer) in enumerate(model.stages()):
             for method, letter in (("forward", "F"), ("input_grad", "I"), ("weight_grad", "W")):
                 noted(layer, method, f"{number}{letter}")
@@ -202,11 +182,8 @@ def test_on_a_device(name, clip_norm, sharded):
     def work(transport):
         model = rep.mlp().to("cuda")
         optimizer = rep.OPTIMIZERS["momentum"](model.parameters())
-        kind = type("Replica", (ReplicaExecutor,), {"bucket_bytes": 150})
-        executor = kind(
-            model, nn.CrossEntropyLoss(), optimizer, rep.schedules(Stages(model))[name], transport, watch=Right(),
-            clip_norm=clip_norm, sharded=sharded,
-        )  # fmt: skip
+        given = {"bucket_bytes": 150, "watch": Right(), "clip_norm": clip_norm, "sharded": sharded}
+        executor = rep.executor(transport, model, name, optimizer, **given)
         done = []
         for (part,) in rep.batches_of(13, 6, 1):
             own = executor.own(part)
@@ -229,48 +206,12 @@ def test_on_a_device(name, clip_norm, sharded):
 # ---- what must not go on -----------------------------------------------------------------------------------------
 
 
-def test_a_number_that_is_not_finite_ends_all():
-    class Stop(Watch):
-        def loss(self, step, m, value):
-            if not np.isfinite(value):
-                raise NonFiniteError("The loss is not finite", expected="a number", got=value, remedy="Stop")
-
-    ended = []
-
-    def work(transport):
-        model = rep.mlp()
-        optimizer = rep.OPTIMIZERS["sgd"](model.parameters())
-        schedule = rep.schedules(Stages(model))["forward"]
-        executor = ReplicaExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule, transport, watch=Stop())
-        x = np.full((2, 5), np.nan if transport.rank == 1 else 1.0)
-        executor.step([(np.ones((2, 5)), rep.CLASSES[:2])])
-        try:
-            executor.step([(x, rep.CLASSES[:2])])
-            executor.flush()
-        except Exception as error:
-            transport.abort(error)  # as whoever started the ranks does
-            assert executor.flush() == []
-            with pytest.raises(TransportError, match="has failed before"):
-                executor.step([(x, rep.CLASSES[:2])])
-            executor.close()
-            ended.append(type(error))
-            raise
-
-    with pytest.raises(NonFiniteError, match="The loss is not finite"):
-        run_ranks(3, work)
-    assert ended.count(NonFiniteError) == 1 and ended.count(TransportError) == 2
-
-
 def refused(change, error, match, size=2):
     def work(transport):
         model = rep.mlp()
         schedule = rep.schedules(Stages(model))["first-ready"]
         options = {"model": model, "schedule": schedule, "clip_norm": None} | change(model, transport.rank)
-        optimizer = rep.OPTIMIZERS["sgd"](options["model"].parameters())
-        ReplicaExecutor(
-            options["model"], nn.CrossEntropyLoss(), optimizer, options["schedule"], transport,
-            clip_norm=options["clip_norm"],
-        )  # fmt: skip
+        rep.executor(transport, options["model"], lambda _: options["schedule"], clip_norm=options["clip_norm"])
 
     with pytest.raises(error, match=match):
         run_ranks(size, work)
@@ -292,13 +233,11 @@ def test_ranks_that_differ_are_refused():
 
 def test_schedules_that_are_refused():
     def without(model, rank):
-        stages = Stages(model)
-        return {"schedule": conventional(stages=len(stages), unweighted=stages.unweighted)}
+        return {"schedule": orders.order_for(model)}
 
     def of_two_workers(model, rank):
-        stages = Stages(model)
-        whole = synchronise(gpipe(stages=len(stages), workers=2, microbatches=2, unweighted=stages.unweighted))
-        return {"schedule": place_updates(whole)}
+        whole = orders.order_for(model, gpipe, workers=2, microbatches=2)
+        return {"schedule": place_updates(synchronise(whole))}
 
     def of_two_streams(model, rank):
         schedule = rep.schedules(Stages(model))["first-ready"]
@@ -326,11 +265,7 @@ def test_schedules_that_are_refused():
 
 def test_a_step_without_samples_is_refused():
     def work(transport):
-        model = rep.mlp()
-        optimizer = rep.OPTIMIZERS["sgd"](model.parameters())
-        schedule = rep.schedules(Stages(model))["first-ready"]
-        executor = ReplicaExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule, transport)
-        executor.step([(rep.INPUTS[:0], rep.CLASSES[:0])])
+        rep.executor(transport, rep.mlp(), "first-ready").step([(rep.INPUTS[:0], rep.CLASSES[:0])])
 
     with pytest.raises(OptionError, match="A step has no samples"):
         run_ranks(2, work)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
 
 import replicas as rep
 from sparsebp import nn
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
-from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.replicas import ReverseFirstKExecutor, TimedReplica
 from sparsebp.schedule import Action
 
@@ -32,11 +30,8 @@ def work(transport, sharded=False, clip_norm=None, samples=23, epochs=2):
 def test_equal_to_one_worker(size, sharded, clip_norm):
     want = rep.alone(rep.mlp, rep.OPTIMIZERS["adam"], clip_norm=clip_norm)
     got = run_ranks(size, lambda transport: work(transport, sharded, clip_norm))
-    for state, losses, norms, executor in got:
-        rep.assert_close(state, want[0], 1e-10)
-        np.testing.assert_allclose(losses, want[1], rtol=1e-12)
-        np.testing.assert_allclose(norms, want[2], rtol=1e-10)
-        assert 0 <= executor.k < 7
+    rep.assert_like_one_worker(got, want, 1e-10)
+    assert all(0 <= executor.k < 7 for *_, executor in got)
     assert len({executor.k for *_, executor in got}) == 1
     assert len({str(executor.costs) for *_, executor in got}) == 1
 
@@ -67,10 +62,7 @@ def test_the_clock_stands_still_while_sums_are_waited_for():
             return Later()
 
     def measure(transport):
-        model = rep.mlp()
-        optimizer = rep.OPTIMIZERS["sgd"](model.parameters())
-        schedule = rep.schedules(Stages(model))["waits"]
-        executor = TimedReplica(model, nn.CrossEntropyLoss(), optimizer, schedule, transport=Slow(transport))
+        executor = rep.executor(Slow(transport), rep.mlp(), "waits", kind=TimedReplica)
         for _ in range(3):
             executor.step([(rep.INPUTS[:6], rep.CLASSES[:6])])
         costs = executor.costs(executor.sum_seconds())

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicas as rep
-from sparsebp import nn
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.replicas import ReplicaExecutor
 
 NAMES = list(rep.schedules(Stages(rep.mlp())))
 
@@ -50,8 +48,7 @@ def test_groups_and_options_set_on_the_way():
     def work(transport, sharded):
         model = rep.mlp()
         optimizer = rep.optim.SGD(groups(model.parameters()), 0.1)
-        schedule = rep.schedules(Stages(model))["first-ready"]
-        executor = ReplicaExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule, transport, sharded=sharded)
+        executor = rep.executor(transport, model, "first-ready", optimizer, sharded=sharded)
         for rate in (0.2, 0.1, 0.3):
             optimizer.param_groups[1]["lr"] = rate
             executor.step([(rep.INPUTS[:5], rep.CLASSES[:5])])
@@ -65,10 +62,8 @@ def test_bytes_and_whole_states():
     def work(transport):
         model = rep.mlp()
         optimizer = rep.OPTIMIZERS["adam"](model.parameters())
-        schedule = rep.schedules(Stages(model))["forward"]
         whole = sum(array.nbytes for arrays in optimizer.buffers.values() for array in arrays.values())
-        parts = model, nn.CrossEntropyLoss(), optimizer, schedule, transport
-        executor = ReplicaExecutor(*parts, sharded=True)
+        executor = rep.executor(transport, model, "forward", optimizer, sharded=True)
         batch = [(rep.INPUTS[:5], rep.CLASSES[:5])]
         executor.step(batch)
         executor.flush()
@@ -86,7 +81,7 @@ def test_bytes_and_whole_states():
         with pytest.raises(OptionError, match="in pieces on several ranks"):
             optimizer.state_dict()
         executor.close()
-        again = ReplicaExecutor(*parts, sharded=True)  # takes the pieces over
+        again = rep.executor(transport, model, "forward", optimizer, sharded=True)  # takes the pieces over
         again.gather_state(everywhere=True)
         second = optimizer.state_dict()
         if transport.rank == 0:
@@ -108,14 +103,11 @@ def test_what_cannot_be_parted_is_refused():
 
     def work(transport):
         model = rep.mlp()
-        schedule = rep.schedules(Stages(model))["first-ready"]
-        loss = nn.CrossEntropyLoss()
         with pytest.raises(OptionError, match="cannot be parted"):
-            ReplicaExecutor(model, loss, Own(model.parameters()), schedule, transport, sharded=True)
+            rep.executor(transport, model, "first-ready", Own(model.parameters()), sharded=True)
         optimizer = rep.OPTIMIZERS["adam"](model.parameters())
-        ReplicaExecutor(model, loss, optimizer, schedule, transport, sharded=True)
-        other = rep.schedules(Stages(model))["reverse first-7"]
-        executor = ReplicaExecutor(model, loss, optimizer, other, transport)
+        rep.executor(transport, model, "first-ready", optimizer, sharded=True)
+        executor = rep.executor(transport, model, "reverse first-7", optimizer)
         with pytest.raises(OptionError, match="in pieces on several ranks"):
             executor.step([(rep.INPUTS[:5], rep.CLASSES[:5])])
 

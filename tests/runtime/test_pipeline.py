@@ -15,7 +15,6 @@ from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import NonFiniteError, OptionError, TransportError
 from sparsebp.runtime.actions import Stages, Watch
-from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import place_updates
 
@@ -67,11 +66,7 @@ def test_shapes_and_numbers_of_micro_batches_may_change(schedule):
     steps = [p.batches("mlp", counts, seed=number) for number, counts in enumerate(sizes)]
     make = p.MODELS["mlp"][0]
     found = p.on_ranks(3, make, p.momentum, steps, lambda model: p.schedule_of(schedule, model, 3, 3))
-    model, numbers = make(), []
-    optimizer = p.momentum(model)
-    for batches in steps:  # one worker's executor for each number of micro-batches
-        numbers += p.alone(lambda: model, lambda _: optimizer, [batches])[0]
-    p.assert_close(found, (numbers, p.state_of(model, optimizer)), **TIGHT)
+    p.assert_close(found, p.alone(make, p.momentum, steps), **TIGHT)
 
 
 def test_clipping_by_the_norm_over_all_ranks():
@@ -107,24 +102,6 @@ def test_dropout_and_running_statistics_are_those_of_one_worker():
     assert any("running" in name for name in found[1])
 
 
-def test_generators_are_brought_to_all_ranks():
-    def work(transport):
-        model = dropout()
-        schedule = p.schedule_of("gpipe", model, 2, 2)
-        executor = PipelineExecutor(model, nn.CrossEntropyLoss(), p.momentum(model), schedule, transport)
-        before = {name: g.bit_generator.state for name, g in model.generators().items()}
-        executor.step(p.batches("densenet", [4, 4]))
-        assert executor.pending
-        executor.flush()
-        assert not executor.pending
-        now = {name: g.bit_generator.state for name, g in model.generators().items()}
-        assert all(now[name] != before[name] for name in before)
-        return str(now)
-
-    one, other = run_ranks(2, work)
-    assert one == other
-
-
 def shared_apart():
     tied = nn.Linear(7, 7, rng=0)
     return nn.Sequential(tied, nn.Tanh(), nn.Linear(7, 7, rng=1), tied)
@@ -151,9 +128,7 @@ def scans():
 def test_what_cannot_run_is_refused(make, ranks, workers, build, words):
     def work(transport):
         model = make()
-        PipelineExecutor(
-            model, nn.CrossEntropyLoss(), p.momentum(model), p.schedule_of(build, model, workers, 2), transport
-        )
+        p.executor(model, p.schedule_of(build, model, workers, 2), transport)
 
     with pytest.raises(OptionError) as error:
         run_ranks(ranks, work)
@@ -165,7 +140,7 @@ def test_clipping_needs_all_gradients_before_the_first_update():
     def work(transport):
         model = p.mlp()
         schedule = place_updates(p.schedule_of("gpipe", model, 2, 2), "backward")
-        PipelineExecutor(model, nn.CrossEntropyLoss(), p.momentum(model), schedule, transport, clip_norm=1.0)
+        p.executor(model, schedule, transport, clip_norm=1.0)
 
     with pytest.raises(OptionError, match="not known before the first update"):
         run_ranks(2, work)
@@ -216,9 +191,7 @@ class InOrder:
 def test_receives_begin_in_the_order_of_the_sends(schedule):
     def work(transport):
         model = p.mlp()
-        executor = PipelineExecutor(
-            model, nn.CrossEntropyLoss(), p.momentum(model), p.schedule_of(schedule, model, 4, 4), transport
-        )
+        executor = p.executor(model, schedule, transport, 4)
         sizes = [[2, 3, 1, 2], [2, 3, 1, 2], [2, 5, 1, 2], [1, 1]]
         steps = [p.batches("mlp", counts, seed=number) for number, counts in enumerate(sizes)]
         losses = [step.loss for batches in steps for step in executor.step(batches)]
@@ -241,10 +214,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_before_any_update(rank):
     def work(transport):
         model = p.mlp()
         before = p.digest(model.state_dict())
-        schedule = p.schedule_of("1f1b", model, 3, 2)
-        executor = PipelineExecutor(
-            model, nn.CrossEntropyLoss(), p.momentum(model), schedule, transport, watch=Broken()
-        )
+        executor = p.executor(model, "1f1b", transport, watch=Broken())
         if transport.rank == rank:  # as if this rank's hardware had failed
             part = dict(model.modules())[names[rank].split(".")[0]]
             gradient = part.weight_grad

@@ -17,7 +17,7 @@ from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.pipeline import PipelineExecutor, Versions, units
+from sparsebp.runtime.pipeline import Versions, units
 from sparsebp.schedule import Action, StepGraph, parts_of, simulate
 
 PREDICTORS = {
@@ -113,10 +113,8 @@ def on_ranks(size, make, schedule_of, steps, predictor=None, measured=False, opt
         model = make()
         own = optimizer(model)
         distances = []
-        executor = PipelineExecutor(
-            model, nn.CrossEntropyLoss(), own, schedule_of(model), transport,
-            predictor=predictor and predictor(own), note=distances.append if measured else None,
-        )  # fmt: skip
+        options = {"predictor": predictor and predictor(own), "note": distances.append if measured else None}
+        executor = p.executor(model, schedule_of(model), transport, optimizer=own, **options)
         losses = [step.loss for batches in steps for step in executor.step(batches)]
         executor.flush()
         return losses, p.state_of(model, own), executor.reads, distances
@@ -175,12 +173,15 @@ def adam(model):
     return optim.Adam(model.parameters(), lr=0.05)
 
 
-@pytest.mark.parametrize("name, optimizer", [*((name, p.momentum) for name in PREDICTORS), ("rule", adam)])
-def test_predicted_weights_are_read_and_their_distances_told(name, optimizer):
+@pytest.mark.parametrize("schedule, name, optimizer", [
+    *(("dualpipe-2018", name, p.momentum) for name in PREDICTORS), ("dualpipe-2018", "rule", adam),
+    ("pipedream", "none", p.momentum),
+])  # fmt: skip
+def test_stashed_or_predicted_weights_are_read_and_their_distances_told(schedule, name, optimizer):
     steps = [p.batches("mlp", [3] * 9, seed=seed) for seed in range(2)]
 
     def build(model):
-        return p.schedule_of("dualpipe-2018", model, 4, 9)
+        return p.schedule_of(schedule, model, 4, 9)
 
     found = on_ranks(4, p.mlp, build, steps, PREDICTORS[name], True, optimizer)
     notes = []
@@ -192,19 +193,6 @@ def test_predicted_weights_are_read_and_their_distances_told(name, optimizer):
     for action, numbers in notes[0].items():
         np.testing.assert_allclose(told[action], numbers, rtol=1e-9, atol=1e-15, err_msg=str(action))
     assert len(found[3]) == 2 * len(told)
-
-
-def test_stashed_weights_are_measured_too():
-    steps = [p.batches("mlp", [3] * 6)]
-
-    def build(model):
-        return p.schedule_of("pipedream", model, 4, 6)
-
-    found, notes = on_ranks(4, p.mlp, build, steps, None, True), []
-    one_thread(p.mlp, build, steps, None, notes)
-    told = {d.action: (d.ahead, d.predicted, d.stale) for d in found[3]}
-    for action, numbers in notes[0].items():
-        np.testing.assert_allclose(told[action], numbers, rtol=1e-9, atol=1e-15, err_msg=str(action))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
@@ -260,7 +248,7 @@ def test_parameters_that_are_not_trained():
         found = on_ranks(3, p.mlp, lambda model, n=name: p.schedule_of(n, model, 3, 5), steps, optimizer=trains)
         assert all(np.isfinite(found[0]))
         for key, value in before.items():
-            assert np.array_equal(found[1][f"m.{key}"], value) == key.startswith(("1.", "5."))
+            assert np.array_equal(found[1][f"model.{key}"], value) == key.startswith(("1.", "5."))
 
 
 def test_what_does_not_go_with_asynchronous_schedules_is_refused():
@@ -269,7 +257,7 @@ def test_what_does_not_go_with_asynchronous_schedules_is_refused():
         own = p.momentum(model)
         if options.pop("predicts", False):
             options["predictor"] = optim.MomentumPredictor(own)
-        PipelineExecutor(model, nn.CrossEntropyLoss(), own, p.schedule_of(name, model, 2, 3), transport, **options)
+        p.executor(model, name, transport, 3, own, **options)
 
     with pytest.raises(OptionError, match="norm of all gradients"):
         run_ranks(2, lambda t: work(t, "pipedream", clip_norm=1.0))

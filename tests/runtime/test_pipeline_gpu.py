@@ -7,10 +7,9 @@ import pytest
 
 import pipelines as p
 from backends import needs_numba
-from sparsebp import nn, optim
+from sparsebp import optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core import backend
-from sparsebp.runtime.pipeline import PipelineExecutor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")]
 
@@ -26,10 +25,7 @@ def test_the_numbers_are_those_of_the_host(schedule, predictor, staged):
         model = p.mlp(np.float32).to(device)
         optimizer = p.momentum(model)
         transport.on_device = not staged  # or arrays go through the host
-        executor = PipelineExecutor(
-            model, nn.CrossEntropyLoss(), optimizer, p.schedule_of(schedule, model, 2, 3), transport,
-            predictor=predictor and predictor(optimizer),
-        )  # fmt: skip
+        executor = p.executor(model, schedule, transport, 3, optimizer, predictor=predictor and predictor(optimizer))
         losses = []
         for seed in range(2):
             batches = p.batches("mlp", [2, 3, 2], np.float32, seed)

@@ -71,7 +71,6 @@ def test_streams_wait_for_each_others_events(build):
     waited = [(stream, event) for kind, stream, event in device.notes if kind == "wait"]
     assert {stream for stream, _ in waited} == {-1, 0}
     assert all(id(event) in recorded and event.stream != stream for stream, event in waited)
-    orders.plain(twin, orders.images(), twin_opt, epochs=0, batch_size=22)
     reference = Executor(twin, nn.CrossEntropyLoss(), twin_opt, conventional(stages=len(stages), fusion="none",
                          unweighted=stages.unweighted))  # fmt: skip
     for _ in range(3):

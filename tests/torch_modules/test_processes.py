@@ -104,6 +104,8 @@ model.zero_grad()
 model(x)[0].square().mean().backward()
 for got, parameter in zip(found, model.parameters()):
     torch.testing.assert_close(got, parameter.grad)
+dist.barrier()  # the other rank may still be reading from this one
+del ddp  # it holds the group: gloo's threads must end here, as they cannot while the interpreter does
 dist.destroy_process_group()
 """
 
