@@ -15,11 +15,6 @@ DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 """Defaults; a B takes as long as its I and W."""
 
 
-def check_cost(name: str, value: Any) -> float:
-    """Return a cost: a finite number, 0 or more."""
-    return check_number(name, value, 0)
-
-
 def _check_bandwidth(name: str, value: float) -> None:
     if check_number(name, value, finite=False) <= 0:
         raise OptionError(f"{name} is not positive", expected="more than 0", got=value)
@@ -45,7 +40,7 @@ class StageBytes:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            check_cost(f"The bytes of {entry.name}", getattr(self, entry.name))
+            check_number(f"The bytes of {entry.name}", getattr(self, entry.name), 0)
 
 
 class Side(NamedTuple):
@@ -74,7 +69,7 @@ class Link:
     bandwidth: float = math.inf
 
     def __post_init__(self) -> None:
-        check_cost("The latency of the link", self.latency)
+        check_number("The latency of the link", self.latency, 0)
         _check_bandwidth("The bandwidth of the link", self.bandwidth)
 
     def route(self, sender: int, receiver: int) -> Route:
@@ -122,7 +117,7 @@ class Costs:
     def __post_init__(self) -> None:
         if isinstance(self.durations, Mapping):
             for key, value in self.durations.items():
-                check_cost(f"The duration of {key}", value)
+                check_number(f"The duration of {key}", value, 0)
         elif not callable(self.durations):
             expected = "a mapping or a function"
             raise OptionError("durations cannot be looked up", expected=expected, got=shown(self.durations))
@@ -147,7 +142,7 @@ class Costs:
         if value is None:
             expected = f"an entry for {action} or {action.kind!r}"
             raise OptionError(f"There is no duration of {action}", expected=expected, got=None)
-        return check_cost(f"The duration of {action}", value)
+        return check_number(f"The duration of {action}", value, 0)
 
     def durations_of(self, cells: Sequence[Cell], graph: StepGraph) -> list[float]:
         """Return how long each of many cells takes by itself."""
@@ -229,7 +224,7 @@ class Network(Link):
         super().__post_init__()
         if self.node is not None:
             object.__setattr__(self, "node", check_integer("node", self.node, 1))
-        check_cost("The latency of the uplink", self.uplink_latency)
+        check_number("The latency of the uplink", self.uplink_latency, 0)
         _check_bandwidth("The bandwidth of the uplink", self.uplink_bandwidth)
 
     def route(self, sender: int, receiver: int) -> Route:
@@ -278,7 +273,7 @@ class Network(Link):
         Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009 (ring);
         Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009.
         """
-        size = check_cost("The size", size)
+        size = check_number("The size", size, 0)
         replicas, workers = check_integer("replicas", replicas, 1), check_integer("workers", workers, 1)
         if self.node is None:
             return _sum(size, replicas, self.latency, self.bandwidth)
