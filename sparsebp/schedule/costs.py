@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sparsebp.core.check import check_integer, check_number, shown
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Action, Cell, Kind, Overlap, StepGraph
+from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, StepGraph
 
 DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 """Defaults; a B takes as long as its I and W."""
@@ -104,7 +104,8 @@ class Costs:
     Raises
     ------
     OptionError
-        The durations are neither a mapping nor a function, one is negative or not finite, or the slowdown is below 1.
+        The durations are neither a mapping nor a function, one is of no kind or action, negative or not finite, or the
+        slowdown is below 1.
     """
 
     durations: Mapping[Kind, float] | Mapping[Action, float] | Callable[[Action], float] = field(
@@ -117,6 +118,9 @@ class Costs:
     def __post_init__(self) -> None:
         if isinstance(self.durations, Mapping):
             for key, value in self.durations.items():
+                if key not in KINDS and not isinstance(key, tuple):  # a text such as "2W" would never be looked up
+                    raise OptionError("A duration is of no action", expected=f"{', '.join(KINDS)}, or an Action",
+                                      got=shown(key), remedy='Durations({"2W": 1}) takes texts')  # fmt: skip
                 check_number(f"The duration of {key}", value, 0)
         elif not callable(self.durations):
             expected = "a mapping or a function"

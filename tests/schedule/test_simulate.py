@@ -202,6 +202,7 @@ def test_depth():
     lambda: Costs(1), lambda: Costs(slowdown=0.5), lambda: Costs({"F": -1}), lambda: Costs({"F": float("nan"), "B": 1}),
     lambda: Costs({"F": "long", "B": 1}), lambda: Costs({"F": 1, Action(0, "I", 0): -1, "W": 1}),
     lambda: Costs(slowdown=float("nan")), lambda: Costs(slowdown=float("inf")),
+    lambda: Costs({"F": 1, "I": 1, "W": 1, "2W": 3}), lambda: Costs({"X": 1}),
 ])  # fmt: skip
 def test_costs_that_cannot_be(make):
     with pytest.raises(OptionError):
