@@ -46,7 +46,7 @@ from sparsebp.schedule.actions import First, Weights
 from sparsebp.schedule.builders import BUILDERS, Fusion, Priority
 from sparsebp.schedule.builders import build as build_schedule
 from sparsebp.schedule.files import Durations, from_csv, parse_durations
-from sparsebp.schedule.plot import COLOURS, most_stale, summary
+from sparsebp.schedule.plot import COLOURS, summary
 
 MOST = 100_000
 """Bound for numbers of stages, micro-batches and so on: larger schedules exceed memory and patience."""
@@ -205,7 +205,8 @@ def compared(found: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a summary that a row of the comparison shows."""
     kept = ("name", "workers", "stages", "microbatches", "steps", "makespan", "bubble", "peak_memory")
     each = found["makespan"] / (found["microbatches"] * found["steps"])
-    return {key: found[key] for key in kept} | {"per_microbatch": each, "staleness": most_stale(found)}
+    stale = max((max(entry["staleness"].values()) for entry in found["per_stage"]), default=0)
+    return {key: found[key] for key in kept} | {"per_microbatch": each, "staleness": stale}
 
 
 def print_summary(found: dict[str, Any]) -> None:

@@ -75,10 +75,12 @@ def test_optimizer_fusion_depth(n):
 @pytest.mark.parametrize("build", [gpipe, one_f_one_b])
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("microbatches", [1, 2, 5, 16])
-def test_bubble_with_a_flush(build, workers, microbatches):
+def test_bubble_and_memory_with_a_flush(build, workers, microbatches):
     found = simulate(build(workers=workers, stages=workers, microbatches=microbatches))
     assert found.makespan == 3 * (microbatches + workers - 1)
     assert found.bubble == pytest.approx((workers - 1) / (microbatches + workers - 1))
+    held = [microbatches if build is gpipe else min(microbatches, workers - k) for k in range(workers)]
+    assert [max(curve.saved) for curve in found.memory] == held
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
