@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.text import Text
@@ -42,10 +42,11 @@ from sparsebp.schedule import (
     write_programs,
     write_trace,
 )
-from sparsebp.schedule.builders import BUILDERS
+from sparsebp.schedule.actions import First, Weights
+from sparsebp.schedule.builders import BUILDERS, Fusion, Priority
 from sparsebp.schedule.builders import build as build_schedule
 from sparsebp.schedule.files import Durations, from_csv, parse_durations
-from sparsebp.schedule.plot import COLOURS, most_stale, summary
+from sparsebp.schedule.plot import COLOURS, summary
 
 MOST = 100_000
 """Bound for numbers of stages, micro-batches and so on: larger schedules exceed memory and patience."""
@@ -68,14 +69,12 @@ Steps = Annotated[int, _count("Repetitions of the step, one after the other.")]
 def load(
     file: Annotated[str, typer.Argument(help="A CSV file: ours, or one that PyTorch dumped; - reads standard input.")],
     first: Annotated[
-        Literal["F", "I", "U"] | None,
+        First | None,
         typer.Option(help="How the step begins: with forwards, backwards or updates.", show_default="as in the file"),
     ] = None,
     weights: Annotated[
-        Literal["current", "stashed", "latest"] | None,
-        choice_option(
-            "The weights that a backward reads", ("current", "stashed", "latest"), show_default="as in the file"
-        ),
+        Weights | None,
+        choice_option("The weights that a backward reads", get_args(Weights), show_default="as in the file"),
     ] = None,
 ) -> Schedule:
     """Read a schedule from a file, or from standard input."""
@@ -117,10 +116,10 @@ def sizes_from(
     workers: Annotated[int | None, _count("Devices of the pipeline.", "4")] = None,
     microbatches: Annotated[int | None, _count("Micro-batches.", "8 in pipelines, else 1")] = None,
     fusion: Annotated[
-        Literal["none", "forward", "backward"] | None,
+        Fusion | None,
         choice_option(
             "Adds updates at the end, before the next forward, after the gradient",
-            ("none", "forward", "backward"),
+            get_args(Fusion),
             show_default="none",
         ),
     ] = None,
@@ -144,11 +143,9 @@ def technique_from(
     ] = None,
     memory_limit: Annotated[float | None, typer.Option(help="Bound for the memory (reverse-first-k).")] = None,
     priority: Annotated[
-        Literal["first-ready", "first-stage"] | None,
+        Priority | None,
         choice_option(
-            "Which gradient is synchronised next in reverse-first-k",
-            ("first-ready", "first-stage"),
-            show_default="first-stage",
+            "Which gradient is synchronised next in reverse-first-k", get_args(Priority), show_default="first-stage"
         ),
     ] = None,
     recomputed: Annotated[str | None, typer.Option(help="Stages that recompute activations, such as 0,1.")] = None,
@@ -168,12 +165,8 @@ def stages_of(text: str | None) -> tuple[int, ...] | None:
 # Printed results: tables, and a chart in the colours of the pictures.
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
+_number = "{:.4g}".format
+_share = "{:.1%}".format
 
 
 def _runs(numbers: Iterable[int]) -> str:
@@ -212,7 +205,8 @@ def compared(found: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a summary that a row of the comparison shows."""
     kept = ("name", "workers", "stages", "microbatches", "steps", "makespan", "bubble", "peak_memory")
     each = found["makespan"] / (found["microbatches"] * found["steps"])
-    return {key: found[key] for key in kept} | {"per_microbatch": each, "staleness": most_stale(found)}
+    stale = max((max(entry["staleness"].values()) for entry in found["per_stage"]), default=0)
+    return {key: found[key] for key in kept} | {"per_microbatch": each, "staleness": stale}
 
 
 def print_summary(found: dict[str, Any]) -> None:

@@ -331,11 +331,6 @@ class Send(NamedTuple):
     receiver: int
     readers: list[int]
 
-    @property
-    def boundary(self) -> int:
-        """The stage whose output, or whose output's gradient, is sent."""
-        return self.source.stage if self.source.kind == "F" else self.source.stage - 1
-
 
 @dataclass(frozen=True)
 class CellGraph:

@@ -18,6 +18,7 @@ from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.reorder import (
     Fusion,
     Partition,
+    Priority,
     Region,
     RegionTimes,
     builder,
@@ -39,6 +40,7 @@ from sparsebp.schedule.schedule import Schedule
 __all__ = [
     "BUILDERS",
     "Fusion",
+    "Priority",
     "Region",
     "RegionTimes",
     "conventional",
@@ -218,7 +220,20 @@ def dualpipe2018(*, workers: int, stages: int, microbatches: int, unweighted: It
     """
     graph = StepGraph(stages, microbatches, frozenset(unweighted), updates="microbatch", weights="latest")
     partition = Partition(graph, workers, workers)
-    return Schedule.of(graph, [_dualpipe_cells(partition, worker) for worker in range(workers)], "DualPipe (2018)")
+
+    def order(worker: int) -> Iterator[Cell]:
+        behind = 2 * (workers - 1 - worker)  # units between a batch's forward and its backward on this worker
+        for unit in range(microbatches + behind):
+            forwards = partition.cells("F", worker, unit) if unit < microbatches else []
+            backwards = partition.cells("B", worker, unit - behind) if unit >= behind else []
+            if forwards and backwards and behind:
+                yield from (Overlap(*pair) for pair in zip(forwards, backwards, strict=True))
+            else:
+                yield from (*forwards, *backwards)
+            if backwards:
+                yield from partition.cells("U", worker, unit - behind)
+
+    return Schedule.of(graph, [order(worker) for worker in range(workers)], "DualPipe (2018)")
 
 
 def _pipeline(name: str, graph: StepGraph, workers: int, turns: Callable[[Partition, int], Iterator[Turn]],
@@ -269,22 +284,6 @@ def _delayed(name: str, ahead: int, workers: int, chunks: int, graph: StepGraph,
         yield from waiting
 
     return _pipeline(name, graph, workers, turns, chunks, input_gradient)
-
-
-def _dualpipe_cells(partition: Partition, worker: int) -> list[Cell]:
-    cells: list[Cell] = []
-    microbatches = partition.graph.microbatches
-    behind = 2 * (partition.workers - 1 - worker)  # units between a batch's forward and its backward on this worker
-    for unit in range(microbatches + behind):
-        forwards = partition.cells("F", worker, unit) if unit < microbatches else []
-        backwards = partition.cells("B", worker, unit - behind) if unit >= behind else []
-        if forwards and backwards and behind:
-            cells += [Overlap(forward, backward) for forward, backward in zip(forwards, backwards, strict=True)]
-        else:
-            cells += [*forwards, *backwards]
-        if backwards:
-            cells += partition.cells("U", worker, unit - behind)
-    return cells
 
 
 BUILDERS: dict[str, Callable[..., Schedule]] = {

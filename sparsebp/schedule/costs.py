@@ -9,15 +9,10 @@ from typing import Any, NamedTuple
 
 from sparsebp.core.check import check_integer, check_number, shown
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Action, Cell, Kind, Overlap, StepGraph
+from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, StepGraph
 
 DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 """Defaults; a B takes as long as its I and W."""
-
-
-def check_cost(name: str, value: Any) -> float:
-    """Return a cost: a finite number, 0 or more."""
-    return check_number(name, value, 0)
 
 
 def _check_bandwidth(name: str, value: float) -> None:
@@ -45,7 +40,7 @@ class StageBytes:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            check_cost(f"The bytes of {entry.name}", getattr(self, entry.name))
+            check_number(f"The bytes of {entry.name}", getattr(self, entry.name), 0)
 
 
 class Side(NamedTuple):
@@ -74,7 +69,7 @@ class Link:
     bandwidth: float = math.inf
 
     def __post_init__(self) -> None:
-        check_cost("The latency of the link", self.latency)
+        check_number("The latency of the link", self.latency, 0)
         _check_bandwidth("The bandwidth of the link", self.bandwidth)
 
     def route(self, sender: int, receiver: int) -> Route:
@@ -109,7 +104,8 @@ class Costs:
     Raises
     ------
     OptionError
-        The durations are neither a mapping nor a function, one is negative or not finite, or the slowdown is below 1.
+        The durations are neither a mapping nor a function, one is of no kind or action, negative or not finite, or the
+        slowdown is below 1.
     """
 
     durations: Mapping[Kind, float] | Mapping[Action, float] | Callable[[Action], float] = field(
@@ -122,7 +118,10 @@ class Costs:
     def __post_init__(self) -> None:
         if isinstance(self.durations, Mapping):
             for key, value in self.durations.items():
-                check_cost(f"The duration of {key}", value)
+                if key not in KINDS and not isinstance(key, tuple):  # a text such as "2W" would never be looked up
+                    raise OptionError("A duration is of no action", expected=f"{', '.join(KINDS)}, or an Action",
+                                      got=shown(key), remedy='Durations({"2W": 1}) takes texts')  # fmt: skip
+                check_number(f"The duration of {key}", value, 0)
         elif not callable(self.durations):
             expected = "a mapping or a function"
             raise OptionError("durations cannot be looked up", expected=expected, got=shown(self.durations))
@@ -147,7 +146,7 @@ class Costs:
         if value is None:
             expected = f"an entry for {action} or {action.kind!r}"
             raise OptionError(f"There is no duration of {action}", expected=expected, got=None)
-        return check_cost(f"The duration of {action}", value)
+        return check_number(f"The duration of {action}", value, 0)
 
     def durations_of(self, cells: Sequence[Cell], graph: StepGraph) -> list[float]:
         """Return how long each of many cells takes by itself."""
@@ -229,7 +228,7 @@ class Network(Link):
         super().__post_init__()
         if self.node is not None:
             object.__setattr__(self, "node", check_integer("node", self.node, 1))
-        check_cost("The latency of the uplink", self.uplink_latency)
+        check_number("The latency of the uplink", self.uplink_latency, 0)
         _check_bandwidth("The bandwidth of the uplink", self.uplink_bandwidth)
 
     def route(self, sender: int, receiver: int) -> Route:
@@ -278,7 +277,7 @@ class Network(Link):
         Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009 (ring);
         Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009.
         """
-        size = check_cost("The size", size)
+        size = check_number("The size", size, 0)
         replicas, workers = check_integer("replicas", replicas, 1), check_integer("workers", workers, 1)
         if self.node is None:
             return _sum(size, replicas, self.latency, self.bandwidth)

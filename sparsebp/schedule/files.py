@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
-from sparsebp.core.check import shown
+from sparsebp.core.check import check_number, shown
 from sparsebp.core.errors import FileFormatError, OptionError, ScheduleError
 from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
 from sparsebp.schedule.actions import (
@@ -46,7 +46,7 @@ from sparsebp.schedule.actions import (
     parse,
     parts_of,
 )
-from sparsebp.schedule.costs import DURATIONS, Costs, Link, Network, StageBytes, check_cost
+from sparsebp.schedule.costs import DURATIONS, Costs, Link, Network, StageBytes
 from sparsebp.schedule.lowering import Compute, Instruction, Post, RankProgram, Reduce, Send
 from sparsebp.schedule.schedule import Schedule, validate
 from sparsebp.schedule.simulation import simulate
@@ -106,15 +106,6 @@ class Rows:
         where = "; ".join(f"{action} at {' and '.join(map(str, self.places[action]))}" for action in known)
         got, problem = f"{error.got} [{where}]" if where else error.got, f"{self.source}: {error.problem}"
         return ScheduleError(problem, expected=error.expected, got=got, remedy=error.remedy, actions=error.actions)
-
-
-def decode(content: bytes, source: str) -> str:
-    """Return the text of a file."""
-    try:
-        return content.decode("utf-8-sig")
-    except (UnicodeDecodeError, AttributeError) as error:
-        got = shown(content) if isinstance(error, AttributeError) else f"byte {error.start}: {error.reason}"
-        raise FileFormatError(f"{source} is not a text file", expected="UTF-8", got=got) from error
 
 
 def read_rows(text: str, source: str) -> Rows:
@@ -297,7 +288,12 @@ def write_csv(schedule: Schedule, path: str | os.PathLike[str], *, torch: bool =
 def from_csv(content: str | bytes, *, first: First | None = None, weights: Weights | None = None,
              source: str = "the CSV") -> Schedule:  # fmt: skip
     """Return the schedule of a text or UTF-8 bytes; see `read_csv`. `source` is its name in messages."""
-    rows = read_rows(content if isinstance(content, str) else decode(content, source), source)
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    except (UnicodeDecodeError, AttributeError) as error:
+        got = shown(content) if isinstance(error, AttributeError) else f"byte {error.start}: {error.reason}"
+        raise FileFormatError(f"{source} is not a text file", expected="UTF-8", got=got) from error
+    rows = read_rows(text, source)
     _check_forwards(rows)
     if first is None:
         first = cast(First | None, rows.options.get("first", ("F",))[0])
@@ -424,7 +420,7 @@ class _Entries:
             if _KEY.fullmatch(key) is None:
                 raise OptionError(f"A {name} is of no action", expected="F (or I, W, B, S, U), 2F, 2F0", got=shown(key),
                                   remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
-            check_cost(f"The {name} of {key}", value)
+            check_number(f"The {name} of {key}", value, 0)
 
     def most_specific(self, action: Action) -> float | None:
         """Return the entry that counts for an action, None if there is none."""

@@ -126,26 +126,23 @@ class Sent(_Transfer):
     receives, waits = False, True
 
 
-class Reduce(NamedTuple):
-    """Begin to sum the gradients of a stage over all replicas: the action S."""
-
+class _Sum(NamedTuple):
     action: Action
 
     def __str__(self) -> str:
-        return f"reduce {self.action}"
+        return f"{type(self).__name__.lower()} {self.action}"
 
 
-class Reduced(NamedTuple):
+class Reduce(_Sum):
+    """Begin to sum the gradients of a stage over all replicas: the action S."""
+
+
+class Reduced(_Sum):
     """Wait for the sums of a stage: the next instruction uses them.
 
     In a step that begins with updates it stands before its `Reduce`: it waits for the sums of the step before, of which
     the first step has none.
     """
-
-    action: Action
-
-    def __str__(self) -> str:
-        return f"reduced {self.action}"
 
 
 Instruction: TypeAlias = Compute | Post | Await | Send | Sent | Reduce | Reduced
@@ -215,7 +212,7 @@ def _operations(programs: Sequence[RankProgram]) -> tuple[list[Message], _Steps]
         steps.append([])
         sums: defaultdict[Action, list[str]] = defaultdict(list)
         for place, one in enumerate(program.instructions):
-            if isinstance(one, (Reduce, Reduced)):
+            if isinstance(one, _Sum):
                 sums[one.action].append(type(one).__name__)
             elif not isinstance(one, Compute):
                 message = one.message

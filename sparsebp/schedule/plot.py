@@ -285,11 +285,6 @@ def summary(simulation: Simulation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def most_stale(found: dict[str, Any]) -> int:
-    """Return the largest staleness in a summary."""
-    return max((max(entry["staleness"].values()) for entry in found["per_stage"]), default=0)
-
-
 def _busy(simulation: Simulation, worker: int) -> dict[str, float]:
     lanes = {i: lane.stream for i, lane in enumerate(simulation.schedule.lanes) if lane.worker == worker}
     shares = dict.fromkeys(lanes.values(), 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from sparsebp.core.check import shown
+from sparsebp.core.check import check_sequence, shown
 from sparsebp.core.errors import OptionError, ScheduleError
 from sparsebp.core.locks import cached_property
 from sparsebp.schedule.actions import (
@@ -70,9 +70,11 @@ class Schedule:
            recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
         """Return a schedule from one entry per worker: cells of its main stream, or cells by the stream's name."""
         lanes = []
-        for number, entry in enumerate(workers):
+        for number, entry in enumerate(check_sequence("workers", workers, "lists of actions")):
             streams = entry if isinstance(entry, Mapping) else {"main": entry}
-            lanes += [Lane(number, stream, tuple(cells)) for stream, cells in streams.items()]
+            for stream, cells in streams.items():
+                cells = check_sequence(f"The lane {stream!r} of worker {number}", cells, "actions")  # noqa: PLW2901
+                lanes.append(Lane(number, stream, tuple(cells)))
         return cls(graph, tuple(lanes), name, frozenset(recomputed))
 
     @property

@@ -334,7 +334,7 @@ class Run:
         for key in way.keys:
             if key in held and held[key][0] > begin:
                 begin, held_by = held[key]
-        passed, lasts = begin, way.lasts[send.boundary]
+        passed, lasts = begin, way.lasts[send.source.stage - (send.source.kind == "I")]
         for at, key in enumerate(way.keys):
             until = begin + lasts[at]
             held[key] = until, -1 - transfer

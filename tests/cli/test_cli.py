@@ -31,9 +31,13 @@ def python_m(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
-@pytest.mark.parametrize("command", ["train", "tune", "prune", "demo", "verify", "warm-up", "info"])
+COMMANDS = ["train", "tune", "prune", "demo", "verify", "warm-up", "info"]
+OF_SCHEDULES = ["build", "validate", "simulate", "plot", "lower", "compare"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *(f"schedule {name}" for name in OF_SCHEDULES)])
 def test_help_has_examples(command):
-    result = invoke(command, "--help")
+    result = invoke(*command.split(), "--help")
     assert result.exit_code == 0
     assert "Examples:" in result.stdout
     assert f"sparsebp {command}" in result.stdout
@@ -55,21 +59,11 @@ def test_help_of_80_letters_breaks_no_name_of_a_choice(monkeypatch, arguments):
 
 
 def test_root_help_and_version():
-    assert "train" in invoke("--help").stdout
+    assert all(command in invoke("--help").stdout for command in COMMANDS)
+    assert all(command in invoke("schedule", "--help").stdout for command in OF_SCHEDULES)
     from sparsebp import __version__
 
     assert invoke("--version").stdout == f"sparsebp {__version__}\n"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nothing"], ["train"], ["train", "nothing"], ["train", "bitstream", "--hidden", "0"],
-        ["train", "bitstream", "--backward", "x"], ["train", "bitstream", "--no-such-option"], ["bench", "nothing"],
-    ],
-)  # fmt: skip
-def test_wrong_usage_exits_with_2(arguments):
-    assert invoke(*arguments).exit_code == 2
 
 
 @pytest.mark.parametrize("model", ["rnn", "gru", "lstm"])

@@ -20,10 +20,19 @@ invoke = partial(run, app)
 
 TINY = ["train", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--batch-size", "8",
         "--epochs", "1"]  # fmt: skip
+DIGITS = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1"]
 BIG, LONG = "9" * 25, "x" * 5000
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class KilledError(BaseException):
+    """Stands for what no command catches."""
+
+
+def killed(*arguments, **options):
+    raise KilledError
 
 
 @contextlib.contextmanager
@@ -55,7 +64,7 @@ def refused(result, code, *words):
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([*TINY, option, value] for value in (BIG, "-1", "1.5", "") for option in (
+        *([*TINY, option, value] for value in (BIG, "0", "-1", "1.5", "") for option in (
             "--hidden", "--layers", "--seq-len", "--samples", "--batch-size", "--accumulate", "--threads")),
         *([*TINY, option, value] for value in ("nan", "inf", "0", "-1", "x") for option in ("--lr", "--clip")),
         *(["train", "digits", "--model", "vgg11", "--width", value] for value in ("nan", "inf", "0", "-1", "1e300")),
@@ -78,6 +87,10 @@ def refused(result, code, *words):
         *(["schedule", "build", "gpipe", "--cost", value] for value in ("F=nan", "F=inf", "F=", "X=1", "F=1=2", "")),
         *(["schedule", "plot", "-", "--out", "t.json", "--unit", value] for value in ("nan", "inf", "0", "1e308")),
         ["schedule", "plot", "-", "--width", BIG], ["schedule", "plot", "-", "--out", "x.gif"],
+        ["nothing"], ["train"], ["train", "nothing"], [*TINY, "--backward", "x"], [*TINY, "--no-such-option"],
+        ["schedule", "nothing"], ["schedule", "simulate"], ["schedule", "build"],
+        ["schedule", "build", "nothing"], ["schedule", "build", "gpipe", "--fusion", "x"],
+        ["schedule", "compare", "gpipe", "x"],
     ],
     ids=lambda arguments: " ".join(str(a)[:12] for a in arguments if str(a) not in TINY[2:]),
 )  # fmt: skip
@@ -183,12 +196,6 @@ def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path):
 def test_the_picture_is_drawn_last(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
 
-    class KilledError(BaseException):
-        pass
-
-    def killed(*arguments, **options):
-        raise KilledError
-
     monkeypatch.setattr("sparsebp.cli.train.save_loss_curve", killed)
     with pytest.raises(KilledError):
         invoke(*TINY, "--out", tmp_path)
@@ -202,8 +209,7 @@ def test_the_picture_is_drawn_last(tmp_path, monkeypatch):
 def digits_run(tmp_path_factory):
     pytest.importorskip("sklearn")
     folder = tmp_path_factory.mktemp("digits")
-    run = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1"]
-    assert invoke(*run, "--out", folder).exit_code == 0
+    assert invoke(*DIGITS, "--out", folder).exit_code == 0
     return folder
 
 
@@ -243,11 +249,12 @@ def test_a_fifo_is_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".json"])
-@pytest.mark.parametrize("text", ["\U0001f600 \x7f", "\x00\x1f\t\r\n", '"\\', "\u2028", ""])
+@pytest.mark.parametrize("text", ["\U0001f600 \x7f", "\x00\x1f\t\r\n", 'a "b" \\ ü\n', '"\\', "\u2028", ""])
 def test_texts_of_any_kind_come_back(tmp_path, suffix, text):
     path = tmp_path / f"c{suffix}"
-    write_config({"data": text, "lr": 1e-300, "epochs": 10**30, "graph": True}, path)
-    assert read_config(path) == {"data": text, "lr": 1e-300, "epochs": 10**30, "graph": True}
+    options = {"data": text, "lr": 1e-300, "width": 0.5, "epochs": 10**30, "graph": True}
+    write_config(options | {"model": None}, path)
+    assert read_config(path) == options
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".json"])
@@ -269,9 +276,6 @@ def test_killed_in_the_retraining_and_resumed(tmp_path, monkeypatch, step, optio
     """Both parts, their files and all that is reported are those of a run that was never interrupted."""
     pytest.importorskip("sklearn")
     from sparsebp.train import JsonLines
-
-    class KilledError(Exception):
-        pass
 
     run = ["train", "digits", "--samples", "30", "--batch-size", "10", "--epochs", "1", "--prune", "0.8",
            "--retrain-epochs", "2", "--checkpoint-every", "1", "--json", *options]  # fmt: skip
@@ -313,13 +317,7 @@ def test_killed_between_pruning_and_retraining(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     from sparsebp.cli import train
 
-    class KilledError(Exception):
-        pass
-
-    def killed(*arguments):
-        raise KilledError
-
-    run = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1", "--prune", "0.8"]
+    run = [*DIGITS, "--prune", "0.8"]
     assert invoke(*run, "--out", tmp_path / "whole").exit_code == 0
     with monkeypatch.context() as patch:
         patch.setattr(train, "_pruned", killed)
@@ -334,7 +332,7 @@ def test_killed_between_pruning_and_retraining(tmp_path, monkeypatch):
 def test_the_retraining_of_an_earlier_run_is_not_gone_on_with(tmp_path):
     """A new run in the folder, killed before its pruning: what is in the folder `pruned` is not its own."""
     pytest.importorskip("sklearn")
-    run = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1", "--prune", "0.8"]
+    run = [*DIGITS, "--prune", "0.8"]
     assert invoke(*run, "--seed", 1, "--out", tmp_path).exit_code == 0
     old = (tmp_path / "pruned" / "checkpoint.safetensors").read_bytes()
     assert invoke(*run, "--seed", 2, "--out", tmp_path / "whole").exit_code == 0
@@ -348,8 +346,7 @@ def test_the_retraining_of_an_earlier_run_is_not_gone_on_with(tmp_path):
 def test_pruning_a_pruned_checkpoint(tmp_path):
     """Amounts are shares of all weights; what has gone stays away, also where a weight is not 0 under its mask."""
     pytest.importorskip("sklearn")
-    train = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1", "--out", tmp_path]
-    assert invoke(*train).exit_code == 0
+    assert invoke(*DIGITS, "--out", tmp_path).exit_code == 0
     last, total = tmp_path / "checkpoint.safetensors", None
     masks: dict[str, np.ndarray] = {}
     rounds = ((0.5, "class_blind"), (0.75, "class_uniform"), (0.2, "class_blind"), (0.9, "class_distribution"))

@@ -13,7 +13,6 @@ from sparsebp.schedule.builders import BUILDERS
 
 invoke = partial(run, app, "schedule")
 
-COMMANDS = ["build", "validate", "simulate", "plot", "lower", "compare"]
 GPIPE = ["build", "gpipe", "--workers", "2", "--stages", "2", "--microbatches", "3"]
 
 
@@ -23,15 +22,6 @@ def gpipe(tmp_path):
     result = invoke(*GPIPE, "--out", path)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
     return path
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples(command):
-    result = invoke(command, "--help")
-    assert result.exit_code == 0
-    assert f"sparsebp schedule {command}" in result.stdout
-    for other in COMMANDS:
-        assert other in invoke("--help").stdout
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -151,15 +141,6 @@ def test_errors(tmp_path, gpipe):
     assert "Not a duration" in one_message(invoke("build", "gpipe", "--cost", "F"), code=2)
     assert "0 or more" in one_message(invoke("build", "gpipe", "--cost", "F=-1"), code=2)
     assert "Unknown kind of picture" in one_message(invoke("plot", "-", "--out", "x.gif", input="0F0,0B0"), code=2)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["build", "nothing"], ["build"], ["compare", "gpipe", "x"], ["simulate"], ["build", "gpipe", "--stages", "0"],
-     ["build", "gpipe", "--fusion", "x"], ["build", "gpipe", "--unweighted", "a"], ["nothing"]],
-)  # fmt: skip
-def test_wrong_usage_exits_with_2(arguments):
-    assert invoke(*arguments).exit_code == 2
 
 
 def test_lower(gpipe, tmp_path):

@@ -12,7 +12,7 @@ from sparsebp.cli.app import app
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.threads import thread_counts
 from sparsebp.train import recipes as tuning
-from sparsebp.train.config import config_for, read_config, write_config
+from sparsebp.train.config import config_for, read_config
 
 invoke = partial(run, app)
 
@@ -82,13 +82,6 @@ def test_table(tmp_path):
     assert result.exit_code == 0, result.stderr
     assert "refused" in result.stdout and "two threads" in result.stdout and "t.json" in result.stdout
     assert read_config(tmp_path / "t.json")["backward"] == "bp"
-
-
-@pytest.mark.parametrize("suffix", [".toml", ".json"])
-def test_files_keep_options(tmp_path, suffix):
-    options = {"task": "digits", "data": 'a "b" \\ ü\n', "lr": 1e-3, "epochs": 3, "width": 0.5}
-    write_config(options | {"model": None}, tmp_path / f"c{suffix}")
-    assert read_config(tmp_path / f"c{suffix}") == options
 
 
 @pytest.mark.parametrize(

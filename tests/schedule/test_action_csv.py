@@ -8,26 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedules import lane, schedules
 from sparsebp.core.errors import FileFormatError, OutputError, ScheduleError
-from sparsebp.schedule import (
-    KINDS,
-    Action,
-    Costs,
-    Overlap,
-    Schedule,
-    StepGraph,
-    parse,
-    read_csv,
-    simulate,
-    to_csv,
-    write_csv,
-)
+from sparsebp.schedule import KINDS, Action, Costs, Overlap, Schedule, StepGraph, read_csv, simulate, to_csv, write_csv
 from sparsebp.schedule.files import from_csv
-
-
-def lane(text: str):
-    return [parse(cell) for cell in text.split()]
-
 
 GPIPE = Schedule.of(
     StepGraph(2, 2), [lane("0F0 0F1 0B0 0B1"), lane("1F0 1F1 1B0 1B1")], "GPipe"
@@ -82,33 +66,13 @@ def test_round_trip(tmp_path, schedule):
     assert [p.name for p in tmp_path.iterdir()] == ["some.csv"]
 
 
-@st.composite
-def schedules(draw):
-    """A pipeline whose workers interleave in an order that a run without plan has found."""
-    stages, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    workers = draw(st.integers(1, stages))
-    unweighted = draw(st.frozensets(st.integers(0, stages - 1), max_size=stages))
-    updates = draw(st.sampled_from(["none", "step"]))
-    graph = StepGraph(stages, microbatches, unweighted, updates, draw(st.booleans()))
-    lanes = [{"main": [], "sub": []} for _ in range(workers)]
-    done, left = set(), list(graph.required())
-    while left:
-        ready = [action for action in left if all(p in done or p not in left for p in graph.predecessors(action))]
-        action = draw(st.sampled_from(ready))
-        stream = "main" if action.kind in "FI" else draw(st.sampled_from(["main", "sub"]))
-        lanes[action.stage % workers][stream].append(action)
-        left.remove(action)
-        done.add(action)
-    return Schedule.of(graph, [{s: cells for s, cells in w.items() if cells or s == "main"} for w in lanes], "random")
-
-
 @given(schedules(), st.text(max_size=6).map(str.strip))
 def test_any_schedule_survives_with_its_name(schedule, name):
     schedule = replace(schedule, name=name)
     assert from_csv(to_csv(schedule)) == schedule
 
 
-@given(schedules())
+@given(schedules(joined=False))
 def test_columns_are_starts_where_all_take_one_unit(schedule):
     starts = simulate(schedule, Costs(dict.fromkeys(KINDS, 1.0)))
     lines = [line for line in to_csv(schedule).splitlines() if not line.startswith("schedule=")]

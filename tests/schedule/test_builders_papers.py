@@ -75,10 +75,12 @@ def test_optimizer_fusion_depth(n):
 @pytest.mark.parametrize("build", [gpipe, one_f_one_b])
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("microbatches", [1, 2, 5, 16])
-def test_bubble_with_a_flush(build, workers, microbatches):
+def test_bubble_and_memory_with_a_flush(build, workers, microbatches):
     found = simulate(build(workers=workers, stages=workers, microbatches=microbatches))
     assert found.makespan == 3 * (microbatches + workers - 1)
     assert found.bubble == pytest.approx((workers - 1) / (microbatches + workers - 1))
+    held = [microbatches if build is gpipe else min(microbatches, workers - k) for k in range(workers)]
+    assert [max(curve.saved) for curve in found.memory] == held
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
@@ -152,19 +154,20 @@ def test_dualpipe_2018_version_differences(N):
         return 0 if action.kind == "U" else 0.5 if action.stage == N - 1 else 1
 
     found = simulate(dualpipe2018(workers=N, stages=N, microbatches=5 * N), Costs(duration))
-    for m in range(2 * N, 3 * N):
+    for m in range(2 * N, 3 * N + 1):
         assert [found.version_difference(Action(k, "F", m)) for k in range(N)] == [2 * N - k - 2 for k in range(N)]
         assert [found.version_difference(Action(k, "B", m)) for k in range(N)] == list(range(N))
         assert [found.start(Action(k, "F", m)) for k in range(N)] == [m + k for k in range(N)]
-        assert found.start(Action(0, "B", m)) == m + 2 * N - 2  # Fig. 6b
+        backward = [found.start(Action(k, "B", m)) for k in range(N - 1)]
+        assert backward == [m + 2 * N - 2 - k for k in range(N - 1)]  # Fig. 6b and 8b
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 def test_pipedream_stashes_weights(workers):
     """Narayanan et al. (2019), §3.3: forward and backward read one version, N - k - 1 updates old on worker k."""
     found = simulate(pipedream(workers=workers, stages=workers, microbatches=4 * workers))
     for k in range(workers):
-        for m in range(workers, 3 * workers):
+        for m in range(workers - k - 1, 4 * workers):
             assert found.version(Action(k, "F", m)) == found.version(Action(k, "B", m))
-            assert found.staleness(Action(k, "F", m)) == workers - k - 1
+            assert found.staleness(Action(k, "F", m)) == found.staleness(Action(k, "B", m)) == workers - k - 1
     assert [max(curve.weights) for curve in found.memory] == [workers - k for k in range(workers)]

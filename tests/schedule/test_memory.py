@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedules import lane
-from sparsebp.schedule import Action, Costs, Link, Schedule, StageBytes, StepGraph, parse, simulate
+from sparsebp.schedule import Costs, Link, Schedule, StageBytes, StepGraph, parse, simulate
 
 BYTES = (StageBytes(output=10, saved=100, weights=1000), StageBytes(output=20, saved=200, weights=2000))
 
@@ -105,15 +105,3 @@ def test_a_version_is_freed_when_its_last_reader_ends_or_it_is_replaced():
     assert max(weights.values()) == 1000 + 2 * 2000
     assert weights[found.end(parse("1U2"))] == 3000
     assert found.memory[0].weights[-1] == 3000
-
-
-def test_the_peak_of_1f1b_is_below_that_of_gpipe():
-    def build(order):
-        return simulate(Schedule.of(StepGraph(2, 4), [lane(text) for text in order]))
-
-    gpipe = build(["0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3", "1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3"])
-    one = build(["0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"])
-    assert [max(memory.saved) for memory in gpipe.memory] == [4, 4]
-    assert [max(memory.saved) for memory in one.memory] == [2, 1]
-    assert one.makespan == gpipe.makespan
-    assert Action(1, "F", 3) in one.schedule

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedules import lane
 from sparsebp.core.errors import MissingDependencyError, OptionError, OutputError
 from sparsebp.schedule import (
     Costs,  # fmt: skip
@@ -19,7 +20,6 @@ from sparsebp.schedule import (
     StepGraph,  # fmt: skip
     chrome_trace,  # fmt: skip
     gantt,  # fmt: skip
-    parse,  # fmt: skip
     simulate,  # fmt: skip
     text_chart,  # fmt: skip
     write_trace,  # fmt: skip
@@ -27,11 +27,6 @@ from sparsebp.schedule import (
 from sparsebp.schedule.actions import actions_of
 from sparsebp.schedule.builders import build
 from sparsebp.schedule.plot import numbers, row
-
-
-def lane(text: str):
-    return [parse(cell) for cell in text.split()]
-
 
 GPIPE = simulate(
     Schedule.of(StepGraph(2, 3), [lane("0F0 0F1 0F2 0B0 0B1 0B2"), lane("1F0 1F1 1F2 1B0 1B1 1B2")], "GPipe"),

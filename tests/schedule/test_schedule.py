@@ -79,6 +79,12 @@ def test_cells_are_actions(cell):
         Schedule.of(StepGraph(1), [[cell]])
 
 
+@pytest.mark.parametrize("workers", [5, [5], ["0F0 0W0"], "0F0 0W0", [{"main": None}]])
+def test_workers_are_lists_of_cells(workers):
+    with pytest.raises(OptionError, match="is not a sequence"):
+        Schedule.of(StepGraph(1), workers)
+
+
 def test_a_stream_is_there_once():
     lanes = (Lane(0, "main", tuple(lane("0F0"))), Lane(0, "main", tuple(lane("0W0"))))
     with pytest.raises(ScheduleError, match="twice"):

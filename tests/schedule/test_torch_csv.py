@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule import Overlap, Schedule, StepGraph, parse, read_csv, write_csv
+from sparsebp.schedule import Overlap, StepGraph, read_csv, write_csv
 from sparsebp.schedule.builders import BUILDERS, build
 from sparsebp.schedule.files import for_torch, write_programs
 from sparsebp.schedule.lowering import lower
@@ -93,15 +93,6 @@ def test_builders_run_through_pytorchs_passes(tmp_path, name, fusion):
     to_rank = theirs.stage_index_to_group_rank.__getitem__
     sent = pipelining._add_send_recv(theirs.pipeline_order, to_rank, 8)
     pipelining._simulate_comms_compute(sent, to_rank, 8)  # raises if it does not come to the end
-
-
-def test_a_schedule_of_ours_runs_through_pytorchs_passes(tmp_path):
-    workers = ["0F0 0F1 0W0 0W1 0U", "1F0 1F1 1I0 1I1 1W0 1W1 1U"]
-    schedule = Schedule.of(StepGraph(2, 2, updates="step"), [[parse(c) for c in w.split()] for w in workers])
-    write_csv(schedule, tmp_path / "ours.csv", torch=True)
-    theirs = runtime(2, 2, 2)
-    theirs._load_csv(tmp_path / "ours.csv")
-    assert [str(a) for a in theirs.pipeline_order[0] if a is not None] == ["0F0", "0F1", "0B0", "0B1"]
 
 
 # ---- with communication ----------------------------------------------------------------------------------------------
