@@ -92,17 +92,13 @@ class SizedRecipe:
     workspace: int  # bytes of the buffers for intermediate products
     results: int  # bytes of the n result vectors
     index: int
+    flops: int  # of all steps
     stack: StackProgram | None
 
     @property
     def memory(self) -> int:
         """Bytes that a call needs in addition to its arguments, index arrays of the plan included."""
         return self.workspace + self.results + self.index
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of all steps."""
-        return sum([count.flops for count in self.counts])
 
 
 def size_recipe(
@@ -175,7 +171,9 @@ def size_recipe(
     if chain.is_stack:  # one stacked array may run on its own program, which keeps the products of every level
         stack = stack_program(recipe)
         workspace = max(workspace, stack.values(patterns[0].shape[0], 1 if all(chain.shared) else batch, batch))
-    sized = SizedRecipe(recipe, tuple(plans), pattern, tuple(counts), workspace * itemsize, results, index, stack)
+    sized = SizedRecipe(
+        recipe, tuple(plans), pattern, tuple(counts), workspace * itemsize, results, index, flops, stack
+    )  # fmt: skip
     if memory_limit is not None and sized.memory > memory_limit:
         raise MemoryLimitError(
             f"The {recipe.algorithm} scan needs more memory than memory_limit",
