@@ -60,6 +60,14 @@ def check_choice(name: str, value: T, choices: Collection[T]) -> T:
     return value
 
 
+def check_scan_options(argument: str, algorithm: str, up_levels: int | None, chunks: int | None) -> None:
+    """Check that `up_levels` and `chunks` are given to their own scan alone; `argument` names the algorithm's."""
+    for name, value, owner in (("up_levels", up_levels, "hybrid"), ("chunks", chunks, "chunked")):
+        if value is not None and algorithm != owner:
+            raise OptionError(f"{name} belongs to the {owner} scan alone", expected=f"{argument}={owner!r}",
+                              got=f"{argument}={algorithm!r}")  # fmt: skip
+
+
 def check_default(name: str, value: Any, default: Any) -> None:
     """Check that an argument which only exists to match PyTorch's signature has its default."""
     if not (value is default or (type(value) is type(default) and value == default)):

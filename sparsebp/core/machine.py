@@ -13,24 +13,12 @@ from sparsebp.core import backend, threads
 
 
 class Machine(NamedTuple):
-    """The machine that a scan is planned for.
+    """The machine that a scan is planned for."""
 
-    Attributes
-    ----------
-    name
-        Shown in reasons.
-    workers
-        Workers that run at the same time: CPU threads, or a GPU's warp schedulers.
-    memory
-        Bytes; a scan that needs more is refused.
-    is_device
-        Whether it is a GPU.
-    """
-
-    name: str
-    workers: int
-    memory: int
-    is_device: bool
+    name: str  # shown in reasons
+    workers: int  # that run at the same time: CPU threads, or a GPU's warp schedulers
+    memory: int  # bytes; a scan that needs more is refused
+    is_device: bool  # whether it is a GPU
 
 
 def machine(xp: ModuleType, workers: int | None = None) -> Machine:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import Array, Backward, ScanAlgorithm
+from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_options
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs, forward_of, is_lone
 from sparsebp.nn import norm
@@ -307,11 +307,10 @@ def _plan(
 ) -> Any:  # fmt: skip
     from sparsebp.scan import plan_scan
 
-    chunks = options.chunks if options.algorithm == "chunked" else None
-    up_levels = options.up_levels if options.algorithm == "hybrid" else None
     return plan_scan(
         patterns, algorithm=cast(ScanAlgorithm, options.algorithm), workers=options.workers,
-        up_levels=up_levels, chunks=chunks, memory_limit=memory_limit, batch=batch, dtype=dtype, shared=shared, xp=xp,
+        up_levels=options.up_levels, chunks=options.chunks, memory_limit=memory_limit, batch=batch, dtype=dtype,
+        shared=shared, xp=xp,
     )  # fmt: skip
 
 
@@ -561,7 +560,9 @@ class Sequential(Container):
         workers: int | None = None, memory_limit: int | None = None,
     ) -> None:  # fmt: skip
         """Choose how backward runs from now on; arguments as for the class."""
-        self._backward = ChainBackward(BackwardOptions(backward, up_levels, chunks, workers, memory_limit))
+        options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
+        check_scan_options("backward", backward, up_levels, chunks)
+        self._backward = ChainBackward(options)
 
     @property
     def stepwise(self) -> bool:

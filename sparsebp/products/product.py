@@ -261,7 +261,7 @@ class ProductPlan:
         """Floating-point operations per sample: a multiplication and an addition per product."""
         return 2 * self.products
 
-    @property
+    @cached_property
     def index_bytes(self) -> int:
         """Bytes that the plan adds to the operands' patterns: C's pattern and the kernel's arrays."""
         own = 0 if self.pattern in (self.a, self.b) else self.pattern.indptr.nbytes + self.pattern.indices.nbytes

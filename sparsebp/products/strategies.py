@@ -14,7 +14,7 @@ from sparsebp.kernels.operands import PAGE, Blocks, Columns, Pairs, Places, Rows
 from sparsebp.kernels.spec import Kernels
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import index_bytes, index_dtype
-from sparsebp.products.symbolic import SymbolicProduct, host_kernels, parts_of_rows, row_cuts
+from sparsebp.products.symbolic import SymbolicProduct, host_kernels, parts_of_numeric, parts_of_rows, row_cuts
 
 __all__ = [
     "OF_KINDS",
@@ -466,8 +466,6 @@ LONE = 1.25
 LONG = 20
 """Mean length of B's rows, over all products, from which `Positions` is faster for such entries: by 10 to 25 %
 without a batch, with an index of a fifth of the size that takes half the time to build."""
-_MOST_CUTS = 64
-_CUT_WORK = 2048
 
 
 class SumPairs(Strategy):
@@ -517,7 +515,7 @@ class SumPairs(Strategy):
     def _cuts(self) -> np.ndarray:
         """Tiles in parts of about equal work."""
         tiles, _ = self._tiles
-        return row_cuts(tiles[:, 2] + tiles[:, 0], min(_MOST_CUTS, 1 + self.product.products // _CUT_WORK))
+        return row_cuts(tiles[:, 2] + tiles[:, 0], parts_of_numeric(self.product.products))
 
     def arrays(self) -> dict[str, np.ndarray]:
         product, (tiles, rows) = self.product, self._tiles

@@ -41,7 +41,12 @@ def row_cuts(work: np.ndarray, parts: int) -> np.ndarray:
 
 def parts_of_rows(work: np.ndarray) -> np.ndarray:
     """Split rows for the numeric phase, by the running sum of their work; see `row_cuts`."""
-    return row_cuts(work, min(_MOST_CUTS, 1 + int(work[-1]) // _CUT_WORK))
+    return row_cuts(work, parts_of_numeric(int(work[-1])))
+
+
+def parts_of_numeric(work: int) -> int:
+    """Return the number of parts of the numeric phase for `work` products."""
+    return min(_MOST_CUTS, 1 + work // _CUT_WORK)
 
 
 def parts_for(work: int) -> int:

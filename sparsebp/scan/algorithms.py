@@ -119,28 +119,16 @@ def combine(level: int, phase: Phase, left: Span, right: Span) -> AbstractStep:
 class Recipe:
     """The steps of an algorithm over ``n`` Jacobians, in an order in which they can be executed.
 
-    Attributes
-    ----------
-    algorithm
-        ``"linear"``, ``"blelloch"``, ``"hybrid"`` or ``"chunked"``.
-    n
-        Number of Jacobians; the input array has n + 1 elements.
-    steps
-        Every product, except those with the symbolic identity and those whose result is never read.
-    levels
-        Number of levels by phase, as the paper counts them.
-    up_levels
-        Levels of the up-sweep (hybrid), else None.
-    cuts
-        Chunk c is made of the Jacobians ``J_{cuts[c]+1} … J_{cuts[c+1]}`` (chunked), else None.
+    Products with the symbolic identity, and those whose result is never read, are left out. The input array has n + 1
+    elements.
     """
 
-    algorithm: str
+    algorithm: str  # "linear", "blelloch", "hybrid" or "chunked"
     n: int
     steps: tuple[AbstractStep, ...]
-    levels: dict[str, int]
-    up_levels: int | None = None
-    cuts: tuple[int, ...] | None = None
+    levels: dict[str, int]  # number of levels by phase, as the paper counts them
+    up_levels: int | None = None  # of the hybrid scan
+    cuts: tuple[int, ...] | None = None  # of the chunked scan: chunk c is J_{cuts[c]+1} … J_{cuts[c+1]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +171,8 @@ class ScanStep:
 
 
 def critical_path(steps: Sequence[AbstractStep], weights: Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of the steps on the heaviest path of dependences, first to last.
-
-    Parameters
-    ----------
-    steps
-        In an order in which they can be executed.
-    weights
-        Cost of each step. One is added to each, so that among paths of free steps the longest counts.
-    """
+    """Return the numbers of the steps on the heaviest path of dependences, first to last."""
+    # One is added to each weight, so that among paths of free steps the longest counts.
     maker: dict[Span, int] = {}
     cost: list[int] = []
     before: list[int] = []
@@ -336,13 +317,7 @@ def _sweeps(n: int, k: int) -> tuple[tuple[AbstractStep, ...], dict[str, int]]:
 
 
 def recipe(algorithm: str, n: int, *, up_levels: int | None = None, chunks: int = 1) -> Recipe:
-    """Return the steps of `algorithm` for `n` Jacobians; `up_levels` belongs to hybrid, `chunks` to chunked.
-
-    Raises
-    ------
-    OptionError
-        The algorithm is unknown, or ``"auto"``, which the caller must resolve first.
-    """
+    """Return the steps of `algorithm` for `n` Jacobians; the caller has resolved ``"auto"``."""
     if algorithm == "linear":
         return linear(n)
     if algorithm == "blelloch":
@@ -359,22 +334,12 @@ def recipe(algorithm: str, n: int, *, up_levels: int | None = None, chunks: int 
 
 
 class LevelCount(NamedTuple):
-    """One level, or one chain of them: products by kind, and how many follow each other.
+    """One level, or one chain of them: the number of products by kind, and how many follow each other."""
 
-    Attributes
-    ----------
-    phase
-        As in `ScanStep`.
-    mm, mv
-        Total numbers of matrix–matrix and matrix–vector products.
-    rounds
-        Dependent rounds: 1 for a level of independent products, the length for a chain.
-    """
-
-    phase: str
+    phase: str  # as in `ScanStep`
     mm: int
     mv: int
-    rounds: int
+    rounds: int  # 1 for a level of independent products, the length for a chain
 
 
 def level_counts(algorithm: str, n: int, *, up_levels: int = 0, chunks: int = 1) -> list[LevelCount]:
@@ -429,10 +394,7 @@ LIGHT = frozenset({"identity", "diagonal", "selection"})
 def piece_ends(patterns: Sequence[SparsityPattern]) -> tuple[int, ...]:
     """Cut a chain into pieces: light elements and the first other one after them; light ones at the end join the last.
 
-    Returns
-    -------
-    tuple of int
-        Number of Jacobians in the first piece, in the first two together, and so on; the last is ``len(patterns)``.
+    Returned are the numbers of Jacobians in the first piece, in the first two together, and so on.
     """
     ends = [i + 1 for i, p in enumerate(patterns) if p.kind not in LIGHT]
     return (*ends[:-1], len(patterns))

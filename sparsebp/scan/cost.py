@@ -34,25 +34,11 @@ Multiply: TypeAlias = Callable[[Any, Any, int | None], Any]
 
 @dataclass(frozen=True)
 class Chain:
-    """The chain that a scan is planned for.
+    """The chain that a scan is planned for, and the products planned so far."""
 
-    Attributes
-    ----------
-    patterns
-        One per Jacobian; equal patterns are the same object.
-    ends
-        Ends of the folded pieces, see `sparsebp.scan.algorithms.piece_ends`.
-    batch, dtype, shared
-        The sizes that are counted for: batch, dtype of the values, and whether the batch shares each Jacobian.
-    machine
-        The machine that it is planned for.
-    products
-        Products planned so far.
-    """
-
-    patterns: tuple[SparsityPattern, ...]
-    ends: tuple[int, ...]
-    batch: int
+    patterns: tuple[SparsityPattern, ...]  # one per Jacobian; equal patterns are the same object
+    ends: tuple[int, ...]  # of the folded pieces, see `sparsebp.scan.algorithms.piece_ends`
+    batch: int  # the sizes that are counted for: batch, dtype, and whether the batch shares each Jacobian's values
     dtype: np.dtype
     shared: tuple[bool, ...]
     machine: Machine
@@ -81,69 +67,38 @@ class Chain:
 
 
 class StepCount(NamedTuple):
-    """The work of one step, for the whole batch.
-
-    Attributes
-    ----------
-    flops, dense_flops
-        Operations, and their number if no operand were sparse (an identity included).
-    bytes
-        Moved at least: operands, result and index arrays, each once.
-    width
-        Values per entry of the result: 1 where the batch shares it, else the batch.
-    rows
-        Rows of the result.
-    """
+    """The work of one step, for the whole batch."""
 
     flops: int
-    dense_flops: int
-    bytes: int
-    width: int
-    rows: int
+    dense_flops: int  # if no operand were sparse (an identity included)
+    bytes: int  # moved at least: operands, result and index arrays, each once
+    width: int  # values per entry of the result: 1 where the batch shares it, else the batch
+    rows: int  # of the result
 
 
 @dataclass(frozen=True)
 class SizedRecipe:
     """A recipe with its products, costs and memory.
 
-    Attributes
-    ----------
-    plans
-        One entry per step: the `ProductPlan` (or its estimate) of a matrix–matrix product, None for a matrix–vector
-        product.
-    patterns
-        Pattern (or its estimate) of every matrix span.
-    counts
-        One entry per step.
-    workspace
-        Bytes of the buffers for intermediate products.
-    results
-        Bytes of the n result vectors.
-    index
-        Bytes of the index arrays that the product plans keep, and of the row groups (`SparsityPattern.fours`) by which
-        a single vector is run.
-    stack
-        The kernel calls for one stacked array of data, if all patterns are the same square dense one, else None.
+    `index` counts the index arrays that the product plans keep, and the row groups (`SparsityPattern.fours`) by which a
+    single vector is run. `stack` has the kernel calls for one stacked array of data, None unless all patterns are the
+    same square dense one.
     """
 
     recipe: Recipe
-    plans: tuple[Any, ...]
-    patterns: dict[Span, Any]
-    counts: tuple[StepCount, ...]
-    workspace: int
-    results: int
+    plans: tuple[Any, ...]  # per step: the `ProductPlan`, or its estimate; None for a matrix–vector product
+    patterns: dict[Span, Any]  # pattern, or its estimate, of every matrix span
+    counts: tuple[StepCount, ...]  # per step
+    workspace: int  # bytes of the buffers for intermediate products
+    results: int  # bytes of the n result vectors
     index: int
+    flops: int  # of all steps
     stack: StackProgram | None
 
     @property
     def memory(self) -> int:
         """Bytes that a call needs in addition to its arguments, index arrays of the plan included."""
         return self.workspace + self.results + self.index
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of all steps."""
-        return sum([count.flops for count in self.counts])
 
 
 def size_recipe(
@@ -216,7 +171,9 @@ def size_recipe(
     if chain.is_stack:  # one stacked array may run on its own program, which keeps the products of every level
         stack = stack_program(recipe)
         workspace = max(workspace, stack.values(patterns[0].shape[0], 1 if all(chain.shared) else batch, batch))
-    sized = SizedRecipe(recipe, tuple(plans), pattern, tuple(counts), workspace * itemsize, results, index, stack)
+    sized = SizedRecipe(
+        recipe, tuple(plans), pattern, tuple(counts), workspace * itemsize, results, index, flops, stack
+    )  # fmt: skip
     if memory_limit is not None and sized.memory > memory_limit:
         raise MemoryLimitError(
             f"The {recipe.algorithm} scan needs more memory than memory_limit",
@@ -316,19 +273,11 @@ def assign_slots(
     steps: Sequence[AbstractStep], plans: Sequence[Any], patterns: Mapping[Span, Any], shared: Mapping[Span, bool],
     batch: int,
 ) -> tuple[dict[Span, int], list[int]]:  # fmt: skip
-    """Give every intermediate product a buffer that is free while the product lives.
-
-    Returns
-    -------
-    slots : dict of Span to int
-        Buffer of each product that needs one.
-    capacities : list of int
-        Values (not bytes) that each buffer holds.
-    """
+    """Give every product that needs one a buffer; return it by span, and how many values (not bytes) each holds."""
     root: dict[Span, Span] = {}  # spans that are another span's values under a new name, through an identity
     last_use: dict[Span, int] = {}
     for number, (step, plan) in enumerate(zip(steps, plans, strict=True)):
-        if plan is not None and plan.strategy == "identity":
+        if is_view(plan):
             source = step.left if patterns[step.right].kind == "identity" else step.right
             root[step.target] = root.get(source, source)
         for span in (step.left, step.right):

@@ -16,9 +16,10 @@ from sparsebp.core.check import (
     check_choice,
     check_flag,
     check_integer,
+    check_scan_options,
     check_sequence,
 )
-from sparsebp.core.errors import OptionError, PatternError, ShapeError
+from sparsebp.core.errors import PatternError, ShapeError
 from sparsebp.core.machine import machine
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.algorithms import Recipe, Span, combine, piece_ends
@@ -125,13 +126,7 @@ def plan_scan(
         Fill-in is estimated first, so the warning comes before anything large is planned.
     """
     check_choice("scan algorithm", algorithm, SCAN_ALGORITHMS)
-    for name, value, owner in (("up_levels", up_levels, "hybrid"), ("chunks", chunks, "chunked")):
-        if value is not None and algorithm != owner:
-            raise OptionError(
-                f"{name} belongs to the {owner} scan alone",
-                expected=f"algorithm={owner!r}",
-                got=f"algorithm={algorithm!r}",
-            )
+    check_scan_options("algorithm", algorithm, up_levels, chunks)
     up_levels = None if up_levels is None else check_integer("up_levels", up_levels, 0)
     chunks = None if chunks is None else check_integer("chunks", chunks, 1)
     chain, limit = check_plan(patterns, memory_limit, fold, batch, dtype, shared, xp, workers)

@@ -52,7 +52,7 @@ class ScanPlan:
     algorithm : str
         The algorithm that runs; ``"auto"`` is resolved.
     up_levels, chunks : int or None
-        Its parameter: levels of the up-sweep (hybrid), number of chunks (chunked).
+        Its parameter: levels of the up-sweep (hybrid), number of chunks (chunked), else None.
     levels : dict of str to int
         Number of levels by phase, as BPPSA Algorithm 1 counts them.
     flops : int
@@ -72,6 +72,11 @@ class ScanPlan:
     def __init__(self, decision: Decision, chain: Chain, memory_limit: int | None) -> None:
         self.sized, self.reason, self.compared = decision.sized, decision.reason, dict(decision.compared)
         self.chain, self.patterns, self.memory_limit = chain, chain.patterns, memory_limit
+        recipe = self.sized.recipe
+        self.algorithm, self.up_levels, self.levels = recipe.algorithm, recipe.up_levels, dict(recipe.levels)
+        self.chunks = None if recipe.cuts is None else len(recipe.cuts) - 1
+        self.batch, self.dtype = chain.batch, chain.dtype
+        self.flops, self.memory = self.sized.flops, self.sized.memory
         self.workspaces: list[Any] = []  # buffers that calls leave for later ones
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,37 +88,6 @@ class ScanPlan:
         """The elements of the scan: the Jacobians, or the pieces into which they are folded."""
         ends = self.chain.ends if {"fold", "unfold"} & set(self.levels) else range(1, len(self.patterns) + 1)
         return tuple(Span(first + 1, end + 1) for first, end in zip((0, *ends), ends, strict=False))
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm that runs."""
-        return self.sized.recipe.algorithm
-
-    @property
-    def up_levels(self) -> int | None:
-        """Levels of the up-sweep of a hybrid scan, else None."""
-        return self.sized.recipe.up_levels
-
-    @property
-    def chunks(self) -> int | None:
-        """Number of chunks of a chunked scan, else None."""
-        cuts = self.sized.recipe.cuts
-        return None if cuts is None else len(cuts) - 1
-
-    @property
-    def levels(self) -> dict[str, int]:
-        """Number of levels by phase."""
-        return dict(self.sized.recipe.levels)
-
-    @property
-    def batch(self) -> int:
-        """Batch for which the numbers are stated."""
-        return self.chain.batch
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Dtype for which the numbers are stated."""
-        return self.chain.dtype
 
     @cached_property
     def steps(self) -> tuple[ScanStep, ...]:
@@ -131,11 +105,6 @@ class ScanPlan:
         return tuple(step for step in self.steps if step.critical)
 
     @property
-    def flops(self) -> int:
-        """Floating-point operations of a call without injections."""
-        return self.sized.flops
-
-    @property
     def injection_flops(self) -> int:
         """Operations that injections at every step add: a matrix–vector product to each product of matrices."""
         total = 0
@@ -145,11 +114,6 @@ class ScanPlan:
             if step.kind == "mm" and right.kind != "identity":
                 total += 2 * right.nnz
         return total * self.batch
-
-    @property
-    def memory(self) -> int:
-        """Bytes that a call needs in addition to its arguments."""
-        return self.sized.memory
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -323,36 +287,16 @@ class ScanPlan:
 
 
 class Arguments(NamedTuple):
-    """Checked arguments of one call.
+    """Checked arguments of one call."""
 
-    Attributes
-    ----------
-    xp
-        The module that all arrays belong to.
-    g
-        (n_out, B).
-    data
-        A list with one array per Jacobian, (nnz,) or (nnz, B); or, stacked, one array (n, nnz, B) or (n, nnz, 1).
-    injections
-        None, or a list with None or (rows, B) per Jacobian; stacked, None or one array (n, rows, B).
-    stacked
-        Whether data came as one array.
-    batched
-        Whether results keep their batch axis.
-    shared
-        Whether the batch shares the values of each Jacobian: a byte that is 1 or 0.
-    found
-        On the host the addresses of g, data and injections, if they are known; 0 for an injection that is None.
-    """
-
-    xp: ModuleType
-    g: Array
-    data: Any
-    injections: Any
-    stacked: bool
-    batched: bool
-    shared: bytes
-    found: Array | None = None
+    xp: ModuleType  # that all arrays belong to
+    g: Array  # (n_out, B)
+    data: Any  # a list with (nnz,) or (nnz, B) per Jacobian; stacked, one array (n, nnz, B) or (n, nnz, 1)
+    injections: Any  # None, or a list with None or (rows, B) per Jacobian; stacked, None or one array (n, rows, B)
+    stacked: bool  # whether data came as one array
+    batched: bool  # whether results keep their batch axis
+    shared: bytes  # 1 where the batch shares the values of a Jacobian, else 0
+    found: Array | None = None  # on the host the addresses of g, data and injections (0 for None), if they are known
 
     @property
     def arrays(self) -> list[Array]:
@@ -559,35 +503,18 @@ TOGETHER = 1 << 22
 class Program(NamedTuple):
     """The table of a scan for one shape of call. It belongs to a workspace, so only one call writes to it at a time.
 
-    Attributes
-    ----------
-    table
-        (vector steps, fields) int64: a row for each, in the order of execution.
-    places
-        int64 addresses of arrays, in this order: nothing, g, values of the Jacobians, injections, results, intermediate
-        products, and the vectors that these add.
-    segments
-        The numbers of matrix steps, and the range (first, last + 1) of the vector steps that follow them.
-    ends
-        First rows of the results in one array, (n + 1,).
-    slices
-        The rows of each result.
-    most_parts
-        The largest number of parts into which a step is split.
-    added
-        Span of each intermediate product, and the position of its added vector in `places`.
-    indices
-        The index arrays whose addresses the table holds, kept alive: another thread may make a pattern's `fours` anew.
+    `places` are int64 addresses of arrays, in this order: nothing, g, values of the Jacobians, injections, results,
+    intermediate products, and the vectors that these add.
     """
 
-    table: Array
+    table: Array  # (vector steps, fields) int64: a row for each, in the order of execution
     places: Array
-    segments: list[tuple[list[int], int, int]]
-    ends: Array
-    slices: list[slice]
-    most_parts: int
-    added: list[tuple[Span, int]]
-    indices: list[Array]
+    segments: list[tuple[list[int], int, int]]  # matrix steps, and the range of the vector steps that follow them
+    ends: Array  # first rows of the results in one array, (n + 1,)
+    slices: list[slice]  # the rows of each result
+    most_parts: int  # the largest number of parts into which a step is split
+    added: list[tuple[Span, int]]  # span of each intermediate product, and the position in `places` of what it adds
+    indices: list[Array]  # named by the table, kept alive: another thread may make a pattern's `fours` anew
 
 
 def make_program(sized: SizedRecipe, patterns: tuple[SparsityPattern, ...], shared: bytes, batch: int,
@@ -690,18 +617,10 @@ def _results(program: Program, arguments: Arguments) -> list[Array]:
 
 
 class StackBuffers(NamedTuple):
-    """Buffers of the stacked run for one shape of call.
+    """Buffers of the stacked run for one shape of call."""
 
-    Attributes
-    ----------
-    operations
-        The operations of the program, with index arrays on the device of the data.
-    stacks
-        Products by level, (count, size, size, width); width is 1 where the batch shares them.
-    """
-
-    operations: list[Operation]
-    stacks: list[Array]
+    operations: list[Operation]  # of the program, with index arrays on the device of the data
+    stacks: list[Array]  # products by level, (count, size, size, width); width is 1 where the batch shares them
 
     @classmethod
     def make(cls, program: StackProgram, size: int, width: int, xp: ModuleType, dtype: np.dtype) -> StackBuffers:
@@ -719,7 +638,7 @@ def _with_arrays(operation: Operation, xp: ModuleType) -> Operation:
 def run_stacked(plan: ScanPlan, arguments: Arguments, buffers: StackBuffers) -> Array:
     """Run the program on checked arguments; return y, shape (n, size, B)."""
     xp, n, size, data = arguments.xp, len(plan.patterns), plan.patterns[0].shape[0], arguments.data
-    k, batch, dtype = kernels.get(xp), arguments.g.shape[1], arguments.g.dtype
+    k, batch, dtype = kernels.get(xp).unchecked, arguments.g.shape[1], arguments.g.dtype  # the arguments are checked
     y = xp.empty((n + 1, size, batch), dtype=dtype)
     y[0] = arguments.g
     stacks = [data.reshape(n, size, size, data.shape[2]), *buffers.stacks]
@@ -763,24 +682,12 @@ KEPT_WORKSPACES = 2
 
 @dataclass
 class Workspace:
-    """Buffers of one call's shape, kept by the plan between calls.
+    """Buffers of one call's shape, kept by the plan between calls."""
 
-    Attributes
-    ----------
-    key
-        Array module, device, dtype, batch, sharing, stacked or not.
-    products
-        Arrays of the intermediate products; products that do not live at the same time share memory.
-    stack
-        Buffers of the stacked run, else None.
-    program
-        The table that the host runs, made by its first call, else None.
-    """
-
-    key: tuple[Any, ...]
-    products: dict[Span, Array]
-    stack: StackBuffers | None = None
-    program: Program | None = None
+    key: tuple[Any, ...]  # array module, device, dtype, batch, sharing, stacked or not
+    products: dict[Span, Array]  # intermediate products; those that do not live at the same time share memory
+    stack: StackBuffers | None = None  # of the stacked run
+    program: Program | None = None  # the table that the host runs, made by its first call
 
 
 @contextmanager

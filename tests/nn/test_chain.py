@@ -135,6 +135,15 @@ def test_options():
         lenet(backward="hybrid", up_levels=-1)
     with pytest.raises(OptionError):
         lenet(memory_limit=-1)
+    model = lenet(backward="hybrid", up_levels=1)
+    for options in ({"up_levels": 2}, {"chunks": 2}):
+        (name,) = options
+        for backward in ("bp", "auto", "linear", "blelloch"):
+            with pytest.raises(OptionError, match=f"{name} belongs to the .* scan alone.*Got backward='{backward}'"):
+                lenet(backward=backward, **options)
+            with pytest.raises(OptionError, match=name):
+                model.set_backward(backward, **options)
+    assert model.backward == "hybrid"  # refusals change nothing
 
 
 @pytest.mark.parametrize("option", ["up_levels", "workers", "chunks", "memory_limit"])
