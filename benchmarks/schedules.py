@@ -124,10 +124,6 @@ BUSY = Benchmark(
         },
         times={"ratio_p50": "p50 over one", "ratio_p90": "p90 over one"},
     ),
-    tables={
-        "The median step": ("batch", "processes", "threads", "one_p50", "more_p50", "ratio_p50"),
-        "The 90th percentile": ("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "target", "met"),
-    },
     short=("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "met"),
     picture=harness.bars(
         "B = {batch}, {processes} processes busy, {in_threads}",
@@ -321,10 +317,6 @@ def judge(row: Mapping[str, Any], small: bool) -> dict[str, str]:
     return {"met": harness.outcome(missed)}
 
 
-def _of_two(what: str) -> tuple[str, ...]:
-    return tuple(f"{side}_{what}" for side in TWO)
-
-
 SCHEDULE = Benchmark(
     name="schedule",
     title="A training step in several orders: float32, CPU",
@@ -348,12 +340,6 @@ SCHEDULE = Benchmark(
             "{:+.0%}": {**{f"{side}_error": f"error, {side}" for side in SIMULATED}}, "{:.2f} ×": {"memory": "memory"},
         },
     ),
-    tables={
-        "Time of a step": ("network", "batch", "one", "fused", "conventional", *TWO),
-        "Over one stream on one core": ("network", "batch", "fused_ratio", *_of_two("ratio")),
-        "What was kept": ("network", "batch", "keeps", "kept_ratio", "kept_conventional_ratio", "memory", "met"),
-        "Simulated beside measured": ("network", "batch", "stages", "threads", "one_error", *_of_two("error")),
-    },
     short=("network", "batch", "one", "conventional", "keeps", "kept_ratio", "kept_conventional_ratio", "met"),
     picture=harness.bars("{network}, batch {batch}", {f"{side}_ratio": words for side, words in ORDERS.items()},
                          "times faster than one stream on one core", each=0.75, line=1.0),
@@ -579,7 +565,6 @@ def _with_interval(value: Mapping[str, float]) -> str:
     return f"{100 * value['mean']:.1f} ± {100 * value['interval']:.1f}"
 
 
-_ROW = ("network", "rate", "side")
 _NETWORKS = tuple(NETWORKS)
 
 SPECTRAIN = Benchmark(
@@ -611,14 +596,7 @@ SPECTRAIN = Benchmark(
             "{:.0f}": {"seconds": "seconds"},
         },
     ),
-    tables={
-        "Accuracy after training, and its difference from synchronous training with the same seeds (95 % intervals)": (
-            *_ROW, "steps", "accuracy", "difference", "verdict", "diverged",
-        ),
-        "How far from the weights that they were to be were those that an action read, and the newest ones": (
-            *_ROW, "predicted_forward", "stale_forward", "error_forward", "error_backward", "seconds",
-        ),
-    },
     short=("network", "rate", "side", "accuracy", "difference", "verdict", "error_forward"),
+    in_short=lambda row: row["level"] == LEVELS[0] and row["side"] in ("vanilla", "stashing", "SpecTrain"),
     picture=draw_spectrain,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness, workloads
-from benchmarks.harness import Benchmark, Result, Row, Run, columns, copy_bandwidth, fits
+from benchmarks.harness import Benchmark, Overview, Result, Row, Run, columns, copy_bandwidth, fits
 from benchmarks.processes import Apart
 from benchmarks.workloads import torch_twin
 from sparsebp import kernels, models, nn, optim
@@ -140,8 +140,6 @@ def draw_convergence(result: Result) -> Any:
     return drawing
 
 
-_RUN = ("optimizer", "dtype")
-
 CONVERGENCE = Benchmark(
     name="convergence",
     title="LeNet-5 on the real digits, batch {batch}: the loss by scan ({algorithm}, all levels) and layer by layer",
@@ -166,15 +164,7 @@ CONVERGENCE = Benchmark(
             "≤ {:.0e}": {"target": "target"},
         },
     ),
-    tables={
-        "Losses, and time of a step": (
-            *_RUN, "iterations", "first_loss", "last_bp", "last_scan", "step_bp", "step_scan",
-        ),
-        "Relative differences of the losses": (
-            *_RUN, "difference", "test_difference", "torch_difference", "rounding", "target", "met",
-        ),
-    },
-    short=(*_RUN, "iterations", "last_bp", "last_scan", "difference", "target", "met"),
+    short=("optimizer", "dtype", "iterations", "last_bp", "last_scan", "difference", "target", "met"),
     picture=draw_convergence,
 )  # fmt: skip
 
@@ -282,8 +272,6 @@ def judge_optim(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-_OPTIM_ROW = ("network", "optimizer", "threads")
-
 OPTIM = Benchmark(
     name="optim",
     title="The update of all parameters, gradients given: float32, CPU",
@@ -302,13 +290,10 @@ OPTIM = Benchmark(
         sizes={"moved": "bytes moved"},
         counts={"parameters": "parameters"},
     ),
-    tables={
-        "Networks": ("network", "tensors", "parameters"),
-        "Time of an update": (*_OPTIM_ROW, "ours", "loop", *PEERS),
-        "Ratios": (*_OPTIM_ROW, "loop_ratio", *(f"{peer}_ratio" for peer in PEERS)),
-        "Targets, and the time of a copy of as many bytes": (*_OPTIM_ROW, "moved", "floor_times", "targets", "met"),
-    },
     short=("network", "optimizer", "ours", "foreach_ratio", "fused_ratio", "met", "floor_times"),
+    in_short=lambda row: row["threads"] == 2 and row["optimizer"] in ("SGD", "Adam", "AdamW"),
+    overview=Overview(task="An optimizer update", peer="PyTorch, fused", ratio="fused_ratio",
+                      label="{network}, {optimizer}", page="optimizers.md"),
     picture=harness.bars(
         "{network}, {optimizer}",
         {"foreach_ratio": "over torch, foreach", "fused_ratio": "over torch, fused"},
@@ -529,8 +514,6 @@ def draw_fusion(result: Result) -> Any:
     return drawing
 
 
-_FUSION_ROW = ("network", "batch", "optimizer")
-
 FUSION = Benchmark(
     name="fusion",
     title="Whole training steps with fused optimizers: float32, CPU",
@@ -557,13 +540,10 @@ FUSION = Benchmark(
         },
         formats={"{:.0%}": {"share": "update's share"}},
     ),
-    tables={
-        "Time of a step": (*_FUSION_ROW, "threads", *FUSIONS, "share"),
-        "Time of a step in PyTorch": (*_FUSION_ROW, "threads", "torch", "foreach", "fused", "hooks"),
-        "Ratios": (*_FUSION_ROW, "threads", "forward_ratio", "backward_ratio", "hooks_ratio", "met"),
-        "Peak memory of gradients": (*_FUSION_ROW, "none_peak", "backward_peak", "hooks_peak", "largest"),
-    },
-    short=(*_FUSION_ROW, "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met"),
+    short=(
+        "network", "batch", "optimizer", "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met",
+    ),
+    in_short=lambda row: row["optimizer"] == "Adam" and row["batch"] in (1, 32),
     picture=draw_fusion,
 )  # fmt: skip
 
@@ -644,8 +624,6 @@ def convolution_in_torch(
     return {name: step_of(layout) for name, layout in zip(LAYOUTS, formats, strict=True)}, None
 
 
-_CONVOLUTION_ROW = ("network", "batch", "threads")
-
 CONVOLUTION = Benchmark(
     name="convolution",
     title="Whole training steps of convolutional networks: float32, CPU",
@@ -662,11 +640,9 @@ CONVOLUTION = Benchmark(
         },
         formats={"≥ {:g}×": {"target": "target"}},
     ),
-    tables={
-        "Time of a step": (*_CONVOLUTION_ROW, "ours", *LAYOUTS),
-        "Ratios": (*_CONVOLUTION_ROW, *(f"{name}_ratio" for name in LAYOUTS), "best_ratio", "target", "met"),
-    },
-    short=(*_CONVOLUTION_ROW, "ours", *LAYOUTS, "best_ratio", "target", "met"),
+    short=("network", "batch", "threads", "ours", *LAYOUTS, "best_ratio", "target", "met"),
+    overview=Overview(task="A training step of a convolutional network", peer="PyTorch, its faster layout",
+                      ratio="best_ratio", label="{network}, batch {batch}", page="convolutions.md"),
     picture=harness.bars(
         "{network}, batch {batch}",
         {"torch_ratio": "over PyTorch", "channels_last_ratio": "over PyTorch, channels last"},

@@ -69,4 +69,4 @@ def test_quick_run(tmp_path: Path) -> None:
     assert (tmp_path / "data-parallel.png").read_bytes().startswith(b"\x89PNG")
     assert [row["network"] for row in result["rows"]] == ["this machine's memory"]
     for row in result["rows"]:
-        assert not {column.key for column in chosen.shown} - row.keys()
+        assert not {*chosen.short, *(column.key for column in chosen.columns)} - row.keys()

@@ -132,7 +132,7 @@ def picture(_: Any) -> Any:
 
 BENCHMARK = Benchmark(
     name="recurrent", title="A batch of {batch}", leaves_out="nothing", measure=measure, columns=COLUMNS,
-    tables={"All": ("model", "ours", "ratio")}, short=("model", "ratio"), picture=picture, threads=None,
+    short=("model", "ratio"), picture=picture, threads=None,
     settings={"seed": 1}, sizes={"batch": 16}, quick={"batch": 2},
 )  # fmt: skip
 
