@@ -34,6 +34,7 @@ from sparsebp.core.files import parse_json, prepare_folder, read_file, write_ato
 from sparsebp.core.machine import cpu_model
 from sparsebp.core.tables import Column
 from sparsebp.core.threads import get_threads, most_threads, set_threads
+from sparsebp.core.timing import Timing
 
 Row: TypeAlias = dict[str, Any]
 Result: TypeAlias = Mapping[str, Any]
@@ -279,6 +280,11 @@ def bars(
 def middle(value: Any) -> float:
     """Return the median of a timing or of a ratio, or the number itself."""
     return float(value["median"] if isinstance(value, Mapping) else value)
+
+
+def each(measured: Timing, count: float) -> Timing:
+    """Return the timing of one of `count` things that were timed together."""
+    return Timing(tuple(seconds / count for seconds in measured.seconds))
 
 
 def save_picture(drawing: Any, path: Path) -> Path:

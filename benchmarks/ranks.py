@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Benchmark, Overview, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import on_ranks
-from benchmarks.workloads import CELLS, torch_twin
+from benchmarks.workloads import CELLS, mlp, torch_twin
 from sparsebp import nn, optim
 from sparsebp.comm.transport import Handle, Transport
 from sparsebp.core import timing
@@ -106,13 +106,6 @@ class _Later:
 
     def done(self) -> bool:
         return (self.inner is None or self.inner.done()) and time.perf_counter() >= self.due
-
-
-def mlp(width: int, depth: int) -> nn.Sequential:
-    """Return `depth` fully connected layers with ReLU between them."""
-    rng = np.random.default_rng(0)
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
 
 
 def waiting(schedule: Schedule) -> Schedule:

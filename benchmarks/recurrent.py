@@ -320,8 +320,7 @@ def measure_long_sequences_row(cell: str, lengths: tuple[int, int], rounds: Mapp
     row: Row = {"model": f"{cell}({any_of.input_size}, {any_of.hidden})", "long": lengths[1], "batch": BATCH}
     for name, length in zip(("short", "long"), lengths, strict=True):
         for part in PARTS:
-            took = timings[f"{part}_{name}"].seconds
-            timings[f"{part}_{name}"] = timing.Timing(tuple(seconds / length for seconds in took))
+            timings[f"{part}_{name}"] = harness.each(timings[f"{part}_{name}"], length)
     row |= {name: timed.to_dict() for name, timed in timings.items()}
     missed = []
     for part in PARTS:
@@ -636,7 +635,7 @@ def measure_torch_row(task: TorchTask, rounds: Mapping[str, Any]) -> Row:
     if task.part == "long":  # seconds a step
         rounds = {**rounds, "rounds": min(3, rounds["rounds"]), "least_rounds": min(3, rounds["least_rounds"])}
     timings = {
-        name: timing.Timing(tuple(seconds / task.batches for seconds in found.seconds))
+        name: harness.each(found, task.batches)
         for name, found in timing.measure({"ours": ours.epoch, "torch": plain.epoch}, **rounds).items()
     }
     ours_runs = is_faster(task.cell, task.hidden, False, task.length, task.packed)

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import harness, workloads
 from benchmarks.harness import Benchmark, Result, Row, Run, columns
-from benchmarks.workloads import NETWORKS, STAGES, SequenceWorkload
+from benchmarks.workloads import IMAGES, NETWORKS, STAGES, SequenceWorkload, mlp
 from sparsebp import models, nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
@@ -165,24 +165,15 @@ def schedule_networks(quick: bool = False) -> dict[str, Network]:
     """Return each network's constructor, the shape of a batch, and whether its layers are many and small."""
     if quick:
         dense = lambda: models.densenet(depth=7, growth=2, blocks=2, rng=0)  # noqa: E731
-        return {"MLP, 6 × 16": (lambda: narrow(6, 16), (8, 16), True), "DenseNet": (dense, (2, 3, 8, 8), True)}
+        return {"MLP, 6 × 16": (lambda: mlp(16, 6, 10), (8, 16), True), "DenseNet": (dense, (2, 3, 8, 8), True)}
     return {
-        "MLP, 64 × 64": (lambda: narrow(64, 64), (128, 64), True),
-        "MLP, 64 × 256": (lambda: narrow(64, 256), (128, 256), True),
-        "LeNet-5": (lambda: models.lenet5(rng=0), (32, 1, 28, 28), False),
+        "MLP, 64 × 64": (lambda: mlp(64, 64, 10), (128, 64), True),
+        "MLP, 64 × 256": (lambda: mlp(256, 64, 10), (128, 256), True),
+        "LeNet-5": (IMAGES["LeNet-5"][0], (32, 1, 28, 28), False),
         "MobileNetV2-style": (lambda: models.mobilenetv2(width=0.5, rng=0), (8, 3, 32, 32), True),
-        "VGG-11": (lambda: models.vgg11(rng=0), (8, 3, 32, 32), False),
+        "VGG-11": (IMAGES["VGG-11"][0], (8, 3, 32, 32), False),
         "DenseNet, L = 40, k = 12": (lambda: models.densenet(rng=0), (8, 3, 32, 32), True),
     }
-
-
-def narrow(layers: int, width: int) -> Any:
-    """Return a fully connected net of many small layers, as the SNN of the 2018 DualPipe paper, but narrow."""
-    rng = np.random.default_rng(0)
-    links: list[nn.Layer] = []
-    for _ in range(layers - 1):
-        links += [nn.Linear(width, width, rng=rng), nn.ReLU()]
-    return nn.Sequential(*links, nn.Linear(width, 10, rng=rng))
 
 
 def measure_schedule_row(
@@ -198,16 +189,16 @@ def measure_schedule_row(
     check_gradients(make, batch, orders)
     orders["one"] = orders["fused"]
     steps = int(np.clip(SECONDS / found.trials[0].seconds, 2, 20))
-    calls = {name: timing.Call(_schedule_steps(make, batch, order, steps, name)) for name, order in orders.items()}
+    calls = {
+        name: timing.Call(_in_a_row(_executor(make, order), batch, steps, name not in ("conventional", "fused")))
+        for name, order in orders.items()
+    }
     timed = {
-        "costs alone": _timed(make, alone_schedule(Stages(make()))),
-        "costs beside": _timed(make, two_stream_list(**size, costs=found.costs)),
+        "costs alone": _executor(make, alone_schedule(Stages(make())), TimedExecutor),
+        "costs beside": _executor(make, two_stream_list(**size, costs=found.costs), TimedExecutor),
     }
     calls |= {name: timing.Call(_in_a_row(executor, batch, steps, True)) for name, executor in timed.items()}
-    timings = {
-        name: timing.Timing(tuple(seconds / steps for seconds in measured.seconds))
-        for name, measured in timing.measure(calls, **rounds).items()
-    }
+    timings = {name: harness.each(taken, steps) for name, taken in timing.measure(calls, **rounds).items()}
     costs = costs_beside(timed["costs beside"], costs_alone(timed["costs alone"]))
     timings["kept"] = timings[found.fastest.name]
     row: Row = {
@@ -285,22 +276,14 @@ def optimizer_of(model: Any) -> Any:
     return optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
 
-def _schedule_steps(
-    make: Callable[[], Any], batch: tuple[Any, Any], order: Schedule, steps: int, name: str
-) -> Callable[[object], None]:
-    """Return a function that runs steps in a row."""
+def _executor(make: Callable[[], Any], order: Schedule, cls: type[Executor] = Executor) -> Any:
     model = make()
-    executor = Executor(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
-    return _in_a_row(executor, batch, steps, name not in ("conventional", "fused"))
-
-
-def _timed(make: Callable[[], Any], order: Schedule) -> TimedExecutor:
-    """Return an executor that measures the cost of every action in an order."""
-    model = make()
-    return TimedExecutor(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
+    return cls(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
 
 
 def _in_a_row(executor: Executor, batch: tuple[Any, Any], steps: int, one_core: bool) -> Callable[[object], None]:
+    """Return a function that runs steps in a row."""
+
     def run_steps(_: object) -> None:
         with thread_pools.one_core() if one_core else contextlib.nullcontext():
             for _step in range(steps):

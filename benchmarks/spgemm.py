@@ -280,7 +280,7 @@ def compare(
 ) -> Row:
     """Time `ours`, which does `samples` products, in turn with one product of every other side."""
     timings = timing.measure({"ours": ours, **sides}, **rounds)
-    timings["ours"] = timing.Timing(tuple(seconds / samples for seconds in timings["ours"].seconds))
+    timings["ours"] = harness.each(timings["ours"], samples)
     row = {"samples": samples} | timing.side_by_side(timings)
     return row | judge_spgemm(row, targets)
 

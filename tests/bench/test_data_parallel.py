@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import load, ranks
-from benchmarks.ranks import Network, mlp, waiting
+from benchmarks.ranks import Network, waiting
+from benchmarks.workloads import mlp
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.timing import Timing
 from sparsebp.runtime.actions import Stages
