@@ -1,44 +1,53 @@
 """Fills the measured tables of Markdown documents from the benchmarks' JSON files, so that nobody types a number.
 
-``python -m benchmarks.documents README.md docs/benchmarks.md`` rewrites the text between the markers::
+``python -m benchmarks.documents`` rewrites the text between the markers in README.md and docs/benchmarks/*.md::
 
     <!-- bench:recurrent short -->
     …
     <!-- /bench:recurrent -->
 
-Without ``short`` there are the benchmark's ``tables``; a row that a table shows already is left out. ``short`` is the
-table that it has for a README. With ``--check`` nothing is written, and the exit status says whether a
-document is up to date.
+``short`` is a table alone: the rows that the benchmark's `in_short` selects, without targets. Otherwise a picture comes
+before it, and after it notes and a link to ``<name>.csv``, which is written beside ``<name>.json`` and has all of it.
+``<!-- bench:overview -->`` is the table of all benchmarks that have an `overview`. With ``--check`` nothing is written,
+and the exit status says whether a file is out of date.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks import NAMES, harness, load
-from benchmarks.harness import Benchmark
 from sparsebp.core import tables
 from sparsebp.core.errors import FileFormatError
 from sparsebp.core.files import read_file, write_atomically
+from sparsebp.core.tables import Column
 
 FOLDER = Path("docs/benchmarks")
 _BLOCK = re.compile(r"<!-- bench:([\w-]+)( short)? -->\n.*?<!-- /bench:\1 -->", re.DOTALL)
+_OVERVIEW = [Column(heading, heading, number=False) for heading in ("task", "compared with", "times as fast", "slower")]
+
+Results: TypeAlias = Mapping[str, Sequence[tuple[Path, dict[str, Any]]]]
 
 
-def fill(text: str, results: Mapping[str, Sequence[tuple[Path, dict[str, Any]]]], folder: Path) -> str:
-    """Return `text` with every marked block made anew."""
+def fill(text: str, results: Results, folder: Path) -> str:
+    """Return `text`, of a document in `folder`, with every marked block made anew."""
 
     def block(match: re.Match[str]) -> str:
         name, short = match.group(1), match.group(2) or ""
-        if name not in NAMES:
+        if name == "overview":
+            body = overview(results)
+        elif name in NAMES:
+            body = "\n\n".join(_section(path, result, bool(short), folder) for path, result in results.get(name, ()))
+        else:
             raise FileFormatError(f"A marker names the unknown benchmark {name!r}", expected=", ".join(NAMES), got=name)
-        body = "\n\n".join(_section(path, result, bool(short), folder) for path, result in results.get(name, ()))
         body = body or f"*Not measured yet: `python -m benchmarks {name} --out {FOLDER}` writes the numbers.*"
         return f"<!-- bench:{name}{short} -->\n{body}\n<!-- /bench:{name} -->"
 
@@ -60,51 +69,79 @@ def find_results(folder: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
     return found
 
 
+def overview(results: Results) -> str:
+    """Return the table of all benchmarks with an overview, from the newest result of each."""
+    rows = []
+    for name in NAMES:
+        shown = load(name).overview if name in results else None
+        if shown is not None:
+            cells = shown.cells(harness.measured(results[name][0][1]))
+            rows.append({column.key: cell for column, cell in zip(_OVERVIEW, cells, strict=True)})
+    return tables.markdown_table(_OVERVIEW, rows)
+
+
+def to_csv(result: Mapping[str, Any]) -> str:
+    """Return all rows as CSV, a column a key, in SI units.
+
+    A timing or ratio has its median under its key, and quartiles and number of rounds under ``<key>_low``,
+    ``<key>_high`` and ``<key>_rounds``; lists are numbers with spaces between them.
+    """
+    rows = [_flat(row) for row in result["rows"]]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {key if part == "median" else f"{key}_{part}": number for part, number in value.items()}
+        else:
+            flat[key] = " ".join(map(str, value)) if isinstance(value, list) else value
+    return flat
+
+
 def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -> str:
     benchmark, rows = load(result["benchmark"]), harness.measured(result)
-    if short:
-        keys = [key for key in benchmark.short if key not in ("target", "met")]  # a README's reader knows no targets
-        parts = [_table(benchmark, keys, filter(benchmark.in_short, rows))]
-    else:
-        parts = [f"*{caption}:*\n\n{_table(benchmark, keys, rows)}" for caption, keys in benchmark.tables.items()]
-        parts.insert(0, f"**{result['title']}.** Left out: {result['leaves_out']}.")
+    columns = benchmark.named(key for key in benchmark.short if key not in ("target", "targets", "met"))
+    table = tables.markdown_table(columns, filter(benchmark.in_short, rows))
+    parts = ["\n".join(dict.fromkeys(table.splitlines()))]  # of rows that read the same, one
+    if not short:
+        beside = Path(os.path.relpath(path, folder))
+        if path.with_suffix(".png").exists():
+            parts.insert(0, f"![{result['title']}]({beside.with_suffix('.png').as_posix()})")
         if not result.get("complete", True):
             parts.append("- Incomplete: the run was broken off.")
         parts += [f"- {note}" for note in result["notes"]]
-        picture = path.with_suffix(".png")
-        if picture.exists():
-            parts.append(f"![{result['title']}]({Path(os.path.relpath(picture, folder)).as_posix()})")
+        parts.append(f"[All {len(rows)} rows as CSV]({beside.with_suffix('.csv').as_posix()}).")
+        parts.append(f"Left out: {result['leaves_out']}.")
     parts.append(
         f"<small>{harness.where(result)}. Ratios: median (quartiles) over rounds in which both sides ran.</small>"
     )
     return "\n\n".join(parts)
 
 
-def _table(benchmark: Benchmark, keys: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the table of some of a benchmark's columns; of rows that then read the same, one."""
-    table = tables.markdown_table(benchmark.named(keys), rows)
-    return "\n".join(dict.fromkeys(table.splitlines()))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fill or check the documents named on the command line; return the exit status."""
+    """Fill or check the documents and the CSV files; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.documents", description=__doc__.splitlines()[0])
-    parser.add_argument("documents", nargs="+", type=Path, help="Markdown files with <!-- bench:… --> markers")
+    parser.add_argument("documents", nargs="*", type=Path, help="Markdown files with <!-- bench:… --> markers")
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the JSON files")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a document is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
     options = parser.parse_args(arguments)
-    results, stale = find_results(options.results), False
-    for document in options.documents:
-        before = read_file(
-            document, f"{document} cannot be read", expected="a Markdown file", remedy="Pass another"
-        ).decode()
-        after = fill(before, results, document.parent)
-        if after != before:
-            stale = True
-            print(f"{document}: {'out of date' if options.check else 'updated'}")
-            if not options.check:
-                write_atomically(document, after.encode())
-    return int(stale and options.check)
+    results = find_results(options.results)
+    wanted = {path.with_suffix(".csv"): to_csv(result) for found in results.values() for path, result in found}
+    for document in options.documents or [Path("README.md"), *sorted(FOLDER.glob("*.md"))]:
+        text = read_file(document, f"{document} cannot be read", expected="a Markdown file", remedy="Pass another")
+        wanted[document] = fill(text.decode(), results, document.parent)
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_bytes() != text.encode()]
+    for path in stale:
+        print(f"{path}: {'out of date' if options.check else 'updated'}")
+        if not options.check:
+            write_atomically(path, wanted[path].encode())
+    return int(bool(stale) and options.check)
 
 
 if __name__ == "__main__":

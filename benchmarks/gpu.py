@@ -303,9 +303,6 @@ GPU_GRAPHS = Benchmark(
         seconds={"launched": "launched", "captured": "captured"},
         times={"capture": "capture gains", "streams": "captured, over one stream"},
     ),
-    tables={
-        "A step": ("network", "order", "launched", "captured", "capture", "streams", "met"),
-    },
     short=("network", "order", "launched", "captured", "capture", "streams", "met"),
     picture=harness.bars("{network}\n{order}", {"launched": "launched", "captured": "captured"},
                          "milliseconds a step (median)", unit=1e3, each=0.6),
@@ -462,8 +459,6 @@ def draw_grid(result: Result) -> Any:
     return drawing
 
 
-_GRID_POINT = ("model", "dtype", "length", "batch")
-
 GPU_GRID = Benchmark(
     name="gpu-grid",
     title="Training a recurrent network on a GPU, hidden size 20: step and backward against torch.nn (cuDNN)",
@@ -489,15 +484,10 @@ GPU_GRID = Benchmark(
             "backward_ratio": "backward, over cuDNN",
         },
     ),
-    tables={
-        "The whole step": (*_GRID_POINT, "step_ours", "captured", "step_torch", "captured_ratio"),
-        "The whole step, launched": (*_GRID_POINT, "step_ratio"),
-        "Backward alone": (*_GRID_POINT, "backward_ours", "backward_torch", "backward_ratio", "algorithm"),
-        "Kernels of the recursion": (
-            "model", "length", "batch", "kernel_bp", "floor_bp", "kernel_chunked", "floor_chunked", "chunks",
-        ),
-    },
-    short=(*_GRID_POINT, "captured_ratio", "backward_ratio", "algorithm", "kernel_bp", "kernel_chunked"),
+    short=("model", "dtype", "length", "batch", "captured_ratio", "backward_ratio", "algorithm", "kernel_bp"),
+    in_short=lambda row: (
+        row["dtype"] == "float32" and row["batch"] == GRID_BATCH and row["length"] in (100, 1000, 30_000)
+    ),
     picture=draw_grid,
 )  # fmt: skip
 
@@ -734,8 +724,6 @@ def draw_numbers(result: Result) -> Any:
     return drawing
 
 
-_NUMBERS_POINT = ("what", "cell", "dtype", "length", "hidden", "chunks")
-
 GPU_NUMBERS = Benchmark(
     name="gpu-numbers",
     title="Kernels of the recurrences on a GPU, each alone: B = {batch}",
@@ -756,11 +744,9 @@ GPU_NUMBERS = Benchmark(
         seconds={"time": "time", "launched": "launched", "a_step": "a step"},
         formats={"{:.0f}": {"cycles_a_step": "cycles a step"}},
     ),
-    tables={
-        "Every figure": (*_NUMBERS_POINT, "time", "cycles_a_step"),
-        "A step, and rows a lane": ("what", "cell", "length", "hidden", "chunks", "rows_a_lane", "a_step", "launched"),
-        "Launches of a scan": ("cell", "length", "chunks", "parts"),
-    },
-    short=(*_NUMBERS_POINT, "rows_a_lane", "time", "cycles_a_step", "parts"),
+    short=("what", "cell", "length", "hidden", "chunks", "rows_a_lane", "time", "cycles_a_step"),
+    in_short=lambda row: (
+        (row["hidden"], row["dtype"]) == (HIDDEN, "float32") and row["what"] in ("forward", "backward", "phases")
+    ),
     picture=draw_numbers,
 )  # fmt: skip

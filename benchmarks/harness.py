@@ -34,6 +34,7 @@ from sparsebp.core.files import parse_json, prepare_folder, read_file, write_ato
 from sparsebp.core.machine import cpu_model
 from sparsebp.core.tables import Column
 from sparsebp.core.threads import get_threads, most_threads, set_threads
+from sparsebp.core.timing import Timing
 
 Row: TypeAlias = dict[str, Any]
 Result: TypeAlias = Mapping[str, Any]
@@ -281,6 +282,11 @@ def middle(value: Any) -> float:
     return float(value["median"] if isinstance(value, Mapping) else value)
 
 
+def each(measured: Timing, count: float) -> Timing:
+    """Return the timing of one of `count` things that were timed together."""
+    return Timing(tuple(seconds / count for seconds in measured.seconds))
+
+
 def save_picture(drawing: Any, path: Path) -> Path:
     """Write a figure as PNG in one atomic step, without a date in it, and return the path."""
     return write_figure(drawing, path, dpi=144, metadata={"Software": None})
@@ -417,6 +423,30 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overview:
+    """A row of the table of all benchmarks: how many times as fast as a peer, and where slower."""
+
+    task: str
+    peer: str
+    ratio: str  # key of the peer's time over ours
+    label: str  # names a row where we are slower; formatted with the row
+    page: str  # that says more
+    of: Callable[[Row], bool] = lambda row: True  # the rows that count
+
+    def cells(self, rows: Iterable[Row]) -> tuple[str, str, str, str]:
+        """Return task, peer, median and range of the ratios, and what is slower."""
+        counted = [(middle(row[self.ratio]), row) for row in rows if row.get(self.ratio) is not None and self.of(row)]
+        ratios = [ratio for ratio, _ in counted]
+        slower = [self.label.format(**row) for ratio, row in counted if ratio < 1]
+        names = f": {'; '.join(dict.fromkeys(slower))}" if slower else ""
+        times = [tables.times(value) for value in (np.median(ratios), min(ratios), max(ratios))]
+        return (
+            f"[{self.task}]({self.page})", self.peer, f"{times[0]} ({times[1][:-1]}–{times[2][:-1]})",
+            f"{len(slower) or 'none'} of {len(counted)}{names}",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """A benchmark that ``python -m benchmarks`` runs."""
 
@@ -425,10 +455,10 @@ class Benchmark:
     leaves_out: str  # costs of a user that are not in the numbers
     measure: Callable[[Run], Iterator[Row]]  # yields rows; a failed one has an ``error``
     columns: tuple[Column, ...]  # those that `COMMON` lacks
-    tables: Mapping[str, tuple[str, ...]]  # of the documents: keys of columns by caption
-    short: tuple[str, ...]  # keys of the columns that are printed for each row, and of the README's table
+    short: tuple[str, ...]  # keys of the columns that are printed for each row, and in documents
     picture: Callable[[Result], Any]  # draws a result, without a title
-    in_short: Callable[[Mapping[str, Any]], bool] = lambda row: True  # the rows of the README's table
+    in_short: Callable[[Row], bool] = lambda row: True  # the rows that documents show, at most a dozen
+    overview: Overview | None = None  # what the overview of all benchmarks says of this one
     settings: Mapping[str, Any] = field(default_factory=dict)  # part of every result
     sizes: Mapping[str, Any] = field(default_factory=dict)  # further settings
     quick: Mapping[str, Any] = field(default_factory=dict)  # their values with ``--quick``
@@ -481,10 +511,11 @@ class Benchmark:
         by_key = {column.key: column for column in (*COMMON, *self.columns)}
         return [by_key[key] for key in keys]
 
-    @property
-    def shown(self) -> list[Column]:
-        """All columns, in the order of the tables."""
-        return self.named(dict.fromkeys(key for keys in (*self.tables.values(), self.short) for key in keys))
+    def shown(self, rows: Iterable[Mapping[str, Any]]) -> list[Column]:
+        """Return the columns in short, and those of the others that the rows have."""
+        keys = {key for row in rows for key in row}
+        others = (column.key for column in (*self.columns, *COMMON) if column.key in keys)
+        return self.named(dict.fromkeys((*self.short, *others)))
 
     def said(self, row: Mapping[str, Any]) -> str:
         """Return the line that is printed for a row."""
@@ -514,7 +545,8 @@ class Benchmark:
                  "Written: " + ", ".join(written), "")  # fmt: skip
         for line in lines:
             run.echo(line)
-        run.echo(tables.text_table(self.shown, measured(result), tables.letters()))
+        rows = measured(result)
+        run.echo(tables.text_table(self.shown(rows), rows, tables.letters()))
 
 
 SHARE = 0.7

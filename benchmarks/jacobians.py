@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks import harness, workloads
-from benchmarks.harness import Benchmark, Result, Row, Run, columns, import_torch, refuse_difference
+from benchmarks.harness import Benchmark, Overview, Result, Row, Run, columns, import_torch, refuse_difference
 from sparsebp import nn, optim
 from sparsebp.core import tables, timing
 from sparsebp.core.tables import Column
@@ -252,12 +252,10 @@ JACOBIAN = Benchmark(
         times={"columns_ratio": "over autograd", "jacrev_ratio": "over jacrev"},
         formats={"{:.4f}": {"sparsity": "sparsity"}, "≥ {:.2g}×": {"target": "paper, over autograd"}},
     ),
-    tables={
-        "Time": ("name", "shape", "sparsity", "threads", "ours", "columns", "jacrev"),
-        "Ratios": ("name", "shape", "threads", "columns_ratio", "jacrev_ratio", "target", "met"),
-    },
     short=("name", "shape", "threads", "ours", "columns_ratio", "jacrev_ratio", "target", "met"),
-    in_short=lambda row: row.get("target") is not None,
+    in_short=lambda row: row["threads"] == 1,
+    overview=Overview(task="Jacobian of an operator", peer="PyTorch, `vmap(jacrev)`", ratio="jacrev_ratio",
+                      label="{name}", page="jacobians.md"),
     picture=harness.bars(
         "{name}", {"columns_ratio": "over autograd, column by column",
                    "jacrev_ratio": "over vmap(jacrev)"},
@@ -496,11 +494,7 @@ PRUNED = Benchmark(
         counts={"dense_flops": "FLOP if dense", "flops": "FLOP"},
         formats={"{:.2f}": {"share": "of the slowest BP operator's"}},
     ),
-    tables={
-        "Steps of the scan (J: a product of matrices, y: of a matrix and the gradient) and operators of BP": (
-            "batch", "step", "phase", "critical", "dense_flops", "flops", "seconds", "share",
-        ),
-    },
     short=("batch", "side", "step", "flops", "seconds", "share"),
+    in_short=lambda row: row["share"] >= 1.5,
     picture=draw_pruned,
 )  # fmt: skip

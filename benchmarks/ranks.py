@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Row, Run, columns, import_torch, refuse_difference
+from benchmarks.harness import Benchmark, Overview, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import on_ranks
-from benchmarks.workloads import CELLS, torch_twin
+from benchmarks.workloads import CELLS, mlp, torch_twin
 from sparsebp import nn, optim
 from sparsebp.comm.transport import Handle, Transport
 from sparsebp.core import timing
@@ -106,13 +106,6 @@ class _Later:
 
     def done(self) -> bool:
         return (self.inner is None or self.inner.done()) and time.perf_counter() >= self.due
-
-
-def mlp(width: int, depth: int) -> nn.Sequential:
-    """Return `depth` fully connected layers with ReLU between them."""
-    rng = np.random.default_rng(0)
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
 
 
 def waiting(schedule: Schedule) -> Schedule:
@@ -395,12 +388,9 @@ DATA_PARALLEL = Benchmark(
         times={"torch_ratio": "our fastest over PyTorch's"},
         sizes={"bytes": "gradients"},
     ),
-    tables={
-        "Time of a step": ("network", "batch", *SCHEDULES, "overlap, alone"),
-        "Sums, and PyTorch's replicas": ("network", "batch", "bytes", "sums", "torch", "torch_ratio"),
-        "Sums hidden": ("network", "batch", "share", "overlap_hidden", "priority_hidden", "reverse_hidden", "k", "met"),
-    },
     short=("network", "batch", "share", "overlap_hidden", "reverse_hidden", "torch_ratio", "met"),
+    overview=Overview(task="A data-parallel training step", peer="PyTorch's replicas (`gloo`)", ratio="torch_ratio",
+                      label="{network}, batch {batch}", page="workers.md#data-parallel-training"),
     picture=harness.bars(
         "{network}, {batch} samples",
         {"waits": "no overlap", "overlap": "overlap", "priority": "priority",
@@ -556,17 +546,6 @@ TIME_PARALLEL = Benchmark(
         },
         formats={"{:.1e}": {"gradient_difference": "difference"}},
     ),
-    tables={
-        "Forward, and back": (
-            "model", "ranks", "way", "forward", "forward_one", "backward", "backward_one", "backward_one_ratio",
-        ),
-        "The whole step": (
-            "model", "ranks", "way", "step", "step_one", "step_one_ratio", "step_same_ratio", "gradient_difference",
-        ),
-        "What the rank that sends most sends, and what forward keeps": (
-            "model", "ranks", "way", "sent_exscan", "sent_isend", "sent_allreduce", "kept", "kept_whole",
-        ),
-    },
     short=("model", "ranks", "way", "backward", "backward_one", "backward_one_ratio", "sent_exscan"),
     picture=harness.bars(
         "{model}  T={length}\n{ranks} ranks, {way}",

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Result, Row, Run, columns, import_torch, refuse_difference, with_threads
+from benchmarks.harness import Benchmark, Overview, Result, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import Apart
 from benchmarks.workloads import LEARNING_RATE, SIZES, SequenceWorkload, TorchTwin
 from sparsebp import nn
@@ -135,7 +135,6 @@ def measure_inference_row(
     return row
 
 
-_INFERENCE_ROW = ("model", "batch", "length", "threads")
 INFERENCE = Benchmark(
     name="inference",
     title="Recurrent layers on the CPU without a way back, float32, beside ONNX Runtime and torch.nn",
@@ -155,11 +154,12 @@ INFERENCE = Benchmark(
         seconds={"onnx": "ONNX Runtime"},
         times={"onnx_ratio": "over ONNX Runtime", "torch_ratio": "over torch.nn"},
     ),
-    tables={
-        "Time": (*_INFERENCE_ROW, "ours", "onnx", "torch"),
-        "Ratios, and what they are to be": (*_INFERENCE_ROW, "onnx_ratio", "torch_ratio", "target", "met"),
-    },
-    short=(*_INFERENCE_ROW, "ours", "onnx_ratio", "torch_ratio", "target", "met"),
+    short=("model", "batch", "length", "threads", "ours", "onnx_ratio", "torch_ratio", "target", "met"),
+    in_short=lambda row: (
+        row["threads"] == 1 and (row["batch"], row["length"]) in ((1, 1), (16, 1000), (1, 200), (16, 200))
+    ),
+    overview=Overview(task="Outputs of a recurrent layer", peer="ONNX Runtime", ratio="onnx_ratio",
+                      label="{model}, batch {batch}", page="recurrent.md#outputs-alone"),
     picture=harness.bars(
         "{model}, B = {batch}, T = {length}\n{in_threads}",
         {"onnx_ratio": "over ONNX Runtime", "torch_ratio": "over torch.nn"},
@@ -320,8 +320,7 @@ def measure_long_sequences_row(cell: str, lengths: tuple[int, int], rounds: Mapp
     row: Row = {"model": f"{cell}({any_of.input_size}, {any_of.hidden})", "long": lengths[1], "batch": BATCH}
     for name, length in zip(("short", "long"), lengths, strict=True):
         for part in PARTS:
-            took = timings[f"{part}_{name}"].seconds
-            timings[f"{part}_{name}"] = timing.Timing(tuple(seconds / length for seconds in took))
+            timings[f"{part}_{name}"] = harness.each(timings[f"{part}_{name}"], length)
     row |= {name: timed.to_dict() for name, timed in timings.items()}
     missed = []
     for part in PARTS:
@@ -330,7 +329,6 @@ def measure_long_sequences_row(cell: str, lengths: tuple[int, int], rounds: Mapp
     return row | {"target": LONG_SEQUENCES_TARGET, "met": harness.outcome(missed)}
 
 
-_LONG_ROW = ("model", "long", "threads")
 LONG_SEQUENCES = Benchmark(
     name="long-sequences",
     title="A step of time of recurrent layers in long sequences and in short ones: T = {lengths}, B = {batch}, float32",
@@ -349,12 +347,6 @@ LONG_SEQUENCES = Benchmark(
         times={"forward_ratio": "forward, long over short", "backward_ratio": "backward, long over short"},
         formats={"≤ {:g}×": {"target": "target"}},
     ),
-    tables={
-        f"{part.capitalize()}, a step of time": (
-            *_LONG_ROW, f"{part}_short", f"{part}_long", f"{part}_ratio", "target", "met",
-        )
-        for part in PARTS
-    },
     short=("model", "threads", "forward_short", "forward_ratio", "backward_short", "backward_ratio", "target", "met"),
     picture=harness.bars(
         "{model}\n{in_threads}",
@@ -515,7 +507,6 @@ def judge_recurrent(row: Mapping[str, Any]) -> dict[str, str]:
     return {"target": f"≥ {WIDE_SHARE:.0%} of GEMM, ≥ {least:g}×", "met": harness.outcome(missed)}
 
 
-_RECURRENT_ROW = ("model", "batch", "length", "threads")
 RECURRENT = Benchmark(
     name="recurrent",
     title="Training a recurrent network on the CPU, float32, beside torch.nn and JAX",
@@ -540,15 +531,10 @@ RECURRENT = Benchmark(
         },
         formats={"{:.0%}": {"share": "share of GEMM", "peer_share": "best peer's share"}},
     ),
-    tables={
-        "The whole step": (*_RECURRENT_ROW, "step_ours", "step_jax", "step_torch", "jax_unroll"),
-        "Ratios": (*_RECURRENT_ROW, "best_ratio", "best", "jax_ratio", "step_ratio"),
-        "What it is to be": (*_RECURRENT_ROW, "best_ratio", "share", "target", "met"),
-        "Beside the rate of matrix products": (*_RECURRENT_ROW, "gemm_rate", "share", "peer_share"),
-        "Backward alone": (*_RECURRENT_ROW, "backward_ours", "backward_torch", "backward_ratio", "algorithm"),
-    },
-    short=(*_RECURRENT_ROW, "step_ours", "best_ratio", "best", "met"),
+    short=("model", "batch", "length", "threads", "step_ours", "best_ratio", "best", "met"),
     in_short=lambda row: row["threads"] == 1 and row["batch"] > 1 and row["length"] <= 1000,
+    overview=Overview(task="A training step of a recurrent network", peer="PyTorch or JAX, the faster",
+                      ratio="best_ratio", label="{model}, batch {batch}", page="recurrent.md#training"),
     picture=harness.bars(
         "{model}  B={batch} T={length}\n{in_threads}",
         {"step_torch": "torch.nn", "step_jax": "JAX", "step_ours": "sparsebp"},
@@ -649,7 +635,7 @@ def measure_torch_row(task: TorchTask, rounds: Mapping[str, Any]) -> Row:
     if task.part == "long":  # seconds a step
         rounds = {**rounds, "rounds": min(3, rounds["rounds"]), "least_rounds": min(3, rounds["least_rounds"])}
     timings = {
-        name: timing.Timing(tuple(seconds / task.batches for seconds in found.seconds))
+        name: harness.each(found, task.batches)
         for name, found in timing.measure({"ours": ours.epoch, "torch": plain.epoch}, **rounds).items()
     }
     ours_runs = is_faster(task.cell, task.hidden, False, task.length, task.packed)
@@ -741,7 +727,7 @@ class Side:
 
 
 def draw_torch(result: Result) -> Any:
-    _, rows = with_threads(result, max)
+    _, rows = harness.with_threads(result, max)
     drawing, axes = harness.figure(2, 1, width=8.0, height=8.5)
     curves, bars = axes[:, 0]
     grid = [row for row in rows if row["part"] == "grid"]
@@ -789,11 +775,12 @@ TORCH = Benchmark(
         times={"ratio": "over torch.nn"},
         formats={"≥ {:g}×": {"target": "target"}},
     ),
-    tables={
-        "The times of a step": ("part", "model", "batch", "length", "threads", "ours", "torch", "ratio"),
-        "What it is to be": ("part", "model", "batch", "length", "threads", "accelerate", "target", "met"),
-    },
-    short=("part", "model", "batch", "length", "threads", "ours", "torch", "ratio"),
-    in_short=lambda row: row["part"] != "grid",
+    short=("part", "model", "length", "threads", "accelerate", "ours", "torch", "ratio"),
+    in_short=lambda row: (
+        row["threads"] == 1 and (row["part"] != "grid" or (row["hidden"] == 64 and row["length"] < 1000))
+    ),
+    overview=Overview(task="A PyTorch model, accelerated", peer="PyTorch", ratio="ratio",
+                      label="{model}, {length} steps", page="pytorch.md",
+                      of=lambda row: row["accelerate"] == "sparsebp"),
     picture=draw_torch,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Result, Row, Run, columns, fits, refuse_difference, with_threads
+from benchmarks.harness import Benchmark, Overview, Result, Row, Run, columns, fits, refuse_difference, with_threads
 from benchmarks.workloads import SequenceWorkload, TorchTwin, chunk_count
 from sparsebp.core import backend, timing
 from sparsebp.nn.bptt import _scan_plan
@@ -93,10 +93,9 @@ CHAINS = Benchmark(
         numbers={"vectors": "vectors"},
         times={"scipy_ratio": "over SciPy"},
     ),
-    tables={
-        "The scan and the loop": ("matrix", "vectors", "threads", "ours", "scipy", "scipy_ratio", "target", "met"),
-    },
     short=("matrix", "vectors", "threads", "ours", "scipy", "scipy_ratio", "met"),
+    overview=Overview(task="A chain of sparse matrices times vectors", peer="a loop with SciPy", ratio="scipy_ratio",
+                      label="{matrix}", page="scans.md#chains-of-sparse-matrices"),
     picture=harness.bars("{matrix}, {vectors}", {"scipy_ratio": "measured"}, "SciPy's time over ours",
                          threads=min, line=TARGET),
 )  # fmt: skip
@@ -202,10 +201,6 @@ def draw_scan(result: Result) -> Any:
     return drawing
 
 
-def _of_each(kind: str) -> tuple[str, ...]:
-    return tuple(f"{kind}_{name}" for name in ALGORITHMS)
-
-
 SCAN = Benchmark(
     name="scan",
     title="The backward pass of RNN(1, 20) by every algorithm: B = {batch}, float32, CPU",
@@ -228,12 +223,7 @@ SCAN = Benchmark(
         counts={f"flops_{name}": f"FLOPs, `{name}`" for name in ALGORITHMS},
         formats={"{0[median]:.2f}": {"auto_over_best": "`auto` over the best"}},
     ),
-    tables={
-        "Time of the backward pass": ("length", "threads", *_of_each("time"), "time_torch", "time_auto"),
-        "What `auto` chose": ("length", "threads", "chosen", "auto_over_best"),
-        "FLOPs": ("length", *_of_each("flops")),
-        "Peak memory": ("length", "threads", *_of_each("memory"), "memory_ratio"),
-    },
     short=("length", "threads", "time_bp", "time_chunked", "time_blelloch", "time_torch", "chosen", "memory_ratio"),
+    in_short=lambda row: row["length"] in (10, 100, 1000, 10_000, 30_000),
     picture=draw_scan,
 )  # fmt: skip

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import harness, workloads
 from benchmarks.harness import Benchmark, Result, Row, Run, columns
-from benchmarks.workloads import NETWORKS, STAGES, SequenceWorkload
+from benchmarks.workloads import IMAGES, NETWORKS, STAGES, SequenceWorkload, mlp
 from sparsebp import models, nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
@@ -124,10 +124,6 @@ BUSY = Benchmark(
         },
         times={"ratio_p50": "p50 over one", "ratio_p90": "p90 over one"},
     ),
-    tables={
-        "The median step": ("batch", "processes", "threads", "one_p50", "more_p50", "ratio_p50"),
-        "The 90th percentile": ("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "target", "met"),
-    },
     short=("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "met"),
     picture=harness.bars(
         "B = {batch}, {processes} processes busy, {in_threads}",
@@ -169,24 +165,15 @@ def schedule_networks(quick: bool = False) -> dict[str, Network]:
     """Return each network's constructor, the shape of a batch, and whether its layers are many and small."""
     if quick:
         dense = lambda: models.densenet(depth=7, growth=2, blocks=2, rng=0)  # noqa: E731
-        return {"MLP, 6 × 16": (lambda: narrow(6, 16), (8, 16), True), "DenseNet": (dense, (2, 3, 8, 8), True)}
+        return {"MLP, 6 × 16": (lambda: mlp(16, 6, 10), (8, 16), True), "DenseNet": (dense, (2, 3, 8, 8), True)}
     return {
-        "MLP, 64 × 64": (lambda: narrow(64, 64), (128, 64), True),
-        "MLP, 64 × 256": (lambda: narrow(64, 256), (128, 256), True),
-        "LeNet-5": (lambda: models.lenet5(rng=0), (32, 1, 28, 28), False),
+        "MLP, 64 × 64": (lambda: mlp(64, 64, 10), (128, 64), True),
+        "MLP, 64 × 256": (lambda: mlp(256, 64, 10), (128, 256), True),
+        "LeNet-5": (IMAGES["LeNet-5"][0], (32, 1, 28, 28), False),
         "MobileNetV2-style": (lambda: models.mobilenetv2(width=0.5, rng=0), (8, 3, 32, 32), True),
-        "VGG-11": (lambda: models.vgg11(rng=0), (8, 3, 32, 32), False),
+        "VGG-11": (IMAGES["VGG-11"][0], (8, 3, 32, 32), False),
         "DenseNet, L = 40, k = 12": (lambda: models.densenet(rng=0), (8, 3, 32, 32), True),
     }
-
-
-def narrow(layers: int, width: int) -> Any:
-    """Return a fully connected net of many small layers, as the SNN of the 2018 DualPipe paper, but narrow."""
-    rng = np.random.default_rng(0)
-    links: list[nn.Layer] = []
-    for _ in range(layers - 1):
-        links += [nn.Linear(width, width, rng=rng), nn.ReLU()]
-    return nn.Sequential(*links, nn.Linear(width, 10, rng=rng))
 
 
 def measure_schedule_row(
@@ -202,16 +189,16 @@ def measure_schedule_row(
     check_gradients(make, batch, orders)
     orders["one"] = orders["fused"]
     steps = int(np.clip(SECONDS / found.trials[0].seconds, 2, 20))
-    calls = {name: timing.Call(_schedule_steps(make, batch, order, steps, name)) for name, order in orders.items()}
+    calls = {
+        name: timing.Call(_in_a_row(_executor(make, order), batch, steps, name not in ("conventional", "fused")))
+        for name, order in orders.items()
+    }
     timed = {
-        "costs alone": _timed(make, alone_schedule(Stages(make()))),
-        "costs beside": _timed(make, two_stream_list(**size, costs=found.costs)),
+        "costs alone": _executor(make, alone_schedule(Stages(make())), TimedExecutor),
+        "costs beside": _executor(make, two_stream_list(**size, costs=found.costs), TimedExecutor),
     }
     calls |= {name: timing.Call(_in_a_row(executor, batch, steps, True)) for name, executor in timed.items()}
-    timings = {
-        name: timing.Timing(tuple(seconds / steps for seconds in measured.seconds))
-        for name, measured in timing.measure(calls, **rounds).items()
-    }
+    timings = {name: harness.each(taken, steps) for name, taken in timing.measure(calls, **rounds).items()}
     costs = costs_beside(timed["costs beside"], costs_alone(timed["costs alone"]))
     timings["kept"] = timings[found.fastest.name]
     row: Row = {
@@ -289,22 +276,14 @@ def optimizer_of(model: Any) -> Any:
     return optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
 
-def _schedule_steps(
-    make: Callable[[], Any], batch: tuple[Any, Any], order: Schedule, steps: int, name: str
-) -> Callable[[object], None]:
-    """Return a function that runs steps in a row."""
+def _executor(make: Callable[[], Any], order: Schedule, cls: type[Executor] = Executor) -> Any:
     model = make()
-    executor = Executor(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
-    return _in_a_row(executor, batch, steps, name not in ("conventional", "fused"))
-
-
-def _timed(make: Callable[[], Any], order: Schedule) -> TimedExecutor:
-    """Return an executor that measures the cost of every action in an order."""
-    model = make()
-    return TimedExecutor(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
+    return cls(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
 
 
 def _in_a_row(executor: Executor, batch: tuple[Any, Any], steps: int, one_core: bool) -> Callable[[object], None]:
+    """Return a function that runs steps in a row."""
+
     def run_steps(_: object) -> None:
         with thread_pools.one_core() if one_core else contextlib.nullcontext():
             for _step in range(steps):
@@ -319,10 +298,6 @@ def judge(row: Mapping[str, Any], small: bool) -> dict[str, str]:
     if small and max(row[f"{name}_ratio"]["median"] for name in TWO) < TARGETS["speedup"]:
         missed.insert(0, "speed-up")
     return {"met": harness.outcome(missed)}
-
-
-def _of_two(what: str) -> tuple[str, ...]:
-    return tuple(f"{side}_{what}" for side in TWO)
 
 
 SCHEDULE = Benchmark(
@@ -348,12 +323,6 @@ SCHEDULE = Benchmark(
             "{:+.0%}": {**{f"{side}_error": f"error, {side}" for side in SIMULATED}}, "{:.2f} ×": {"memory": "memory"},
         },
     ),
-    tables={
-        "Time of a step": ("network", "batch", "one", "fused", "conventional", *TWO),
-        "Over one stream on one core": ("network", "batch", "fused_ratio", *_of_two("ratio")),
-        "What was kept": ("network", "batch", "keeps", "kept_ratio", "kept_conventional_ratio", "memory", "met"),
-        "Simulated beside measured": ("network", "batch", "stages", "threads", "one_error", *_of_two("error")),
-    },
     short=("network", "batch", "one", "conventional", "keeps", "kept_ratio", "kept_conventional_ratio", "met"),
     picture=harness.bars("{network}, batch {batch}", {f"{side}_ratio": words for side, words in ORDERS.items()},
                          "times faster than one stream on one core", each=0.75, line=1.0),
@@ -579,7 +548,6 @@ def _with_interval(value: Mapping[str, float]) -> str:
     return f"{100 * value['mean']:.1f} ± {100 * value['interval']:.1f}"
 
 
-_ROW = ("network", "rate", "side")
 _NETWORKS = tuple(NETWORKS)
 
 SPECTRAIN = Benchmark(
@@ -611,14 +579,7 @@ SPECTRAIN = Benchmark(
             "{:.0f}": {"seconds": "seconds"},
         },
     ),
-    tables={
-        "Accuracy after training, and its difference from synchronous training with the same seeds (95 % intervals)": (
-            *_ROW, "steps", "accuracy", "difference", "verdict", "diverged",
-        ),
-        "How far from the weights that they were to be were those that an action read, and the newest ones": (
-            *_ROW, "predicted_forward", "stale_forward", "error_forward", "error_backward", "seconds",
-        ),
-    },
     short=("network", "rate", "side", "accuracy", "difference", "verdict", "error_forward"),
+    in_short=lambda row: row["level"] == LEVELS[0] and row["side"] in ("vanilla", "stashing", "SpecTrain"),
     picture=draw_spectrain,
 )  # fmt: skip

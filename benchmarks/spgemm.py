@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Row, Run, columns, copy_bandwidth, refuse_difference
+from benchmarks.harness import Benchmark, Overview, Row, Run, columns, copy_bandwidth, refuse_difference
 from benchmarks.workloads import Pair, Targets, pairs, sorted_csr
 from sparsebp.core import tables, timing
 from sparsebp.core.errors import MissingDependencyError, SparseBPError
@@ -280,7 +280,7 @@ def compare(
 ) -> Row:
     """Time `ours`, which does `samples` products, in turn with one product of every other side."""
     timings = timing.measure({"ours": ours, **sides}, **rounds)
-    timings["ours"] = timing.Timing(tuple(seconds / samples for seconds in timings["ours"].seconds))
+    timings["ours"] = harness.each(timings["ours"], samples)
     row = {"samples": samples} | timing.side_by_side(timings)
     return row | judge_spgemm(row, targets)
 
@@ -326,6 +326,12 @@ def _describe(matrix: Any) -> str:
     return f"{matrix.shape[0]} × {matrix.shape[1]}, nnz {tables.count(matrix.nnz)}"
 
 
+ASKED_FOR = (
+    "conv · ReLU", "pruned conv · pruned conv", "Poisson 300 × 300, A·P", "R-MAT graph, squared", "tall random, AᵀA",
+    "random, n = 3000, 12 a row",
+)  # fmt: skip
+"""The products that documents show."""
+
 SPGEMM = Benchmark(
     name="spgemm",
     title="Sparse products on a fixed pattern, float32: values shared, or of each of {batch} samples (time of one)",
@@ -349,16 +355,10 @@ SPGEMM = Benchmark(
             "{:.1f}": {"index": "index bytes a product"}, "{:.0f} calls": {"earned_after": "plan earned back after"},
         },
     ),
-    tables={
-        "Operands and plans": ("name", "a_text", "b_text", "strategy", "products", "index", "plan_seconds"),
-        "Time, and whether the target is met": ("name", "values", "threads", "ours", "each", "scipy", "targets", "met"),
-        "Ratios": ("name", "values", "threads", *(f"{side}_ratio" for side in SIDES)),
-        "Beside a copy of as many bytes": (
-            "name", "values", "threads", "moved", "floor", "floor_times", "earned_after",
-        ),
-    },
     short=("name", "values", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times"),
-    in_short=lambda row: row["targets"] is not None and row["threads"] == TARGET_THREADS,
+    in_short=lambda row: row["threads"] == TARGET_THREADS and row["name"] in ASKED_FOR and row["values"] != "B = 16",
+    overview=Overview(task="A sparse product with new values", peer="SciPy", ratio="scipy_ratio",
+                      label="{name}", page="products.md", of=lambda row: "plan" not in row["values"]),
     picture=harness.bars("{name}, {values}", {"scipy_ratio": "over SciPy"},
                          "times faster than SciPy on one thread (median)", each=0.4, threads=max, line=1.0),
 )  # fmt: skip
@@ -586,11 +586,8 @@ SPGEMM_SWEEP = Benchmark(
         numbers={"count": "how many"},
         times={"slowest": "slowest", "median": "median", "fastest": "fastest"},
     ),
-    tables={
-        "Times faster than SciPy": ("family", "count", "threads", "slowest", "median", "fastest", "met"),
-        "Structures": ("family", "threads", "strategies", "slowest_text"),
-    },
     short=("family", "threads", "slowest", "median", "fastest", "met"),
+    in_short=lambda row: row["threads"] == 1,
     picture=harness.bars(
         "{family}",
         {"slowest": "slowest", "median": "median", "fastest": "fastest"},

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness, workloads
-from benchmarks.harness import Benchmark, Result, Row, Run, columns, copy_bandwidth, fits
+from benchmarks.harness import Benchmark, Overview, Result, Row, Run, columns, copy_bandwidth, fits
 from benchmarks.processes import Apart
-from benchmarks.workloads import torch_twin
-from sparsebp import kernels, models, nn, optim
+from benchmarks.workloads import IMAGES, mlp, torch_twin
+from sparsebp import kernels, nn, optim
 from sparsebp.core import timing
 from sparsebp.core.check import Backward
 from sparsebp.core.tables import Column
@@ -140,8 +140,6 @@ def draw_convergence(result: Result) -> Any:
     return drawing
 
 
-_RUN = ("optimizer", "dtype")
-
 CONVERGENCE = Benchmark(
     name="convergence",
     title="LeNet-5 on the real digits, batch {batch}: the loss by scan ({algorithm}, all levels) and layer by layer",
@@ -166,15 +164,7 @@ CONVERGENCE = Benchmark(
             "≤ {:.0e}": {"target": "target"},
         },
     ),
-    tables={
-        "Losses, and time of a step": (
-            *_RUN, "iterations", "first_loss", "last_bp", "last_scan", "step_bp", "step_scan",
-        ),
-        "Relative differences of the losses": (
-            *_RUN, "difference", "test_difference", "torch_difference", "rounding", "target", "met",
-        ),
-    },
-    short=(*_RUN, "iterations", "last_bp", "last_scan", "difference", "target", "met"),
+    short=("optimizer", "dtype", "iterations", "last_bp", "last_scan", "difference", "target", "met"),
     picture=draw_convergence,
 )  # fmt: skip
 
@@ -197,6 +187,8 @@ OPTIM_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 """By name in the table: the class, of the same name here and in torch.optim, and its options."""
 PEERS = {"unfused": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 """The forms of torch.optim."""
+FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+"""Those that PyTorch has fused on a CPU."""
 OPTIM_TARGETS = {"foreach": 1.5, "fused": 1.0}
 
 
@@ -219,11 +211,9 @@ def optim_networks(quick: bool = False) -> dict[str, Shapes]:
     snn: Shapes = {
         f"{i}.{name}": shape for i in range(32) for name, shape in (("weight", (width, width)), ("bias", (width,)))
     }
-    others: dict[str, Any] = {"LeNet-5": models.lenet5}
-    if not quick:
-        others |= {"MobileNetV2-style": models.mobilenetv2, "VGG-11": models.vgg11}
+    others = ("LeNet-5",) if quick else ("LeNet-5", "MobileNetV2-style", "VGG-11")
     shapes: dict[str, Shapes] = {
-        name: {key: p.shape for key, p in make().parameters().items()} for name, make in others.items()
+        name: {key: p.shape for key, p in IMAGES[name][0]().parameters().items()} for name in others
     }
     return {f"SNN, 32 × {width}": snn} | shapes
 
@@ -259,9 +249,8 @@ def sides(shapes: Shapes, optimizer: str) -> tuple[Any, dict[str, Callable[[], o
     twins = [torch.nn.Parameter(torch.from_numpy(param)) for param in params.values()]
     for twin, grad in zip(twins, grads.values(), strict=True):
         twin.grad = torch.from_numpy(grad)
-    fused = ("SGD", "Adam", "AdamW", "Adagrad")  # those that PyTorch has fused on a CPU
     for name, form in PEERS.items():
-        if name != "fused" or cls in fused:
+        if name != "fused" or cls in FUSED:
             calls[name] = getattr(torch.optim, cls)(twins, **options, **form).step
     return ours, calls
 
@@ -282,8 +271,6 @@ def judge_optim(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-_OPTIM_ROW = ("network", "optimizer", "threads")
-
 OPTIM = Benchmark(
     name="optim",
     title="The update of all parameters, gradients given: float32, CPU",
@@ -302,13 +289,10 @@ OPTIM = Benchmark(
         sizes={"moved": "bytes moved"},
         counts={"parameters": "parameters"},
     ),
-    tables={
-        "Networks": ("network", "tensors", "parameters"),
-        "Time of an update": (*_OPTIM_ROW, "ours", "loop", *PEERS),
-        "Ratios": (*_OPTIM_ROW, "loop_ratio", *(f"{peer}_ratio" for peer in PEERS)),
-        "Targets, and the time of a copy of as many bytes": (*_OPTIM_ROW, "moved", "floor_times", "targets", "met"),
-    },
     short=("network", "optimizer", "ours", "foreach_ratio", "fused_ratio", "met", "floor_times"),
+    in_short=lambda row: row["threads"] == 2 and row["optimizer"] in ("SGD", "Adam", "AdamW"),
+    overview=Overview(task="An optimizer update", peer="PyTorch, fused", ratio="fused_ratio",
+                      label="{network}, {optimizer}", page="optimizers.md"),
     picture=harness.bars(
         "{network}, {optimizer}",
         {"foreach_ratio": "over torch, foreach", "fused_ratio": "over torch, fused"},
@@ -327,7 +311,7 @@ FEW = ("SGD, momentum", "Adam")
 def measure_fusion(run: Run) -> Iterator[Row]:
     harness.import_torch()  # refused before anything is measured
     with Apart() as apart:
-        for network, (make, shape, batches) in fusion_networks(run.quick).items():
+        for network, make, shape, batches in fusion_networks(run.quick):
             need = 10 * sum(p.nbytes for p in make().parameters().values())
             for count in run.threads():
                 for batch, name in [(batch, name) for batch, names in batches.items() for name in names]:
@@ -335,30 +319,15 @@ def measure_fusion(run: Run) -> Iterator[Row]:
                         yield measure_fusion_row(network, make, shape, batch, name, count, run.rounds, apart)
 
 
-def fusion_networks(
-    quick: bool = False,
-) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[int, tuple[str, ...]]]]:
-    """Return of each network: how it is made, a sample's shape, and the optimizers for each batch size."""
+def fusion_networks(quick: bool = False) -> Iterator[tuple[str, Any, tuple[int, ...], dict[int, tuple[str, ...]]]]:
+    """Yield each network, how it is made, a sample's shape, and the optimizers for each batch size."""
     width = 16 if quick else 2048
-    found: dict[str, Any] = {
-        f"SNN, 32 × {width}": (partial(snn, width), (width,), {32: FEW[1:]} if quick
-                               else dict.fromkeys((1, 32, 128), FEW)),
-        "LeNet-5": (partial(models.lenet5, rng=0), (1, 28, 28),
-                    {32: FEW[:1]} if quick else {1: ALL, 8: FEW, 32: ALL, 128: FEW}),
-    }  # fmt: skip
+    batches = {32: FEW[1:]} if quick else dict.fromkeys((1, 32, 128), FEW)
+    yield f"SNN, 32 × {width}", partial(mlp, width, 32), (width,), batches  # Chen, Yang and Cheng 2018
+    yield "LeNet-5", *IMAGES["LeNet-5"], {32: FEW[:1]} if quick else {1: ALL, 8: FEW, 32: ALL, 128: FEW}
     if not quick:
-        found |= {
-            "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32), {1: FEW, 8: FEW, 32: ALL}),
-            "VGG-11": (partial(models.vgg11, rng=0), (3, 32, 32), dict.fromkeys((1, 8, 32), FEW)),
-        }
-    return found
-
-
-def snn(width: int) -> Any:
-    """Return 32 fully connected layers of `width` (Chen, Yang and Cheng 2018)."""
-    rng = np.random.default_rng(0)
-    layers = [layer for _ in range(32) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
+        yield "MobileNetV2-style", *IMAGES["MobileNetV2-style"], {1: FEW, 8: FEW, 32: ALL}
+        yield "VGG-11", *IMAGES["VGG-11"], dict.fromkeys((1, 8, 32), FEW)
 
 
 def measure_fusion_row(
@@ -476,7 +445,7 @@ def fusion_in_torch(
         return run
 
     calls: dict[str, Callable[[], object]] = {"torch": step({}), "foreach": step({"foreach": True})}
-    if cls in ("SGD", "Adam", "AdamW", "Adagrad"):
+    if cls in FUSED:
         calls["fused"] = step({"fused": True, "foreach": False})
     most = [0]
     pieces = {p: getattr(torch.optim, cls)([p], **options, foreach=False) for p in parameters}
@@ -529,8 +498,6 @@ def draw_fusion(result: Result) -> Any:
     return drawing
 
 
-_FUSION_ROW = ("network", "batch", "optimizer")
-
 FUSION = Benchmark(
     name="fusion",
     title="Whole training steps with fused optimizers: float32, CPU",
@@ -557,13 +524,10 @@ FUSION = Benchmark(
         },
         formats={"{:.0%}": {"share": "update's share"}},
     ),
-    tables={
-        "Time of a step": (*_FUSION_ROW, "threads", *FUSIONS, "share"),
-        "Time of a step in PyTorch": (*_FUSION_ROW, "threads", "torch", "foreach", "fused", "hooks"),
-        "Ratios": (*_FUSION_ROW, "threads", "forward_ratio", "backward_ratio", "hooks_ratio", "met"),
-        "Peak memory of gradients": (*_FUSION_ROW, "none_peak", "backward_peak", "hooks_peak", "largest"),
-    },
-    short=(*_FUSION_ROW, "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met"),
+    short=(
+        "network", "batch", "optimizer", "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met",
+    ),
+    in_short=lambda row: row["optimizer"] == "Adam" and row["batch"] in (1, 32),
     picture=draw_fusion,
 )  # fmt: skip
 
@@ -578,27 +542,17 @@ CONVOLUTION_TARGETS = {"VGG-11": 1.0, "LeNet-5": 1.2, "MobileNetV2-style": 1.2}
 """Times PyTorch's speed, of its faster layout."""
 OPTIMIZER = "SGD, momentum"
 LAYOUTS = ("torch", "channels_last")
+CONVOLUTION_BATCHES = {"LeNet-5": (32, 128), "VGG-11": (8, 32), "MobileNetV2-style": (8, 32)}
 
 
 def measure_convolution(run: Run) -> Iterator[Row]:
     harness.import_torch()  # refused before anything is measured
     with Apart() as apart:
         for count in run.threads():
-            for network, (make, shape, batches) in convolution_networks(run.quick).items():
+            for network, batches in ({"LeNet-5": (2,)} if run.quick else CONVOLUTION_BATCHES).items():
                 for batch in batches:
                     if fits(network, batch << 25, run.note):
-                        yield measure_convolution_row(network, make, shape, batch, count, run.rounds, apart)
-
-
-def convolution_networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], tuple[int, ...]]]:
-    """Return of each network: how it is made, a sample's shape, and the sizes of batches."""
-    found: dict[str, Any] = {"LeNet-5": (partial(models.lenet5, rng=0), (1, 28, 28), (2,) if quick else (32, 128))}
-    if not quick:
-        found |= {
-            "VGG-11": (partial(models.vgg11, rng=0), (3, 32, 32), (8, 32)),
-            "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32), (8, 32)),
-        }
-    return found
+                        yield measure_convolution_row(network, *IMAGES[network], batch, count, run.rounds, apart)
 
 
 def measure_convolution_row(
@@ -644,8 +598,6 @@ def convolution_in_torch(
     return {name: step_of(layout) for name, layout in zip(LAYOUTS, formats, strict=True)}, None
 
 
-_CONVOLUTION_ROW = ("network", "batch", "threads")
-
 CONVOLUTION = Benchmark(
     name="convolution",
     title="Whole training steps of convolutional networks: float32, CPU",
@@ -662,11 +614,9 @@ CONVOLUTION = Benchmark(
         },
         formats={"≥ {:g}×": {"target": "target"}},
     ),
-    tables={
-        "Time of a step": (*_CONVOLUTION_ROW, "ours", *LAYOUTS),
-        "Ratios": (*_CONVOLUTION_ROW, *(f"{name}_ratio" for name in LAYOUTS), "best_ratio", "target", "met"),
-    },
-    short=(*_CONVOLUTION_ROW, "ours", *LAYOUTS, "best_ratio", "target", "met"),
+    short=("network", "batch", "threads", "ours", *LAYOUTS, "best_ratio", "target", "met"),
+    overview=Overview(task="A training step of a convolutional network", peer="PyTorch, its faster layout",
+                      ratio="best_ratio", label="{network}, batch {batch}", page="convolutions.md"),
     picture=harness.bars(
         "{network}, batch {batch}",
         {"torch_ratio": "over PyTorch", "channels_last_ratio": "over PyTorch, channels last"},

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -133,6 +134,23 @@ def random_rows(rows: int, columns: int, entries: int, seed: int = 0) -> Any:
     data = rng.standard_normal(rows * entries, dtype=np.float32)
     parts = (data, indices.ravel(), np.arange(rows + 1, dtype=np.int32) * entries)
     return sp.csr_array(parts, shape=(rows, columns))
+
+
+# Networks that several benchmarks train.
+
+
+def mlp(width: int, depth: int, outputs: int | None = None) -> nn.Sequential:
+    """Return `depth` fully connected layers with ReLU between them; the last one has `outputs` units, if given."""
+    rng = np.random.default_rng(0)
+    layers = [layer for _ in range(depth - 1) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, outputs or width, rng=rng))
+
+
+IMAGES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "LeNet-5": (partial(models.lenet5, rng=0), (1, 28, 28)), "VGG-11": (partial(models.vgg11, rng=0), (3, 32, 32)),
+    "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32)),
+}  # fmt: skip
+"""Convolutional networks: how they are made, and the shape of a sample."""
 
 
 # Shared by the benchmarks of convolutional networks: twins in PyTorch, the order of batches, and training.

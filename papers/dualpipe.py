@@ -14,8 +14,7 @@ import numpy as np
 from benchmarks import harness, schedules
 from benchmarks.harness import Result
 from benchmarks.scaling import P40, asynchronous, cut, data_parallel, scaling_papers_networks
-from benchmarks.schedules import narrow
-from benchmarks.workloads import NETWORKS, LastStep
+from benchmarks.workloads import NETWORKS, LastStep, mlp
 from papers.figure import (
     Claim,
     Context,
@@ -401,9 +400,9 @@ def backward_time(context: Context) -> Found:
 def _networks(quick: bool) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], int]]:
     """Return each network's constructor, the shape of a batch, and its samples."""
     if quick:
-        return {"SNN, 4 × 16": (lambda: narrow(4, 16), (8, 16), 8)}
+        return {"SNN, 4 × 16": (lambda: mlp(16, 4, 10), (8, 16), 8)}
     return {
-        "SNN, 32 × 2048": (lambda: narrow(32, 2048), (_SAMPLES, 2048), _SAMPLES),
+        "SNN, 32 × 2048": (lambda: mlp(2048, 32, 10), (_SAMPLES, 2048), _SAMPLES),
         "VGG-11": (lambda: models.vgg11(rng=0), (32, 3, 32, 32), 32),
         "DenseNet, L = 40, k = 12": (lambda: models.densenet(rng=0), (8, 3, 32, 32), 8),
         "MobileNetV2-style": (lambda: models.mobilenetv2(rng=0), (8, 3, 32, 32), 8),

@@ -19,7 +19,7 @@ from benchmarks.ranks import pipelines_on_ranks
 from benchmarks.scaling import GIGABIT, LINKS, PRODUCTS, V100, Machine, asynchronous, bert, flat, resnet
 from benchmarks.scaling import data_parallel as replicas
 from benchmarks.schedules import ORDERS
-from benchmarks.workloads import LastStep
+from benchmarks.workloads import LastStep, mlp
 from papers.figure import (
     Claim,
     Context,
@@ -90,16 +90,16 @@ def _cases(quick: bool) -> dict[str, Case]:
         "GRU, 4 × 256, T = 50: W of one layer beside the recursion of the next":
             (lambda: recurrent(4, 256, 10), (50, 32, 256), 32),
         "MLP, 32 × 512, batch 16: products too small for two cores":
-            (lambda: orders.narrow(32, 512), (16, 512), 16),
+            (lambda: mlp(512, 32, 10), (16, 512), 16),
     }  # fmt: skip
 
 
 def _chains(quick: bool) -> dict[str, Case]:
     """Return plain chains: a layer's two gradients can be asked for by themselves."""
     if quick:
-        return {"MLP, 4 × 16": (lambda: orders.narrow(4, 16), (8, 16), 8)}
+        return {"MLP, 4 × 16": (lambda: mlp(16, 4, 10), (8, 16), 8)}
     return {
-        "MLP, 64 × 256": (lambda: orders.narrow(64, 256), (128, 256), 128),
+        "MLP, 64 × 256": (lambda: mlp(256, 64, 10), (128, 256), 128),
         "LeNet-5": (lambda: models.lenet5(rng=0), (32, 1, 28, 28), 32),
         "VGG-11": (lambda: models.vgg11(rng=0), (8, 3, 32, 32), 8),
     }

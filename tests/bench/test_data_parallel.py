@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import load, ranks
-from benchmarks.ranks import Network, mlp, waiting
+from benchmarks.ranks import Network, waiting
+from benchmarks.workloads import mlp
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.timing import Timing
 from sparsebp.runtime.actions import Stages
@@ -69,4 +70,4 @@ def test_quick_run(tmp_path: Path) -> None:
     assert (tmp_path / "data-parallel.png").read_bytes().startswith(b"\x89PNG")
     assert [row["network"] for row in result["rows"]] == ["this machine's memory"]
     for row in result["rows"]:
-        assert not {column.key for column in chosen.shown} - row.keys()
+        assert not {*chosen.short, *(column.key for column in chosen.columns)} - row.keys()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from benchmarks.harness import environment
 from sparsebp.core.errors import FileFormatError
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / documents.FOLDER).glob("*.md"))
 TEXT = "before\n<!-- bench:jacobian short -->\nold\n<!-- /bench:jacobian -->\nafter\n"
 
 
@@ -19,7 +22,7 @@ def write_result(folder: Path, *, quick: bool = False, date: str = "2026-01-01",
     result["environment"] = environment() | {"date": date}
     row = {"name": f"ReLU of {date}", "shape": "3 × 3", "sparsity": 0.5, "threads": 1, "ours": 1e-3, "columns": 1e-2}
     row |= {"columns_ratio": 10.0, "jacrev": 2e-3, "jacrev_ratio": 2.0, "target": 5.0, "met": "met"}
-    result["rows"] = [row, row | {"name": "no target", "target": None}]
+    result["rows"] = [row, row | {"name": "no target", "target": None}, row | {"name": "another", "threads": 2}]
     result["notes"] = ["a note"]
     return harness.save_result(result, folder, stem)
 
@@ -31,7 +34,7 @@ def test_a_block_is_filled_and_filling_again_changes_nothing(tmp_path: Path) -> 
     assert text.startswith("before\n<!-- bench:jacobian short -->\n| operator |")
     assert text.endswith("<!-- /bench:jacobian -->\nafter\n")
     assert "| ReLU of 2026-01-01 | 3 × 3 |" in text
-    assert "no target" not in text  # which `in_short` leaves out
+    assert "another" not in text  # which `in_short` leaves out
     assert "old" not in text
     assert documents.fill(text, results, tmp_path) == text
 
@@ -50,14 +53,15 @@ def test_names_with_a_hyphen_have_blocks(tmp_path: Path) -> None:
     assert "Not measured yet: `python -m benchmarks gpu-grid" in text and "old" not in text
 
 
-def test_the_long_form_has_title_notes_and_picture(tmp_path: Path) -> None:
+def test_the_long_form_has_picture_notes_and_csv(tmp_path: Path) -> None:
     path = write_result(tmp_path / "results")
     path.with_suffix(".png").write_bytes(b"")
     results = documents.find_results(tmp_path / "results")
     text = documents.fill(TEXT.replace(" short", ""), results, tmp_path / "docs")
-    assert "**A title.** Left out: nothing." in text
+    assert "Left out: nothing." in text
     assert "- a note" in text
     assert "![A title](../results/jacobian.png)" in text
+    assert "[All 3 rows as CSV](../results/jacobian.csv)" in text
 
 
 def test_quick_runs_do_not_count_and_the_newest_comes_first(tmp_path: Path) -> None:
@@ -70,27 +74,33 @@ def test_quick_runs_do_not_count_and_the_newest_comes_first(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_are_narrow_and_tell_their_columns_apart(name: str) -> None:
+def test_columns_are_told_apart(name: str) -> None:
     benchmark = load(name)
     assert benchmark.name == name
-    headings = [column.heading.strip() for column in benchmark.shown]
+    headings = [column.heading.strip() for column in benchmark.named(benchmark.short)]
+    headings += [column.heading.strip() for column in benchmark.columns if column.key not in benchmark.short]
     assert len(set(headings)) == len(headings)
-    tables = list(benchmark.tables.values())
-    assert all(len(keys) <= 8 for keys in tables)
-    shown, left_out = set().union(*tables), {"side"} if name == "pruned" else set()  # which the step tells
-    assert shown | left_out == {column.key for column in benchmark.shown}
-    assert benchmark.named(benchmark.short)
 
 
 def test_rows_that_read_the_same_are_one(tmp_path: Path) -> None:
     path = write_result(tmp_path)
     result = harness.load_result(path)
+    result["rows"].append(result["rows"][0] | {"columns": 1.0})  # which is not shown
     result["rows"].append(result["rows"][0] | {"columns_ratio": 20.0})
     harness.save_result(result, tmp_path, "jacobian")
-    text = documents.fill(TEXT.replace(" short", ""), documents.find_results(tmp_path), tmp_path)
-    times, ratios = text.split("*Ratios:*")
-    assert times.count("| ReLU of 2026-01-01 |") == 1
-    assert ratios.count("| ReLU of 2026-01-01 |") == 2
+    text = documents.fill(TEXT, documents.find_results(tmp_path), tmp_path)
+    assert text.count("| ReLU of 2026-01-01 |") == 2
+
+
+def test_the_overview_counts_and_names_what_is_slower(tmp_path: Path) -> None:
+    path = write_result(tmp_path)
+    result = harness.load_result(path)
+    result["rows"][1] |= {"jacrev_ratio": {"median": 0.5, "low": 0.4, "high": 1.5}}
+    result["rows"].append({"name": "left out", "jacrev_ratio": None})
+    harness.save_result(result, tmp_path, "jacobian")
+    text = documents.overview(documents.find_results(tmp_path))
+    assert text.splitlines()[2].endswith("| 2.00× (0.500–2.00) | 1 of 3: no target |")
+    assert len(text.splitlines()) == 3
 
 
 def test_an_unknown_benchmark_is_refused(tmp_path: Path) -> None:
@@ -100,21 +110,47 @@ def test_an_unknown_benchmark_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_writes_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_result(tmp_path / "results")
-    page = tmp_path / "page.md"
+    page, table = tmp_path / "page.md", tmp_path / "results" / "jacobian.csv"
     page.write_text(TEXT, encoding="utf-8")
     arguments = [str(page), "--results", str(tmp_path / "results")]
     assert documents.main([*arguments, "--check"]) == 1
-    assert page.read_text(encoding="utf-8") == TEXT
+    assert page.read_text(encoding="utf-8") == TEXT and not table.exists()
     assert documents.main(arguments) == 0
     assert documents.main([*arguments, "--check"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{page}: out of date", f"{page}: updated"]
+    out, updated = [f"{path}: out of date" for path in (table, page)], [f"{path}: updated" for path in (table, page)]
+    assert capsys.readouterr().out.splitlines() == out + updated
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/benchmarks.md"])
-def test_the_committed_tables_equal_what_the_json_files_give(document: str) -> None:
-    path = ROOT / document
-    text = path.read_text(encoding="utf-8")
-    assert "<!-- bench:recurrent" in text
-    assert documents.fill(text, documents.find_results(ROOT / documents.FOLDER), path.parent) == text, (
-        "run: python -m benchmarks.documents README.md docs/benchmarks.md"
-    )
+def test_the_committed_documents_and_csv_files_equal_what_the_json_files_give(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert documents.main(["--check"]) == 0, capsys.readouterr().out + "run: python -m benchmarks.documents"
+    texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
+    marked = re.findall(r"<!-- bench:([\w-]+) -->", "".join(texts.values()))
+    assert sorted(marked) == sorted([*NAMES, "overview"])
+    assert "<!-- bench:recurrent short -->" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_pages_are_short(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= 3000
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert all(len(table.splitlines()) <= 2 + 12 for table in tables)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / documents.FOLDER).glob("*.json")), ids=lambda path: path.stem)
+def test_a_csv_file_has_every_number_of_the_json_file(path: Path) -> None:
+    rows = harness.load_result(path)["rows"]
+    with path.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        read = list(csv.DictReader(file))
+    assert len(read) == len(rows)
+    for row, cells in zip(rows, read, strict=True):
+        for key, value in row.items():
+            if isinstance(value, dict):
+                assert all(cells[key if p == "median" else f"{key}_{p}"] == str(number) for p, number in value.items())
+            elif isinstance(value, list):
+                assert cells[key] == " ".join(map(str, value))
+            else:
+                assert cells[key] == ("" if value is None else str(value))

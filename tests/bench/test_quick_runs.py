@@ -79,9 +79,9 @@ def test_quick_run(name: str, tmp_path: Path) -> None:
     )
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     for row in result["rows"]:
-        missing = {column.key for column in chosen.shown} - row.keys() - OPTIONAL
+        missing = {*chosen.short, *(column.key for column in chosen.columns)} - row.keys() - OPTIONAL
         assert not missing, f"{row} lacks {missing}"
-    assert lines[-1].splitlines()[0].split()[0] in {column.heading.split()[0] for column in chosen.shown}
+    assert lines[-1].splitlines()[0].split()[0] in {column.heading.split()[0] for column in chosen.named(chosen.short)}
 
 
 @pytest.mark.parametrize("name", ["convergence", "pruned", "spectrain"])
@@ -175,7 +175,9 @@ def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
     """On the CPU: the same code with another clock and other arrays."""
     rates = gpu.Rates({"float32": 1e12, "float64": 1e12}, 1e11, 1e9)
     row = gpu.measure_grid_point(gpu.GridPoint(cell, np.float64, 7, 3), np, rates, ONCE, timing.HostClock())
-    assert {column.key for column in load("gpu-grid").shown} - {"captured", "captured_ratio"} <= row.keys()
+    chosen = load("gpu-grid")
+    shown = {*chosen.short, *(column.key for column in chosen.columns)}
+    assert shown - {"captured", "captured_ratio"} <= row.keys()
     assert "the model is on the host" in row["uncaptured"]
     assert row["gradient_difference"] < 1e-12
     matrices = 1 if cell == "RNN" else 3

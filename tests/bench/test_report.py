@@ -132,7 +132,7 @@ def picture(_: Any) -> Any:
 
 BENCHMARK = Benchmark(
     name="recurrent", title="A batch of {batch}", leaves_out="nothing", measure=measure, columns=COLUMNS,
-    tables={"All": ("model", "ours", "ratio")}, short=("model", "ratio"), picture=picture, threads=None,
+    short=("model", "ratio"), picture=picture, threads=None,
     settings={"seed": 1}, sizes={"batch": 16}, quick={"batch": 2},
 )  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_a_run_writes_json_and_picture_and_prints_the_table_last(tmp_path: Path)
     assert (tmp_path / "recurrent.png").read_bytes().startswith(b"\x89PNG")
     assert lines[:2] == ["model RNN; ratio 12.3× (11.9–12.8)", "model GRU; ratio –"]
     assert lines.count("note: a peer is missing") == 1
-    assert lines[-1] == tables.text_table(COLUMNS, ROWS)
+    assert lines[-1] == tables.text_table(BENCHMARK.named(("model", "ratio", "ours")), ROWS)
 
 
 def test_rows_are_kept_as_they_come_and_a_run_that_is_broken_off_leaves_them(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_rows_that_could_not_be_measured_are_in_no_table_and_no_picture(tmp_path
     ).run(tmp_path, echo=lines.append)
     assert result["rows"][1]["error"] and drawn == [ROWS[:1]]
     assert "model LSTM: ValueError: no such cell" in lines
-    assert lines[-1] == tables.text_table(COLUMNS, ROWS[:1])
+    assert lines[-1] == tables.text_table(BENCHMARK.named(("model", "ratio", "ours")), ROWS[:1])
 
 
 def test_seconds_that_a_benchmark_does_not_count_are_refused(tmp_path: Path) -> None:

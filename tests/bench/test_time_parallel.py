@@ -30,7 +30,7 @@ def test_quick_run(tmp_path: Path) -> None:
         (model, way) for model in ("RNN(1, 20)", "GRU(38, 20)") for way in ("maps", "vectors")
     ]
     for row in result["rows"]:
-        assert not {column.key for column in chosen.shown} - row.keys()
+        assert not {*chosen.short, *(column.key for column in chosen.columns)} - row.keys()
         assert row["sent_exscan"] == (4 * 20 * 21 if row["way"] == "maps" else 0)
         assert row["kept"] < row["kept_whole"]
     assert (tmp_path / "time-parallel.png").read_bytes().startswith(b"\x89PNG")
