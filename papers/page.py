@@ -1,7 +1,7 @@
-"""The documentation's page "The papers, figure by figure", made from the results of ``python -m papers``.
+"""The documentation's pages "The papers", made from the results of ``python -m papers``: an index, and one a paper.
 
-``python -m papers.page docs/papers`` writes ``docs/papers.md``; with ``--check`` nothing is written, and
-the exit status says whether the page is up to date.
+``python -m papers.page docs/papers`` writes ``index.md`` and a page for each paper next to the results; with
+``--check`` nothing is written, and the exit status says whether they are up to date.
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import where
 from papers import FIGURES
 from papers.figure import PAPERS, Figure, read
-from sparsebp.core.files import read_file, write_atomically
+from sparsebp.core.files import write_atomically
 
-_KINDS = {
-    "exact": "computed, no rounding and no choice in it", "executed": "run here; the time it takes does not matter",
-    "measured": "timed here", "simulated": "simulated for the paper's machines", "elsewhere": "not run here",
-}  # fmt: skip
-_MARKS = {True: "met", False: "**missed**", None: "–"}
-_SHOWN = 40
-"""Claims of a figure that the page shows; the JSON holds all."""
+_MARKS = {True: "met", False: "**missed**", None: "open"}
+_SHOWN = 4
+"""Statements of a figure that its page shows, those that are not met first; the JSON file holds all."""
 
 
 def listing() -> list[dict[str, Any]]:
@@ -36,69 +31,110 @@ def listing() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def page(folder: Path) -> str:
-    """Return the page of the results in `folder`; a figure without a result says so."""
+def pages(folder: Path) -> dict[str, str]:
+    """Return the text of every page by its file's name; a figure without a result says so."""
     results = {name: read(folder / f"{name}.json") for name in FIGURES if (folder / f"{name}.json").exists()}
     full = {name: result for name, result in results.items() if not result["quick"]}
-    parts = [_HEAD, _summary(full)]
+    written = {"index.md": "\n\n".join([_HEAD, _summary(full), *_index(full)]) + "\n"}
     for paper, authors in PAPERS.items():
-        parts.append(f"## {paper}: {authors}")
-        for figure in FIGURES.values():
-            if figure.paper == paper:
-                parts.extend(_section(figure, full.get(figure.name), folder))
-    return "\n\n".join(parts) + "\n"
+        parts = [f"# {paper}: {authors}", _LEGEND]
+        for figure in _figures(paper):
+            parts.extend(_section(figure, full.get(figure.name), folder))
+        written[_file(paper)] = "\n\n".join(parts) + "\n"
+    return written
+
+
+def _figures(paper: str) -> list[Figure]:
+    return [figure for figure in FIGURES.values() if figure.paper == paper]
+
+
+def _file(paper: str) -> str:
+    return f"{paper.lower()}.md"
 
 
 _HEAD = """# The papers, figure by figure
 
-Every figure and table of the five papers whose systems this package implements, what it states, and what comes out
-here. `python -m papers list` prints them, `python -m papers NAME` runs one, `python -m papers all` those that fit
-the machine. The page is made from the results of these commands by `python -m papers.page docs/papers`;
-nothing is left out because it is unfavourable, and what needs a machine that was not at hand says so.
+Every figure and table of the five papers whose systems this package implements: what it states, and what came out
+here. `python -m papers list` prints them, `python -m papers NAME` runs one, `python -m papers all` those that fit the
+machine. These pages are made from the results of these commands by `python -m papers.page docs/papers`. Nothing is
+left out because it is unfavourable.
 
-**met**: what the paper claims was done here, and ours is as good; a gain within the quartiles of its measurement is not
-decided. *What ran* names the way back, the order or the schedule.
+A statement is **met** if what the paper claims was done here and our result is as good. It is *open* if the difference
+lies within the spread of the measurement, or if the paper's machine was not at hand.
 
-*exact*: computed, no rounding and no choice in it. *executed*: run, whatever time it takes. *measured*: timed beside
-the peer on the machine that is named. *simulated*: for the paper's machines, from data sheets. *elsewhere*: not run
-here."""
+*exact*: computed, without rounding or choice. *executed*: run, however long it takes. *measured*: timed next to the
+peer on the machine that is named. *simulated*: for the paper's machines, from data sheets. *elsewhere*: not run."""
+_LEGEND = f"""Each figure shows at most {_SHOWN} of its statements, those that are not met first; its JSON file has all.
+*What ran* names the backward algorithm, the order or the schedule. [What the words mean](index.md)."""
+
+
+def _claims(figure: Figure, results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return results[figure.name]["claims"] if figure.name in results else []
+
+
+def _counts(claims: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [sum(claim["met"] is kind for claim in claims) for kind in (True, False, None)]
 
 
 def _summary(results: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = ["| paper | figures and tables | statements | met | missed | not decided, or not comparable here |",
+    rows = ["| paper | figures and tables | statements | met | missed | open |",
             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for paper in PAPERS:
-        figures = [figure for figure in FIGURES.values() if figure.paper == paper]
-        claims = [claim for figure in figures for claim in results.get(figure.name, {"claims": ()})["claims"]]
-        counts = [sum(claim["met"] is kind for claim in claims) for kind in (True, False, None)]
-        rows.append(f"| {paper} | {len(figures)} | {len(claims)} | {counts[0]} | {counts[1]} | {counts[2]} |")
+        claims = [claim for figure in _figures(paper) for claim in _claims(figure, results)]
+        met, missed, undecided = _counts(claims)
+        rows.append(
+            f"| [{paper}]({_file(paper)}) | {len(_figures(paper))} | {len(claims)} | {met} | {missed} | {undecided} |"
+        )
     return "\n".join(rows)
 
 
+def _index(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of each paper: figure, verdict, and the algorithm that ran."""
+    for paper, authors in PAPERS.items():
+        yield f"## {paper}: {authors}"
+        rows = ["| figure | how | outcome | what ran |", "| --- | --- | --- | --- |"]
+        for figure in _figures(paper):
+            claims = _claims(figure, results)
+            ran = dict.fromkeys(
+                claim["ran"].split(";")[0].split(",")[0]
+                for claim in claims
+                if claim.get("ran", "nothing") not in ("", "nothing")
+            )
+            link = f"[{_cell(figure.source)}]({_file(paper)}#{figure.name})"
+            rows.append(f"| {link} | {figure.kind} | {_outcome(claims)} | {_cell(', '.join([*ran][:3]))} |")
+        yield "\n".join(rows)
+
+
+def _outcome(claims: Sequence[Mapping[str, Any]]) -> str:
+    words = [f"{count} {word}" for count, word in zip(_counts(claims), ("met", "missed", "open"), strict=True) if count]
+    return ", ".join(words) or "–"
+
+
 def _section(figure: Figure, result: Mapping[str, Any] | None, folder: Path) -> Iterator[str]:
-    yield f"### {figure.source}: {figure.states}"
-    gpu = "; the paper's own form needs a GPU" if figure.gpu else ""
+    yield f"## {figure.source}: {figure.states} {{ #{figure.name} }}"
+    gpu = " The paper's own form needs a GPU." if figure.gpu else ""
     if not figure.here:
-        yield f"*Elsewhere* ({_KINDS['elsewhere']}{gpu}). {figure.why}."
+        yield f"*Elsewhere*: {figure.why}.{gpu}"
         return
-    yield f"*{figure.kind.capitalize()}* ({_KINDS[figure.kind]}{gpu}). `{figure.command}`, {_time(figure.seconds)}."
+    kind = f"*{figure.kind.capitalize()}* by `{figure.command}`, {_time(figure.seconds)}.{gpu}"
     if result is None:
-        yield "Not run yet."
+        yield f"{kind} Not run yet."
         return
     claims = result["claims"]
+    yield f"{kind} Statements: {_outcome(claims)} ([all]({figure.name}.json))."
+    if (folder / f"{figure.name}.png").exists():
+        yield f"![{figure.source}]({figure.name}.png)"
+    shown = sorted(claims, key=lambda claim: claim["met"] is True)[:_SHOWN]  # stable: the paper's order otherwise
     columns = ["statement", "paper", "ours", "what ran", "", "why"]
-    cells = [[c["what"], c["paper"], c["ours"], c.get("ran", ""), _MARKS[c["met"]], c["why"]] for c in claims[:_SHOWN]]
-    if not any(row[3] for row in cells):
-        for row in (columns, *cells):
-            del row[3]
+    cells = [[c["what"], c["paper"], c["ours"], c.get("ran", ""), _MARKS[c["met"]], c["why"]] for c in shown]
+    for column in (5, 3):
+        if not any(row[column] for row in cells):
+            for row in (columns, *cells):
+                del row[column]
     rules = ["---:" if column in ("paper", "ours") else "---" for column in columns]
     yield "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (columns, rules, *cells))
-    if len(claims) > _SHOWN:
-        yield f"And {len(claims) - _SHOWN} more, in `{figure.name}.json`."
-    if (folder / f"{figure.name}.png").exists():
-        yield f"![{figure.source}]({folder.name}/{figure.name}.png)"
-    by = f"python -m benchmarks {figure.rests_on}" if figure.rests_on else figure.command
-    yield f"<small>`{by}`: {where({'benchmark': '', **result})}.</small>"
+    env, by = result["environment"], f"`python -m benchmarks {figure.rests_on}`, " if figure.rests_on else ""
+    yield f"<small>{by}{env['cpu']}, {env['cores']} cores, commit {env['commit']}, {env['date'][:10]}.</small>"
 
 
 def _cell(text: str) -> str:
@@ -110,18 +146,19 @@ def _time(seconds: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page; return the exit status."""
+    """Write or check the pages; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m papers.page", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="folder of the results; the page is written beside it")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
+    parser.add_argument("folder", type=Path, help="folder of the results, and of the pages")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
     options = parser.parse_args(arguments)
-    path = options.folder.with_suffix(".md")
-    text = page(options.folder)
-    if options.check:
-        kept = read_file(path, f"{path} cannot be read", expected="the page", remedy="Write it: leave --check out")
-        return int(kept.decode() != text)
-    write_atomically(path, text.encode())
-    return 0
+    stale = False
+    for name, text in pages(options.folder).items():
+        path = options.folder / name
+        if options.check:
+            stale |= not path.exists() or path.read_bytes() != text.encode()
+        else:
+            write_atomically(path, text.encode())
+    return int(stale)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 import benchmarks as bench
 from papers import FIGURES, find
 from papers.figure import PAPERS, Claim, Context, Figure, Found, at_least, read
-from papers.page import main, page
+from papers.page import main, pages
 from sparsebp.core.errors import FileFormatError, OptionError
 
 COUNTED = [
@@ -161,21 +161,36 @@ def test_the_page_shows_misses_and_what_was_not_run(tmp_path):
         FIGURES[shown], draw=None, run=lambda given: Found((Claim("a | b", "2", "1", False, "why not"),))
     )
     missed.reproduce(context(tmp_path, quick=False), tmp_path)
-    text = page(tmp_path)
+    written = pages(tmp_path)
+    text = "".join(written.values())
     assert r"| a \| b | 2 | 1 | **missed** | why not |" in text
-    assert "| BPPSA |" in text and "Not run yet." in text
+    assert "| [BPPSA](bppsa.md) |" in written["index.md"] and "Not run yet." in text
     for figure in FIGURES.values():
         assert figure.states in text
         assert figure.here or figure.why in text
+        assert f"#{figure.name})" in written["index.md"] and f"{{ #{figure.name} }}" in text
 
 
 def test_quick_results_are_not_on_the_page(tmp_path):
     FIGURES["ooo-fig4"].reproduce(context(tmp_path), tmp_path)
-    assert "units saved" not in page(tmp_path)
+    assert not any("units saved" in text for text in pages(tmp_path).values())
 
 
-def test_the_documentations_page_is_that_of_the_results():
+def test_a_page_of_many_statements_shows_those_that_are_not_met_first(tmp_path):
+    claims = tuple(Claim(f"claim {i}", "1", "1", i < 8 or None, "" if i < 8 else "open here") for i in range(10))
+    dataclasses.replace(FIGURES["bppsa-fig1"], draw=None, run=lambda given: Found(claims)).reproduce(
+        context(tmp_path, quick=False), tmp_path
+    )
+    text = pages(tmp_path)["bppsa.md"]
+    assert "8 met, 2 open ([all](bppsa-fig1.json))" in text
+    shown = [number for number in range(10) if f"| claim {number} |" in text]
+    assert shown == [0, 1, 8, 9] and text.index("claim 9") < text.index("claim 0")
+
+
+def test_the_documentations_pages_are_those_of_the_results():
     assert main([str(DOCS / "papers"), "--check"]) == 0
+    for path in (DOCS / "papers").glob("*.md"):
+        assert len(path.read_text(encoding="utf-8").replace("|", "").split()) <= 3000, path
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"figure": 1}', b"\xff"])
