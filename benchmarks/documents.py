@@ -107,7 +107,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -> str:
     benchmark, rows = load(result["benchmark"]), harness.measured(result)
     columns = benchmark.named(key for key in benchmark.short if key not in ("target", "targets", "met"))
-    table = tables.markdown_table(columns, filter(benchmark.in_short, rows))
+    table = tables.markdown_table(columns, [row for row in rows if benchmark.in_short(row)])
     parts = ["\n".join(dict.fromkeys(table.splitlines()))]  # of rows that read the same, one
     if not short:
         beside = Path(os.path.relpath(path, folder))

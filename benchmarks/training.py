@@ -322,9 +322,10 @@ def measure_fusion(run: Run) -> Iterator[Row]:
 def fusion_networks(quick: bool = False) -> Iterator[tuple[str, Any, tuple[int, ...], dict[int, tuple[str, ...]]]]:
     """Yield each network, how it is made, a sample's shape, and the optimizers for each batch size."""
     width = 16 if quick else 2048
-    batches = {32: FEW[1:]} if quick else dict.fromkeys((1, 32, 128), FEW)
+    batches: dict[int, tuple[str, ...]] = {32: FEW[1:]} if quick else dict.fromkeys((1, 32, 128), FEW)
     yield f"SNN, 32 × {width}", partial(mlp, width, 32), (width,), batches  # Chen, Yang and Cheng 2018
-    yield "LeNet-5", *IMAGES["LeNet-5"], {32: FEW[:1]} if quick else {1: ALL, 8: FEW, 32: ALL, 128: FEW}
+    of_lenet: dict[int, tuple[str, ...]] = {32: FEW[:1]} if quick else {1: ALL, 8: FEW, 32: ALL, 128: FEW}
+    yield "LeNet-5", *IMAGES["LeNet-5"], of_lenet
     if not quick:
         yield "MobileNetV2-style", *IMAGES["MobileNetV2-style"], {1: FEW, 8: FEW, 32: ALL}
         yield "VGG-11", *IMAGES["VGG-11"], dict.fromkeys((1, 8, 32), FEW)
