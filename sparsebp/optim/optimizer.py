@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend, masks
-from sparsebp.core.check import Array, ProductFactors, UpdateRule, check_flag, check_integer, check_number
+from sparsebp.core.check import Array, ProductFactors, check_flag, check_integer, check_number
 from sparsebp.core.errors import (
     DeviceError,
     DTypeError,
@@ -244,8 +244,11 @@ class Optimizer:
         A parameter is not an array, not of float32 or float64, not C-contiguous, or read-only.
     """
 
-    rule: ClassVar[UpdateRule]
-    """The kernel's rule."""
+    rule: ClassVar[Any] = None
+    """The kernel's rule, an `UpdateRule`; None: `update` computes it in Python."""
+
+    state_names: ClassVar[tuple[str, ...]] = ()
+    """Without `rule`: names of the arrays that `update` keeps for each parameter."""
 
     least: ClassVar[Mapping[str, float]] = {}
     most: ClassVar[Mapping[str, float]] = {}
@@ -280,10 +283,11 @@ class Optimizer:
         self._group_of = np.repeat(np.arange(len(self.param_groups)), [len(g["params"]) for g in self.param_groups])
         self._steps = np.zeros(len(self.params), np.int64)
         self._seen: list[tuple[Any, ...]] = []
-        self._expanded = np.empty(0)
+        self._expanded: Any = np.empty(0)
 
     def _columns_of(self, buffers: Mapping[str, Mapping[str, Array]]) -> list[list[Any]]:
-        return [[buffers.get(buffer, {}).get(name) for name in self.params] for buffer in UPDATE_BUFFERS[self.rule]]
+        names = self.state_names if self.rule is None else UPDATE_BUFFERS[self.rule]
+        return [[buffers.get(buffer, {}).get(name) for name in self.params] for buffer in names]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_kinds"}  # modules cannot be copied
@@ -310,8 +314,8 @@ class Optimizer:
         """How many times each parameter has been updated."""
         return dict(zip(self.params, self._steps.tolist(), strict=True))
 
-    def _options_now(self) -> np.ndarray:
-        """Return the current options, a row for each parameter; checked if they have changed."""
+    def _options_now(self) -> Any:
+        """Return the current options, a row for each parameter (for `update` a dict); checked if they have changed."""
         values = [tuple(group.values()) for group in self.param_groups]
         try:
             changed = values != self._seen
@@ -324,8 +328,13 @@ class Optimizer:
                     raise OptionError("An option cannot be switched on or off after the optimizer has been built",
                                       expected=buffers, got=self._buffers_of(group),
                                       remedy="Build a new optimizer")  # fmt: skip
-            options = np.array([self._options(group) for group in self.param_groups], np.float64)
-            self._expanded, self._seen = options[self._group_of], values
+            if self.rule is None:
+                copies = [{key: group[key] for key in group if key != "params"} for group in self.param_groups]
+                self._expanded = [copies[number] for number in self._group_of]
+            else:
+                options = np.array([self._options(group) for group in self.param_groups], np.float64)
+                self._expanded = options[self._group_of]
+            self._seen = values
         return self._expanded
 
     def _check(self, group: Mapping[str, Any]) -> None:
@@ -367,9 +376,29 @@ class Optimizer:
             for param in params:
                 masks.clear(param)
 
+    def _update_rows(self, rows: Sequence[int], grads: Sequence[Array], options: Sequence[Mapping[str, Any]]) -> None:
+        """Update the parameters of these rows by `update`; the gradients have been checked."""
+        for row, grad in zip(rows, grads, strict=True):
+            name, param = self._names[row], self._arrays[row]
+            kept = {buffer: arrays[name] for buffer, arrays in self.buffers.items()}
+            state = {**kept, "step": int(self._steps[row]) + 1}
+            if self.update(param, grad, state, options[row]) is not None:
+                raise OptionError(f"{type(self).__name__}.update returned a value, which would be lost",
+                                  expected="None", got="a value", remedy="Change param in place")  # fmt: skip
+            for buffer, array in kept.items():
+                if state[buffer] is not array:  # assigned anew
+                    array[...] = state[buffer]
+            self._steps[row] += 1
+            masks.clear(param)
+
     def _takes_product(self, name: str, factors: ProductFactors) -> bool:
         param, (a, b) = self.params.get(name), factors
-        if param is None or not backend.is_host(backend.namespace(param, a, b)) or param.dtype != a.dtype:
+        if (
+            self.rule is None
+            or param is None
+            or not backend.is_host(backend.namespace(param, a, b))
+            or param.dtype != a.dtype
+        ):
             return False
         return param.shape == (a.shape[0], b.shape[1]) and kernels.on_host().worth_update_by_product(a, b)
 
@@ -386,7 +415,7 @@ class Optimizer:
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the buffers of `group`: by default all of the rule's."""
-        return UPDATE_BUFFERS[self.rule]
+        return self.state_names if self.rule is None else UPDATE_BUFFERS[self.rule]
 
     def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
         """Return the buffer called `name` before the first update."""
@@ -438,8 +467,34 @@ class Optimizer:
         """
         return Update(self, self._options_now())
 
+    def update(self, param: Array, grad: Array, state: dict[str, Any], group: Mapping[str, Any]) -> Any:
+        """Update one parameter in place; for optimizers of your own, whose class names no kernel's `rule`.
+
+        Parameters
+        ----------
+        param
+            The parameter, to be written to: ``param -= …``.
+        grad
+            Its gradient, which must not be written to.
+        state
+            ``"step"``, the number of this update from 1 on, and an array for each of `state_names`, of the parameter's
+            shape and zero at first: to be written to, or assigned anew.
+        group
+            The options of its group.
+
+        Raises
+        ------
+        OptionError
+            The class has no update.
+        """
+        raise OptionError(f"{type(self).__name__} has no update", expected="a method update(param, grad, state, group)",
+                          got="none")  # fmt: skip
+
     def begin_on_device(self) -> DeviceUpdate:
         """Open one update that a captured CUDA graph can replay, see `DeviceUpdate`."""
+        if self.rule is None:
+            raise OptionError(f"{type(self).__name__}.update runs in Python and cannot be captured",
+                              expected="an optimizer with a kernel", got=type(self).__name__)  # fmt: skip
         return DeviceUpdate(self, self._options_now())
 
     # ---- the rule, for prediction ----------------------------------------------------------------------------------
@@ -453,7 +508,8 @@ class Optimizer:
 
         The kernel's formula, without its changes to the buffers; tests compare it with real updates.
         """
-        raise NotImplementedError
+        raise OptionError(f"{type(self).__name__} does not say its next step", expected="a method next_step(state)",
+                          got="none", remedy="Define it, or predict by \"finite_difference\"")  # fmt: skip
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -672,13 +728,17 @@ def launch(optimizer: Optimizer, grads: Mapping[str, Array], options: Array, ste
     names, kinds = optimizer._names, optimizer._kinds
     whole = len(grads) == len(names)
     rows = range(len(names)) if whole else sorted(map(optimizer._rows.__getitem__, grads))
+    chosen = names if whole else [names[row] for row in rows]
+    if optimizer.rule is None:
+        _check_arrays(optimizer, grads)
+        optimizer._update_rows(rows, [grads[name] for name in chosen], options)
+        return
     if not optimizer._uniform:
         _check_arrays(optimizer, grads)  # all of them before the first launch
         for kind in dict.fromkeys(kinds[row] for row in rows):
             part = [row for row in rows if kinds[row] == kind]
             optimizer._run(part, [grads[names[row]] for row in part], options, steps)
         return
-    chosen = names if whole else [names[row] for row in rows]
     try:
         optimizer._run(rows, list(map(grads.__getitem__, chosen)), options, steps)
     except (SparseBPError, AttributeError, TypeError):
