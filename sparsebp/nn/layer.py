@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from sparsebp.core import backend, masks
+from sparsebp.core import backend
 from sparsebp.core import masks as masking
 from sparsebp.core.check import Array, ProductFactors, check_flag, shown
 from sparsebp.core.errors import (
@@ -62,8 +62,8 @@ class NamedArrays(dict[str, Array]):
                 raise LayoutError(f"{name} is read-only", expected="an array that can be written to",
                                   got="one that cannot", remedy=f"Pass {name}.copy()")  # fmt: skip
         super().__setitem__(name, array)
-        if array is not old and old is not None and masks.owners:
-            masks.arrays_replaced()
+        if array is not old and old is not None and masking.owners:
+            masking.arrays_replaced()
 
     @classmethod
     def instead(cls, old: Mapping[str, Array], new: Mapping[str, Array]) -> NamedArrays:
@@ -541,8 +541,7 @@ class Layer(abc.ABC):
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FileFormatError("This is not the state of a layer", expected="arrays by name",
-            got=type(state).__name__,
-                                  remedy="Pass what state_dict() returned")  # fmt: skip
+                                  got=type(state).__name__, remedy="Pass what state_dict() returned")  # fmt: skip
         new = self._new_buffers(state)
         params = self._state() | {name: array for name, (_, array) in new.items()}
         missing, unexpected = sorted(params.keys() - state.keys()), sorted(state.keys() - params.keys())

@@ -15,7 +15,7 @@ from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.nn.layer import Layer, Work, check_gy, check_input, fan_in_bound, parameter_dtype, uniform
 
 MASK = "weight_mask"
-"""The buffer's name, as in torch.nn.utils.prune."""
+"""Name of the pruning mask's buffer, as in torch.nn.utils.prune."""
 
 
 class Prunable(Layer):
@@ -65,7 +65,7 @@ class Prunable(Layer):
     def _mask(self) -> Array | None:
         """Return which weights are kept, None: all are."""
         if MASK in self.buffers:
-            self._arrays_replaced()  # a buffer that nobody has spoken of
+            self._arrays_replaced()  # the buffer was set directly, without `keep_weights`
         elif not masking.owners:
             return None
         return masking.mask_of(self.params["weight"])
@@ -130,7 +130,7 @@ class Linear(Prunable):
         return y, x
 
     def forward_between(self, x: Array, limits: tuple[float, float]) -> tuple[Array, Array] | None:
-        """Return the output between `limits`, and the saved x; on the host. None without a bias to add."""
+        """Return the output clamped to `limits`, and the saved x; on the host. None without a bias to add."""
         if "bias" not in self.params or self.out_features == 0:
             return None
         y = self._product(x)

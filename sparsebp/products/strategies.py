@@ -61,7 +61,7 @@ class Strategy:
 
     @property
     def fits(self) -> bool:
-        """Whether the kernel can compute this product and pays off; where False, it may write past its arrays."""
+        """Whether the kernel can compute this product and is worth it; if not, it may write out of bounds."""
         return True
 
     @property
@@ -808,7 +808,7 @@ class SelectRows(Strategy):
         return rows_of_one_type(self.product)
 
 
-# Fastest first. To add a strategy, write a class above and name it here.
+# Fastest first. To add a strategy, write a class above and name it in one of these tuples.
 
 OF_KINDS: tuple[type[StrategyOfKinds], ...] = (Identity, ScaleRows, ScaleColumns, Dense)
 """Chosen by the kinds of A and B alone: the first that takes them."""

@@ -92,7 +92,8 @@ def plan_scan(
         (reduce-then-scan) or ``"auto"``, a rule: on a host the linear scan; on a GPU, or with `workers`, the algorithm
         with the least parallel time, counted in FLOPs.
     workers
-        Number of workers that run steps at the same time (the parallel machine of BPPSA §3.6, or a cluster).
+        Number of workers that run steps at the same time (the parallel machine of BPPSA §3.6, or a cluster). Given,
+        even as 1, ``"auto"`` compares parallel times.
     up_levels
         Levels of the up-sweep of ``"hybrid"``: 0 is linear, many are Blelloch; by default the rule decides.
     memory_limit
@@ -136,8 +137,8 @@ def plan_scan(
 
 # A chain of transposed Jacobians reduced to one affine map: the first phase of reduce-then-scan alone.
 #
-# For a piece of a longer chain, whose incoming gradient g is not known yet: it leaves as ``A g + b``, where A is the
-# product of the piece's Jacobians and b is the sum of its injections, carried to the end.
+# For a piece of a longer chain, whose incoming gradient g is not known yet: its outgoing gradient is ``A g + b``, where
+# A is the product of the piece's Jacobians and b is the sum of its injections, carried to the end.
 
 
 class Reduction:

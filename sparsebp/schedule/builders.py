@@ -1,8 +1,8 @@
 """Builders: every technique is a function that returns a schedule. Here the pipelines; the others are in `reorder`.
 
 All take keyword arguments only. `BUILDERS` collects them by name; ``inspect.signature`` shows the options of each.
-Options of one name mean the same in all builders, see `gpipe` and `reverse_first_k`. A number out of range, a model
-with fewer stages than workers, or any other option that does not fit raises `OptionError`.
+Options are documented once: those of pipelines in `gpipe`, the others in `reverse_first_k`. A number out of range, a
+model with fewer stages than workers, or any other option that does not fit raises `OptionError`.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def interleaved_one_f_one_b(*, workers: int, stages: int, microbatches: int, chu
     """Return the interleaved 1F1B schedule: 1F1B, with `chunks` parts of the model on every worker in turn.
 
     The bubble is `chunks` times smaller than 1F1B's, for `chunks` times as much communication. It needs workers ·
-    chunks stages or more. With more micro-batches than workers, their number must be a multiple of
-    ``microbatches // workers``.
+    chunks stages or more. With more micro-batches than workers, they must split evenly into
+    ``microbatches // workers`` rounds.
 
     Notes
     -----
@@ -271,7 +271,7 @@ def _alternate(partition: Partition, worker: int, ahead: int = 1) -> Iterator[Tu
 
 
 def _delayed(name: str, ahead: int, workers: int, chunks: int, graph: StepGraph, input_gradient: bool) -> Schedule:
-    """I in place of B, and each W as many backwards later as the worker is hops from the first, times `ahead`."""
+    """Return 1F1B with I in place of B, and each W `ahead · worker` backwards later."""
 
     def turns(partition: Partition, worker: int) -> Iterator[Turn]:
         waiting: list[Turn] = []
