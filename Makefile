@@ -69,7 +69,7 @@ docs: $(VENV)/.dev  ## the documentation site, strict, into site/
 
 wheel: $(VENV)/.dev  ## a wheel for this Python with the machine code of all kernels, into dist/; some minutes
 	$(BIN)/python tools/ship_kernels.py
-	$(PIP) wheel . --no-deps -w dist
+	$(BIN)/python -m pip wheel --disable-pip-version-check -q $(PIP_FLAGS) . --no-deps -w dist
 
 # On a GPU: no install step, the source tree and this machine's own python3 with its packages. Results go to $OUT, if set.
 GPU_RUN := $(PYTHON) tests/gpu_runs
