@@ -406,9 +406,10 @@ def mpi() -> Any:
 class MPITransport(Transport):
     """Carries arrays between processes that ``mpiexec`` has started. All ranks make one at the same time.
 
-    Sums are made in the order of the ranks, a part on each, and then shared: MPI's own all-reduce does not promise the
-    same bits on other machines, or with the ranks placed otherwise. Every collective call tells the others its kind, so
-    that ranks whose programs differ get an error and no wrong sums. All calls are made by one thread.
+    Sums are made in the order of the ranks, a part on each, and then shared: MPI's own all-reduce does not guarantee
+    bitwise equal results on other machines or with a different placement of ranks. Every collective call tells the
+    others its kind, so that ranks running different programs get an error rather than wrong sums. All calls are made by
+    one thread.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def irecv(self, out: Array, source: int, tag: int) -> Handle:
-        """Begin to receive into `out`, of the sent array's shape and dtype; written when the handle was waited for.
+        """Begin to receive into `out`, of the sent array's shape and dtype; complete once `Handle.wait` has returned.
 
         `Handle.wait` raises `TransportError` if the message has another size.
         """

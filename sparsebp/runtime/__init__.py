@@ -1,4 +1,4 @@
-"""RUNTIME: runs a schedule, on one device or several ranks, in any order that the graph of actions allows."""
+"""Runs schedules on one device or several ranks, in any order that the graph of actions allows."""
 
 from __future__ import annotations
 

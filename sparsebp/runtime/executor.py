@@ -111,9 +111,9 @@ class Executor:
         ``forward(prediction, target) -> (value, saved)`` with the mean over the batch, and ``input_grad(saved)``.
     optimizer
         ``begin() -> update`` with ``update.apply(grads)`` and ``update.remaining``; built on ``model.parameters()``, or
-        on a part of them: stages that it does not train have no weight gradient, and those before the first trained one
-        no gradient at all. Its ``params`` say which, see `trained_parameters`, and its ``steps``, updates by name,
-        whether an update was interrupted.
+        on a part of them: stages that it does not train get no weight gradient, and stages before the first trained one
+        get no gradient at all. ``params`` tells which parameters it trains (see `trained_parameters`); ``steps``, the
+        number of updates by parameter name, shows whether an update was interrupted.
     schedule
         Of one worker, with one or two streams, and one update per step; W and U of stages that are not trained are left
         out. A step that begins with updates (``first="U"``) or with the backward (``first="I"``) leaves work for the
@@ -205,14 +205,14 @@ class Executor:
         Returns
         -------
         list of Step
-            The steps that now have all of their gradients, and are checked: this one; or the one before, if the
-            schedule computes gradients during the next forward, or on a GPU; or the one before that for both reasons.
+            The steps that are now complete and checked. Usually this is the current step. It is the previous one on a
+            GPU, or if the schedule computes gradients during the next forward, and the one before that if both apply.
 
         Raises
         ------
         OptionError
-            An update was interrupted before, by an error of the last step or before this executor was made. Parameters
-            are then a step apart, and no further step is right.
+            An update was interrupted before, by an error of the last step or before this executor was made. Some
+            parameters are then one step ahead of others, and further steps would be wrong.
         Exception
             Any error of an action. Unfinished work of the step before is still there for `flush`.
         """

@@ -173,10 +173,10 @@ TOGETHER_SECONDS = 0.5  # between the ends of ranks that leave together; less th
 def connect(*, device: str = "cpu", progress: bool = False, timeout: float = TIMEOUT_SECONDS) -> Transport:
     """Return the transport between the processes that ``mpiexec`` has started, of which this is one.
 
-    From then on they end together. An uncaught error is told to the other ranks, whose calls raise `TransportError`;
-    the rank that failed prints it, once, and all processes exit, within seconds, with a status other than 0. Files
-    written by then, checkpoints among them, stay. A rank that leaves early, by ``sys.exit`` or ``os._exit``, also ends
-    the run once another one waits for it; ranks that leave together keep their status.
+    From then on they end together. An uncaught error is reported to the other ranks, whose calls then raise
+    `TransportError`; the rank that failed prints it, once, and all processes exit, within seconds, with a status other
+    than 0. Files written by then, checkpoints among them, stay. A rank that leaves early, by ``sys.exit`` or
+    ``os._exit``, also ends the run once another one waits for it; ranks that leave together keep their status.
 
     Ranks that run on the same cores share them: the threads of the kernels and of the BLAS are divided among the ranks
     (`sparsebp.threads.set_threads` sets another number).

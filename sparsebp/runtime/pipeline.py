@@ -558,7 +558,8 @@ class PipelineExecutor:
     ------
     OptionError
         The schedule is not for this model on these ranks, stages on several ranks share a parameter or a random
-        generator, there is no norm to clip by before the first update, or nothing to predict.
+        generator, `clip_norm` is set but the norm is unknown before the first update, or a predictor is given but there
+        is nothing to predict.
     ScheduleError
         The schedule cannot run.
 
@@ -569,9 +570,9 @@ class PipelineExecutor:
 
     In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch by itself: its own mean is its
     loss, whose gradient updates every stage. A step is the stream of the schedule's micro-batches; the pipeline fills
-    at its beginning and drains at its end. Its loss is the mean over the samples, its squared norm the mean of the
-    micro-batches'. The learning rate is the one at the step's beginning. The schedule decides which version an action
-    reads (`Simulation.version`), whatever the ranks' speeds: results are the same on every run.
+    at its beginning and drains at its end. Its loss is the mean over the samples, and its squared norm is the mean of
+    the micro-batches' squared norms. The learning rate is the one at the step's beginning. The schedule decides which
+    version an action reads (`Simulation.version`), whatever the ranks' speeds: results are the same on every run.
 
     All ranks learn the numbers of a step (losses, scores, sums of squares) once a step, before the first update where
     the schedule has all gradients by then: a number that is not finite then stops all ranks before any parameter has

@@ -1,4 +1,4 @@
-"""Out-of-order back-propagation that measures its candidates during training, and keeps the fastest."""
+"""Out-of-order back-propagation: measure candidate schedules while training, keep one if it is clearly faster."""
 
 from __future__ import annotations
 
@@ -402,10 +402,11 @@ _Search = Generator[tuple[Executor, int], list[float], None]
 class OutOfOrderExecutor:
     """Trains, measures meanwhile, finds the fastest schedule of a step, and goes on with that.
 
-    Has the interface of `Executor`. The first steps run on one stream, each action measured; then on two, to measure
-    how they slow each other down. With these costs schedules are built, see `candidates`, and each runs some steps in
-    turn; the fastest by the clock is kept, the conventional one unless another is faster beyond the spread of their
-    rounds. The results are the same with every schedule. Batches of another size than the first one are not measured.
+    Has the interface of `Executor`. The first steps run on one stream, and each action is timed. The next steps run on
+    two streams, to measure how much they slow each other down. With these costs schedules are built, see `candidates`,
+    and each runs some steps in turn; the fastest by the clock is kept, the conventional one unless another is faster
+    beyond the spread of their rounds. The results are the same with every schedule. Batches of another size than the
+    first one are not measured.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Time-parallel back-propagation: a sequence too long for one worker, every rank has a shard of its steps.
+"""Time-parallel back-propagation: a long sequence is split over time, and every rank holds a shard of its steps.
 
 Forward is sequential in time: a rank begins a layer with the last state of the shard before it. Backward, the gradient
 at a shard's beginning is an affine function of the gradient at its end. So every rank reduces its shard to one map
@@ -308,16 +308,16 @@ class TimeParallel:
 
     Notes
     -----
-    All ranks make the same calls in the same order, this one among them, and all or none ask for ``weights``: the first
-    gradient asked for, and the weights', are collective. Gradients equal one worker's for the whole sequence, to
-    rounding.
+    Every rank must make the same calls in the same order, and either all ranks or none read ``weights``: reading the
+    first gradient, and reading the weight gradients, are collective calls. Gradients equal one worker's for the whole
+    sequence, to rounding.
 
     A map of states of n values (H, or an LSTM's 2H) has B·n·(n + 1) values; each rank sends one per layer, however long
     the sequence is, in addition to states and weight gradients. Reducing a shard takes n + 1 times the operations of
     going back through it, but less than n + 1 times as long, since they wait less for each other. With two ranks maps
-    gain nothing (the first and last rank need none); with more they gain where the ranks outweigh that work.
-    ``"vectors"`` does no work twice, but the ranks take turns: it holds longer sequences without being faster, except
-    that gradients of weights, and of other layers, are computed meanwhile.
+    gain nothing (the first and last rank need none); with more, they pay off if there are enough ranks to make up for
+    the extra work. ``"vectors"`` does no work twice, but the ranks take turns: it holds longer sequences without being
+    faster, except that gradients of weights, and of other layers, are computed meanwhile.
     """
 
     def __init__(self, layer: Recurrent, transport: Transport, way: Way = "auto") -> None:

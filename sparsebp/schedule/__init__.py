@@ -1,8 +1,8 @@
 """Schedules of a training step as data: actions, their graph, and their order on every worker.
 
-A *schedule* says which lane, a stream of a worker, runs which actions one after the other; a *program* is the schedule
-of one device as its executor runs it (`sparsebp.runtime`), or of one rank of several, with what it sends and receives
-(`lower`); *fusion* is where a schedule has its updates; an *order* is a plain sequence, of stages or samples.
+A *schedule* assigns actions, in order, to lanes; a lane is one stream of one worker. A *program* is a schedule compiled
+for one device (`sparsebp.runtime`), or for one of several ranks, including its messages (`lower`). *Fusion* is the
+placement of the updates in a schedule. An *order* is a plain sequence of stages or samples.
 """
 
 from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Lane, Overlap, StepGraph, actions_of, parse, parts_of

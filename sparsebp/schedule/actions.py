@@ -80,7 +80,8 @@ def trusted(stage: int, kind: Kind, microbatch: int | None = None) -> Action:
 class Overlap:
     """A forward and a backward that one worker runs at the same time, as in ``(0F1;7B0)OVERLAP_F_B``.
 
-    Where the backward needs the forward (same micro-batch, last stage), the worker runs one after the other.
+    If the backward needs the forward (same micro-batch, last stage), the worker runs the forward first, then the
+    backward.
     """
 
     forward: Action

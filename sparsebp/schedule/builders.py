@@ -1,4 +1,4 @@
-"""Builders: every technique is a function that returns a schedule. Here the pipelines; the others are in `reorder`.
+"""Builders: every technique is a function that returns a schedule. The pipelines are here, the others in `reorder`.
 
 All take keyword arguments only. `BUILDERS` collects them by name; ``inspect.signature`` shows the options of each.
 Options are documented once: those of pipelines in `gpipe`, the others in `reverse_first_k`. A number out of range, a
@@ -149,16 +149,16 @@ def zero_bubble_h1(*, workers: int, stages: int, microbatches: int, chunks: int 
     """Return ZB-H1: 1F1B, with worker k's weight gradients k micro-batches behind its input gradients.
 
     The bubble falls from (N − 1)(F + I + W) to (N − 1)(F + I − W). Every worker saves the activations of N
-    micro-batches, as many as 1F1B's first. The gradients that W needs add to that: with F = I = W those of k + 1
-    micro-batches on worker k, in place of one. With several `chunks` it is PyTorch's interleaved schedule, and
+    micro-batches, as many as 1F1B's first. In addition it keeps the gradients that W needs: with F = I = W, worker k
+    keeps those of k + 1 micro-batches instead of one. With several `chunks` it is PyTorch's interleaved schedule, and
     `interleaved_one_f_one_b` says which micro-batches it needs.
 
     Notes
     -----
     Qi et al., "Zero bubble pipeline parallelism", 2023 (ICLR 2024), §2.1 and Table 1, where I is called B. Its memory
-    equals 1F1B's under the paper's assumption that a micro-batch takes no more after I than before: I frees at least
-    as much as the gradients take that W needs. `simulate` frees the activations when both have run. The order is that
-    of PyTorch's ``ScheduleInterleavedZeroBubble`` (ZB1P).
+    equals 1F1B's under the paper's assumption that a micro-batch needs no more memory after I than before, that is,
+    that I frees at least as much as the gradients kept for W occupy. `simulate` frees the activations when both have
+    run. The order is that of PyTorch's ``ScheduleInterleavedZeroBubble`` (ZB1P).
     """
     return _delayed("ZB-H1", 1, workers, chunks, StepGraph(stages, microbatches, frozenset(unweighted)), input_gradient)
 
@@ -169,8 +169,8 @@ def zero_bubble_h2(*, workers: int, stages: int, microbatches: int, chunks: int 
     """Return ZB-H2: twice the warm-up of ZB-H1, and twice its delay of the weight gradients.
 
     The bubble is (N − 1)(F + I − 2 W): none where F = I = W, from 2 N − 1 micro-batches on. It is counted between a
-    worker's first and last action: the workers start and end one after the other, so that the next step can follow
-    without a gap where nothing holds all workers at its end. The activations of 2 N − 1 micro-batches are saved.
+    worker's first and last action. Workers start and end one after another, so the next step can follow without a gap
+    unless all workers synchronise at the end of the step. The activations of 2 N − 1 micro-batches are saved.
 
     Notes
     -----

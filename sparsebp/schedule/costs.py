@@ -88,9 +88,9 @@ class Costs:
     Attributes
     ----------
     durations
-        Seconds, or any unit: a mapping by kind, by action, or both (an action's own entry counts), or a function of the
-        action. A mapping without an entry for a B takes the sum of its I and W. By default F, I and W take 1, S and U
-        take 0.
+        Seconds, or any unit: a mapping by kind, by action, or both (an action's own entry takes precedence), or a
+        function of the action. A mapping without an entry for a B takes the sum of its I and W. By default F, I and W
+        take 1, S and U take 0.
     stages
         Bytes of every stage, or one for all.
     link

@@ -172,10 +172,10 @@ def check_rendezvous(programs: Sequence[RankProgram], *, one_stream: bool = Fals
 
     The programs are run without arrays. A send ends only when its receive has been posted, and vice versa. `Send` and
     `Post` begin an operation and go on, `Await` and `Sent` wait for its end. Of the operations that a rank has begun
-    with one partner in one direction only the first can end, so they are matched by their order; a transport that
-    matches by tags waits for no more than that. Whatever the ranks' speed, the run ends in the same state, because an
-    operation that can end stays so until it does. One run therefore decides. Sums over replicas are collective calls on
-    a separate channel, which all replicas begin in the same order: nothing here waits for them.
+    with one partner in one direction, only the first can end, so operations are matched by order. A transport that
+    matches by tags never waits longer. Whatever the ranks' speed, the run ends in the same state, because an operation
+    that can end stays so until it does. One run therefore decides. Sums over replicas are collective calls on a
+    separate channel, which all replicas begin in the same order: nothing here waits for them.
 
     Parameters
     ----------
@@ -327,9 +327,9 @@ def lower(schedule: Schedule, *, one_stream: bool = False) -> tuple[RankProgram,
     - **Order.** The cells of all streams of a worker become one order, see `merge`; a worker of one stream keeps its.
     - **Send** right after the cell that makes the message; a message that several cells read is sent once. Nothing is
       sent between stages of one worker.
-    - **Post** before the rank's first cell that does not begin before the message's source begins, in the times of
-      `merge`: the transfer has all the time between source and reader, and no buffer waits for an action that has not
-      begun.
+    - **Post** before the rank's first cell that, in the times of `merge`, begins no earlier than the message's source.
+      The transfer can then use all the time between source and reader, and no buffer is allocated for an action that
+      has not begun.
     - **Await** right before the first cell that reads the message.
     - **Sent** right after the first await of something that the receiver has sent after reading the message: that
       proves that it has arrived, so the wait costs no time. Without such an answer, at the end of the step.

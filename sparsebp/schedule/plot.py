@@ -322,8 +322,8 @@ def text_chart(simulation: Simulation, width: int | None = None, *, memory: bool
 
     An action is its letter and number (of the micro-batch, else of the stage, or both), ``F3``, drawn out to its
     duration (``B3──``). ``X`` is a forward and a backward at once. A chart too wide for the line is cut into parts, one
-    below the other. Where that takes more than twelve, actions have fewer numbers, or their letter alone; an action
-    narrower than a letter is hidden by the next one.
+    below the other. If more than twelve parts would be needed, actions show fewer numbers or only their letter. An
+    action narrower than a letter is hidden by the next one.
 
     Parameters
     ----------

@@ -580,10 +580,10 @@ def two_stream_list(*, stages: int, costs: Costs | None = None, fusion: Fusion |
     """Return a schedule of one worker's two streams: I, F and late W on "main", other W and U on "sub".
 
     The step begins with the backward and ends with the forward that follows it. The second stream takes weight
-    gradients as they become ready, so that their inputs are still in the cache and are soon freed. When the main
-    stream comes to a forward whose weights the second one has not begun with, or has to wait for them long enough to
-    compute others, it takes weight gradients itself, the next forwards' first: the streams meet in the middle.
-    Updates are planned right after their weight gradients.
+    gradients as they become ready, so that their inputs are still in the cache and are soon freed. When the main stream
+    reaches a forward whose weight gradient the second stream has not started, or would wait for it long enough to
+    compute another, the main stream computes weight gradients itself, beginning with those of the next forwards. The
+    streams meet in the middle. Updates are planned right after their weight gradients.
 
     Parameters
     ----------
@@ -731,7 +731,7 @@ def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = 
     k
         Number of first stages; None searches for it (`search_k`).
     costs
-        Durations (S's matters most) and bytes.
+        Durations and bytes; the duration of S matters most.
     memory_limit
         Bound for the memory, in the units of ``costs.stages``: k is lowered until Algorithm 2's estimate stays below it
         (`largest_k`), and further until the simulated peak does, which counts weights and their gradients too.

@@ -29,8 +29,8 @@ from sparsebp.schedule.actions import (
 class Schedule:
     """An order of the actions of a step on workers and their streams.
 
-    A lane starts its next cell when the one before has ended and its data are ready. That alone is the order: a
-    schedule has no times, `simulate` finds them.
+    A lane starts its next cell when the one before has ended and its data are ready. A schedule defines only this order
+    and contains no times; `simulate` computes them.
 
     Attributes
     ----------

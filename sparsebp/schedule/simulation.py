@@ -655,7 +655,7 @@ class Simulation:
 
     @cached_property
     def critical_path(self) -> tuple[Event, ...]:
-        """Events that each waited for the one before (its data, its lane, or the link it sent on); the last ends last.
+        """A chain of events, each of which waited for the one before it (its data, its lane or its link), to the last.
 
         To make the step shorter, one of these must become shorter or a transfer between them faster.
         """

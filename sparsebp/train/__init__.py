@@ -1,4 +1,4 @@
-"""TRAIN: binds a model, a loss and an optimizer; checkpoints, history, callbacks."""
+"""Training: the trainer, checkpoints, history and callbacks."""
 
 from sparsebp.train.callbacks import (
     Callback,

@@ -255,8 +255,9 @@ def tune(
 ) -> list[Trial]:  # fmt: skip
     """Time `steps` steps in a row of every combination, in turn; return the fastest first, then those refused.
 
-    `options` are those of `config_for`. After `budget` seconds two rounds must do. `progress` is called with a name, a
-    number from 0 and the count, before each combination is prepared and once before all are measured.
+    `options` are those of `config_for`. Once `budget` seconds have passed, measuring stops after two rounds. `progress`
+    is called with a name, a number from 0 and the count, before each combination is prepared and once before all are
+    measured.
     """
     for name, value in (("steps", steps), ("rounds", rounds)):
         if value < 1:

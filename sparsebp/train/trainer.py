@@ -339,14 +339,14 @@ class Trainer:
     memory_ratio
         With ``"ooo"``: bound on the simulated peak of memory, as a multiple of the conventional schedule's.
     graph
-        On a GPU, capture the step into a CUDA graph for each shape of batches, and replay it; each graph has a step's
-        memory of its own. None and True capture what can be captured (dropout, lengths and scans over stored
+        On a GPU, capture the step into a CUDA graph for each shape of batches, and replay it; each graph holds its own
+        memory for a whole step. None and True capture what can be captured (dropout, lengths and scans over stored
         Jacobians cannot: they need the host during the step), False nothing. `RunInfo.graph` says what was done.
     callbacks
         See `sparsebp.train.callbacks`.
     checkpoint_dir
-        Folder for checkpoints, created if need be, relative to the current folder of now; None writes none. A run that
-        starts anew keeps an earlier run's checkpoint as ``checkpoint.previous.safetensors``.
+        Folder for checkpoints, created if necessary; a relative path is resolved when the trainer is made. None writes
+        no checkpoints. A run that starts anew keeps an earlier run's checkpoint as ``checkpoint.previous.safetensors``.
     checkpoint_every
         Steps between checkpoints within an epoch; one is always written before the first step and after every epoch.
     rng
@@ -490,7 +490,7 @@ class Trainer:
             is converted to the model's dtype batch by batch; targets are integers or already have it. For a time-major
             `SequenceClassifier` the axes are exchanged.
         epochs
-            Epochs of the whole run, those before a resume included.
+            Number of epochs in the whole run, including those before a resume.
         batch_size
             Samples of a step; the last step of an epoch takes the rest.
         validation

@@ -105,9 +105,9 @@ def check_gradient(
 ) -> GradientReport:
     """Check a model's gradients in two ways.
 
-    For every recurrent layer, each scan algorithm is compared with plain back-propagation, and that with central
-    differences of a float64 copy of the model at `samples` entries of every parameter and of x. Dropout is off
-    meanwhile; the model is left as it was.
+    For every recurrent layer, each scan algorithm is compared with plain back-propagation. Plain back-propagation is
+    compared with central differences of a float64 copy of the model, at `samples` entries of x and of every parameter.
+    Dropout is off meanwhile; the model is left as it was.
 
     Parameters
     ----------
