@@ -21,7 +21,7 @@ class PieceOptimizer:
     # kinds: the parameters of every kind of buffer.
 
     def __init__(self, optimizer: Optimizer, pieces: Mapping[str, tuple[int, int]]) -> None:
-        if not isinstance(optimizer, Optimizer):
+        if not isinstance(optimizer, Optimizer) or optimizer.rule is None:  # an own update may need whole parameters
             raise OptionError("The optimizer cannot be parted", expected="one of sparsebp.optim",
                               got=type(optimizer).__name__, remedy="Use one of them, or leave sharded out")  # fmt: skip
         self.optimizer, self.pieces = optimizer, dict(pieces)

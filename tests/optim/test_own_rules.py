@@ -11,6 +11,7 @@ import torch
 
 import sparsebp as sb
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.optim.sharded import PieceOptimizer
 
 
 class Lion(sb.optim.Optimizer):
@@ -144,6 +145,8 @@ def test_mistakes_are_told():
         Nothing(params, {"lr": 0.1}).step({"w": np.ones(3)})
     with pytest.raises(OptionError, match="cannot be captured"):
         Plain(params).begin_on_device()
+    with pytest.raises(OptionError, match="cannot be parted"):
+        PieceOptimizer(Plain(params), {"w": (0, 2)})
     with pytest.raises(OptionError, match="next step"):
         Plain(params).next_step(None)
     np.testing.assert_array_equal(params["w"], np.ones(3))
