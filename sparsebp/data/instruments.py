@@ -373,7 +373,7 @@ def _features(folder: Path, files: Sequence[Path], features: FeatureSet) -> np.n
     cache = folder / f".sparsebp-mfcc-{features}.npz"
     stamps = np.array([_stamp(file) for file in files], np.int64)
     names = [file.relative_to(folder).as_posix() for file in files]
-    known = _read_cache(cache, SETTINGS[features].shape)
+    known = _known(cache, SETTINGS[features].shape)
     out = np.empty((len(files), *SETTINGS[features].shape), np.float32)
     missing = []
     for number, name in enumerate(names):
@@ -389,7 +389,7 @@ def _features(folder: Path, files: Sequence[Path], features: FeatureSet) -> np.n
             raise FileFormatError(f"{files[number]} has no features", expected="audio, below 1 in size",
                                   got=str(error)) from error  # fmt: skip
     if missing:
-        _write_cache(cache, names, stamps, out)
+        _save(cache, names=names, stamps=stamps, values=out, version=_versions())
     return out
 
 
@@ -401,27 +401,17 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _read_cache(cache: Path, shape: tuple[int, int]) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
-    """Return stamps and features by name; none if the cache is missing, damaged or of another version."""
-    try:
-        kept = np.load(cache, allow_pickle=False)
-        if not isinstance(kept, np.lib.npyio.NpzFile):
-            return {}
-        with kept:
-            names, stamps, values, version = (kept[key] for key in ("names", "stamps", "values", "version"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+def _known(cache: Path, shape: tuple[int, int]) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
+    """Return stamps and features by name; none if the cache has other contents or is of another version."""
+    kept = _load(cache, "names", "stamps", "values", "version")
+    if kept is None:
         return {}
-    whole = values.shape == (names.size, *shape) and values.dtype == np.float32 and stamps.shape == (names.size, 3)
-    if names.ndim != 1 or not whole or version.shape != () or version != _versions() or not np.isfinite(values).all():
+    names, stamps, values, version = kept
+    if names.ndim != 1 or stamps.shape != (names.size, 3) or version.shape != () or version != _versions():
+        return {}
+    if not _whole(values, (names.size, *shape)):
         return {}
     return {str(name): (tuple(stamp.tolist()), row) for name, stamp, row in zip(names, stamps, values, strict=True)}
-
-
-def _write_cache(cache: Path, names: Sequence[str], stamps: np.ndarray, values: np.ndarray) -> None:
-    content = io.BytesIO()
-    np.savez(content, names=np.array(names), stamps=stamps, values=values, version=np.array(_versions()))
-    with contextlib.suppress(OutputError):  # a read-only folder
-        write_atomically(cache, content.getvalue())
 
 
 def _versions() -> str:
@@ -488,10 +478,10 @@ def synthetic_instruments(
     check_choice("features", features, SETTINGS)
     each, seed = check_integer("each", each, 2), check_integer("seed", seed, 0)
     cache = _cache(features, each, seed)
-    inputs = _read(cache, (each * len(CLASSES), *SETTINGS[features].shape))
-    if inputs is None:
+    (inputs,) = _load(cache, "values") or (np.empty(0),)
+    if not _whole(inputs, (each * len(CLASSES), *SETTINGS[features].shape)):
         inputs = _compute(features, each, seed)
-        _write(cache, inputs)
+        _save(cache, values=inputs)
     labels = np.tile(np.arange(len(CLASSES)), each)
     training = np.arange(len(labels)) >= max(1, each // _HELD_OUT) * len(CLASSES)
     return (
@@ -518,25 +508,32 @@ def _cache(features: FeatureSet, each: int, seed: int) -> Path | None:
     sources = Path(__file__).read_bytes()
     versions = f"{np.__version__} {import_librosa().__version__} {features} {each} {seed}"
     digest = hashlib.sha256(sources + versions.encode()).hexdigest()[:16]
-    return folder / f"instruments-synthetic-{features}-{digest}.npy"
+    return folder / f"instruments-synthetic-{features}-{digest}.npz"
 
 
-def _read(cache: Path | None, shape: tuple[int, ...]) -> np.ndarray | None:
+# Both caches of features: files of arrays, which may be missing, damaged or in a folder that cannot be written.
+
+
+def _load(cache: Path | None, *names: str) -> tuple[np.ndarray, ...] | None:
+    """Return some arrays of a cache; None if it has not all of them."""
     if cache is None:
         return None
     try:
-        kept = np.load(cache, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        return None
-    whole = isinstance(kept, np.ndarray) and kept.shape == shape and kept.dtype == np.float32
-    return kept if whole and np.isfinite(kept).all() else None
+        with np.load(cache, allow_pickle=False) as kept:
+            return tuple(kept[name] for name in names)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, TypeError):
+        return None  # TypeError: a file of one array
 
 
-def _write(cache: Path | None, inputs: np.ndarray) -> None:
+def _whole(values: np.ndarray, shape: tuple[int, ...]) -> bool:
+    return values.shape == shape and values.dtype == np.float32 and bool(np.isfinite(values).all())
+
+
+def _save(cache: Path | None, **arrays: Any) -> None:
     if cache is None:
         return
     content = io.BytesIO()
-    np.save(content, inputs)
+    np.savez(content, **arrays)
     with contextlib.suppress(OutputError):
         prepare_folder(cache.parent)
         write_atomically(cache, content.getvalue())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_number
+from sparsebp.core.check import Array, check_choice, check_number
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.optim.optimizer import Optimizer, check_fraction, check_named, displace
 from sparsebp.optim.rules import SGD
@@ -287,6 +287,4 @@ def make_predictor(name: str, optimizer: Optimizer) -> Predictor:
     OptionError
         The name is unknown, or the predictor is not for this optimizer.
     """
-    if name not in PREDICTORS:
-        raise OptionError("Unknown predictor", expected=", ".join(PREDICTORS), got=repr(name))
-    return PREDICTORS[name](optimizer)
+    return PREDICTORS[check_choice("predictor", name, PREDICTORS)](optimizer)

@@ -47,10 +47,7 @@ class Adam(_WithBetas):
         self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False, **run: bool | None,
     ) -> None:  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
-            "maximize": maximize,
-        }, **run)  # fmt: skip
+        super().__init__(params, _chosen(locals()), **run)
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
@@ -96,10 +93,7 @@ class NAdam(_WithBetas):
         weight_decay: float = 0.0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
         maximize: bool = False, **run: bool | None,
     ) -> None:  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "momentum_decay": momentum_decay,
-            "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
-        }, **run)  # fmt: skip
+        super().__init__(params, _chosen(locals()), **run)
 
     def reads_gradient(self, group: Mapping[str, Any]) -> bool:
         """Return True: Nesterov momentum."""
@@ -128,10 +122,7 @@ class RAdam(_WithBetas):
         self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, decoupled_weight_decay: bool = False, *, maximize: bool = False, **run: bool | None,
     ) -> None:  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-            "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
-        }, **run)  # fmt: skip
+        super().__init__(params, _chosen(locals()), **run)
 
     def next_step(self, state: State) -> tuple[float, Any]:
         """Plain momentum while the variance is uncertain, else the rectified step."""
@@ -157,9 +148,7 @@ class Adamax(_WithBetas):
         self, params: Params, lr: float = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, *, maximize: bool = False, **run: bool | None,
     ) -> None:  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
-        }, **run)  # fmt: skip
+        super().__init__(params, _chosen(locals()), **run)
 
     def next_step(self, state: State) -> tuple[float, Any]:
         """``lr / (1 - β₁ᵗ)`` and ``m / u``."""
@@ -185,10 +174,7 @@ class SGD(Optimizer):
         self, params: Params, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
         weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, **run: bool | None,
     ) -> None:  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov, "maximize": maximize,
-        }, **run)  # fmt: skip
+        super().__init__(params, _chosen(locals()), **run)
 
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
@@ -225,10 +211,7 @@ class Adagrad(Optimizer):
         self, params: Params, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False, **run: bool | None,
     ) -> None:  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value, "eps": eps, "maximize": maximize,
-        }, **run)  # fmt: skip
+        super().__init__(params, _chosen(locals()), **run)
 
     def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
         return backend.namespace(param).full_like(param, group["initial_accumulator_value"])
@@ -257,9 +240,7 @@ class Adadelta(Optimizer):
         self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0,
         *, maximize: bool = False, **run: bool | None,
     ) -> None:  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
-        }, **run)  # fmt: skip
+        super().__init__(params, _chosen(locals()), **run)
 
     def reads_gradient(self, group: Mapping[str, Any]) -> bool:
         """Return True."""
@@ -284,10 +265,7 @@ class RMSprop(Optimizer):
         self, params: Params, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0,
         momentum: float = 0.0, centered: bool = False, *, maximize: bool = False, **run: bool | None,
     ) -> None:  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
-            "centered": centered, "maximize": maximize,
-        }, **run)  # fmt: skip
+        super().__init__(params, _chosen(locals()), **run)
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if group["momentum"] else ()
@@ -306,3 +284,8 @@ class RMSprop(Optimizer):
         xp = backend.namespace(squares)
         variance = squares - state.buffers["grad_avg"] ** 2 if group["centered"] else squares
         return group["lr"], state.grad / (xp.sqrt(variance) + group["eps"])
+
+
+def _chosen(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options, in their order, among the arguments of an optimizer: its ``locals()``."""
+    return {name: value for name, value in arguments.items() if name not in ("self", "params", "run", "__class__")}

@@ -12,9 +12,10 @@ import numpy as np
 
 from sparsebp import nn
 from sparsebp.core import backend
-from sparsebp.core.check import BACKWARDS, Array, Backward, Seed, check_generator
-from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp.core.check import BACKWARDS, Array, Backward, Seed, check_choice, check_generator
+from sparsebp.core.errors import MemoryLimitError
 from sparsebp.nn.recurrent import Recurrent
+from sparsebp.train.checkpoint import evaluation
 
 SCAN_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 """Largest difference between algorithms that counts as agreement, relative to the gradient's largest entry."""
@@ -145,11 +146,9 @@ def check_gradient(
         One of `algorithms` needs more memory than that.
     """
     for algorithm in algorithms or ():
-        if algorithm not in BACKWARDS:
-            raise OptionError("Unknown backward algorithm", expected=", ".join(map(repr, BACKWARDS)),
-                              got=repr(algorithm))  # fmt: skip
+        check_choice("backward algorithm", algorithm, BACKWARDS)
     generator, dtype = check_generator("rng", rng), x.dtype.name
-    with _evaluating(model):
+    with evaluation(model):
         run = _Run(loss, x, target, forward_options)
         with _algorithm(_recurrent_layers(model).values(), "bp"):
             value, reference = run.gradients(model)
@@ -256,18 +255,6 @@ def _largest(gradients: Mapping[str, Array], reference: Mapping[str, Array]) -> 
 
 def _recurrent_layers(model: nn.Layer) -> dict[str, Recurrent]:
     return {name or type(model).__name__: m for name, m in model.modules() if isinstance(m, Recurrent)}
-
-
-@contextmanager
-def _evaluating(model: nn.Layer) -> Iterator[None]:
-    """Switch dropout off meanwhile."""
-    modes = [(layer, layer.training) for _, layer in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
 
 
 @contextmanager
