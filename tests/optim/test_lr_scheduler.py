@@ -209,14 +209,10 @@ def test_bad_schedules_are_refused():
     other, _ = optimizers([0.2])
     linear, elsewhere, plateau = optim.LinearLR(ours), optim.LinearLR(other), optim.ReduceLROnPlateau(ours)
     for make in (
-        lambda: optim.StepLR(ours, 0),
-        lambda: optim.CosineAnnealingLR(ours, 0),
         lambda: optim.OneCycleLR(ours, 0.1, 10, pct_start=2),
         lambda: optim.OneCycleLR(ours, [0.1, 0.2], 10),
         lambda: optim.LinearLR(ours, start_factor=0.0),
         lambda: optim.ConstantLR(ours, factor=0.0),
-        lambda: optim.PolynomialLR(ours, 0),
-        lambda: optim.CosineAnnealingWarmRestarts(ours, 3, 0),
         lambda: optim.ReduceLROnPlateau(ours, factor=1.0),
         lambda: optim.ReduceLROnPlateau(ours, mode="least"),
         lambda: optim.SequentialLR(ours, [], []),

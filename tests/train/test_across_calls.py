@@ -1,4 +1,4 @@
-"""State between calls: smaller last batches, failures half-way, modes, a second fit."""
+"""An executor that failed half-way goes on as if the step had not been, or refuses to."""
 
 from __future__ import annotations
 
@@ -15,35 +15,9 @@ from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Stages, Watch
 from sparsebp.runtime.executor import Executor
 from sparsebp.schedule import StepGraph
-from sparsebp.train import Trainer
 from within import within
 
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)  # what hangs would hang again and again
-
-# ---- a last, smaller batch -----------------------------------------------------------------------------------------
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1), first=st.sampled_from("IIUF"), streams=st.sampled_from([1, 2]),
-    microbatches=st.integers(1, 3), samples=st.sampled_from([7, 13, 19, 20]), name=st.sampled_from(["mlp", "conv"]),
-)  # fmt: skip
-@settings(max_examples=60, deadline=None, phases=UNSHRUNK)
-def test_a_smaller_last_batch(seed, first, streams, microbatches, samples, name):
-    """Also one with fewer micro-batches than the schedule: 19 samples at batch 6 leave one."""
-    model, twin = orders.MODELS[name][0](), orders.MODELS[name][0]()
-    stages = Stages(model)
-    graph = StepGraph(len(stages), microbatches, stages.unweighted, "step", first=first)
-    order = orders.random_order(np.random.default_rng(seed), graph, streams, first)
-    opt, twin_opt = (optim.Adam(m.parameters(), 0.01) for m in (model, twin))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), opt, schedule=order, accumulate=microbatches, rng=3)
-    history = within(lambda: trainer.fit(orders.images(samples), epochs=3, batch_size=6))
-    losses, norms = orders.plain(twin, orders.images(samples), twin_opt, epochs=3, batch_size=6,
-                                 accumulate=microbatches)  # fmt: skip
-    assert (history.loss, history.grad_norm) == (losses, norms)
-    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
-
-
-# ---- an executor that fails half-way -------------------------------------------------------------------------------
 
 
 def net():

@@ -227,20 +227,3 @@ def test_a_prediction_within_training_sees_what_is_there():
         callback.trainer = trainer(orders.mlp(), fusion=fusion, callbacks=[callback])
         callback.trainer.fit(orders.images(), epochs=1, batch_size=6)
     np.testing.assert_array_equal(seen["none"], seen["forward"])
-
-
-def test_evaluation_then_training_then_the_first_ones_gradient():
-    """What a forward saved is its own, whatever mode and batch came after it."""
-    x, other = orders.IMAGES[:5], orders.IMAGES[5:16]
-    for first_trains in (False, True):
-        model, twin = orders.conv(), orders.conv()
-        for net in (model, twin):
-            net.train(first_trains)
-        y, saved = model.forward(x)
-        _, saved_twin = twin.forward(x)
-        gy = np.ones_like(y)
-        wanted = twin.input_grad(gy, saved_twin), twin.weight_grad(gy, saved_twin)
-        model.train(not first_trains)
-        model.forward(other)
-        np.testing.assert_array_equal(model.input_grad(gy, saved), wanted[0])
-        orders.assert_same(model.weight_grad(gy, saved), wanted[1])

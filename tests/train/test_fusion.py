@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.core.errors import NonFiniteError, OptionError
+from sparsebp.core.errors import NonFiniteError
 from sparsebp.nn.gradients import Gradients
 from sparsebp.train import Callback, Trainer, load_checkpoint
 
@@ -88,22 +88,6 @@ def test_late_updates_are_never_seen(events, tmp_path):
     assert len(seen["none"]) == len(seen["forward"]) > 0
     for got, want in zip(seen["forward"], seen["none"], strict=True):
         orders.assert_same(got, want)
-
-
-def test_a_callback_that_does_not_read_the_model_lets_updates_wait():
-    class Waiting(Callback):
-        reads_model = False
-        waiting = 0
-
-        def on_step(self, history):
-            self.waiting += self.trainer._runner.executor.pending
-
-    model = orders.mlp()
-    waiting = Waiting()
-    waiting.trainer = Trainer(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters()), fusion="forward", rng=0,
-                              callbacks=[waiting])  # fmt: skip
-    waiting.trainer.fit(orders.images(), epochs=1, batch_size=4)
-    assert waiting.waiting == 6
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -211,20 +195,6 @@ def test_gradients_go_with_their_updates(fusion, layers, monkeypatch):
     x = np.ones((4, 8), np.float32)
     fit(model, orders.Rows(x, x), optim.SGD(model.parameters(), 0.0), epochs=1, loss=nn.MSELoss(), fusion=fusion)
     assert max(most) == layers * (64 + 8) * 4
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"fusion": "sideways"}, {"accumulate": 0}, {"fusion": "backward", "clip_norm": 1.0},
-     {"fusion": "forward", "schedule": "ooo"}],
-)  # fmt: skip
-def test_options_that_do_not_go_together(options):
-    model = orders.mlp()
-    with pytest.raises(OptionError) as caught:
-        Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), **options)
-    assert caught.value.expected is not None
-    if "clip_norm" in options:
-        assert "forward" in caught.value.remedy
 
 
 def test_large_products_are_used_row_by_row(monkeypatch):

@@ -33,6 +33,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         ("not part of any package", "cifar10", {}), ("belongs to cifar10", "mnist", {"data": "here"}),
         ("no width", "digits", {"model": "lenet5", "width": 0.5}),
         ("Unknown prune_method", "digits", {"prune": 0.5, "prune_method": "x"}),
+        ("computes all input gradients at once", "digits", {"schedule": "ooo", "backward": "hybrid"}),
+        ("places the updates itself", "digits", {"schedule": "ooo", "fusion": "forward"}),
     ],
 )  # fmt: skip
 def test_bad_values_are_refused(text, task, options):
@@ -202,14 +204,3 @@ def test_orders_train_alike(options):
     second = build(config_for("digits", model="lenet5", **SMALL, **clip))
     assert first.fit().loss == second.fit().loss
     assert first.config.same_on_resume() == second.config.same_on_resume()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"fusion": "x"}, {"accumulate": 0}, {"fusion": "backward", "clip_norm": 1.0}, {"schedule": "ooo", "accumulate": 2},
-     {"schedule": "ooo", "backward": "hybrid"}, {"schedule": "ooo", "fusion": "forward"}],
-)  # fmt: skip
-def test_orders_that_do_not_go_with_other_options(options):
-    with pytest.raises(OptionError) as caught:
-        config_for("digits", model="lenet5", **options)
-    assert caught.value.expected and caught.value.got is not None

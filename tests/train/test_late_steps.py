@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sparsebp.core import backend
 from sparsebp.core.backend import Reading
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
@@ -104,17 +105,20 @@ def test_a_reading_is_of_its_time():
     np.testing.assert_array_equal(reading(), [0, 1, 2])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[
+    pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")
+])])  # fmt: skip
 @pytest.mark.parametrize("scale", [1e-3, 1.0, np.inf, np.nan])
-def test_clipping_without_a_number_that_is_read(scale):
+def test_clipping_without_a_number_that_is_read(device, scale):
     rng = np.random.default_rng(0)
-    grads = {"a": rng.standard_normal((3, 4)).astype(np.float32), "b": rng.standard_normal(5)}
-    grads["b"][2] *= scale
+    host = {"a": rng.standard_normal((33, 20)).astype(np.float32), "b": rng.standard_normal(7)}
+    host["b"][2] *= scale
     if scale == 1e-3:
-        grads = {name: grad * grad.dtype.type(1e-3) for name, grad in grads.items()}
-    want = {name: grad.copy() for name, grad in grads.items()}
+        host = {name: grad * grad.dtype.type(1e-3) for name, grad in host.items()}
+    grads = {name: backend.to_device(grad.copy(), device) for name, grad in host.items()}
     if np.isfinite(scale):
-        clip_grad_norm(want, 0.5)
+        clip_grad_norm(host, 0.5)
     clip_on_device(grads, 0.5, [sums for _, sums in square_sums(grads)])
     for name, grad in grads.items():
-        assert grad.dtype == want[name].dtype
-        np.testing.assert_allclose(grad, want[name], rtol=1e-6)
+        assert grad.dtype == host[name].dtype
+        np.testing.assert_allclose(backend.to_host(grad), host[name], rtol=1e-6)

@@ -6,8 +6,10 @@ import pytest
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import NonFiniteError
+from sparsebp.data import ArrayDataset
 from sparsebp.train import Callback, Trainer, load_checkpoint
 from sparsebp.train.trainer import loss_error, nonfinite
+from train import tiny
 
 
 class Spoil(Callback):
@@ -21,7 +23,7 @@ class Spoil(Callback):
             self.trainer.model.parameters()[self.name][0] = self.value
 
 
-def run(tiny, folder, spoil, **options):
+def run(folder, spoil, **options):
     trainer = tiny.trainer(folder, callbacks=[spoil], **options)
     spoil.trainer = trainer
     with pytest.raises(NonFiniteError) as caught:
@@ -32,26 +34,17 @@ def run(tiny, folder, spoil, **options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_parameter_that_is_not_finite(tiny, tmp_path, value):
-    message = run(tiny, tmp_path, Spoil(10, value=value))
-    assert "step 10" in message
-    assert "head.bias" in message
-    assert "checkpoint.safetensors" in message
+@pytest.mark.parametrize(("step", "value"), [(3, np.nan), (8, np.inf), (10, -np.inf), (24, np.nan)])
+def test_a_parameter_that_is_not_finite_is_named_and_never_saved(tmp_path, step, value):
+    message = run(tmp_path, Spoil(step, value=value))
+    found = "at step 10" if step == 10 else f"after step {step - 1}"  # at the next loss, or before a checkpoint
+    assert all(part in message for part in (found, "head.bias", "checkpoint.safetensors"))
     checkpoint = load_checkpoint(tmp_path / "checkpoint.safetensors")
-    assert checkpoint.state["position"]["batch"] == 1  # after step 9: epoch 1 (from 0), one batch done
+    assert checkpoint.state["position"]["batch"] == {3: 0, 8: 6, 10: 1, 24: 5}[step]
     assert not nonfinite(checkpoint.tensors)
 
 
-@pytest.mark.parametrize("step", [3, 8, 24])
-def test_nothing_spoilt_is_ever_saved(tiny, tmp_path, step):
-    message = run(tiny, tmp_path, Spoil(step))
-    assert f"after step {step - 1}" in message
-    assert "head.bias" in message
-    assert not nonfinite(load_checkpoint(tmp_path / "checkpoint.safetensors").part("model"))
-
-
-def test_a_gradient_that_is_not_finite(tiny, tmp_path):
+def test_a_gradient_that_is_not_finite(tmp_path):
     trainer = tiny.trainer(tmp_path)
     weight_grad = trainer.model.weight_grad
 
@@ -67,7 +60,7 @@ def test_a_gradient_that_is_not_finite(tiny, tmp_path):
     assert load_checkpoint(tmp_path / "checkpoint.safetensors").state["position"]["batch"] == 3
 
 
-def test_a_batch_that_is_not_finite(tiny):
+def test_a_batch_that_is_not_finite():
     data = tiny.dataset()
     data.inputs[4, 2, 1] = np.nan
     with pytest.raises(NonFiniteError, match="batch's input"):
@@ -109,7 +102,7 @@ def test_a_part_that_the_loss_ignores_is_named(schedule):
         run(None) if schedule is None else run_ranks(2, run)
 
 
-def test_a_model_that_starts_spoilt(tiny):
+def test_a_model_that_starts_spoilt():
     trainer = tiny.trainer()
     trainer.model.weight[0, 0] = np.nan
     with pytest.raises(NonFiniteError, match=r"before training.*head\.weight"):
@@ -117,10 +110,6 @@ def test_a_model_that_starts_spoilt(tiny):
 
 
 def test_the_first_layer_that_overflows_is_named():
-    from sparsebp import nn
-    from sparsebp.data import ArrayDataset
-    from sparsebp.train import Trainer
-
     model = nn.Sequential(
         nn.Linear(2, 3, rng=0), nn.Sequential(nn.Tanh(), nn.Linear(3, 3, rng=0)), nn.Linear(3, 3, rng=0)
     )

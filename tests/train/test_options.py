@@ -43,6 +43,18 @@ def test_options(name, values):
 
 
 @pytest.mark.parametrize(
+    ("options", "remedy"),
+    [({"fusion": "backward", "clip_norm": 1.0}, "fusion='forward'"),
+     ({"fusion": "forward", "schedule": "ooo"}, "fusion"),
+     ({"schedule": "ooo", "accumulate": 2}, "conventional"), ({"schedule": "ooo", "clip_norm": 1.0}, "conventional")],
+)  # fmt: skip
+def test_options_that_exclude_each_other(options, remedy):
+    with pytest.raises(OptionError) as caught:
+        trainer(**options)
+    assert caught.value.expected is not None and remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
     ("name", "values"),
     [("epochs", [-1, 1.5, "3", True, None, math.nan]), ("batch_size", [0, 1.5, "3", True, None, [2]]),
      ("resume", ["False", 1, None])],

@@ -124,20 +124,16 @@ def layer_output(stages, count, x):
     return x
 
 
-@pytest.mark.parametrize("fastest", range(5))
-def test_the_fastest_by_the_clock_is_kept(monkeypatch, fastest):
-    """And that is the conventional order, the first one, where nothing gains."""
+def found_by(monkeypatch, seconds):
+    """Return an executor of the mlp that has found a schedule; a step takes `seconds(schedule, costs)`."""
     make, data = MODELS["mlp"]
-    model = make()
-    names = ["conventional", "fused", "two", "joint", "list"]
-    told = {name: 2.0 + number for number, name in enumerate(names)} | {names[fastest]: 1.0 if fastest else 2.0}
-    now, run = [0.0], Executor.step
+    model, now, run = make(), [0.0], Executor.step
     executor = OutOfOrderExecutor(
         model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), steps=ROUNDS, clock=lambda: now[0]
     )
 
     def step(self, batches, tag=None):
-        now[0] += seconds_of(self.schedule, told)
+        now[0] += seconds(self.schedule, executor.costs)
         return run(self, batches, tag)
 
     monkeypatch.setattr(Executor, "step", step)
@@ -145,6 +141,15 @@ def test_the_fastest_by_the_clock_is_kept(monkeypatch, fastest):
     while executor.found is None:
         executor.step([batch])
     executor.close()
+    return executor
+
+
+@pytest.mark.parametrize("fastest", range(5))
+def test_the_fastest_by_the_clock_is_kept(monkeypatch, fastest):
+    """And that is the conventional order, the first one, where nothing gains."""
+    names = ["conventional", "fused", "two", "joint", "list"]
+    told = {name: 2.0 + number for number, name in enumerate(names)} | {names[fastest]: 1.0 if fastest else 2.0}
+    executor = found_by(monkeypatch, lambda schedule, _: seconds_of(schedule, told))
     found = executor.found
     assert {trial.name: trial.seconds for trial in found.trials} == told
     assert found.fastest.name == names[fastest] and executor.schedule is found.schedule
@@ -173,25 +178,15 @@ def test_the_conventional_order_stays_unless_another_is_faster_beyond_the_spread
 @pytest.mark.parametrize("paused", range(3))
 def test_a_pause_in_one_round_of_the_conventional_order_lets_no_other_one_win(monkeypatch, paused):
     """All take one second, but for a round of the conventional order, in which the machine did something else."""
-    make, data = MODELS["mlp"]
-    model = make()
-    now, run, rounds = [0.0], Executor.step, [0]
-    executor = OutOfOrderExecutor(
-        model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), steps=ROUNDS, clock=lambda: now[0]
-    )
+    rounds = [0]
 
-    def step(self, batches, tag=None):
-        now[0] += 1.0
-        if self.schedule.name == "conventional" and executor.costs is not None:
-            now[0] += 9.0 * (rounds[0] // 2 == paused)  # of the two steps of a round one is counted
-            rounds[0] += 1
-        return run(self, batches, tag)
+    def seconds(schedule, costs):
+        if schedule.name != "conventional" or costs is None:
+            return 1.0
+        rounds[0] += 1
+        return 1.0 + 9.0 * ((rounds[0] - 1) // 2 == paused)  # of the two steps of a round one is counted
 
-    monkeypatch.setattr(Executor, "step", step)
-    batch = data().batch(range(4))
-    while executor.found is None:
-        executor.step([batch])
-    executor.close()
+    executor = found_by(monkeypatch, seconds)
     assert rounds[0] == 2 * ROUNDS
     assert {trial.seconds for trial in executor.found.trials} == {1.0}
     assert executor.found.trials[0].slowest == 10.0

@@ -19,10 +19,10 @@ from train.test_transport import TIGHT, images
 
 def train(transport: Transport | None, *, odd: dict[str, Any] | None = None, **options: Any) -> Any:
     """Train; on rank 1 with other options."""
-    given: dict[str, Any] = {"lr": 0.1, "schedule": "1f1b", "activation": nn.Tanh, "data": images(), "lr_of": None,
-                             "accumulate": 2, "epochs": 1, "resume": False, "rng": 5}  # fmt: skip
+    given: dict[str, Any] = {"seed": 0, "lr": 0.1, "schedule": "1f1b", "activation": nn.Tanh, "data": images(),
+                             "lr_of": None, "accumulate": 2, "epochs": 1, "resume": False, "rng": 5}  # fmt: skip
     given |= options | ((odd or {}) if transport is not None and transport.rank == 1 else {})
-    layers = [nn.Flatten(), nn.Linear(7, 6, dtype=np.float64, rng=0), given.pop("activation")()]
+    layers = [nn.Flatten(), nn.Linear(7, 6, dtype=np.float64, rng=given.pop("seed")), given.pop("activation")()]
     model = nn.Sequential(*layers, *given.pop("more", lambda: ())(), nn.Linear(6, 3, dtype=np.float64, rng=1))
     optimizer = optim.SGD(model.parameters(), lr=given.pop("lr"), momentum=0.9)
     loss = given.pop("loss", None) or nn.CrossEntropyLoss()
@@ -43,7 +43,8 @@ def train(transport: Transport | None, *, odd: dict[str, Any] | None = None, **o
     ({"lr": 0.5}, "the optimizer's options"), ({"activation": nn.Sigmoid}, "the layer 2"),
     ({"lr_of": lambda o: optim.StepLR(o, 1)}, "the learning-rate schedule|the optimizer's options"),
     ({"loss": nn.CrossEntropyLoss(weight=np.array([1.0, 2.0, 3.0]))}, "the loss's weight"),
-    ({"schedule": "gpipe"}, "the schedule"), ({"rng": None}, "rng"), ({"rng": 6}, "rng"),
+    ({"schedule": "gpipe"}, "the schedule"), ({"rng": None}, "rng"), ({"rng": 6}, "rng"), ({"seed": 9}, "1.weight"),
+    ({"epochs": 2}, "epochs"), ({"data": images(samples=22)}, "samples"), ({"checkpoint_dir": "x"}, "checkpoint_dir"),
     ({"data": ArrayDataset(np.ones((23, 7)), np.zeros(23, np.int64), dtype=np.float64, batch_first=True)}, "inputs"),
 ])  # fmt: skip
 def test_ranks_that_differ_are_told_so(schedule: str, odd: dict[str, Any], said: str) -> None:

@@ -1,6 +1,7 @@
 """Recipes build what a configuration says; gradients of the scans agree with plain back-propagation."""
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from sparsebp import nn
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
-from sparsebp.train.config import build, config_for
+from sparsebp.train.config import LRSchedule, Optimizer, build, config_for
 from sparsebp.train.ranks import ON_RANKS, asynchronous
 from sparsebp.train.recipes import gradient_agreement
 
@@ -69,21 +70,15 @@ def test_the_same_configuration_trains_to_the_same_losses():
     assert build(dataclasses.replace(config, seed=1)).fit().loss != first.loss
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("lr_schedule", ["constant", "cosine", "onecycle"])
-def test_optimizers_and_schedules(optimizer, lr_schedule):
+@pytest.mark.parametrize("optimizer", get_args(Optimizer))
+@pytest.mark.parametrize("lr_schedule", get_args(LRSchedule))
+def test_every_optimizer_and_schedule_trains(optimizer, lr_schedule):
     run = build(config_for("bitstream", optimizer=optimizer, lr_schedule=lr_schedule, lr=0.01, **SMALL))
+    before = run.trainer.model.state_dict()
     history = run.fit()
+    assert any((p != before[name]).any() for name, p in run.trainer.model.parameters().items())
     assert max(history.lr) == pytest.approx(0.01, rel=0.1)
     assert (len(set(history.lr)) == 1) == (lr_schedule == "constant")
-
-
-@pytest.mark.parametrize("optimizer", ["amsgrad", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop"])
-def test_every_optimizer_trains(optimizer):
-    run = build(config_for("bitstream", optimizer=optimizer, lr_schedule="constant", **(SMALL | {"epochs": 1})))
-    before = {name: p.copy() for name, p in run.trainer.model.parameters().items()}
-    run.fit()
-    assert any((p != before[name]).any() for name, p in run.trainer.model.parameters().items())
 
 
 def test_long_memories_are_initialised_for_long_sequences_alone():

@@ -12,6 +12,7 @@ from sparsebp.core.errors import OutputError, ShapeError
 from sparsebp.train import History, JsonLines, ProgressBar, plot_history, save_loss_curve
 from sparsebp.train.callbacks import EpochRecord, epoch_line
 from sparsebp.train.recipes import compare_histories
+from train import tiny
 
 
 def history_of(losses, accuracy=0.5, samples=None):
@@ -41,7 +42,7 @@ def test_history_survives_its_arrays():
     assert vars(empty) == vars(History())
 
 
-def test_json_lines_parse(tiny):
+def test_json_lines_parse():
     stream = io.StringIO()
     tiny.trainer(callbacks=[JsonLines(stream)]).fit(tiny.dataset(), epochs=2, batch_size=10, validation=tiny.dataset(5))
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -57,7 +58,7 @@ def test_json_lines_have_null_for_what_is_not_finite():
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_progress_on_a_terminal_and_quiet_elsewhere(tiny, terminal):
+def test_progress_on_a_terminal_and_quiet_elsewhere(terminal):
     from rich.console import Console
 
     stream = io.StringIO()

@@ -12,6 +12,7 @@ import pytest
 from sparsebp import nn, optim
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 from sparsebp.train import Callback, Trainer, load_checkpoint
+from train import tiny
 
 SCRIPT = Path(__file__).with_name("tiny.py")
 
@@ -29,7 +30,7 @@ class StopAt(Callback):
             raise StopAtError
 
 
-def fit(tiny, folder, *, callbacks=(), resume=False, epochs=4):
+def fit(folder, *, callbacks=(), resume=False, epochs=4):
     t = tiny.trainer(folder, callbacks=callbacks)
     return t.fit(tiny.dataset(), epochs=epochs, batch_size=4, validation=tiny.dataset(7), resume=resume), t
 
@@ -39,8 +40,8 @@ def without_times(history):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny, tmp_path_factory):
-    return fit(tiny, tmp_path_factory.mktemp("whole"))
+def uninterrupted(tmp_path_factory):
+    return fit(tmp_path_factory.mktemp("whole"))
 
 
 def assert_same_run(history, trainer, uninterrupted):
@@ -53,44 +54,40 @@ def assert_same_run(history, trainer, uninterrupted):
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 8, 9, 16, 31, 32])
-def test_stopped_at_any_step_and_resumed(tiny, tmp_path, uninterrupted, step):
+def test_stopped_at_any_step_and_resumed(tmp_path, uninterrupted, step):
     with pytest.raises(StopAtError):
-        fit(tiny, tmp_path, callbacks=[StopAt(step)])
-    assert_same_run(*fit(tiny, tmp_path, resume=True), uninterrupted)
+        fit(tmp_path, callbacks=[StopAt(step)])
+    assert_same_run(*fit(tmp_path, resume=True), uninterrupted)
 
 
-def test_more_epochs_after_the_end(tiny, tmp_path, uninterrupted):
-    fit(tiny, tmp_path, epochs=2)
-    assert_same_run(*fit(tiny, tmp_path, resume=True), uninterrupted)
+@pytest.mark.parametrize("epochs", [2, 4])
+def test_more_epochs_after_the_end_or_none(tmp_path, uninterrupted, epochs):
+    fit(tmp_path, epochs=epochs)
+    assert_same_run(*fit(tmp_path, resume=True), uninterrupted)
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_at_the_beginning(tiny, tmp_path, uninterrupted, monkeypatch):
+def test_a_run_killed_before_its_first_checkpoint_starts_at_the_beginning(tmp_path, uninterrupted, monkeypatch):
     def killed(*arguments):
         raise StopAtError
 
     with monkeypatch.context() as patch:
         patch.setattr("sparsebp.train.trainer.save_checkpoint", killed)
         with pytest.raises(StopAtError):
-            fit(tiny, tmp_path)
-    assert_same_run(*fit(tiny, tmp_path, resume=True), uninterrupted)
+            fit(tmp_path)
+    assert_same_run(*fit(tmp_path, resume=True), uninterrupted)
 
 
 @pytest.mark.parametrize("name", ["typo", "other"])
-def test_where_no_run_ever_began_none_is_resumed(tiny, tmp_path, name):
+def test_where_no_run_ever_began_none_is_resumed(tmp_path, name):
     (tmp_path / "other").mkdir()
     with pytest.raises(FileFormatError, match=name) as caught:
-        fit(tiny, tmp_path / name, resume=True)
+        fit(tmp_path / name, resume=True)
     assert caught.value.expected and caught.value.got and caught.value.remedy
     assert [p.name for p in tmp_path.rglob("*")] == ["other"]  # nothing has been made either
 
 
-def test_resume_of_a_finished_run_changes_nothing(tiny, tmp_path, uninterrupted):
-    fit(tiny, tmp_path)
-    assert_same_run(*fit(tiny, tmp_path, resume=True), uninterrupted)
-
-
 @pytest.mark.parametrize("after", [2, 11])
-def test_sigkill_then_resume(tiny, tmp_path, uninterrupted, after):
+def test_sigkill_then_resume(tmp_path, uninterrupted, after):
     process = subprocess.Popen([sys.executable, SCRIPT, tmp_path, "False", "0.05"], stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if int(line) == after:
@@ -107,10 +104,10 @@ def test_sigkill_then_resume(tiny, tmp_path, uninterrupted, after):
         np.testing.assert_array_equal(checkpoint.part("model")[name], array)
 
 
-def test_a_new_run_keeps_the_checkpoint_of_the_last(tiny, tmp_path):
-    fit(tiny, tmp_path)
+def test_a_new_run_keeps_the_checkpoint_of_the_last(tmp_path):
+    fit(tmp_path)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
-    fit(tiny, tmp_path, epochs=1)
+    fit(tmp_path, epochs=1)
     assert (tmp_path / "checkpoint.previous.safetensors").read_bytes() == before
 
 
@@ -124,8 +121,8 @@ def test_a_new_run_keeps_the_checkpoint_of_the_last(tiny, tmp_path):
         ({}, {"samples": 31}, "samples"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(tiny, tmp_path, options, fit_options, words):
-    fit(tiny, tmp_path, epochs=1)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, options, fit_options, words):
+    fit(tmp_path, epochs=1)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     data = tiny.dataset(fit_options.get("samples", 30))
     with pytest.raises(FileFormatError, match=words) as caught:
@@ -136,12 +133,12 @@ def test_a_checkpoint_of_another_run_is_refused(tiny, tmp_path, options, fit_opt
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
 
 
-def test_resume_needs_a_folder(tiny):
+def test_resume_needs_a_folder():
     with pytest.raises(OptionError, match="folder"):
         tiny.trainer(None).fit(tiny.dataset(), epochs=1, batch_size=4, resume=True)
 
 
-def test_the_seed_of_a_run_without_one_is_kept(tiny, tmp_path):
+def test_the_seed_of_a_run_without_one_is_kept(tmp_path):
     first = tiny.trainer(tmp_path, rng=None)
     first.fit(tiny.dataset(), epochs=1, batch_size=4)
     second = tiny.trainer(tmp_path, rng=None)
@@ -152,9 +149,9 @@ def test_the_seed_of_a_run_without_one_is_kept(tiny, tmp_path):
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "checkpoint.previous.safetensors"])
 @pytest.mark.parametrize("kind", ["folder", "link", "fifo"])
-def test_checkpoints_that_are_no_files_are_refused_before_anything_is_moved(tiny, tmp_path, resume, name, kind):
+def test_checkpoints_that_are_no_files_are_refused_before_anything_is_moved(tmp_path, resume, name, kind):
     folder = tmp_path / "run"
-    fit(tiny, folder, epochs=1)
+    fit(folder, epochs=1)
     if (folder / name).exists():
         (folder / name).rename(tmp_path / "target")
     else:
@@ -167,7 +164,7 @@ def test_checkpoints_that_are_no_files_are_refused_before_anything_is_moved(tiny
         os.mkfifo(folder / name)
     before = {p.name: p.lstat() for p in folder.iterdir()}
     with pytest.raises(OutputError, match=name):
-        fit(tiny, folder, resume=resume)
+        fit(folder, resume=resume)
     after = {p.name: p.lstat() for p in folder.iterdir()}
     assert {n: (s.st_mode, s.st_ino, s.st_nlink) for n, s in after.items()} == {
         n: (s.st_mode, s.st_ino, s.st_nlink) for n, s in before.items()

@@ -5,9 +5,10 @@ import pytest
 
 from sparsebp import nn, optim
 from sparsebp.train import Callback, Trainer
+from train import tiny
 
 
-def test_the_loss_falls_and_classes_are_found(tiny):
+def test_the_loss_falls_and_classes_are_found():
     history = tiny.trainer(noise=0.0).fit(tiny.dataset(60), epochs=20, batch_size=7, validation=tiny.dataset(31))
     assert history.epochs[-1].train_loss < 0.6 * history.epochs[0].train_loss
     assert history.epochs[-1].validation_accuracy > 0.8
@@ -15,7 +16,7 @@ def test_the_loss_falls_and_classes_are_found(tiny):
     assert history.samples[:9] == [7] * 8 + [4]
 
 
-def test_a_step_is_forward_gradient_clip_update(tiny):
+def test_a_step_is_forward_gradient_clip_update():
     trainer = tiny.trainer(noise=0.0, clip_norm=0.05)
     model = tiny.TinyModel()
     optimizer = tiny.TinyMomentum(model.parameters())
@@ -36,7 +37,7 @@ def test_a_step_is_forward_gradient_clip_update(tiny):
         np.testing.assert_allclose(trainer.model.parameters()[name], array, rtol=1e-5, atol=1e-7)
 
 
-def test_callbacks_are_told_in_order(tiny, tmp_path):
+def test_callbacks_are_told_in_order(tmp_path):
     told = []
 
     class Note(Callback):
@@ -68,7 +69,7 @@ def test_callbacks_are_told_in_order(tiny, tmp_path):
     ]  # fmt: skip
 
 
-def test_evaluate_is_a_mean_over_samples_in_eval_mode(tiny):
+def test_evaluate_is_a_mean_over_samples_in_eval_mode():
     trainer, data = tiny.trainer(noise=5.0), tiny.dataset(17)
     results = {trainer.evaluate(data, batch_size=size) for size in (17, 17)}
     assert len(results) == 1
@@ -91,7 +92,7 @@ def test_accuracy_of_classes_at_every_place(length):
     assert trainer.evaluate((x, target))[1] == pytest.approx(found)
 
 
-def test_real_targets_have_no_accuracy(tiny):
+def test_real_targets_have_no_accuracy():
     from sparsebp.data import ArrayDataset
 
     class Squares:
@@ -113,12 +114,12 @@ def test_real_targets_have_no_accuracy(tiny):
     assert history.epochs[-1].validation_loss < history.epochs[0].train_loss
 
 
-def test_a_generator_as_seed(tiny):
+def test_a_generator_as_seed():
     runs = [tiny.trainer(rng=np.random.default_rng(5)).fit(tiny.dataset(), epochs=1, batch_size=4) for _ in range(2)]
     assert runs[0].loss == runs[1].loss
 
 
-def test_a_schedule_that_follows_the_loss_is_told_after_every_epoch(tiny, tmp_path):
+def test_a_schedule_that_follows_the_loss_is_told_after_every_epoch(tmp_path):
     from sparsebp import optim
 
     def run(folder, epochs, resume=False):
