@@ -1,23 +1,18 @@
 """Training: the trainer, checkpoints, history and callbacks."""
 
-from sparsebp.train.callbacks import (
-    Callback,
-    EpochRecord,
-    History,
-    JsonLines,
-    ProgressBar,
-    plot_history,
-    save_loss_curve,
-)
+from sparsebp.train.callbacks import Callback, EarlyStopping, JsonLines, ModelCheckpoint, ProgressBar
 from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from sparsebp.train.history import EpochRecord, History, plot_history, save_loss_curve
 from sparsebp.train.trainer import Trainer
 
 __all__ = [
     "Callback",
     "Checkpoint",
+    "EarlyStopping",
     "EpochRecord",
     "History",
     "JsonLines",
+    "ModelCheckpoint",
     "ProgressBar",
     "Trainer",
     "load_checkpoint",

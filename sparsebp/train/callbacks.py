@@ -1,122 +1,25 @@
-"""Callbacks of the trainer, the history of a run, and its pictures."""
+"""Callbacks of the trainer: progress, JSON lines, early stopping, checkpoints of the best epoch."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import math
 import os
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, TypeAlias, get_args
 
-import numpy as np
-
-from sparsebp.core.check import shown
+from sparsebp.core import backend
+from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError
-from sparsebp.core.files import json_line, write_figure
+from sparsebp.core.files import json_line, kept_path, prepare_folder
 from sparsebp.optim.lr_schedules import reads_model
-
-# The history of a run: one value a step, one record an epoch.
-
-STEP_FIELDS = ("loss", "accuracy", "grad_norm", "lr", "seconds")
-_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "float | None": (float, type(None))}
-
-
-@dataclasses.dataclass(frozen=True)
-class EpochRecord:
-    """One epoch: its number from 0 and its means. Accuracies are None for a task without classes."""
-
-    epoch: int
-    step: int  # steps done when it ended
-    train_loss: float  # each sample's, before the step that used it
-    train_accuracy: float | None
-    validation_loss: float | None  # after the epoch; None without a validation set
-    validation_accuracy: float | None
-    seconds: float  # of the training steps, without validation and checkpoints
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as a dict that JSON can hold."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Any) -> EpochRecord:
-        """Build the record from what `to_json` returned; `FileFormatError` for anything else."""
-        kinds = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(cls)}
-        fits = isinstance(record, dict) and record.keys() == kinds.keys()
-        if not fits or any(isinstance(v, bool) or not isinstance(v, kinds[name]) for name, v in record.items()):
-            raise FileFormatError("This is no record of an epoch", expected=", ".join(kinds), got=shown(record))
-        return cls(**record)
-
-
-class History:
-    """The values of every step and the record of every epoch.
-
-    Attributes
-    ----------
-    loss, accuracy, grad_norm, lr, seconds
-        Lists of floats, one entry per step: the batch's mean loss and accuracy (NaN for a task without classes), the
-        gradient's norm before clipping, the learning rate, and the step's wall-clock seconds.
-    samples
-        List of ints: the batch size of every step.
-    epochs
-        List of `EpochRecord`.
-    """
-
-    def __init__(self) -> None:
-        self.loss: list[float] = []
-        self.accuracy: list[float] = []
-        self.grad_norm: list[float] = []
-        self.lr: list[float] = []
-        self.seconds: list[float] = []
-        self.samples: list[int] = []
-        self.epochs: list[EpochRecord] = []
-
-    @property
-    def steps(self) -> int:
-        """Number of steps done."""
-        return len(self.loss)
-
-    def add_step(
-        self, *, loss: float, accuracy: float, grad_norm: float, lr: float, seconds: float, samples: int
-    ) -> None:
-        """Append one step."""
-        for name, value in zip(STEP_FIELDS, (loss, accuracy, grad_norm, lr, seconds), strict=True):
-            getattr(self, name).append(float(value))
-        self.samples.append(int(samples))
-
-    def end_epoch(self, epoch: int, steps: int, validation: tuple[float, float | None] | None) -> EpochRecord:
-        """Append and return the record of an epoch that took the last `steps` steps."""
-        last = slice(self.steps - steps, self.steps)
-        weights = np.asarray(self.samples[last], np.float64)
-        accuracy = float(np.average(self.accuracy[last], weights=weights))
-        record = EpochRecord(
-            epoch, self.steps, float(np.average(self.loss[last], weights=weights)),
-            None if math.isnan(accuracy) else accuracy, None if validation is None else validation[0],
-            None if validation is None else validation[1], float(np.sum(self.seconds[last])),
-        )  # fmt: skip
-        self.epochs.append(record)
-        return record
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the steps' values as float64 arrays (steps,), and ``samples`` as int64."""
-        arrays = {name: np.asarray(getattr(self, name), np.float64) for name in STEP_FIELDS}
-        return arrays | {"samples": np.asarray(self.samples, np.int64)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], epochs: list[dict[str, Any]]) -> History:
-        """Build the history from `to_arrays` and the records' `to_json`; `FileFormatError` for anything else."""
-        kinds = dict.fromkeys(STEP_FIELDS, np.float64) | {"samples": np.int64}
-        forms = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-        steps = max((array.size for array in arrays.values()), default=0)
-        wanted = {name: ((steps,), np.dtype(kind)) for name, kind in kinds.items()}
-        if forms != wanted:
-            raise FileFormatError("This is no history of steps", expected=wanted, got=forms)
-        history = cls()
-        for name in kinds:
-            setattr(history, name, arrays[name].tolist())
-        history.epochs = [EpochRecord.from_json(record) for record in epochs]
-        return history
+from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, pack, save_checkpoint
+from sparsebp.train.history import EpochRecord, History
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +44,9 @@ class Callback:
     """
 
     reads_model = True
+
+    def set_trainer(self, trainer: Any) -> None:
+        """`trainer` is about to call it in a `fit`; keep it to set ``trainer.should_stop``, say."""
 
     def sees_model(self, event: str) -> bool:
         """Whether it looks at the model at this event, which it must override."""
@@ -192,6 +98,7 @@ class ProgressBar(Callback):
         self._progress: Any = None
         self._task: Any = None
         self._info = RunInfo(0, 0, 0, resumed=False)
+        self._drawn = -math.inf  # when, in seconds
 
     def on_start(self, info: RunInfo) -> None:
         """Draw the bar."""
@@ -209,17 +116,21 @@ class ProgressBar(Callback):
         self._progress.start()
 
     def on_step(self, history: History) -> None:
-        """Advance the bar."""
-        if self._progress is None:
+        """Advance the bar, ten times a second at most."""
+        now = time.perf_counter()
+        if self._progress is None or now - self._drawn < 0.1:
             return
+        self._drawn = now
         epoch = min(self._info.epochs, (history.steps - 1) // self._info.steps_per_epoch + 1)
         recent = history.loss[-20:]
         text = f"epoch {epoch}/{self._info.epochs}  loss {sum(recent) / len(recent):.4f}"
         self._progress.update(self._task, completed=history.steps, description=text)
 
     def on_epoch(self, record: EpochRecord) -> None:
-        """Print the epoch's line above the bar."""
+        """Print the epoch's line above the bar, which ends the epoch."""
         if self._progress is not None:
+            text = f"epoch {record.epoch + 1}/{self._info.epochs}  loss {record.train_loss:.4f}"
+            self._progress.update(self._task, completed=record.step, description=text)
             self.console.print(epoch_line(record, self.console.width), highlight=False, markup=False)
 
     def on_close(self) -> None:
@@ -227,6 +138,32 @@ class ProgressBar(Callback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+class _EpochLines(Callback):
+    """One line an epoch on standard error, where a bar cannot be drawn."""
+
+    reads_model = False
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        print(epoch_line(record, 200), file=sys.stderr, flush=True)
+
+
+def progress_of(verbose: bool | None, callbacks: Sequence[Any]) -> tuple[Callback, ...]:
+    """Return the callback that shows how far `fit` is, if one is to and none of `callbacks` does."""
+    try:
+        terminal = sys.stderr.isatty()
+    except (AttributeError, ValueError):  # none, one that only writes, or a closed one
+        terminal = False
+    if verbose is None:
+        streams = [callback.stream for callback in callbacks if isinstance(callback, JsonLines)]
+        verbose = terminal and not any(stream in (sys.stdout, sys.stderr) for stream in streams)
+    if not verbose or any(isinstance(callback, ProgressBar) for callback in callbacks):
+        return ()
+    if terminal:
+        with contextlib.suppress(MissingDependencyError):
+            return (ProgressBar(),)
+    return (_EpochLines(),)
 
 
 class JsonLines(Callback):
@@ -286,58 +223,197 @@ def _test(value: float | None, digits: int) -> str:
     return "" if value is None else f" (test {value:.{digits}f})"
 
 
-# Pictures of a training run. Functions take and return a matplotlib ``Axes``.
+# Callbacks that follow one number of the epochs' records. Its best value so far is a function of the history, which is
+# part of checkpoints: so a resumed run goes on as if it had not stopped.
+
+Monitored: TypeAlias = Literal["train_loss", "train_accuracy", "validation_loss", "validation_accuracy"]
+Mode: TypeAlias = Literal["auto", "min", "max"]
+BEST_NAME = "best.safetensors"
 
 
-def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
-    """Draw the loss of every step, its running mean, and accuracy after every epoch on a second scale.
+class _Monitor(Callback):
+    """Knows the best epoch so far."""
+
+    trainer: Any
+
+    def __init__(self, monitor: Monitored, mode: Mode, min_delta: float = 0.0) -> None:
+        self.monitor = check_choice("monitor", monitor, get_args(Monitored))
+        check_choice("mode", mode, get_args(Mode))
+        self.mode = ("max" if monitor.endswith("accuracy") else "min") if mode == "auto" else mode
+        self.min_delta = check_number("min_delta", min_delta, 0.0)
+        self.best, self.best_epoch = math.nan, -1
+
+    def set_trainer(self, trainer: Any) -> None:
+        """Keep the trainer."""
+        self.trainer = trainer
+
+    def on_start(self, info: RunInfo) -> None:
+        """Go through the epochs before a resume."""
+        if self.monitor.startswith("validation") and not self.trainer._validates:
+            raise OptionError(f"{self.monitor} is not measured", expected="fit(..., validation=...)", got="none",
+                              remedy="Pass a validation set, or monitor the train_loss")  # fmt: skip
+        self.best, self.best_epoch = math.inf if self.mode == "min" else -math.inf, -1
+        for record in self.trainer.history.epochs:
+            self._improves(record)
+
+    def _improves(self, record: EpochRecord) -> bool:
+        """Whether this epoch is the best so far; if so, it is from now on."""
+        value = getattr(record, self.monitor)
+        if value is None:
+            raise OptionError(f"Epoch {record.epoch + 1} has no {self.monitor}", expected="a number", got=None,
+                              remedy="Monitor a loss: accuracies are of classes")  # fmt: skip
+        if not (self.best - value if self.mode == "min" else value - self.best) > self.min_delta:
+            return False
+        self.best, self.best_epoch = value, record.epoch
+        return True
+
+
+class EarlyStopping(_Monitor):
+    """Ends `fit` after an epoch when a loss or an accuracy has stopped improving, as in Keras and Lightning.
 
     Parameters
     ----------
-    history
-        Of a run with at least one step.
-    ax
-        A matplotlib ``Axes``; None makes a figure (outside of pyplot, so nothing has to be closed).
-    smooth
-        Steps of the running mean.
+    monitor
+        ``"validation_loss"``, ``"validation_accuracy"``, ``"train_loss"`` or ``"train_accuracy"``.
+    patience
+        Epochs in a row without an improvement after which training ends; 0 is as 1.
+    min_delta
+        A change counts as an improvement if it is larger than this, in the units of `monitor`.
+    mode
+        ``"min"`` or ``"max"`` is better; ``"auto"`` knows: less of a loss, more of an accuracy.
+    restore_best
+        Whether the model gets the weights and running statistics of its best epoch at the end of `fit`, also after all
+        epochs. The optimizer stays as it is. With the trainer's `checkpoint_dir` they are kept there as well, in
+        ``best.safetensors``, for a run that resumes.
 
-    Returns
-    -------
-    matplotlib.axes.Axes
+    Attributes
+    ----------
+    best, best_epoch
+        The best value and its epoch, from 0; NaN and -1 before any.
+    stopped_epoch
+        The epoch after which it has ended training; None if it has not.
+
+    Raises
+    ------
+    OptionError
+        An argument is out of range; at the start of `fit`, there is no validation set to monitor; after the first
+        epoch, there is no accuracy.
+    FileFormatError
+        At the start of a resumed `fit`: the best weights are not in ``best.safetensors``.
     """
-    if ax is None:
+
+    def __init__(
+        self, monitor: Monitored = "validation_loss", patience: int = 3, min_delta: float = 0.0, mode: Mode = "auto",
+        restore_best: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(monitor, mode, min_delta)
+        self.patience = check_integer("patience", patience, 0)
+        self.restore_best = check_flag("restore_best", restore_best)
+        self.stopped_epoch: int | None = None
+        self._weights: Mapping[str, Any] | None = None
+
+    def on_start(self, info: RunInfo) -> None:
+        """Take up the best epoch before a resume; a run that had ended ends at once."""
+        super().on_start(info)
+        self.stopped_epoch = self._weights = None
+        history = self.trainer.history
+        if self.restore_best and self.best_epoch >= 0:
+            # Killed after its checkpoint, but before this callback was told of the epoch, it has the best weights now.
+            if history.steps == history.epochs[self.best_epoch].step:
+                self._keep()
+            else:
+                self._weights = self._kept()
+        self._stop_if_due(len(history.epochs) - 1)
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Compare the epoch with the best one."""
+        if self._improves(record) and self.restore_best:
+            self._keep()
+        self._stop_if_due(record.epoch)
+
+    def on_end(self, history: History) -> None:
+        """Restore the best weights."""
+        if self._weights is not None:
+            self.trainer.model.load_state_dict(self._weights)
+        self._weights = None
+
+    def _stop_if_due(self, epoch: int) -> None:
+        if epoch - self.best_epoch >= max(1, self.patience):
+            self.stopped_epoch, self.trainer.should_stop = epoch, True
+
+    def _keep(self) -> None:
+        self._weights = self.trainer.model.state_dict()
+        if self.trainer.checkpoint_dir is not None:
+            tensors = {f"model.{name}": backend.to_host(array) for name, array in self._weights.items()}
+            save_checkpoint(self.trainer.checkpoint_dir / BEST_NAME, Checkpoint(tensors, {"epoch": self.best_epoch}))
+
+    def _kept(self) -> Mapping[str, Any]:
+        path = self.trainer.checkpoint_dir / BEST_NAME
+        checkpoint = load_checkpoint(path)
+        if checkpoint.state.get("epoch") != self.best_epoch:
+            raise FileFormatError(f"{path} has not the run's best weights", expected=f"epoch {self.best_epoch}",
+                                  got=f"epoch {checkpoint.state.get('epoch')}", remedy="Resume with "
+                                  "restore_best=False, or with the monitor of the first call")  # fmt: skip
+        return checkpoint.part("model")
+
+
+class ModelCheckpoint(_Monitor):
+    """Writes a checkpoint of its own after every epoch, or after the best ones, as in Keras and Lightning.
+
+    The file is written under a temporary name and renamed. It is one of the trainer's checkpoints:
+    ``load_checkpoint(path).part("model")`` are the weights for ``model.load_state_dict``, and in another folder, as
+    ``checkpoint.safetensors``, `Trainer.fit` resumes from it.
+
+    Parameters
+    ----------
+    path
+        The file. Its name may have fields of `EpochRecord`, as ``"{epoch:03d} {validation_loss:.3f}.safetensors"``;
+        else each file replaces the one before. The folder is created if necessary.
+    monitor, mode
+        As in `EarlyStopping`; for `save_best_only`.
+    save_best_only
+        Whether to write only after an epoch that is better than all before it, also those before a resume.
+
+    Attributes
+    ----------
+    best, best_epoch
+        With `save_best_only`: the best value and its epoch, from 0; NaN and -1 before any.
+    last_path
+        The file last written; None before.
+
+    Raises
+    ------
+    OptionError
+        An argument is out of range, or `path` has another field. As `EarlyStopping`, with `save_best_only`.
+    OutputError
+        The folder or the file cannot be written.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], monitor: Monitored = "validation_loss", mode: Mode = "auto",
+        save_best_only: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(monitor, mode)
+        self.path, self.save_best_only = kept_path("path", path), check_flag("save_best_only", save_best_only)
+        self.last_path: Path | None = None
+        self._path_of(EpochRecord(0, 1, 0.0, 0.0, 0.0, 0.0, 0.0))
+
+    def on_start(self, info: RunInfo) -> None:
+        """Create the folder."""
+        if self.save_best_only:
+            super().on_start(info)
+        prepare_folder(self.path.parent)
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Write the file."""
+        if not self.save_best_only or self._improves(record):
+            self.last_path = self._path_of(record)
+            save_checkpoint(self.last_path, pack(self.trainer, self.trainer._position))
+
+    def _path_of(self, record: EpochRecord) -> Path:
+        fields = record.to_json()
         try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingDependencyError("Pictures need matplotlib, which is not installed", remedy="Install the extra "
-                                         "`plot`: pip install 'sparsebp[plot]'") from error  # fmt: skip
-        ax = Figure(figsize=(7, 4)).subplots()
-    loss = np.asarray(history.loss)
-    steps = np.arange(1, len(loss) + 1)
-    ax.plot(steps, loss, color="tab:blue", alpha=0.3, linewidth=0.8, label="loss of each step")
-    width = min(smooth, len(loss))
-    if width > 1:
-        mean = np.convolve(loss, np.full(width, 1 / width), mode="valid")
-        ax.plot(steps[width - 1 :], mean, color="tab:blue", label=f"mean over {width} steps")
-    ends = [record.step for record in history.epochs]
-    if any(record.validation_loss is not None for record in history.epochs):
-        ax.plot(ends, [r.validation_loss for r in history.epochs], "o--", color="tab:orange", label="test loss")
-    ax.set(xlabel="step", ylabel="loss")
-    ax.set_ylim(bottom=0)
-    ax.grid(alpha=0.3)
-    handles, labels = ax.get_legend_handles_labels()
-    if any(record.validation_accuracy is not None for record in history.epochs):
-        twin = ax.twinx()
-        twin.plot(ends, [r.validation_accuracy for r in history.epochs], "s-", color="tab:green", label="test accuracy")
-        twin.set(ylabel="accuracy", ylim=(0, 1))
-        more, names = twin.get_legend_handles_labels()
-        handles, labels = handles + more, labels + names
-    ax.legend(handles, labels, loc="center right", fontsize="small")
-    return ax
-
-
-def save_loss_curve(history: History, path: str | os.PathLike[str], *, title: str = "Training") -> Path:
-    """Write the picture of `plot_history` to `path` (PNG, SVG or PDF by its suffix) and return the path."""
-    ax = plot_history(history)
-    ax.set_title(title)
-    return write_figure(ax.figure, path, dpi=150, bbox_inches="tight")
+            return self.path.with_name(self.path.name.format(**fields))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise OptionError("The name of the checkpoint is not understood", expected=f"in braces any of "
+                              f"{', '.join(fields)}", got=self.path.name) from error  # fmt: skip

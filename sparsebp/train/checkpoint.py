@@ -37,7 +37,7 @@ from sparsebp.core.files import (
     write_atomically,
 )
 from sparsebp.nn.linear import MASK
-from sparsebp.train.callbacks import History
+from sparsebp.train.history import History
 
 FORMAT = "sparsebp-checkpoint"
 VERSION = 1

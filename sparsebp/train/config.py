@@ -549,12 +549,13 @@ class Run:
         """Steps of the whole training."""
         return self.epochs * -(-len(self.train_set) // self.config.batch_size)
 
-    def fit(self, *, resume: bool = False) -> Any:
+    def fit(self, *, resume: bool = False, verbose: bool | None = None) -> Any:
         """Train; see `Trainer.fit`."""
         size = self.config.batch_size
         return self.trainer.fit(
-            self.train_set, epochs=self.epochs, batch_size=size, validation=self.test_set, resume=resume
-        )
+            self.train_set, epochs=self.epochs, batch_size=size, validation=self.test_set, resume=resume,
+            verbose=verbose,
+        )  # fmt: skip
 
 
 def config_of(described: Mapping[str, Any]) -> TrainConfig:

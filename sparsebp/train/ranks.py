@@ -36,34 +36,39 @@ from sparsebp.train.checkpoint import generators_of
 
 def buffers_of_rank_0(transport: Transport, model: Any) -> None:
     """Give all replicas the running statistics of rank 0; all ranks call this."""
+    exchange(transport, {name: (0, array) for name, array in _buffers(model).items()})
+
+
+def _buffers(model: Any) -> dict[str, Any]:
     layers = list(model.modules()) if hasattr(model, "modules") else []
-    exchange(transport, {f"{name}.{key}": (0, array) for name, layer in layers for key, array in layer.buffers.items()})
+    return {f"{name}.{key}": array for name, layer in layers for key, array in layer.buffers.items()}
 
 
 def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
     """Tell the callbacks of rank 0 of an event, and give all ranks their changes.
 
-    Callbacks may change parameters and the optimizer's options, and draw from random generators. All ranks call this
-    together where a callback looks at the model.
+    Callbacks may change parameters, running statistics and the optimizer's options, and draw from random generators.
+    All ranks call this together where a callback looks at the model.
     """
     transport = trainer.transport
     if transport is None or transport.size == 1 or event == "close" or not trainer._sees(event):
         tell()
         return
-    parameters = trainer.model.parameters()
+    arrays = trainer.model.parameters() | _buffers(trainer.model)
     generators = generators_of(trainer.model)
-    before = (checksums(parameters), options_of(trainer.optimizer)) if transport.rank == 0 else ({}, [])
+    before = (checksums(arrays), options_of(trainer.optimizer)) if transport.rank == 0 else ({}, [])
     tell()
     changed: tuple[list[str], Any, dict[str, Any]] = [], None, {}
     if transport.rank == 0:
-        now, options = checksums(parameters), options_of(trainer.optimizer)
-        names = [name for name, fact in zip(parameters, now, strict=True) if before[0][fact] != now[fact]]
+        arrays = trainer.model.parameters() | _buffers(trainer.model)  # statistics may be other arrays now
+        now, options = checksums(arrays), options_of(trainer.optimizer)
+        names = [name for name, fact in zip(arrays, now, strict=True) if before[0][fact] != now[fact]]
         states = {name: generator.bit_generator.state for name, generator in generators.items()}
         changed = names, None if options == before[1] else options, states
     names, options, states = transport.broadcast(changed)
     for name, state in states.items():
         generators[name].bit_generator.state = state
-    exchange(transport, {name: (0, parameters[name]) for name in names})
+    exchange(transport, {name: (0, arrays[name]) for name in names})
     if options is not None:
         for group, values in zip(getattr(trainer.optimizer, "param_groups", ()), options, strict=False):
             group.update(values)
@@ -291,7 +296,7 @@ def _facts(trainer: Any, dataset: Dataset, validation: Dataset | None) -> dict[s
     }  # fmt: skip
     layers = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
     facts |= {f"the layer {name or 'that is the model'}": _described(layer) for name, layer in layers.items()}
-    buffers = {f"{name}.{key}": array for name, layer in layers.items() for key, array in layer.buffers.items()}
+    buffers = _buffers(trainer.model)
     if not trainer.sharded:
         kept = getattr(optimizer, "buffers", {})
         state = {f"{kind} of {name}": array for kind, arrays in kept.items() for name, array in arrays.items()}

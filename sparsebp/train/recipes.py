@@ -20,10 +20,10 @@ from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.nn import value_and_grad
 from sparsebp.runtime.search import OutOfOrderExecutor
 from sparsebp.train import verify
-from sparsebp.train.callbacks import History
 from sparsebp.train.checkpoint import FILE_NAME, Checkpoint, held_if_run, load_checkpoint, save_checkpoint, take_weights
 from sparsebp.train.config import TrainConfig, build, config_for, config_of
 from sparsebp.train.data import batch_of
+from sparsebp.train.history import History
 from sparsebp.train.trainer import Runner
 
 if TYPE_CHECKING:

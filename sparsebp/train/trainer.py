@@ -31,7 +31,7 @@ from sparsebp.runtime.search import MEMORY_RATIO, SCHEDULE_NAME, FoundSchedule, 
 from sparsebp.runtime.streams import LENGTHS
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import Fusion
-from sparsebp.train.callbacks import Callback, EpochRecord, History, RunInfo
+from sparsebp.train.callbacks import Callback, RunInfo, progress_of
 from sparsebp.train.checkpoint import (
     FILE_NAME,
     checked_config,
@@ -45,6 +45,7 @@ from sparsebp.train.checkpoint import (
     training,
 )
 from sparsebp.train.data import as_dataset, batch_of, share_of
+from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.ranks import (
     SCHEDULES,
     agree,
@@ -371,6 +372,8 @@ class Trainer:
         The schedule of the last step; None before `fit`.
     found_schedule
         With ``"ooo"``: the chosen order and its measurements; None until then.
+    should_stop
+        False when `fit` begins; a callback sets it to True, and `fit` ends after the current epoch, on all ranks.
     saved
         Number of steps at the last checkpoint, written or resumed from; on all ranks. None until then.
     times
@@ -446,6 +449,9 @@ class Trainer:
         self._runner: Runner | None = None
         self._stale: str | None = None
         self.saved: int | None = None
+        self.should_stop = self._validates = False
+        self._position: dict[str, int] = {}
+        self._progress: tuple[Callback, ...] = ()
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport=",
                               got="transport=None")  # fmt: skip
@@ -479,6 +485,7 @@ class Trainer:
         validation: Dataset | Arrays | None = None,
         lengths: Any = None,
         resume: bool = False,
+        verbose: bool | None = None,
     ) -> History:
         """Train for `epochs` epochs in all, and return the history.
 
@@ -501,6 +508,10 @@ class Trainer:
         resume
             Go on from the checkpoint in `checkpoint_dir`; from the beginning, if the run was killed before its first
             checkpoint.
+        verbose
+            Whether to show on standard error how far it is: a bar drawn by rich on a terminal, else (also without rich)
+            one line an epoch. None: on a terminal, unless `callbacks` has a `ProgressBar`, or `JsonLines` on standard
+            output, which show it themselves. On rank 0.
 
         Raises
         ------
@@ -523,8 +534,9 @@ class Trainer:
                 raise OptionError("This trainer is training already", expected="one fit at a time",
                                   got="fit within fit")  # fmt: skip
             training_set, held_out, shape, epochs = collective_call(
-                self.transport, lambda: self._asked(dataset, validation, lengths, epochs, batch_size, resume)
+                self.transport, lambda: self._asked(dataset, validation, lengths, epochs, batch_size, resume, verbose)
             )
+            self._progress = progress_of(verbose, self.callbacks)
             if self.transport is not None:
                 agree(self, shape | {"epochs": epochs, "resume": resume, "validation samples": len(held_out or ())},
                       training_set, held_out)  # fmt: skip
@@ -533,7 +545,7 @@ class Trainer:
                 return self._fit(training_set, held_out, epochs, shape, resume)
 
     def _asked(
-        self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batch_size: Any, resume: Any
+        self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batch_size: Any, resume: Any, verbose: Any
     ) -> tuple[Dataset, Dataset | None, dict[str, int], int]:
         """Check the arguments of `fit`; return both data sets, the sizes of a batch and of the set, and the epochs."""
         epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batch_size, 1)
@@ -541,6 +553,8 @@ class Trainer:
         held_out = None if validation is None else as_dataset(validation, self.model)
         if check_flag("resume", resume) and self.checkpoint_dir is None:
             raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None)
+        if verbose is not None:
+            check_flag("verbose", verbose)
         return training_set, held_out, {"batch_size": batch_size, "samples": len(training_set)}, epochs
 
     def _fit(
@@ -554,6 +568,10 @@ class Trainer:
             self._check_parameters(0)
         epoch, batch = (0, 0) if resumed is None else resumed
         steps = -(-shape["samples"] // shape["batch_size"])
+        self.should_stop, self._validates = False, validation is not None
+        for callback in self.callbacks if self._leads else ():
+            if hasattr(callback, "set_trainer"):
+                callback.set_trainer(self)
         runner = self._runner = collective_call(self.transport, lambda: Runner(self))
         failed = True
         try:
@@ -562,6 +580,8 @@ class Trainer:
             first = self.history.steps
             self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures(dataset)))
             for e in range(epoch, epochs):
+                if self._stops():
+                    break
                 self._run_epoch(runner, dataset, validation, e, batch if e == epoch else 0, shape)
             self._tell("end", self.history)
             failed = False
@@ -572,6 +592,12 @@ class Trainer:
                 self._runner = None
                 self._tell("close")
         return self.history
+
+    def _stops(self) -> bool:
+        """Whether a callback of rank 0 has asked to stop; all ranks call this before every epoch."""
+        if self.transport is not None:
+            self.should_stop = self.transport.broadcast(self.should_stop)
+        return self.should_stop
 
     def evaluate(
         self, dataset: Dataset | Arrays, *, batch_size: int = 100, lengths: Any = None
@@ -717,12 +743,13 @@ class Trainer:
         self._save(0, 0, shape)
 
     def _save(self, epoch: int, batch: int, shape: dict[str, int]) -> None:
+        self._position = shape | {"epoch": epoch, "batch": batch}
         if self.checkpoint_dir is None:
             return
         self._check_parameters(epoch)
         path = self.checkpoint_dir / FILE_NAME
         if self._leads:  # the other ranks keep track of `saved` as well
-            save_checkpoint(path, pack(self, shape | {"epoch": epoch, "batch": batch}))
+            save_checkpoint(path, pack(self, self._position))
         self.saved = self.history.steps
         self._tell("checkpoint", path)
 
@@ -752,7 +779,7 @@ class Trainer:
             self._runner.gather_state()
 
         def tell() -> None:
-            for callback in self.callbacks if self._leads else ():
+            for callback in (*self._progress, *self.callbacks) if self._leads else ():
                 getattr(callback, f"on_{event}")(*args)
 
         tell_on_rank_0(self, event, tell)

@@ -1,0 +1,304 @@
+"""Progress on a terminal and elsewhere, early stopping, checkpoints of the best epochs; resumed, and on ranks."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipelines as p
+from sparsebp import nn, optim
+from sparsebp.comm.threads import run_ranks
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError
+from sparsebp.train import (
+    Callback,
+    EarlyStopping,
+    EpochRecord,
+    History,
+    JsonLines,
+    ModelCheckpoint,
+    ProgressBar,
+    Trainer,
+    load_checkpoint,
+)
+from train import tiny
+
+# ---- progress ------------------------------------------------------------------------------------------------------
+
+
+class Stream(io.StringIO):
+    def __init__(self, terminal):
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self):
+        return super().isatty() or self.terminal
+
+
+@pytest.mark.parametrize(("terminal", "verbose", "rich", "shown"), [
+    (True, None, True, "bar"), (True, True, True, "bar"), (True, None, False, "lines"), (True, False, True, "nothing"),
+    (False, None, True, "nothing"), (False, True, True, "lines"), (False, False, True, "nothing"),
+])  # fmt: skip
+def test_fit_shows_how_far_it_is(monkeypatch, terminal, verbose, rich, shown):
+    stream = Stream(terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    tiny.trainer().fit(tiny.dataset(), epochs=2, batch_size=10, validation=tiny.dataset(5), verbose=verbose)
+    text = stream.getvalue()
+    if shown == "bar":
+        assert "\x1b" in text and "6/6" in text
+    elif shown == "lines":
+        assert [line[:9] for line in text.splitlines()] == ["epoch   1", "epoch   2"] and "\x1b" not in text
+    else:
+        assert text == ""
+
+
+@pytest.mark.parametrize("make", [ProgressBar, lambda: JsonLines(sys.stdout)])
+def test_what_a_callback_shows_is_not_shown_twice(monkeypatch, make):
+    stream = Stream(True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    tiny.trainer(callbacks=[make()]).fit(tiny.dataset(), epochs=1, batch_size=10)
+    assert stream.getvalue().count("accuracy") == (make is ProgressBar)
+    stream.truncate(0)
+    tiny.trainer(callbacks=[JsonLines(io.StringIO())]).fit(tiny.dataset(), epochs=1, batch_size=10)
+    assert stream.getvalue().count("accuracy") == 1
+
+
+@pytest.mark.parametrize("stream", [None, SimpleNamespace(write=len, flush=int), Stream(True)])
+def test_a_standard_error_that_is_no_file(monkeypatch, stream):
+    if isinstance(stream, Stream):
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert tiny.trainer().fit(tiny.dataset(), epochs=1, batch_size=10).steps == 3
+
+
+# ---- the best epoch ------------------------------------------------------------------------------------------------
+
+
+def record(epoch, loss):
+    return EpochRecord(epoch, epoch + 1, loss, None, loss, None, 0.1)
+
+
+def stopped_after(values, patience, min_delta, mode):
+    """Return the best epoch, and the one after which Keras's rule stops."""
+    best, best_epoch, waited = None, -1, 0
+    for epoch, value in enumerate(values):
+        if best is None or (value < best - min_delta if mode == "min" else value > best + min_delta):
+            best, best_epoch, waited = value, epoch, 0
+            continue
+        waited += 1
+        if waited >= patience:
+            return best_epoch, epoch
+    return best_epoch, None
+
+
+@given(
+    values=st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=12), patience=st.integers(0, 4),
+    min_delta=st.sampled_from([0.0, 1.0]), mode=st.sampled_from(["min", "max", "auto"]), cut=st.integers(0, 12),
+)  # fmt: skip
+def test_early_stopping_is_kerass_rule_also_across_a_resume(values, patience, min_delta, mode, cut):
+    history = History()
+    trainer = SimpleNamespace(history=history, should_stop=False, _validates=True)
+    stopping = EarlyStopping("train_loss", patience, min_delta, mode)
+    stopping.set_trainer(trainer)
+    stopping.on_start(None)
+    for epoch, value in enumerate(values):
+        if epoch == cut:  # another process
+            stopping = EarlyStopping("train_loss", patience, min_delta, mode)
+            stopping.set_trainer(trainer)
+            stopping.on_start(None)
+        history.epochs.append(record(epoch, value))
+        stopping.on_epoch(history.epochs[-1])
+        if trainer.should_stop:
+            break
+    best_epoch, stopped = stopped_after(values, patience, min_delta, "min" if mode == "auto" else mode)
+    assert (stopping.best_epoch, stopping.stopped_epoch) == (best_epoch, stopped)
+    assert stopping.best == values[best_epoch] and trainer.should_stop == (stopped is not None)
+    again = EarlyStopping("train_loss", patience, min_delta, mode)  # a run that has ended ends at once
+    trainer.should_stop = False
+    again.set_trainer(trainer)
+    again.on_start(None)
+    assert again.stopped_epoch == stopped and trainer.should_stop == (stopped is not None)
+
+
+rng = np.random.default_rng(0)
+X, Y = rng.standard_normal((40, 6)), rng.integers(0, 3, 40)
+HELD_OUT = X[30:], Y[30:]  # labels are random: what is learnt is soon wrong
+
+
+class States(Callback):
+    """Keeps the model's state after every epoch, or fails there."""
+
+    def __init__(self, fails_at=-1):
+        self.seen, self.fails_at, self.model = [], fails_at, None
+
+    def set_trainer(self, trainer):
+        self.model = trainer.model
+
+    def on_epoch(self, record):
+        self.seen.append(self.model.state_dict())
+        if record.epoch == self.fails_at:
+            raise KeyboardInterrupt
+
+
+def fit(callbacks, folder=None, transport=None, resume=False, epochs=20, lr=0.05, **options):
+    layers = [nn.Linear(6, 16, rng=1, dtype=float), nn.BatchNorm1d(16, dtype=float), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Linear(16, 3, rng=2, dtype=float))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters(), lr), callbacks=callbacks, rng=3,
+                      checkpoint_dir=folder, transport=transport, **options)  # fmt: skip
+    trainer.fit((X[:30], Y[:30]), validation=HELD_OUT, epochs=epochs, batch_size=10, resume=resume)
+    return trainer
+
+
+def assert_same(got, want):
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array, err_msg=name)
+
+
+def test_the_best_weights_come_back():
+    stopping, states = EarlyStopping(patience=4, restore_best=True), States()
+    trainer = fit([states, stopping])
+    records = trainer.history.epochs
+    assert 0 < stopping.best_epoch == stopping.stopped_epoch - 4 == len(records) - 5 < 15
+    assert stopping.best == min(record.validation_loss for record in records)
+    assert_same(trainer.model.state_dict(), states.seen[stopping.best_epoch])
+    assert trainer.evaluate(HELD_OUT)[0] == stopping.best
+    kept = fit([EarlyStopping(patience=4)])
+    assert_same(kept.model.state_dict(), states.seen[-1])  # of the last epoch, unless asked for
+    all_epochs = fit([EarlyStopping(patience=50, restore_best=True)])
+    assert len(all_epochs.history.epochs) == 20 and all_epochs.evaluate(HELD_OUT)[0] == stopping.best
+
+
+@pytest.mark.parametrize("where", range(8))
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stopped_run_resumes_as_if_it_had_not_been_killed(tmp_path, where, first):
+    """Killed before the callback is told of an epoch that has been saved, or after that."""
+    wanted = fit([EarlyStopping(patience=3, restore_best=True)])
+    stopping, killed = EarlyStopping(patience=3, restore_best=True), States(fails_at=where)
+    last = len(wanted.history.epochs) - 1
+    if where <= last:
+        with pytest.raises(KeyboardInterrupt):
+            fit([killed, stopping] if first else [stopping, killed], tmp_path)
+    else:
+        fit([stopping], tmp_path)
+    for _ in range(2):  # once more: it has ended
+        resumed = fit([stopping], tmp_path, resume=True)
+        assert resumed.history.loss == wanted.history.loss and stopping.stopped_epoch == last
+        assert_same(resumed.model.state_dict(), wanted.model.state_dict())
+
+
+def test_best_weights_of_another_run_are_not_taken(tmp_path):
+    fit([EarlyStopping(patience=50, restore_best=True)], tmp_path, epochs=10)
+    with pytest.raises(FileFormatError, match=r"best\.safetensors has not the run's best weights"):
+        fit([EarlyStopping("train_loss", 50, mode="max", restore_best=True)], tmp_path, resume=True)
+    (tmp_path / "best.safetensors").unlink()
+    with pytest.raises(FileFormatError, match=r"best\.safetensors"):
+        fit([EarlyStopping(patience=50, restore_best=True)], tmp_path, resume=True)
+    assert len(fit([EarlyStopping(patience=50)], tmp_path, resume=True).history.epochs) == 20
+
+
+def test_checkpoints_of_the_best_epochs(tmp_path):
+    states = States()
+    best = ModelCheckpoint(tmp_path / "a" / "best.safetensors", save_best_only=True)
+    every = ModelCheckpoint(tmp_path / "b" / "{epoch:02d} {validation_loss:.2f}.safetensors")
+    trainer = fit([states, best, every], tmp_path / "run")
+    records = trainer.history.epochs
+    losses = [record.validation_loss for record in records]
+    assert best.best == min(losses) and best.best_epoch == losses.index(min(losses))
+    checkpoint = load_checkpoint(best.last_path)
+    assert best.last_path == tmp_path / "a" / "best.safetensors"
+    assert checkpoint.state["position"]["epoch"] == best.best_epoch + 1
+    assert_same(checkpoint.part("model"), states.seen[best.best_epoch])
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [
+        f"{record.epoch:02d} {record.validation_loss:.2f}.safetensors" for record in records
+    ]
+    last, kept = load_checkpoint(every.last_path), load_checkpoint(tmp_path / "run")
+    assert_same(last.tensors, kept.tensors)
+    assert last.state == kept.state
+    folder = tmp_path / "again"
+    folder.mkdir()
+    os.link(best.last_path, folder / "checkpoint.safetensors")
+    assert fit([], folder, resume=True).history.loss == trainer.history.loss
+
+
+def test_a_resumed_run_keeps_its_best_checkpoint(tmp_path):
+    def run(folder, epochs, resume):
+        best = ModelCheckpoint(tmp_path / folder / "best" / "c.safetensors", save_best_only=True)
+        fit([best], tmp_path / folder, epochs=epochs, resume=resume)
+        return best
+
+    whole = run("whole", 20, resume=False)
+    assert whole.best_epoch < 12
+    run("parts", 12, resume=False)
+    before = (tmp_path / "parts" / "best" / "c.safetensors").read_bytes()
+    parts = run("parts", 20, resume=True)
+    assert (parts.best, parts.best_epoch, parts.last_path) == (whole.best, whole.best_epoch, None)
+    assert (tmp_path / "parts" / "best" / "c.safetensors").read_bytes() == before
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
+    path = tmp_path / "c.safetensors"
+    fit([ModelCheckpoint(path)], epochs=1)
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OutputError, match="No space left"):
+        fit([ModelCheckpoint(path)], epochs=1)
+    assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: EarlyStopping("val_loss"), lambda: EarlyStopping(patience=-1), lambda: EarlyStopping(patience=1.5),
+    lambda: EarlyStopping(min_delta=-0.1), lambda: EarlyStopping(mode="least"), lambda: EarlyStopping(restore_best=1),
+    lambda: ModelCheckpoint(3), lambda: ModelCheckpoint("{step_}.safetensors"), lambda: ModelCheckpoint("{"),
+    lambda: ModelCheckpoint("c", save_best_only="yes"), lambda: ModelCheckpoint("c", monitor="loss"),
+])  # fmt: skip
+def test_bad_arguments(make):
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert caught.value.expected is not None and caught.value.got is not None
+
+
+def test_what_is_not_measured_is_refused(tmp_path):
+    model = nn.Linear(6, 2, rng=0, dtype=float)
+    for callback in (EarlyStopping(), ModelCheckpoint(tmp_path / "c", save_best_only=True)):
+        trainer = Trainer(model, nn.MSELoss(), optim.SGD(model.parameters()), callbacks=[callback])
+        with pytest.raises(OptionError, match="validation_loss is not measured"):
+            trainer.fit((X, X[:, :2]), epochs=1, batch_size=10)
+        assert trainer.history.steps == 0
+    trainer = Trainer(model, nn.MSELoss(), optim.SGD(model.parameters()), callbacks=[EarlyStopping("train_accuracy")])
+    with pytest.raises(OptionError, match="Epoch 1 has no train_accuracy"):
+        trainer.fit((X, X[:, :2]), epochs=1, batch_size=10)
+
+
+# ---- several ranks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream", "data-parallel"])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_all_ranks_stop_at_the_same_epoch_with_the_best_model(schedule, everywhere, tmp_path):
+    def run(transport):
+        stopping, states = EarlyStopping(patience=3, restore_best=True), States()
+        callbacks = [states, stopping] if everywhere or transport.rank == 0 else []
+        trainer = fit(callbacks, tmp_path, transport, schedule=schedule, accumulate=2)
+        return trainer, states.seen, stopping
+
+    found = run_ranks(2, run)
+    trainer, seen, stopping = found[0]
+    assert stopping.stopped_epoch == stopping.best_epoch + 3 == len(trainer.history.epochs) - 1 < 19
+    for other, told, _ in found:
+        assert other.history.epochs == trainer.history.epochs and other.should_stop
+        assert p.digest(other.model.state_dict()) == p.digest(seen[stopping.best_epoch])
+        assert other is trainer or told == []
