@@ -337,18 +337,20 @@ class LayerMachine(RuleBasedStateMachine):
             np.testing.assert_array_equal(self.layer.state_dict()[name], buffer, err_msg=name)
         self.runs = [*self.runs[-2:], run]
 
-    def gradient(self, data, seed, fresh):
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), seed=seeds, fresh=st.booleans(), weights=st.booleans())
+    def gradient(self, data, seed, fresh, weights):
         run = data.draw(st.sampled_from(self.runs))
         gy = normal(np.random.default_rng(seed), run.y.shape, self.dtype)
-        return run, gy, self.buffers.filled("gy", gy, fresh)
-
-    @precondition(lambda self: self.runs)
-    @rule(data=st.data(), seed=seeds, fresh=st.booleans())
-    def input_grad(self, data, seed, fresh):
-        run, gy, buffer = self.gradient(data, seed, fresh)
-        got = self.layer.input_grad(buffer, run.saved)
+        buffer = self.buffers.filled("gy", gy, fresh)
         twin, _, saved = self.repeated(run)
-        self.close(got, twin.input_grad(gy, saved))
+        if weights:
+            got, expected = self.layer.weight_grad(buffer, run.saved), twin.weight_grad(gy, saved)
+            assert got.keys() == expected.keys() == self.layer.parameters().keys()
+            for name, array in expected.items():
+                self.close(got[name], array)
+        else:
+            self.close(self.layer.input_grad(buffer, run.saved), twin.input_grad(gy, saved))
         np.testing.assert_array_equal(buffer, gy)  # the caller's array is the caller's
 
     @precondition(lambda self: self.runs)
@@ -365,18 +367,6 @@ class LayerMachine(RuleBasedStateMachine):
         for name, array in expected.items():
             self.close(got[name], array)
         self.close(self.layer.input_grad(buffer, run.saved), twin.input_grad(gy, saved))
-
-    @precondition(lambda self: self.runs)
-    @rule(data=st.data(), seed=seeds, fresh=st.booleans())
-    def weight_grad(self, data, seed, fresh):
-        run, gy, buffer = self.gradient(data, seed, fresh)
-        got = self.layer.weight_grad(buffer, run.saved)
-        twin, _, saved = self.repeated(run)
-        expected = twin.weight_grad(gy, saved)
-        assert got.keys() == expected.keys() == self.layer.parameters().keys()
-        for name, array in expected.items():
-            self.close(got[name], array)
-        np.testing.assert_array_equal(buffer, gy)
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())

@@ -186,7 +186,6 @@ def test_features_that_were_broken_off_leave_no_cache(source, tmp_path, monkeypa
         return np.zeros((1034, 12), np.float32)
 
     monkeypatch.setattr(instruments, "mfcc", broken_off)
-    monkeypatch.setattr(instruments, "mfcc", broken_off)
     with pytest.raises(KeyboardInterrupt):
         load_instruments(tmp_path / "clips", "L") if source == "recordings" else synthetic_instruments("L", each=2)
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".wav"}

@@ -229,20 +229,15 @@ def test_weights_that_do_not_load_change_nothing(tmp_path, written):
     "config",
     [None, {}, [], 3, {"task": "digits"}, {"task": ["digits"], "model": "lenet5"}, {"task": "digits", "model": [1]},
      {"task": "digits", "model": "lenet5", "epochs": "x"}, {"task": "digits", "model": "lenet5", "lr": HUGE},
-     {"task": "digits", "model": "lenet5", "seed": -1}, {"task": "digits", "model": "vgg11", "width": "wide"}],
+     {"task": "digits", "model": "lenet5", "seed": -1}, {"task": "digits", "model": "vgg11", "width": "wide"},
+     {"task": "digits", "model": "lenet5"}],
 )  # fmt: skip
 def test_pruning_what_does_not_say_its_network(tmp_path, written, config):
     save_checkpoint(tmp_path / FILE_NAME, Checkpoint(written.tensors, changed(written.state, "config", value=config)))
-    with pytest.raises(FileFormatError, match="does not say what network"):
+    other = config == {"task": "digits", "model": "lenet5"}  # a network, but not this one
+    with pytest.raises(FileFormatError, match="does not fit the model" if other else "does not say what network"):
         prune_checkpoint(tmp_path, tmp_path / "out", 0.5)
     assert not (tmp_path / "out").exists()
-
-
-def test_pruning_what_is_of_another_network(tmp_path, written):
-    config = {"task": "digits", "model": "lenet5"}
-    save_checkpoint(tmp_path / FILE_NAME, Checkpoint(written.tensors, changed(written.state, "config", value=config)))
-    with pytest.raises(FileFormatError, match="does not fit the model"):
-        prune_checkpoint(tmp_path, tmp_path / "out", 0.5)
 
 
 # ---- what is written ----------------------------------------------------------------------------------------------
@@ -296,10 +291,8 @@ def test_arrays_of_the_other_byte_order_come_back(tmp_path):
     np.testing.assert_array_equal(load_checkpoint(tmp_path).tensors["a"], array)
 
 
-def test_history_comes_back_or_is_refused():
+def test_a_history_that_is_none():
     history = fit(trainer())
-    again = History.from_arrays(history.to_arrays(), [record.to_json() for record in history.epochs])
-    assert (again.loss, again.samples, again.epochs) == (history.loss, history.samples, history.epochs)
     record = history.epochs[0].to_json()
     entries = ({"x": 1}, {"epoch": 1.0}, {"epoch": True}, {"train_loss": None})
     for odd in (None, [], {}, *(record | entry for entry in entries)):

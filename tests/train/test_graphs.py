@@ -20,7 +20,7 @@ from sparsebp.runtime import streams
 from sparsebp.runtime.actions import Stages, Watch
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.streams import Graphs, in_turn
-from sparsebp.schedule.builders import conventional, out_of_order
+from sparsebp.schedule.builders import out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer
 from sparsebp.train.ranks import schedule_of
 
@@ -92,20 +92,17 @@ def host_recorder(monkeypatch):
 
 
 def schedules(model):
-    stages = Stages(model)
-    size = {"stages": len(stages), "unweighted": stages.unweighted}
-    return {
-        "none": schedule_of(stages, "none", 1, "conventional"),
-        "forward": schedule_of(stages, "forward", 1, "conventional"),
-        "backward": schedule_of(stages, "backward", 1, "conventional"),
-        "two": conventional(**size, streams=2, fusion="backward"), "ooo": out_of_order(**size, regions=2),
-    }  # fmt: skip
+    made = {fusion: orders.order_for(model, fusion=fusion) for fusion in ("none", "forward", "backward")}
+    return made | {
+        "two": orders.order_for(model, streams=2, fusion="backward"),
+        "ooo": orders.order_for(model, out_of_order, regions=2),
+    }
 
 
 def executor_of(model, loss=None, **options):
     """Return an executor of the conventional order with plain SGD."""
-    order = schedule_of(Stages(model), "none", 1, "conventional")
-    return Executor(model, loss or nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, **options)
+    opt = optim.SGD(model.parameters(), 0.1)
+    return Executor(model, loss or nn.CrossEntropyLoss(), opt, orders.order_for(model), **options)
 
 
 @pytest.mark.parametrize("order", ["none", "forward", "backward", "two", "ooo"])

@@ -10,9 +10,7 @@ import pytest
 import orders
 from sparsebp import nn, optim
 from sparsebp.core.errors import FileFormatError, OptionError, SparseBPError
-from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import write_csv
-from sparsebp.schedule.builders import conventional
 from sparsebp.train import Trainer
 
 
@@ -111,7 +109,5 @@ def test_what_looks_like_a_path_is_one(tmp_path, monkeypatch):
     for missing in ("none.csv", "folder/none"):
         with pytest.raises(FileFormatError, match="No such file"):
             trainer(schedule=missing).fit(orders.images(), epochs=1, batch_size=5)
-    model = orders.mlp()
-    stages = Stages(model)
-    write_csv(conventional(stages=len(stages), unweighted=stages.unweighted, fusion="none"), "mine")
+    write_csv(orders.order_for(orders.mlp()), "mine")
     assert trainer(schedule="mine").fit(orders.images(), epochs=1, batch_size=11).steps == 2

@@ -11,9 +11,7 @@ import pytest
 import orders
 from sparsebp import nn, optim
 from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import write_csv
-from sparsebp.schedule.builders import conventional
 from sparsebp.train import Callback, JsonLines, Trainer, load_checkpoint
 
 
@@ -60,8 +58,7 @@ def test_checkpoints_stay_in_the_folder_of_the_run(folders):
 
 def test_a_schedules_file_is_read_from_there_too(folders):
     here, there = folders
-    stages = Stages(orders.mlp())
-    write_csv(conventional(stages=len(stages), unweighted=stages.unweighted), here / "order.csv")
+    write_csv(orders.order_for(orders.mlp()), here / "order.csv")
     made = trainer(schedule="order.csv")
     os.chdir(there)
     made.fit(orders.images(), epochs=1, batch_size=5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -21,44 +23,26 @@ def fit(fusion, data, scheduler=None, callbacks=()):
     return made.fit(data, epochs=2, batch_size=5)
 
 
-class Hard(orders.Rows):
-    """Gives the samples that the model finds hard, as it is by now."""
+class Looks:
+    """A data set whose samples depend on the model as it is by now."""
 
     def __init__(self, model):
-        super().__init__(orders.IMAGES, orders.CLASSES)
+        super().__init__(orders.IMAGES, orders.CLASSES, **self.options)
         self.model = model
 
     def batch(self, indices):
         x, target = super().batch(indices)
-        scale = np.float32(1 + abs(self.model.parameters()["1.weight"]).sum())
-        return x * scale, target
+        return x * np.float32(1 + abs(self.model.parameters()["1.weight"]).sum()), target
 
 
-class Follow(optim.LRScheduler):
-    """A rate that follows the weights."""
-
-    model = None
-
-    def __init__(self, optimizer, model):
-        self.model = model
-        super().__init__(optimizer)
-
-    def lr_at(self, step, base):
-        return base / float(1 + abs(self.model.parameters()["5.weight"]).sum())
+class Hard(Looks, orders.Rows):
+    options: ClassVar = {}
 
 
-class FollowStep(optim.StepLR):
+class Scaled(Looks, ArrayDataset):
     """A subclass of one that does not look."""
 
-    def __init__(self, optimizer, model):
-        self.model = model
-        super().__init__(optimizer, 2)
-
-    def lr_at(self, step, base):
-        return base / float(1 + abs(self.model.parameters()["5.weight"]).sum())
-
-    def lr_after(self, step, base, lr):
-        return self.lr_at(step, base)
+    options: ClassVar = {"batch_first": True}
 
 
 def plain(model):
@@ -67,16 +51,28 @@ def plain(model):
     return data
 
 
-class Scaled(ArrayDataset):
+class Follows:
+    """A rate that follows the weights."""
+
+    def __init__(self, optimizer, model):
+        self.model = model
+        super().__init__(optimizer, *self.options)
+
+    def lr_at(self, step, base):
+        return base / float(1 + abs(self.model.parameters()["5.weight"]).sum())
+
+
+class Follow(Follows, optim.LRScheduler):
+    options = ()
+
+
+class FollowStep(Follows, optim.StepLR):
     """A subclass of one that does not look."""
 
-    def __init__(self, model):
-        super().__init__(orders.IMAGES, orders.CLASSES, batch_first=True)
-        self.model = model
+    options = (2,)
 
-    def batch(self, indices):
-        x, target = super().batch(indices)
-        return x * np.float32(1 + abs(self.model.parameters()["1.weight"]).sum()), target
+    def lr_after(self, step, base, lr):
+        return self.lr_at(step, base)
 
 
 @pytest.mark.parametrize("fusion", ["forward", "backward"])

@@ -14,7 +14,6 @@ from sparsebp.runtime.actions import Actions, Stages
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.search import TimedExecutor
 from sparsebp.schedule import Action, Schedule, StepGraph
-from sparsebp.schedule.builders import conventional
 
 
 def side_by_side(model):
@@ -81,8 +80,7 @@ def test_weight_gradients_that_can_begin_run_in_one_call(monkeypatch, what, toge
     order = side_by_side(made())
     state, norm, spans = trained(made(), order, timed)
     assert found == ([] if together is None else [((1, 3), together and dense.is_numpys())] * 3)
-    stages = Stages(made())
-    wanted, wanted_norm, _ = trained(made(), conventional(stages=len(stages), unweighted=stages.unweighted))
+    wanted, wanted_norm, _ = trained(made(), orders.order_for(made()))
     orders.assert_same(state, wanted)
     assert norm == wanted_norm
     if timed:
@@ -107,7 +105,6 @@ def test_a_step_asks_for_one_blas_thread_once_unless_a_part_is_the_users(monkeyp
     if own:
         model[2].__class__ = type("Own", (nn.ReLU,), {})
     before = max(count for name, count in threads.thread_counts().items() if name != "kernels")
-    stages = Stages(model)
-    trained(model, conventional(stages=len(stages), unweighted=stages.unweighted))
+    trained(model, orders.order_for(model))
     assert before > 1 and seen == [before if own else 1] * 3
     assert max(count for name, count in threads.thread_counts().items() if name != "kernels") == before

@@ -12,43 +12,45 @@ from sparsebp import nn, optim, runtime
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import StepGraph
-from sparsebp.schedule.builders import conventional
 from sparsebp.train import Callback, Trainer
-
-NETS = ("mlp", "conv", "mlp, hybrid", "shared", "gru", "wide", "transformer", "transformer, words")
 
 
 @given(
-    name=st.sampled_from(NETS), seed=st.integers(0, 2**32 - 1),
+    name=st.sampled_from(sorted(orders.MODELS)), optimizer=st.sampled_from(sorted(orders.OPTIMIZERS)),
+    seed=st.integers(0, 2**32 - 1), part=st.booleans(), scheduled=st.booleans(),
     order=st.sampled_from(["none", "forward", "backward", "F", "U", "I"]), streams=st.sampled_from([1, 2]),
-    accumulate=st.integers(1, 2), clip=st.sampled_from([None, 0.3]),
+    accumulate=st.integers(1, 4), clip=st.sampled_from([None, 0.4]), batch_size=st.sampled_from([1, 7, 8, 22]),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None)
-def test_a_part_of_the_parameters_in_every_order(name, seed, order, streams, accumulate, clip):
+@settings(max_examples=160, deadline=None)
+def test_every_order_is_the_plain_loop(
+    name, optimizer, seed, part, scheduled, order, streams, accumulate, clip, batch_size
+):
+    """Bit for bit, of all parameters or some of them."""
     make, data = orders.MODELS[name]
-    model, twin = make(), make()
-    rng = np.random.default_rng(seed)
+    model, twin, rng = make(), make(), np.random.default_rng(seed)
     names = list(model.parameters())
-    chosen = sorted(rng.permutation(len(names))[: rng.integers(1, len(names) + 1)])
-    opt, twin_opt = (optim.Adam({names[i]: m.parameters()[names[i]] for i in chosen}, 0.01) for m in (model, twin))
+    chosen = sorted(rng.permutation(len(names))[: rng.integers(1, len(names) + 1)]) if part else range(len(names))
+    opt, twin_opt = (
+        orders.OPTIMIZERS[optimizer]({names[i]: net.parameters()[names[i]] for i in chosen}) for net in (model, twin)
+    )
+    rates = [optim.ExponentialLR(each, 0.9) if scheduled else None for each in (opt, twin_opt)]
     frozen = {n: a.copy() for n, a in model.parameters().items() if n not in opt.params}
-    options = {"clip_norm": clip, "accumulate": accumulate}
+    clip = clip if order in ("none", "forward") else None
     if order in ("none", "forward", "backward"):
-        options["fusion"] = order
-        if order == "backward":
-            options["clip_norm"] = clip = None
+        options = {"fusion": order}
     else:  # a schedule for the whole model
-        options["clip_norm"] = clip = None
-        if name in ("shared", "gru") or "hybrid" in name:
+        if "shared" in name or name == "gru" or "hybrid" in name or "blelloch" in name:
             order, streams = "F", 1
         stages = Stages(model)
         graph = StepGraph(len(stages), accumulate, stages.unweighted, "step", first=order)
-        options["schedule"] = orders.random_order(rng, graph, streams, order)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), opt, rng=3, **options)
-    history = trainer.fit(data(), epochs=2, batch_size=8)
-    losses, norms = orders.plain(twin, data(), twin_opt, epochs=2, batch_size=8, accumulate=accumulate, clip_norm=clip)
-    if name == "shared":  # the order of summation over uses and micro-batches is another
-        np.testing.assert_allclose(history.loss, losses, rtol=1e-3)
+        options = {"schedule": orders.random_order(rng, graph, streams, order)}
+    trainer = Trainer(model, nn.CrossEntropyLoss(), opt, rng=3, lr_scheduler=rates[0], clip_norm=clip,
+                      accumulate=accumulate, **options)  # fmt: skip
+    history = trainer.fit(data(), epochs=2, batch_size=batch_size)
+    losses, norms = orders.plain(twin, data(), twin_opt, epochs=2, batch_size=batch_size, accumulate=accumulate,
+                                 clip_norm=clip, scheduler=rates[1])  # fmt: skip
+    if name.startswith("shared") and accumulate > 1:  # the order of summation over uses and micro-batches is another
+        np.testing.assert_allclose(history.grad_norm, norms, rtol=1e-3)
     else:
         assert (history.loss, history.grad_norm) == (losses, norms)
         orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
@@ -147,8 +149,7 @@ def test_a_backward_fusion_that_was_broken_off_is_not_gone_on_with(streams, tmp_
 
     def build(folder):
         model = orders.mlp()
-        stages = Stages(model)
-        order = conventional(stages=len(stages), unweighted=stages.unweighted, fusion="backward", streams=streams)
+        order = orders.order_for(model, fusion="backward", streams=streams)
         opt = optim.Adam(model.parameters(), 0.01)
         return Trainer(model, nn.CrossEntropyLoss(), opt, schedule=order, rng=3, checkpoint_dir=tmp_path / folder,
                        checkpoint_every=2)  # fmt: skip

@@ -130,17 +130,6 @@ def test_any_number_of_ranks_goes_on_from_a_checkpoint(sizes, tmp_path):
     assert_like(found, fit(None, epochs=2, validation=True))
 
 
-def test_the_same_ranks_go_on_bit_for_bit(tmp_path):
-    def run(**options):
-        return run_ranks(3, lambda transport: fit(transport, checkpoint_dir=tmp_path / "run", **options))[0]
-
-    run(epochs=1)
-    found = run(epochs=2, resume=True)
-    wanted = run_ranks(3, lambda transport: fit(transport, epochs=2))[0]
-    assert rows(found[0]) == rows(wanted[0])
-    assert p.digest(found[1]) == p.digest(wanted[1])
-
-
 @pytest.mark.parametrize("schedule", ["1f1b", "data-parallel"])
 def test_a_second_fit_and_an_evaluation_on_one_rank(schedule):
     def work(transport):
@@ -279,8 +268,8 @@ def test_one_rank_is_one_worker():
     assert rows(found[0]) == rows(wanted[0]) and json.dumps(epochs_of(found[0])) == json.dumps(epochs_of(wanted[0]))
 
 
-@pytest.mark.parametrize("schedule", ["pipedream", "dualpipe-2018"])
-def test_asynchronous_schedules_go_on_bit_for_bit(schedule, tmp_path):
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream", "dualpipe-2018"])
+def test_the_same_ranks_go_on_bit_for_bit_and_no_other_order_of_updates(schedule, tmp_path):
     def run(**options):
         return run_ranks(3, lambda transport: fit(transport, schedule=schedule, validation=True, **options))[0]
 
@@ -290,6 +279,8 @@ def test_asynchronous_schedules_go_on_bit_for_bit(schedule, tmp_path):
     again = run(resume=True, checkpoint_dir=tmp_path)
     assert rows(again[0]) == rows(found[0]) and epochs_of(again[0]) == epochs_of(found[0])
     assert p.digest(again[1]) == p.digest(found[1])
+    if schedule == "1f1b":
+        return
     again = {"resume": True, "checkpoint_dir": tmp_path, "validation": True}
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     for size, options, got in (
