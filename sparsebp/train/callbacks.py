@@ -66,7 +66,7 @@ class Callback:
         """A checkpoint has been written to `path`."""
 
     def on_end(self, history: History) -> None:
-        """All epochs are done."""
+        """All epochs are done, or a callback has ended the training."""
 
     def on_close(self) -> None:
         """Training has ended or failed; release resources."""
@@ -284,7 +284,7 @@ class EarlyStopping(_Monitor):
     restore_best
         Whether the model gets the weights and running statistics of its best epoch at the end of `fit`, also after all
         epochs. The optimizer stays as it is. With the trainer's `checkpoint_dir` they are kept there as well, in
-        ``best.safetensors``, for a run that resumes.
+        ``best.safetensors``, for a run that resumes; one that starts anew replaces the file.
 
     Attributes
     ----------
@@ -345,16 +345,19 @@ class EarlyStopping(_Monitor):
         self._weights = self.trainer.model.state_dict()
         if self.trainer.checkpoint_dir is not None:
             tensors = {f"model.{name}": backend.to_host(array) for name, array in self._weights.items()}
-            save_checkpoint(self.trainer.checkpoint_dir / BEST_NAME, Checkpoint(tensors, {"epoch": self.best_epoch}))
+            save_checkpoint(self.trainer.checkpoint_dir / BEST_NAME, Checkpoint(tensors, self._said()))
 
     def _kept(self) -> Mapping[str, Any]:
         path = self.trainer.checkpoint_dir / BEST_NAME
         checkpoint = load_checkpoint(path)
-        if checkpoint.state.get("epoch") != self.best_epoch:
-            raise FileFormatError(f"{path} has not the run's best weights", expected=f"epoch {self.best_epoch}",
-                                  got=f"epoch {checkpoint.state.get('epoch')}", remedy="Resume with "
-                                  "restore_best=False, or with the monitor of the first call")  # fmt: skip
+        if checkpoint.state != self._said():
+            raise FileFormatError(f"{path} has not the run's best weights", expected=self._said(),
+                                  got=checkpoint.state, remedy="Resume with restore_best=False, or with the arguments "
+                                  "of the first call")  # fmt: skip
         return checkpoint.part("model")
+
+    def _said(self) -> dict[str, Any]:
+        return {"monitor": self.monitor, "best": self.best, "epoch": self.best_epoch}
 
 
 class ModelCheckpoint(_Monitor):

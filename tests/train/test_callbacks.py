@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 import pipelines as p
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
+from sparsebp.core import backend
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 from sparsebp.train import (
     Callback,
+    Checkpoint,
     EarlyStopping,
     EpochRecord,
     History,
@@ -26,6 +28,7 @@ from sparsebp.train import (
     ProgressBar,
     Trainer,
     load_checkpoint,
+    save_checkpoint,
 )
 from train import tiny
 
@@ -149,10 +152,10 @@ class States(Callback):
             raise KeyboardInterrupt
 
 
-def fit(callbacks, folder=None, transport=None, resume=False, epochs=20, lr=0.05, **options):
+def fit(callbacks, folder=None, transport=None, resume=False, epochs=20, device="cpu", **options):
     layers = [nn.Linear(6, 16, rng=1, dtype=float), nn.BatchNorm1d(16, dtype=float), nn.Tanh()]
-    model = nn.Sequential(*layers, nn.Linear(16, 3, rng=2, dtype=float))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters(), lr), callbacks=callbacks, rng=3,
+    model = nn.Sequential(*layers, nn.Linear(16, 3, rng=2, dtype=float)).to(device)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters(), 0.05), callbacks=callbacks, rng=3,
                       checkpoint_dir=folder, transport=transport, **options)  # fmt: skip
     trainer.fit((X[:30], Y[:30]), validation=HELD_OUT, epochs=epochs, batch_size=10, resume=resume)
     return trainer
@@ -161,21 +164,26 @@ def fit(callbacks, folder=None, transport=None, resume=False, epochs=20, lr=0.05
 def assert_same(got, want):
     assert got.keys() == want.keys()
     for name, array in want.items():
-        np.testing.assert_array_equal(got[name], array, err_msg=name)
+        np.testing.assert_array_equal(backend.to_host(got[name]), backend.to_host(array), err_msg=name)
 
 
-def test_the_best_weights_come_back():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[
+    pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")
+])])  # fmt: skip
+def test_the_best_weights_come_back(device, tmp_path):
     stopping, states = EarlyStopping(patience=4, restore_best=True), States()
-    trainer = fit([states, stopping])
+    trainer = fit([states, stopping], tmp_path, device=device)
     records = trainer.history.epochs
     assert 0 < stopping.best_epoch == stopping.stopped_epoch - 4 == len(records) - 5 < 15
     assert stopping.best == min(record.validation_loss for record in records)
     assert_same(trainer.model.state_dict(), states.seen[stopping.best_epoch])
     assert trainer.evaluate(HELD_OUT)[0] == stopping.best
-    kept = fit([EarlyStopping(patience=4)])
-    assert_same(kept.model.state_dict(), states.seen[-1])  # of the last epoch, unless asked for
+    resumed = fit([EarlyStopping(patience=4, restore_best=True)], tmp_path, device=device, resume=True)
+    assert_same(resumed.model.state_dict(), states.seen[stopping.best_epoch])
+    last = fit([EarlyStopping(patience=4)], tmp_path, device=device, resume=True)
+    assert_same(last.model.state_dict(), states.seen[-1])  # of the last epoch, unless asked for
     all_epochs = fit([EarlyStopping(patience=50, restore_best=True)])
-    assert len(all_epochs.history.epochs) == 20 and all_epochs.evaluate(HELD_OUT)[0] == stopping.best
+    assert len(all_epochs.history.epochs) == 20 and all_epochs.evaluate(HELD_OUT)[0] == pytest.approx(stopping.best)
 
 
 @pytest.mark.parametrize("where", range(8))
@@ -200,7 +208,12 @@ def test_best_weights_of_another_run_are_not_taken(tmp_path):
     fit([EarlyStopping(patience=50, restore_best=True)], tmp_path, epochs=10)
     with pytest.raises(FileFormatError, match=r"best\.safetensors has not the run's best weights"):
         fit([EarlyStopping("train_loss", 50, mode="max", restore_best=True)], tmp_path, resume=True)
-    (tmp_path / "best.safetensors").unlink()
+    path = tmp_path / "best.safetensors"
+    kept = load_checkpoint(path)
+    save_checkpoint(path, Checkpoint(kept.tensors, {**kept.state, "best": kept.state["best"] + 1}))
+    with pytest.raises(FileFormatError, match=r"best\.safetensors has not the run's best weights"):
+        fit([EarlyStopping(patience=50, restore_best=True)], tmp_path, resume=True)
+    path.unlink()
     with pytest.raises(FileFormatError, match=r"best\.safetensors"):
         fit([EarlyStopping(patience=50, restore_best=True)], tmp_path, resume=True)
     assert len(fit([EarlyStopping(patience=50)], tmp_path, resume=True).history.epochs) == 20
