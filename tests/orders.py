@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import pytest
 
 from sparsebp import models, nn, optim
+from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.data import ArrayDataset, epoch_order
 from sparsebp.optim import clip_grad_norm, global_norm
 from sparsebp.runtime.actions import Stages
@@ -179,6 +181,15 @@ def assert_same(got, want):
     assert got.keys() == want.keys()
     for name, value in want.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def refused(call, *said, error=OptionError):
+    """Check that the call raises exactly this error, with what was expected and given, and these texts."""
+    with pytest.raises(SparseBPError) as caught:
+        call()
+    assert type(caught.value) is error
+    assert caught.value.expected is not None and caught.value.got is not None
+    assert all(text in str(caught.value) for text in said)
 
 
 def assert_close(got, want, rtol, atol=None):

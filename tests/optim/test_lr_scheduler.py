@@ -258,8 +258,11 @@ def test_what_would_undo_others_comes_first_in_a_chain():
     ours, other = optimizers([0.2])[0], optimizers([0.2])[0]
     step, cycle = optim.StepLR(ours, 3), optim.OneCycleLR(ours, 0.1, 10)
     optim.ChainedScheduler([cycle, step], optimizer=ours)
-    for schedulers, optimizer in (([step, cycle], None), ([], None), ([step, step], None), ([step], other)):
-        with pytest.raises(OptionError):
+    for schedulers, optimizer, said in (
+        ([step, cycle], None, "OneCycleLR behind StepLR"), ([], None, "none"), ([step, step], None, "twice"),
+        ([step], other, "several optimizers"), ([step, optim.StepLR(other, 3)], None, "several optimizers"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=said):
             optim.ChainedScheduler(schedulers, optimizer)
 
 

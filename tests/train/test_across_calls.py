@@ -12,6 +12,7 @@ import orders
 from sparsebp import nn, optim
 from sparsebp.core import threads
 from sparsebp.core.errors import OptionError
+from sparsebp.optim import Update
 from sparsebp.runtime.actions import Stages, Watch
 from sparsebp.runtime.executor import Executor
 from sparsebp.schedule import StepGraph
@@ -50,57 +51,32 @@ class Once:
                 raise OnceError(part)
 
 
-class Failing(nn.Linear):
-    """A layer that may fail."""
+def failing(cls, **parts):
+    """Return a subclass whose methods first ask its `once`, each under the name of a part of a step."""
 
-    def forward(self, x):
-        self.once.ask("forward")
-        return super().forward(x)
+    def method(name, part):
+        def run(self, *args):
+            self.once.ask(part)
+            return getattr(super(made, self), name)(*args)
 
-    def input_grad(self, gy, saved):
-        self.once.ask("input_grad")
-        return super().input_grad(gy, saved)
+        return run
 
-    def weight_grad(self, gy, saved):
-        self.once.ask("weight_grad")
-        return super().weight_grad(gy, saved)
-
-    def gradients(self, gy, saved):
-        self.once.ask("gradients")
-        return super().gradients(gy, saved)
+    made = type(cls.__name__, (cls,), {name: method(name, part) for name, part in parts.items()})
+    return made
 
 
-class Loss(nn.CrossEntropyLoss):
-    def forward(self, prediction, target):
-        self.once.ask("loss")
-        return super().forward(prediction, target)
-
-
-class FailingUpdate:
-    def __init__(self, update, once):
-        self.update, self.once = update, once
-
-    def apply(self, grads):
-        self.once.ask("update")
-        self.update.apply(grads)
-
-    @property
-    def remaining(self):
-        return self.update.remaining
+Linear = failing(nn.Linear, **{part: part for part in ("forward", "input_grad", "weight_grad", "gradients")})
+Loss = failing(nn.CrossEntropyLoss, forward="loss")
+Looking = failing(Watch, loss="watch")
+FailingUpdate = failing(Update, apply="update")
 
 
 class Optimizer(optim.Adam):
     def begin(self):
         self.once.ask("begin")
-        return FailingUpdate(super().begin(), self.once)
-
-
-class Looking(Watch):
-    def __init__(self, once):
-        self.once = once
-
-    def loss(self, step, m, value):
-        self.once.ask("watch")
+        update = super().begin()
+        update.__class__, update.once = FailingUpdate, self.once
+        return update
 
 
 PARTS = ("forward", "input_grad", "weight_grad", "loss", "update", "begin", "watch")
@@ -108,10 +84,9 @@ PARTS = ("forward", "input_grad", "weight_grad", "loss", "update", "begin", "wat
 
 def failing_net(once):
     model = net()
-    for name, layer in model.children.items():
+    for layer in model.children.values():
         if isinstance(layer, nn.Linear):
-            layer.__class__, layer.once = Failing, once
-            assert name
+            layer.__class__, layer.once = Linear, once
     return model
 
 
@@ -161,9 +136,9 @@ def test_an_executor_that_failed(seed, first, streams, microbatches, part, at, c
     stages = Stages(model)
     graph = StepGraph(len(stages), microbatches, stages.unweighted, "step", first=first)
     order = orders.random_order(np.random.default_rng(seed), graph, streams, first)
-    optimizer, loss = Optimizer(model.parameters(), 0.01), Loss()
-    optimizer.once = loss.once = once
-    executor = Executor(model, loss, optimizer, order, watch=Looking(once))
+    optimizer, loss, watch = Optimizer(model.parameters(), 0.01), Loss(), Looking()
+    optimizer.once = loss.once = watch.once = once
+    executor = Executor(model, loss, optimizer, order, watch=watch)
 
     def run():
         """Return when the error came, at which step or at the end; -1 for never, None if it was refused to go on."""

@@ -8,7 +8,7 @@ import torch
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError, SparseBPError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.data import ArrayDataset
 from sparsebp.train import Callback, Trainer
 
@@ -94,55 +94,49 @@ def test_a_sequence_to_sequence_model_with_the_batch_first():
     assert made.predict(orders.SEQUENCES, batch_size=4).shape == (22, 5, 2)
 
 
-def refused(error, call):
-    with pytest.raises(error) as caught:
-        call()
-    assert isinstance(caught.value, SparseBPError) and caught.value.expected is not None
-
-
 def test_what_does_not_fit_is_refused():
     x, t = orders.SEQUENCES, orders.CLASSES
     first, second, rows = trainer(classifier(True)), trainer(classifier(False)), trainer(orders.mlp())
     for call in (first.fit, second.fit, rows.fit):
         fit = lambda *a, call=call, **k: call(*a, epochs=1, batch_size=6, **k)  # noqa: E731
-        refused(OptionError, lambda f=fit: f((x,)))
-        refused(OptionError, lambda f=fit: f((x, t, None, None)))
-        refused(OptionError, lambda f=fit: f(None))
-        refused(OptionError, lambda f=fit: f([x, t]))
-        refused(OptionError, lambda f=fit: f(x))
-        refused(ShapeError, lambda f=fit: f((x, t[:5])))
-        refused(ShapeError, lambda f=fit: f((x[:0], t[:0])))
-        refused(ShapeError, lambda f=fit: f(([[1.0], [1.0, 2.0]], [0, 1])))
-        refused(DTypeError, lambda f=fit: f((np.array([["a"]]), [0])))
-        refused(DTypeError, lambda f=fit: f((x, t.astype(np.float64))))
-        refused(ShapeError, lambda f=fit: f((x, t), validation=(x[:0], t[:0])))
+        orders.refused(lambda f=fit: f((x,)))
+        orders.refused(lambda f=fit: f((x, t, None, None)))
+        orders.refused(lambda f=fit: f(None))
+        orders.refused(lambda f=fit: f([x, t]))
+        orders.refused(lambda f=fit: f(x))
+        orders.refused(lambda f=fit: f((x, t[:5])), error=ShapeError)
+        orders.refused(lambda f=fit: f((x[:0], t[:0])), error=ShapeError)
+        orders.refused(lambda f=fit: f(([[1.0], [1.0, 2.0]], [0, 1])), error=ShapeError)
+        orders.refused(lambda f=fit: f((np.array([["a"]]), [0])), error=DTypeError)
+        orders.refused(lambda f=fit: f((x, t.astype(np.float64))), error=DTypeError)
+        orders.refused(lambda f=fit: f((x, t), validation=(x[:0], t[:0])), error=ShapeError)
     for lengths, error in (
         (LENGTHS[:3], ShapeError), (LENGTHS * 1.0, DTypeError), (LENGTHS - 1, OptionError), (LENGTHS + 5, OptionError),
     ):  # fmt: skip
-        refused(error, lambda n=lengths: first.fit((x, t), epochs=1, batch_size=6, lengths=n))
-        refused(error, lambda n=lengths: first.predict(x, lengths=n))
+        orders.refused(lambda n=lengths: first.fit((x, t), epochs=1, batch_size=6, lengths=n), error=error)
+        orders.refused(lambda n=lengths: first.predict(x, lengths=n), error=error)
     data = ArrayDataset(x, t, batch_first=True)
-    refused(OptionError, lambda: first.fit(data, epochs=1, batch_size=6, lengths=LENGTHS))
-    refused(OptionError, lambda: second.fit(data, epochs=1, batch_size=6))  # its axes are the other's
-    refused(OptionError, lambda: first.evaluate(ArrayDataset(x, t)))
-    refused(ShapeError, lambda: second.fit((orders.IMAGES, t), epochs=1, batch_size=6))
-    refused(ShapeError, lambda: rows.predict(orders.IMAGES[:0]))
-    refused(ShapeError, lambda: rows.predict(3.0))
+    orders.refused(lambda: first.fit(data, epochs=1, batch_size=6, lengths=LENGTHS))
+    orders.refused(lambda: second.fit(data, epochs=1, batch_size=6))  # its axes are the other's
+    orders.refused(lambda: first.evaluate(ArrayDataset(x, t)))
+    orders.refused(lambda: second.fit((orders.IMAGES, t), epochs=1, batch_size=6), error=ShapeError)
+    orders.refused(lambda: rows.predict(orders.IMAGES[:0]), error=ShapeError)
+    orders.refused(lambda: rows.predict(3.0), error=ShapeError)
     bare = trainer(nn.GRU(3, 2, rng=0), nn.MSELoss())
-    refused(OptionError, lambda: bare.fit((x, np.zeros((22, 5, 2), np.float32)), epochs=1, batch_size=6))
+    orders.refused(lambda: bare.fit((x, np.zeros((22, 5, 2), np.float32)), epochs=1, batch_size=6))
 
 
 def test_a_model_that_takes_no_lengths_says_so():
     chain = trainer(nn.Sequential(nn.GRU(3, 4, batch_first=True, rng=0), nn.Tanh()), nn.MSELoss())
     target = np.zeros((22, 5, 4), np.float32)
-    refused(OptionError, lambda: chain.fit((orders.SEQUENCES, target), lengths=LENGTHS, epochs=1, batch_size=5))
-    refused(OptionError, lambda: chain.predict(orders.SEQUENCES, lengths=LENGTHS))
+    orders.refused(lambda: chain.fit((orders.SEQUENCES, target), lengths=LENGTHS, epochs=1, batch_size=5))
+    orders.refused(lambda: chain.predict(orders.SEQUENCES, lengths=LENGTHS))
 
     class Given(orders.Rows):
         def batch(self, indices):
             return (*super().batch(indices), LENGTHS[indices])
 
-    refused(OptionError, lambda: chain.evaluate(Given(orders.SEQUENCES, target)))
+    orders.refused(lambda: chain.evaluate(Given(orders.SEQUENCES, target)))
 
 
 # ---- modes, generators, statistics ---------------------------------------------------------------------------------

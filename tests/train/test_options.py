@@ -9,16 +9,9 @@ import pytest
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.core.errors import FileFormatError, OptionError, SparseBPError
+from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.schedule import write_csv
 from sparsebp.train import Trainer
-
-
-def refused(call):
-    with pytest.raises(SparseBPError) as caught:
-        call()
-    assert isinstance(caught.value, OptionError)
-    assert caught.value.expected is not None and caught.value.got is not None
 
 
 def trainer(**options):
@@ -37,7 +30,7 @@ def trainer(**options):
 )  # fmt: skip
 def test_options(name, values):
     for value in values:
-        refused(lambda v=value: trainer(**{name: v}))
+        orders.refused(lambda v=value: trainer(**{name: v}))
 
 
 @pytest.mark.parametrize(
@@ -61,10 +54,10 @@ def test_arguments_of_fit(name, values):
     made = trainer()
     before = made.model.state_dict()
     for value in values:
-        refused(lambda v=value: made.fit(orders.images(), **{"epochs": 1, "batch_size": 5, name: v}))
+        orders.refused(lambda v=value: made.fit(orders.images(), **{"epochs": 1, "batch_size": 5, name: v}))
     for value in (0, 1.5, "3", True, None):
-        refused(lambda v=value: made.evaluate(orders.images(), batch_size=v))
-        refused(lambda v=value: made.predict(orders.IMAGES, batch_size=v))
+        orders.refused(lambda v=value: made.evaluate(orders.images(), batch_size=v))
+        orders.refused(lambda v=value: made.predict(orders.IMAGES, batch_size=v))
     orders.assert_same(made.model.state_dict(), before)
 
 
@@ -79,7 +72,7 @@ def test_parts_of_a_trainer():
     for parts in ((None, loss, opt), (model, None, opt), (model, loss, None), (model, nn.CrossEntropyLoss, opt),
                   (model, loss, optim.SGD), (nn.Linear, loss, opt), (model, loss, 0.1),
                   (model.forward, loss, opt)):  # fmt: skip
-        refused(lambda p=parts: Trainer(*p))
+        orders.refused(lambda p=parts: Trainer(*p))
 
 
 def test_a_fit_within_a_fit_is_refused():
@@ -87,7 +80,7 @@ def test_a_fit_within_a_fit_is_refused():
 
     class Again(Callback):
         def on_step(self, history):
-            refused(lambda: made.fit(orders.images(), epochs=1, batch_size=5))
+            orders.refused(lambda: made.fit(orders.images(), epochs=1, batch_size=5))
 
     made = trainer(callbacks=[Again()])
     assert made.fit(orders.images(), epochs=1, batch_size=11).steps == 2

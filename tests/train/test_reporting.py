@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparsebp.core.errors import OutputError, ShapeError
-from sparsebp.train import History, JsonLines, ProgressBar, plot_history, save_loss_curve
+from sparsebp.train import History, JsonLines, plot_history, save_loss_curve
 from sparsebp.train.callbacks import EpochRecord, epoch_line
 from sparsebp.train.recipes import compare_histories
 from train import tiny
@@ -55,22 +55,6 @@ def test_json_lines_have_null_for_what_is_not_finite():
     stream = io.StringIO()
     JsonLines(stream).write({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
     assert json.loads(stream.getvalue()) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_on_a_terminal_and_quiet_elsewhere(terminal):
-    from rich.console import Console
-
-    stream = io.StringIO()
-    bar = ProgressBar(Console(file=stream, force_terminal=terminal, width=100))
-    tiny.trainer(callbacks=[bar]).fit(tiny.dataset(), epochs=2, batch_size=10, validation=tiny.dataset(5))
-    text = stream.getvalue()
-    if terminal:
-        assert "epoch 2/2" in text
-        assert "(test " in text
-        assert "6/6" in text
-    else:
-        assert text == ""
 
 
 def test_plots_take_and_return_axes(tmp_path):

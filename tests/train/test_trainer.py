@@ -117,21 +117,3 @@ def test_real_targets_have_no_accuracy():
 def test_a_generator_as_seed():
     runs = [tiny.trainer(rng=np.random.default_rng(5)).fit(tiny.dataset(), epochs=1, batch_size=4) for _ in range(2)]
     assert runs[0].loss == runs[1].loss
-
-
-def test_a_schedule_that_follows_the_loss_is_told_after_every_epoch(tmp_path):
-    from sparsebp import optim
-
-    def run(folder, epochs, resume=False):
-        model = tiny.TinyModel(noise=0.0)
-        optimizer = optim.SGD(model.parameters(), lr=0.1)
-        plateau = optim.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=1e9)  # nothing is an improvement
-        trainer = Trainer(
-            model, tiny.TinyLoss(), optimizer, lr_scheduler=plateau, checkpoint_dir=tmp_path / folder, rng=1
-        )
-        return trainer.fit(tiny.dataset(20), epochs=epochs, batch_size=10, validation=tiny.dataset(10), resume=resume)
-
-    whole = run("whole", 4)
-    assert whole.lr == pytest.approx([0.1] * 2 + [0.05] * 2 + [0.025] * 2 + [0.0125] * 2)
-    run("parts", 2)
-    assert run("parts", 4, resume=True).lr == whole.lr
