@@ -267,6 +267,11 @@ class _Monitor(Callback):
         self.best, self.best_epoch = value, record.epoch
         return True
 
+    def _resumes_after(self, epoch: int) -> bool:
+        """Whether a resumed run is at the end of this epoch; it may have been killed before `on_epoch`."""
+        history = self.trainer.history
+        return epoch >= 0 and history.steps == history.epochs[epoch].step
+
 
 class EarlyStopping(_Monitor):
     """Ends `fit` after an epoch when a loss or an accuracy has stopped improving, as in Keras and Lightning.
@@ -316,14 +321,11 @@ class EarlyStopping(_Monitor):
         """Take up the best epoch before a resume; a run that had ended ends at once."""
         super().on_start(info)
         self.stopped_epoch = self._weights = None
-        history = self.trainer.history
-        if self.restore_best and self.best_epoch >= 0:
-            # Killed after its checkpoint, but before this callback was told of the epoch, it has the best weights now.
-            if history.steps == history.epochs[self.best_epoch].step:
-                self._keep()
-            else:
-                self._weights = self._kept()
-        self._stop_if_due(len(history.epochs) - 1)
+        if self.restore_best and self._resumes_after(self.best_epoch):
+            self._keep()
+        elif self.restore_best and self.best_epoch >= 0:
+            self._weights = self._kept()
+        self._stop_if_due(len(self.trainer.history.epochs) - 1)
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Compare the epoch with the best one."""
@@ -370,8 +372,8 @@ class ModelCheckpoint(_Monitor):
     Parameters
     ----------
     path
-        The file. Its name may have fields of `EpochRecord`, as ``"{epoch:03d} {validation_loss:.3f}.safetensors"``;
-        else each file replaces the one before. The folder is created if necessary.
+        The file. Its name may have fields of `EpochRecord`, as ``"{epoch:03d} {validation_loss:.3f}.safetensors"``
+        (epochs count from 0); else each file replaces the one before. The folder is created if necessary.
     monitor, mode
         As in `EarlyStopping`; for `save_best_only`.
     save_best_only
@@ -402,16 +404,22 @@ class ModelCheckpoint(_Monitor):
         self._path_of(EpochRecord(0, 1, 0.0, 0.0, 0.0, 0.0, 0.0))
 
     def on_start(self, info: RunInfo) -> None:
-        """Create the folder."""
+        """Create the folder; write a file that is due since before a resume."""
         if self.save_best_only:
             super().on_start(info)
         prepare_folder(self.path.parent)
+        epochs = self.trainer.history.epochs
+        if self._resumes_after(len(epochs) - 1) and (not self.save_best_only or self.best_epoch == len(epochs) - 1):
+            self._write(epochs[-1])
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Write the file."""
         if not self.save_best_only or self._improves(record):
-            self.last_path = self._path_of(record)
-            save_checkpoint(self.last_path, pack(self.trainer, self.trainer._position))
+            self._write(record)
+
+    def _write(self, record: EpochRecord) -> None:
+        self.last_path = self._path_of(record)
+        save_checkpoint(self.last_path, pack(self.trainer, self.trainer._position))
 
     def _path_of(self, record: EpochRecord) -> Path:
         fields = record.to_json()

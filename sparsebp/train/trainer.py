@@ -733,7 +733,7 @@ class Trainer:
         at: tuple[int, int] = collective_call(
             self.transport, lambda: restore(self, checkpoint, shape, folder / FILE_NAME)
         )
-        self.saved = self.history.steps
+        self.saved, self._position = self.history.steps, dict(checkpoint.state["position"])
         return at
 
     def _begin(self, shape: dict[str, int]) -> None:

@@ -258,6 +258,30 @@ def test_a_resumed_run_keeps_its_best_checkpoint(tmp_path):
     assert (tmp_path / "parts" / "best" / "c.safetensors").read_bytes() == before
 
 
+@pytest.mark.parametrize("best_only", [True, False])
+@pytest.mark.parametrize("where", range(4))
+def test_no_checkpoint_is_missing_after_a_kill(tmp_path, where, best_only):
+    """Also of an epoch that was saved before the callback was told of it."""
+
+    def contents(folder):
+        return {path.name: load_checkpoint(path) for path in (tmp_path / folder / "kept").iterdir()}
+
+    def run(folder, *others, resume=False):
+        path = tmp_path / folder / "kept" / ("best" if best_only else "{epoch}")
+        fit([*others, ModelCheckpoint(path, save_best_only=best_only)], tmp_path / folder, epochs=5, resume=resume)
+
+    run("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run("parts", States(fails_at=where))
+    run("parts", resume=True)
+    found, wanted = contents("parts"), contents("whole")
+    assert found.keys() == wanted.keys()
+    for name, checkpoint in wanted.items():
+        assert found[name].state["position"] == checkpoint.state["position"]
+        seconds = {"history.seconds": checkpoint.tensors["history.seconds"]}
+        assert_same({**found[name].tensors, **seconds}, checkpoint.tensors)
+
+
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
     path = tmp_path / "c.safetensors"
     fit([ModelCheckpoint(path)], epochs=1)
