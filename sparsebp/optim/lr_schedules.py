@@ -102,7 +102,11 @@ class LRScheduler(abc.ABC):
         if isinstance(state, Mapping):  # states of version 0.1 have no rates: keep the optimizer's
             state = {"rates": self.state_dict()["rates"]} | dict(state)
         check_state(self, state)
-        lists = {name: _numbers(name, state[name], len(self.base_lrs)) for name in ("base_lrs", "rates")}
+        remedy, groups = "Use the groups that the state was made with", len(self.base_lrs)
+        lists = {
+            name: [in_state(check_number, name, rate, 0.0) for rate in _items(name, state[name], groups, remedy)]
+            for name in ("base_lrs", "rates")
+        }
         self.steps = in_state(check_integer, "steps", state["steps"], 0, 2**62)
         self.base_lrs = lists["base_lrs"]
         return lists["rates"]
@@ -151,12 +155,13 @@ def per_group(name: str, value: float | Sequence[float], optimizer: Optimizer) -
     return values
 
 
-def _numbers(name: str, values: Any, count: int) -> list[float]:
+def _items(name: str, values: Any, count: int, remedy: str) -> list[Any]:
+    """Return an entry of a state that is a list of so many."""
     if not isinstance(values, list) or len(values) != count:
-        raise FileFormatError("The state does not fit the optimizer's groups", expected=f"{count} {name}",
+        raise FileFormatError("The state is of something else", expected=f"{count} {name}",
                               got=len(values) if isinstance(values, list) else type(values).__name__,
-                              remedy="Use the groups that the state was made with")  # fmt: skip
-    return [in_state(check_number, name, value, 0.0) for value in values]
+                              remedy=remedy)  # fmt: skip
+    return values
 
 
 def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> T:
@@ -236,7 +241,8 @@ class ChainedScheduler:
             It is the state of something else.
         """
         check_state(self, state)
-        parts = _parts(state["schedulers"], self.schedulers, "chain", "Chain the schedules")
+        remedy = "Chain the schedules that the state was made with"
+        parts = _items("schedules", state["schedulers"], len(self.schedulers), remedy)
         for scheduler, part in zip(self.schedulers, parts, strict=True):
             scheduler.load_state_dict(part)
 
@@ -299,19 +305,11 @@ class SequentialLR(LRScheduler):
 
     def _restore(self, state: Mapping[str, Any]) -> list[float]:
         given = state.get("schedulers", []) if isinstance(state, Mapping) else []
-        parts = _parts(given, self.schedulers, "sequence", "Build the sequence")
+        remedy = "Build the sequence that the state was made with"
+        parts = _items("schedules", given, len(self.schedulers), remedy)
         for scheduler, part in zip(self.schedulers, parts, strict=True):
             scheduler._restore(part)
         return super()._restore(state)
-
-
-def _parts(states: Any, schedulers: Sequence[Any], what: str, advice: str) -> list[Any]:
-    """Return the states of the parts of a chain or sequence after checking that there is one for each."""
-    if not isinstance(states, list) or len(states) != len(schedulers):
-        raise FileFormatError(f"The state does not fit the {what}", expected=f"{len(schedulers)} schedules",
-                              got=len(states) if isinstance(states, list) else type(states).__name__,
-                              remedy=f"{advice} that the state was made with")  # fmt: skip
-    return states
 
 
 # The learning-rate schedule that follows a loss, as torch.optim.lr_scheduler.ReduceLROnPlateau.
