@@ -21,29 +21,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(
-    ("text", "task", "options"),
-    [
-        ("Unknown model", "digits", {"model": "gru"}), ("Unknown backward", "digits", {"backward": "x"}),
-        ("Unknown backward", "seqmnist", {"backward": "x"}), ("does not belong", "digits", {"seq_len": 28}),
-        ("does not belong", "seqmnist", {"width": 0.5}), ("does not belong", "bitstream", {"prune": 0.5}),
-        ("out of range", "digits", {"prune": 1.0}),
-        ("retrain_lr", "digits", {"prune": 0.5, "retrain_lr": 0.0}),
-        ("nothing to retrain", "digits", {"retrain_epochs": 2}),
-        ("nothing to retrain", "digits", {"prune_method": "class_blind"}),
-        ("not part of any package", "cifar10", {}), ("belongs to cifar10", "mnist", {"data": "here"}),
-        ("no width", "digits", {"model": "lenet5", "width": 0.5}),
-        ("Unknown prune_method", "digits", {"prune": 0.5, "prune_method": "x"}),
-        ("computes all input gradients at once", "digits", {"schedule": "ooo", "backward": "hybrid"}),
-        ("places the updates itself", "digits", {"schedule": "ooo", "fusion": "forward"}),
-    ],
-)  # fmt: skip
-def test_bad_values_are_refused(text, task, options):
-    with pytest.raises(OptionError, match=text) as caught:
-        config_for(task, **options)
-    assert caught.value.got is not None
-
-
-@pytest.mark.parametrize(
     ("model", "options"),
     [("lenet5", {}), ("vgg11", {"width": 0.05}), ("mobilenetv2", {"width": 0.1}), ("densenet", {"width": 0.1})],
 )
