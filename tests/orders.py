@@ -17,11 +17,25 @@ from sparsebp.optim import clip_grad_norm, global_norm
 from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import conventional
+from sparsebp.train import Callback
 
 IMAGES = np.random.default_rng(5).standard_normal((22, 2, 6, 6)).astype(np.float32)
 SEQUENCES = np.random.default_rng(6).standard_normal((22, 5, 3)).astype(np.float32)
 WORDS = np.random.default_rng(8).integers(5, size=(22, 4)).astype(np.uint8)
 CLASSES = np.random.default_rng(7).integers(3, size=22)
+
+
+class Stop(Callback):
+    """Fails after a step."""
+
+    reads_model = False
+
+    def __init__(self, step, error=KeyboardInterrupt):
+        self.step, self.error = step, error
+
+    def on_step(self, history):
+        if history.steps == self.step:
+            raise self.error
 
 
 class Rows:
@@ -141,12 +155,18 @@ def parts_of(indices, accumulate):
     return np.array_split(indices, min(accumulate, len(indices)))
 
 
-def plain(model, data, optimizer, *, epochs, batch_size, accumulate=1, clip_norm=None, scheduler=None, steps=None):
-    """Train what the optimizer has without executor; return losses and norms. Stop before the loss of step `steps`."""
+def plain(model, data, optimizer, *, epochs, batch_size, accumulate=1, clip_norm=None, scheduler=None, steps=None,
+          spoilt=False, shuffled=True):  # fmt: skip
+    """Train what the optimizer has without executor; return losses and norms.
+
+    Stop after `steps` steps; `spoilt`: after the next one's first forward.
+    """
     loss, losses, norms = nn.CrossEntropyLoss(), [], []
     for epoch in range(epochs):
-        order = epoch_order(len(data), seed=3, epoch=epoch)
+        order = epoch_order(len(data), seed=3, epoch=epoch) if shuffled else np.arange(len(data))
         for start in range(0, len(data), batch_size):
+            if len(losses) == steps and not spoilt:
+                return losses, norms
             indices = order[start : start + batch_size]
             total, value = {}, 0.0
             for part in parts_of(indices, accumulate):

@@ -82,25 +82,14 @@ def test_evaluation_and_checkpoints_between_steps(fusion, tmp_path):
     orders.assert_same(results[0][1], results[1][1])
 
 
-class Stop(Callback):
-    reads_model = False
-
-    def __init__(self, step, error):
-        self.step, self.error = step, error
-
-    def on_step(self, history):
-        if history.steps == self.step:
-            raise self.error
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_an_interruption_leaves_no_update_behind(error, fusion):
     (model, data, opt), (twin, _, twin_opt) = both("mlp", "adam")
     with pytest.raises(error):
-        fit(model, data, opt, fusion=fusion, callbacks=[Stop(4, error)])
+        fit(model, data, opt, fusion=fusion, callbacks=[orders.Stop(4, error)])
     with pytest.raises(error):
-        fit(twin, data, twin_opt, callbacks=[Stop(4, error)])
+        fit(twin, data, twin_opt, callbacks=[orders.Stop(4, error)])
     orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
 
 
@@ -118,7 +107,7 @@ def test_an_interruption_amid_late_updates(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fit(model, data, opt, fusion="forward")
     with pytest.raises(KeyboardInterrupt):
-        fit(twin, data, twin_opt, callbacks=[Stop(2, KeyboardInterrupt)])
+        fit(twin, data, twin_opt, callbacks=[orders.Stop(2)])
     orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
 
 
@@ -126,7 +115,7 @@ def test_an_interruption_amid_late_updates(monkeypatch):
 def test_a_run_resumes_bit_for_bit_with_any_fusion(fusion, tmp_path):
     (model, data, opt), (twin, _, twin_opt) = both("conv", "adam")
     with pytest.raises(KeyboardInterrupt):
-        fit(model, data, opt, fusion=fusion, callbacks=[Stop(4, KeyboardInterrupt)], checkpoint_dir=tmp_path,
+        fit(model, data, opt, fusion=fusion, callbacks=[orders.Stop(4)], checkpoint_dir=tmp_path,
             checkpoint_every=2, accumulate=2)  # fmt: skip
     model = orders.conv()
     opt = orders.OPTIMIZERS["adam"](model.parameters())

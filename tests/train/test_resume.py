@@ -9,25 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import orders
 from sparsebp import nn, optim
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
-from sparsebp.train import Callback, Trainer, load_checkpoint
+from sparsebp.train import Trainer, load_checkpoint
 from train import tiny
 
 SCRIPT = Path(__file__).with_name("tiny.py")
-
-
-class StopAtError(Exception):
-    pass
-
-
-class StopAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step(self, history):
-        if history.steps == self.step:
-            raise StopAtError
 
 
 def fit(folder, *, callbacks=(), resume=False, epochs=4):
@@ -55,8 +43,8 @@ def assert_same_run(history, trainer, uninterrupted):
 
 @pytest.mark.parametrize("step", [1, 2, 3, 8, 9, 16, 31, 32])
 def test_stopped_at_any_step_and_resumed(tmp_path, uninterrupted, step):
-    with pytest.raises(StopAtError):
-        fit(tmp_path, callbacks=[StopAt(step)])
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, callbacks=[orders.Stop(step)])
     assert_same_run(*fit(tmp_path, resume=True), uninterrupted)
 
 
@@ -68,11 +56,11 @@ def test_more_epochs_after_the_end_or_none(tmp_path, uninterrupted, epochs):
 
 def test_a_run_killed_before_its_first_checkpoint_starts_at_the_beginning(tmp_path, uninterrupted, monkeypatch):
     def killed(*arguments):
-        raise StopAtError
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("sparsebp.train.trainer.save_checkpoint", killed)
-        with pytest.raises(StopAtError):
+        with pytest.raises(KeyboardInterrupt):
             fit(tmp_path)
     assert_same_run(*fit(tmp_path, resume=True), uninterrupted)
 

@@ -14,7 +14,7 @@ from sparsebp import nn
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
 from sparsebp.schedule import StepGraph
-from sparsebp.train import Callback, Trainer
+from sparsebp.train import Trainer
 from within import within
 
 SIZES = st.sampled_from([1, 2, 5, 6, 19, 30])
@@ -41,19 +41,6 @@ class Loss(nn.CrossEntropyLoss):
             raise BrokenError
         self.left -= 1
         return super().forward(prediction, target)
-
-
-class Stop(Callback):
-    """Fails after a step."""
-
-    reads_model = False
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step(self, history):
-        if history.steps == self.step:
-            raise BrokenError
 
 
 class Training(RuleBasedStateMachine):
@@ -113,7 +100,7 @@ class Training(RuleBasedStateMachine):
         if where == "loss":
             self.loss.left = at
         elif where == "callback":
-            trainer.callbacks = (Stop(at + 1),)
+            trainer.callbacks = (orders.Stop(at + 1, BrokenError),)
         else:
             count, batch = [0], data.batch
 
@@ -146,31 +133,13 @@ class Training(RuleBasedStateMachine):
         modes = [(layer, layer.training) for _, layer in self.twin.modules()]
         if not training:
             self.twin.train()
-        if steps is not None and not spoilt:
-            losses, norms = self.some(data, size, steps)
-        else:
-            losses, norms = orders.plain(
-                self.twin, data, self.twin_opt, epochs=epochs, batch_size=size, accumulate=self.accumulate,
-                clip_norm=self.clip, steps=steps,
-            )  # fmt: skip
+        losses, norms = orders.plain(
+            self.twin, data, self.twin_opt, epochs=epochs, batch_size=size, accumulate=self.accumulate,
+            clip_norm=self.clip, steps=steps, spoilt=spoilt,
+        )  # fmt: skip
         for layer, mode in modes:
             layer.training = mode
         assert (history.loss, history.grad_norm) == (losses, norms)
-
-    def some(self, data, size, steps):
-        """Take the first steps of an epoch."""
-        chosen = orders.epoch_order(len(data), seed=3, epoch=0)[: steps * size]
-        if steps == 0:
-            return [], []
-        rows = orders.Rows(data.x[chosen], data.target[chosen])
-        kept, orders.epoch_order = orders.epoch_order, lambda n, **_: np.arange(n)
-        try:
-            return orders.plain(
-                self.twin, rows, self.twin_opt, epochs=1, batch_size=size, accumulate=self.accumulate,
-                clip_norm=self.clip,
-            )  # fmt: skip
-        finally:
-            orders.epoch_order = kept
 
     @rule(samples=SAMPLES, size=SIZES)
     def evaluate(self, samples, size):
@@ -223,13 +192,8 @@ class Training(RuleBasedStateMachine):
 
         within(run)
         for size in sizes:
-            kept, orders.epoch_order = orders.epoch_order, lambda n, **_: np.arange(n)
-            try:
-                orders.plain(
-                    self.twin, self.data(size), self.twin_opt, epochs=1, batch_size=size, accumulate=accumulate
-                )
-            finally:
-                orders.epoch_order = kept
+            orders.plain(self.twin, self.data(size), self.twin_opt, epochs=1, batch_size=size, accumulate=accumulate,
+                         shuffled=False)  # fmt: skip
 
     @invariant()
     def twins_are_equal(self):
