@@ -312,6 +312,8 @@ class CellMath(abc.ABC):
     """Names of the arrays that the state consists of."""
     kind: str | None = None
     """Name of the cell in the host's inference kernels; None if they lack it."""
+    options: tuple[Any, ...] = ()
+    """Arguments of the kernels other than arrays."""
 
     def input_bias(self, weights: Weights) -> Array | None:
         """Return the bias of the input projection (gH,), b_ih + b_hh, or None."""
@@ -323,20 +325,12 @@ class CellMath(abc.ABC):
         # With `projection`, weight_ih and the biases, x is the input (T, B, I), and the kernel projects it.
 
     @abc.abstractmethod
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums` by the recursion (one chunk), or by reduce-then-scan over several."""
-        # `last` is the gradient at the state after the last step.
+    def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
+        """Return what the kernels of the way back read of a run: ``rnn_backward``, ``rnn_jacobians``, ``rnn_maps``, …"""
 
     @abc.abstractmethod
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write the values that `jacobians` returns."""
-
-    @abc.abstractmethod
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run to affine maps (C, B, n + 1, n) of the state's n values; see the kernels."""
 
     @abc.abstractmethod
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
@@ -349,6 +343,15 @@ class CellMath(abc.ABC):
         # no product over padded steps overflows, and 0 · inf makes no NaN.
 
     # ---- the same for every cell, but for one that wraps another -----------------------------------------------------
+
+    def run_back(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
+        initial: State, sums: WeightSums | None = None,
+    ) -> None:  # fmt: skip
+        """Write ga, `initial` and `sums` by the recursion (one chunk), or by reduce-then-scan over several."""
+        # `last` is the gradient at the state after the last step.
+        back = getattr(k, f"{self.name}_backward")
+        back(*self.kept_arrays(tape), w_hh, gy, *last, *self.options, ga, *initial, chunks, sums)
 
     def pattern(self, hidden: int) -> SparsityPattern:
         """Return the pattern of one step's transposed Jacobian, n × n for a state of n values: by default dense."""
@@ -473,7 +476,7 @@ class CellMath(abc.ABC):
         steps, batch, hidden = tape.h.shape
         size = len(self.states) * hidden
         maps = xp.empty((min(chunks, steps), batch, size + 1, size), dtype=tape.h.dtype)
-        self.run_maps(kernels.get(xp), tape, w_hh, gy, maps)
+        getattr(kernels.get(xp), f"{self.name}_maps")(*self.kept_arrays(tape), w_hh, gy, *self.options, maps)
         return algorithms.join_all(maps[::-1])
 
     def jacobians(self, tape: Tape, w_hh: Array, reverse: bool = False) -> Array:
@@ -575,28 +578,21 @@ class RNNMath(CellMath):
 
     def __init__(self, nonlinearity: Nonlinearity) -> None:
         self.nonlinearity: Nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
-        self.kind = self.nonlinearity
+        self.kind, self.options = self.nonlinearity, (self.nonlinearity,)
 
     def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
         """Run the recurrence."""
         k.rnn_forward(x, weights.weight_hh, tape.h0, self.nonlinearity, tape.h, *projection)
 
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums`."""
-        k.rnn_backward(tape.h, w_hh, gy, last[0], self.nonlinearity, ga, initial[0], chunks, sums)
+    def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
+        """Return h."""
+        return (tape.h,)
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""
         h = backend.namespace(tape.h).ascontiguousarray(tape.h[::-1]) if reverse else tape.h
         steps, batch, hidden = h.shape
         k.rnn_jacobians(h, w_hh, self.nonlinearity, out.reshape(steps, hidden, hidden, batch))
-
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run."""
-        k.rnn_maps(tape.h, w_hh, gy, self.nonlinearity, maps)
 
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """``ga = grad_h · f'(h)``."""
@@ -638,12 +634,9 @@ class GRUMath(CellMath):
             b_hn = weights.bias_hh[2 * hidden :]
         k.gru_forward(x, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates, *projection)
 
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums`."""
-        k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, last[0], ga, initial[0], chunks, sums)
+    def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
+        """Return h, h0 and the gates."""
+        return tape.h, tape.h0, tape.gates
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""
@@ -656,10 +649,6 @@ class GRUMath(CellMath):
         states = xp.zeros_like(tape.states[0])  # only states before a step are read: the last entry is unused
         states[:-1] = tape.h_prev[::-1]
         k.gru_jacobians(states[1:], states[0], xp.ascontiguousarray(tape.gates[::-1]), w_hh, out)  # type: ignore[index]
-
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run."""
-        k.gru_maps(tape.h, tape.h0, tape.gates, w_hh, gy, maps)
 
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """Write the four gradients, in the notation of Eq. 11: j2 = r(1-r), j6 = 1-n², j7 = 1-z, j9 = z(1-z)."""
@@ -694,13 +683,9 @@ class LSTMMath(CellMath):
         """Run the recurrence, keeping every gate."""
         k.lstm_forward(x, weights.weight_hh, tape.h0, tape.c0, tape.h, tape.c, tape.gates, *projection)
 
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums`."""
-        (at_h, at_c), (gh0, gc0) = last, initial
-        k.lstm_backward(tape.c, tape.c0, tape.gates, w_hh, gy, at_h, at_c, ga, gh0, gc0, chunks, sums)
+    def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
+        """Return c, c0 and the gates."""
+        return tape.c, tape.c0, tape.gates
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write every step's four blocks. A step reads c before and after it, so the order is turned afterwards."""
@@ -709,10 +694,6 @@ class LSTMMath(CellMath):
             first = out[t].copy()
             out[t] = out[-1 - t]
             out[-1 - t] = first
-
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run."""
-        k.lstm_maps(tape.c, tape.c0, tape.gates, w_hh, gy, maps)
 
     def pattern(self, hidden: int) -> SparsityPattern:
         """Return the pattern whose blocks from c are diagonal."""
