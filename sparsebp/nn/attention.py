@@ -31,6 +31,7 @@ from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import (
     Layer,
     Work,
+    batch_first_axes,
     check_gy,
     check_input,
     full,
@@ -187,6 +188,7 @@ class MultiheadAttention(Layer):
     replayable = True
     generator: np.random.Generator
     sample_axes = 2
+    batch_axes = batch_first_axes
 
     def __init__(
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
@@ -362,11 +364,6 @@ class MultiheadAttention(Layer):
     def capture_obstacle(self) -> str | None:
         """While training with dropout, every mask has a seed from the host's generator."""
         return "draws the seed of its mask on the host" if self._drops else None
-
-    @property
-    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First with ``batch_first``, else after the steps."""
-        return (0, 0) if self.batch_first else (1, 1)
 
     @property
     def _drops(self) -> bool:
@@ -606,6 +603,7 @@ class PositionalEmbedding(Layer):
 
     replayable = True
     stepwise = True
+    batch_axes = batch_first_axes
 
     def __init__(
         self, max_length: int, embedding_dim: int, batch_first: bool = False, *, dtype: Any = np.float32,
@@ -645,11 +643,6 @@ class PositionalEmbedding(Layer):
     def jacobian_t(self, saved: Array) -> Any:
         """Return the identity, shared by the batch."""
         return identity_jacobian_t(saved, self.batch_axes[0])
-
-    @property
-    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First with ``batch_first``, else after the steps."""
-        return (0, 0) if self.batch_first else (1, 1)
 
 
 class MeanSaved(NamedTuple):

@@ -287,6 +287,18 @@ class StateGradients(Gradients):
         return self._once("state", self._state)
 
 
+def pair(name: str, hx: Any) -> GivenState | None:
+    """Return (h0, c0) after checking that it is a pair."""
+    if hx is None:
+        return None
+    if isinstance(hx, (tuple, list)) and len(hx) == 2:
+        return tuple(hx)
+    raise OptionError(
+        f"{name} is not the state of an LSTM", expected="a pair of arrays (h0, c0)",
+        got=f"{type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else "")
+    )  # fmt: skip
+
+
 def joined(arrays: GivenState) -> Array:
     """Return arrays side by side along the last axis; a single array unchanged."""
     return arrays[0] if len(arrays) == 1 else backend.namespace(arrays[0]).concatenate(arrays, axis=-1)
@@ -326,7 +338,7 @@ class CellMath(abc.ABC):
 
     @abc.abstractmethod
     def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
-        """Return what the kernels of the way back read of a run: ``rnn_backward``, ``rnn_jacobians``, ``rnn_maps``, …"""
+        """Return the arrays of a run that the backward and the map kernels read."""
 
     @abc.abstractmethod
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:

@@ -281,19 +281,9 @@ def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str
     return function
 
 
-def explain(model: Any, x: Array, **options: Any) -> str:
-    """Run `model` forward, without side effects, and describe the choices of ``backward="auto"``, a line each."""
-    with _undisturbed(model):
-        _, saved = forward_of(model, x, **options)
-        found = list(model.choices(saved))
-    if not found:
-        return f"{type(model).__name__}: bp, plain back-propagation; nothing was left to choose."
-    return "\n".join(f"{name or type(model).__name__}: {algorithm}. {reason}" for name, algorithm, reason in found)
-
-
 @contextlib.contextmanager
-def _undisturbed(model: Any) -> Iterator[None]:
-    """Restore running statistics and random generators afterwards."""
+def undisturbed(model: Any) -> Iterator[None]:
+    """Restore a model's running statistics and random generators afterwards."""
     buffers = [(layer, name, array.copy()) for _, layer in model.modules() for name, array in layer.buffers.items()]
     generators = [(generator, generator.bit_generator.state) for generator in model.generators().values()]
     try:

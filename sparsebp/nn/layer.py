@@ -30,7 +30,7 @@ from sparsebp.core.errors import (
     ShapeError,
 )
 from sparsebp.core.shortcuts import belongs, forward_of, record
-from sparsebp.nn.gradients import Back, Gradients, explain
+from sparsebp.nn.gradients import Back, Gradients, undisturbed
 
 __all__ = ["NothingKept", "inference_mode", "keeps"]
 
@@ -368,7 +368,12 @@ class Layer(abc.ABC):
         x, **options
             As for `forward`, which runs; random generators and running statistics are as before afterwards.
         """
-        return explain(self, x, **options)
+        with undisturbed(self):
+            _, saved = forward_of(self, x, **options)
+            found = list(self.choices(saved))
+        if not found:
+            return f"{type(self).__name__}: bp, plain back-propagation; nothing was left to choose."
+        return "\n".join(f"{name or type(self).__name__}: {algorithm}. {reason}" for name, algorithm, reason in found)
 
     def choices(self, saved: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield ``(dotted name, algorithm, reason)`` for every part of the way back that had a choice."""
@@ -640,6 +645,10 @@ class Layer(abc.ABC):
 
 
 record(Layer, is_base=True)
+
+
+batch_first_axes = property(lambda layer: (0, 0) if layer.batch_first else (1, 1))
+"""`Layer.batch_axes` of layers with the option ``batch_first``: the batch comes first, or after the steps."""
 
 
 def input_grad_work(layer: Layer, shape: tuple[int, ...], saved: Any) -> Work:

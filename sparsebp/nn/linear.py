@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -147,14 +148,13 @@ class Linear(Prunable):
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
-        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
+        weight = self.params["weight"]
+        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
         return kernels.dense(xp).matmul(gy, self._weight())
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
-        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
-        gy, x = (gy, saved) if gy.ndim == 2 else self._flat(gy, saved)
-        dense = kernels.dense(xp)
+        dense, gy, x = self._matrices(gy, saved)
         grads = {"weight": self._masked(dense.matmul(gy.T, x))}
         if "bias" in self.params:
             grads["bias"] = dense.column_sums(gy)
@@ -164,22 +164,21 @@ class Linear(Prunable):
         """Return ``{"weight": (gyᵀ, x)}, {"bias": Σ gy}``; None if a part of the weight is pruned."""
         if self._mask() is not None:
             return None
-        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
-        gy, x = self._flat(gy, saved)
-        return {"weight": (gy.T, x)}, {"bias": kernels.dense(xp).column_sums(gy)} if "bias" in self.params else {}
+        dense, gy, x = self._matrices(gy, saved)
+        return {"weight": (gy.T, x)}, {"bias": dense.column_sums(gy)} if "bias" in self.params else {}
 
     def weight_grad_products(self, gy: Array, saved: Array) -> dict[str, ProductFactors] | None:
         """Return two matrices per parameter whose product holds its gradient; None if a weight is pruned."""
         if self._mask() is not None:
             return None
-        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
-        gy, x = self._flat(gy, saved)
-        ones = kernels.dense(xp).row_of_ones(gy)
-        return {"weight": (gy.T, x)} | ({"bias": (ones, gy)} if "bias" in self.params else {})
+        dense, gy, x = self._matrices(gy, saved)
+        return {"weight": (gy.T, x)} | ({"bias": (dense.row_of_ones(gy), gy)} if "bias" in self.params else {})
 
-    def _flat(self, gy: Array, saved: Array) -> tuple[Array, Array]:
-        rows = prod(saved.shape[:-1])
-        return gy.reshape(rows, self.out_features), saved.reshape(rows, self.in_features)
+    def _matrices(self, gy: Array, saved: Array) -> tuple[ModuleType, Array, Array]:
+        """Check gy; return the module of dense products, and gy and x as matrices."""
+        weight, rows = self.params["weight"], prod(saved.shape[:-1])
+        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
+        return kernels.dense(xp), gy.reshape(rows, self.out_features), saved.reshape(rows, self.in_features)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one matrix product."""

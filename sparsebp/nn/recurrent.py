@@ -41,12 +41,13 @@ from sparsebp.nn.cells import (
     Tape,
     Weights,
     initial_weights,
+    pair,
     parse_lengths,
     reverse_time,
     weight_names,
 )
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
-from sparsebp.nn.layer import Layer, NothingKept, check_gy, check_input, keeps, parameter_dtype
+from sparsebp.nn.layer import Layer, NothingKept, batch_first_axes, check_gy, check_input, keeps, parameter_dtype
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.stream import CellGradients, RecurrentCell, Stream, takes_unbatched
 
@@ -96,6 +97,7 @@ class Recurrent(Layer):
     """
 
     generator: np.random.Generator
+    batch_axes = batch_first_axes
     saved_class: ClassVar[type[RecurrentSaved]] = RecurrentSaved
     gradients_class: ClassVar[type[StateGradients]] = StateGradients
 
@@ -288,16 +290,6 @@ class Recurrent(Layer):
     def _gradients(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> Any:
         """Return the gradients from gy, and from `named`, the gradients at the last state's arrays."""
         _ = saved.tapes[0]  # refused where nothing was kept
-        runs = RunsBack(self, saved, self._checked_gy(gy, saved, named), tuple(named.values()))
-
-        def at_input() -> Array:
-            gx = runs.at_input()
-            return backend.namespace(gx).ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
-
-        return self.gradients_class(self, gy, saved, at_input, runs.at_weights, state=runs.at_initial)
-
-    def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> Array | None:
-        """Return gy time-major, and 0 past the lengths."""
         given = gy is not None
         for (name, array), state in zip(named.items(), saved.last, strict=True):
             if array is not None:
@@ -306,14 +298,21 @@ class Recurrent(Layer):
         if not given:
             raise OptionError("No gradient was given", expected=f"gy, {', '.join(named)} or more of them", got="None",
                               remedy="Pass the gradient of the loss with respect to y or to saved.h_n")  # fmt: skip
-        if gy is None:
-            return None
-        steps, batch, hidden = saved.shape
-        width = self.directions * hidden
-        shape = (batch, steps, width) if self.batch_first else (steps, batch, width)
-        check_gy(gy, shape, saved.h_n.dtype, saved.h_n)
-        gy = gy.transpose(1, 0, 2) if self.batch_first else gy
-        return gy if saved.lengths is None else saved.lengths.mask(gy)
+        arriving = gy  # time-major, and 0 past the lengths
+        if gy is not None:
+            steps, batch, hidden = saved.shape
+            width = self.directions * hidden
+            shape = (batch, steps, width) if self.batch_first else (steps, batch, width)
+            check_gy(gy, shape, saved.h_n.dtype, saved.h_n)
+            arriving = gy.transpose(1, 0, 2) if self.batch_first else gy
+            arriving = arriving if saved.lengths is None else saved.lengths.mask(arriving)
+        runs = RunsBack(self, saved, arriving, tuple(named.values()))
+
+        def at_input() -> Array:
+            gx = runs.at_input()
+            return backend.namespace(gx).ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
+
+        return self.gradients_class(self, gy, saved, at_input, runs.at_weights, state=runs.at_initial)
 
     def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the algorithm chosen for `backward`."""
@@ -355,11 +354,6 @@ class Recurrent(Layer):
             own = layer_jacobian_t(self.cell, tapes, weights, saved.lengths, saved.masks[layer], limit)
             product = own if product is None else product @ own
         return product
-
-    @property
-    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First with ``batch_first``, else after the time axis."""
-        return (0, 0) if self.batch_first else (1, 1)
 
     # ---- runs: a layer in one direction, numbered as torch.nn has them along h_n -------------------------------------
 
@@ -766,15 +760,3 @@ class LSTMCell(RecurrentCell):
         ``input``, ``hidden`` and ``cell`` are the gradients at x, h and c, ``weights`` those of the parameters.
         """
         return self._gradients(gy, saved, {"gy": gy, "grad_c": grad_c})
-
-
-def pair(name: str, hx: Any) -> GivenState | None:
-    """Return (h0, c0) after checking that it is a pair."""
-    if hx is None:
-        return None
-    if isinstance(hx, (tuple, list)) and len(hx) == 2:
-        return tuple(hx)
-    raise OptionError(
-        f"{name} is not the state of an LSTM", expected="a pair of arrays (h0, c0)",
-        got=f"{type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else "")
-    )  # fmt: skip

@@ -14,7 +14,7 @@ from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs, record
-from sparsebp.nn.cells import CellMath, GivenState, StateGradients, Tape, Weights, initial_weights
+from sparsebp.nn.cells import CellMath, GivenState, StateGradients, Tape, Weights, initial_weights, pair
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
 
@@ -87,23 +87,13 @@ class Stream:
 
     def reset(self, state: GivenState | None = None) -> None:
         """Set the state: to an array for `h` (of an LSTM the pair for `h` and `c`), or to zeros."""
-        given = self._parts(state)
+        given = (state,) if self._c is None else pair("state", state) or (None, None)
         for own, array in zip((self._h, self._c), given, strict=False):
             if array is not None:
                 check_input(array, name="state", dtype=self._dtype, shape=own.shape, like=own)
         values = [0 if array is None else np.array(array) for array in given]  # copies: one may be the other's state
         for own, value in zip((self._h, self._c), values, strict=False):
             own[...] = value
-
-    def _parts(self, state: Any) -> GivenState:
-        if self._c is None:
-            return (state,)
-        if state is None:
-            return None, None
-        if isinstance(state, (tuple, list)) and len(state) == 2:
-            return state
-        raise OptionError("The state is not an LSTM's", expected="a pair of arrays (h, c)",
-                          got=type(state).__name__)  # fmt: skip
 
     def step(self, x: np.ndarray) -> np.ndarray:
         """Take all layers one step on, and return the last one's h.
@@ -273,30 +263,20 @@ L = TypeVar("L", bound=type[Layer])
 
 
 class UnbatchedSaved(NamedTuple):
-    """Saved by the forward of an unbatched input: the value of a batch of one, and its states without the batch
-    axis."""
+    """Saved by the forward of an unbatched input: the value of a batch of one.
+
+    It has the batch's `backward_choice`, and its last states, `h_n` and `c_n` of a layer and `c` of a cell, without the
+    batch axis.
+    """
 
     batch: Any
 
-    @property
-    def backward_choice(self) -> Any:
-        """The batch's."""
-        return self.batch.backward_choice
-
-    @property
-    def h_n(self) -> Array:
-        """Last hidden states of a layer (num_layers · directions, H)."""
-        return self.batch.h_n[:, 0]
-
-    @property
-    def c_n(self) -> Array:
-        """Last cell states of an LSTM (num_layers · directions, H)."""
-        return self.batch.c_n[:, 0]
-
-    @property
-    def c(self) -> Array:
-        """Cell states of an LSTM's cell (1, H)."""
-        return self.batch.c[:, 0]
+    def __getattr__(self, name: str) -> Any:
+        if name == "backward_choice":
+            return self.batch.backward_choice
+        if name in ("h_n", "c_n", "c"):
+            return getattr(self.batch, name)[:, 0]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[Array]:
         """Yield the last states, as the batch's value does."""
@@ -304,7 +284,7 @@ class UnbatchedSaved(NamedTuple):
 
 
 class UnbatchedGradients(Gradients):
-    """`Gradients` of an unbatched input, from a batch of one."""
+    """`Gradients` of an unbatched input, from a batch of one: also with respect to the states that the batch's have."""
 
     __slots__ = ("_axis", "_batch")
 
@@ -312,28 +292,10 @@ class UnbatchedGradients(Gradients):
         super().__init__(layer, gy, saved, lambda: batch.input_grad().squeeze(x_axis), batch.weight_grad)
         self._batch, self._axis = batch, axis
 
-    def _of_state(self, name: str) -> Array:
+    def __getattr__(self, name: str) -> Array:
+        if name not in ("h0", "c0", "hidden", "cell"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return self._once(name, lambda: getattr(self._batch, name).squeeze(self._axis))
-
-    @property
-    def h0(self) -> Array:
-        """The gradient with respect to h0, of its shape; computed once."""
-        return self._of_state("h0")
-
-    @property
-    def c0(self) -> Array:
-        """The gradient with respect to c0, of its shape; computed once."""
-        return self._of_state("c0")
-
-    @property
-    def hidden(self) -> Array:
-        """The gradient with respect to a cell's h, of its shape; computed once."""
-        return self._of_state("hidden")
-
-    @property
-    def cell(self) -> Array:
-        """The gradient with respect to a cell's c, of its shape; computed once."""
-        return self._of_state("cell")
 
 
 def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:
