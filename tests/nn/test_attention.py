@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import torch_twins
 from sparsebp import jacobian_t, nn
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import reals, seeds, sizes
@@ -219,7 +220,7 @@ def test_forwards_in_flight_do_not_meet():
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_the_jacobian_is_dense_and_torchs(torch_jacobian_t, batch_first):
+def test_the_jacobian_is_dense_and_torchs(batch_first):
     rng = np.random.default_rng(0)
     layer = nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=batch_first, dtype=np.float64, rng=0)
     twin = loaded(torch.nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=batch_first), layer)
@@ -228,7 +229,7 @@ def test_the_jacobian_is_dense_and_torchs(torch_jacobian_t, batch_first):
     assert jacobian.pattern.kind == "dense" and jacobian.shape == (12, 12)
     axis = 0 if batch_first else 1
     for b in range(2):
-        want = torch_jacobian_t(lambda s: twin(s.unsqueeze(axis)).squeeze(axis), x.take(b, axis=axis))
+        want = torch_twins.jacobian_t(lambda s: twin(s.unsqueeze(axis)).squeeze(axis), x.take(b, axis=axis))
         np.testing.assert_allclose(jacobian.to_dense(b), want, **CLOSE)
 
 

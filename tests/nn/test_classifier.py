@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsebp as sb
+import torch_twins
 from sparsebp import nn
 from sparsebp.core.errors import OptionError, ShapeError
 from strategies import seeds
@@ -55,7 +56,7 @@ def test_against_torch(recurrent_twin, torch_jacobian_t, kind, bidirectional, nu
     jacobian = sb.jacobian_t(model, x)
     for b in range(batch):
         sample = x[b] if batch_first else x[:, b]
-        expected = torch_jacobian_t(lambda s: run(s.unsqueeze(0 if batch_first else 1))[0], sample)
+        expected = torch_twins.jacobian_t(lambda s: run(s.unsqueeze(0 if batch_first else 1))[0], sample)
         np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
 
 

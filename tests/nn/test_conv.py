@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convolutions import configurations, torch_convolve
-from sparsebp import jacobian_t, nn, prune
+from sparsebp import nn, prune
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.patterns import SparsityPattern
 from strategies import seeds
-from torch_twins import assert_like_torch
+from torch_twins import assert_gradients, assert_like_torch, loaded
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -56,8 +56,7 @@ def test_weights_move_both_ways(c, bias, seed):
 def test_padding_by_name(kernel, dilation, padding, seed):
     rng = np.random.default_rng(seed)
     layer = nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation, dtype=np.float64, rng=rng)
-    twin = torch.nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation, dtype=torch.float64)
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
+    twin = loaded(torch.nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation), layer)
     assert_like_torch(layer, twin, rng.standard_normal((2, 2, 11)), rng, CLOSE)
 
 
@@ -76,12 +75,11 @@ def test_padding_modes(ndim, mode, data, dilation, groups, pruned, seed):
     size = tuple(data.draw(st.integers(1, 5)) for _ in range(ndim))
     stride = 1 if padding == "same" else data.draw(st.integers(1, 2))
     options = (2, 2 * groups, data.draw(st.integers(1, 3)), stride, padding, dilation, groups, True, mode)
-    layer, twin = LAYERS[ndim](*options, dtype=np.float64, rng=rng), TWINS[ndim](*options).double()
+    layer = LAYERS[ndim](*options, dtype=np.float64, rng=rng)
     assert layer.padding_mode == mode
     if pruned:
         prune(layer, amount=0.4)
-    state = {name: torch.from_numpy(a) for name, a in layer.state_dict().items() if not name.endswith("mask")}
-    twin.load_state_dict(state)
+    twin = loaded(TWINS[ndim](*options), layer)
     x = rng.standard_normal((2, 2, *size))
     try:
         twin(torch.from_numpy(x))
@@ -122,17 +120,9 @@ def test_rows_of_more_than_a_vector(channels, rows, groups, kernel, stride, padd
     """Whole vectors, and what is left of a row; every plane ends in memory that is another one's."""
     rng = np.random.default_rng(0)
     layer = nn.Conv2d(channels, rows, kernel, stride, padding, groups=groups, rng=0)
+    twin = loaded(torch.nn.Conv2d(channels, rows, kernel, stride, padding, groups=groups), layer)
     x = rng.standard_normal((3, channels, 11, 37), np.float32)
-    y, saved = layer.forward(x)
-    gy = rng.standard_normal(y.shape, np.float32)
-    inputs = torch.from_numpy(x).requires_grad_()
-    weight, bias = (torch.from_numpy(layer.params[name]).requires_grad_() for name in ("weight", "bias"))
-    want = torch.nn.functional.conv2d(inputs, weight, bias, stride, padding, groups=groups)
-    want.backward(torch.from_numpy(gy))
-    np.testing.assert_allclose(y, want.detach().numpy(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(layer.input_grad(gy, saved), inputs.grad.numpy(), rtol=1e-4, atol=1e-5)
-    grads = layer.weight_grad(gy, saved)
-    np.testing.assert_allclose(grads["weight"], weight.grad.numpy(), rtol=1e-4, atol=1e-4)
+    assert_gradients(layer, twin, x, rng, {"rtol": 1e-4, "atol": 1e-4})
 
 
 def test_an_output_beyond_all_memory():
@@ -141,23 +131,6 @@ def test_an_output_beyond_all_memory():
                                                                                       "replicate")):  # fmt: skip
         with pytest.raises(MemoryLimitError, match="does not fit in memory"):
             layer(x)
-
-
-@given(batch=st.integers(1, 3), seed=seeds)
-def test_in_a_sequential(batch, seed):
-    rng = np.random.default_rng(seed)
-    model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, stride=2, padding=1, dtype=np.float64, rng=rng), nn.ReLU(), nn.Flatten(),
-        nn.Linear(4 * 3 * 3, 5, dtype=np.float64, rng=rng),
-    )  # fmt: skip
-    twin = torch.nn.Sequential(
-        torch.nn.Conv2d(2, 4, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(36, 5)
-    ).double()
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in model.state_dict().items()})
-    x = rng.standard_normal((batch, 2, 6, 5))
-    jacobian = assert_like_torch(model, twin, x, rng, CLOSE)
-    assert jacobian.batch == batch
-    np.testing.assert_array_equal(jacobian_t(model, x).data, jacobian.data)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -13,7 +13,7 @@ from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, Shap
 from sparsebp.jacobians import conv_transpose_jacobian_t
 from sparsebp.patterns import conv_pattern, conv_transpose_pattern
 from strategies import seeds, tolerance
-from torch_twins import assert_like_torch
+from torch_twins import assert_like_torch, loaded
 
 LAYERS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 TWINS = {1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.ConvTranspose3d}
@@ -40,8 +40,7 @@ def test_against_torch(options, batch, strided, single, seed):
     dtype = np.dtype(np.float32 if single else np.float64)
     close, rng = tolerance(dtype, 2), np.random.default_rng(seed)
     layer = LAYERS[len(size)](*arguments, dtype=dtype, rng=rng)
-    twin = TWINS[len(size)](*arguments, dtype=torch.float32 if single else torch.float64)
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})  # out
+    twin = loaded(TWINS[len(size)](*arguments), layer)  # out
     x = rng.standard_normal((batch, arguments[0], *size)).astype(dtype)
     if strided:  # channels last in memory
         x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)

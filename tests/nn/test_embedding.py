@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsebp as sb
+import torch_twins
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import reals, seeds, sizes, tolerance
+from torch_twins import assert_gradients, loaded
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 INTEGERS = (np.int64, np.int32, np.uint8, np.int8)
@@ -26,9 +28,8 @@ def test_embedding(rows, width, shape, integer, padding, dtype, seed):
     if padding is not None:
         padding = padding % (2 * rows) - rows  # counted from both ends
     layer = nn.Embedding(rows, width, padding, dtype=dtype, rng=rng)
-    twin = torch.nn.Embedding(rows, width, padding, dtype=torch.float64 if dtype == np.float64 else torch.float32)
+    twin = loaded(torch.nn.Embedding(rows, width, padding), layer)
     assert layer.padding_idx == twin.padding_idx
-    twin.load_state_dict({"weight": torch.from_numpy(layer.state_dict()["weight"])})
     x = rng.integers(0, rows, shape).astype(integer)
     want = twin(torch.from_numpy(np.asarray(x)).long())
     gy = rng.standard_normal(want.shape).astype(dtype)
@@ -120,7 +121,7 @@ class Positions(torch.nn.Module):
 
     def __init__(self, layer):
         super().__init__()
-        self.weight, self.batch_first = torch.nn.Parameter(torch.from_numpy(layer.state_dict()["weight"])), False
+        self.weight = torch.nn.Parameter(torch.from_numpy(layer.state_dict()["weight"]))
         self.batch_first = layer.batch_first
 
     def forward(self, x):
@@ -129,29 +130,19 @@ class Positions(torch.nn.Module):
 
 
 @given(steps=sizes(1, 7), more=sizes(0, 3), batch=sizes(0, 5), width=sizes(1, 7), batch_first=st.booleans(), seed=seeds)
-def test_positions_and_mean(torch_jacobian_t, steps, more, batch, width, batch_first, seed):
+def test_positions_and_mean(steps, more, batch, width, batch_first, seed):
     rng = np.random.default_rng(seed)
     positions = nn.PositionalEmbedding(steps + more, width, batch_first, dtype=np.float64, rng=rng)
     mean, twin, axis = nn.MeanOverSteps(batch_first), Positions(positions), 1 if batch_first else 0
     x = rng.standard_normal((batch, steps, width) if batch_first else (steps, batch, width))
-    tx = torch.from_numpy(x).requires_grad_()
-    between = twin(tx)
-    between.retain_grad()
-    want = between.mean(dim=axis)
-    gy = rng.standard_normal(want.shape)
-    want.backward(torch.from_numpy(gy))
-    y, saved = positions.forward(x)
-    z, mean_saved = mean.forward(y)
-    np.testing.assert_allclose(z, want.detach().numpy(), **CLOSE)
-    g = mean.input_grad(gy, mean_saved)
-    np.testing.assert_allclose(g, between.grad.numpy(), **CLOSE)
-    np.testing.assert_allclose(positions.input_grad(g, saved), tx.grad.numpy(), **CLOSE)
-    np.testing.assert_allclose(positions.weight_grad(g, saved)["weight"], twin.weight.grad.numpy(), **CLOSE)
+    y = positions.forward(x)[0]
+    assert_gradients(positions, twin, x, rng, CLOSE)
+    assert_gradients(mean, lambda t: t.mean(dim=axis), y, rng, CLOSE, {})
     if batch:
         assert sb.jacobian_t(positions, x).pattern.kind == "identity"
         jacobian = sb.jacobian_t(mean, x)
         assert jacobian.shape == (steps * width, width) and jacobian.pattern.nnz == steps * width
-        one = torch_jacobian_t(lambda s: s.mean(dim=0), np.moveaxis(x, 1 - axis, 0)[0])
+        one = torch_twins.jacobian_t(lambda s: s.mean(dim=0), np.moveaxis(x, 1 - axis, 0)[0])
         np.testing.assert_allclose(jacobian.to_dense(0), one, **CLOSE)
 
 

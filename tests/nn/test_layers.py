@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
 from strategies import seeds, sizes
-from torch_twins import assert_like_torch
+from torch_twins import assert_like_torch, loaded
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
-
-
-@given(batch=sizes(1, 4), shape=st.lists(sizes(1, 4), min_size=1, max_size=3), seed=seeds)
-def test_flatten(batch, shape, seed):
-    rng = np.random.default_rng(seed)
-    assert_like_torch(nn.Flatten(), torch.nn.Flatten(), rng.standard_normal((batch, *shape)), rng, CLOSE)
 
 
 @given(
@@ -29,8 +23,7 @@ def test_flatten(batch, shape, seed):
 def test_linear(n_in, n_out, bias, batch, middle, seed):
     rng = np.random.default_rng(seed)
     layer = nn.Linear(n_in, n_out, bias, dtype=np.float64, rng=rng)
-    twin = torch.nn.Linear(n_in, n_out, bias, dtype=torch.float64)
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
+    twin = loaded(torch.nn.Linear(n_in, n_out, bias), layer)
     assert np.abs(layer.params["weight"]).max() <= 1 / np.sqrt(n_in)
     assert_like_torch(layer, twin, rng.standard_normal((batch, *middle, n_in)), rng, CLOSE)
 
@@ -48,9 +41,8 @@ def test_sequential(batch, sizes_, seed):
         torch.nn.Flatten(), torch.nn.Linear(2 * a, b), torch.nn.Tanh(),
         torch.nn.Sequential(torch.nn.Linear(b, c), torch.nn.ReLU(), torch.nn.Identity()),
         torch.nn.Linear(c, d, bias=False), torch.nn.Sigmoid(),
-    ).double()  # fmt: skip
-    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
-    assert_like_torch(layer, twin, rng.standard_normal((batch, 2, a)), rng, CLOSE)
+    )  # fmt: skip
+    assert_like_torch(layer, loaded(twin, layer), rng.standard_normal((batch, 2, a)), rng, CLOSE)
 
 
 def test_sequential_shares_gradients_and_skips_the_first_input_grad(monkeypatch):

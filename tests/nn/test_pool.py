@@ -10,6 +10,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+import torch_twins
 from sparsebp import jacobian_t, nn
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jacobians import max_pool_jacobian_t
@@ -160,7 +161,7 @@ def test_every_small_window(kind):
 
 @given(seed=seeds, kernel=st.integers(1, 3), stride=st.integers(1, 3), batch=st.integers(1, 3))
 @example(seed=0, kernel=2, stride=2, batch=2)
-def test_in_a_sequential(torch_jacobian_t, seed, kernel, stride, batch):
+def test_in_a_sequential(seed, kernel, stride, batch):
     rng = np.random.default_rng(seed)
     out = (6 - kernel) // stride + 1
     layer = nn.Sequential(
@@ -181,7 +182,7 @@ def test_in_a_sequential(torch_jacobian_t, seed, kernel, stride, batch):
     jacobian = layer.jacobian_t(saved)
     assert jacobian.shape == (72, 3)
     for b in range(batch):
-        expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
+        expected = torch_twins.jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
         np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
 
 

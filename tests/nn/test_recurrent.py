@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import sparsebp as sb
+import torch_twins
 from sparsebp import nn
 from sparsebp.core.errors import DeviceError, DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.nn import recurrent as recurrent_module
@@ -252,7 +253,7 @@ def test_dropout_between_layers(cell):
     steps=sizes(1, 6), with_lengths=st.booleans(), seed=seeds,
 )  # fmt: skip
 @settings(max_examples=50)
-def test_jacobian_t(torch_jacobian_t, kind, num_layers, bidirectional, batch_first, steps, with_lengths, seed):
+def test_jacobian_t(kind, num_layers, bidirectional, batch_first, steps, with_lengths, seed):
     rng = np.random.default_rng(seed)
     options = {"num_layers": num_layers, "bidirectional": bidirectional, "batch_first": batch_first}
     layer = make(kind, 2, 3, dtype=np.float64, rng=rng, **options)
@@ -272,7 +273,7 @@ def test_jacobian_t(torch_jacobian_t, kind, num_layers, bidirectional, batch_fir
             y = twin(sample[:length].unsqueeze(0 if batch_first else 1))[0].reshape(length, -1)
             return torch.nn.functional.pad(y, (0, 0, 0, steps - length))
 
-        want = torch_jacobian_t(function, x[b] if batch_first else x[:, b])
+        want = torch_twins.jacobian_t(function, x[b] if batch_first else x[:, b])
         np.testing.assert_allclose(jacobian.to_dense(b), want, **CLOSE)
 
 
@@ -463,7 +464,7 @@ def cell_pair(kind: str, features: int, hidden: int, bias: bool, rng):
     kind=st.sampled_from(["tanh", "relu", "gru", "lstm"]), features=sizes(1, 6), hidden=sizes(1, 7), batch=sizes(1, 5),
     bias=st.booleans(), with_state=st.booleans(), seed=seeds,
 )  # fmt: skip
-def test_cells_against_torch(torch_jacobian_t, kind, features, hidden, batch, bias, with_state, seed):
+def test_cells_against_torch(kind, features, hidden, batch, bias, with_state, seed):
     rng, states = np.random.default_rng(seed), 2 if kind == "lstm" else 1
     ours, twin = cell_pair(kind, features, hidden, bias, rng)
     x, *gradients = (rng.standard_normal((batch, n)) for n in (features, *[hidden] * states))
@@ -486,7 +487,7 @@ def test_cells_against_torch(torch_jacobian_t, kind, features, hidden, batch, bi
         return
     jacobian = ours.hidden_jacobian_t(saved)
     for b in range(batch):
-        expected = torch_jacobian_t(lambda s, b=b: twin(tx[b].detach(), s), ts[0][b].detach().numpy())
+        expected = torch_twins.jacobian_t(lambda s, b=b: twin(tx[b].detach(), s), ts[0][b].detach().numpy())
         np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
-from torch_twins import assert_like_torch
+from torch_twins import assert_like_torch, loaded
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -23,9 +23,8 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 def test_layer_norm(batch, middle, shape, affine, bias, seed):
     rng = np.random.default_rng(seed)
     layer = nn.LayerNorm(shape, 1e-3, affine, bias, dtype=np.float64)
-    twin = torch.nn.LayerNorm(shape, 1e-3, affine, bias, dtype=torch.float64)
-    layer.load_state_dict({name: rng.standard_normal(p.shape) for name, p in twin.state_dict().items()})
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
+    layer.load_state_dict({name: rng.standard_normal(p.shape) for name, p in layer.params.items()})
+    twin = loaded(torch.nn.LayerNorm(shape, 1e-3, affine, bias), layer)
     assert_like_torch(layer, twin, rng.standard_normal((batch, *middle, *shape)), rng, CLOSE)
 
 

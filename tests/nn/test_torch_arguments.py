@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsebp as sb
+import torch_twins
 from sparsebp import jacobian_t, nn, optim, train
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
+from torch_twins import assert_gradients, loaded
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 F8 = {"dtype": np.float64}
@@ -33,13 +35,14 @@ def backward(run, *arrays):
     shape=st.lists(sizes(0, 4), min_size=1, max_size=3), classes=sizes(1, 5), seed=seeds,
     smoothing=st.sampled_from([0.0, 0.3, 1.0]), weighted=st.booleans(), ignored=st.sampled_from([-100, 0, -1]),
     reduction=st.sampled_from(["mean", "sum", "none"]), name=st.sampled_from(["CrossEntropyLoss", "NLLLoss"]),
+    scale=st.sampled_from([1.0, 100.0]), integers=st.sampled_from([np.int64, np.int8]),
 )  # fmt: skip
-def test_class_losses(shape, classes, seed, smoothing, weighted, ignored, reduction, name):
+def test_class_losses(shape, classes, seed, smoothing, weighted, ignored, reduction, name, scale, integers):
     rng = np.random.default_rng(seed)
     options = {"reduction": reduction, "ignore_index": ignored}
     if name == "CrossEntropyLoss":
         options["label_smoothing"] = smoothing
-    prediction = rng.standard_normal((shape[0], classes, *shape[1:]))
+    prediction = scale * rng.standard_normal((shape[0], classes, *shape[1:]))
     target = rng.integers(0, classes, shape)
     if target.size:
         target.flat[0] = ignored
@@ -51,7 +54,8 @@ def test_class_losses(shape, classes, seed, smoothing, weighted, ignored, reduct
             loss.forward(prediction, target)
         return
     want, gy, gradient = backward(lambda p: twin(p, torch.from_numpy(target)), prediction)
-    value, saved = loss.forward(prediction, target)
+    value, saved = loss.forward(prediction, target.astype(integers))
+    assert isinstance(value, np.ndarray if reduction == "none" else float)
     np.testing.assert_allclose(value, want, **CLOSE)
     gx = loss.input_grad(saved, gy if reduction == "none" else float(gy))
     np.testing.assert_allclose(gx, gradient, **CLOSE)
@@ -112,20 +116,17 @@ def test_training_takes_means():
 
 
 @given(shape=st.lists(sizes(1, 4), min_size=2, max_size=4), data=st.data(), seed=seeds)
-def test_softmax_over_any_axis(torch_jacobian_t, shape, data, seed):
+def test_softmax_over_any_axis(shape, data, seed):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     x = np.random.default_rng(seed).standard_normal(shape)
     layer = nn.Softmax(axis)
-    want, gy, gx = backward(torch.nn.Softmax(axis), x)
-    y, saved = layer.forward(x)
-    np.testing.assert_allclose(y, want, **CLOSE)
-    np.testing.assert_allclose(layer.input_grad(gy, saved), gx, **CLOSE)
+    assert_gradients(layer, torch.nn.Softmax(axis), x, np.random.default_rng(3), CLOSE)
     if axis in (0, -len(shape)):
         with pytest.raises(OptionError, match="couples"):
             jacobian_t(layer, x)
         return
     inner = axis - 1 if axis > 0 else axis
-    expected = torch_jacobian_t(lambda t: torch.softmax(t, inner), x[0])
+    expected = torch_twins.jacobian_t(lambda t: torch.softmax(t, inner), x[0])
     np.testing.assert_allclose(jacobian_t(layer, x).to_dense(0), expected, **CLOSE)
     assert jacobian_t(layer, x).pattern.nnz == x[0].size * shape[axis]
 
@@ -133,11 +134,8 @@ def test_softmax_over_any_axis(torch_jacobian_t, shape, data, seed):
 @pytest.mark.parametrize("axes", [(1, -1), (1, 2), (-2, 3), (0, -1), (0, 0), (2, 2)])
 def test_flatten(axes):
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 5))
-    want, gy, gx = backward(torch.nn.Flatten(*axes), x)
     layer = nn.Flatten(*axes)
-    y, saved = layer.forward(x)
-    np.testing.assert_array_equal(y, want)
-    np.testing.assert_array_equal(layer.input_grad(gy, saved), gx)
+    saved = assert_gradients(layer, torch.nn.Flatten(*axes), x, np.random.default_rng(3), CLOSE)
     if axes == (0, -1):
         assert layer.couples_samples(saved)
         with pytest.raises((OptionError, ShapeError)):
@@ -220,8 +218,7 @@ def test_attention_to_another_sequence(batch_first):
     rng = np.random.default_rng(0)
     options = {"batch_first": batch_first, "add_bias_kv": True, "add_zero_attn": True}
     layer = nn.MultiheadAttention(6, 2, rng=0, **options, **F8)
-    twin = torch.nn.MultiheadAttention(6, 2, dtype=torch.float64, **options)
-    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
+    twin = loaded(torch.nn.MultiheadAttention(6, 2, **options), layer)
     turn = (lambda a: a.transpose(1, 0, 2)) if batch_first else (lambda a: a)
     query, key, value = (turn(rng.standard_normal((steps, 3, 6))).copy() for steps in (4, 5, 5))
     padding, mask = rng.standard_normal((3, 5)), np.triu(np.ones((4, 5), bool), 2)
