@@ -17,6 +17,16 @@ def loaded(twin: Any, layer: Any) -> Any:
     return twin
 
 
+def recurrent_twin(layer: Any) -> Any:
+    """Return torch's RNN, GRU or LSTM with the options, the dtype and the weights of ours."""
+    options = {name: getattr(layer, name) for name in ("num_layers", "batch_first", "bidirectional")}
+    options |= {name: getattr(layer, name) for name in ("proj_size", "nonlinearity") if hasattr(layer, name)}
+    options["bias"] = "bias_ih_l0" in layer.params
+    twin = getattr(torch.nn, type(layer).__name__)(layer.input_size, layer.hidden_size, **options)
+    assert list(twin.state_dict()) == list(layer.state_dict())
+    return loaded(twin, layer)
+
+
 def jacobian_t(function: Callable[[torch.Tensor], torch.Tensor], sample: np.ndarray) -> np.ndarray:
     """Return the transposed Jacobian of one sample's function, as a matrix, by autograd."""
     x = torch.from_numpy(np.ascontiguousarray(sample))

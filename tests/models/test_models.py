@@ -6,22 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from networks import TorchConcat, TorchResidual
 from sparsebp import models, nn
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
-
-
-class TorchResidual(torch.nn.Module):
-    def __init__(self, body):
-        super().__init__()
-        self.body = body
-
-    def forward(self, x):
-        return x + self.body(x)
-
-
-class TorchConcat(torch.nn.ModuleList):
-    def forward(self, x):
-        return torch.cat([branch(x) for branch in self], dim=1)
+from torch_twins import assert_gradients, loaded
 
 
 def twin(layer):
@@ -66,22 +54,9 @@ MODELS = {
 def test_parity_with_torch(name, training):
     make, shape = MODELS[name]
     ours = make(dtype=np.float64, rng=0).train(training)
-    theirs = twin(ours).double().train(training)
-    theirs.load_state_dict({n: torch.from_numpy(np.asarray(a)) for n, a in ours.state_dict().items()})  # the same keys
     rng = np.random.default_rng(1)
     x = rng.standard_normal((4, *shape))
-    tx = torch.from_numpy(x).requires_grad_()
-    y, saved = ours.forward(x)
-    ty = theirs(tx)
-    np.testing.assert_allclose(y, ty.detach().numpy(), atol=1e-10)
-    gy = rng.standard_normal(y.shape)
-    ty.backward(torch.from_numpy(gy))
-    grads = ours.weight_grad(gy, saved)
-    expected = dict(theirs.named_parameters())
-    assert grads.keys() == expected.keys()
-    for key, grad in grads.items():
-        np.testing.assert_allclose(grad, expected[key].grad.numpy(), rtol=1e-9, atol=1e-9, err_msg=key)
-    np.testing.assert_allclose(ours.input_grad(gy, saved), tx.grad.numpy(), rtol=1e-9, atol=1e-9)
+    assert_gradients(ours, loaded(twin(ours), ours).train(training), x, rng, {"rtol": 1e-9, "atol": 1e-9})
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -14,16 +14,10 @@ import torch_twins
 from sparsebp import jacobian_t, nn
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import reals, seeds, sizes
+from torch_twins import assert_gradients, loaded
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 LOOSE = {"rtol": 2e-4, "atol": 2e-5}
-
-
-def loaded(twin, layer):
-    """Torch's layer with the weights of ours, which have the same names and shapes."""
-    twin = twin.to(torch.float64 if layer.dtype == np.float64 else torch.float32)
-    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
-    return twin
 
 
 class Attends(torch.nn.Module):
@@ -41,26 +35,9 @@ def padding_of(lengths, steps):
     return None if lengths is None else torch.from_numpy(np.arange(steps) >= np.array(lengths)[:, None])
 
 
-def check(layer, run, named, x, rng, lengths=None):
-    """Compare F, I and W, in this order and with W asked for alone."""
+def check(layer, run, twin, x, rng, lengths=None):
     close = CLOSE if x.dtype == np.float64 else LOOSE
-    tx = torch.from_numpy(x).requires_grad_()
-    want = run(tx)
-    gy = rng.standard_normal(want.shape).astype(x.dtype)
-    want.backward(torch.from_numpy(gy))
-    x.flags.writeable = gy.flags.writeable = False
-    y, saved = layer.forward(x, lengths=lengths)
-    assert y.dtype == x.dtype
-    np.testing.assert_allclose(y, want.detach().numpy(), **close)
-    alone = layer.weight_grad(gy, saved)
-    g = layer.gradients(gy, saved)
-    np.testing.assert_allclose(g.input_grad(), tx.grad.numpy(), **close)
-    grads = g.weight_grad()
-    assert list(grads) == list(layer.parameters()) == [name for name, _ in named]
-    for name, param in named:
-        assert grads[name].dtype == x.dtype
-        np.testing.assert_array_equal(grads[name], alone[name])
-        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **close)
+    assert_gradients(layer, run, x, rng, close, dict(twin.named_parameters()), lengths=lengths)
 
 
 @st.composite
@@ -80,8 +57,8 @@ def test_attention(given, bias, dtype, seed):
         layer.params["in_proj_bias"][...] = rng.standard_normal(3 * heads * width)  # zeros at first
     twin = loaded(torch.nn.MultiheadAttention(heads * width, heads, **options), layer)
     x = rng.standard_normal((batch, steps, heads * width) if batch_first else (steps, batch, heads * width))
-    padding, named = padding_of(lengths, steps), list(twin.named_parameters())
-    check(layer, lambda tx: Attends(twin)(tx, padding), named, x.astype(dtype), rng, lengths)
+    padding = padding_of(lengths, steps)
+    check(layer, lambda tx: Attends(twin)(tx, padding), twin, x.astype(dtype), rng, lengths)
 
 
 @given(
@@ -96,8 +73,8 @@ def test_encoder_layer(given, between, activation, norm_first, bias, dtype, seed
     layer = nn.TransformerEncoderLayer(*arguments, dtype=dtype, rng=rng, **options)
     twin = loaded(torch.nn.TransformerEncoderLayer(*arguments, **options), layer)
     x = rng.standard_normal((batch, steps, heads * width) if batch_first else (steps, batch, heads * width))
-    padding, named = padding_of(lengths, steps), list(twin.named_parameters())
-    check(layer, lambda tx: twin(tx, src_key_padding_mask=padding), named, x.astype(dtype), rng, lengths)
+    padding = padding_of(lengths, steps)
+    check(layer, lambda tx: twin(tx, src_key_padding_mask=padding), twin, x.astype(dtype), rng, lengths)
 
 
 def test_options_parameters_and_initial_values_are_torchs():
@@ -235,20 +212,16 @@ def test_the_jacobian_is_dense_and_torchs(batch_first):
 
 @pytest.mark.parametrize("algorithm", ["linear", "blelloch", "hybrid", "auto"])
 def test_scans_over_a_chain_give_the_same_gradients(algorithm):
-    def model(backward):
-        layers = [nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=True, dtype=np.float64, rng=i) for i in (1, 2)]
-        ends = (nn.LayerNorm(4, dtype=np.float64), nn.MeanOverSteps(True), nn.Linear(4, 3, dtype=np.float64, rng=3))
-        return nn.Sequential(*layers, *ends, backward=backward)
-
+    layers = [nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=True, dtype=np.float64, rng=i) for i in (1, 2)]
+    ends = (nn.LayerNorm(4, dtype=np.float64), nn.MeanOverSteps(True), nn.Linear(4, 3, dtype=np.float64, rng=3))
+    chain = nn.Sequential(*layers, *ends)
     x, gy = np.random.default_rng(0).standard_normal((2, 3, 4)), np.random.default_rng(1).standard_normal((2, 3))
-    found = []
-    for backward in ("bp", algorithm):
-        chain = model(backward)
-        _, back = chain.vjp(x)
-        found.append(back(gy))
-    np.testing.assert_allclose(found[1].input, found[0].input, **CLOSE)
-    for name, grad in found[0].weights.items():
-        np.testing.assert_allclose(found[1].weights[name], grad, err_msg=name, **CLOSE)
+    want = chain.vjp(x)[1](gy)
+    chain.set_backward(algorithm, workers=64)
+    found = chain.vjp(x)[1](gy)
+    np.testing.assert_allclose(found.input, want.input, **CLOSE)
+    for name, grad in want.weights.items():
+        np.testing.assert_allclose(found.weights[name], grad, err_msg=name, **CLOSE)
 
 
 def test_linear_layers_inside_are_pruned():

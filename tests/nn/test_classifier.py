@@ -13,6 +13,7 @@ import torch_twins
 from sparsebp import nn
 from sparsebp.core.errors import OptionError, ShapeError
 from strategies import seeds
+from torch_twins import assert_gradients, recurrent_twin
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -22,7 +23,7 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-12}
     batch_first=st.booleans(), seed=seeds,
 )  # fmt: skip
 @settings(max_examples=20)
-def test_against_torch(recurrent_twin, torch_jacobian_t, kind, bidirectional, num_layers, batch_first, seed):
+def test_against_torch(kind, bidirectional, num_layers, batch_first, seed):
     rng = np.random.default_rng(seed)
     options = {"num_layers": num_layers, "bidirectional": bidirectional, "batch_first": batch_first}
     rnn = kind(2, 3, dtype=np.float64, rng=rng, **options)
@@ -32,27 +33,13 @@ def test_against_torch(recurrent_twin, torch_jacobian_t, kind, bidirectional, nu
     weight, bias = (torch.from_numpy(head.params[n].copy()).requires_grad_() for n in ("weight", "bias"))
     batch, steps = 3, 5
     x = rng.standard_normal((batch, steps, 2) if batch_first else (steps, batch, 2))
-    target = rng.integers(0, 4, batch)
 
     def run(inputs):
         h_n = twin(inputs)[1][-rnn.directions :]
         return torch.cat(list(h_n), dim=1) @ weight.T + bias
 
-    tx = torch.from_numpy(x).requires_grad_()
-    want = torch.nn.functional.cross_entropy(run(tx), torch.from_numpy(target))
-    want.backward()
-    loss = nn.CrossEntropyLoss()
-    logits, saved = model.forward(x)
-    value, loss_saved = loss.forward(logits, target)
-    gy = loss.input_grad(loss_saved)
-    np.testing.assert_allclose(value, want.item(), **CLOSE)
-    np.testing.assert_allclose(model.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
-    grads = model.weight_grad(gy, saved)
-    assert list(grads) == list(model.parameters())
-    for name, param in twin.named_parameters():
-        np.testing.assert_allclose(grads[f"rnn.{name}"], param.grad.numpy(), err_msg=name, **CLOSE)
-    np.testing.assert_allclose(grads["head.weight"], weight.grad.numpy(), **CLOSE)
-    np.testing.assert_allclose(grads["head.bias"], bias.grad.numpy(), **CLOSE)
+    named = {f"rnn.{name}": param for name, param in twin.named_parameters()}
+    assert_gradients(model, run, x, rng, CLOSE, named | {"head.weight": weight, "head.bias": bias})
     jacobian = sb.jacobian_t(model, x)
     for b in range(batch):
         sample = x[b] if batch_first else x[:, b]

@@ -11,18 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from networks import TorchConcat
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern, plan_concatenation
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
-from torch_twins import assert_like_torch
-
-
-class TorchConcat(torch.nn.ModuleList):
-    def forward(self, x):
-        return torch.cat([branch(x) for branch in self], dim=1)
-
+from torch_twins import assert_like_torch, loaded
 
 BRANCHES = {  # (channels of the input, dtype) -> branches that keep the positions
     "1x1": (lambda c, d: nn.Conv2d(c, 2, 1, dtype=d), lambda c: torch.nn.Conv2d(c, 2, 1)),
@@ -43,11 +38,8 @@ def test_against_torch(names, batch, channels, height, width, dtype, seed):
     rng, close = np.random.default_rng(seed), tolerance(dtype, 2)
     layer = nn.Concat(*(BRANCHES[name][0](channels, dtype) for name in names))
     twin = TorchConcat([BRANCHES[name][1](channels) for name in names])
-    twin = twin.float() if dtype == np.float32 else twin.double()
-    assert list(layer.parameters()) == [name for name, _ in twin.named_parameters()]
-    layer.load_state_dict(twin.state_dict())
     x = rng.standard_normal((batch, channels, height, width)).astype(dtype)
-    assert_like_torch(layer, twin, x, rng, close)
+    assert_like_torch(layer, loaded(twin.to(getattr(torch, dtype.name)), layer) if layer.dtype else twin, x, rng, close)
 
 
 def test_gy_is_not_written_to():
