@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsebp as sb
-from sparsebp import nn, optim
+from sparsebp import nn
 from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
 from strategies import seeds
 
@@ -71,40 +71,6 @@ def test_pruning_goes_on_from_what_is_pruned(method):
     assert all((second[name] <= first[name]).all() for name in first)
     sb.prune(model, 0.1, method)  # less than is pruned already: nothing comes back
     assert all((masks(model)[name] == second[name]).all() for name in second)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: optim.SGD(p, lr=0.1), lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
-        lambda p: optim.Adam(p, lr=0.01, weight_decay=0.1), lambda p: optim.AdamW(p, lr=0.01),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("told", [True, False])
-def test_pruned_weights_stay_zero(dtype, make, told):
-    rng = np.random.default_rng(1)
-    model, loss = small(dtype=dtype), nn.CrossEntropyLoss()
-    x, target = rng.standard_normal((6, 2, 6, 6)).astype(dtype), rng.integers(0, 5, 6)
-
-    def gradients():
-        y, saved = model.forward(x)
-        return model.weight_grad(loss.input_grad(loss.forward(y, target)[1]), saved), saved
-
-    optimizer = make(model.parameters())
-    for _ in range(3):  # momentum of all weights
-        optimizer.step(gradients()[0])
-    sb.prune(model, 0.7, optimizer=optimizer if told else None)
-    kept, before = masks(model), {name: w.copy() for name, w in weights(model).items()}
-    for _ in range(4):
-        grads, saved = gradients()
-        assert all((w[~kept[name]] == 0).all() for name, w in weights(model).items())  # while the layers run
-        assert all((grads[name][~kept[name]] == 0).all() for name in kept)
-        optimizer.step(grads)
-        assert not told or all((w[~kept[name]] == 0).all() for name, w in weights(model).items())
-    assert all((w[kept[name]] != before[name][kept[name]]).all() for name, w in weights(model).items())
-    jacobian = model.jacobian_t(saved)
-    assert jacobian.shape == (72, 5)
 
 
 def test_gradients_and_jacobians_are_those_of_a_masked_torch_model():

@@ -272,7 +272,7 @@ def test_hidden_jacobians(kind):
             np.testing.assert_allclose(element.to_dense(sample), want.numpy().T, **CLOSE)
     # The second layer's chain to the gradient at the first state.
     arriving = [np.where(np.arange(4)[:, None, None] == 3, rng.standard_normal(a.shape), 0) for a in starts]
-    grads, g = layer.gradients(None, saved, *arriving), np.concatenate([a[3].T for a in arriving])
+    grads, g = layer.gradients(None, saved, *arriving), np.ascontiguousarray(np.concatenate([a[3].T for a in arriving]))
     for element in reversed(layer.hidden_jacobians_t(saved, layer=1, direction=1)):
         g = element @ g
     at_first = [grads.h0, grads.c0] if len(starts) > 1 else [grads.h0]
