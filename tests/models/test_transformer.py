@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparsebp import models, nn, optim, value_and_grad
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import OptionError
 from torch_twins import assert_gradients, loaded
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
@@ -86,27 +86,6 @@ def test_it_learns(tokens):
     assert losses[0] > 0.5 and np.mean(losses[-5:]) < 0.15
     prediction = model.eval()(x).argmax(axis=1)
     assert (prediction == target).mean() > 0.95
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"inputs": 0}, {"classes": 0}, {"steps": 0}, {"width": 10}, {"heads": 0}, {"layers": 0}, {"dropout": 2},
-     {"tokens": 1}, {"dtype": "int64"}, {"rng": "seed"}],
-)  # fmt: skip
-def test_bad_options_are_refused(options):
-    with pytest.raises((OptionError, DTypeError)) as caught:
-        models.transformer_classifier(**({"inputs": 5, "classes": 3} | SMALL | options))
-    assert caught.value.expected
-
-
-def test_wrong_sequences_are_refused():
-    model = models.transformer_classifier(5, 3, **SMALL)
-    with pytest.raises(ShapeError, match="too many steps"):
-        model(np.zeros((2, 8, 5), np.float32))
-    with pytest.raises(ShapeError):
-        model(np.zeros((2, 7, 4), np.float32))
-    with pytest.raises(DTypeError, match="integers"):
-        models.transformer_classifier(5, 3, tokens=True, **SMALL)(np.zeros((2, 7), np.float32))
 
 
 def run_padded(theirs, x, lengths):

@@ -49,12 +49,6 @@ def test_buffers_keep_their_kind_and_one_value_is_refused():
     assert layer.buffers["num_batches_tracked"].dtype == np.int64
 
 
-@pytest.mark.parametrize("options", [{"num_features": 0}, {"num_features": 2, "momentum": 1.5}])
-def test_bad_options_are_refused(options):
-    with pytest.raises(OptionError, match=r"num_features|momentum"):
-        nn.BatchNorm2d(**options)
-
-
 @pytest.mark.parametrize("behind", [nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-0.5, 0.25)])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_layer_behind_that_cuts_off_is_computed_in_the_same_pass(behind, training):

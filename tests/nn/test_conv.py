@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from convolutions import configurations, torch_convolve
 from sparsebp import nn, prune
-from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.errors import MemoryLimitError, ShapeError
 from sparsebp.patterns import SparsityPattern
 from strategies import seeds
 from torch_twins import assert_gradients, assert_like_torch, loaded
@@ -154,40 +154,3 @@ def test_a_batch_of_none():
     assert layer.input_grad(y, saved).shape == (0, 2, 5, 5)
     assert all((grad == 0).all() for grad in layer.weight_grad(y, saved).values())
     assert layer.jacobian_t(saved).shape == (50, 27)
-
-
-@pytest.mark.parametrize(
-    ("error", "text", "make"),
-    [
-        (OptionError, "groups do not divide", lambda: nn.Conv2d(4, 6, 3, groups=4)),
-        (OptionError, "groups do not divide", lambda: nn.Conv2d(6, 4, 3, groups=3)),
-        (OptionError, "in_channels is too small", lambda: nn.Conv2d(0, 4, 3)),
-        (OptionError, "kernel_size does not fit 2 axes", lambda: nn.Conv2d(1, 1, (3,))),
-        (OptionError, "stride does not fit 1 axes", lambda: nn.Conv1d(1, 1, 3, stride=0)),
-        (OptionError, "needs stride 1", lambda: nn.Conv3d(1, 1, 3, stride=2, padding="same")),
-        (OptionError, "Unknown padding_mode", lambda: nn.Conv1d(1, 1, 3, padding_mode="mirror")),
-        (DTypeError, "float32 or float64", lambda: nn.Conv1d(1, 1, 3, dtype=np.float16)),
-    ],
-)
-def test_bad_options_are_refused(error, text, make):
-    with pytest.raises(error, match=text):
-        make()
-
-
-def test_bad_arrays_are_refused():
-    layer = nn.Conv2d(2, 3, 3, dilation=2, rng=0)
-    x = np.ones((1, 2, 6, 6), np.float32)
-    with pytest.raises(ShapeError, match=r"Expected \(any, 2, any, any\)"):
-        layer.forward(np.ones((1, 3, 6, 6), np.float32))  # channels
-    with pytest.raises(ShapeError, match="x has the wrong shape"):
-        layer.forward(x[0, 0])
-    with pytest.raises(ShapeError, match=r"kernel is larger than the padded input.*\(5, 5\).*\(4, 6\)"):
-        layer.forward(x[:, :, :4])
-    with pytest.raises(DTypeError, match="x has the wrong dtype"):
-        layer.forward(x.astype(np.float64))
-    y, saved = layer.forward(x)
-    for part in (layer.input_grad, layer.weight_grad):
-        with pytest.raises(ShapeError, match="gy"):
-            part(y[:, :, 1:], saved)
-        with pytest.raises(DTypeError, match="gy"):
-            part(y.astype(np.float64), saved)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
 from strategies import seeds, sizes
 from torch_twins import assert_like_torch, loaded
 
@@ -63,8 +63,6 @@ def test_sequential_shares_gradients_and_skips_the_first_input_grad(monkeypatch)
     assert gradients.input.shape == (4, 2)
     assert calls == layers[::-1]
     assert len(model) == 3 and model[1] is layers[1]
-    with pytest.raises(OptionError):
-        nn.Sequential()
 
 
 def test_dropout():
@@ -85,8 +83,6 @@ def test_dropout():
     np.testing.assert_array_equal(layer.input_grad(x, saved), x)
     assert layer.jacobian_t(saved).pattern.kind == "identity"
     assert list(nn.Sequential(nn.Tanh(), layer).generators()) == ["1"]
-    with pytest.raises(OptionError):
-        nn.Dropout(-0.1)
 
 
 # ---- the base class ------------------------------------------------------------------------------------------------
@@ -134,14 +130,3 @@ def test_train_eval_to_and_modules():
     assert model.to("cpu", dtype=np.float64).dtype == np.float64
     with pytest.raises(DTypeError):
         model.to(dtype=np.float16)
-
-
-@pytest.mark.parametrize("layer", [nn.Linear(3, 2, rng=0), nn.ReLU(), nn.Flatten(), nn.Dropout(rng=0)])
-def test_bad_arrays_are_refused(layer):
-    with pytest.raises(DTypeError):
-        layer.forward(np.ones((2, 3), int))
-    y, saved = layer.forward(np.ones((2, 3), np.float32))
-    with pytest.raises(ShapeError, match="gy"):
-        layer.input_grad(np.ones((5, 5), np.float32), saved)
-    with pytest.raises(DTypeError, match="gy"):
-        layer.input_grad(np.ones(y.shape), saved)

@@ -11,9 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sparsebp import jacobian_t, nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
-from sparsebp.jacobians import max_pool_jacobian_t
-from sparsebp.patterns import pool_pattern
+from sparsebp.core.errors import ShapeError
 from strategies import seeds
 from torch_twins import assert_like_torch
 
@@ -166,50 +164,3 @@ def test_dtype_layout_and_an_empty_batch(name):
     np.testing.assert_array_equal(layer.input_grad(np.asfortranarray(y), saved), layer.input_grad(y, saved))
     y, saved = layer.forward(x[:0])
     assert y.shape == (0, 2, 2, 2) and layer.input_grad(y, saved).shape == (0, 2, 5, 4)
-
-
-@pytest.mark.parametrize("name", ["MaxPool", "AvgPool", "AdaptiveAvgPool"])
-@pytest.mark.parametrize("dims", [1, 2])
-def test_bad_arrays_are_refused(name, dims):
-    layer = getattr(nn, f"{name}{dims}d")(2)
-    shape = (2, 3, 4, 4)[: dims + 2]
-    with pytest.raises(DTypeError):
-        layer.forward(np.ones(shape, int))
-    for wrong in (shape[2:], (*shape, 1)):
-        with pytest.raises(ShapeError, match="x has the wrong shape"):
-            layer.forward(np.ones(wrong))
-    y, saved = layer.forward(np.ones(shape))
-    with pytest.raises(ShapeError, match="gy"):
-        layer.input_grad(np.ones(shape), saved)
-    with pytest.raises(DTypeError, match="gy"):
-        layer.input_grad(y.astype(np.float32), saved)
-
-
-@pytest.mark.parametrize(
-    ("text", "build"),
-    [
-        ("more than half", lambda: nn.MaxPool1d(3, padding=2)),
-        ("more than half", lambda: nn.AvgPool2d((4, 2), padding=2)),
-        ("kernel_size does not fit", lambda: nn.MaxPool2d(0)),
-        ("kernel_size does not fit", lambda: nn.AvgPool1d((2, 2))),
-        ("stride does not fit", lambda: nn.AvgPool2d(2, -1)),
-        ("dilation does not fit", lambda: nn.MaxPool1d(2, dilation=0)),
-        ("divisor_override is zero", lambda: nn.AvgPool2d(2, divisor_override=0)),
-        ("output_size is too small", lambda: nn.AdaptiveAvgPool1d(0)),
-        ("output_size does not fit", lambda: nn.AdaptiveAvgPool2d((1, 2, 3))),
-    ],
-)
-def test_bad_options_are_refused(text, build):
-    with pytest.raises(OptionError, match=text):
-        build()
-
-
-@pytest.mark.parametrize("layer", [nn.MaxPool2d(5), nn.AvgPool2d((5, 1))])
-def test_a_kernel_larger_than_the_input_is_refused(layer):
-    with pytest.raises(ShapeError, match="larger than the padded input"):
-        layer.forward(np.ones((1, 1, 4, 4)))
-
-
-def test_winners_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match="winner"):
-        max_pool_jacobian_t(pool_pattern(1, (4, 4), 2), np.zeros((2, 5), np.uint8))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
 from torch_twins import assert_like_torch, loaded
 
@@ -28,27 +26,6 @@ def test_layer_norm(batch, middle, shape, affine, bias, seed):
     assert_like_torch(layer, twin, rng.standard_normal((batch, *middle, *shape)), rng, CLOSE)
 
 
-def test_layer_norm_refuses():
-    layer = nn.LayerNorm(3)
-    with pytest.raises(OptionError, match="normalized_shape"):
-        nn.LayerNorm(())
-    with pytest.raises(ShapeError, match="wrong shape"):
-        layer.forward(np.ones((2, 4), np.float32))
-    with pytest.raises(ShapeError, match="too few axes"):
-        nn.LayerNorm((2, 3)).forward(np.ones(3, np.float32))
-    with pytest.raises(DTypeError):
-        layer.forward(np.ones((2, 3)))
-    _, saved = layer.forward(np.ones(3, np.float32))
-    with pytest.raises(ShapeError, match="batch"):
-        layer.jacobian_t(saved)
-
-
-def test_residual_refuses_a_body_that_changes_the_shape():
-    with pytest.raises(ShapeError, match="changes the shape"):
-        nn.Residual(nn.Linear(3, 2, rng=0)).forward(np.ones((2, 3), np.float32))
+def test_the_jacobian_of_a_residual_tanh_is_diagonal():
     layer = nn.Residual(nn.Tanh())
-    _, saved = layer.forward(np.ones((2, 3)))
-    with pytest.raises(ShapeError, match="gy"):
-        layer.input_grad(np.ones((3, 3)), saved)
-    pattern = layer.jacobian_t(saved).pattern
-    assert pattern.kind == "diagonal"
+    assert layer.jacobian_t(layer.forward(np.ones((2, 3)))[1]).pattern.kind == "diagonal"
