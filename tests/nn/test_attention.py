@@ -76,25 +76,7 @@ def test_encoder_layer(given, between, activation, norm_first, bias, dtype, seed
     check(layer, lambda tx: twin(tx, src_key_padding_mask=padding), twin, x.astype(dtype), rng, lengths)
 
 
-def test_options_parameters_and_initial_values_are_torchs():
-    torch.manual_seed(0)
-    for name, arguments in (("MultiheadAttention", (60, 5)), ("TransformerEncoderLayer", (60, 5))):
-        # A bias has 60 elements, whose deviation is known to a tenth only from several layers.
-        ours = [getattr(nn, name)(*arguments, rng=seed) for seed in range(16)]
-        theirs = [getattr(torch.nn, name)(*arguments) for _ in ours]
-        expected = dict(theirs[0].named_parameters())
-        assert {key: array.shape for key, array in ours[0].parameters().items()} == {
-            key: tuple(param.shape) for key, param in expected.items()
-        }
-        for key in expected:
-            arrays = np.stack([layer.parameters()[key] for layer in ours])
-            wants = np.stack([layer.get_parameter(key).detach().numpy() for layer in theirs])
-            assert arrays.dtype == np.float32
-            np.testing.assert_allclose(np.abs(arrays).max(), np.abs(wants).max(), rtol=0.05, atol=0, err_msg=key)
-            np.testing.assert_allclose(arrays.std(), wants.std(), rtol=0.1, atol=0, err_msg=key)
-        weights = {key: param.numpy() for key, param in theirs[0].state_dict().items()}
-        ours[0].load_state_dict(weights)  # and the other way round
-        np.testing.assert_array_equal(list(ours[0].parameters().values())[-1], list(weights.values())[-1])
+def test_options_are_torchs():
     layer = nn.TransformerEncoderLayer(60, 5)
     assert layer.children["linear1"].out_features == 2048
     assert {child.p for child in layer.children.values() if isinstance(child, nn.Dropout)} == {0.1}
@@ -232,17 +214,6 @@ def test_linear_layers_inside_are_pruned():
     for name in report.kept:
         mask = dict(layer.modules())[name].buffers["weight_mask"]
         assert not grads[f"{name}.weight"][~mask].any() and grads[f"{name}.weight"][mask].all()
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (0, 0, 4)])
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_empty_batches_and_sequences(batch_first, shape):
-    layer = nn.TransformerEncoderLayer(4, 2, 5, batch_first=batch_first, rng=0)
-    x = np.zeros(shape, np.float32)
-    y, saved = layer.forward(x)
-    g = layer.gradients(y, saved)
-    assert y.shape == g.input.shape == shape
-    assert all((grad == 0).all() for grad in g.weights.values())
 
 
 def test_large_scores_overflow_nowhere():

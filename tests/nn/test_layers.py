@@ -85,6 +85,45 @@ def test_dropout():
     assert list(nn.Sequential(nn.Tanh(), layer).generators()) == ["1"]
 
 
+@pytest.mark.parametrize(("layer", "shape", "out_shape"), [
+    (nn.Conv2d(2, 3, 3), (0, 2, 5, 5), (0, 3, 3, 3)), (nn.ConvTranspose2d(2, 3, 3), (0, 2, 4, 4), (0, 3, 6, 6)),
+    (nn.MaxPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)), (nn.AvgPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)),
+    (nn.AdaptiveAvgPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)),
+    *((nn.TransformerEncoderLayer(4, 2, 5, batch_first=first), shape, shape)
+      for first in (False, True) for shape in ((0, 3, 4), (3, 0, 4), (0, 0, 4))),
+])  # fmt: skip
+def test_a_batch_of_none(layer, shape, out_shape):
+    y, saved = layer.forward(np.zeros(shape, np.float32))
+    g = layer.gradients(y, saved)
+    assert y.shape == out_shape and g.input.shape == shape
+    assert all((grad == 0).all() for grad in g.weights.values())
+    if isinstance(layer, nn.Conv2d):
+        assert layer.jacobian_t(saved).shape == (50, 27)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("Linear", (30, 20)), ("Linear", (30, 20, False)), ("Conv2d", (4, 6, (3, 2), 1, 0, 1, 2)), ("Conv1d", (4, 6, 3)),
+    ("ConvTranspose2d", (4, 6, (3, 2), 1, 0, 0, 2)), ("Embedding", (300, 40)), ("RNN", (3, 25, 2)), ("GRU", (3, 25, 2)),
+    ("LSTM", (3, 25)), ("GRUCell", (3, 25)), ("MultiheadAttention", (60, 5)), ("TransformerEncoderLayer", (60, 5)),
+])  # fmt: skip
+def test_initial_values_are_torchs_and_seeded(name, arguments):
+    # A bias has few elements, whose deviation is known to a tenth only from several layers.
+    ours = [getattr(nn, name)(*arguments, rng=seed) for seed in range(24)]
+    theirs = [getattr(torch.nn, name)(*arguments) for _ in ours]
+    expected = dict(theirs[0].named_parameters())
+    assert {n: a.shape for n, a in ours[0].parameters().items()} == {n: tuple(p.shape) for n, p in expected.items()}
+    for key in expected:
+        arrays = np.stack([layer.parameters()[key] for layer in ours])
+        wants = np.stack([layer.get_parameter(key).detach().numpy() for layer in theirs])
+        assert arrays.dtype == np.float32 and (arrays.std() == 0 or (arrays[0] != arrays[1]).any())
+        if name != "Embedding":  # normal: no bound
+            np.testing.assert_allclose(np.abs(arrays).max(), np.abs(wants).max(), rtol=0.06, atol=0, err_msg=key)
+        np.testing.assert_allclose(arrays.std(), wants.std(), rtol=0.1, atol=0, err_msg=key)
+    for dtype in (np.float32, np.float64):  # the same seed, the same numbers
+        for key, array in getattr(nn, name)(*arguments, rng=3, dtype=dtype).parameters().items():
+            np.testing.assert_array_equal(array.astype(np.float32), ours[3].parameters()[key])
+
+
 # ---- the base class ------------------------------------------------------------------------------------------------
 
 
