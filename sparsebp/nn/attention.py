@@ -76,18 +76,14 @@ class Pairs(NamedTuple):
             found.append(~valid[:, None, None])
         return found
 
-    def masked(self, xp: ModuleType, products: Array, masks: list[Array]) -> Array:
-        """Return products (B · heads, T, S or more) with the masks; columns past S are unchanged."""
-        if not masks:
-            return products
-        more, shaped = products.shape[-1] - self.looked_at, products.reshape(*self[:3], products.shape[-1])
-        for each in masks:
-            mask = each
-            if more:
-                mask = xp.concatenate([mask, xp.zeros((*mask.shape[:3], more), mask.dtype)], axis=3)
-            left_out = mask.dtype == bool
-            shaped = xp.where(mask, shaped.dtype.type(-math.inf), shaped) if left_out else shaped + mask
-        return shaped.reshape(products.shape)
+    def put(self, xp: ModuleType, products: Array, masks: list[Array]) -> None:
+        """Put the masks on products (B · heads, T, S or more), in place; columns past S are unchanged."""
+        columns = products.reshape(*self[:3], products.shape[-1])[..., : self.looked_at]  # a view
+        for mask in masks:
+            if mask.dtype == bool:
+                xp.copyto(columns, columns.dtype.type(-math.inf), where=mask)
+            else:
+                columns += mask
 
 
 def softmax(scores: Array, masked: bool = False) -> None:
@@ -311,7 +307,7 @@ class MultiheadAttention(Layer):
         queries, keys, values = self._project(xp, weight, inputs, batch)
         queries *= weight.dtype.type(1 / math.sqrt(self.head_dim))
         attention = kernels.dense(xp).matmul_batches(queries, keys.transpose(0, 2, 1))
-        attention = pairs.masked(xp, attention, masks)
+        pairs.put(xp, attention, masks)
         softmax(attention, masked=bool(masks))
         mask = dropout_mask(self.generator, attention, self.dropout) if self._drops else None
         looked = kernels.dense(xp).matmul_batches(attention if mask is None else attention * mask, values)
