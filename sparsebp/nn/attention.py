@@ -27,7 +27,7 @@ from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.nn.activation import GELU, ReLU
 from sparsebp.nn.basic import Dropout, dropout_mask, identity_jacobian_t
 from sparsebp.nn.cells import Lengths, parse_lengths
-from sparsebp.nn.gradients import Gradients, Shared, gradients_of
+from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of
 from sparsebp.nn.layer import (
     Layer,
     Work,
@@ -125,26 +125,6 @@ class AttentionSaved(NamedTuple):
     attention: Array  # How much each step looks at each (B · num_heads, T, S); rows add up to 1
     mask: Array | None  # The dropout mask that they were multiplied with, or None
     merged: Array  # Saved by `out_proj`
-
-
-class AttentionGradients(Gradients):
-    """`Gradients` of an attention, with respect to key and value among them; `input` is the query's."""
-
-    __slots__ = ("_others",)
-
-    def __init__(self, *args: Any, others: Callable[[], tuple[Array, Array]]) -> None:
-        super().__init__(*args)
-        self._others = others
-
-    @property
-    def key(self) -> Array:
-        """The gradient with respect to the key, of its shape; computed once."""
-        return self._once("others", self._others)[0]
-
-    @property
-    def value(self) -> Array:
-        """The gradient with respect to the value, of its shape; computed once."""
-        return self._once("others", self._others)[1]
 
 
 class MultiheadAttention(Layer):
@@ -314,14 +294,14 @@ class MultiheadAttention(Layer):
         y, merged = self.children["out_proj"].forward(self._merge(xp, looked[None], inputs[0].shape))
         return y, AttentionSaved(inputs, (queries, keys, values), attention, mask, merged)
 
-    def gradients(self, gy: Array, saved: Any) -> AttentionGradients:
+    def gradients(self, gy: Array, saved: Any) -> NamedGradients:
         """Return the gradients; the gradients at queries, keys and values are computed once for I and W."""
         if isinstance(saved, Lone):
             xp, axis = backend.namespace(gy=gy), self.batch_axes[0]
             inner = self.gradients(xp.expand_dims(gy, axis), saved.batch)
-            return AttentionGradients(
-                self, gy, saved, lambda: inner.input_grad().squeeze(axis), inner.weight_grad,
-                others=lambda: (inner.key.squeeze(axis), inner.value.squeeze(axis)),
+            return NamedGradients(
+                self, gy, saved, lambda: inner.input_grad().squeeze(axis), inner.weight_grad, names=("key", "value"),
+                more=lambda: (inner.key.squeeze(axis), inner.value.squeeze(axis)),
             )  # fmt: skip
         x, weight, width = saved.inputs[0], self.params["in_proj_weight"], self.embed_dim
         xp = check_gy(gy, x.shape, x.dtype, x)
@@ -343,7 +323,7 @@ class MultiheadAttention(Layer):
             found, extra = projected()
             return {**self._projection_grads(xp, found, saved.inputs), **extra, "out_proj": out}
 
-        return AttentionGradients(self, gy, saved, at_input, at_weights, others=at_others)
+        return NamedGradients(self, gy, saved, at_input, at_weights, names=("key", "value"), more=at_others)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
         """Return the cost of both projections, of four products over all pairs of steps, and of the softmax."""

@@ -27,7 +27,6 @@ from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn import layer
-from sparsebp.nn.gradients import Gradients
 from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
 
 # Sequences of different lengths in one batch, padded at the end: masks, and time reversal sample by sample.
@@ -266,25 +265,6 @@ class SummedGradients(NamedTuple):
     weights: Weights
     initial: State
     ga: Array | None = None
-
-
-class StateGradients(Gradients):
-    """`Gradients` of a recurrent layer or cell, those with respect to the state before the first step among them."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, *args: Any, state: Callable[[], State]) -> None:
-        super().__init__(*args)
-        self._state = state
-
-    @property
-    def h0(self) -> Array:
-        """The gradient with respect to h0, of its shape; computed once."""
-        return self._initial[0]
-
-    @property
-    def _initial(self) -> State:
-        return self._once("state", self._state)
 
 
 def pair(name: str, hx: Any) -> GivenState | None:

@@ -141,6 +141,28 @@ class Gradients:
             return value
 
 
+class NamedGradients(Gradients):
+    """`Gradients` of a layer with further inputs: also with respect to those, by name; computed together, once.
+
+    A recurrent layer has `h0`, the state before the first step, and an LSTM `c0` as well; a cell `hidden` and `cell`;
+    an attention `key` and `value`.
+    """
+
+    __slots__ = ("_more", "_names")
+
+    def __init__(self, *args: Any, names: tuple[str, ...], more: Callable[[], Sequence[Array]]) -> None:
+        super().__init__(*args)
+        self._names, self._more = names, more
+
+    def __getattr__(self, name: str) -> Array:
+        if name.startswith("_") or name not in self._names:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self._once("more", self._more)[self._names.index(name)]
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._names]
+
+
 _making = forkable_lock()
 """Held while a `Gradients` makes its own lock: most need none, since a training step asks each for one thing, once."""
 

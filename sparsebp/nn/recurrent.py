@@ -37,7 +37,6 @@ from sparsebp.nn.cells import (
     RNNMath,
     RunGradients,
     State,
-    StateGradients,
     Tape,
     Weights,
     initial_weights,
@@ -46,10 +45,10 @@ from sparsebp.nn.cells import (
     reverse_time,
     weight_names,
 )
-from sparsebp.nn.gradients import Gradients, Shared, gradients_of
+from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, NothingKept, batch_first_axes, check_gy, check_input, keeps, parameter_dtype
 from sparsebp.nn.linear import Linear
-from sparsebp.nn.stream import CellGradients, RecurrentCell, Stream, takes_unbatched
+from sparsebp.nn.stream import RecurrentCell, Stream, takes_unbatched
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -99,7 +98,6 @@ class Recurrent(Layer):
     generator: np.random.Generator
     batch_axes = batch_first_axes
     saved_class: ClassVar[type[RecurrentSaved]] = RecurrentSaved
-    gradients_class: ClassVar[type[StateGradients]] = StateGradients
 
     def __init__(
         self, cell: CellMath, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True,
@@ -272,7 +270,7 @@ class Recurrent(Layer):
             return "draws the seeds of its masks between layers on the host"
         return None
 
-    def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> StateGradients:
+    def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 
         The inner scans run once for the gradients at x, at the parameters and at the initial state. The first layer's
@@ -287,7 +285,7 @@ class Recurrent(Layer):
         """
         return self._gradients(gy, saved, {"grad_h_n": grad_h_n})
 
-    def _gradients(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> Any:
+    def _gradients(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> NamedGradients:
         """Return the gradients from gy, and from `named`, the gradients at the last state's arrays."""
         _ = saved.tapes[0]  # refused where nothing was kept
         given = gy is not None
@@ -312,7 +310,8 @@ class Recurrent(Layer):
             gx = runs.at_input()
             return backend.namespace(gx).ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
 
-        return self.gradients_class(self, gy, saved, at_input, runs.at_weights, state=runs.at_initial)
+        names = ("h0", "c0")[: len(self.cell.states)]
+        return NamedGradients(self, gy, saved, at_input, runs.at_weights, names=names, more=runs.at_initial)
 
     def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the algorithm chosen for `backward`."""
@@ -632,17 +631,6 @@ class LSTMSaved(RecurrentSaved):
         return iter(self.last)
 
 
-class LSTMGradients(StateGradients):
-    """`Gradients` of an LSTM, with those at h0 and c0."""
-
-    __slots__ = ()
-
-    @property
-    def c0(self) -> Array:
-        """The gradient with respect to c0, of its shape; computed once."""
-        return self._initial[1]
-
-
 @takes_unbatched(2, 1)
 class LSTM(Recurrent):
     """A recurrent layer with the arguments, parameters and layouts of torch.nn.LSTM; see `Recurrent`.
@@ -664,7 +652,6 @@ class LSTM(Recurrent):
     """
 
     saved_class = LSTMSaved
-    gradients_class = LSTMGradients
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
@@ -689,7 +676,7 @@ class LSTM(Recurrent):
 
     def gradients(
         self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None, grad_c_n: Array | None = None
-    ) -> LSTMGradients:
+    ) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape), `grad_h_n` and `grad_c_n` (of h_n's and c_n's).
 
         Each may be None, but not all. As `Recurrent.gradients`, with ``c0`` as well as ``h0``.
@@ -719,25 +706,12 @@ class GRUCell(RecurrentCell):
         super().__init__(GRUMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
 
 
-class LSTMCellGradients(CellGradients):
-    """`Gradients` of an LSTM cell, with those at both arrays of the state before the step."""
-
-    __slots__ = ()
-
-    @property
-    def cell(self) -> Array:
-        """The gradient with respect to c, (B, hidden_size); computed once."""
-        return self._initial[1]
-
-
 @takes_unbatched(1, 0)
 class LSTMCell(RecurrentCell):
     """One step of an LSTM, as `torch.nn.LSTMCell`; see `RecurrentCell`.
 
     ``forward`` returns the next h as the output and keeps the next c, ``saved.c[0]``; a call returns both, as in torch.
     """
-
-    gradients_class: ClassVar[type[CellGradients]] = LSTMCellGradients
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
@@ -754,7 +728,7 @@ class LSTMCell(RecurrentCell):
         """Return the next h (B, hidden_size) for x (B, input_size) and the pair (h, c) or None for zeros."""
         return self._forward(x, pair("hx", hx))
 
-    def gradients(self, gy: Array | None, saved: Tape, grad_c: Array | None = None) -> LSTMCellGradients:
+    def gradients(self, gy: Array | None, saved: Tape, grad_c: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` at the next h and `grad_c` at the next c; either may be None, but not both.
 
         ``input``, ``hidden`` and ``cell`` are the gradients at x, h and c, ``weights`` those of the parameters.

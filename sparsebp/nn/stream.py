@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs, record
-from sparsebp.nn.cells import CellMath, GivenState, StateGradients, Tape, Weights, initial_weights, pair
-from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.cells import CellMath, GivenState, Tape, Weights, initial_weights, pair
+from sparsebp.nn.gradients import Gradients, NamedGradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
 
 
@@ -165,13 +165,6 @@ def _refused(layer: Layer, expected: str) -> OptionError:
 # The base of RNNCell, GRUCell and LSTMCell: one step of a recurrent layer, differentiated by its state too.
 
 
-class CellGradients(StateGradients):
-    """`Gradients` of a cell, with those at the state before the step."""
-
-    __slots__ = ()
-    hidden = StateGradients.h0  # (B, hidden_size), by the name that a cell's state has
-
-
 class RecurrentCell(Layer):
     """One step, ``h' = cell(x, h)``; torch.nn's ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``."""
 
@@ -181,7 +174,6 @@ class RecurrentCell(Layer):
     # rng: Generator or seed of the initial values.
 
     replayable = True
-    gradients_class: ClassVar[type[CellGradients]] = CellGradients
 
     def __init__(
         self, cell: CellMath, input_size: int, hidden_size: int, bias: bool = True, *, device: Any = None,
@@ -223,11 +215,11 @@ class RecurrentCell(Layer):
         tape = self.cell.forward(kernels.get(xp), xp.ascontiguousarray(x)[None], state, weights)
         return tape.h[0], tape
 
-    def gradients(self, gy: Array | None, saved: Tape) -> CellGradients:
+    def gradients(self, gy: Array | None, saved: Tape) -> NamedGradients:
         """Return the gradients at x (B, input_size), at h (B, hidden_size), and at the parameters."""
         return self._gradients(gy, saved, {"gy": gy})
 
-    def _gradients(self, gy: Array | None, saved: Tape, last: dict[str, Array | None]) -> Any:
+    def _gradients(self, gy: Array | None, saved: Tape, last: dict[str, Array | None]) -> NamedGradients:
         """Return the gradients from `last`, the gradients at the state's arrays by name."""
         weights, xp = Weights.of(self.params), backend.namespace(saved.h)
         if all(array is None for array in last.values()):
@@ -235,9 +227,10 @@ class RecurrentCell(Layer):
                               remedy="Pass the gradient of the loss with respect to the next state")  # fmt: skip
         arriving = [self._checked(name, array, saved) for name, array in last.items()]
         step = Shared(lambda: self.cell.backward(saved, weights.weight_hh, None, arriving), xp)
-        return self.gradients_class(
+        return NamedGradients(
             self, gy, saved, lambda: self.cell.input_grad(step().ga, weights)[0],
-            lambda: self.cell.weight_grad(step().ga, saved, weights).named(), state=lambda: step().initial,
+            lambda: self.cell.weight_grad(step().ga, saved, weights).named(),
+            names=("hidden", "cell")[: len(self.cell.states)], more=lambda: step().initial,
         )  # fmt: skip
 
     def _checked(self, name: str, grad: Array | None, saved: Tape) -> Array | None:
