@@ -192,11 +192,6 @@ class Tape:
         """Return inputs, states and gates."""
         return [self.x, *self.states, *(() if self.gates is None else (self.gates,))]
 
-    @property
-    def last(self) -> State:
-        """The state after the last step."""
-        return self.ends(None)
-
 
 @dataclass
 class RecurrentSaved:
@@ -252,11 +247,6 @@ class RunGradients(NamedTuple):
     ga: Array
     initial: State
     at_h: Array | None = None
-
-    @property
-    def gh0(self) -> Array:
-        """The gradient at the initial h."""
-        return self.initial[0]
 
 
 class SummedGradients(NamedTuple):
@@ -349,20 +339,14 @@ class CellMath(abc.ABC):
         """Return the pattern of one step's transposed Jacobian, n × n for a state of n values: by default dense."""
         return hidden_pattern(hidden)
 
-    def forward(self, k: Kernels, x: Array, initial: GivenState | None, weights: Weights) -> Tape:
-        """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous."""
-        # An input of few features is projected by the kernels where they are faster. No `initial` state, or
-        # None for an array of it, stands for zeros.
-        return self.begin(k, x, weights)(initial)
-
     def infer(
         self, x: Array, initial: GivenState | None, weights: Weights, lengths: Lengths | None = None
     ) -> tuple[Array, State]:
-        """Return h (T, B, H) and the last state, as `forward` has them, and keep nothing; x as there."""
+        """Return h (T, B, H) and the last state, as a run from `begin` has them, and keep nothing; x as there."""
         # An LSTM's c is kept where samples end at different steps.
         xp, (steps, batch, _) = backend.namespace(x), x.shape
         if self.kind is None or not backend.is_host(xp) or (lengths is not None and len(self.states) > 1):
-            tape = self.forward(kernels.get(xp), x, initial, weights)
+            tape = self.begin(kernels.get(xp), x, weights)(initial)
             return tape.h, tape.ends(lengths)
         shape = batch, weights.weight_hh.shape[1]
         start = tuple(
@@ -388,7 +372,9 @@ class CellMath(abc.ABC):
         )  # fmt: skip
 
     def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
-        """Do the part of `forward` that needs no initial state; return a function that does the rest."""
+        """Project x (T, B, I), C-contiguous; return a function that runs the recurrence from an initial state."""
+        # One GEMM over all steps, or by the kernels where they are faster, with few features. No state, or None for an
+        # array of it, stands for zeros.
         tape, inputs = self.blank(x, weights), self.inputs(k, x, weights)
 
         def finish(initial: GivenState | None) -> Tape:

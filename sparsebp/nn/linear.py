@@ -71,19 +71,12 @@ class Prunable(Layer):
             return None
         return masking.mask_of(self.params["weight"])
 
-    def _weight(self) -> Array:
-        """Return the weight, with 0 for what is pruned; read-only."""
+    def _kept(self, array: Array) -> Array:
+        """Return the weight or its gradient, with 0 for what is pruned; read-only."""
         if not masking.owners and MASK not in self.buffers:
-            return self.params["weight"]
-        weight, mask = self.params["weight"], self._mask()
-        return weight if mask is None else masking.kept(weight, mask)
-
-    def _masked(self, gradient: Array) -> Array:
-        """Return the weight's gradient, 0 where the weight is pruned."""
-        if not masking.owners and MASK not in self.buffers:
-            return gradient
+            return array
         mask = self._mask()
-        return gradient if mask is None else masking.kept(gradient, mask)
+        return array if mask is None else masking.kept(array, mask)
 
     def _host_mask(self) -> np.ndarray | None:
         """Return which weights are kept, on the host; None: all are."""
@@ -140,7 +133,7 @@ class Linear(Prunable):
 
     def _product(self, x: Array) -> Array:
         """Return x Wᵀ, a new array, after checking x."""
-        weight = self._weight()
+        weight = self._kept(self.params["weight"])
         xp = check_input(x, dtype=weight.dtype, like=weight)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ShapeError("x has the wrong shape", expected=f"(…, {self.in_features})", got=x.shape)
@@ -150,12 +143,12 @@ class Linear(Prunable):
         """Return gy W, of the shape of x."""
         weight = self.params["weight"]
         xp = check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
-        return kernels.dense(xp).matmul(gy, self._weight())
+        return kernels.dense(xp).matmul(gy, self._kept(weight))
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
         dense, gy, x = self._matrices(gy, saved)
-        grads = {"weight": self._masked(dense.matmul(gy.T, x))}
+        grads = {"weight": self._kept(dense.matmul(gy.T, x))}
         if "bias" in self.params:
             grads["bias"] = dense.column_sums(gy)
         return grads
@@ -199,4 +192,4 @@ class Linear(Prunable):
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""
         from sparsebp.jacobians import linear_jacobian_t
 
-        return linear_jacobian_t(self._weight(), prod(saved.shape[1:-1]), mask=self._host_mask())
+        return linear_jacobian_t(self._kept(self.params["weight"]), prod(saved.shape[1:-1]), mask=self._host_mask())

@@ -327,10 +327,10 @@ class Recurrent(Layer):
         elements past a sample's end are zero. An LSTM's are of the state (h, c), on `sparsebp.patterns.lstm_pattern`
         (with proj_size dense); past a sample's end the part from c to c is the identity.
         """
-        from sparsebp.nn.bptt import hidden_jacobians_t
+        from sparsebp.jacobians import hidden_elements
 
         run = self._runs(layer)[direction]
-        return hidden_jacobians_t(self.cell, saved.tapes[run], self._weights(run))
+        return hidden_elements(*self.cell.state_jacobians(saved.tapes[run], self._weights(run)))
 
     def jacobian_t(self, saved: RecurrentSaved, memory_limit: int | None = None) -> Any:
         """Return the transposed Jacobian of y with respect to x, (T · input_size) × (T · directions · H), per sample.

@@ -212,7 +212,7 @@ class RecurrentCell(Layer):
         for name, array in zip(self.cell.states, state or (), strict=False):
             if array is not None:
                 check_input(array, name=name, dtype=weights.weight_ih.dtype, shape=shape, like=weights.weight_ih)
-        tape = self.cell.forward(kernels.get(xp), xp.ascontiguousarray(x)[None], state, weights)
+        tape = self.cell.begin(kernels.get(xp), xp.ascontiguousarray(x)[None], weights)(state)
         return tape.h[0], tape
 
     def gradients(self, gy: Array | None, saved: Tape) -> NamedGradients:
@@ -245,9 +245,9 @@ class RecurrentCell(Layer):
     def hidden_jacobian_t(self, saved: Tape) -> Any:
         """Return the transposed Jacobian of the new state with respect to the old one, per sample (BPPSA Eq. 11)."""
         # It is (H, H); of an LSTM, whose state is (h, c), (2H, 2H).
-        from sparsebp.nn.bptt import hidden_jacobians_t
+        from sparsebp.jacobians import hidden_elements
 
-        return hidden_jacobians_t(self.cell, saved, Weights.of(self.params))[0]
+        return hidden_elements(*self.cell.state_jacobians(saved, Weights.of(self.params)))[0]
 
 
 # Unbatched sequences and samples, as torch.nn's recurrent layers and cells take them.

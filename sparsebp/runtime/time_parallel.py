@@ -408,7 +408,7 @@ class TimeParallel:
                 handle.wait()
             tape = finish(states[number])
             saved.tapes.append(tape)
-            saved.last[number] = joined(tape.last)
+            saved.last[number] = joined(tape.ends(None))
             if self.transport.rank:
                 sent.append(self.transport.isend(saved.last[number], self.transport.rank - 1, number))
             inputs = tape.h
