@@ -36,21 +36,6 @@ def test_random_convolutions(c, bias, batch, strided, seed):
     assert jacobian.batch is None
 
 
-@given(c=configurations(symmetric=True), bias=st.booleans(), seed=seeds)
-def test_weights_move_both_ways(c, bias, seed):
-    rng = np.random.default_rng(seed)
-    ndim = len(c.size)
-    padding = tuple(before for before, _ in c.padding)
-    options = (c.in_channels, c.out_channels, c.kernel, c.stride, padding, c.dilation, c.groups, bias)
-    layer, twin = LAYERS[ndim](*options, dtype=np.float64, rng=rng), TWINS[ndim](*options).double()
-    layer.load_state_dict(twin.state_dict())  # in
-    assert_like_torch(layer, twin, rng.standard_normal((2, c.in_channels, *c.size)), rng, CLOSE)  # fmt: skip
-    other = LAYERS[ndim](*options, dtype=np.float64, rng=rng)
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in other.state_dict().items()})  # out
-    x = rng.standard_normal((2, c.in_channels, *c.size))
-    np.testing.assert_allclose(other(x), twin(torch.from_numpy(x)).detach().numpy(), **CLOSE)
-
-
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @given(kernel=st.integers(1, 4), dilation=st.integers(1, 3), padding=st.sampled_from(["same", "valid"]), seed=seeds)
 def test_padding_by_name(kernel, dilation, padding, seed):

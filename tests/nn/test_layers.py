@@ -5,44 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
-from strategies import seeds, sizes
-from torch_twins import assert_like_torch, loaded
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
-
-
-@given(
-    n_in=sizes(1, 7), n_out=sizes(1, 7), bias=st.booleans(), batch=sizes(1, 5),
-    middle=st.lists(sizes(1, 3), max_size=2), seed=seeds,
-)  # fmt: skip
-def test_linear(n_in, n_out, bias, batch, middle, seed):
-    rng = np.random.default_rng(seed)
-    layer = nn.Linear(n_in, n_out, bias, dtype=np.float64, rng=rng)
-    twin = loaded(torch.nn.Linear(n_in, n_out, bias), layer)
-    assert np.abs(layer.params["weight"]).max() <= 1 / np.sqrt(n_in)
-    assert_like_torch(layer, twin, rng.standard_normal((batch, *middle, n_in)), rng, CLOSE)
-
-
-@given(batch=sizes(1, 4), sizes_=st.tuples(*[sizes(1, 6)] * 4), seed=seeds)
-def test_sequential(batch, sizes_, seed):
-    rng = np.random.default_rng(seed)
-    a, b, c, d = sizes_
-    layer = nn.Sequential(
-        nn.Flatten(), nn.Linear(2 * a, b, dtype=np.float64, rng=rng), nn.Tanh(),
-        nn.Sequential(nn.Linear(b, c, dtype=np.float64, rng=rng), nn.ReLU(), nn.Identity()),
-        nn.Linear(c, d, bias=False, dtype=np.float64, rng=rng), nn.Sigmoid(),
-    )  # fmt: skip
-    twin = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(2 * a, b), torch.nn.Tanh(),
-        torch.nn.Sequential(torch.nn.Linear(b, c), torch.nn.ReLU(), torch.nn.Identity()),
-        torch.nn.Linear(c, d, bias=False), torch.nn.Sigmoid(),
-    )  # fmt: skip
-    assert_like_torch(layer, loaded(twin, layer), rng.standard_normal((batch, 2, a)), rng, CLOSE)
 
 
 def test_sequential_shares_gradients_and_skips_the_first_input_grad(monkeypatch):

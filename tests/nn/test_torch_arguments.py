@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsebp as sb
-import torch_twins
 from sparsebp import jacobian_t, nn, optim, train
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
@@ -86,22 +85,6 @@ def test_training_takes_means():
 
 
 # ---- layers --------------------------------------------------------------------------------------------------------
-
-
-@given(shape=st.lists(sizes(1, 4), min_size=2, max_size=4), data=st.data(), seed=seeds)
-def test_softmax_over_any_axis(shape, data, seed):
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    x = np.random.default_rng(seed).standard_normal(shape)
-    layer = nn.Softmax(axis)
-    assert_gradients(layer, torch.nn.Softmax(axis), x, np.random.default_rng(3), CLOSE)
-    if axis in (0, -len(shape)):
-        with pytest.raises(OptionError, match="couples"):
-            jacobian_t(layer, x)
-        return
-    inner = axis - 1 if axis > 0 else axis
-    expected = torch_twins.jacobian_t(lambda t: torch.softmax(t, inner), x[0])
-    np.testing.assert_allclose(jacobian_t(layer, x).to_dense(0), expected, **CLOSE)
-    assert jacobian_t(layer, x).pattern.nnz == x[0].size * shape[axis]
 
 
 @pytest.mark.parametrize("axes", [(1, -1), (1, 2), (-2, 3), (0, -1), (0, 0), (2, 2)])
@@ -209,16 +192,6 @@ def test_attention_to_another_sequence(batch_first):
     np.testing.assert_array_equal(lengths, layer.forward(query, key, value, key_padding_mask=behind)[0])
     with pytest.raises(OptionError, match="no key"):
         _ = layer.gradients(query, layer.forward(query)[1]).key
-
-
-def test_gradients_by_frequency():
-    ids = np.array([[0, 2, 2], [2, 0, 3]])
-    layer = nn.Embedding(4, 2, scale_grad_by_freq=True, rng=0, **F8)
-    twin = torch.nn.Embedding(4, 2, scale_grad_by_freq=True, dtype=torch.float64)
-    gy = np.random.default_rng(0).standard_normal((2, 3, 2))
-    twin(torch.from_numpy(ids)).backward(torch.from_numpy(gy))
-    grad = layer.weight_grad(gy, layer.forward(ids)[1])["weight"]
-    np.testing.assert_allclose(grad, twin.weight.grad.numpy(), **CLOSE)
 
 
 @pytest.mark.parametrize("make", [
