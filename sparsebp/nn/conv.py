@@ -21,7 +21,7 @@ from sparsebp.core.check import Array, Seed, check_choice
 from sparsebp.core.errors import ShapeError
 from sparsebp.nn.layer import Work, check_gy, check_input
 from sparsebp.nn.linear import Prunable
-from sparsebp.nn.pool import SampleLayer
+from sparsebp.nn.pool import Lone, SampleLayer, batch_of
 from sparsebp.patterns.builders import conv_entries
 from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
 
@@ -143,7 +143,10 @@ class ConvNd(SampleLayer, Prunable):
     def _taps(self) -> Array:
         return self._kept(self.params["weight"])
 
-    def _weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
+    def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
+        """Return the gradients of the parameters, summed over batch and positions."""
+        if isinstance(saved, Lone):
+            gy, saved = batch_of(gy), saved.batch
         xp = self._check_gy(gy, saved)
         inner = self._padded(xp, saved)
         y, x = (inner, gy) if self.transposed else (gy, inner)

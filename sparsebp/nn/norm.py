@@ -122,28 +122,25 @@ class BatchNorm2d(Layer):
 
     def gradients(self, gy: Array, saved: BatchNormSaved) -> Gradients:
         """Return the gradients; the sums that both need are taken by the one that comes first."""
-        kept: Sums = []
-        return Gradients(self, gy, saved, partial(self.input_grad, gy, saved, kept),
-                         partial(self.weight_grad, gy, saved, kept))  # fmt: skip
+        return self.gradients_between(gy, saved, None)
 
-    def gradients_between(self, gy: Array, saved: BatchNormSaved, cut: Cut) -> Gradients:
+    def gradients_between(self, gy: Array, saved: BatchNormSaved, cut: Cut | None) -> Gradients:
         """Return the gradients for `gy` at the output of a layer behind that cuts off: `cut` is its output, and where.
 
         The statistics were the batch's. Results equal those of `gradients` for that layer's input gradient, which is
         not written to memory.
         """
         kept: Sums = []
-        return Gradients(self, gy, saved, partial(self._input_grad, gy, saved, kept, cut),
-                         partial(self._weight_grad, gy, saved, kept, cut))  # fmt: skip
+        shared = (gy, saved, kept) if cut is None else (gy, saved, kept, cut)
+        return Gradients(self, gy, saved, partial(self.input_grad, *shared), partial(self.weight_grad, *shared))
 
-    def input_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> Array:
+    def input_grad(
+        self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None, cut: Cut | None = None
+    ) -> Array:  # fmt: skip
         """Return the input gradient, through the statistics where they are the batch's.
 
         The sums that this takes come from `kept` if they are there, and are added to it if not.
         """
-        return self._input_grad(gy, saved, kept, None)
-
-    def _input_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None, cut: Cut | None) -> Array:
         x, mean, scale, batch = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         gx, k = backend.empty(xp, x.shape, x.dtype), kernels.get(xp)
@@ -159,16 +156,13 @@ class BatchNorm2d(Layer):
         k.channel_scale(_flat(xp, gy), zeros, self._factor(scale), zeros, _flat(xp, gx))
         return gx
 
-    def weight_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> dict[str, Array]:
+    def weight_grad(
+        self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None, cut: Cut | None = None
+    ) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel.
 
         The sums come from `kept` if they are there, and are added to it if not.
         """
-        return self._weight_grad(gy, saved, kept, None)
-
-    def _weight_grad(
-        self, gy: Array, saved: BatchNormSaved, kept: Sums | None, cut: Cut | None
-    ) -> dict[str, Array]:  # fmt: skip
         x, mean, scale, _ = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         if not self.params:
@@ -266,11 +260,13 @@ class BatchNorm1d(BatchNorm2d):
         y, saved = super().forward(_image(x))
         return y.reshape(x.shape), BatchNorm1dSaved(saved, x.shape)
 
-    def input_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> Array:
+    def input_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> Array:  # type: ignore[override]
         """Return the input gradient, through the statistics where they are the batch's; add their sums to `kept`."""
         return super().input_grad(self._image_of(gy, saved), saved.image, kept).reshape(saved.shape)
 
-    def weight_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> dict[str, Array]:
+    def weight_grad(  # type: ignore[override]
+        self, gy: Array, saved: Any, kept: Sums | None = None
+    ) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel, from the sums in `kept` if they are there."""
         return super().weight_grad(self._image_of(gy, saved), saved.image, kept)
 
