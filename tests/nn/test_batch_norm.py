@@ -53,43 +53,21 @@ def test_buffers_keep_their_kind_and_one_value_is_refused():
 @pytest.mark.parametrize("training", [True, False])
 def test_a_layer_behind_that_cuts_off_is_computed_in_the_same_pass(behind, training):
     """In a chain every number is bit for bit that of the two layers by themselves, and what is saved as well."""
-    rng = np.random.default_rng(0)
-    layers = nn.Conv2d(2, 5, 3, rng=0), nn.BatchNorm2d(5), behind, nn.Conv2d(5, 3, 1, rng=1)
-    first = nn.BatchNorm2d(5)
+    rng, apart = np.random.default_rng(0), type("Apart", (nn.BatchNorm2d,), {})
     x = rng.standard_normal((4, 2, 9, 11), dtype=np.float32)
-    for apart, chain in ((layers, nn.Sequential(*layers)), ((first, behind), nn.Sequential(first, behind))):
-        chain.train(training)
-        given = x if apart is layers else np.tile(x, (1, 3, 1, 1))[:, :5]
-        kept, y = [], given
-        state = chain.state_dict()
-        for layer in apart:
-            y, saved = layer.forward(y)
-            kept.append(saved)
-        after = chain.state_dict()
-        chain.load_state_dict(state)
-        found, all_saved = chain.forward(given)
-        np.testing.assert_array_equal(found, y)
-        for name, value in chain.state_dict().items():
-            np.testing.assert_array_equal(value, after[name])
-        assert all_saved.shapes == [given.shape, *(s.shape for s in _outputs(apart, given)[:-1])]
-        gy = rng.standard_normal(y.shape, dtype=np.float32)
-        gradients, at, want = chain.gradients(gy, all_saved), gy, {}
-        for number, (layer, saved) in reversed(list(enumerate(zip(apart, kept, strict=True)))):
-            want |= {f"{number}.{name}": grad for name, grad in layer.weight_grad(at, saved).items()}
-            at = layer.input_grad(at, saved)
-        np.testing.assert_array_equal(gradients.input_grad(), at)
-        weights = gradients.weight_grad()
-        assert weights.keys() == want.keys()
-        for name, grad in weights.items():
-            np.testing.assert_array_equal(grad, want[name])
-
-
-def _outputs(layers, x):
-    found = []
-    for layer in layers:
-        x, _ = layer.forward(x)
-        found.append(x)
-    return found
+    around = (nn.Conv2d(2, 5, 3, rng=0),), (nn.Conv2d(5, 3, 1, rng=1),)
+    for batch, (first, last) in ((x, around), (np.tile(x, (1, 3, 1, 1))[:, :5], ((), ()))):
+        found, shapes = [], []
+        for norm in (nn.BatchNorm2d, apart):
+            chain = nn.Sequential(*first, norm(5), behind, *last).train(training)
+            y, saved = chain.forward(batch)
+            gradients = chain.gradients(np.cos(y), saved)
+            grads, state = gradients.weight_grad(), chain.state_dict()
+            found.append({"y": y, "x": gradients.input_grad()} | state | {f"at {name}": g for name, g in grads.items()})
+            shapes.append(saved.shapes)
+        assert shapes[0] == shapes[1] and found[0].keys() == found[1].keys()
+        for name, value in found[1].items():
+            np.testing.assert_array_equal(found[0][name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("weights_first", [True, False])

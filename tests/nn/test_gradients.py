@@ -11,7 +11,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import DeviceError, OptionError, ShapeError, StaleError
+from sparsebp.core.errors import OptionError, StaleError
 from sparsebp.nn.gradients import Shared
 from torch_twins import slope_at
 
@@ -171,14 +171,6 @@ def test_gradients_of_old_weights_are_refused():
         back(np.ones_like(y))
 
 
-def test_what_does_not_fit_vjp_is_refused():
-    _, back = nn.Linear(3, 2).vjp(np.ones((4, 3), np.float32))
-    with pytest.raises(ShapeError, match="gy"):
-        _ = back(np.ones((4, 3), np.float32)).input
-    with pytest.raises(DeviceError, match="not an array"):
-        nn.Linear(3, 2).vjp([[1.0, 2.0, 3.0]])
-
-
 @pytest.mark.parametrize("lengths", [None, [5, 1, 3, 4]])
 def test_vjp_of_recurrent_layers(lengths):
     rng = np.random.default_rng(0)
@@ -209,15 +201,11 @@ def test_value_and_grad_is_forward_loss_and_gradients():
     assert after < value / 2
 
 
-def test_value_and_grad_passes_options_and_refuses_what_it_cannot_take():
+def test_value_and_grad_passes_options():
     model = nn.SequenceClassifier(nn.GRU(3, 2, rng=0), nn.Linear(2, 2, rng=1))
     function = sb.value_and_grad(model, nn.CrossEntropyLoss())
     x, target = np.ones((5, 2, 3), np.float32), np.array([0, 1])
     assert function(x, target, lengths=[1, 5])[0] != function(x, target)[0]
-    with pytest.raises(OptionError, match="loss cannot be differentiated"):
-        sb.value_and_grad(model, "cross entropy")
-    with pytest.raises(OptionError, match="model cannot be differentiated"):
-        sb.value_and_grad(np.ones(3), nn.CrossEntropyLoss())
 
 
 # ---- layers of the user's own ----------------------------------------------------------------------------------------

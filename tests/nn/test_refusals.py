@@ -235,6 +235,11 @@ CALLS = [
     (ShapeError, "x has", lambda: STREAM.step(np.zeros((1, 3), np.float32))),
     (DTypeError, "x has", lambda: STREAM.step(np.zeros(3))),
     (ShapeError, "state has", lambda: STREAM.reset(np.zeros((1, 2, 5), np.float32))),
+    # the ways back
+    (ShapeError, "gy", lambda: nn.Linear(3, 2).vjp(X4)[1](X4).input),
+    (DeviceError, "not an array", lambda: nn.Linear(3, 2).vjp([[1.0, 2.0, 3.0]])),
+    (OptionError, "loss cannot be differentiated", lambda: nn.value_and_grad(GRU, "cross entropy")),
+    (OptionError, "model cannot be differentiated", lambda: nn.value_and_grad(np.ones(3), nn.CrossEntropyLoss())),
     # initial values
     (OptionError, "3 or more", lambda: nn.init.chrono_update_gate(GRU.parameters(), 5, 2)),
     (OptionError, "bias=True", lambda: nn.init.chrono_update_gate(nn.GRU(1, 50, bias=False).parameters(), 50, 784)),
