@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -22,19 +24,22 @@ from torch_twins import slope_at
 REAL = {"dtype": np.float64, "rng": 0}
 
 
-def scaled(base, *args, **options):
-    """Return a layer of a subclass that doubles the output, all three methods overridden."""
+def scaled(base, *args, own_saved=False, **options):
+    """Return a layer of a subclass that doubles the output, all three methods overridden.
+
+    `own_saved`: what forward saves is wrapped, so that whatever reads it otherwise would fail.
+    """
 
     class Scaled(base):
         def forward(self, x, *more, **named):
             y, saved = super().forward(x, *more, **named)
-            return 2 * y, saved
+            return 2 * y, {"inner": saved} if own_saved else saved
 
         def input_grad(self, gy, saved):
-            return super().input_grad(2 * gy, saved)
+            return super().input_grad(2 * gy, saved["inner"] if own_saved else saved)
 
         def weight_grad(self, gy, saved):
-            return super().weight_grad(2 * gy, saved)
+            return super().weight_grad(2 * gy, saved["inner"] if own_saved else saved)
 
     return Scaled(*args, **options)
 
@@ -50,23 +55,6 @@ def by_gradients(base, *args, **options):
         def gradients(self, gy, saved, **named):
             inner = super().gradients(2 * gy, saved, **named)
             return nn.Gradients(self, gy, saved, inner.input_grad, inner.weight_grad)
-
-    return Scaled(*args, **options)
-
-
-def with_own_saved(base, *args, **options):
-    """The same, with what forward saves wrapped: whatever reads it otherwise would fail."""
-
-    class Scaled(base):
-        def forward(self, x):
-            y, saved = super().forward(x)
-            return 2 * y, {"inner": saved}
-
-        def input_grad(self, gy, saved):
-            return super().input_grad(2 * gy, saved["inner"])
-
-        def weight_grad(self, gy, saved):
-            return super().weight_grad(2 * gy, saved["inner"])
 
     return Scaled(*args, **options)
 
@@ -98,7 +86,7 @@ def differences(model, x, gy):
     return found
 
 
-@pytest.mark.parametrize("override", [scaled, by_gradients, with_own_saved])
+@pytest.mark.parametrize("override", [scaled, by_gradients, partial(scaled, own_saved=True)])
 @pytest.mark.parametrize("name", LAYERS)
 def test_overridden_layers_have_their_own_gradients_whatever_runs(name, override):
     base, args, options, shape = LAYERS[name]

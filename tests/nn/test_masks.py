@@ -182,16 +182,23 @@ def test_states_and_checkpoints_hold_zeros_whatever_trains(tmp_path, make, fusio
     np.testing.assert_allclose(model.eval()(x), theirs(torch.from_numpy(x)).detach().numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("name", ["first-ready", "forward", "first-stage"])
-def test_replicas_of_a_pruned_model(name, sharded):
+def makes_pruned(mlp):
+    """Return a list, and a function that makes a pruned model and appends it there: each rank makes its own."""
     models = []
 
     def make():
-        model = replicas.mlp()
+        model = mlp()
         sb.prune(model, 0.5)
         models.append(model)  # ranks are threads: the last one may be another's
         return model
+
+    return models, make
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("name", ["first-ready", "forward", "first-stage"])
+def test_replicas_of_a_pruned_model(name, sharded):
+    models, make = makes_pruned(replicas.mlp)
 
     def optimizer(params):
         return old_momentum(optim.Adam, params, lr=0.01)
@@ -205,13 +212,7 @@ def test_replicas_of_a_pruned_model(name, sharded):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_pipelines_of_a_pruned_model(schedule):
-    models = []
-
-    def make():
-        model = pipelines.mlp()
-        sb.prune(model, 0.5)
-        models.append(model)  # ranks are threads: the last one may be another's
-        return model
+    models, make = makes_pruned(pipelines.mlp)
 
     def optimizer(model):
         return old_momentum(optim.Adam, model.parameters(), lr=0.01)
