@@ -69,8 +69,6 @@ class Recurrent(Layer):
 
     Parameters
     ----------
-    cell
-        The cell's equations (given by the subclass).
     input_size, hidden_size, num_layers
         As in torch.nn.
     bias, batch_first, dropout, bidirectional
@@ -96,15 +94,16 @@ class Recurrent(Layer):
     """
 
     generator: np.random.Generator
+    cell: CellMath
+    """The cell's equations, given by the subclass."""
     batch_axes = batch_first_axes
     saved_class: ClassVar[type[RecurrentSaved]] = RecurrentSaved
 
     def __init__(
-        self, cell: CellMath, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True,
-        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, backward: Backward = "auto",
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, *, backward: Backward = "auto",
         up_levels: int | None = None, chunks: int | None = None, workers: int | None = None,
         memory_limit: int | None = None, device: Any = None, dtype: Any = np.float32, rng: Seed = None,
-        proj_size: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         input_size, hidden_size, num_layers = (
@@ -114,16 +113,17 @@ class Recurrent(Layer):
             )
         )  # fmt: skip
         bias, self.dropout = check_flag("bias", bias), check_number("dropout", dropout, 0, 1)
-        self.cell, self.input_size, self.hidden_size, self.num_layers = cell, input_size, hidden_size, num_layers
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first = check_flag("batch_first", batch_first)
         self.bidirectional = check_flag("bidirectional", bidirectional)
         self.options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
         self.generator = check_generator("rng", rng)
+        proj_size = getattr(self, "proj_size", 0)  # an LSTM may have one
         self.directions, self.output_size = 2 if bidirectional else 1, proj_size or hidden_size
         real = parameter_dtype(dtype, device)
         for run in range(num_layers * self.directions):
             features = input_size if run < self.directions else self.directions * self.output_size
-            weights = initial_weights(cell, features, hidden_size, bias, real, self.generator, proj_size)
+            weights = initial_weights(self.cell, features, hidden_size, bias, real, self.generator, proj_size)
             self.params.update(weights.named(suffix(run, self.directions)))
 
     @property
@@ -598,24 +598,15 @@ class RNN(Recurrent):
         **options: Unpack[RecurrentOptions],
     ) -> None:  # fmt: skip
         self.nonlinearity: Nonlinearity = nonlinearity
-        super().__init__(
-            RNNMath(nonlinearity), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first,
-            dropout=dropout, bidirectional=bidirectional, **options,
-        )  # fmt: skip
+        self.cell = RNNMath(nonlinearity)
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options)
 
 
 @takes_unbatched(2, 1)
 class GRU(Recurrent):
     """A recurrent layer with the arguments, parameters and layouts of torch.nn.GRU, all described in `Recurrent`."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, **options: Unpack[RecurrentOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(
-            GRUMath(), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
-            bidirectional=bidirectional, **options,
-        )  # fmt: skip
+    cell = GRUMath()
 
 
 class LSTMSaved(RecurrentSaved):
@@ -661,10 +652,8 @@ class LSTM(Recurrent):
         if self.proj_size and self.proj_size >= check_integer("hidden_size", hidden_size, 1):
             raise OptionError("A projection makes h smaller", expected=f"proj_size < hidden_size = {hidden_size}",
                               got=proj_size)  # fmt: skip
-        super().__init__(
-            ProjectedLSTMMath() if self.proj_size else LSTMMath(), input_size, hidden_size, num_layers, bias=bias,
-            batch_first=batch_first, dropout=dropout, bidirectional=bidirectional, proj_size=self.proj_size, **options,
-        )  # fmt: skip
+        self.cell = ProjectedLSTMMath() if self.proj_size else LSTMMath()
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options)
 
     def forward(self, x: Array, hx: Sequence[Array] | None = None, lengths: Any = None) -> tuple[Array, LSTMSaved]:
         """Run all layers, as `Recurrent.forward`.
@@ -692,18 +681,15 @@ class RNNCell(RecurrentCell):
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: Nonlinearity = "tanh",
         device: Any = None, dtype: Any = np.float32, *, rng: Seed = None,
     ) -> None:  # fmt: skip
-        super().__init__(RNNMath(nonlinearity), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
+        self.cell = RNNMath(nonlinearity)
+        super().__init__(input_size, hidden_size, bias, device, dtype, rng=rng)
 
 
 @takes_unbatched(1, 0)
 class GRUCell(RecurrentCell):
     """One step of a GRU, as `torch.nn.GRUCell`; see `RecurrentCell`."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
-        rng: Seed = None,
-    ) -> None:  # fmt: skip
-        super().__init__(GRUMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
+    cell = GRUMath()
 
 
 @takes_unbatched(1, 0)
@@ -713,11 +699,7 @@ class LSTMCell(RecurrentCell):
     ``forward`` returns the next h as the output and keeps the next c, ``saved.c[0]``; a call returns both, as in torch.
     """
 
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
-        rng: Seed = None,
-    ) -> None:  # fmt: skip
-        super().__init__(LSTMMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
+    cell = LSTMMath()
 
     def __call__(self, x: Array, hx: Sequence[Array] | None = None, **options: Any) -> tuple[Array, Array]:
         """Return the next h and c, (B, hidden_size) each."""

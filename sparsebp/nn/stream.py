@@ -168,24 +168,25 @@ def _refused(layer: Layer, expected: str) -> OptionError:
 class RecurrentCell(Layer):
     """One step, ``h' = cell(x, h)``; torch.nn's ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``."""
 
-    # cell: The cell's specifics (given by the subclass).
     # device: None or `"cpu"`: layers are built on the host, and moved by `to`.
     # dtype: float32 or float64.
     # rng: Generator or seed of the initial values.
 
     replayable = True
+    cell: CellMath
+    """The cell's equations, given by the subclass."""
 
     def __init__(
-        self, cell: CellMath, input_size: int, hidden_size: int, bias: bool = True, *, device: Any = None,
-        dtype: Any = np.float32, rng: Seed = None,
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
+        rng: Seed = None,
     ) -> None:  # fmt: skip
         super().__init__()
         input_size = check_integer("input_size", input_size, 1)
         hidden_size = check_integer("hidden_size", hidden_size, 1)
         bias = check_flag("bias", bias)
-        self.cell, self.input_size, self.hidden_size = cell, input_size, hidden_size
+        self.input_size, self.hidden_size = input_size, hidden_size
         real = parameter_dtype(dtype, device)
-        weights = initial_weights(cell, input_size, hidden_size, bias, real, check_generator("rng", rng))
+        weights = initial_weights(self.cell, input_size, hidden_size, bias, real, check_generator("rng", rng))
         self.params.update(weights.named())
 
     def forward(self, x: Array, h: Array | None = None) -> tuple[Array, Tape]:
