@@ -57,7 +57,7 @@ class Pairs(NamedTuple):
     looked_at: int
 
     def masks(
-        self, xp: ModuleType, like: Array, attn_mask: Array | None, key_padding_mask: Array | None, valid: Array | None
+        self, like: Array, attn_mask: Array | None, key_padding_mask: Array | None, valid: Array | None
     ) -> list[Array]:
         """Return masks (B, heads, T, S), each axis full or of length 1: True is left out, a number is added."""
         # like: An array of the products' dtype.
@@ -283,7 +283,7 @@ class MultiheadAttention(Layer):
                              got=" and ".join(str(array.shape) for array in inputs))  # fmt: skip
         valid = parse_lengths(lengths, looked_at, batch, xp) if inputs[0].size else None
         pairs = Pairs(batch, self.num_heads, steps, looked_at)
-        masks = pairs.masks(xp, weight, attn_mask, key_padding_mask, None if valid is None else valid.valid[:, :, 0].T)
+        masks = pairs.masks(weight, attn_mask, key_padding_mask, None if valid is None else valid.valid[:, :, 0].T)
         queries, keys, values = self._project(xp, weight, inputs, batch)
         queries *= weight.dtype.type(1 / math.sqrt(self.head_dim))
         attention = kernels.dense(xp).matmul_batches(queries, keys.transpose(0, 2, 1))

@@ -179,6 +179,7 @@ def test_vjp_of_recurrent_layers(lengths):
     gy, grad_h_n = rng.standard_normal(y.shape), rng.standard_normal(back.saved.h_n.shape)
     want = model.gradients(gy.copy(), model.forward(x, h0, lengths)[1], grad_h_n.copy())
     g = back(gy, grad_h_n=grad_h_n)
+    assert "h0" in dir(g) and not hasattr(g, "c0")
     gy[...] = grad_h_n[...] = np.nan
     same({"input": g.input, "h0": g.h0, **g.weights}, {"input": want.input, "h0": want.h0, **want.weights})
 
