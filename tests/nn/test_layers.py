@@ -9,8 +9,6 @@ import torch
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
 
-CLOSE = {"rtol": 1e-11, "atol": 1e-13}
-
 
 def test_sequential_shares_gradients_and_skips_the_first_input_grad(monkeypatch):
     calls = []
