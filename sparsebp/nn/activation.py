@@ -365,22 +365,22 @@ class Softmax(Layer):
         xp = check_input(x)
         if not -max(x.ndim, 1) <= self.dim < max(x.ndim, 1):
             raise OptionError("x has no such axis", expected=f"dim from {-x.ndim} to {x.ndim - 1}", got=self.dim)
-        y = self._of(xp, xp.atleast_1d(x)).reshape(x.shape)
+        y = self._of(xp, xp.atleast_1d(x)).reshape(x.shape) if x.size else x.copy()
         return y, y
 
     def _of(self, xp: ModuleType, x: Array) -> Array:
-        if x.size == 0:
-            return x.copy()
         with np.errstate(invalid="ignore"):  # infinities give NaN
             y = xp.exp(x - x.max(axis=self.dim, keepdims=True))
         y /= y.sum(axis=self.dim, keepdims=True)
         return y
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return ``y (gy - Σ gy y)``."""
+        """Return the gradient through all outputs: ``y (gy - Σ gy y)``, of the logarithm ``gy - exp(y) Σ gy``."""
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
-        g, y = xp.atleast_1d(gy), xp.atleast_1d(saved)
-        return (y * (g - (g * y).sum(axis=self.dim, keepdims=True))).reshape(saved.shape)
+        return self._back(xp, xp.atleast_1d(gy), xp.atleast_1d(saved)).reshape(saved.shape)
+
+    def _back(self, xp: ModuleType, g: Array, y: Array) -> Array:
+        return y * (g - (g * y).sum(axis=self.dim, keepdims=True))
 
     def lone(self, saved: Array) -> bool:
         """Whether x was one vector."""
@@ -425,20 +425,13 @@ class LogSoftmax(Softmax):
     """
 
     def _of(self, xp: ModuleType, x: Array) -> Array:
-        if x.size == 0:
-            return x.copy()
         with np.errstate(invalid="ignore", divide="ignore"):  # infinities give NaN
             y = x - x.max(axis=self.dim, keepdims=True)
             y -= xp.log(xp.exp(y).sum(axis=self.dim, keepdims=True))
         return y
 
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return ``gy - exp(y) Σ gy``."""
-        xp = check_gy(gy, saved.shape, saved.dtype, saved)
-        g, y = xp.atleast_1d(gy), xp.atleast_1d(saved)
-        return (g - xp.exp(y) * g.sum(axis=self.dim, keepdims=True)).reshape(saved.shape)
-
-    couples_samples, jacobian_t, lone = Softmax.couples_samples, Softmax.jacobian_t, Softmax.lone
+    def _back(self, xp: ModuleType, g: Array, y: Array) -> Array:
+        return g - xp.exp(y) * g.sum(axis=self.dim, keepdims=True)
 
     def _blocks(self, y: Array, eye: Array) -> Array:
         """Return ``I - p 1ᵀ`` with the probabilities p down the rows, so that each row is an input's."""

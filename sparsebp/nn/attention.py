@@ -27,10 +27,11 @@ from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.nn.activation import GELU, ReLU
 from sparsebp.nn.basic import Dropout, dropout_mask, identity_jacobian_t
 from sparsebp.nn.cells import Lengths, parse_lengths
-from sparsebp.nn.gradients import Gradients, Shared, gradients_of
+from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of
 from sparsebp.nn.layer import (
     Layer,
     Work,
+    batch_first_axes,
     check_gy,
     check_input,
     full,
@@ -56,7 +57,7 @@ class Pairs(NamedTuple):
     looked_at: int
 
     def masks(
-        self, xp: ModuleType, like: Array, attn_mask: Array | None, key_padding_mask: Array | None, valid: Array | None
+        self, like: Array, attn_mask: Array | None, key_padding_mask: Array | None, valid: Array | None
     ) -> list[Array]:
         """Return masks (B, heads, T, S), each axis full or of length 1: True is left out, a number is added."""
         # like: An array of the products' dtype.
@@ -75,18 +76,14 @@ class Pairs(NamedTuple):
             found.append(~valid[:, None, None])
         return found
 
-    def masked(self, xp: ModuleType, products: Array, masks: list[Array]) -> Array:
-        """Return products (B · heads, T, S or more) with the masks; columns past S are unchanged."""
-        if not masks:
-            return products
-        more, shaped = products.shape[-1] - self.looked_at, products.reshape(*self[:3], products.shape[-1])
-        for each in masks:
-            mask = each
-            if more:
-                mask = xp.concatenate([mask, xp.zeros((*mask.shape[:3], more), mask.dtype)], axis=3)
-            left_out = mask.dtype == bool
-            shaped = xp.where(mask, shaped.dtype.type(-math.inf), shaped) if left_out else shaped + mask
-        return shaped.reshape(products.shape)
+    def put(self, xp: ModuleType, products: Array, masks: list[Array]) -> None:
+        """Put the masks on products (B · heads, T, S or more), in place; columns past S are unchanged."""
+        columns = products.reshape(*self[:3], products.shape[-1])[..., : self.looked_at]  # a view
+        for mask in masks:
+            if mask.dtype == bool:
+                xp.copyto(columns, columns.dtype.type(-math.inf), where=mask)
+            else:
+                columns += mask
 
 
 def softmax(scores: Array, masked: bool = False) -> None:
@@ -130,26 +127,6 @@ class AttentionSaved(NamedTuple):
     merged: Array  # Saved by `out_proj`
 
 
-class AttentionGradients(Gradients):
-    """`Gradients` of an attention, with respect to key and value among them; `input` is the query's."""
-
-    __slots__ = ("_others",)
-
-    def __init__(self, *args: Any, others: Callable[[], tuple[Array, Array]]) -> None:
-        super().__init__(*args)
-        self._others = others
-
-    @property
-    def key(self) -> Array:
-        """The gradient with respect to the key, of its shape; computed once."""
-        return self._once("others", self._others)[0]
-
-    @property
-    def value(self) -> Array:
-        """The gradient with respect to the value, of its shape; computed once."""
-        return self._once("others", self._others)[1]
-
-
 class MultiheadAttention(Layer):
     """Attention by several heads, as `torch.nn.MultiheadAttention`: of a sequence to itself, or to another one.
 
@@ -187,6 +164,7 @@ class MultiheadAttention(Layer):
     replayable = True
     generator: np.random.Generator
     sample_axes = 2
+    batch_axes = batch_first_axes
 
     def __init__(
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
@@ -305,25 +283,25 @@ class MultiheadAttention(Layer):
                              got=" and ".join(str(array.shape) for array in inputs))  # fmt: skip
         valid = parse_lengths(lengths, looked_at, batch, xp) if inputs[0].size else None
         pairs = Pairs(batch, self.num_heads, steps, looked_at)
-        masks = pairs.masks(xp, weight, attn_mask, key_padding_mask, None if valid is None else valid.valid[:, :, 0].T)
+        masks = pairs.masks(weight, attn_mask, key_padding_mask, None if valid is None else valid.valid[:, :, 0].T)
         queries, keys, values = self._project(xp, weight, inputs, batch)
         queries *= weight.dtype.type(1 / math.sqrt(self.head_dim))
         attention = kernels.dense(xp).matmul_batches(queries, keys.transpose(0, 2, 1))
-        attention = pairs.masked(xp, attention, masks)
+        pairs.put(xp, attention, masks)
         softmax(attention, masked=bool(masks))
         mask = dropout_mask(self.generator, attention, self.dropout) if self._drops else None
         looked = kernels.dense(xp).matmul_batches(attention if mask is None else attention * mask, values)
         y, merged = self.children["out_proj"].forward(self._merge(xp, looked[None], inputs[0].shape))
         return y, AttentionSaved(inputs, (queries, keys, values), attention, mask, merged)
 
-    def gradients(self, gy: Array, saved: Any) -> AttentionGradients:
+    def gradients(self, gy: Array, saved: Any) -> NamedGradients:
         """Return the gradients; the gradients at queries, keys and values are computed once for I and W."""
         if isinstance(saved, Lone):
             xp, axis = backend.namespace(gy=gy), self.batch_axes[0]
             inner = self.gradients(xp.expand_dims(gy, axis), saved.batch)
-            return AttentionGradients(
-                self, gy, saved, lambda: inner.input_grad().squeeze(axis), inner.weight_grad,
-                others=lambda: (inner.key.squeeze(axis), inner.value.squeeze(axis)),
+            return NamedGradients(
+                self, gy, saved, lambda: inner.input_grad().squeeze(axis), inner.weight_grad, names=("key", "value"),
+                more=lambda: (inner.key.squeeze(axis), inner.value.squeeze(axis)),
             )  # fmt: skip
         x, weight, width = saved.inputs[0], self.params["in_proj_weight"], self.embed_dim
         xp = check_gy(gy, x.shape, x.dtype, x)
@@ -345,7 +323,7 @@ class MultiheadAttention(Layer):
             found, extra = projected()
             return {**self._projection_grads(xp, found, saved.inputs), **extra, "out_proj": out}
 
-        return AttentionGradients(self, gy, saved, at_input, at_weights, others=at_others)
+        return NamedGradients(self, gy, saved, at_input, at_weights, names=("key", "value"), more=at_others)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
         """Return the cost of both projections, of four products over all pairs of steps, and of the softmax."""
@@ -362,11 +340,6 @@ class MultiheadAttention(Layer):
     def capture_obstacle(self) -> str | None:
         """While training with dropout, every mask has a seed from the host's generator."""
         return "draws the seed of its mask on the host" if self._drops else None
-
-    @property
-    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First with ``batch_first``, else after the steps."""
-        return (0, 0) if self.batch_first else (1, 1)
 
     @property
     def _drops(self) -> bool:
@@ -606,6 +579,7 @@ class PositionalEmbedding(Layer):
 
     replayable = True
     stepwise = True
+    batch_axes = batch_first_axes
 
     def __init__(
         self, max_length: int, embedding_dim: int, batch_first: bool = False, *, dtype: Any = np.float32,
@@ -645,11 +619,6 @@ class PositionalEmbedding(Layer):
     def jacobian_t(self, saved: Array) -> Any:
         """Return the identity, shared by the batch."""
         return identity_jacobian_t(saved, self.batch_axes[0])
-
-    @property
-    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First with ``batch_first``, else after the steps."""
-        return (0, 0) if self.batch_first else (1, 1)
 
 
 class MeanSaved(NamedTuple):

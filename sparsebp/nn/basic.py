@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -55,21 +56,14 @@ class Identity(Layer):
         return identity_jacobian_t(saved)
 
 
-class Flatten(Layer):
-    """Make one axis of some, ``(B, …) -> (B, product of the rest)``, as `torch.nn.Flatten`.
-
-    Parameters
-    ----------
-    start_dim, end_dim
-        First and last of the axes that become one, counted from the end where negative.
-    """
+class Reshaping(Layer):
+    """Base of `Flatten` and `Unflatten`: the elements in their order, in another shape."""
 
     replayable = True
 
-    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        super().__init__()
-        self.start_dim = check_integer("start_dim", start_dim, -64, 63)
-        self.end_dim = check_integer("end_dim", end_dim, -64, 63)
+    @abc.abstractmethod
+    def _shape(self, x: Array) -> tuple[int, ...]:
+        """Return the shape of the output."""
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return x reshaped; `saved` is x."""
@@ -80,6 +74,25 @@ class Flatten(Layer):
         """Return gy in the shape of x."""
         check_gy(gy, self._shape(saved), saved.dtype, saved)
         return gy.reshape(saved.shape)
+
+    def jacobian_t(self, saved: Array) -> Any:
+        """Return the identity: a sample's elements keep their order."""
+        return identity_jacobian_t(saved)
+
+
+class Flatten(Reshaping):
+    """Make one axis of some, ``(B, …) -> (B, product of the rest)``, as `torch.nn.Flatten`.
+
+    Parameters
+    ----------
+    start_dim, end_dim
+        First and last of the axes that become one, counted from the end where negative.
+    """
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim = check_integer("start_dim", start_dim, -64, 63)
+        self.end_dim = check_integer("end_dim", end_dim, -64, 63)
 
     def couples_samples(self, saved: Array) -> bool:
         """Whether the batch is among the axes that became one."""
@@ -98,7 +111,7 @@ class Flatten(Layer):
             raise OptionError("The batch is among the flattened axes, so there is no Jacobian per sample",
                               expected="start_dim of 1 or more", got=self.start_dim,
                               remedy="Use input_grad")  # fmt: skip
-        return identity_jacobian_t(saved)
+        return super().jacobian_t(saved)
 
     def _shape(self, x: Array) -> tuple[int, ...]:
         first, last = self._axes(x)
@@ -113,7 +126,7 @@ class Flatten(Layer):
         return first, last
 
 
-class Unflatten(Layer):
+class Unflatten(Reshaping):
     """Make several axes of one, as `torch.nn.Unflatten`: the way back of `Flatten`.
 
     Parameters
@@ -123,8 +136,6 @@ class Unflatten(Layer):
     unflattened_size
         The lengths of the new axes; one of them may be -1, for the rest.
     """
-
-    replayable = True
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()
@@ -136,20 +147,6 @@ class Unflatten(Layer):
                               expected="dim other than the batch's, and lengths of which one may be -1",
                               got=f"dim={dim}, unflattened_size={self.unflattened_size}",
                               remedy="Pass Unflatten(1, (3, -1)), say")  # fmt: skip
-
-    def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return x reshaped; `saved` is x."""
-        check_input(x)
-        return x.reshape(self._shape(x)), x
-
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return gy in the shape of x."""
-        check_gy(gy, self._shape(saved), saved.dtype, saved)
-        return gy.reshape(saved.shape)
-
-    def jacobian_t(self, saved: Array) -> Any:
-        """Return the identity: a sample's elements keep their order."""
-        return identity_jacobian_t(saved)
 
     def _shape(self, x: Array) -> tuple[int, ...]:
         axis = self.dim + x.ndim if self.dim < 0 else self.dim

@@ -121,13 +121,6 @@ def _scan_plan(
 # Transposed Jacobians of recurrent layers, materialised: for inspection, tests and the general scan engine.
 
 
-def hidden_jacobians_t(cell: CellMath, tape: Tape, weights: Weights) -> list[Any]:
-    """Return a `TransposedJacobian` of the state, per sample, for every step of `tape`, all views of one array."""
-    from sparsebp.jacobians import hidden_elements
-
-    return hidden_elements(*cell.state_jacobians(tape, weights))
-
-
 def layer_jacobian_t(
     cell: CellMath, tapes: Sequence[Tape], weights: Sequence[Weights], lengths: Lengths | None, mask: Array | None,
     memory_limit: int | None,

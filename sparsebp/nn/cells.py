@@ -27,7 +27,6 @@ from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn import layer
-from sparsebp.nn.gradients import Gradients
 from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
 
 # Sequences of different lengths in one batch, padded at the end: masks, and time reversal sample by sample.
@@ -193,11 +192,6 @@ class Tape:
         """Return inputs, states and gates."""
         return [self.x, *self.states, *(() if self.gates is None else (self.gates,))]
 
-    @property
-    def last(self) -> State:
-        """The state after the last step."""
-        return self.ends(None)
-
 
 @dataclass
 class RecurrentSaved:
@@ -254,11 +248,6 @@ class RunGradients(NamedTuple):
     initial: State
     at_h: Array | None = None
 
-    @property
-    def gh0(self) -> Array:
-        """The gradient at the initial h."""
-        return self.initial[0]
-
 
 class SummedGradients(NamedTuple):
     """Gradients of a run whose kernel summed the weight gradients on its way; ga only if asked for."""
@@ -268,23 +257,16 @@ class SummedGradients(NamedTuple):
     ga: Array | None = None
 
 
-class StateGradients(Gradients):
-    """`Gradients` of a recurrent layer or cell, those with respect to the state before the first step among them."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, *args: Any, state: Callable[[], State]) -> None:
-        super().__init__(*args)
-        self._state = state
-
-    @property
-    def h0(self) -> Array:
-        """The gradient with respect to h0, of its shape; computed once."""
-        return self._initial[0]
-
-    @property
-    def _initial(self) -> State:
-        return self._once("state", self._state)
+def pair(name: str, hx: Any) -> GivenState | None:
+    """Return (h0, c0) after checking that it is a pair."""
+    if hx is None:
+        return None
+    if isinstance(hx, (tuple, list)) and len(hx) == 2:
+        return tuple(hx)
+    raise OptionError(
+        f"{name} is not the state of an LSTM", expected="a pair of arrays (h0, c0)",
+        got=f"{type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else "")
+    )  # fmt: skip
 
 
 def joined(arrays: GivenState) -> Array:
@@ -312,6 +294,8 @@ class CellMath(abc.ABC):
     """Names of the arrays that the state consists of."""
     kind: str | None = None
     """Name of the cell in the host's inference kernels; None if they lack it."""
+    options: tuple[Any, ...] = ()
+    """Arguments of the kernels other than arrays."""
 
     def input_bias(self, weights: Weights) -> Array | None:
         """Return the bias of the input projection (gH,), b_ih + b_hh, or None."""
@@ -323,20 +307,12 @@ class CellMath(abc.ABC):
         # With `projection`, weight_ih and the biases, x is the input (T, B, I), and the kernel projects it.
 
     @abc.abstractmethod
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums` by the recursion (one chunk), or by reduce-then-scan over several."""
-        # `last` is the gradient at the state after the last step.
+    def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
+        """Return the arrays of a run that the backward and the map kernels read."""
 
     @abc.abstractmethod
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write the values that `jacobians` returns."""
-
-    @abc.abstractmethod
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run to affine maps (C, B, n + 1, n) of the state's n values; see the kernels."""
 
     @abc.abstractmethod
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
@@ -350,24 +326,27 @@ class CellMath(abc.ABC):
 
     # ---- the same for every cell, but for one that wraps another -----------------------------------------------------
 
+    def run_back(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
+        initial: State, sums: WeightSums | None = None,
+    ) -> None:  # fmt: skip
+        """Write ga, `initial` and `sums` by the recursion (one chunk), or by reduce-then-scan over several."""
+        # `last` is the gradient at the state after the last step.
+        back = getattr(k, f"{self.name}_backward")
+        back(*self.kept_arrays(tape), w_hh, gy, *last, *self.options, ga, *initial, chunks, sums)
+
     def pattern(self, hidden: int) -> SparsityPattern:
         """Return the pattern of one step's transposed Jacobian, n × n for a state of n values: by default dense."""
         return hidden_pattern(hidden)
 
-    def forward(self, k: Kernels, x: Array, initial: GivenState | None, weights: Weights) -> Tape:
-        """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous."""
-        # An input of few features is projected by the kernels where they are faster. No `initial` state, or
-        # None for an array of it, stands for zeros.
-        return self.begin(k, x, weights)(initial)
-
     def infer(
         self, x: Array, initial: GivenState | None, weights: Weights, lengths: Lengths | None = None
     ) -> tuple[Array, State]:
-        """Return h (T, B, H) and the last state, as `forward` has them, and keep nothing; x as there."""
+        """Return h (T, B, H) and the last state, as a run from `begin` has them, and keep nothing; x as there."""
         # An LSTM's c is kept where samples end at different steps.
         xp, (steps, batch, _) = backend.namespace(x), x.shape
         if self.kind is None or not backend.is_host(xp) or (lengths is not None and len(self.states) > 1):
-            tape = self.forward(kernels.get(xp), x, initial, weights)
+            tape = self.begin(kernels.get(xp), x, weights)(initial)
             return tape.h, tape.ends(lengths)
         shape = batch, weights.weight_hh.shape[1]
         start = tuple(
@@ -393,7 +372,9 @@ class CellMath(abc.ABC):
         )  # fmt: skip
 
     def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
-        """Do the part of `forward` that needs no initial state; return a function that does the rest."""
+        """Project x (T, B, I), C-contiguous; return a function that runs the recurrence from an initial state."""
+        # One GEMM over all steps, or by the kernels where they are faster, with few features. No state, or None for an
+        # array of it, stands for zeros.
         tape, inputs = self.blank(x, weights), self.inputs(k, x, weights)
 
         def finish(initial: GivenState | None) -> Tape:
@@ -473,7 +454,7 @@ class CellMath(abc.ABC):
         steps, batch, hidden = tape.h.shape
         size = len(self.states) * hidden
         maps = xp.empty((min(chunks, steps), batch, size + 1, size), dtype=tape.h.dtype)
-        self.run_maps(kernels.get(xp), tape, w_hh, gy, maps)
+        getattr(kernels.get(xp), f"{self.name}_maps")(*self.kept_arrays(tape), w_hh, gy, *self.options, maps)
         return algorithms.join_all(maps[::-1])
 
     def jacobians(self, tape: Tape, w_hh: Array, reverse: bool = False) -> Array:
@@ -575,28 +556,21 @@ class RNNMath(CellMath):
 
     def __init__(self, nonlinearity: Nonlinearity) -> None:
         self.nonlinearity: Nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
-        self.kind = self.nonlinearity
+        self.kind, self.options = self.nonlinearity, (self.nonlinearity,)
 
     def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
         """Run the recurrence."""
         k.rnn_forward(x, weights.weight_hh, tape.h0, self.nonlinearity, tape.h, *projection)
 
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums`."""
-        k.rnn_backward(tape.h, w_hh, gy, last[0], self.nonlinearity, ga, initial[0], chunks, sums)
+    def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
+        """Return h."""
+        return (tape.h,)
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""
         h = backend.namespace(tape.h).ascontiguousarray(tape.h[::-1]) if reverse else tape.h
         steps, batch, hidden = h.shape
         k.rnn_jacobians(h, w_hh, self.nonlinearity, out.reshape(steps, hidden, hidden, batch))
-
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run."""
-        k.rnn_maps(tape.h, w_hh, gy, self.nonlinearity, maps)
 
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """``ga = grad_h · f'(h)``."""
@@ -638,12 +612,9 @@ class GRUMath(CellMath):
             b_hn = weights.bias_hh[2 * hidden :]
         k.gru_forward(x, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates, *projection)
 
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums`."""
-        k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, last[0], ga, initial[0], chunks, sums)
+    def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
+        """Return h, h0 and the gates."""
+        return tape.h, tape.h0, tape.gates
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""
@@ -656,10 +627,6 @@ class GRUMath(CellMath):
         states = xp.zeros_like(tape.states[0])  # only states before a step are read: the last entry is unused
         states[:-1] = tape.h_prev[::-1]
         k.gru_jacobians(states[1:], states[0], xp.ascontiguousarray(tape.gates[::-1]), w_hh, out)  # type: ignore[index]
-
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run."""
-        k.gru_maps(tape.h, tape.h0, tape.gates, w_hh, gy, maps)
 
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """Write the four gradients, in the notation of Eq. 11: j2 = r(1-r), j6 = 1-n², j7 = 1-z, j9 = z(1-z)."""
@@ -694,13 +661,9 @@ class LSTMMath(CellMath):
         """Run the recurrence, keeping every gate."""
         k.lstm_forward(x, weights.weight_hh, tape.h0, tape.c0, tape.h, tape.c, tape.gates, *projection)
 
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums`."""
-        (at_h, at_c), (gh0, gc0) = last, initial
-        k.lstm_backward(tape.c, tape.c0, tape.gates, w_hh, gy, at_h, at_c, ga, gh0, gc0, chunks, sums)
+    def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
+        """Return c, c0 and the gates."""
+        return tape.c, tape.c0, tape.gates
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write every step's four blocks. A step reads c before and after it, so the order is turned afterwards."""
@@ -709,10 +672,6 @@ class LSTMMath(CellMath):
             first = out[t].copy()
             out[t] = out[-1 - t]
             out[-1 - t] = first
-
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run."""
-        k.lstm_maps(tape.c, tape.c0, tape.gates, w_hh, gy, maps)
 
     def pattern(self, hidden: int) -> SparsityPattern:
         """Return the pattern whose blocks from c are diagonal."""

@@ -21,7 +21,7 @@ from sparsebp.core.check import Array, Seed, check_choice
 from sparsebp.core.errors import ShapeError
 from sparsebp.nn.layer import Work, check_gy, check_input
 from sparsebp.nn.linear import Prunable
-from sparsebp.nn.pool import SampleLayer
+from sparsebp.nn.pool import Lone, SampleLayer, batch_of
 from sparsebp.patterns.builders import conv_entries
 from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
 
@@ -139,11 +139,18 @@ class ConvNd(SampleLayer, Prunable):
         """The channels and the axes of the windows."""
         return self.ndim + 1
 
-    def _weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
+    @property
+    def _taps(self) -> Array:
+        return self._kept(self.params["weight"])
+
+    def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
+        """Return the gradients of the parameters, summed over batch and positions."""
+        if isinstance(saved, Lone):
+            gy, saved = batch_of(gy), saved.batch
         xp = self._check_gy(gy, saved)
         inner = self._padded(xp, saved)
         y, x = (inner, gy) if self.transposed else (gy, inner)
-        grads = {"weight": self._masked(correlate(xp, y, x, self._inner, self.groups))}
+        grads = {"weight": self._kept(correlate(xp, y, x, self._inner, self.groups))}
         if "bias" in self.params:
             grads["bias"] = _channel_sums(xp, gy)
         return grads
@@ -247,12 +254,12 @@ class Conv(ConvNd):
 
     def _forward(self, x: Array) -> tuple[Array, Array]:
         xp = self._check_x(x)
-        return self._add_bias(convolve(xp, self._weight(), self._padded(xp, x), self._inner, self.groups)), x
+        return self._add_bias(convolve(xp, self._taps, self._padded(xp, x), self._inner, self.groups)), x
 
     def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = self._check_gy(gy, saved)
         sizes = self._padded_sizes(saved.shape[2:])
-        g = convolve_t(xp, self._weight(), gy, self._inner, self.groups, sizes)
+        g = convolve_t(xp, self._taps, gy, self._inner, self.groups, sizes)
         return g if self._borders is None else self._borders.folded(xp, g, saved.shape[2:])
 
     def _jacobian_t(self, saved: Array) -> Any:
@@ -260,7 +267,7 @@ class Conv(ConvNd):
 
         sizes, w = self._padded_sizes(saved.shape[2:]), self._inner
         jacobian = conv_jacobian_t(
-            self._weight(), sizes, w.stride, w.padding, w.dilation, self.groups, layout="chw",
+            self._taps, sizes, w.stride, w.padding, w.dilation, self.groups, layout="chw",
             mask=self._host_mask(),
         )  # fmt: skip
         if self._borders is None:
@@ -337,18 +344,18 @@ class ConvTranspose(ConvNd):
     def _forward(self, x: Array) -> tuple[Array, Array]:
         xp = self._check_x(x)
         outputs = self.output_size(x.shape[2:])
-        return self._add_bias(convolve_t(xp, self._weight(), x, self.windows, self.groups, outputs)), x
+        return self._add_bias(convolve_t(xp, self._taps, x, self.windows, self.groups, outputs)), x
 
     def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = self._check_gy(gy, saved)
-        return convolve(xp, self._weight(), gy, self.windows, self.groups)
+        return convolve(xp, self._taps, gy, self.windows, self.groups)
 
     def _jacobian_t(self, saved: Array) -> Any:
         from sparsebp.jacobians import conv_transpose_jacobian_t
 
         w = self.windows
         return conv_transpose_jacobian_t(
-            self._weight(), saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups,
+            self._taps, saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups,
             w.dilation, mask=self._host_mask(),
         )  # fmt: skip
 

@@ -141,6 +141,28 @@ class Gradients:
             return value
 
 
+class NamedGradients(Gradients):
+    """`Gradients` of a layer with further inputs: also with respect to those, by name; computed together, once.
+
+    A recurrent layer has `h0`, the state before the first step, and an LSTM `c0` as well; a cell `hidden` and `cell`;
+    an attention `key` and `value`.
+    """
+
+    __slots__ = ("_more", "_names")
+
+    def __init__(self, *args: Any, names: tuple[str, ...], more: Callable[[], Sequence[Array]]) -> None:
+        super().__init__(*args)
+        self._names, self._more = names, more
+
+    def __getattr__(self, name: str) -> Array:
+        if name.startswith("_") or name not in self._names:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self._once("more", self._more)[self._names.index(name)]
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._names]
+
+
 _making = forkable_lock()
 """Held while a `Gradients` makes its own lock: most need none, since a training step asks each for one thing, once."""
 
@@ -281,19 +303,9 @@ def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str
     return function
 
 
-def explain(model: Any, x: Array, **options: Any) -> str:
-    """Run `model` forward, without side effects, and describe the choices of ``backward="auto"``, a line each."""
-    with _undisturbed(model):
-        _, saved = forward_of(model, x, **options)
-        found = list(model.choices(saved))
-    if not found:
-        return f"{type(model).__name__}: bp, plain back-propagation; nothing was left to choose."
-    return "\n".join(f"{name or type(model).__name__}: {algorithm}. {reason}" for name, algorithm, reason in found)
-
-
 @contextlib.contextmanager
-def _undisturbed(model: Any) -> Iterator[None]:
-    """Restore running statistics and random generators afterwards."""
+def undisturbed(model: Any) -> Iterator[None]:
+    """Restore a model's running statistics and random generators afterwards."""
     buffers = [(layer, name, array.copy()) for _, layer in model.modules() for name, array in layer.buffers.items()]
     generators = [(generator, generator.bit_generator.state) for generator in model.generators().values()]
     try:

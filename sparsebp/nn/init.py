@@ -14,7 +14,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, Seed, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.conv import Conv
-from sparsebp.nn.linear import Linear
+from sparsebp.nn.linear import Linear, Prunable
 
 
 def he_convolutions(model: Any, rng: Seed = None) -> None:
@@ -23,13 +23,7 @@ def he_convolutions(model: Any, rng: Seed = None) -> None:
     That keeps the signal's size through ReLUs, also in deep networks without normalisation (He et al., "Delving Deep
     into Rectifiers", 2015, Eq. 10). The model lives on the host.
     """
-    rng = check_generator("rng", rng)
-    for _, layer in model.modules():
-        if isinstance(layer, Conv):
-            weight = layer.params["weight"]
-            weight[...] = rng.normal(0.0, math.sqrt(2 / math.prod(weight.shape[1:])), weight.shape)
-            if "bias" in layer.params:
-                layer.params["bias"][...] = 0
+    _draw_anew(model, Conv, lambda fan_in: math.sqrt(2 / fan_in), rng)
 
 
 def lecun_linear(model: Any, rng: Seed = None) -> None:
@@ -38,11 +32,15 @@ def lecun_linear(model: Any, rng: Seed = None) -> None:
     With `SELU` that keeps the signal's mean and variance through many layers (Klambauer et al., "Self-normalizing
     neural networks", 2017, §2). The model lives on the host.
     """
+    _draw_anew(model, Linear, lambda fan_in: 1 / math.sqrt(fan_in), rng)
+
+
+def _draw_anew(model: Any, kind: type[Prunable], deviation: Callable[[int], float], rng: Seed) -> None:
     rng = check_generator("rng", rng)
     for _, layer in model.modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, kind):
             weight = layer.params["weight"]
-            weight[...] = rng.normal(0.0, 1 / math.sqrt(weight.shape[1]), weight.shape)
+            weight[...] = rng.normal(0.0, deviation(math.prod(weight.shape[1:])), weight.shape)
             if "bias" in layer.params:
                 layer.params["bias"][...] = 0
 

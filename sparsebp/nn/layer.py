@@ -30,7 +30,7 @@ from sparsebp.core.errors import (
     ShapeError,
 )
 from sparsebp.core.shortcuts import belongs, forward_of, record
-from sparsebp.nn.gradients import Back, Gradients, explain
+from sparsebp.nn.gradients import Back, Gradients, undisturbed
 
 __all__ = ["NothingKept", "inference_mode", "keeps"]
 
@@ -339,8 +339,7 @@ class Layer(abc.ABC):
 
     def input_grad(self, gy: Array, saved: Any) -> Array:
         """I: return the gradient with respect to the input, from the gradient `gy` with respect to the output."""
-        if self._has_default_gradients():
-            raise self._no_way_back("input_grad(gy, saved)")
+        self._check_way_back("input_grad(gy, saved)")
         return self.gradients(gy, saved).input_grad()
 
     def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
@@ -348,17 +347,15 @@ class Layer(abc.ABC):
         # Checked first: an override of `gradients` that calls the default would recurse.
         if not self.params and (not self.children or not self.parameters()):
             return {}
-        if self._has_default_gradients():
-            raise self._no_way_back("weight_grad(gy, saved)")
+        self._check_way_back("weight_grad(gy, saved)")
         return self.gradients(gy, saved).weight_grad()
 
-    def _has_default_gradients(self) -> bool:
-        return getattr(self.gradients, "__func__", None) is Layer.gradients
-
-    def _no_way_back(self, missing: str) -> OptionError:
-        return OptionError(f"{type(self).__name__} has no way back", expected=f"{missing}, or gradients(gy, saved)",
-                           got="neither",
-                           remedy="Define one of them; see the how-to guide 'Write a layer'")  # fmt: skip
+    def _check_way_back(self, missing: str) -> None:
+        """Refuse to ask the default `gradients`, which would ask this layer again."""
+        if getattr(self.gradients, "__func__", None) is Layer.gradients:
+            raise OptionError(f"{type(self).__name__} has no way back", expected=f"{missing}, or gradients(gy, saved)",
+                              got="neither",
+                              remedy="Define one of them; see the how-to guide 'Write a layer'")  # fmt: skip
 
     def explain(self, x: Array, **options: Any) -> str:
         """Say how backward from `x` would run and why: the choices of ``backward="auto"``, a line each.
@@ -368,7 +365,12 @@ class Layer(abc.ABC):
         x, **options
             As for `forward`, which runs; random generators and running statistics are as before afterwards.
         """
-        return explain(self, x, **options)
+        with undisturbed(self):
+            _, saved = forward_of(self, x, **options)
+            found = list(self.choices(saved))
+        if not found:
+            return f"{type(self).__name__}: bp, plain back-propagation; nothing was left to choose."
+        return "\n".join(f"{name or type(self).__name__}: {algorithm}. {reason}" for name, algorithm, reason in found)
 
     def choices(self, saved: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield ``(dotted name, algorithm, reason)`` for every part of the way back that had a choice."""
@@ -506,9 +508,8 @@ class Layer(abc.ABC):
 
     def state_dict(self) -> dict[str, Array]:
         """Return copies of all parameters and buffers by dotted name, on the layer's device; pruned weights are 0."""
-        masks = {name: masking.mask_of(array) for name, array in self._state().items()}
         return {
-            name: array.copy() if masks[name] is None else masking.kept(array, masks[name])
+            name: array.copy() if (mask := masking.mask_of(array)) is None else masking.kept(array, mask)
             for name, array in self._state().items()
         }
 
@@ -606,15 +607,13 @@ class Layer(abc.ABC):
         wanted = None if dtype is None else backend.float_dtype(dtype)
         done: dict[int, tuple[Array, Array]] = {}  # shared arrays stay shared; holding the old array keeps its id valid
         for _, layer in self.modules():
-            for name, array in layer.params.items():
-                if id(array) not in done:
-                    moved = array if device is None else backend.to_device(array, device)
-                    done[id(array)] = array, moved if wanted is None else moved.astype(wanted, copy=False)
-                NamedArrays.convert(layer.params, name, done[id(array)][1])
-            for name, array in layer.buffers.items():
-                moved = array if device is None else backend.to_device(array, device)
-                floating = wanted is not None and moved.dtype.kind == "f"
-                NamedArrays.convert(layer.buffers, name, moved.astype(wanted, copy=False) if floating else moved)
+            for arrays in (layer.params, layer.buffers):
+                for name, array in arrays.items():
+                    if id(array) not in done:
+                        moved = array if device is None else backend.to_device(array, device)
+                        floating = wanted is not None and moved.dtype.kind == "f"
+                        done[id(array)] = array, moved.astype(wanted, copy=False) if floating else moved
+                    NamedArrays.convert(arrays, name, done[id(array)][1])
             if device is not None:
                 layer.device = device
         for _, layer in self.modules():
@@ -640,6 +639,10 @@ class Layer(abc.ABC):
 
 
 record(Layer, is_base=True)
+
+
+batch_first_axes = property(lambda layer: (0, 0) if layer.batch_first else (1, 1))
+"""`Layer.batch_axes` of layers with the option ``batch_first``: the batch comes first, or after the steps."""
 
 
 def input_grad_work(layer: Layer, shape: tuple[int, ...], saved: Any) -> Work:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -70,19 +71,12 @@ class Prunable(Layer):
             return None
         return masking.mask_of(self.params["weight"])
 
-    def _weight(self) -> Array:
-        """Return the weight, with 0 for what is pruned; read-only."""
+    def _kept(self, array: Array) -> Array:
+        """Return the weight or its gradient, with 0 for what is pruned; read-only."""
         if not masking.owners and MASK not in self.buffers:
-            return self.params["weight"]
-        weight, mask = self.params["weight"], self._mask()
-        return weight if mask is None else masking.kept(weight, mask)
-
-    def _masked(self, gradient: Array) -> Array:
-        """Return the weight's gradient, 0 where the weight is pruned."""
-        if not masking.owners and MASK not in self.buffers:
-            return gradient
+            return array
         mask = self._mask()
-        return gradient if mask is None else masking.kept(gradient, mask)
+        return array if mask is None else masking.kept(array, mask)
 
     def _host_mask(self) -> np.ndarray | None:
         """Return which weights are kept, on the host; None: all are."""
@@ -139,7 +133,7 @@ class Linear(Prunable):
 
     def _product(self, x: Array) -> Array:
         """Return x Wᵀ, a new array, after checking x."""
-        weight = self._weight()
+        weight = self._kept(self.params["weight"])
         xp = check_input(x, dtype=weight.dtype, like=weight)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ShapeError("x has the wrong shape", expected=f"(…, {self.in_features})", got=x.shape)
@@ -147,15 +141,14 @@ class Linear(Prunable):
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
-        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
-        return kernels.dense(xp).matmul(gy, self._weight())
+        weight = self.params["weight"]
+        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
+        return kernels.dense(xp).matmul(gy, self._kept(weight))
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
-        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
-        gy, x = (gy, saved) if gy.ndim == 2 else self._flat(gy, saved)
-        dense = kernels.dense(xp)
-        grads = {"weight": self._masked(dense.matmul(gy.T, x))}
+        dense, gy, x = self._matrices(gy, saved)
+        grads = {"weight": self._kept(dense.matmul(gy.T, x))}
         if "bias" in self.params:
             grads["bias"] = dense.column_sums(gy)
         return grads
@@ -164,22 +157,21 @@ class Linear(Prunable):
         """Return ``{"weight": (gyᵀ, x)}, {"bias": Σ gy}``; None if a part of the weight is pruned."""
         if self._mask() is not None:
             return None
-        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
-        gy, x = self._flat(gy, saved)
-        return {"weight": (gy.T, x)}, {"bias": kernels.dense(xp).column_sums(gy)} if "bias" in self.params else {}
+        dense, gy, x = self._matrices(gy, saved)
+        return {"weight": (gy.T, x)}, {"bias": dense.column_sums(gy)} if "bias" in self.params else {}
 
     def weight_grad_products(self, gy: Array, saved: Array) -> dict[str, ProductFactors] | None:
         """Return two matrices per parameter whose product holds its gradient; None if a weight is pruned."""
         if self._mask() is not None:
             return None
-        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), self.params["weight"].dtype, self.params["weight"])
-        gy, x = self._flat(gy, saved)
-        ones = kernels.dense(xp).row_of_ones(gy)
-        return {"weight": (gy.T, x)} | ({"bias": (ones, gy)} if "bias" in self.params else {})
+        dense, gy, x = self._matrices(gy, saved)
+        return {"weight": (gy.T, x)} | ({"bias": (dense.row_of_ones(gy), gy)} if "bias" in self.params else {})
 
-    def _flat(self, gy: Array, saved: Array) -> tuple[Array, Array]:
-        rows = prod(saved.shape[:-1])
-        return gy.reshape(rows, self.out_features), saved.reshape(rows, self.in_features)
+    def _matrices(self, gy: Array, saved: Array) -> tuple[ModuleType, Array, Array]:
+        """Check gy; return the module of dense products, and gy and x as matrices."""
+        weight, rows = self.params["weight"], prod(saved.shape[:-1])
+        xp = check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
+        return kernels.dense(xp), gy.reshape(rows, self.out_features), saved.reshape(rows, self.in_features)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one matrix product."""
@@ -200,4 +192,4 @@ class Linear(Prunable):
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""
         from sparsebp.jacobians import linear_jacobian_t
 
-        return linear_jacobian_t(self._weight(), prod(saved.shape[1:-1]), mask=self._host_mask())
+        return linear_jacobian_t(self._kept(self.params["weight"]), prod(saved.shape[1:-1]), mask=self._host_mask())

@@ -122,28 +122,25 @@ class BatchNorm2d(Layer):
 
     def gradients(self, gy: Array, saved: BatchNormSaved) -> Gradients:
         """Return the gradients; the sums that both need are taken by the one that comes first."""
-        kept: Sums = []
-        return Gradients(self, gy, saved, partial(self.input_grad, gy, saved, kept),
-                         partial(self.weight_grad, gy, saved, kept))  # fmt: skip
+        return self.gradients_between(gy, saved, None)
 
-    def gradients_between(self, gy: Array, saved: BatchNormSaved, cut: Cut) -> Gradients:
+    def gradients_between(self, gy: Array, saved: BatchNormSaved, cut: Cut | None) -> Gradients:
         """Return the gradients for `gy` at the output of a layer behind that cuts off: `cut` is its output, and where.
 
         The statistics were the batch's. Results equal those of `gradients` for that layer's input gradient, which is
         not written to memory.
         """
         kept: Sums = []
-        return Gradients(self, gy, saved, partial(self._input_grad, gy, saved, kept, cut),
-                         partial(self._weight_grad, gy, saved, kept, cut))  # fmt: skip
+        shared = (gy, saved, kept) if cut is None else (gy, saved, kept, cut)
+        return Gradients(self, gy, saved, partial(self.input_grad, *shared), partial(self.weight_grad, *shared))
 
-    def input_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> Array:
+    def input_grad(
+        self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None, cut: Cut | None = None
+    ) -> Array:  # fmt: skip
         """Return the input gradient, through the statistics where they are the batch's.
 
         The sums that this takes come from `kept` if they are there, and are added to it if not.
         """
-        return self._input_grad(gy, saved, kept, None)
-
-    def _input_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None, cut: Cut | None) -> Array:
         x, mean, scale, batch = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         gx, k = backend.empty(xp, x.shape, x.dtype), kernels.get(xp)
@@ -159,16 +156,13 @@ class BatchNorm2d(Layer):
         k.channel_scale(_flat(xp, gy), zeros, self._factor(scale), zeros, _flat(xp, gx))
         return gx
 
-    def weight_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> dict[str, Array]:
+    def weight_grad(
+        self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None, cut: Cut | None = None
+    ) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel.
 
         The sums come from `kept` if they are there, and are added to it if not.
         """
-        return self._weight_grad(gy, saved, kept, None)
-
-    def _weight_grad(
-        self, gy: Array, saved: BatchNormSaved, kept: Sums | None, cut: Cut | None
-    ) -> dict[str, Array]:  # fmt: skip
         x, mean, scale, _ = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         if not self.params:
@@ -266,11 +260,13 @@ class BatchNorm1d(BatchNorm2d):
         y, saved = super().forward(_image(x))
         return y.reshape(x.shape), BatchNorm1dSaved(saved, x.shape)
 
-    def input_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> Array:
+    def input_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> Array:  # type: ignore[override]
         """Return the input gradient, through the statistics where they are the batch's; add their sums to `kept`."""
         return super().input_grad(self._image_of(gy, saved), saved.image, kept).reshape(saved.shape)
 
-    def weight_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> dict[str, Array]:
+    def weight_grad(  # type: ignore[override]
+        self, gy: Array, saved: Any, kept: Sums | None = None
+    ) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel, from the sums in `kept` if they are there."""
         return super().weight_grad(self._image_of(gy, saved), saved.image, kept)
 
@@ -326,10 +322,44 @@ def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> G
     return layer.gradients_between(gy, saved, (y, behind.inside(y.dtype)))
 
 
-# Normalisation of groups of channels, each sample by itself.
+# Normalisation of each sample by itself: of groups of channels, or of the trailing axes.
 
 
-class GroupNorm(Layer):
+class SampleNorm(Layer):
+    """Base of `GroupNorm`, `LayerNorm` and `RMSNorm`: ``(x - mean) / sqrt(var + eps)`` over some axes, and a scale."""
+
+    replayable = True
+    centres = True  # else the mean is not subtracted, and the mean square takes the place of the variance
+
+    def _make_affine(self, shape: tuple[int, ...], bias: bool, dtype: Any) -> None:
+        self.params["weight"] = full(shape, 1, dtype)
+        if bias:
+            self.params["bias"] = full(shape, 0, dtype)
+
+    def _unit(self, xp: ModuleType, x: Array, axes: tuple[int, ...], eps: Any) -> tuple[Array, Array]:
+        """Return the normalised x, and ``1 / sqrt(var + eps)``."""
+        centred = x - x.mean(axis=axes, keepdims=True) if self.centres else x
+        scale = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + eps)
+        return xp.multiply(centred, scale, out=centred if self.centres else None), scale
+
+    def _unit_grad(self, g: Array, unit: Array, scale: Array, axes: tuple[int, ...]) -> Array:
+        """Return the gradient at x from the one at the normalised x."""
+        centred = g - g.mean(axis=axes, keepdims=True) if self.centres else g
+        return scale * (centred - unit * (g * unit).mean(axis=axes, keepdims=True))
+
+    def _blocks(self, unit: Array, scale: Array) -> Array:
+        """Return the transposed Jacobian of each normalised vector, on the last two axes."""
+        n, squares = unit.shape[-1], unit[..., :, None] * unit[..., None, :]
+        eye = backend.namespace(unit).eye(n, dtype=unit.dtype)
+        return scale * (eye - (1 + squares if self.centres else squares) / n)
+
+    def _sums(self, gy: Array, unit: Array, axes: tuple[int, ...]) -> dict[str, Array]:
+        check_gy(gy, unit.shape, unit.dtype, unit)
+        sums = {"weight": gy * unit, "bias": gy}
+        return {name: sums[name].sum(axis=axes) for name in self.params}
+
+
+class GroupNorm(SampleNorm):
     """Normalise groups of channels of x (B, C, …), each sample by itself, as `torch.nn.GroupNorm`.
 
     Parameters
@@ -352,8 +382,6 @@ class GroupNorm(Layer):
     Parameters: ``weight`` (ones) and ``bias`` (zeros), (C,). Source: Wu & He, "Group Normalization", 2018, Eq. 1 and 7.
     """
 
-    replayable = True
-
     def __init__(
         self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None,
         dtype: Any = np.float32, *, bias: bool = True,
@@ -366,9 +394,7 @@ class GroupNorm(Layer):
                               got=num_channels)  # fmt: skip
         self.eps, dtype, bias = check_number("eps", eps, 0), parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("affine", affine):
-            self.params["weight"] = full((self.num_channels,), 1, dtype)
-            if bias:
-                self.params["bias"] = full((self.num_channels,), 0, dtype)
+            self._make_affine((self.num_channels,), bias, dtype)
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps) of the groups."""
@@ -377,11 +403,8 @@ class GroupNorm(Layer):
         if x.ndim < 2 or x.shape[1] != self.num_channels or 0 in x.shape[2:]:
             raise ShapeError("x has the wrong shape", expected=f"(B, {self.num_channels}, …), none of them empty",
                              got=x.shape, remedy="Pass channels behind the batch")  # fmt: skip
-        grouped = self._grouped(x)
-        centred = grouped - grouped.mean(axis=2, keepdims=True)
-        scale = 1 / xp.sqrt((centred * centred).mean(axis=2, keepdims=True) + self.eps)
-        centred *= scale
-        unit = centred.reshape(x.shape)
+        unit, scale = self._unit(xp, self._grouped(x), (2,), self.eps)
+        unit = unit.reshape(x.shape)
         y = unit if weight is None else unit * self._each(weight, x.ndim)
         return y + self._each(self.params["bias"], x.ndim) if "bias" in self.params else y, (unit, scale)
 
@@ -390,17 +413,11 @@ class GroupNorm(Layer):
         unit, scale = saved
         check_gy(gy, unit.shape, unit.dtype, unit)
         g = self._grouped(gy * self._each(self.params["weight"], gy.ndim) if self.params else gy)
-        u = self._grouped(unit)
-        gx = scale * (g - g.mean(axis=2, keepdims=True) - u * (g * u).mean(axis=2, keepdims=True))
-        return gx.reshape(unit.shape)
+        return self._unit_grad(g, self._grouped(unit), scale, (2,)).reshape(unit.shape)
 
     def weight_grad(self, gy: Array, saved: tuple[Array, Array]) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel."""
-        unit, _ = saved
-        check_gy(gy, unit.shape, unit.dtype, unit)
-        axes = (0, *range(2, gy.ndim))
-        sums = {"weight": gy * unit, "bias": gy}
-        return {name: sums[name].sum(axis=axes) for name in self.params}
+        return self._sums(gy, saved[0], (0, *range(2, saved[0].ndim)))
 
     def jacobian_t(self, saved: tuple[Array, Array]) -> Any:
         """Return a dense block for each group of a sample, per sample."""
@@ -408,8 +425,7 @@ class GroupNorm(Layer):
 
         unit, scale = self._grouped(saved[0]), saved[1][..., None]
         n = unit.shape[2]
-        eye = backend.namespace(unit).eye(n, dtype=unit.dtype)
-        blocks = scale * (eye - (1 + unit[..., :, None] * unit[..., None, :]) / n)
+        blocks = self._blocks(unit, scale)
         if self.params:
             each = n * self.num_groups // self.num_channels
             weight = backend.namespace(unit).repeat(self.params["weight"], each)
@@ -424,10 +440,7 @@ class GroupNorm(Layer):
         return values.reshape(-1, *[1] * (ndim - 2))
 
 
-# Normalisation of the vectors of the trailing axes to mean 0 and variance 1.
-
-
-class LayerNorm(Layer):
+class LayerNorm(SampleNorm):
     """``(x - mean) / sqrt(var + eps) · weight + bias`` over the trailing axes, as `torch.nn.LayerNorm`.
 
     Parameters
@@ -449,8 +462,6 @@ class LayerNorm(Layer):
     Normalization", 2016, Eq. 4.
     """
 
-    replayable = True
-
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
         bias: bool = True, device: Any = None, dtype: Any = np.float32,
@@ -463,9 +474,7 @@ class LayerNorm(Layer):
         self.normalized_shape, self.eps = shape, check_number("eps", eps, 0)
         dtype, bias = parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("elementwise_affine", elementwise_affine):
-            self.params["weight"] = full(shape, 1, dtype)
-            if bias:
-                self.params["bias"] = full(shape, 0, dtype)
+            self._make_affine(shape, bias, dtype)
 
     @property
     def stepwise(self) -> bool:
@@ -474,29 +483,22 @@ class LayerNorm(Layer):
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps)."""
-        xp, weight = self._check(x), self.params.get("weight")
-        axes = self._axes()
-        centred = x - x.mean(axis=axes, keepdims=True)
-        scale = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + self.eps)
-        centred *= scale
-        y = centred if weight is None else centred * weight
-        return y + self.params["bias"] if "bias" in self.params else y, (centred, scale)
+        unit, scale = self._unit(self._check(x), x, self._axes(), self._eps(x.dtype))
+        y = unit * self.params["weight"] if self.params else unit
+        return y + self.params["bias"] if "bias" in self.params else y, (unit, scale)
+
+    def _eps(self, dtype: np.dtype) -> Any:
+        return self.eps
 
     def input_grad(self, gy: Array, saved: tuple[Array, Array]) -> Array:
         """Return ``(g - mean(g) - x̂ mean(g x̂)) / sqrt(var + eps)`` with g = gy · weight."""
         unit, scale = saved
         check_gy(gy, unit.shape, unit.dtype, unit)
-        axes = self._axes()
-        g = gy * self.params["weight"] if "weight" in self.params else gy
-        return scale * (g - g.mean(axis=axes, keepdims=True) - unit * (g * unit).mean(axis=axes, keepdims=True))
+        return self._unit_grad(gy * self.params["weight"] if self.params else gy, unit, scale, self._axes())
 
     def weight_grad(self, gy: Array, saved: tuple[Array, Array]) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}``, summed over all leading axes."""
-        unit, _ = saved
-        check_gy(gy, unit.shape, unit.dtype, unit)
-        leading = tuple(range(gy.ndim - len(self.normalized_shape)))
-        sums = {"weight": gy * unit, "bias": gy}
-        return {name: sums[name].sum(axis=leading) for name in self.params}
+        return self._sums(gy, saved[0], tuple(range(saved[0].ndim - len(self.normalized_shape))))
 
     def jacobian_t(self, saved: tuple[Array, Array]) -> Any:
         """Return a dense block for each normalised vector of a sample, per sample; the batch is the first axis."""
@@ -507,10 +509,8 @@ class LayerNorm(Layer):
             raise ShapeError("x has no batch axis", expected="(B, …)", got=unit.shape)
         n = math.prod(self.normalized_shape)
         positions = math.prod(unit.shape[1 : unit.ndim - len(self.normalized_shape)])
-        unit, scale = unit.reshape(-1, positions, n), scale.reshape(-1, positions, 1, 1)
-        eye = backend.namespace(unit).eye(n, dtype=unit.dtype)
-        blocks = scale * self._block(unit, eye)
-        return block_jacobian_t(blocks * self.params["weight"].reshape(-1) if "weight" in self.params else blocks)
+        blocks = self._blocks(unit.reshape(-1, positions, n), scale.reshape(-1, positions, 1, 1))
+        return block_jacobian_t(blocks * self.params["weight"].reshape(-1) if self.params else blocks)
 
     @property
     def sample_axes(self) -> int:  # type: ignore[override]
@@ -520,10 +520,6 @@ class LayerNorm(Layer):
     def lone(self, saved: tuple[Array, Array]) -> bool:
         """Whether x had the normalised axes only."""
         return saved[0].ndim == len(self.normalized_shape)
-
-    def _block(self, unit: Array, eye: Array) -> Array:
-        """Return the blocks but for the scale."""
-        return eye - (1 + unit[..., :, None] * unit[..., None, :]) / eye.shape[0]
 
     def _check(self, x: Array) -> ModuleType:
         """Return the namespace of x; raise if it does not fit."""
@@ -538,9 +534,6 @@ class LayerNorm(Layer):
 
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(-len(self.normalized_shape), 0))
-
-
-# Normalisation by the mean square of the trailing axes.
 
 
 class RMSNorm(LayerNorm):
@@ -563,6 +556,8 @@ class RMSNorm(LayerNorm):
     Normalization", 2019, Eq. 4.
     """
 
+    centres = False
+
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True,
         device: Any = None, dtype: Any = np.float32,
@@ -570,22 +565,5 @@ class RMSNorm(LayerNorm):
         super().__init__(normalized_shape, 0.0 if eps is None else eps, elementwise_affine, False, device, dtype)
         self._eps_of_dtype = eps is None
 
-    def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the normalised x; `saved` is it before the weight, and 1/sqrt(mean(x²) + eps)."""
-        xp = self._check(x)
-        eps = np.finfo(x.dtype).eps if self._eps_of_dtype else self.eps
-        scale = 1 / xp.sqrt((x * x).mean(axis=self._axes(), keepdims=True) + x.dtype.type(eps))
-        unit = x * scale
-        return unit * self.params["weight"] if self.params else unit, (unit, scale)
-
-    def input_grad(self, gy: Array, saved: tuple[Array, Array]) -> Array:
-        """Return ``(g - x̂ mean(g x̂)) / sqrt(mean(x²) + eps)`` with g = gy · weight."""
-        unit, scale = saved
-        check_gy(gy, unit.shape, unit.dtype, unit)
-        g = gy * self.params["weight"] if self.params else gy
-        return scale * (g - unit * (g * unit).mean(axis=self._axes(), keepdims=True))
-
-    jacobian_t, lone = LayerNorm.jacobian_t, LayerNorm.lone
-
-    def _block(self, unit: Array, eye: Array) -> Array:
-        return eye - unit[..., :, None] * unit[..., None, :] / eye.shape[0]
+    def _eps(self, dtype: np.dtype) -> Any:
+        return dtype.type(np.finfo(dtype).eps if self._eps_of_dtype else self.eps)

@@ -50,13 +50,7 @@ class SampleLayer(Layer):
         """Return the gradient at x, of its shape."""
         if not isinstance(saved, Lone):
             return self._input_grad(gy, saved)
-        return self._input_grad(_batch_of(gy), saved.batch)[0]
-
-    def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
-        """Return the gradients of the parameters, summed over batch and positions."""
-        if not isinstance(saved, Lone):
-            return self._weight_grad(gy, saved)
-        return self._weight_grad(_batch_of(gy), saved.batch)
+        return self._input_grad(batch_of(gy), saved.batch)[0]
 
     def jacobian_t(self, saved: Any) -> Any:
         """Return the transposed Jacobian of a sample; its elements are counted channels first."""
@@ -80,10 +74,6 @@ class SampleLayer(Layer):
     def _input_grad(self, gy: Array, saved: Any) -> Array:
         """Return the gradient at a batch."""
 
-    def _weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
-        """Return the gradients of the parameters: there are none."""
-        return {}
-
     @abc.abstractmethod
     def _jacobian_t(self, saved: Any) -> Any:
         """Return the transposed Jacobian of each sample of a batch."""
@@ -93,7 +83,8 @@ class SampleLayer(Layer):
         return super().input_grad_work(shape, saved)
 
 
-def _batch_of(gy: Array) -> Array:
+def batch_of(gy: Array) -> Array:
+    """Return a batch of one."""
     backend.namespace(gy=gy)
     return gy[None]
 

@@ -37,18 +37,18 @@ from sparsebp.nn.cells import (
     RNNMath,
     RunGradients,
     State,
-    StateGradients,
     Tape,
     Weights,
     initial_weights,
+    pair,
     parse_lengths,
     reverse_time,
     weight_names,
 )
-from sparsebp.nn.gradients import Gradients, Shared, gradients_of
-from sparsebp.nn.layer import Layer, NothingKept, check_gy, check_input, keeps, parameter_dtype
+from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of
+from sparsebp.nn.layer import Layer, NothingKept, batch_first_axes, check_gy, check_input, keeps, parameter_dtype
 from sparsebp.nn.linear import Linear
-from sparsebp.nn.stream import CellGradients, RecurrentCell, Stream, takes_unbatched
+from sparsebp.nn.stream import RecurrentCell, Stream, takes_unbatched
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -69,8 +69,6 @@ class Recurrent(Layer):
 
     Parameters
     ----------
-    cell
-        The cell's equations (given by the subclass).
     input_size, hidden_size, num_layers
         As in torch.nn.
     bias, batch_first, dropout, bidirectional
@@ -96,15 +94,16 @@ class Recurrent(Layer):
     """
 
     generator: np.random.Generator
+    cell: CellMath
+    """The cell's equations, given by the subclass."""
+    batch_axes = batch_first_axes
     saved_class: ClassVar[type[RecurrentSaved]] = RecurrentSaved
-    gradients_class: ClassVar[type[StateGradients]] = StateGradients
 
     def __init__(
-        self, cell: CellMath, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True,
-        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, backward: Backward = "auto",
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, *, backward: Backward = "auto",
         up_levels: int | None = None, chunks: int | None = None, workers: int | None = None,
         memory_limit: int | None = None, device: Any = None, dtype: Any = np.float32, rng: Seed = None,
-        proj_size: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         input_size, hidden_size, num_layers = (
@@ -114,16 +113,17 @@ class Recurrent(Layer):
             )
         )  # fmt: skip
         bias, self.dropout = check_flag("bias", bias), check_number("dropout", dropout, 0, 1)
-        self.cell, self.input_size, self.hidden_size, self.num_layers = cell, input_size, hidden_size, num_layers
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first = check_flag("batch_first", batch_first)
         self.bidirectional = check_flag("bidirectional", bidirectional)
         self.options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
         self.generator = check_generator("rng", rng)
+        proj_size = getattr(self, "proj_size", 0)  # an LSTM may have one
         self.directions, self.output_size = 2 if bidirectional else 1, proj_size or hidden_size
         real = parameter_dtype(dtype, device)
         for run in range(num_layers * self.directions):
             features = input_size if run < self.directions else self.directions * self.output_size
-            weights = initial_weights(cell, features, hidden_size, bias, real, self.generator, proj_size)
+            weights = initial_weights(self.cell, features, hidden_size, bias, real, self.generator, proj_size)
             self.params.update(weights.named(suffix(run, self.directions)))
 
     @property
@@ -270,7 +270,7 @@ class Recurrent(Layer):
             return "draws the seeds of its masks between layers on the host"
         return None
 
-    def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> StateGradients:
+    def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 
         The inner scans run once for the gradients at x, at the parameters and at the initial state. The first layer's
@@ -285,19 +285,9 @@ class Recurrent(Layer):
         """
         return self._gradients(gy, saved, {"grad_h_n": grad_h_n})
 
-    def _gradients(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> Any:
+    def _gradients(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> NamedGradients:
         """Return the gradients from gy, and from `named`, the gradients at the last state's arrays."""
         _ = saved.tapes[0]  # refused where nothing was kept
-        runs = RunsBack(self, saved, self._checked_gy(gy, saved, named), tuple(named.values()))
-
-        def at_input() -> Array:
-            gx = runs.at_input()
-            return backend.namespace(gx).ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
-
-        return self.gradients_class(self, gy, saved, at_input, runs.at_weights, state=runs.at_initial)
-
-    def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> Array | None:
-        """Return gy time-major, and 0 past the lengths."""
         given = gy is not None
         for (name, array), state in zip(named.items(), saved.last, strict=True):
             if array is not None:
@@ -306,14 +296,22 @@ class Recurrent(Layer):
         if not given:
             raise OptionError("No gradient was given", expected=f"gy, {', '.join(named)} or more of them", got="None",
                               remedy="Pass the gradient of the loss with respect to y or to saved.h_n")  # fmt: skip
-        if gy is None:
-            return None
-        steps, batch, hidden = saved.shape
-        width = self.directions * hidden
-        shape = (batch, steps, width) if self.batch_first else (steps, batch, width)
-        check_gy(gy, shape, saved.h_n.dtype, saved.h_n)
-        gy = gy.transpose(1, 0, 2) if self.batch_first else gy
-        return gy if saved.lengths is None else saved.lengths.mask(gy)
+        arriving = gy  # time-major, and 0 past the lengths
+        if gy is not None:
+            steps, batch, hidden = saved.shape
+            width = self.directions * hidden
+            shape = (batch, steps, width) if self.batch_first else (steps, batch, width)
+            check_gy(gy, shape, saved.h_n.dtype, saved.h_n)
+            arriving = gy.transpose(1, 0, 2) if self.batch_first else gy
+            arriving = arriving if saved.lengths is None else saved.lengths.mask(arriving)
+        runs = RunsBack(self, saved, arriving, tuple(named.values()))
+
+        def at_input() -> Array:
+            gx = runs.at_input()
+            return backend.namespace(gx).ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
+
+        names = ("h0", "c0")[: len(self.cell.states)]
+        return NamedGradients(self, gy, saved, at_input, runs.at_weights, names=names, more=runs.at_initial)
 
     def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the algorithm chosen for `backward`."""
@@ -329,10 +327,10 @@ class Recurrent(Layer):
         elements past a sample's end are zero. An LSTM's are of the state (h, c), on `sparsebp.patterns.lstm_pattern`
         (with proj_size dense); past a sample's end the part from c to c is the identity.
         """
-        from sparsebp.nn.bptt import hidden_jacobians_t
+        from sparsebp.jacobians import hidden_elements
 
         run = self._runs(layer)[direction]
-        return hidden_jacobians_t(self.cell, saved.tapes[run], self._weights(run))
+        return hidden_elements(*self.cell.state_jacobians(saved.tapes[run], self._weights(run)))
 
     def jacobian_t(self, saved: RecurrentSaved, memory_limit: int | None = None) -> Any:
         """Return the transposed Jacobian of y with respect to x, (T · input_size) × (T · directions · H), per sample.
@@ -355,11 +353,6 @@ class Recurrent(Layer):
             own = layer_jacobian_t(self.cell, tapes, weights, saved.lengths, saved.masks[layer], limit)
             product = own if product is None else product @ own
         return product
-
-    @property
-    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """First with ``batch_first``, else after the time axis."""
-        return (0, 0) if self.batch_first else (1, 1)
 
     # ---- runs: a layer in one direction, numbered as torch.nn has them along h_n -------------------------------------
 
@@ -605,24 +598,15 @@ class RNN(Recurrent):
         **options: Unpack[RecurrentOptions],
     ) -> None:  # fmt: skip
         self.nonlinearity: Nonlinearity = nonlinearity
-        super().__init__(
-            RNNMath(nonlinearity), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first,
-            dropout=dropout, bidirectional=bidirectional, **options,
-        )  # fmt: skip
+        self.cell = RNNMath(nonlinearity)
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options)
 
 
 @takes_unbatched(2, 1)
 class GRU(Recurrent):
     """A recurrent layer with the arguments, parameters and layouts of torch.nn.GRU, all described in `Recurrent`."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, **options: Unpack[RecurrentOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(
-            GRUMath(), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
-            bidirectional=bidirectional, **options,
-        )  # fmt: skip
+    cell = GRUMath()
 
 
 class LSTMSaved(RecurrentSaved):
@@ -636,17 +620,6 @@ class LSTMSaved(RecurrentSaved):
     def __iter__(self) -> Iterator[Array]:
         """Yield h_n and c_n."""
         return iter(self.last)
-
-
-class LSTMGradients(StateGradients):
-    """`Gradients` of an LSTM, with those at h0 and c0."""
-
-    __slots__ = ()
-
-    @property
-    def c0(self) -> Array:
-        """The gradient with respect to c0, of its shape; computed once."""
-        return self._initial[1]
 
 
 @takes_unbatched(2, 1)
@@ -670,7 +643,6 @@ class LSTM(Recurrent):
     """
 
     saved_class = LSTMSaved
-    gradients_class = LSTMGradients
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
@@ -680,10 +652,8 @@ class LSTM(Recurrent):
         if self.proj_size and self.proj_size >= check_integer("hidden_size", hidden_size, 1):
             raise OptionError("A projection makes h smaller", expected=f"proj_size < hidden_size = {hidden_size}",
                               got=proj_size)  # fmt: skip
-        super().__init__(
-            ProjectedLSTMMath() if self.proj_size else LSTMMath(), input_size, hidden_size, num_layers, bias=bias,
-            batch_first=batch_first, dropout=dropout, bidirectional=bidirectional, proj_size=self.proj_size, **options,
-        )  # fmt: skip
+        self.cell = ProjectedLSTMMath() if self.proj_size else LSTMMath()
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options)
 
     def forward(self, x: Array, hx: Sequence[Array] | None = None, lengths: Any = None) -> tuple[Array, LSTMSaved]:
         """Run all layers, as `Recurrent.forward`.
@@ -695,7 +665,7 @@ class LSTM(Recurrent):
 
     def gradients(
         self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None, grad_c_n: Array | None = None
-    ) -> LSTMGradients:
+    ) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape), `grad_h_n` and `grad_c_n` (of h_n's and c_n's).
 
         Each may be None, but not all. As `Recurrent.gradients`, with ``c0`` as well as ``h0``.
@@ -711,29 +681,15 @@ class RNNCell(RecurrentCell):
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: Nonlinearity = "tanh",
         device: Any = None, dtype: Any = np.float32, *, rng: Seed = None,
     ) -> None:  # fmt: skip
-        super().__init__(RNNMath(nonlinearity), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
+        self.cell = RNNMath(nonlinearity)
+        super().__init__(input_size, hidden_size, bias, device, dtype, rng=rng)
 
 
 @takes_unbatched(1, 0)
 class GRUCell(RecurrentCell):
     """One step of a GRU, as `torch.nn.GRUCell`; see `RecurrentCell`."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
-        rng: Seed = None,
-    ) -> None:  # fmt: skip
-        super().__init__(GRUMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
-
-
-class LSTMCellGradients(CellGradients):
-    """`Gradients` of an LSTM cell, with those at both arrays of the state before the step."""
-
-    __slots__ = ()
-
-    @property
-    def cell(self) -> Array:
-        """The gradient with respect to c, (B, hidden_size); computed once."""
-        return self._initial[1]
+    cell = GRUMath()
 
 
 @takes_unbatched(1, 0)
@@ -743,13 +699,7 @@ class LSTMCell(RecurrentCell):
     ``forward`` returns the next h as the output and keeps the next c, ``saved.c[0]``; a call returns both, as in torch.
     """
 
-    gradients_class: ClassVar[type[CellGradients]] = LSTMCellGradients
-
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
-        rng: Seed = None,
-    ) -> None:  # fmt: skip
-        super().__init__(LSTMMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
+    cell = LSTMMath()
 
     def __call__(self, x: Array, hx: Sequence[Array] | None = None, **options: Any) -> tuple[Array, Array]:
         """Return the next h and c, (B, hidden_size) each."""
@@ -760,21 +710,9 @@ class LSTMCell(RecurrentCell):
         """Return the next h (B, hidden_size) for x (B, input_size) and the pair (h, c) or None for zeros."""
         return self._forward(x, pair("hx", hx))
 
-    def gradients(self, gy: Array | None, saved: Tape, grad_c: Array | None = None) -> LSTMCellGradients:
+    def gradients(self, gy: Array | None, saved: Tape, grad_c: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` at the next h and `grad_c` at the next c; either may be None, but not both.
 
         ``input``, ``hidden`` and ``cell`` are the gradients at x, h and c, ``weights`` those of the parameters.
         """
         return self._gradients(gy, saved, {"gy": gy, "grad_c": grad_c})
-
-
-def pair(name: str, hx: Any) -> GivenState | None:
-    """Return (h0, c0) after checking that it is a pair."""
-    if hx is None:
-        return None
-    if isinstance(hx, (tuple, list)) and len(hx) == 2:
-        return tuple(hx)
-    raise OptionError(
-        f"{name} is not the state of an LSTM", expected="a pair of arrays (h0, c0)",
-        got=f"{type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else "")
-    )  # fmt: skip

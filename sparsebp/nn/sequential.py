@@ -150,7 +150,8 @@ class Container(Layer):
         """Whether any layer inside had an unbatched sample."""
         return any(link.lone() for link in self._parts(saved))
 
-    def _all_stepwise(self) -> bool:
+    @property
+    def stepwise(self) -> bool:
         """Whether all of the layers inside work on each step of a sequence by itself."""
         return all(getattr(child, "stepwise", False) for child in self.children.values())
 
@@ -334,6 +335,8 @@ class Concat(Container):
         Layers whose outputs differ only in the number of channels. Children are named ``"0"``, ``"1"``, …
     """
 
+    stepwise = False  # it joins the outputs along the axis of the steps
+
     def __init__(self, *branches: Layer) -> None:
         super().__init__()
         if not branches:
@@ -453,11 +456,6 @@ class Residual(Container):
         super().__init__()
         self.children["body"] = check_layer("body", body)
 
-    @property
-    def stepwise(self) -> bool:
-        """Whether the body works on each step of a sequence by itself."""
-        return self._all_stepwise()
-
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Any]]:
         """Return x + body(x); `saved` is x and the body's saved value."""
         check_input(x)
@@ -563,11 +561,6 @@ class Sequential(Container):
         options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
         check_scan_options("backward", backward, up_levels, chunks)
         self._backward = ChainBackward(options)
-
-    @property
-    def stepwise(self) -> bool:
-        """Whether all layers work on each step of a sequence by itself."""
-        return self._all_stepwise()
 
     @property
     def backward(self) -> Backward:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs, record
-from sparsebp.nn.cells import CellMath, GivenState, StateGradients, Tape, Weights, initial_weights
-from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.cells import CellMath, GivenState, Tape, Weights, initial_weights, pair
+from sparsebp.nn.gradients import Gradients, NamedGradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
 
 
@@ -87,23 +87,13 @@ class Stream:
 
     def reset(self, state: GivenState | None = None) -> None:
         """Set the state: to an array for `h` (of an LSTM the pair for `h` and `c`), or to zeros."""
-        given = self._parts(state)
+        given = (state,) if self._c is None else pair("state", state) or (None, None)
         for own, array in zip((self._h, self._c), given, strict=False):
             if array is not None:
                 check_input(array, name="state", dtype=self._dtype, shape=own.shape, like=own)
         values = [0 if array is None else np.array(array) for array in given]  # copies: one may be the other's state
         for own, value in zip((self._h, self._c), values, strict=False):
             own[...] = value
-
-    def _parts(self, state: Any) -> GivenState:
-        if self._c is None:
-            return (state,)
-        if state is None:
-            return None, None
-        if isinstance(state, (tuple, list)) and len(state) == 2:
-            return state
-        raise OptionError("The state is not an LSTM's", expected="a pair of arrays (h, c)",
-                          got=type(state).__name__)  # fmt: skip
 
     def step(self, x: np.ndarray) -> np.ndarray:
         """Take all layers one step on, and return the last one's h.
@@ -175,35 +165,28 @@ def _refused(layer: Layer, expected: str) -> OptionError:
 # The base of RNNCell, GRUCell and LSTMCell: one step of a recurrent layer, differentiated by its state too.
 
 
-class CellGradients(StateGradients):
-    """`Gradients` of a cell, with those at the state before the step."""
-
-    __slots__ = ()
-    hidden = StateGradients.h0  # (B, hidden_size), by the name that a cell's state has
-
-
 class RecurrentCell(Layer):
     """One step, ``h' = cell(x, h)``; torch.nn's ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``."""
 
-    # cell: The cell's specifics (given by the subclass).
     # device: None or `"cpu"`: layers are built on the host, and moved by `to`.
     # dtype: float32 or float64.
     # rng: Generator or seed of the initial values.
 
     replayable = True
-    gradients_class: ClassVar[type[CellGradients]] = CellGradients
+    cell: CellMath
+    """The cell's equations, given by the subclass."""
 
     def __init__(
-        self, cell: CellMath, input_size: int, hidden_size: int, bias: bool = True, *, device: Any = None,
-        dtype: Any = np.float32, rng: Seed = None,
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
+        rng: Seed = None,
     ) -> None:  # fmt: skip
         super().__init__()
         input_size = check_integer("input_size", input_size, 1)
         hidden_size = check_integer("hidden_size", hidden_size, 1)
         bias = check_flag("bias", bias)
-        self.cell, self.input_size, self.hidden_size = cell, input_size, hidden_size
+        self.input_size, self.hidden_size = input_size, hidden_size
         real = parameter_dtype(dtype, device)
-        weights = initial_weights(cell, input_size, hidden_size, bias, real, check_generator("rng", rng))
+        weights = initial_weights(self.cell, input_size, hidden_size, bias, real, check_generator("rng", rng))
         self.params.update(weights.named())
 
     def forward(self, x: Array, h: Array | None = None) -> tuple[Array, Tape]:
@@ -230,14 +213,14 @@ class RecurrentCell(Layer):
         for name, array in zip(self.cell.states, state or (), strict=False):
             if array is not None:
                 check_input(array, name=name, dtype=weights.weight_ih.dtype, shape=shape, like=weights.weight_ih)
-        tape = self.cell.forward(kernels.get(xp), xp.ascontiguousarray(x)[None], state, weights)
+        tape = self.cell.begin(kernels.get(xp), xp.ascontiguousarray(x)[None], weights)(state)
         return tape.h[0], tape
 
-    def gradients(self, gy: Array | None, saved: Tape) -> CellGradients:
+    def gradients(self, gy: Array | None, saved: Tape) -> NamedGradients:
         """Return the gradients at x (B, input_size), at h (B, hidden_size), and at the parameters."""
         return self._gradients(gy, saved, {"gy": gy})
 
-    def _gradients(self, gy: Array | None, saved: Tape, last: dict[str, Array | None]) -> Any:
+    def _gradients(self, gy: Array | None, saved: Tape, last: dict[str, Array | None]) -> NamedGradients:
         """Return the gradients from `last`, the gradients at the state's arrays by name."""
         weights, xp = Weights.of(self.params), backend.namespace(saved.h)
         if all(array is None for array in last.values()):
@@ -245,9 +228,10 @@ class RecurrentCell(Layer):
                               remedy="Pass the gradient of the loss with respect to the next state")  # fmt: skip
         arriving = [self._checked(name, array, saved) for name, array in last.items()]
         step = Shared(lambda: self.cell.backward(saved, weights.weight_hh, None, arriving), xp)
-        return self.gradients_class(
+        return NamedGradients(
             self, gy, saved, lambda: self.cell.input_grad(step().ga, weights)[0],
-            lambda: self.cell.weight_grad(step().ga, saved, weights).named(), state=lambda: step().initial,
+            lambda: self.cell.weight_grad(step().ga, saved, weights).named(),
+            names=("hidden", "cell")[: len(self.cell.states)], more=lambda: step().initial,
         )  # fmt: skip
 
     def _checked(self, name: str, grad: Array | None, saved: Tape) -> Array | None:
@@ -262,9 +246,9 @@ class RecurrentCell(Layer):
     def hidden_jacobian_t(self, saved: Tape) -> Any:
         """Return the transposed Jacobian of the new state with respect to the old one, per sample (BPPSA Eq. 11)."""
         # It is (H, H); of an LSTM, whose state is (h, c), (2H, 2H).
-        from sparsebp.nn.bptt import hidden_jacobians_t
+        from sparsebp.jacobians import hidden_elements
 
-        return hidden_jacobians_t(self.cell, saved, Weights.of(self.params))[0]
+        return hidden_elements(*self.cell.state_jacobians(saved, Weights.of(self.params)))[0]
 
 
 # Unbatched sequences and samples, as torch.nn's recurrent layers and cells take them.
@@ -273,30 +257,20 @@ L = TypeVar("L", bound=type[Layer])
 
 
 class UnbatchedSaved(NamedTuple):
-    """Saved by the forward of an unbatched input: the value of a batch of one, and its states without the batch
-    axis."""
+    """Saved by the forward of an unbatched input: the value of a batch of one.
+
+    It has the batch's `backward_choice`, and its last states, `h_n` and `c_n` of a layer and `c` of a cell, without the
+    batch axis.
+    """
 
     batch: Any
 
-    @property
-    def backward_choice(self) -> Any:
-        """The batch's."""
-        return self.batch.backward_choice
-
-    @property
-    def h_n(self) -> Array:
-        """Last hidden states of a layer (num_layers · directions, H)."""
-        return self.batch.h_n[:, 0]
-
-    @property
-    def c_n(self) -> Array:
-        """Last cell states of an LSTM (num_layers · directions, H)."""
-        return self.batch.c_n[:, 0]
-
-    @property
-    def c(self) -> Array:
-        """Cell states of an LSTM's cell (1, H)."""
-        return self.batch.c[:, 0]
+    def __getattr__(self, name: str) -> Any:
+        if name == "backward_choice":
+            return self.batch.backward_choice
+        if name in ("h_n", "c_n", "c"):
+            return getattr(self.batch, name)[:, 0]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[Array]:
         """Yield the last states, as the batch's value does."""
@@ -304,7 +278,7 @@ class UnbatchedSaved(NamedTuple):
 
 
 class UnbatchedGradients(Gradients):
-    """`Gradients` of an unbatched input, from a batch of one."""
+    """`Gradients` of an unbatched input, from a batch of one: also with respect to the states that the batch's have."""
 
     __slots__ = ("_axis", "_batch")
 
@@ -312,28 +286,10 @@ class UnbatchedGradients(Gradients):
         super().__init__(layer, gy, saved, lambda: batch.input_grad().squeeze(x_axis), batch.weight_grad)
         self._batch, self._axis = batch, axis
 
-    def _of_state(self, name: str) -> Array:
+    def __getattr__(self, name: str) -> Array:
+        if name not in ("h0", "c0", "hidden", "cell"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return self._once(name, lambda: getattr(self._batch, name).squeeze(self._axis))
-
-    @property
-    def h0(self) -> Array:
-        """The gradient with respect to h0, of its shape; computed once."""
-        return self._of_state("h0")
-
-    @property
-    def c0(self) -> Array:
-        """The gradient with respect to c0, of its shape; computed once."""
-        return self._of_state("c0")
-
-    @property
-    def hidden(self) -> Array:
-        """The gradient with respect to a cell's h, of its shape; computed once."""
-        return self._of_state("hidden")
-
-    @property
-    def cell(self) -> Array:
-        """The gradient with respect to a cell's c, of its shape; computed once."""
-        return self._of_state("cell")
 
 
 def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:

@@ -27,8 +27,8 @@ from sparsebp.core.errors import OptionError, PatternError, ShapeError
 from sparsebp.core.machine import machine
 from sparsebp.core.shortcuts import METHODS, belongs
 from sparsebp.nn.bptt import run_backward
-from sparsebp.nn.cells import RunGradients, State, StateGradients, Tape, Weights, joined, split
-from sparsebp.nn.gradients import Back, Shared
+from sparsebp.nn.cells import RunGradients, State, Tape, Weights, joined, split
+from sparsebp.nn.gradients import Back, NamedGradients, Shared
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.recurrent import Recurrent, choose, pair
 from sparsebp.patterns import SparsityPattern
@@ -408,7 +408,7 @@ class TimeParallel:
                 handle.wait()
             tape = finish(states[number])
             saved.tapes.append(tape)
-            saved.last[number] = joined(tape.last)
+            saved.last[number] = joined(tape.ends(None))
             if self.transport.rank:
                 sent.append(self.transport.isend(saved.last[number], self.transport.rank - 1, number))
             inputs = tape.h
@@ -471,7 +471,7 @@ class TimeParallel:
 
     def gradients(
         self, gy: Array | None, saved: ShardSaved, grad_h_n: Array | None = None, grad_c_n: Array | None = None
-    ) -> StateGradients:
+    ) -> NamedGradients:
         """Return the gradients from `gy`, of y's shape, and on rank 0 `grad_h_n`, of h_n's; None stands for zero.
 
         ``weights`` are summed over all ranks; ``input`` are the rank's own steps'; ``h0`` is the gradient at the state
@@ -498,9 +498,10 @@ class TimeParallel:
         def at_initial() -> State:
             return tuple(xp.stack(arrays) for arrays in zip(*(run.initial for run in runs()), strict=True))
 
-        return layer.gradients_class(
+        return NamedGradients(
             layer, gy, saved, lambda: self._turned(self._input_grad(0, runs()[0].ga)),
-            lambda: self._summed(runs(), saved.tapes), state=at_initial,
+            lambda: self._summed(runs(), saved.tapes),
+            names=("h0", "c0")[: len(layer.cell.states)], more=at_initial,
         )  # fmt: skip
 
     def _checked_last(self, named: dict[str, Array | None], saved: ShardSaved) -> Array | None:

@@ -16,6 +16,7 @@ from sparsebp import SparsityPattern, TransposedJacobian, jacobian_t, nn
 from sparsebp.core.errors import DeviceError, DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
 from sparsebp.jacobians import dense_jacobian_t
 from strategies import seeds
+from torch_twins import recurrent_twin
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -69,9 +70,7 @@ def test_chains_of_all_operators(network, seed):
 def test_recurrent_layers_keep_their_layout(kind, batch_first, steps, batch):
     rng = np.random.default_rng(0)
     layer = kind(2, 3, batch_first=batch_first, bidirectional=True, dtype=np.float64, rng=rng)
-    twin_of = torch.nn.RNN if kind is nn.RNN else torch.nn.GRU
-    twin = twin_of(2, 3, batch_first=batch_first, bidirectional=True, dtype=torch.float64)
-    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
+    twin = recurrent_twin(layer)
     x = rng.standard_normal((batch, steps, 2) if batch_first else (steps, batch, 2))
     j, v, pushed = check(layer, lambda t: twin(t)[0], x, rng)
     flat = rng.standard_normal((batch, steps * 6))

@@ -6,22 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from networks import TorchConcat, TorchResidual
 from sparsebp import models, nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
-
-
-class TorchResidual(torch.nn.Module):
-    def __init__(self, body):
-        super().__init__()
-        self.body = body
-
-    def forward(self, x):
-        return x + self.body(x)
-
-
-class TorchConcat(torch.nn.ModuleList):
-    def forward(self, x):
-        return torch.cat([branch(x) for branch in self], dim=1)
+from torch_twins import assert_gradients, loaded
 
 
 def twin(layer):
@@ -66,22 +53,9 @@ MODELS = {
 def test_parity_with_torch(name, training):
     make, shape = MODELS[name]
     ours = make(dtype=np.float64, rng=0).train(training)
-    theirs = twin(ours).double().train(training)
-    theirs.load_state_dict({n: torch.from_numpy(np.asarray(a)) for n, a in ours.state_dict().items()})  # the same keys
     rng = np.random.default_rng(1)
     x = rng.standard_normal((4, *shape))
-    tx = torch.from_numpy(x).requires_grad_()
-    y, saved = ours.forward(x)
-    ty = theirs(tx)
-    np.testing.assert_allclose(y, ty.detach().numpy(), atol=1e-10)
-    gy = rng.standard_normal(y.shape)
-    ty.backward(torch.from_numpy(gy))
-    grads = ours.weight_grad(gy, saved)
-    expected = dict(theirs.named_parameters())
-    assert grads.keys() == expected.keys()
-    for key, grad in grads.items():
-        np.testing.assert_allclose(grad, expected[key].grad.numpy(), rtol=1e-9, atol=1e-9, err_msg=key)
-    np.testing.assert_allclose(ours.input_grad(gy, saved), tx.grad.numpy(), rtol=1e-9, atol=1e-9)
+    assert_gradients(ours, loaded(twin(ours), ours).train(training), x, rng, {"rtol": 1e-9, "atol": 1e-9})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -124,32 +98,3 @@ def test_he_keeps_the_signal_through_vgg11():
     model = models.vgg11(width=0.25, rng=0)
     y = model(np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32))
     assert 0.05 < y.std() < 20
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: models.lenet5(size=30), lambda: models.lenet5(0), lambda: models.vgg11(width=0),
-        lambda: models.vgg11(width=float("nan")), lambda: models.mobilenetv2(width=-1),
-        lambda: models.lenet5(classes=0), lambda: models.vgg11(classes=-1), lambda: models.mobilenetv2(width="half"),
-        lambda: models.lenet5(dtype="foo"), lambda: models.vgg11(rng="seed"), lambda: models.vgg11(rng=-1),
-        lambda: models.mobilenetv2(stages=0), lambda: models.mobilenetv2(stages=8),
-        lambda: models.densenet(depth=41), lambda: models.densenet(depth=4), lambda: models.densenet(blocks=0),
-        lambda: models.densenet(width=0), lambda: models.densenet(growth=-1),
-    ],
-)  # fmt: skip
-def test_bad_options_are_refused(make):
-    with pytest.raises((OptionError, DTypeError)) as caught:
-        make()
-    assert caught.value.expected
-
-
-def test_images_of_the_wrong_size_are_refused():
-    with pytest.raises(ShapeError):
-        models.lenet5()(np.zeros((1, 1, 32, 32), np.float32))
-    with pytest.raises(ShapeError):
-        models.lenet5()(np.zeros((1, 3, 28, 28), np.float32))
-    with pytest.raises(ShapeError, match=r"\(1, 3, 64, 64\) does not fit the chain at layer 22 \(Linear\)"):
-        models.vgg11(width=0.02)(np.zeros((1, 3, 64, 64), np.float32))
-    with pytest.raises(ShapeError):
-        models.vgg11(width=0.02)(np.zeros((1, 3, 16, 16), np.float32))

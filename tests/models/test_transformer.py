@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from sparsebp import models, nn, optim, value_and_grad
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import OptionError
+from torch_twins import assert_gradients, loaded
 
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 SMALL = {"steps": 7, "width": 12, "heads": 3, "layers": 2}
 
 
@@ -49,23 +51,9 @@ def sequences(rng, tokens, batch=4, steps=7):
 @pytest.mark.parametrize("tokens", [False, True])
 def test_parity_with_torch(tokens, steps):
     ours = models.transformer_classifier(5, 3, tokens=tokens, dtype=np.float64, rng=0, **SMALL)
-    theirs = twin(5, 3, tokens=tokens, **SMALL).double()
-    theirs.load_state_dict({n: torch.from_numpy(a) for n, a in ours.state_dict().items()})  # the same keys
+    theirs = loaded(twin(5, 3, tokens=tokens, **SMALL), ours)
     rng = np.random.default_rng(1)
-    x = sequences(rng, tokens, steps=steps)
-    tx = torch.from_numpy(x)
-    tx = tx if tokens else tx.requires_grad_()
-    y, saved = ours.forward(x)
-    ty = theirs(tx)
-    np.testing.assert_allclose(y, ty.detach().numpy(), atol=1e-10)
-    gy = rng.standard_normal(y.shape)
-    ty.backward(torch.from_numpy(gy))
-    grads, expected = ours.weight_grad(gy, saved), dict(theirs.named_parameters())
-    assert list(grads) == list(expected)
-    for key, grad in grads.items():
-        np.testing.assert_allclose(grad, expected[key].grad.numpy(), rtol=1e-9, atol=1e-10, err_msg=key)
-    if not tokens:
-        np.testing.assert_allclose(ours.input_grad(gy, saved), tx.grad.numpy(), rtol=1e-9, atol=1e-10)
+    assert_gradients(ours, theirs, sequences(rng, tokens, steps=steps), rng, CLOSE)
 
 
 def test_every_layer_is_a_stage():
@@ -100,27 +88,6 @@ def test_it_learns(tokens):
     assert (prediction == target).mean() > 0.95
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"inputs": 0}, {"classes": 0}, {"steps": 0}, {"width": 10}, {"heads": 0}, {"layers": 0}, {"dropout": 2},
-     {"tokens": 1}, {"dtype": "int64"}, {"rng": "seed"}],
-)  # fmt: skip
-def test_bad_options_are_refused(options):
-    with pytest.raises((OptionError, DTypeError)) as caught:
-        models.transformer_classifier(**({"inputs": 5, "classes": 3} | SMALL | options))
-    assert caught.value.expected
-
-
-def test_wrong_sequences_are_refused():
-    model = models.transformer_classifier(5, 3, **SMALL)
-    with pytest.raises(ShapeError, match="too many steps"):
-        model(np.zeros((2, 8, 5), np.float32))
-    with pytest.raises(ShapeError):
-        model(np.zeros((2, 7, 4), np.float32))
-    with pytest.raises(DTypeError, match="integers"):
-        models.transformer_classifier(5, 3, tokens=True, **SMALL)(np.zeros((2, 7), np.float32))
-
-
 def run_padded(theirs, x, lengths):
     """Run torch's model on sequences padded at the end, as its own layers have it."""
     padding = torch.arange(x.shape[1]) >= torch.tensor(lengths)[:, None]
@@ -137,18 +104,12 @@ def run_padded(theirs, x, lengths):
 @pytest.mark.parametrize("tokens", [False, True])
 def test_padded_sequences_are_classified_as_if_cut(tokens):
     ours = models.transformer_classifier(5, 3, tokens=tokens, dtype=np.float64, rng=0, **SMALL)
-    theirs = twin(5, 3, tokens=tokens, **SMALL).double()
-    theirs.load_state_dict({n: torch.from_numpy(a) for n, a in ours.state_dict().items()})
+    theirs = loaded(twin(5, 3, tokens=tokens, **SMALL), ours)
     rng, lengths = np.random.default_rng(1), [7, 1, 4, 6]
-    x = sequences(rng, tokens)
-    ty = run_padded(theirs, torch.from_numpy(x), lengths)
-    y, saved = ours.forward(x, lengths)
-    np.testing.assert_allclose(y, ty.detach().numpy(), atol=1e-10)
-    gy = rng.standard_normal(y.shape)
-    ty.backward(torch.from_numpy(gy))
+    x, named = sequences(rng, tokens), dict(theirs.named_parameters())
+    saved = assert_gradients(ours, lambda tx: run_padded(theirs, tx, lengths), x, rng, CLOSE, named, lengths=lengths)
+    y, gy = ours(x, lengths), rng.standard_normal((4, 3))
     grads = ours.weight_grad(gy, saved)
-    for key, wanted in theirs.named_parameters():
-        np.testing.assert_allclose(grads[key], wanted.grad.numpy(), rtol=1e-9, atol=1e-10, err_msg=key)
     cut = [ours.forward(one[None, :steps]) for one, steps in zip(x, lengths, strict=True)]
     np.testing.assert_allclose(y, np.concatenate([one for one, _ in cut]), atol=1e-12)
     parts = [ours.weight_grad(g[None], one) for g, (_, one) in zip(gy, cut, strict=True)]

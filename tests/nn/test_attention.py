@@ -10,19 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import torch_twins
 from sparsebp import jacobian_t, nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import reals, seeds, sizes
+from torch_twins import assert_gradients, loaded
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 LOOSE = {"rtol": 2e-4, "atol": 2e-5}
-
-
-def loaded(twin, layer):
-    """Torch's layer with the weights of ours, which have the same names and shapes."""
-    twin = twin.to(torch.float64 if layer.dtype == np.float64 else torch.float32)
-    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
-    return twin
 
 
 class Attends(torch.nn.Module):
@@ -40,26 +34,9 @@ def padding_of(lengths, steps):
     return None if lengths is None else torch.from_numpy(np.arange(steps) >= np.array(lengths)[:, None])
 
 
-def check(layer, run, named, x, rng, lengths=None):
-    """Compare F, I and W, in this order and with W asked for alone."""
+def check(layer, run, twin, x, rng, lengths=None):
     close = CLOSE if x.dtype == np.float64 else LOOSE
-    tx = torch.from_numpy(x).requires_grad_()
-    want = run(tx)
-    gy = rng.standard_normal(want.shape).astype(x.dtype)
-    want.backward(torch.from_numpy(gy))
-    x.flags.writeable = gy.flags.writeable = False
-    y, saved = layer.forward(x, lengths=lengths)
-    assert y.dtype == x.dtype
-    np.testing.assert_allclose(y, want.detach().numpy(), **close)
-    alone = layer.weight_grad(gy, saved)
-    g = layer.gradients(gy, saved)
-    np.testing.assert_allclose(g.input_grad(), tx.grad.numpy(), **close)
-    grads = g.weight_grad()
-    assert list(grads) == list(layer.parameters()) == [name for name, _ in named]
-    for name, param in named:
-        assert grads[name].dtype == x.dtype
-        np.testing.assert_array_equal(grads[name], alone[name])
-        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **close)
+    assert_gradients(layer, run, x, rng, close, dict(twin.named_parameters()), lengths=lengths)
 
 
 @st.composite
@@ -79,8 +56,8 @@ def test_attention(given, bias, dtype, seed):
         layer.params["in_proj_bias"][...] = rng.standard_normal(3 * heads * width)  # zeros at first
     twin = loaded(torch.nn.MultiheadAttention(heads * width, heads, **options), layer)
     x = rng.standard_normal((batch, steps, heads * width) if batch_first else (steps, batch, heads * width))
-    padding, named = padding_of(lengths, steps), list(twin.named_parameters())
-    check(layer, lambda tx: Attends(twin)(tx, padding), named, x.astype(dtype), rng, lengths)
+    padding = padding_of(lengths, steps)
+    check(layer, lambda tx: Attends(twin)(tx, padding), twin, x.astype(dtype), rng, lengths)
 
 
 @given(
@@ -95,29 +72,11 @@ def test_encoder_layer(given, between, activation, norm_first, bias, dtype, seed
     layer = nn.TransformerEncoderLayer(*arguments, dtype=dtype, rng=rng, **options)
     twin = loaded(torch.nn.TransformerEncoderLayer(*arguments, **options), layer)
     x = rng.standard_normal((batch, steps, heads * width) if batch_first else (steps, batch, heads * width))
-    padding, named = padding_of(lengths, steps), list(twin.named_parameters())
-    check(layer, lambda tx: twin(tx, src_key_padding_mask=padding), named, x.astype(dtype), rng, lengths)
+    padding = padding_of(lengths, steps)
+    check(layer, lambda tx: twin(tx, src_key_padding_mask=padding), twin, x.astype(dtype), rng, lengths)
 
 
-def test_options_parameters_and_initial_values_are_torchs():
-    torch.manual_seed(0)
-    for name, arguments in (("MultiheadAttention", (60, 5)), ("TransformerEncoderLayer", (60, 5))):
-        # A bias has 60 elements, whose deviation is known to a tenth only from several layers.
-        ours = [getattr(nn, name)(*arguments, rng=seed) for seed in range(16)]
-        theirs = [getattr(torch.nn, name)(*arguments) for _ in ours]
-        expected = dict(theirs[0].named_parameters())
-        assert {key: array.shape for key, array in ours[0].parameters().items()} == {
-            key: tuple(param.shape) for key, param in expected.items()
-        }
-        for key in expected:
-            arrays = np.stack([layer.parameters()[key] for layer in ours])
-            wants = np.stack([layer.get_parameter(key).detach().numpy() for layer in theirs])
-            assert arrays.dtype == np.float32
-            np.testing.assert_allclose(np.abs(arrays).max(), np.abs(wants).max(), rtol=0.05, atol=0, err_msg=key)
-            np.testing.assert_allclose(arrays.std(), wants.std(), rtol=0.1, atol=0, err_msg=key)
-        weights = {key: param.numpy() for key, param in theirs[0].state_dict().items()}
-        ours[0].load_state_dict(weights)  # and the other way round
-        np.testing.assert_array_equal(list(ours[0].parameters().values())[-1], list(weights.values())[-1])
+def test_options_are_torchs():
     layer = nn.TransformerEncoderLayer(60, 5)
     assert layer.children["linear1"].out_features == 2048
     assert {child.p for child in layer.children.values() if isinstance(child, nn.Dropout)} == {0.1}
@@ -219,7 +178,7 @@ def test_forwards_in_flight_do_not_meet():
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_the_jacobian_is_dense_and_torchs(torch_jacobian_t, batch_first):
+def test_the_jacobian_is_dense_and_torchs(batch_first):
     rng = np.random.default_rng(0)
     layer = nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=batch_first, dtype=np.float64, rng=0)
     twin = loaded(torch.nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=batch_first), layer)
@@ -228,26 +187,22 @@ def test_the_jacobian_is_dense_and_torchs(torch_jacobian_t, batch_first):
     assert jacobian.pattern.kind == "dense" and jacobian.shape == (12, 12)
     axis = 0 if batch_first else 1
     for b in range(2):
-        want = torch_jacobian_t(lambda s: twin(s.unsqueeze(axis)).squeeze(axis), x.take(b, axis=axis))
+        want = torch_twins.jacobian_t(lambda s: twin(s.unsqueeze(axis)).squeeze(axis), x.take(b, axis=axis))
         np.testing.assert_allclose(jacobian.to_dense(b), want, **CLOSE)
 
 
 @pytest.mark.parametrize("algorithm", ["linear", "blelloch", "hybrid", "auto"])
 def test_scans_over_a_chain_give_the_same_gradients(algorithm):
-    def model(backward):
-        layers = [nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=True, dtype=np.float64, rng=i) for i in (1, 2)]
-        ends = (nn.LayerNorm(4, dtype=np.float64), nn.MeanOverSteps(True), nn.Linear(4, 3, dtype=np.float64, rng=3))
-        return nn.Sequential(*layers, *ends, backward=backward)
-
+    layers = [nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=True, dtype=np.float64, rng=i) for i in (1, 2)]
+    ends = (nn.LayerNorm(4, dtype=np.float64), nn.MeanOverSteps(True), nn.Linear(4, 3, dtype=np.float64, rng=3))
+    chain = nn.Sequential(*layers, *ends)
     x, gy = np.random.default_rng(0).standard_normal((2, 3, 4)), np.random.default_rng(1).standard_normal((2, 3))
-    found = []
-    for backward in ("bp", algorithm):
-        chain = model(backward)
-        _, back = chain.vjp(x)
-        found.append(back(gy))
-    np.testing.assert_allclose(found[1].input, found[0].input, **CLOSE)
-    for name, grad in found[0].weights.items():
-        np.testing.assert_allclose(found[1].weights[name], grad, err_msg=name, **CLOSE)
+    want = chain.vjp(x)[1](gy)
+    chain.set_backward(algorithm, workers=64)
+    found = chain.vjp(x)[1](gy)
+    np.testing.assert_allclose(found.input, want.input, **CLOSE)
+    for name, grad in want.weights.items():
+        np.testing.assert_allclose(found.weights[name], grad, err_msg=name, **CLOSE)
 
 
 def test_linear_layers_inside_are_pruned():
@@ -259,17 +214,6 @@ def test_linear_layers_inside_are_pruned():
     for name in report.kept:
         mask = dict(layer.modules())[name].buffers["weight_mask"]
         assert not grads[f"{name}.weight"][~mask].any() and grads[f"{name}.weight"][mask].all()
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (0, 0, 4)])
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_empty_batches_and_sequences(batch_first, shape):
-    layer = nn.TransformerEncoderLayer(4, 2, 5, batch_first=batch_first, rng=0)
-    x = np.zeros(shape, np.float32)
-    y, saved = layer.forward(x)
-    g = layer.gradients(y, saved)
-    assert y.shape == g.input.shape == shape
-    assert all((grad == 0).all() for grad in g.weights.values())
 
 
 def test_large_scores_overflow_nowhere():
@@ -286,47 +230,16 @@ def test_steps_that_masks_leave_nothing_to_look_at_look_at_nothing(dtype):
     rng = np.random.default_rng(5)
     layer = nn.MultiheadAttention(6, 2, batch_first=True, dtype=dtype, rng=rng)
     twin = loaded(torch.nn.MultiheadAttention(6, 2, batch_first=True), layer)
-    x, gy = rng.normal(size=(2, 3, 6)).astype(dtype), rng.normal(size=(2, 3, 6)).astype(dtype)
+    x = rng.normal(size=(2, 3, 6)).astype(dtype)
     padding = np.array([[False, False, True], [True, True, True]])
-    tx = torch.tensor(x, requires_grad=True)
-    twin(tx, tx, tx, key_padding_mask=torch.tensor(padding), need_weights=False)[0].backward(torch.tensor(gy))
-    y, saved = layer.forward(x, key_padding_mask=padding)
+    run, named = Attends(twin), dict(twin.named_parameters())
+    saved = assert_gradients(
+        layer, lambda tx: run(tx, torch.tensor(padding)), x, rng, {"rtol": 1e-7, "atol": 1e-5}, named,
+        key_padding_mask=padding,
+    )  # fmt: skip
+    y = layer.forward(x, key_padding_mask=padding)[0]
     assert not layer.weights(saved)[1].any()
     np.testing.assert_array_equal(y[1], np.broadcast_to(layer.children["out_proj"].params["bias"], (3, 6)))
-    g = layer.gradients(gy, saved)
-    np.testing.assert_allclose(g.input_grad(), tx.grad, atol=1e-5)
-    for name, param in twin.named_parameters():
-        np.testing.assert_allclose(g.weight_grad()[name], param.grad, atol=1e-5)
     with np.errstate(invalid="ignore"):
         x[0, 0] = np.inf  # not hidden where nothing is left out
         assert np.isnan(layer.forward(x, key_padding_mask=padding)[0][0]).all()
-
-
-def test_bad_input_is_refused():
-    for arguments in ((5, 2), (0, 1), (4, 0), (4, 2.0), (4, 2, 1.5), (4, 2, 0.0, 1), (4, 2, 0.0, True, None)):
-        with pytest.raises(OptionError) as caught:
-            nn.MultiheadAttention(*arguments)
-        assert caught.value.expected
-    for arguments in ((4, 3), (4, 2, 0), (4, 2, 8, -0.1), (4, 2, 8, 0.1, "tanh")):
-        with pytest.raises(OptionError):
-            nn.TransformerEncoderLayer(*arguments)
-    with pytest.raises(OptionError):
-        nn.TransformerEncoderLayer(4, 2, layer_norm_eps=-1)
-    with pytest.raises(DTypeError):
-        nn.TransformerEncoderLayer(4, 2, dtype=np.float16)
-    for layer in (nn.MultiheadAttention(4, 2, rng=0), nn.TransformerEncoderLayer(4, 2, 5, rng=0)):
-        for x in (np.ones((3, 2, 5), np.float32), np.ones((3, 5), np.float32)):
-            with pytest.raises(ShapeError):
-                layer.forward(x)
-        with pytest.raises(DTypeError):
-            layer.forward(np.ones((3, 2, 4)))
-        x = np.ones((3, 2, 4), np.float32)
-        with pytest.raises(OptionError, match="lengths"):
-            layer.forward(x, lengths=[0, 3])
-        with pytest.raises(ShapeError, match="lengths"):
-            layer.forward(x, lengths=[3])
-        _, saved = layer.forward(x)
-        with pytest.raises(ShapeError, match="gy"):
-            layer.gradients(np.ones((2, 3, 4), np.float32), saved)
-        with pytest.raises(DTypeError, match="gy"):
-            layer.gradients(np.ones((3, 2, 4)), saved)

@@ -7,47 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern, plan_concatenation
-from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
-from torch_twins import assert_like_torch
-
-
-class TorchConcat(torch.nn.ModuleList):
-    def forward(self, x):
-        return torch.cat([branch(x) for branch in self], dim=1)
-
-
-BRANCHES = {  # (channels of the input, dtype) -> branches that keep the positions
-    "1x1": (lambda c, d: nn.Conv2d(c, 2, 1, dtype=d), lambda c: torch.nn.Conv2d(c, 2, 1)),
-    "3x3": (lambda c, d: nn.Conv2d(c, 3, 3, padding=1, dtype=d), lambda c: torch.nn.Conv2d(c, 3, 3, padding=1)),
-    "pool": (lambda c, d: nn.MaxPool2d(3, 1, 1), lambda c: torch.nn.MaxPool2d(3, 1, 1)),
-    "identity": (lambda c, d: nn.Identity(), lambda c: torch.nn.Identity()),
-    "tanh": (lambda c, d: nn.Tanh(), lambda c: torch.nn.Tanh()),
-    "chain": (
-        lambda c, d: nn.Sequential(nn.Conv2d(c, 2, 1, dtype=d), nn.Sigmoid()),
-        lambda c: torch.nn.Sequential(torch.nn.Conv2d(c, 2, 1), torch.nn.Sigmoid()),
-    ),
-}
-
-
-@given(names=st.lists(st.sampled_from(sorted(BRANCHES)), min_size=1, max_size=4), batch=sizes(1, 3),
-       channels=sizes(1, 2), height=sizes(1, 3), width=sizes(1, 4), dtype=reals, seed=seeds)  # fmt: skip
-def test_against_torch(names, batch, channels, height, width, dtype, seed):
-    rng, close = np.random.default_rng(seed), tolerance(dtype, 2)
-    layer = nn.Concat(*(BRANCHES[name][0](channels, dtype) for name in names))
-    twin = TorchConcat([BRANCHES[name][1](channels) for name in names])
-    twin = twin.float() if dtype == np.float32 else twin.double()
-    assert list(layer.parameters()) == [name for name, _ in twin.named_parameters()]
-    layer.load_state_dict(twin.state_dict())
-    x = rng.standard_normal((batch, channels, height, width)).astype(dtype)
-    assert_like_torch(layer, twin, x, rng, close)
+from strategies import csr_patterns, normal, reals, seeds, sizes
 
 
 def test_gy_is_not_written_to():
@@ -82,15 +49,6 @@ def test_side_by_side(first, others, batch, shared, dtype, seed):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(OptionError, match="no branches"):
-        nn.Concat()
-    layer = nn.Concat(nn.Identity(), nn.MaxPool2d(2))
-    with pytest.raises(ShapeError, match="side by side"):
-        layer.forward(np.ones((1, 2, 4, 4), np.float32))
-    layer = nn.Concat(nn.Identity(), nn.Identity())
-    _, saved = layer.forward(np.ones((2, 3), np.float32))
-    with pytest.raises(ShapeError, match="gy"):
-        layer.input_grad(np.ones((2, 3), np.float32), saved)
     diagonal = SparsityPattern.diagonal(3)
     with pytest.raises(ShapeError, match="one number of rows"):
         plan_concatenation(diagonal, SparsityPattern.diagonal(2))

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convolutions import configurations, torch_convolve
-from sparsebp import jacobian_t, nn, prune
-from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp import nn, prune
+from sparsebp.core.errors import MemoryLimitError, ShapeError
 from sparsebp.patterns import SparsityPattern
 from strategies import seeds
-from torch_twins import assert_like_torch
+from torch_twins import assert_gradients, assert_like_torch, loaded
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -36,28 +36,12 @@ def test_random_convolutions(c, bias, batch, strided, seed):
     assert jacobian.batch is None
 
 
-@given(c=configurations(symmetric=True), bias=st.booleans(), seed=seeds)
-def test_weights_move_both_ways(c, bias, seed):
-    rng = np.random.default_rng(seed)
-    ndim = len(c.size)
-    padding = tuple(before for before, _ in c.padding)
-    options = (c.in_channels, c.out_channels, c.kernel, c.stride, padding, c.dilation, c.groups, bias)
-    layer, twin = LAYERS[ndim](*options, dtype=np.float64, rng=rng), TWINS[ndim](*options).double()
-    layer.load_state_dict(twin.state_dict())  # in
-    assert_like_torch(layer, twin, rng.standard_normal((2, c.in_channels, *c.size)), rng, CLOSE)  # fmt: skip
-    other = LAYERS[ndim](*options, dtype=np.float64, rng=rng)
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in other.state_dict().items()})  # out
-    x = rng.standard_normal((2, c.in_channels, *c.size))
-    np.testing.assert_allclose(other(x), twin(torch.from_numpy(x)).detach().numpy(), **CLOSE)
-
-
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @given(kernel=st.integers(1, 4), dilation=st.integers(1, 3), padding=st.sampled_from(["same", "valid"]), seed=seeds)
 def test_padding_by_name(kernel, dilation, padding, seed):
     rng = np.random.default_rng(seed)
     layer = nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation, dtype=np.float64, rng=rng)
-    twin = torch.nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation, dtype=torch.float64)
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
+    twin = loaded(torch.nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation), layer)
     assert_like_torch(layer, twin, rng.standard_normal((2, 2, 11)), rng, CLOSE)
 
 
@@ -76,12 +60,11 @@ def test_padding_modes(ndim, mode, data, dilation, groups, pruned, seed):
     size = tuple(data.draw(st.integers(1, 5)) for _ in range(ndim))
     stride = 1 if padding == "same" else data.draw(st.integers(1, 2))
     options = (2, 2 * groups, data.draw(st.integers(1, 3)), stride, padding, dilation, groups, True, mode)
-    layer, twin = LAYERS[ndim](*options, dtype=np.float64, rng=rng), TWINS[ndim](*options).double()
+    layer = LAYERS[ndim](*options, dtype=np.float64, rng=rng)
     assert layer.padding_mode == mode
     if pruned:
         prune(layer, amount=0.4)
-    state = {name: torch.from_numpy(a) for name, a in layer.state_dict().items() if not name.endswith("mask")}
-    twin.load_state_dict(state)
+    twin = loaded(TWINS[ndim](*options), layer)
     x = rng.standard_normal((2, 2, *size))
     try:
         twin(torch.from_numpy(x))
@@ -122,17 +105,9 @@ def test_rows_of_more_than_a_vector(channels, rows, groups, kernel, stride, padd
     """Whole vectors, and what is left of a row; every plane ends in memory that is another one's."""
     rng = np.random.default_rng(0)
     layer = nn.Conv2d(channels, rows, kernel, stride, padding, groups=groups, rng=0)
+    twin = loaded(torch.nn.Conv2d(channels, rows, kernel, stride, padding, groups=groups), layer)
     x = rng.standard_normal((3, channels, 11, 37), np.float32)
-    y, saved = layer.forward(x)
-    gy = rng.standard_normal(y.shape, np.float32)
-    inputs = torch.from_numpy(x).requires_grad_()
-    weight, bias = (torch.from_numpy(layer.params[name]).requires_grad_() for name in ("weight", "bias"))
-    want = torch.nn.functional.conv2d(inputs, weight, bias, stride, padding, groups=groups)
-    want.backward(torch.from_numpy(gy))
-    np.testing.assert_allclose(y, want.detach().numpy(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(layer.input_grad(gy, saved), inputs.grad.numpy(), rtol=1e-4, atol=1e-5)
-    grads = layer.weight_grad(gy, saved)
-    np.testing.assert_allclose(grads["weight"], weight.grad.numpy(), rtol=1e-4, atol=1e-4)
+    assert_gradients(layer, twin, x, rng, {"rtol": 1e-4, "atol": 1e-4})
 
 
 def test_an_output_beyond_all_memory():
@@ -143,78 +118,9 @@ def test_an_output_beyond_all_memory():
             layer(x)
 
 
-@given(batch=st.integers(1, 3), seed=seeds)
-def test_in_a_sequential(batch, seed):
-    rng = np.random.default_rng(seed)
-    model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, stride=2, padding=1, dtype=np.float64, rng=rng), nn.ReLU(), nn.Flatten(),
-        nn.Linear(4 * 3 * 3, 5, dtype=np.float64, rng=rng),
-    )  # fmt: skip
-    twin = torch.nn.Sequential(
-        torch.nn.Conv2d(2, 4, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(36, 5)
-    ).double()
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in model.state_dict().items()})
-    x = rng.standard_normal((batch, 2, 6, 5))
-    jacobian = assert_like_torch(model, twin, x, rng, CLOSE)
-    assert jacobian.batch == batch
-    np.testing.assert_array_equal(jacobian_t(model, x).data, jacobian.data)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_dtypes_initial_values_and_seeds(dtype):
+def test_dtypes(dtype):
     layer = nn.Conv2d(4, 6, (3, 2), groups=2, dtype=dtype, rng=0)
-    weight, bias = layer.params["weight"], layer.params["bias"]
-    assert weight.shape == (6, 2, 3, 2) and bias.shape == (6,) and weight.dtype == bias.dtype == dtype
-    bound = 1 / np.sqrt(2 * 3 * 2)
-    assert 0.8 * bound < np.abs(weight).max() <= bound and np.abs(bias).max() <= bound
-    np.testing.assert_array_equal(nn.Conv2d(4, 6, (3, 2), groups=2, dtype=dtype, rng=0).params["weight"], weight)
     y, saved = layer.forward(np.ones((2, 4, 5, 5), dtype))
     assert y.dtype == layer.input_grad(y, saved).dtype == layer.jacobian_t(saved).dtype == dtype
     assert all(grad.dtype == dtype for grad in layer.weight_grad(y, saved).values())
-    assert "bias" not in nn.Conv2d(4, 6, 3, bias=False).params
-
-
-def test_a_batch_of_none():
-    layer = nn.Conv2d(2, 3, 3, rng=0)
-    y, saved = layer.forward(np.ones((0, 2, 5, 5), np.float32))
-    assert y.shape == (0, 3, 3, 3)
-    assert layer.input_grad(y, saved).shape == (0, 2, 5, 5)
-    assert all((grad == 0).all() for grad in layer.weight_grad(y, saved).values())
-    assert layer.jacobian_t(saved).shape == (50, 27)
-
-
-@pytest.mark.parametrize(
-    ("error", "text", "make"),
-    [
-        (OptionError, "groups do not divide", lambda: nn.Conv2d(4, 6, 3, groups=4)),
-        (OptionError, "groups do not divide", lambda: nn.Conv2d(6, 4, 3, groups=3)),
-        (OptionError, "in_channels is too small", lambda: nn.Conv2d(0, 4, 3)),
-        (OptionError, "kernel_size does not fit 2 axes", lambda: nn.Conv2d(1, 1, (3,))),
-        (OptionError, "stride does not fit 1 axes", lambda: nn.Conv1d(1, 1, 3, stride=0)),
-        (OptionError, "needs stride 1", lambda: nn.Conv3d(1, 1, 3, stride=2, padding="same")),
-        (OptionError, "Unknown padding_mode", lambda: nn.Conv1d(1, 1, 3, padding_mode="mirror")),
-        (DTypeError, "float32 or float64", lambda: nn.Conv1d(1, 1, 3, dtype=np.float16)),
-    ],
-)
-def test_bad_options_are_refused(error, text, make):
-    with pytest.raises(error, match=text):
-        make()
-
-
-def test_bad_arrays_are_refused():
-    layer = nn.Conv2d(2, 3, 3, dilation=2, rng=0)
-    x = np.ones((1, 2, 6, 6), np.float32)
-    with pytest.raises(ShapeError, match=r"Expected \(any, 2, any, any\)"):
-        layer.forward(np.ones((1, 3, 6, 6), np.float32))  # channels
-    with pytest.raises(ShapeError, match="x has the wrong shape"):
-        layer.forward(x[0, 0])
-    with pytest.raises(ShapeError, match=r"kernel is larger than the padded input.*\(5, 5\).*\(4, 6\)"):
-        layer.forward(x[:, :, :4])
-    with pytest.raises(DTypeError, match="x has the wrong dtype"):
-        layer.forward(x.astype(np.float64))
-    y, saved = layer.forward(x)
-    for part in (layer.input_grad, layer.weight_grad):
-        with pytest.raises(ShapeError, match="gy"):
-            part(y[:, :, 1:], saved)
-        with pytest.raises(DTypeError, match="gy"):
-            part(y.astype(np.float64), saved)

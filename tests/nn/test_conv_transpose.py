@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.errors import MemoryLimitError
 from sparsebp.jacobians import conv_transpose_jacobian_t
 from sparsebp.patterns import conv_pattern, conv_transpose_pattern
 from strategies import seeds, tolerance
-from torch_twins import assert_like_torch
+from torch_twins import assert_like_torch, loaded
 
 LAYERS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 TWINS = {1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.ConvTranspose3d}
@@ -40,8 +40,7 @@ def test_against_torch(options, batch, strided, single, seed):
     dtype = np.dtype(np.float32 if single else np.float64)
     close, rng = tolerance(dtype, 2), np.random.default_rng(seed)
     layer = LAYERS[len(size)](*arguments, dtype=dtype, rng=rng)
-    twin = TWINS[len(size)](*arguments, dtype=torch.float32 if single else torch.float64)
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})  # out
+    twin = loaded(TWINS[len(size)](*arguments), layer)  # out
     x = rng.standard_normal((batch, arguments[0], *size)).astype(dtype)
     if strided:  # channels last in memory
         x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
@@ -75,56 +74,6 @@ def test_it_is_the_transpose_of_a_convolution():
     assert backward.pattern == forward.pattern.T
     order = forward.pattern.transpose_permutation
     np.testing.assert_array_equal(backward.weight_index, forward.weight_index[order])
-
-
-def test_initial_values_and_seeds():
-    layer = nn.ConvTranspose2d(4, 6, (3, 2), groups=2, rng=0)
-    weight = layer.params["weight"]
-    assert weight.shape == (4, 3, 3, 2) and weight.dtype == np.float32
-    bound = 1 / np.sqrt(3 * 3 * 2)
-    assert 0.8 * bound < np.abs(weight).max() <= bound
-    assert "bias" not in nn.ConvTranspose2d(4, 6, 3, bias=False).params
-
-
-def test_a_batch_of_none():
-    layer = nn.ConvTranspose2d(2, 3, 3, rng=0)
-    y, saved = layer.forward(np.ones((0, 2, 4, 4), np.float32))
-    assert y.shape == (0, 3, 6, 6) and layer.input_grad(y, saved).shape == (0, 2, 4, 4)
-    assert all((grad == 0).all() for grad in layer.weight_grad(y, saved).values())
-
-
-@pytest.mark.parametrize(
-    ("error", "text", "make"),
-    [
-        (OptionError, "groups do not divide", lambda: nn.ConvTranspose2d(4, 6, 3, groups=4)),
-        (OptionError, "out_channels is too small", lambda: nn.ConvTranspose2d(4, 0, 3)),
-        (OptionError, "output_padding is too large", lambda: nn.ConvTranspose2d(1, 1, 3, 2, output_padding=2)),
-        (OptionError, "output_padding does not fit", lambda: nn.ConvTranspose1d(1, 1, 3, 2, output_padding=-1)),
-        (OptionError, "padding_mode", lambda: nn.ConvTranspose1d(1, 1, 3, padding_mode="circular")),
-        (DTypeError, "float32 or float64", lambda: nn.ConvTranspose1d(1, 1, 3, dtype=np.float16)),
-        (ShapeError, "no output", lambda: conv_transpose_pattern(1, 1, 1, 3, padding=2)),
-        (ShapeError, "no output", lambda: conv_transpose_pattern(1, 1, 0, 3)),
-        (ShapeError, "4 axes", lambda: conv_transpose_jacobian_t(np.ones((2, 3, 3)), (5, 5))),
-        (MemoryLimitError, "at most 100 bytes", lambda: conv_transpose_pattern(4, 2, 5, 3, memory_limit=100)),
-    ],
-)
-def test_bad_options_are_refused(error, text, make):
-    with pytest.raises(error, match=text) as caught:
-        make()
-    assert caught.value.expected and caught.value.got is not None
-
-
-def test_bad_arrays_are_refused():
-    layer = nn.ConvTranspose2d(2, 3, 3, padding=2, rng=0)
-    x = np.ones((1, 2, 3, 3), np.float32)
-    with pytest.raises(ShapeError, match=r"Expected \(any, 2, any, any\)"):
-        layer.forward(np.ones((1, 3, 3, 3), np.float32))
-    with pytest.raises(ShapeError, match="no output"):
-        layer.forward(x[:, :, :2])
-    y, saved = layer.forward(x)
-    for part in (layer.input_grad, layer.weight_grad):
-        with pytest.raises(ShapeError, match="gy"):
-            part(np.concatenate([y, y], axis=2), saved)
 
 
 def test_the_memory_limit_is_what_the_arrays_take():

@@ -11,8 +11,9 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import DeviceError, OptionError, ShapeError, StaleError
+from sparsebp.core.errors import OptionError, StaleError
 from sparsebp.nn.gradients import Shared
+from torch_twins import slope_at
 
 F8 = {"dtype": np.float64}
 ACTIVATIONS = (
@@ -170,14 +171,6 @@ def test_gradients_of_old_weights_are_refused():
         back(np.ones_like(y))
 
 
-def test_what_does_not_fit_vjp_is_refused():
-    _, back = nn.Linear(3, 2).vjp(np.ones((4, 3), np.float32))
-    with pytest.raises(ShapeError, match="gy"):
-        _ = back(np.ones((4, 3), np.float32)).input
-    with pytest.raises(DeviceError, match="not an array"):
-        nn.Linear(3, 2).vjp([[1.0, 2.0, 3.0]])
-
-
 @pytest.mark.parametrize("lengths", [None, [5, 1, 3, 4]])
 def test_vjp_of_recurrent_layers(lengths):
     rng = np.random.default_rng(0)
@@ -186,6 +179,7 @@ def test_vjp_of_recurrent_layers(lengths):
     gy, grad_h_n = rng.standard_normal(y.shape), rng.standard_normal(back.saved.h_n.shape)
     want = model.gradients(gy.copy(), model.forward(x, h0, lengths)[1], grad_h_n.copy())
     g = back(gy, grad_h_n=grad_h_n)
+    assert "h0" in dir(g) and not hasattr(g, "c0")
     gy[...] = grad_h_n[...] = np.nan
     same({"input": g.input, "h0": g.h0, **g.weights}, {"input": want.input, "h0": want.h0, **want.weights})
 
@@ -208,15 +202,11 @@ def test_value_and_grad_is_forward_loss_and_gradients():
     assert after < value / 2
 
 
-def test_value_and_grad_passes_options_and_refuses_what_it_cannot_take():
+def test_value_and_grad_passes_options():
     model = nn.SequenceClassifier(nn.GRU(3, 2, rng=0), nn.Linear(2, 2, rng=1))
     function = sb.value_and_grad(model, nn.CrossEntropyLoss())
     x, target = np.ones((5, 2, 3), np.float32), np.array([0, 1])
     assert function(x, target, lengths=[1, 5])[0] != function(x, target)[0]
-    with pytest.raises(OptionError, match="loss cannot be differentiated"):
-        sb.value_and_grad(model, "cross entropy")
-    with pytest.raises(OptionError, match="model cannot be differentiated"):
-        sb.value_and_grad(np.ones(3), nn.CrossEntropyLoss())
 
 
 # ---- layers of the user's own ----------------------------------------------------------------------------------------
@@ -290,12 +280,7 @@ def test_layers_of_the_users_own_in_a_chain(backward):
     want = fresh(model, gy, saved)
     for name, param in model.parameters().items():  # finite differences, of the reference itself
         i = tuple(n // 2 for n in param.shape)
-        kept, eps, ends = param[i], 1e-6, []
-        for sign in (1, -1):
-            param[i] = kept + sign * eps
-            ends.append((model(x) * gy).sum())
-        param[i] = kept
-        assert want[name][i] == pytest.approx((ends[0] - ends[1]) / (2 * eps), rel=1e-5, abs=1e-7)
+        assert want[name][i] == pytest.approx(slope_at(lambda: np.vdot(gy, model(x)), param, i), rel=1e-5, abs=1e-7)
     model.set_backward(backward)
     for name, grad in fresh(model, gy, saved).items():
         np.testing.assert_allclose(grad, want[name], rtol=1e-10, atol=1e-12, err_msg=name)

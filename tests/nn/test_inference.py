@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.errors import OptionError
 from sparsebp.kernels.host import inference
 from sparsebp.kernels.host.engine.threads import ALONE
 from strategies import tolerance
@@ -222,23 +222,3 @@ def test_a_stream_is_read_written_reset_and_copied() -> None:
     strided = np.asfortranarray(x[2])
     strided.flags.writeable = False
     np.testing.assert_array_equal(stream.step(strided), fed.step(x[2].copy()))
-
-
-def test_streams_refuse_what_does_not_fit() -> None:
-    with pytest.raises(OptionError, match="bidirectional"):
-        nn.GRU(3, 5, bidirectional=True, rng=0).stream()
-    with pytest.raises(OptionError, match="proj_size"):
-        nn.LSTM(3, 5, proj_size=2, rng=0).stream()
-    with pytest.raises(OptionError, match="batch"):
-        nn.GRU(3, 5, rng=0).stream(0)
-    with pytest.raises(MemoryLimitError, match="memory"):
-        nn.GRU(3, 5, rng=0).stream(2**50)
-    with pytest.raises(OptionError, match="pair"):
-        nn.LSTM(3, 5, rng=0).stream(state=np.zeros((1, 5), np.float32))
-    stream = nn.GRU(3, 5, rng=0).stream()
-    with pytest.raises(ShapeError):
-        stream.step(np.zeros((1, 3), np.float32))
-    with pytest.raises(DTypeError):
-        stream.step(np.zeros(3))
-    with pytest.raises(ShapeError):
-        stream.reset(np.zeros((1, 2, 5), np.float32))

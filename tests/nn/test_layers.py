@@ -5,52 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
-from strategies import seeds, sizes
-from torch_twins import assert_like_torch
-
-CLOSE = {"rtol": 1e-11, "atol": 1e-13}
-
-
-@given(batch=sizes(1, 4), shape=st.lists(sizes(1, 4), min_size=1, max_size=3), seed=seeds)
-def test_flatten(batch, shape, seed):
-    rng = np.random.default_rng(seed)
-    assert_like_torch(nn.Flatten(), torch.nn.Flatten(), rng.standard_normal((batch, *shape)), rng, CLOSE)
-
-
-@given(
-    n_in=sizes(1, 7), n_out=sizes(1, 7), bias=st.booleans(), batch=sizes(1, 5),
-    middle=st.lists(sizes(1, 3), max_size=2), seed=seeds,
-)  # fmt: skip
-def test_linear(n_in, n_out, bias, batch, middle, seed):
-    rng = np.random.default_rng(seed)
-    layer = nn.Linear(n_in, n_out, bias, dtype=np.float64, rng=rng)
-    twin = torch.nn.Linear(n_in, n_out, bias, dtype=torch.float64)
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
-    assert np.abs(layer.params["weight"]).max() <= 1 / np.sqrt(n_in)
-    assert_like_torch(layer, twin, rng.standard_normal((batch, *middle, n_in)), rng, CLOSE)
-
-
-@given(batch=sizes(1, 4), sizes_=st.tuples(*[sizes(1, 6)] * 4), seed=seeds)
-def test_sequential(batch, sizes_, seed):
-    rng = np.random.default_rng(seed)
-    a, b, c, d = sizes_
-    layer = nn.Sequential(
-        nn.Flatten(), nn.Linear(2 * a, b, dtype=np.float64, rng=rng), nn.Tanh(),
-        nn.Sequential(nn.Linear(b, c, dtype=np.float64, rng=rng), nn.ReLU(), nn.Identity()),
-        nn.Linear(c, d, bias=False, dtype=np.float64, rng=rng), nn.Sigmoid(),
-    )  # fmt: skip
-    twin = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(2 * a, b), torch.nn.Tanh(),
-        torch.nn.Sequential(torch.nn.Linear(b, c), torch.nn.ReLU(), torch.nn.Identity()),
-        torch.nn.Linear(c, d, bias=False), torch.nn.Sigmoid(),
-    ).double()  # fmt: skip
-    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
-    assert_like_torch(layer, twin, rng.standard_normal((batch, 2, a)), rng, CLOSE)
+from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
 
 
 def test_sequential_shares_gradients_and_skips_the_first_input_grad(monkeypatch):
@@ -71,8 +28,6 @@ def test_sequential_shares_gradients_and_skips_the_first_input_grad(monkeypatch)
     assert gradients.input.shape == (4, 2)
     assert calls == layers[::-1]
     assert len(model) == 3 and model[1] is layers[1]
-    with pytest.raises(OptionError):
-        nn.Sequential()
 
 
 def test_dropout():
@@ -93,8 +48,45 @@ def test_dropout():
     np.testing.assert_array_equal(layer.input_grad(x, saved), x)
     assert layer.jacobian_t(saved).pattern.kind == "identity"
     assert list(nn.Sequential(nn.Tanh(), layer).generators()) == ["1"]
-    with pytest.raises(OptionError):
-        nn.Dropout(-0.1)
+
+
+@pytest.mark.parametrize(("layer", "shape", "out_shape"), [
+    (nn.Conv2d(2, 3, 3), (0, 2, 5, 5), (0, 3, 3, 3)), (nn.ConvTranspose2d(2, 3, 3), (0, 2, 4, 4), (0, 3, 6, 6)),
+    (nn.MaxPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)), (nn.AvgPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)),
+    (nn.AdaptiveAvgPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)),
+    *((nn.TransformerEncoderLayer(4, 2, 5, batch_first=first), shape, shape)
+      for first in (False, True) for shape in ((0, 3, 4), (3, 0, 4), (0, 0, 4))),
+])  # fmt: skip
+def test_a_batch_of_none(layer, shape, out_shape):
+    y, saved = layer.forward(np.zeros(shape, np.float32))
+    g = layer.gradients(y, saved)
+    assert y.shape == out_shape and g.input.shape == shape
+    assert all((grad == 0).all() for grad in g.weights.values())
+    if isinstance(layer, nn.Conv2d):
+        assert layer.jacobian_t(saved).shape == (50, 27)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("Linear", (30, 20)), ("Linear", (30, 20, False)), ("Conv2d", (4, 6, (3, 2), 1, 0, 1, 2)), ("Conv1d", (4, 6, 3)),
+    ("ConvTranspose2d", (4, 6, (3, 2), 1, 0, 0, 2)), ("Embedding", (300, 40)), ("RNN", (3, 25, 2)), ("GRU", (3, 25, 2)),
+    ("LSTM", (3, 25)), ("GRUCell", (3, 25)), ("MultiheadAttention", (60, 5)), ("TransformerEncoderLayer", (60, 5)),
+])  # fmt: skip
+def test_initial_values_are_torchs_and_seeded(name, arguments):
+    # A bias has few elements, whose deviation is known to a tenth only from several layers.
+    ours = [getattr(nn, name)(*arguments, rng=seed) for seed in range(24)]
+    theirs = [getattr(torch.nn, name)(*arguments) for _ in ours]
+    expected = dict(theirs[0].named_parameters())
+    assert {n: a.shape for n, a in ours[0].parameters().items()} == {n: tuple(p.shape) for n, p in expected.items()}
+    for key in expected:
+        arrays = np.stack([layer.parameters()[key] for layer in ours])
+        wants = np.stack([layer.get_parameter(key).detach().numpy() for layer in theirs])
+        assert arrays.dtype == np.float32 and (arrays.std() == 0 or (arrays[0] != arrays[1]).any())
+        if name != "Embedding":  # normal: no bound
+            np.testing.assert_allclose(np.abs(arrays).max(), np.abs(wants).max(), rtol=0.06, atol=0, err_msg=key)
+        np.testing.assert_allclose(arrays.std(), wants.std(), rtol=0.1, atol=0, err_msg=key)
+    for dtype in (np.float32, np.float64):  # the same seed, the same numbers
+        for key, array in getattr(nn, name)(*arguments, rng=3, dtype=dtype).parameters().items():
+            np.testing.assert_array_equal(array.astype(np.float32), ours[3].parameters()[key])
 
 
 # ---- the base class ------------------------------------------------------------------------------------------------
@@ -142,14 +134,3 @@ def test_train_eval_to_and_modules():
     assert model.to("cpu", dtype=np.float64).dtype == np.float64
     with pytest.raises(DTypeError):
         model.to(dtype=np.float16)
-
-
-@pytest.mark.parametrize("layer", [nn.Linear(3, 2, rng=0), nn.ReLU(), nn.Flatten(), nn.Dropout(rng=0)])
-def test_bad_arrays_are_refused(layer):
-    with pytest.raises(DTypeError):
-        layer.forward(np.ones((2, 3), int))
-    y, saved = layer.forward(np.ones((2, 3), np.float32))
-    with pytest.raises(ShapeError, match="gy"):
-        layer.input_grad(np.ones((5, 5), np.float32), saved)
-    with pytest.raises(DTypeError, match="gy"):
-        layer.input_grad(np.ones(y.shape), saved)

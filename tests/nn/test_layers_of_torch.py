@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.errors import OptionError
 from strategies import seeds, sizes
 from torch_twins import assert_like_torch
 
@@ -55,10 +55,20 @@ def _batch_norm(draw, batch, channels, spatial):
     return ours.train(training), twin.train(training), shape
 
 
-def _log_softmax(draw, batch, channels, spatial):
-    shape = (batch, channels, *spatial)
-    dim = draw(st.integers(1, len(shape) - 1))
-    return nn.LogSoftmax(dim), torch.nn.LogSoftmax(dim), shape
+def _softmax(draw, batch, channels, spatial):
+    shape, name = (batch, channels, *spatial), draw(st.sampled_from(["Softmax", "LogSoftmax"]))
+    dim = draw(st.integers(-len(shape), len(shape) - 1))
+    return getattr(nn, name)(dim), getattr(torch.nn, name)(dim), shape
+
+
+def _linear(draw, batch, features, middle):
+    arguments = features, draw(sizes(1, 7)), draw(st.booleans())
+    return nn.Linear(*arguments, **F8), torch.nn.Linear(*arguments), (batch, *middle, features)
+
+
+def _layer_norm(draw, batch, features, middle):
+    arguments = draw(st.sampled_from([(features,), (2, features)])), 1e-3, draw(st.booleans()), draw(st.booleans())
+    return nn.LayerNorm(*arguments, **F8), torch.nn.LayerNorm(*arguments), (batch, *middle, *arguments[0])
 
 
 def _unflatten(draw, batch, channels, spatial):
@@ -76,11 +86,12 @@ def _zero_pad(draw, batch, channels, spatial):
 
 KINDS = {
     "PReLU": _prelu, "GroupNorm": _group_norm, "RMSNorm": _rms_norm, "BatchNorm1d": _batch_norm,
-    "LogSoftmax": _log_softmax, "Unflatten": _unflatten, "ZeroPad2d": _zero_pad,
+    "Softmax": _softmax, "Unflatten": _unflatten, "ZeroPad2d": _zero_pad, "Linear": _linear, "LayerNorm": _layer_norm,
 }  # fmt: skip
 
 
 @given(case=cases(), seed=seeds)
+@settings(max_examples=60)
 def test_they_are_torchs(case, seed):
     layer, twin, shape = case
     rng = np.random.default_rng(seed)
@@ -92,7 +103,7 @@ def test_they_are_torchs(case, seed):
     assert list(layer.state_dict()) == list(twin.state_dict())
     x = rng.standard_normal(shape)
     if assert_like_torch(layer, twin, x, rng, CLOSE) is None:
-        with pytest.raises(OptionError, match="couple the samples"):
+        with pytest.raises(OptionError, match=r"couples? the samples"):
             layer.jacobian_t(layer.forward(x)[1])
 
 
@@ -106,7 +117,8 @@ def test_the_structure_of_their_jacobians():
     assert pattern(nn.PReLU(3, **F8), (2, 3, 4)).kind == "diagonal"
     assert pattern(nn.GroupNorm(2, 6, **F8), (2, 6, 4)).nnz == 2 * 12**2
     assert pattern(nn.RMSNorm(4, **F8), (2, 6, 4)).nnz == 6 * 4**2
-    assert pattern(nn.LogSoftmax(1), (2, 6, 4)).nnz == 4 * 6**2
+    assert pattern(nn.LogSoftmax(1), (2, 6, 4)).nnz == pattern(nn.Softmax(-2), (2, 6, 4)).nnz == 4 * 6**2
+    assert pattern(nn.Residual(nn.Tanh()), (2, 3)).kind == "diagonal"
     assert pattern(nn.BatchNorm1d(6, **F8).eval(), (2, 6, 4)).kind == "diagonal"
 
 
@@ -127,40 +139,3 @@ def test_whole_channels_are_dropped(p, shape, seed):
 def test_channels_are_dropped_as_often_as_asked_for():
     y = nn.Dropout2d(0.3, rng=0)(np.ones((50, 40, 2, 2)))
     assert abs((y[:, :, 0, 0] == 0).mean() - 0.3) < 0.05
-
-
-@pytest.mark.parametrize("make", [
-    lambda: nn.PReLU(0), lambda: nn.PReLU(1, "a"), lambda: nn.GroupNorm(2, 3), lambda: nn.GroupNorm(0, 3),
-    lambda: nn.GroupNorm(1, 3, eps=-1), lambda: nn.RMSNorm(()), lambda: nn.RMSNorm(3, eps=-1.0),
-    lambda: nn.Unflatten(0, (2, 3)), lambda: nn.Unflatten(1, (-1, -1)), lambda: nn.Unflatten(1, 3),
-    lambda: nn.ZeroPad2d((1, 2)), lambda: nn.ZeroPad2d(1.5), lambda: nn.Dropout2d(2), lambda: nn.LogSoftmax("x"),
-    lambda: nn.ReLU6(1), lambda: nn.Mish(None),
-])  # fmt: skip
-def test_bad_options_are_refused(make):
-    with pytest.raises(OptionError):
-        make()
-
-
-@pytest.mark.parametrize(("layer", "shape"), [
-    (nn.PReLU(3, **F8), (2, 4)), (nn.GroupNorm(1, 2, **F8), (2, 3, 4)), (nn.GroupNorm(1, 2, **F8), (2, 2, 0)),
-    (nn.RMSNorm(3, **F8), (2, 4)), (nn.BatchNorm1d(3, **F8), (2, 3, 2, 2)), (nn.BatchNorm1d(3, **F8), (2, 4)),
-    (nn.BatchNorm1d(3, **F8), (1, 3)), (nn.Unflatten(1, (2, 3)), (2, 5)), (nn.Unflatten(3, (2, 3)), (2, 6)),
-    (nn.Unflatten(-1, (2, 3)), (6,)), (nn.ZeroPad2d(1), (2, 3)), (nn.ZeroPad2d(-3), (1, 1, 4, 9)),
-    (nn.Dropout2d(), (2, 3)),
-], ids=lambda value: type(value).__name__)  # fmt: skip
-def test_inputs_that_do_not_fit_are_refused(layer, shape):
-    with pytest.raises(ShapeError):
-        layer.forward(np.ones(shape))
-
-
-def test_a_gradient_of_another_shape_is_refused():
-    cases = [
-        (nn.BatchNorm1d(3, **F8), (2, 3)), (nn.GroupNorm(1, 3, **F8), (2, 3)), (nn.PReLU(**F8), (2, 3)),
-        (nn.RMSNorm(3, **F8), (2, 3)), (nn.ZeroPad2d(1), (1, 2, 2, 2)), (nn.Unflatten(1, (1, 3)), (2, 3)),
-        (nn.Dropout2d(), (1, 2, 2)), (nn.LogSoftmax(), (2, 3)),
-    ]  # fmt: skip
-    for layer, shape in cases:
-        y, saved = layer.forward(np.ones(shape))
-        for way in (layer.input_grad, layer.weight_grad) if layer.parameters() else (layer.input_grad,):
-            with pytest.raises(ShapeError, match="gy"):
-                way(np.ones((*y.shape, 1)), saved)

@@ -7,13 +7,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sparsebp import jacobian_t, nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
-from sparsebp.jacobians import max_pool_jacobian_t
-from sparsebp.patterns import pool_pattern
+from sparsebp.core.errors import ShapeError
 from strategies import seeds
 from torch_twins import assert_like_torch
 
@@ -86,34 +84,6 @@ def test_avg_pool(dims, data, include, divisor, seed):
     assert layer.jacobian_t(layer.forward(np.zeros(shape))[1]).batch is None
 
 
-@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
-@pytest.mark.parametrize("ceil_mode", [False, True])
-def test_small_pools_of_every_padding_and_rounding(kernel, ceil_mode):
-    """Outputs and gradients of max and average pooling for every size, stride and padding of one axis."""
-    rng = np.random.default_rng(0)
-    for size, stride, padding in itertools.product(range(1, 9), range(1, 5), range(kernel // 2 + 1)):
-        options = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil_mode}
-        if size + 2 * padding < kernel and not (ceil_mode and size + 2 * padding + stride > kernel):
-            for pool in (nn.MaxPool1d, nn.AvgPool1d):
-                with pytest.raises(ShapeError):
-                    pool(**options).forward(rng.standard_normal((1, 1, size)))
-            continue
-        x = rng.standard_normal((2, 1, size))
-        pairs = [(nn.MaxPool1d(**options), torch.nn.MaxPool1d(**options))]
-        for include in (True, False):
-            average = options | {"count_include_pad": include}
-            pairs.append((nn.AvgPool1d(**average), torch.nn.AvgPool1d(**average)))
-        for layer, twin in pairs:
-            tx = torch.from_numpy(x.copy()).requires_grad_()
-            want = twin(tx)
-            y, saved = layer.forward(x)
-            gy = rng.standard_normal(want.shape)
-            want.backward(torch.from_numpy(gy))
-            np.testing.assert_allclose(y, want.detach().numpy(), err_msg=f"{size}, {options}", **CLOSE)
-            np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
-            np.testing.assert_allclose(jacobian_t(layer, x).vjp(gy), tx.grad.numpy(), **CLOSE)
-
-
 @pytest.mark.parametrize("dims", [1, 2])
 @given(data=st.data(), seed=seeds)
 def test_adaptive_avg_pool(dims, data, seed):
@@ -130,7 +100,7 @@ def test_adaptive_avg_pool(dims, data, seed):
 def test_every_small_window(kind):
     """All lengths, kernels, strides, paddings and dilations up to a few, rounded down and up: random ones miss some."""
     met = 0
-    cases = itertools.product(range(1, 8), range(1, 5), (None, 1, 2, 3, 5), (0, 1, 2), (1, 2, 3), (False, True))
+    cases = itertools.product(range(1, 9), range(1, 5), (None, 1, 2, 3, 4, 5), (0, 1, 2), (1, 2, 3), (False, True))
     for size, kernel, stride, padding, dilation, ceil in cases:
         if padding > kernel // 2 or (kind != "max" and dilation > 1):
             continue
@@ -153,36 +123,10 @@ def test_every_small_window(kind):
         np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE, err_msg=f"{size, kernel, options}")
         gy = np.arange(1.0, y.size + 1).reshape(y.shape)
         want.backward(torch.from_numpy(gy))
-        np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
+        for gx in (layer.input_grad(gy, saved), jacobian_t(layer, x).vjp(gy)):
+            np.testing.assert_allclose(gx, tx.grad.numpy(), **CLOSE)
         met += 1
     assert met > 300
-
-
-@given(seed=seeds, kernel=st.integers(1, 3), stride=st.integers(1, 3), batch=st.integers(1, 3))
-@example(seed=0, kernel=2, stride=2, batch=2)
-def test_in_a_sequential(torch_jacobian_t, seed, kernel, stride, batch):
-    rng = np.random.default_rng(seed)
-    out = (6 - kernel) // stride + 1
-    layer = nn.Sequential(
-        nn.ReLU(), nn.MaxPool2d(kernel, stride), nn.Flatten(),
-        nn.Linear(2 * out * out, 3, dtype=np.float64, rng=rng),
-    )  # fmt: skip
-    twin = torch.nn.Sequential(
-        torch.nn.ReLU(), torch.nn.MaxPool2d(kernel, stride), torch.nn.Flatten(), torch.nn.Linear(2 * out * out, 3)
-    ).double()
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
-    x = rng.standard_normal((batch, 2, 6, 6))
-    y, saved = layer.forward(x)
-    tx = torch.from_numpy(x).requires_grad_()
-    want = twin(tx)
-    want.sum().backward()
-    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
-    np.testing.assert_allclose(layer.input_grad(np.ones_like(y), saved), tx.grad.numpy(), **CLOSE)
-    jacobian = layer.jacobian_t(saved)
-    assert jacobian.shape == (72, 3)
-    for b in range(batch):
-        expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
-        np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
 
 
 def test_the_first_maximum_and_the_last_nan_win():
@@ -210,7 +154,7 @@ def test_a_kernel_of_more_places_than_a_byte_counts():
 
 
 @pytest.mark.parametrize("name", ["MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d"])
-def test_dtype_layout_and_an_empty_batch(name):
+def test_dtype_and_layout(name):
     layer = getattr(nn, name)(2)
     x = np.random.default_rng(0).standard_normal((3, 2, 5, 4)).astype(np.float32)
     y, saved = layer.forward(x)
@@ -218,52 +162,3 @@ def test_dtype_layout_and_an_empty_batch(name):
     strided = np.asfortranarray(x)
     np.testing.assert_array_equal(layer.forward(strided)[0], y)
     np.testing.assert_array_equal(layer.input_grad(np.asfortranarray(y), saved), layer.input_grad(y, saved))
-    y, saved = layer.forward(x[:0])
-    assert y.shape == (0, 2, 2, 2) and layer.input_grad(y, saved).shape == (0, 2, 5, 4)
-
-
-@pytest.mark.parametrize("name", ["MaxPool", "AvgPool", "AdaptiveAvgPool"])
-@pytest.mark.parametrize("dims", [1, 2])
-def test_bad_arrays_are_refused(name, dims):
-    layer = getattr(nn, f"{name}{dims}d")(2)
-    shape = (2, 3, 4, 4)[: dims + 2]
-    with pytest.raises(DTypeError):
-        layer.forward(np.ones(shape, int))
-    for wrong in (shape[2:], (*shape, 1)):
-        with pytest.raises(ShapeError, match="x has the wrong shape"):
-            layer.forward(np.ones(wrong))
-    y, saved = layer.forward(np.ones(shape))
-    with pytest.raises(ShapeError, match="gy"):
-        layer.input_grad(np.ones(shape), saved)
-    with pytest.raises(DTypeError, match="gy"):
-        layer.input_grad(y.astype(np.float32), saved)
-
-
-@pytest.mark.parametrize(
-    ("text", "build"),
-    [
-        ("more than half", lambda: nn.MaxPool1d(3, padding=2)),
-        ("more than half", lambda: nn.AvgPool2d((4, 2), padding=2)),
-        ("kernel_size does not fit", lambda: nn.MaxPool2d(0)),
-        ("kernel_size does not fit", lambda: nn.AvgPool1d((2, 2))),
-        ("stride does not fit", lambda: nn.AvgPool2d(2, -1)),
-        ("dilation does not fit", lambda: nn.MaxPool1d(2, dilation=0)),
-        ("divisor_override is zero", lambda: nn.AvgPool2d(2, divisor_override=0)),
-        ("output_size is too small", lambda: nn.AdaptiveAvgPool1d(0)),
-        ("output_size does not fit", lambda: nn.AdaptiveAvgPool2d((1, 2, 3))),
-    ],
-)
-def test_bad_options_are_refused(text, build):
-    with pytest.raises(OptionError, match=text):
-        build()
-
-
-@pytest.mark.parametrize("layer", [nn.MaxPool2d(5), nn.AvgPool2d((5, 1))])
-def test_a_kernel_larger_than_the_input_is_refused(layer):
-    with pytest.raises(ShapeError, match="larger than the padded input"):
-        layer.forward(np.ones((1, 1, 4, 4)))
-
-
-def test_winners_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match="winner"):
-        max_pool_jacobian_t(pool_pattern(1, (4, 4), 2), np.zeros((2, 5), np.uint8))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sparsebp import nn
 from sparsebp.core.errors import FileFormatError
 from strategies import reals, seeds, tolerance
+from torch_twins import assert_gradients, loaded, slope_at
 
 NAMES = ["0.weight", "0.bias", "2.0.weight", "2.0.bias", "4.weight", "4.bias"]
 
@@ -23,7 +24,7 @@ def pair(dtype, backward="bp"):
     linear, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     other.weight = linear.weight
     twin = torch.nn.Sequential(linear, torch.nn.Tanh(), torch.nn.Sequential(linear), torch.nn.Tanh(), other)
-    return layer, twin.to(torch.float32 if dtype == np.float32 else torch.float64)
+    return layer, loaded(twin, layer)
 
 
 @given(dtype=reals, seed=seeds, backward=st.sampled_from(["bp", "blelloch"]), batch=st.integers(1, 4))
@@ -31,19 +32,8 @@ def test_against_torch(dtype, seed, backward, batch):
     layer, twin = pair(dtype, backward)
     assert list(layer.parameters()) == [name for name, _ in twin.named_parameters()] == ["0.weight", "0.bias", "4.bias"]
     assert list(layer.state_dict()) == list(twin.state_dict()) == NAMES
-    layer.load_state_dict(twin.state_dict())
     rng = np.random.default_rng(seed)
-    x, gy = rng.standard_normal((2, batch, 3)).astype(dtype)
-    tx = torch.from_numpy(x).requires_grad_()
-    want = twin(tx)
-    want.backward(torch.from_numpy(gy))
-    y, saved = layer.forward(x)
-    np.testing.assert_allclose(y, want.detach().numpy(), **tolerance(dtype, 4))
-    grads = layer.weight_grad(gy, saved)
-    assert list(grads) == list(layer.parameters())
-    for name, param in twin.named_parameters():
-        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **tolerance(dtype, 4))
-    np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **tolerance(dtype, 4))
+    assert_gradients(layer, twin, rng.standard_normal((batch, 3)).astype(dtype), rng, tolerance(dtype, 4))
 
 
 @pytest.mark.parametrize("branches", [1, 3])
@@ -57,13 +47,7 @@ def test_a_layer_in_several_branches(branches):
     assert list(layer.parameters())[:2] == ["body.0.0.weight", "body.0.0.bias"]
     for name, param in layer.parameters().items():
         for i in np.ndindex(param.shape):
-            before, eps = param[i], 1e-6
-            param[i] = before + eps
-            high = layer(x).sum()
-            param[i] = before - eps
-            low = layer(x).sum()
-            param[i] = before
-            assert grads[name][i] == pytest.approx((high - low) / (2 * eps), rel=1e-6, abs=1e-8)
+            assert grads[name][i] == pytest.approx(slope_at(lambda: layer(x).sum(), param, i), rel=1e-6, abs=1e-8)
 
 
 def test_moving_keeps_the_sharing():

@@ -12,6 +12,7 @@ import sparsebp as sb
 from sparsebp import jacobian_t, nn, optim, train
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
+from torch_twins import assert_gradients, loaded
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 F8 = {"dtype": np.float64}
@@ -33,13 +34,14 @@ def backward(run, *arrays):
     shape=st.lists(sizes(0, 4), min_size=1, max_size=3), classes=sizes(1, 5), seed=seeds,
     smoothing=st.sampled_from([0.0, 0.3, 1.0]), weighted=st.booleans(), ignored=st.sampled_from([-100, 0, -1]),
     reduction=st.sampled_from(["mean", "sum", "none"]), name=st.sampled_from(["CrossEntropyLoss", "NLLLoss"]),
+    scale=st.sampled_from([1.0, 100.0]), integers=st.sampled_from([np.int64, np.int8]),
 )  # fmt: skip
-def test_class_losses(shape, classes, seed, smoothing, weighted, ignored, reduction, name):
+def test_class_losses(shape, classes, seed, smoothing, weighted, ignored, reduction, name, scale, integers):
     rng = np.random.default_rng(seed)
     options = {"reduction": reduction, "ignore_index": ignored}
     if name == "CrossEntropyLoss":
         options["label_smoothing"] = smoothing
-    prediction = rng.standard_normal((shape[0], classes, *shape[1:]))
+    prediction = scale * rng.standard_normal((shape[0], classes, *shape[1:]))
     target = rng.integers(0, classes, shape)
     if target.size:
         target.flat[0] = ignored
@@ -51,7 +53,8 @@ def test_class_losses(shape, classes, seed, smoothing, weighted, ignored, reduct
             loss.forward(prediction, target)
         return
     want, gy, gradient = backward(lambda p: twin(p, torch.from_numpy(target)), prediction)
-    value, saved = loss.forward(prediction, target)
+    value, saved = loss.forward(prediction, target.astype(integers))
+    assert isinstance(value, np.ndarray if reduction == "none" else float)
     np.testing.assert_allclose(value, want, **CLOSE)
     gx = loss.input_grad(saved, gy if reduction == "none" else float(gy))
     np.testing.assert_allclose(gx, gradient, **CLOSE)
@@ -62,33 +65,6 @@ def test_where_all_is_ignored_the_gradient_is_zero():
     for weight in (None, np.ones(3)):
         value, saved = nn.CrossEntropyLoss(weight).forward(np.ones((2, 3)), np.array([-100, -100]))
         assert np.isnan(value) and (saved == 0).all()
-
-
-def test_what_a_loss_refuses():
-    x, target = np.ones((2, 3)), np.array([0, 1])
-    for options in ({"reduction": "all"}, {"label_smoothing": 1.5}, {"size_average": True}, {"ignore_index": 1.5}):
-        with pytest.raises(OptionError):
-            nn.CrossEntropyLoss(**options)
-    with pytest.raises(OptionError, match="not there"):
-        nn.CrossEntropyLoss(np.ones(3), reduction="none").forward(x, np.array([0, 3]))
-    with pytest.raises(OptionError, match="not there"):
-        nn.NLLLoss().forward(x, np.array([-1, 0]))
-    with pytest.raises(DTypeError, match="integers"):
-        nn.NLLLoss().forward(x, x)
-    with pytest.raises(DTypeError, match="weight"):
-        nn.CrossEntropyLoss(np.ones(3, np.float32)).forward(x, target)
-    with pytest.raises(ShapeError, match="weight"):
-        nn.CrossEntropyLoss(np.ones(2)).forward(x, target)
-    with pytest.raises(ShapeError, match="no classes"):
-        nn.CrossEntropyLoss().forward(np.ones((2, 0)), target)
-    loss = nn.MSELoss(reduction="none")
-    value, saved = loss.forward(x, 2 * x)
-    with pytest.raises(OptionError, match="missing"):
-        loss.input_grad(saved)
-    with pytest.raises(ShapeError, match="gy"):
-        loss.input_grad(saved, value[:1])
-    with pytest.raises(OptionError, match="gy"):
-        nn.MSELoss().input_grad(nn.MSELoss().forward(x, x)[1], x)
 
 
 def test_a_loss_owns_its_weight():
@@ -111,33 +87,11 @@ def test_training_takes_means():
 # ---- layers --------------------------------------------------------------------------------------------------------
 
 
-@given(shape=st.lists(sizes(1, 4), min_size=2, max_size=4), data=st.data(), seed=seeds)
-def test_softmax_over_any_axis(torch_jacobian_t, shape, data, seed):
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    x = np.random.default_rng(seed).standard_normal(shape)
-    layer = nn.Softmax(axis)
-    want, gy, gx = backward(torch.nn.Softmax(axis), x)
-    y, saved = layer.forward(x)
-    np.testing.assert_allclose(y, want, **CLOSE)
-    np.testing.assert_allclose(layer.input_grad(gy, saved), gx, **CLOSE)
-    if axis in (0, -len(shape)):
-        with pytest.raises(OptionError, match="couples"):
-            jacobian_t(layer, x)
-        return
-    inner = axis - 1 if axis > 0 else axis
-    expected = torch_jacobian_t(lambda t: torch.softmax(t, inner), x[0])
-    np.testing.assert_allclose(jacobian_t(layer, x).to_dense(0), expected, **CLOSE)
-    assert jacobian_t(layer, x).pattern.nnz == x[0].size * shape[axis]
-
-
 @pytest.mark.parametrize("axes", [(1, -1), (1, 2), (-2, 3), (0, -1), (0, 0), (2, 2)])
 def test_flatten(axes):
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 5))
-    want, gy, gx = backward(torch.nn.Flatten(*axes), x)
     layer = nn.Flatten(*axes)
-    y, saved = layer.forward(x)
-    np.testing.assert_array_equal(y, want)
-    np.testing.assert_array_equal(layer.input_grad(gy, saved), gx)
+    saved = assert_gradients(layer, torch.nn.Flatten(*axes), x, np.random.default_rng(3), CLOSE)
     if axes == (0, -1):
         assert layer.couples_samples(saved)
         with pytest.raises((OptionError, ShapeError)):
@@ -220,8 +174,7 @@ def test_attention_to_another_sequence(batch_first):
     rng = np.random.default_rng(0)
     options = {"batch_first": batch_first, "add_bias_kv": True, "add_zero_attn": True}
     layer = nn.MultiheadAttention(6, 2, rng=0, **options, **F8)
-    twin = torch.nn.MultiheadAttention(6, 2, dtype=torch.float64, **options)
-    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
+    twin = loaded(torch.nn.MultiheadAttention(6, 2, **options), layer)
     turn = (lambda a: a.transpose(1, 0, 2)) if batch_first else (lambda a: a)
     query, key, value = (turn(rng.standard_normal((steps, 3, 6))).copy() for steps in (4, 5, 5))
     padding, mask = rng.standard_normal((3, 5)), np.triu(np.ones((4, 5), bool), 2)
@@ -239,42 +192,6 @@ def test_attention_to_another_sequence(batch_first):
     np.testing.assert_array_equal(lengths, layer.forward(query, key, value, key_padding_mask=behind)[0])
     with pytest.raises(OptionError, match="no key"):
         _ = layer.gradients(query, layer.forward(query)[1]).key
-
-
-def test_what_attention_refuses():
-    layer, x = nn.MultiheadAttention(4, 2, rng=0), np.ones((3, 2, 4), np.float32)
-    with pytest.raises(OptionError, match="come together"):
-        layer.forward(x, x)
-    with pytest.raises(ShapeError, match="do not fit"):
-        layer.forward(x, x[:2], x)
-    with pytest.raises(ShapeError, match="do not fit"):
-        layer.forward(x, x[:, :1], x[:, :1])
-    with pytest.raises(DTypeError, match="attn_mask"):
-        layer.forward(x, attn_mask=np.ones((3, 3), int))
-    with pytest.raises(ShapeError, match="attn_mask"):
-        layer.forward(x, attn_mask=np.ones((2, 3), bool))
-    with pytest.raises(ShapeError, match="key_padding_mask"):
-        layer.forward(x, key_padding_mask=np.ones((3, 2), bool))
-    with pytest.raises(OptionError, match="is_causal"):
-        layer.forward(x, is_causal=True)
-    for options in ({"kdim": 3}, {"vdim": 5}):
-        with pytest.raises(OptionError, match="not supported"):
-            nn.MultiheadAttention(4, 2, **options)
-    with pytest.raises(OptionError, match="activation"):
-        nn.TransformerEncoderLayer(4, 2, activation=torch.nn.functional.silu)
-
-
-def test_gradients_by_frequency():
-    ids = np.array([[0, 2, 2], [2, 0, 3]])
-    layer = nn.Embedding(4, 2, scale_grad_by_freq=True, rng=0, **F8)
-    twin = torch.nn.Embedding(4, 2, scale_grad_by_freq=True, dtype=torch.float64)
-    gy = np.random.default_rng(0).standard_normal((2, 3, 2))
-    twin(torch.from_numpy(ids)).backward(torch.from_numpy(gy))
-    grad = layer.weight_grad(gy, layer.forward(ids)[1])["weight"]
-    np.testing.assert_allclose(grad, twin.weight.grad.numpy(), **CLOSE)
-    for options in ({"max_norm": 1.0}, {"norm_type": 1.0}, {"sparse": True}):
-        with pytest.raises(OptionError, match="not supported"):
-            nn.Embedding(4, 2, **options)
 
 
 @pytest.mark.parametrize("make", [
