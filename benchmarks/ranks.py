@@ -378,12 +378,12 @@ DATA_PARALLEL = Benchmark(
     threads=None,
     measure=measure_data_parallel,
     columns=columns(
-        Column("of a step", "share", share),
+        Column("sums, share of a step", "share", share),
         *(Column(f"{SCHEDULES[name]}: hidden", f"{name}_hidden", share) for name in HIDING),
         numbers={"batch": "batch of a rank", "k": "k"},
         seconds={
-            "sums": "sums alone", **SCHEDULES,
-            "overlap, alone": "computing alone", "torch": "PyTorch's replicas",
+            "sums": "gradient sums only", **SCHEDULES,
+            "overlap, alone": "computation only", "torch": "PyTorch's replicas",
         },
         times={"torch_ratio": "our fastest over PyTorch's"},
         sizes={"bytes": "gradients"},
@@ -392,11 +392,9 @@ DATA_PARALLEL = Benchmark(
     overview=Overview(task="A data-parallel training step", peer="PyTorch's replicas (`gloo`)", ratio="torch_ratio",
                       label="{network}, batch {batch}", page="workers.md#data-parallel-training"),
     picture=harness.bars(
-        "{network}, {batch} samples",
-        {"waits": "no overlap", "overlap": "overlap", "priority": "priority",
-         "reverse": "reverse first-k", "overlap, alone": "computing alone",
-         "torch": "PyTorch's replicas"},
-        "milliseconds a step", unit=1e3, each=1.2,
+        "{network}, {batch} samples a rank",
+        {**SCHEDULES, "overlap, alone": "computation only", "torch": "PyTorch's replicas"},
+        "ms per step, median", (*harness.BLUES, harness.TORCH), unit=1e3,
     ),
 )  # fmt: skip
 
@@ -522,8 +520,8 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> float:
 
 TIME_PARALLEL = Benchmark(
     name="time-parallel",
-    title="A sequence of {length} steps on ranks, against one worker: B = {batch}, hidden size 20, float32",
-    leaves_out="nothing; step = forward, all parameters' gradients and the input's, sums over the ranks included",
+    title="A sequence of {length:,} steps on two ranks, against one worker: B = {batch}, hidden size 20, float32",
+    leaves_out="nothing; a step is forward and the gradients of all parameters and the input, summed over the ranks",
     settings={"batch": 1, "dtype": "float32"},
     sizes={"length": 1_000_000, "ranks": (2,)},
     quick={"length": 301, "ranks": (2,)},
@@ -548,9 +546,9 @@ TIME_PARALLEL = Benchmark(
     ),
     short=("model", "ranks", "way", "backward", "backward_one", "backward_one_ratio", "sent_exscan"),
     picture=harness.bars(
-        "{model}  T={length}\n{ranks} ranks, {way}",
-        {"forward_one": "one worker: forward", "backward_one": "one worker: backward",
-         "forward": "ranks: forward", "backward": "ranks: backward"},
-        "milliseconds (median)", unit=1e3, each=0.7,
+        "{model}, {ranks} ranks, by {way}",
+        {"forward": "ranks: forward", "forward_one": "one worker: forward",
+         "backward": "ranks: backward", "backward_one": "one worker: backward"},
+        "ms, median", unit=1e3,
     ),
 )  # fmt: skip

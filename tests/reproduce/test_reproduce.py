@@ -117,7 +117,7 @@ def test_a_quick_result_without_its_rows_says_so_and_a_whole_one_is_refused(tmp_
 @pytest.mark.filterwarnings("error")
 def test_learning_curves_are_drawn_where_every_run_diverged():
     pytest.importorskip("matplotlib")
-    assert FIGURES["spectrain-fig12"].draw({"curves": {"vanilla, moderate": [[1.0]]}})
+    assert FIGURES["spectrain-fig12"].draw({"steps": 1, "curves": {"vanilla, moderate": [[1.0]]}})
 
 
 def test_what_cannot_be_drawn_is_said_and_leaves_no_result(tmp_path):
