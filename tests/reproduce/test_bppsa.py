@@ -63,7 +63,7 @@ def test_every_table_is_drawn_with_its_breakdown():
     drawing = bppsa_measured.draw_table({"rows": rows})
     latency, faster, parts = drawing.axes
     assert "ms" in latency.get_ylabel() and len(latency.lines) == 4 and faster.get_xlabel()
-    widths = np.array([[bar.get_width() for bar in bars] for bars in parts.containers])  # (parts, bars)
+    widths = np.reshape([bar.get_width() for (bar,) in parts.containers], (-1, 3)).T  # (parts, bars)
     assert np.allclose(widths[:, 0], [0.25, 0, 0.75]) and np.allclose(widths[:, 2], [0.125, 0.0625, 0.0625])
     with_sets = [one | {"set": "S"} for one in rows]
     assert bppsa_measured.draw_gru({"rows": with_sets})
