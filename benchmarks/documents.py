@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 from benchmarks import NAMES, harness, load
 from sparsebp.core import tables
 from sparsebp.core.errors import FileFormatError
-from sparsebp.core.files import read_file, write_atomically
+from sparsebp.core.files import read_file
 from sparsebp.core.tables import Column
 
 FOLDER = Path("docs/benchmarks")
@@ -172,12 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for document in options.documents or [Path("README.md"), *sorted(FOLDER.glob("*.md"))]:
         text = read_file(document, f"{document} cannot be read", expected="a Markdown file", remedy="Pass another")
         wanted[document] = fill(text.decode(), results, document.parent)
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_bytes() != text.encode()]
-    for path in stale:
-        print(f"{path}: {'out of date' if options.check else 'updated'}")
-        if not options.check:
-            write_atomically(path, wanted[path].encode())
-    return int(bool(stale) and options.check)
+    return harness.write_texts(wanted, options.check)
 
 
 if __name__ == "__main__":

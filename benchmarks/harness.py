@@ -360,6 +360,16 @@ def save_result(result: Mapping[str, Any], folder: Path | None, stem: str | None
     return path
 
 
+def write_texts(wanted: Mapping[Path, str], check: bool) -> int:
+    """Write the texts that differ from their files, or with `check` name them only; return the exit status."""
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_bytes() != text.encode()]
+    for path in stale:
+        print(f"{path}: {'out of date' if check else 'updated'}")
+        if not check:
+            write_atomically(path, wanted[path].encode())
+    return int(bool(stale) and check)
+
+
 def load_result(path: Path) -> dict[str, Any]:
     """Read a result that `save` wrote."""
     problem, remedy = f"{path} cannot be read as a benchmark result", "Run the benchmark again"

@@ -7,7 +7,6 @@ its own (`jax_twin`), which starts as many threads as a row says; where it is no
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Benchmark, Overview, Result, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import Apart
-from benchmarks.workloads import LEARNING_RATE, SIZES, SequenceWorkload, TorchTwin
+from benchmarks.workloads import LEARNING_RATE, SIZES, SequenceWorkload, TorchClassifier, TorchTwin
 from sparsebp import nn
 from sparsebp.core import tables, timing
 from sparsebp.core.tables import Column
@@ -439,7 +438,7 @@ def measure_recurrent_row(
     if apart is not None:
         timers |= _timers_of_jax(workload, apart, row)
     if workload.hidden >= WIDE:
-        timers["gemm"] = timing.timer(_gemm(workload.dtype), warm, clock)
+        timers["gemm"] = timing.timer(gemm(workload.dtype), warm, clock)
     step = timing.in_turn(timers, **{name: value for name, value in rounds.items() if name != "warmup"})
     if apart is not None:
         best = min(UNROLLED, key=lambda unroll: step[f"jax{unroll}"].median)
@@ -462,7 +461,7 @@ def _timers_of_jax(workload: SequenceWorkload, apart: Apart, row: Row) -> dict[s
     return timers
 
 
-def _gemm(dtype: np.dtype) -> Callable[[], object]:
+def gemm(dtype: np.dtype) -> Callable[[], object]:
     a, out = np.ones((GEMM, GEMM), dtype), np.empty((GEMM, GEMM), dtype)
     return lambda: np.matmul(a, a, out=out)
 
@@ -649,7 +648,7 @@ def measure_torch_row(task: TorchTask, rounds: Mapping[str, Any]) -> Row:
     return row | {"met": harness.outcome([] if reached else [f"≥ {task.target:g}×"])}
 
 
-class Side:
+class Side(TorchClassifier):
     """A model of torch.nn, its batches and its optimizer."""
 
     def __init__(self, task: TorchTask) -> None:
@@ -663,16 +662,11 @@ class Side:
         }
         if task.part == "script":
             parts["embedding"] = torch.nn.Embedding(WORDS, task.features)
-        self.model = torch.nn.ModuleDict(parts)
         self.batches = [self._batch(torch, rng) for _ in range(task.batches)]
-        self._begin(torch)
-
-    def _begin(self, torch: Any) -> None:
-        self.loss = torch.nn.CrossEntropyLoss()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, fused=True)
+        super().__init__(torch.nn.ModuleDict(parts))
 
     def _batch(self, torch: Any, rng: np.random.Generator) -> tuple[Any, Any, Any]:
-        """Return inputs (T, B) or (T, B, features), lengths or None, and classes."""
+        """Return inputs (T, B) or (T, B, features), classes, and lengths or None."""
         task = self._task
         shape = (task.length, task.batch)
         if task.part == "script":
@@ -681,41 +675,26 @@ class Side:
         else:
             x = torch.from_numpy(rng.standard_normal((*shape, task.features), dtype=np.float32))
             lengths = torch.linspace(1, task.length, task.batch).round().long() if task.packed else None
-        return x, lengths, torch.from_numpy(rng.integers(0, CLASSES, task.batch))
+        return x, torch.from_numpy(rng.integers(0, CLASSES, task.batch)), lengths
 
     def accelerated(self) -> Side:
-        """Return a copy whose recurrent layer is ours, whatever `accelerate` would do."""
+        """Return the same whose recurrent layer is ours, whatever `accelerate` would do."""
         from sparsebp.torch.modules import OURS
 
-        side = copy.deepcopy(self)
+        side = Side(self._task)
         side.model["rnn"].__class__ = OURS[type(side.model["rnn"])]
-        side._begin(import_torch())
         return side
 
     def epoch(self) -> None:
         """Run a whole training step on every batch."""
         for batch in self.batches:
-            self.backward(batch)
+            self.loss_of(*batch).backward()
             self.optimizer.step()
-
-    def backward(self, batch: tuple[Any, Any, Any]) -> None:
-        """Run the forward pass and the backward pass, with the gradients of the last step dropped."""
-        from torch.nn.utils.rnn import pack_padded_sequence
-
-        x, lengths, target = batch
-        self.optimizer.zero_grad(set_to_none=True)
-        if "embedding" in self.model:
-            x = self.model["embedding"](x)
-        if lengths is not None:
-            x = pack_padded_sequence(x, lengths, enforce_sorted=False)
-        _, last = self.model["rnn"](x)
-        h_n = last[0] if self._task.cell == "LSTM" else last
-        self.loss(self.model["head"](h_n[-1]), target).backward()
 
     def difference(self, peer: Side) -> float:
         """Return the largest ``‖ours − theirs‖ / ‖theirs‖`` over the gradients of all parameters on the first batch."""
         for side in (self, peer):
-            side.backward(side.batches[0])
+            side.loss_of(*side.batches[0]).backward()
         theirs = dict(peer.model.named_parameters())
         return max(
             float((mine.grad - theirs[name].grad).norm() / theirs[name].grad.norm().clamp_min(1e-30))

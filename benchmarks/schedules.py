@@ -425,7 +425,8 @@ def train(
         optimizer = optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
         with np.errstate(over="ignore", invalid="ignore"):
             if transport is None:
-                _train_alone(model, optimizer, given, watch)
+                for m, (x, target) in enumerate(given):
+                    watch.loss(None, m, workloads.step(model, optimizer, x, target))  # type: ignore[arg-type]
             else:
                 _train_on_ranks(
                     model, optimizer, SIDES[side], given, transport, watch, distances.append if measured else None
@@ -438,15 +439,6 @@ def train(
         return Trained(1 / len(set(test_set.labels.tolist())), watch.found, distances)
     x, target = test_set.batch(np.arange(len(test_set)))
     return Trained(float((model(x).argmax(axis=1) == target).mean()), watch.found, distances)
-
-
-def _train_alone(model: nn.Sequential, optimizer: optim.Optimizer, given: Sequence[Any], watch: Losses) -> None:
-    loss = nn.CrossEntropyLoss()
-    for m, (x, target) in enumerate(given):
-        logits, saved = model.forward(x)
-        value, kept = loss.forward(logits, target)
-        watch.loss(Step([(x, target)], 1, None), m, float(value))
-        optimizer.step(model.weight_grad(loss.input_grad(kept), saved))
 
 
 def _train_on_ranks(

@@ -74,7 +74,8 @@ def _train(
         for begin in range(0, len(given), steps):
             part = given[begin : begin + steps]
             if executor is None:
-                _in_turn(model, loss, optimizer, part)
+                for x, target in part:
+                    workloads.step(model, optimizer, x, target)
             else:
                 executor.step(part)
                 executor.flush()
@@ -83,12 +84,6 @@ def _train(
         return found
 
     return run_ranks(STAGES, work)[0] if side == "PipeDream" else work(None)
-
-
-def _in_turn(model: nn.Sequential, loss: Any, optimizer: optim.Optimizer, part: Sequence[Any]) -> None:
-    for x, target in part:
-        logits, saved = model.forward(x)
-        optimizer.step(model.weight_grad(loss.input_grad(loss.forward(logits, target)[1]), saved))
 
 
 def _top(model: nn.Sequential, data: Any) -> list[float]:

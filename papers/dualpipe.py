@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks import harness, schedules
 from benchmarks.harness import Result
 from benchmarks.scaling import P40, asynchronous, cut, data_parallel, scaling_papers_networks
-from benchmarks.workloads import NETWORKS, LastStep, mlp
+from benchmarks.workloads import NETWORKS, mlp, stacked
 from papers.figure import (
     Claim,
     Context,
@@ -414,13 +414,8 @@ def _networks(quick: bool) -> dict[str, tuple[Callable[[], Any], tuple[int, ...]
         "Transformer, 6 × 512, 20 steps":
             (lambda: models.transformer_classifier(512, steps=20, width=512, heads=8, layers=6, rng=0),
              (32, 20, 512), 32),
-        "LSTM, 8 × 512, T = 20": (lambda: _lstms(8, 512), (20, 32, 512), 32),
+        "LSTM, 8 × 512, T = 20": (lambda: stacked("LSTM", 8, 512, 10), (20, 32, 512), 32),
     }  # fmt: skip
-
-
-def _lstms(layers: int, units: int) -> Any:
-    head = nn.Linear(units, 10, rng=np.random.default_rng(0))
-    return nn.Sequential(*(nn.LSTM(units, units, rng=number) for number in range(layers)), LastStep(), head)
 
 
 _PREDICTION = harness.bars("{name} rate", {"predicted": "predicted weights", "stale": "stale weights"},

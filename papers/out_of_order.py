@@ -19,7 +19,7 @@ from benchmarks.ranks import pipelines_on_ranks
 from benchmarks.scaling import GIGABIT, LINKS, PRODUCTS, V100, Machine, asynchronous, bert, flat, resnet
 from benchmarks.scaling import data_parallel as replicas
 from benchmarks.schedules import ORDERS
-from benchmarks.workloads import LastStep, mlp
+from benchmarks.workloads import mlp, stacked
 from papers.figure import (
     Claim,
     Context,
@@ -83,12 +83,12 @@ def where_it_gains(context: Context) -> Found:
 def _cases(quick: bool) -> dict[str, Case]:
     """Return networks with work for one core only, and long weight gradients."""
     if quick:
-        return {"GRU, 2 × 4, T = 5, 30 classes": (lambda: recurrent(2, 4, 30), (5, 2, 4), 2)}
+        return {"GRU, 2 × 4, T = 5, 30 classes": (lambda: stacked("GRU", 2, 4, 30), (5, 2, 4), 2)}
     return {
         "GRU, 2 × 64, T = 200, one sample, 20 000 classes: a head whose W takes as long as the recurrences":
-            (lambda: recurrent(2, 64, 20_000), (200, 1, 64), 1),
+            (lambda: stacked("GRU", 2, 64, 20_000), (200, 1, 64), 1),
         "GRU, 4 × 256, T = 50: W of one layer overlaps the recurrence of the next":
-            (lambda: recurrent(4, 256, 10), (50, 32, 256), 32),
+            (lambda: stacked("GRU", 4, 256, 10), (50, 32, 256), 32),
         "MLP, 32 × 512, batch 16: products too small for two cores":
             (lambda: mlp(512, 32, 10), (16, 512), 16),
     }  # fmt: skip
@@ -103,12 +103,6 @@ def _chains(quick: bool) -> dict[str, Case]:
         "LeNet-5": (lambda: models.lenet5(rng=0), (32, 1, 28, 28), 32),
         "VGG-11": (lambda: models.vgg11(rng=0), (8, 3, 32, 32), 8),
     }
-
-
-def recurrent(layers: int, hidden: int, classes: int) -> Any:
-    """Return GRU layers one above the other, and a linear layer on the last step."""
-    head = nn.Linear(hidden, classes, rng=np.random.default_rng(0))
-    return nn.Sequential(*(nn.GRU(hidden, hidden, rng=number) for number in range(layers)), LastStep(), head)
 
 
 def _barrier(name: str, model: Any, shape: tuple[int, ...], samples: int, rounds: dict[str, Any]) -> Claim:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness, jacobians, workloads
+from benchmarks.recurrent import GEMM, gemm
+from papers import bppsa
 from papers.figure import Claim, Context, Figure, Found, at_least, claim, judged
 from sparsebp import nn, optim
 from sparsebp.core import timing
@@ -19,7 +21,7 @@ from sparsebp.data import load_mnist_images
 from sparsebp.models import vgg11
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import ProductPlan, plan_product
-from sparsebp.scan.algorithms import Span, critical_path, level_counts, recipe
+from sparsebp.scan.algorithms import Span, critical_path, recipe
 from sparsebp.scan.run import Multiply
 
 # Every product of Blelloch's scan over the convolution layers of VGG-11: its operands, its operations, its seconds.
@@ -230,8 +232,8 @@ def snake(context: Context) -> Found:
     left = float(np.linalg.norm(scan.joints_at(found.x)[-1] - _TARGET))
     counts = [10, 100] if context.quick else [10, 100, 1000, 10_000, 100_000]
     rows = [_timed(n, context.quick) for n in counts]
-    dear = _path(rows[-1]["joints"])
-    least = next(n for n in range(2, 10_000) if _path(n) < n)
+    dear = bppsa.path(rows[-1]["joints"], _POSE)
+    least = next(n for n in range(2, 10_000) if bppsa.path(n, _POSE) < n)
     ran, longest = f"Blelloch's scan, {joints} joints, float64", rows[-1]
     why = "The tree does 4 times as many operations, and two cores run them one after the other"
     return Found((
@@ -260,11 +262,6 @@ def _kinematics_difference(skeleton: Skeleton, angles: np.ndarray, joint: int) -
         moved[joint] += step
         values.append(skeleton.value_and_gradient(moved)[0])
     return (values[0] - values[1]) / 2e-5
-
-
-def _path(n: int) -> float:
-    """Return the cost of the tree's longest path with n workers, in products of a matrix and a vector."""
-    return sum(level.rounds * (_POSE if level.mm else 1) for level in level_counts("blelloch", n))
 
 
 def _timed(n: int, quick: bool) -> dict[str, Any]:
@@ -436,8 +433,6 @@ def draw_trade_off(data: Mapping[str, Any]) -> Any:
 
 _RAN = "Blelloch's scan, every level, one image, float32; max-pooling stored as in Alg. 8–10"
 _FULL, _PRUNED = "VGG-11", "97 % pruned VGG-11"
-_SIZE = 1024
-"""Rows and columns of the matrices whose product gives the machine's rate."""
 
 
 # ---- the scan over VGG-11, step by step ------------------------------------------------------------------------------
@@ -482,13 +477,8 @@ def _beside_autograd(context: Context, name: str, *, timed: bool) -> dict[str, A
 
 def _rate() -> float:
     """Return the FLOPs a second of this machine's matrix product: the best of some."""
-    a = np.ones((_SIZE, _SIZE), np.float32)
-    seconds = []
-    for _ in range(6):
-        begin = time.perf_counter()
-        np.matmul(a, a)
-        seconds.append(time.perf_counter() - begin)
-    return float(2 * _SIZE**3 / min(seconds[1:]))
+    timed = timing.measure({"gemm": gemm(np.dtype(np.float32))}, rounds=5, least_rounds=5, warmup=1)["gemm"]
+    return float(2 * GEMM**3 / min(timed.seconds))
 
 
 def measured(context: Context) -> Found:
