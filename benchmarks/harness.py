@@ -235,6 +235,7 @@ OURS, TORCH, JAX, ONNX, SCIPY, MKL, PAPER = (
 """Colours in every picture: a time has that of who took it, a speed-up that of the peer, variants a tint of it."""
 BLUES = (OURS, "#93c5fd", "#3b82f6", "#0f1f4d", "#bfdbfe")
 TORCH_TINT, SCIPY_TINTS, PAPER_TINT = "#fca5a5", ("#fcd34d", "#92400e"), "#d1d5db"
+SPEED_UP = "speed-up: the peer's time over ours, median"
 KINDS = (OURS, "#0f766e", "#a16207", "#a21caf", "#475569", "#ea580c")
 """Colours of cells, schedules and sizes: all of them sparsebp, so that no peer is among them."""
 

@@ -160,7 +160,7 @@ INFERENCE = Benchmark(
     overview=Overview(task="Outputs of a recurrent layer", peer="ONNX Runtime", ratio="onnx_ratio",
                       label="{model}, batch {batch}", page="recurrent.md#outputs-alone"),
     picture=harness.bars("{model}, B = {batch}, T = {length}", {"onnx_ratio": "over ONNX Runtime", "torch_ratio":
-                         "over torch.nn"}, "speed-up: the peer's time over ours, median", (harness.ONNX, harness.TORCH),
+                         "over torch.nn"}, harness.SPEED_UP, (harness.ONNX, harness.TORCH),
                          log=True, line=1.0),
 )  # fmt: skip
 

@@ -361,7 +361,7 @@ SPGEMM = Benchmark(
                       label="{name}", page="products.md", of=lambda row: "plan" not in row["values"]),
     picture=harness.bars(
         "{name}, {values}", {"scipy_ratio": "over SciPy (1 thread)", "mkl_numeric_ratio": "over MKL numeric-only"},
-        "speed-up: the peer's time over ours, median", (harness.SCIPY, harness.MKL), line=1.0,
+        harness.SPEED_UP, (harness.SCIPY, harness.MKL), line=1.0,
     ),
 )  # fmt: skip
 

@@ -293,7 +293,7 @@ OPTIM = Benchmark(
     overview=Overview(task="An optimizer update", peer="PyTorch, fused", ratio="fused_ratio",
                       label="{network}, {optimizer}", page="optimizers.md"),
     picture=harness.bars("{network}, {optimizer}", {"foreach_ratio": "over torch, foreach", "fused_ratio":
-                         "over torch, fused"}, "speed-up: the peer's time over ours, median",
+                         "over torch, fused"}, harness.SPEED_UP,
                          (harness.TORCH_TINT, harness.TORCH), line=1.0),
 )  # fmt: skip
 
@@ -603,6 +603,6 @@ CONVOLUTION = Benchmark(
     overview=Overview(task="A training step of a convolutional network", peer="PyTorch, its faster layout",
                       ratio="best_ratio", label="{network}, batch {batch}", page="convolutions.md"),
     picture=harness.bars("{network}, batch {batch}", {"torch_ratio": "over PyTorch", "channels_last_ratio":
-                         "over PyTorch, channels last"}, "speed-up: the peer's time over ours, median",
+                         "over PyTorch, channels last"}, harness.SPEED_UP,
                          (harness.TORCH, harness.TORCH_TINT), line=1.0),
 )  # fmt: skip

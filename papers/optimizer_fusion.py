@@ -260,26 +260,23 @@ def gradient_memory(result: Result) -> Found:
     ))  # fmt: skip
 
 
+_timed = partial(Figure, kind="measured", rests_on="fusion", seconds=420, needs=("torch",), gpu=True)
 FIGURES = (
     Figure("fusion-depth", "Fig. 1 and §3", "exact", "depth of a step: 3n, with backward-fusion 2n + 1", run=depths,
            draw=lambda data: drawn_timelines(list(_steps(5).values()), _COSTS)),
     Figure("fusion-table1", "Table 1", "executed",
            "global information: forward-fusion allows it, backward-fusion does not", run=global_information),
-    Figure("fusion-fig3", "Fig. 3 and Table 2", "measured",
-           "MobileNetV2, batch 32, three machines: forward-fusion 1.11–1.17×, backward-fusion 1.10–1.26×",
-           rests_on="fusion", shows=speed, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-fig4", "Fig. 4 and §C.2", "measured",
-           "time saved does not depend on the batch; speed-up (b t_grad + t_opt) / (b t_grad + t_opt − t_saved)",
-           rests_on="fusion", shows=saved, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-fig5", "Fig. 5 and §C.2", "measured",
-           "speed-up over the batch size: small batches are slower, then it falls with the batch", rests_on="fusion",
-           shows=batches, draw=draw_batches, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-hooks", "Fig. 5 and §C.1", "measured", "the paper's own form, hooks in PyTorch, here on a CPU",
-           rests_on="fusion", shows=hooks, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-fig6", "Fig. 6", "measured", "speed-up by model: the fewer parameters a layer, the higher",
-           rests_on="fusion", shows=models, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-fig7", "Fig. 7", "measured", "speed-up by optimizer: the dearer the update, the higher",
-           rests_on="fusion", shows=optimizers, seconds=420, needs=("torch",), gpu=True),
+    _timed("fusion-fig3", "Fig. 3 and Table 2", shows=speed, states=
+           "MobileNetV2, batch 32, three machines: forward-fusion 1.11–1.17×, backward-fusion 1.10–1.26×"),
+    _timed("fusion-fig4", "Fig. 4 and §C.2", shows=saved, states=
+           "time saved does not depend on the batch; speed-up (b t_grad + t_opt) / (b t_grad + t_opt − t_saved)"),
+    _timed("fusion-fig5", "Fig. 5 and §C.2", shows=batches, draw=draw_batches, states=
+           "speed-up over the batch size: small batches are slower, then it falls with the batch"),
+    _timed("fusion-hooks", "Fig. 5 and §C.1", shows=hooks, states=
+           "the paper's own form, hooks in PyTorch, here on a CPU"),
+    _timed("fusion-fig6", "Fig. 6", shows=models, states="speed-up by model: the fewer parameters a layer, the higher"),
+    _timed("fusion-fig7", "Fig. 7", shows=optimizers, states=
+           "speed-up by optimizer: the more an update costs, the higher"),
     Figure("fusion-memory", "§3", "executed", "memory of gradients", rests_on="fusion", shows=gradient_memory,
            seconds=420, needs=("torch",)),
     Figure("fusion-transformer", "§C.4", "measured", "Transformer: forward-fusion 1.030×, backward-fusion 1.019×",
