@@ -476,8 +476,8 @@ GPU_GRID = Benchmark(
         seconds={
             "step_ours": "step, launched", "captured": "step, captured", "step_torch": "step, cuDNN",
             "backward_ours": "backward, sparsebp", "backward_torch": "backward, cuDNN",
-            "kernel_bp": "sequential kernel", "floor_bp": "its floor", "kernel_chunked": "scan kernels",
-            "floor_chunked": "their floor",
+            "kernel_bp": "sequential kernel", "floor_bp": "its lower bound", "kernel_chunked": "scan kernels",
+            "floor_chunked": "their lower bound",
         },
         times={
             "step_ratio": "launched, over cuDNN", "captured_ratio": "captured, over cuDNN",
@@ -739,10 +739,10 @@ GPU_NUMBERS = Benchmark(
     seconds=SECONDS,
     measure=measure_numbers,
     columns=columns(
-        words={"what": "what", "parts": "its launches"},
-        numbers={"hidden": "H", "chunks": "chunks", "rows_a_lane": "rows a lane"},
-        seconds={"time": "time", "launched": "launched", "a_step": "a step"},
-        formats={"{:.0f}": {"cycles_a_step": "cycles a step"}},
+        words={"what": "what", "parts": "launches"},
+        numbers={"hidden": "H", "chunks": "chunks", "rows_a_lane": "rows per lane"},
+        seconds={"time": "time", "launched": "launched", "a_step": "per step"},
+        formats={"{:.0f}": {"cycles_a_step": "cycles per step"}},
     ),
     short=("what", "cell", "length", "hidden", "chunks", "rows_a_lane", "time", "cycles_a_step"),
     in_short=lambda row: (

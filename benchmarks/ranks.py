@@ -380,12 +380,12 @@ DATA_PARALLEL = Benchmark(
     columns=columns(
         Column("sums, share of a step", "share", share),
         *(Column(f"{SCHEDULES[name]}: hidden", f"{name}_hidden", share) for name in HIDING),
-        numbers={"batch": "batch of a rank", "k": "k"},
+        numbers={"batch": "batch per rank", "k": "k"},
         seconds={
             "sums": "gradient sums only", **SCHEDULES,
             "overlap, alone": "computation only", "torch": "PyTorch's replicas",
         },
-        times={"torch_ratio": "our fastest over PyTorch's"},
+        times={"torch_ratio": "fastest, over PyTorch's replicas"},
         sizes={"bytes": "gradients"},
     ),
     short=("network", "batch", "share", "overlap_hidden", "reverse_hidden", "torch_ratio", "met"),
@@ -529,24 +529,25 @@ TIME_PARALLEL = Benchmark(
     threads=None,
     measure=measure_time_parallel,
     columns=columns(
-        words={"way": "by"},
+        words={"way": "exchanged"},
         seconds={
             "forward": "forward", "forward_one": "forward, one worker", "backward": "backward",
             "backward_one": "backward, one worker", "step": "step", "step_one": "step, one worker",
         },
         times={
             "backward_one_ratio": "backward, over one worker", "step_one_ratio": "step, over one worker",
-            "step_same_ratio": "over one of as many threads",
+            "step_same_ratio": "step, over one worker with as many threads",
         },
         sizes={
-            "sent_exscan": "map", "sent_isend": "vectors", "sent_allreduce": "weights", "kept": "kept by a rank",
-            "kept_whole": "kept by one worker",
+            "sent_exscan": "sent, maps", "sent_isend": "sent, vectors", "sent_allreduce": "sent, weights",
+            "kept": "saved per rank",
+            "kept_whole": "saved by one worker",
         },
         formats={"{:.1e}": {"gradient_difference": "difference"}},
     ),
     short=("model", "ranks", "way", "backward", "backward_one", "backward_one_ratio", "sent_exscan"),
     picture=harness.bars(
-        "{model}, {ranks} ranks, by {way}",
+        "{model}, {ranks} ranks exchange {way}",
         {"forward": "ranks: forward", "forward_one": "one worker: forward",
          "backward": "ranks: backward", "backward_one": "one worker: backward"},
         "ms, median", unit=1e3,

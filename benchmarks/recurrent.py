@@ -341,7 +341,7 @@ LONG_SEQUENCES = Benchmark(
             "forward_short": "forward, short", "forward_long": "forward, long", "backward_short": "backward, short",
             "backward_long": "backward, long",
         },
-        times={"forward_ratio": "forward, long over short", "backward_ratio": "backward, long over short"},
+        times={"forward_ratio": "forward, long / short", "backward_ratio": "backward, long / short"},
         formats={"≤ {:g}×": {"target": "target"}},
     ),
     short=("model", "threads", "forward_short", "forward_ratio", "backward_short", "backward_ratio", "target", "met"),

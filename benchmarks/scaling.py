@@ -451,7 +451,7 @@ SCALING = Benchmark(
         words={"scaling": "scaling"},
         numbers={
             "workers": "workers", "batch": "batch", "pipeline": "pipeline × replicas", "microbatches": "micro-batches",
-            "samples": "samples of each", "k": "k",
+            "samples": "samples per micro-batch", "k": "k",
         },
         sizes={f"{name}_peak": f"memory, {LABELS[name]}" for name in (*KEPT, *ASYNCHRONOUS)},
         formats={"{:.1%}": LABELS},
@@ -759,7 +759,7 @@ SCALING_PAPERS = Benchmark(
     measure=measure_scaling_papers,
     columns=columns(
         words={"source": "paper", "compared": "compared", "setting": "setting", "outcome": "outcome"},
-        numbers={"workers": "workers", "paper": "measured there"},
+        numbers={"workers": "workers", "paper": "in the paper"},
         formats={"{:.2f}": {"ours": "simulated"}},
     ),
     short=("compared", "setting", "workers", "paper", "ours", "outcome"),

@@ -119,10 +119,10 @@ BUSY = Benchmark(
     columns=columns(
         numbers={"processes": "busy processes", "target": "target"},
         seconds={
-            "one_p50": "one thread, p50", "one_p90": "one thread, p90", "more_p50": "threads, p50",
-            "more_p90": "threads, p90",
+            "one_p50": "one thread, p50", "one_p90": "one thread, p90", "more_p50": "more threads, p50",
+            "more_p90": "more threads, p90",
         },
-        times={"ratio_p50": "p50 over one", "ratio_p90": "p90 over one"},
+        times={"ratio_p50": "p50, more / one", "ratio_p90": "p90, more / one"},
     ),
     short=("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "met"),
     picture=harness.bars("B = {batch}, {processes} busy processes", {"one_p90": "1 thread", "more_p90": "more threads"},
@@ -563,8 +563,8 @@ SPECTRAIN = Benchmark(
         numbers={"steps": "batches", "diverged": "diverged"},
         formats={
             "{:g}": {"rate": "rate"},
-            "{:.2e}": {"predicted_forward": "RMSE F, read", "stale_forward": "RMSE F, newest"},
-            "{:.2f}": {"error_forward": "RMSE F, read / newest", "error_backward": "RMSE I, read / newest"},
+            "{:.2e}": {"predicted_forward": "RMSE in F, weights read", "stale_forward": "RMSE in F, newest weights"},
+            "{:.2f}": {"error_forward": "RMSE in F, read / newest", "error_backward": "RMSE in I, read / newest"},
             "{:.0f}": {"seconds": "seconds"},
         },
     ),

@@ -157,7 +157,7 @@ CONVERGENCE = Benchmark(
             "{:.4f}": {"first_loss": "first loss"},
             "{:.8f}": {"last_bp": "last loss, BP", "last_scan": "last loss, scan"},
             "{:.2e}": {
-                "difference": "largest relative difference", "test_difference": "of the test loss",
+                "difference": "largest relative difference", "test_difference": "the same of the test loss",
                 "torch_difference": "PyTorch's BP against ours", "rounding": "our BP, float32 against float64",
             },
             "≤ {:.0e}": {"target": "target"},
@@ -280,9 +280,9 @@ OPTIM = Benchmark(
     columns=columns(
         words={"optimizer": "optimizer", "targets": "targets"},
         numbers={"tensors": "tensors"},
-        seconds={"loop": "name by name", "unfused": "torch", "foreach": "torch, foreach", "fused": "torch, fused"},
+        seconds={"loop": "one at a time", "unfused": "torch", "foreach": "torch, foreach", "fused": "torch, fused"},
         times={
-            "loop_ratio": "over name by name", "unfused_ratio": "over torch", "foreach_ratio": "over foreach",
+            "loop_ratio": "over one at a time", "unfused_ratio": "over torch", "foreach_ratio": "over foreach",
             "fused_ratio": "over fused", "floor_times": "× copy floor",
         },
         sizes={"moved": "bytes moved"},
@@ -501,7 +501,7 @@ FUSION = Benchmark(
         },
         sizes={
             "none_peak": "gradients, unfused", "backward_peak": "gradients, backward",
-            "hooks_peak": "gradients, torch's hooks", "largest": "largest layer's",
+            "hooks_peak": "gradients, torch's hooks", "largest": "gradients of the largest layer",
         },
         formats={"{:.0%}": {"share": "update's share"}},
     ),
