@@ -372,11 +372,7 @@ def _status(command: Sequence[str]) -> int:
 
 def missed(name: str, result: Mapping[str, Any]) -> list[str]:
     """Return the rows of a result that miss their target, each as the benchmark prints it."""
-    return [load(name).said(row) for row in result["rows"] if _misses(row.get("met"))]
-
-
-def _misses(met: Any) -> bool:
-    return met is False or (isinstance(met, str) and met.startswith("missed"))
+    return [load(name).said(row) for row in result["rows"] if str(row.get("met")).startswith(("missed", "False"))]
 
 
 def _path(name: str, out: Path | None) -> Path:

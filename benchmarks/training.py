@@ -414,17 +414,21 @@ def batch_of(model: Any, shape: tuple[int, ...], batch: int) -> tuple[np.ndarray
     return x, rng.integers(model.forward(x[:1])[0].shape[1], size=batch)
 
 
+def _in_torch(make: Callable[[], Any], shape: tuple[int, ...], batch: int, threads: int) -> tuple[Any, ...]:
+    """Return PyTorch, with so many threads; our model, inputs and targets as tensors, and the loss."""
+    torch = harness.import_torch()
+    torch.set_num_threads(threads)
+    model = make()
+    return torch, model, *map(torch.from_numpy, batch_of(model, shape, batch)), torch.nn.CrossEntropyLoss()
+
+
 def fusion_in_torch(
     make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int
 ) -> tuple[dict[str, Callable[[], object]], int]:
     """Return one whole step by each form of torch.optim, all with one state, and the peak of gradients with hooks."""
-    import torch
-
-    torch.set_num_threads(threads)
-    model = make()
-    (x, target), twin = batch_of(model, shape, batch), torch_twin(model)
+    torch, model, inputs, targets, loss = _in_torch(make, shape, batch, threads)
+    twin = torch_twin(model)
     cls, options = OPTIM_OPTIMIZERS[optimizer]
-    inputs, targets, loss = torch.from_numpy(x), torch.from_numpy(target), torch.nn.CrossEntropyLoss()
     parameters = list(twin.parameters())
     whole = getattr(torch.optim, cls)(parameters, **options, foreach=False)
 
@@ -560,13 +564,8 @@ def convolution_in_torch(
     make: Callable[[], Any], shape: tuple[int, ...], batch: int, threads: int
 ) -> tuple[dict[str, Callable[[], object]], None]:
     """Return one whole step for each layout."""
-    import torch
-
-    torch.set_num_threads(threads)
-    model = make()
-    x, target = (torch.from_numpy(array) for array in batch_of(model, shape, batch))
+    torch, model, x, target, loss = _in_torch(make, shape, batch, threads)
     name, options = OPTIM_OPTIMIZERS[OPTIMIZER]
-    loss = torch.nn.CrossEntropyLoss()
 
     def step_of(layout: Any) -> Callable[[], None]:
         twin, inputs = torch_twin(model).to(memory_format=layout), x.to(memory_format=layout)

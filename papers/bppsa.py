@@ -144,19 +144,16 @@ def complexity(context: Context) -> Found:
     return Found(tuple(claims), {"rows": rows})
 
 
-_LINEAR = {"color": "black", "label": "linear"}
-
-
 def draw_complexity(data: Mapping[str, Any]) -> Any:
     drawing, axes = harness.figure()
-    for name, style in (("linear", "--"), ("blelloch", "-")):
-        for p, colour in zip((1, 16, 1024, "n"), harness.KINDS, strict=False):
-            look = {"color": colour, "label": f"blelloch, p = {p}"} if name == "blelloch" else _LINEAR
-            rows = [row for row in data["rows"] if row["algorithm"] == name
-                    and row["workers"] == (row["n"] if p == "n" else p)]  # fmt: skip
-            if name == "blelloch" or p == 1:
-                axes[0, 0].loglog([r["n"] for r in rows], [r["steps"] for r in rows], style, marker="o", markersize=3,
-                                  **look)  # fmt: skip
+    scans = zip((1, 16, 1024, "n"), harness.KINDS, strict=False)
+    lines = [("linear", 1, "o--", "black"), *(("blelloch", p, "o-", colour) for p, colour in scans)]
+    for name, p, style, colour in lines:
+        rows = [row for row in data["rows"] if row["algorithm"] == name
+                and row["workers"] == (row["n"] if p == "n" else p)]  # fmt: skip
+        label = name if name == "linear" else f"{name}, p = {p}"
+        axes[0, 0].loglog([r["n"] for r in rows], [r["steps"] for r in rows], style, color=colour, markersize=3,
+                          label=label)  # fmt: skip
     axes[0, 0].set(xlabel="number of operators n", ylabel="steps, products one after another")
     return drawing
 
