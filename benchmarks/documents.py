@@ -7,9 +7,10 @@
     <!-- /bench:recurrent -->
 
 ``short`` is a table alone: the rows that the benchmark's `in_short` selects, without targets. Otherwise a picture comes
-before it, and after it notes and a link to ``<name>.csv``, which is written beside ``<name>.json`` and has all of it.
-``<!-- bench:overview -->`` is the table of all benchmarks that have an `overview`. With ``--check`` nothing is written,
-and the exit status says whether a file is out of date.
+before it, and after it notes and a link to ``<name>.csv``, which is written next to ``<name>.json`` and has all of it.
+``<!-- bench:overview -->`` is the table of all benchmarks that have an `overview`. With ``--pictures``, each
+``<name>.png`` and README's picture are drawn anew as well. With ``--check`` nothing is written, and the exit status
+says whether a text is out of date.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import math
 import os
 import re
 import sys
@@ -27,10 +29,13 @@ from typing import Any, TypeAlias
 from benchmarks import NAMES, harness, load
 from sparsebp.core import tables
 from sparsebp.core.errors import FileFormatError
-from sparsebp.core.files import read_file, write_atomically
+from sparsebp.core.files import read_file
 from sparsebp.core.tables import Column
 
 FOLDER = Path("docs/benchmarks")
+TRAINING_STEPS = Path("docs/images/training-step.png")
+SMALL = ("GRU(38, 20)", "LSTM(38, 20)", "RNN(1, 20)")
+"""The networks of README's picture."""
 _BLOCK = re.compile(r"<!-- bench:([\w-]+)( short)? -->\n.*?<!-- /bench:\1 -->", re.DOTALL)
 _OVERVIEW = [Column(heading, heading, number=False) for heading in ("task", "compared with", "times as fast", "slower")]
 
@@ -80,6 +85,32 @@ def overview(results: Results) -> str:
     return tables.markdown_table(_OVERVIEW, rows)
 
 
+def draw_training_steps(results: Results) -> Any:
+    """Draw README's bars: a training step of three small recurrent networks by each side, on one thread.
+
+    A bar for `sparsebp.torch.accelerate` is drawn where the benchmark ``torch`` has the same model, batch and length.
+    """
+    rows, accelerated = (
+        [row for row in harness.measured(results[name][0][1]) if row["threads"] == 1] if name in results else []
+        for name in ("recurrent", "torch")
+    )
+    rows = [row for row in rows if row["model"] in SMALL and (row["batch"], row["length"]) == (16, 1000)]
+    same = {key: row["ours"] for row in accelerated if row["part"] == "grid"
+            for key in [(row["model"], row["batch"], row["length"])]}  # fmt: skip
+    sides = {
+        "torch.nn": (harness.TORCH, [row["step_torch"] for row in rows]),
+        "JAX": (harness.JAX, [row.get("step_jax") for row in rows]),
+        "sparsebp": (harness.OURS, [row["step_ours"] for row in rows]),
+        "sparsebp in a PyTorch model (accelerate)":
+            (harness.BLUES[1], [same.get((row["model"], row["batch"], row["length"])) for row in rows]),
+    }  # fmt: skip
+    groups = [(name, colour, [math.nan if one is None else 1e3 * harness.middle(one) for one in values])
+              for name, (colour, values) in sides.items() if any(values)]  # fmt: skip
+    labels = [f"{row['model']}\n{row['length']} steps, batch {row['batch']}" for row in rows]
+    drawing, _ = harness.bar_chart(labels, groups, "ms per training step (median; shorter is better)")
+    return harness.finish(drawing, "Training step on one CPU thread, float32", fontsize=10)
+
+
 def to_csv(result: Mapping[str, Any]) -> str:
     """Return all rows as CSV, a column a key, in SI units.
 
@@ -110,13 +141,13 @@ def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -
     table = tables.markdown_table(columns, [row for row in rows if benchmark.in_short(row)])
     parts = ["\n".join(dict.fromkeys(table.splitlines()))]  # of rows that read the same, one
     if not short:
-        beside = Path(os.path.relpath(path, folder))
+        link = Path(os.path.relpath(path, folder))
         if path.with_suffix(".png").exists():
-            parts.insert(0, f"![{result['title']}]({beside.with_suffix('.png').as_posix()})")
+            parts.insert(0, f"![{result['title']}]({link.with_suffix('.png').as_posix()})")
         if not result.get("complete", True):
-            parts.append("- Incomplete: the run was broken off.")
+            parts.append("- Incomplete: the run was interrupted.")
         parts += [f"- {note}" for note in result["notes"]]
-        parts.append(f"[All {len(rows)} rows as CSV]({beside.with_suffix('.csv').as_posix()}).")
+        parts.append(f"[All {len(rows)} rows as CSV]({link.with_suffix('.csv').as_posix()}).")
         parts.append(f"Left out: {result['leaves_out']}.")
     parts.append(
         f"<small>{harness.where(result)}. Ratios: median (quartiles) over rounds in which both sides ran.</small>"
@@ -130,18 +161,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("documents", nargs="*", type=Path, help="Markdown files with <!-- bench:… --> markers")
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the JSON files")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures anew, too")
     options = parser.parse_args(arguments)
     results = find_results(options.results)
+    if options.pictures:
+        for path, result in (item for found in results.values() for item in found):
+            harness.save_picture(load(result["benchmark"]).draw(result), path.with_suffix(".png"))
+        harness.save_picture(draw_training_steps(results), TRAINING_STEPS)
     wanted = {path.with_suffix(".csv"): to_csv(result) for found in results.values() for path, result in found}
     for document in options.documents or [Path("README.md"), *sorted(FOLDER.glob("*.md"))]:
         text = read_file(document, f"{document} cannot be read", expected="a Markdown file", remedy="Pass another")
         wanted[document] = fill(text.decode(), results, document.parent)
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_bytes() != text.encode()]
-    for path in stale:
-        print(f"{path}: {'out of date' if options.check else 'updated'}")
-        if not options.check:
-            write_atomically(path, wanted[path].encode())
-    return int(bool(stale) and options.check)
+    return harness.write_texts(wanted, options.check)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from sparsebp.train.ranks import schedule_of
 
 HIDDEN, BATCH = 20, 16
 """The paper's hidden size, and batch."""
-COLOURS = {"RNN": "#1e40af", "GRU": "#9a3412", "LSTM": "#166534"}
+COLOURS = dict(zip(("RNN", "GRU", "LSTM"), harness.KINDS, strict=False))
 """Of the cells' curves."""
 SECONDS = 500.0
 """Limit of a run, so that it ends well within ten minutes."""
@@ -284,7 +284,7 @@ def judge_graphs(row: Mapping[str, Any]) -> dict[str, str]:
 GPU_GRAPHS = Benchmark(
     name="gpu-graphs",
     title="Training steps on a GPU, launched and captured: float32",
-    leaves_out="the steps in which a graph is captured or a schedule is found; loading of batches",
+    leaves_out="the steps in which a graph is captured or a schedule is found; loading batches",
     settings={"targets": GRAPHS_TARGETS, "dtype": "float32"},
     sizes={
         "sequences": {f"{cell}, T = {length}": (cell, length, 16) for length in (1000, 30_000) for cell in CELLS},
@@ -304,8 +304,8 @@ GPU_GRAPHS = Benchmark(
         times={"capture": "capture gains", "streams": "captured, over one stream"},
     ),
     short=("network", "order", "launched", "captured", "capture", "streams", "met"),
-    picture=harness.bars("{network}\n{order}", {"launched": "launched", "captured": "captured"},
-                         "milliseconds a step (median)", unit=1e3, each=0.6),
+    picture=harness.bars("{network}\n{order}", {"captured": "captured", "launched": "launched"},
+                         "ms per step, median", unit=1e3),
 )  # fmt: skip
 
 
@@ -454,15 +454,15 @@ def draw_grid(result: Result) -> Any:
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.axhline(1, color="black", linewidth=0.8)
-        ax.set_xlabel("sequence length T (B = 16)" if key == "length" else "batch B (T = 1000)")
-        ax.set_ylabel("times faster than torch.nn with cuDNN")
+        ax.set_xlabel("sequence length T, steps (B = 16)" if key == "length" else "batch B, samples (T = 1000)")
+        ax.set_ylabel("speed-up over torch.nn with cuDNN")
     return drawing
 
 
 GPU_GRID = Benchmark(
     name="gpu-grid",
     title="Training a recurrent network on a GPU, hidden size 20: step and backward against torch.nn (cuDNN)",
-    leaves_out="transfer of the batch to the GPU (both sides alike); floors count H = 20 lanes as full",
+    leaves_out="moving the batch to the GPU, on both sides; floors count H = 20 lanes as full",
     settings={"targets": GRID_TARGETS},
     sizes={"lengths": LENGTHS, "batches": BATCHES, "dtypes": DTYPES},
     quick={"lengths": (4,), "batches": (), "dtypes": ("float32",)},
@@ -476,8 +476,8 @@ GPU_GRID = Benchmark(
         seconds={
             "step_ours": "step, launched", "captured": "step, captured", "step_torch": "step, cuDNN",
             "backward_ours": "backward, sparsebp", "backward_torch": "backward, cuDNN",
-            "kernel_bp": "sequential kernel", "floor_bp": "its floor", "kernel_chunked": "scan kernels",
-            "floor_chunked": "their floor",
+            "kernel_bp": "sequential kernel", "floor_bp": "its lower bound", "kernel_chunked": "scan kernels",
+            "floor_chunked": "their lower bound",
         },
         times={
             "step_ratio": "launched, over cuDNN", "captured_ratio": "captured, over cuDNN",
@@ -717,7 +717,7 @@ def draw_numbers(result: Result) -> Any:
             axes[0, 1].plot([r["hidden"] for r in steps], [1e9 * r["a_step"] for r in steps], line, color=colour,
                             markersize=4, label=f"{cell}, {what}")  # fmt: skip
     axes[0, 1].set_xlabel("hidden size H (B = 16, float32)")
-    axes[0, 1].set_ylabel("ns a step")
+    axes[0, 1].set_ylabel("ns per time step")
     for ax in axes[0]:
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -726,8 +726,8 @@ def draw_numbers(result: Result) -> Any:
 
 GPU_NUMBERS = Benchmark(
     name="gpu-numbers",
-    title="Kernels of the recurrences on a GPU, each alone: B = {batch}",
-    leaves_out="what the host does before a launch, but for rows of Python's time; all that is not these kernels",
+    title="Recurrent kernels on a GPU, each measured separately: B = {batch}",
+    leaves_out="the host's work before a launch, except in rows of Python's time; everything other than these kernels",
     settings={"batch": BATCH},
     sizes={
         "steps": STEPS, "lengths": (1000, 30_000), "hidden": (1, 7, 20, 32, 33, 64, 128),
@@ -739,10 +739,10 @@ GPU_NUMBERS = Benchmark(
     seconds=SECONDS,
     measure=measure_numbers,
     columns=columns(
-        words={"what": "what", "parts": "its launches"},
-        numbers={"hidden": "H", "chunks": "chunks", "rows_a_lane": "rows a lane"},
-        seconds={"time": "time", "launched": "launched", "a_step": "a step"},
-        formats={"{:.0f}": {"cycles_a_step": "cycles a step"}},
+        words={"what": "what", "parts": "launches"},
+        numbers={"hidden": "H", "chunks": "chunks", "rows_a_lane": "rows per lane"},
+        seconds={"time": "time", "launched": "launched", "a_step": "per step"},
+        formats={"{:.0f}": {"cycles_a_step": "cycles per step"}},
     ),
     short=("what", "cell", "length", "hidden", "chunks", "rows_a_lane", "time", "cycles_a_step"),
     in_short=lambda row: (

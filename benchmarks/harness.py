@@ -176,7 +176,7 @@ def thread_counts_here(wanted: tuple[int, ...], note: Callable[[str], None]) -> 
     most = most_threads()
     for count in wanted:
         if count > most:
-            note(f"{count} threads: left out, this machine gives {most}")
+            note(f"{count} threads: left out, this machine has {most}")
     return tuple(count for count in wanted if count <= most)
 
 
@@ -229,49 +229,66 @@ def finish(drawing: Any, title: str, **options: Any) -> Any:
     return drawing
 
 
+OURS, TORCH, JAX, ONNX, SCIPY, MKL, PAPER = (
+    "#1e40af", "#dc2626", "#15803d", "#7e22ce", "#d97706", "#0e7490", "#6b7280",
+)  # fmt: skip
+"""Colours in every picture: a time has that of who took it, a speed-up that of the peer, variants a tint of it."""
+BLUES = (OURS, "#93c5fd", "#3b82f6", "#0f1f4d", "#bfdbfe")
+TORCH_TINT, SCIPY_TINTS, PAPER_TINT = "#fca5a5", ("#fcd34d", "#92400e"), "#d1d5db"
+SPEED_UP = "speed-up: the peer's time over ours, median"
+KINDS = (OURS, "#0f766e", "#a16207", "#a21caf", "#475569", "#ea580c")
+"""Colours of cells, schedules and sizes: all of them sparsebp, so that no peer is among them."""
+
+
 def bar_chart(
-    labels: Sequence[str], groups: Iterable[tuple[str, str, Sequence[float]]], xlabel: str, *, each: float
+    labels: Sequence[str], groups: Iterable[tuple[str, str, Sequence[float]]], xlabel: str, *, log: bool = False
 ) -> tuple[Any, Any]:
-    """Return a figure with bars from the left, and its axes."""
+    """Return a figure with bars from the left, each with its value, and its axes. NaN draws none."""
     groups = list(groups)
-    drawing, axes = figure(width=8.0, height=each * len(labels) + 1.4)
+    labels = ["\n".join(textwrap.fill(line, 46) for line in label.splitlines()) for label in labels]
+    drawing, axes = figure(width=8.0, height=max(0.4, 0.19 * len(groups) + 0.1) * len(labels) + 1.4)
     ax = axes[0, 0]
-    thick = 0.8 / max(len(groups), 1)
+    thick = 0.84 / max(len(groups), 1)
     for number, (name, colour, values) in enumerate(groups):
         places = [row + (number - (len(groups) - 1) / 2) * thick for row in range(len(labels))]
-        ax.barh(places, values, thick * 0.95, color=colour, label=name)
+        drawn = ax.barh(places, values, thick * 0.92, color=colour, label=name)
+        texts = ["" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
+        ax.bar_label(drawn, texts, padding=2, fontsize=7)
+    if log:
+        ax.set_xscale("log")
+        ax.set_xlim(left=0.7 * min(value for *_, values in groups for value in values if value > 0))
+    ax.margins(x=0.1, y=0.02)
+    ax.grid(False, axis="y")
+    ax.set_axisbelow(True)
     ax.set_yticks(range(len(labels)), labels, fontsize=8)
     ax.invert_yaxis()
     ax.set_xlabel(xlabel, fontsize=9)
     return drawing, ax
 
 
-_COLOURS = ("#1e40af", "#fdba74", "#93c5fd", "#9a3412", "#9ca3af", "#166534")
-
-
 def bars(
-    label: str, sides: Mapping[str, str], xlabel: str, *, unit: float = 1.0, each: float = 0.5,
-    threads: Callable[[Iterable[int]], int] | None = None, log: bool = False, line: float | None = None,
+    label: str, sides: Mapping[str, str], xlabel: str, colours: Sequence[str] = BLUES, *,
+    unit: float = 1.0, log: bool = False, line: float | None = None,
 ) -> Callable[[Result], Any]:  # fmt: skip
-    """Return a function that draws a bar for each of `sides` in every row.
+    """Return a function that draws a bar for each of `sides` in the rows of the result that documents show.
 
-    `label` is formatted with the row. `sides` maps keys of a row to names; values are multiplied by `unit`. With
-    `threads` (`min` or `max`), only the rows with the fewest or most threads are drawn. `line` is dashed.
+    `label` is formatted with the row. `sides` maps keys of a row to names; values are multiplied by `unit`. `line` is
+    dashed. Threads are on the axis where all rows have the same, else in the labels.
     """
 
     def draw(result: Result) -> Any:
-        rows, axis = result["rows"], xlabel
-        if threads is not None:
-            count, rows = with_threads(result, threads)
-            axis = f"{xlabel}, {count}"
-        groups = [(name, colour, [unit * middle(row.get(key, 0.0)) for row in rows])
-                  for (key, name), colour in zip(sides.items(), _COLOURS, strict=False)]  # fmt: skip
-        labels = [label.format(**{"in_threads": tables.in_threads(row.get("threads", 1))} | row) for row in rows]
-        drawing, ax = bar_chart(labels, groups, axis, each=each)
-        if log:
-            ax.set_xscale("log")
+        rows = result.get("shown") or result["rows"]
+        threads = [tables.in_threads(row["threads"]) for row in rows if "threads" in row]
+        labels = [label.format(**row) for row in rows]
+        if len(set(threads)) > 1:
+            labels = [f"{text}\n{count}" for text, count in zip(labels, threads, strict=True)]
+        axis = f"{xlabel} ({threads[0]})" if len(set(threads)) == 1 else xlabel
+        groups = [(name, colour, [unit * middle(row[key]) if row.get(key) is not None else math.nan for row in rows])
+                  for (key, name), colour in zip(sides.items(), colours, strict=False)]  # fmt: skip
+        drawing, ax = bar_chart(labels, groups, axis, log=log)
         if line is not None:
-            ax.axvline(line, color="#6b7280", linewidth=0.8, linestyle="--", label=f"{line:g}×")
+            ax.axvline(line, color="#475569", linewidth=0.8, linestyle="--", label=f"{line:g}×")
+            ax.set_xlim(left=min(ax.get_xlim()[0], 0.7 * line))
         return drawing
 
     return draw
@@ -342,6 +359,16 @@ def save_result(result: Mapping[str, Any], folder: Path | None, stem: str | None
     path = prepare_folder(DEFAULT_FOLDER if folder is None else folder) / f"{stem or result['benchmark']}.json"
     write_atomically(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     return path
+
+
+def write_texts(wanted: Mapping[Path, str], check: bool) -> int:
+    """Write the texts that differ from their files, or with `check` name them only; return the exit status."""
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_bytes() != text.encode()]
+    for path in stale:
+        print(f"{path}: {'out of date' if check else 'updated'}")
+        if not check:
+            write_atomically(path, wanted[path].encode())
+    return int(bool(stale) and check)
 
 
 def load_result(path: Path) -> dict[str, Any]:
@@ -457,7 +484,7 @@ class Benchmark:
     columns: tuple[Column, ...]  # those that `COMMON` lacks
     short: tuple[str, ...]  # keys of the columns that are printed for each row, and in documents
     picture: Callable[[Result], Any]  # draws a result, without a title
-    in_short: Callable[[Row], bool] = lambda row: True  # the rows that documents show, at most a dozen
+    in_short: Callable[[Row], bool] = lambda row: True  # the rows that documents and bars show, at most a dozen
     overview: Overview | None = None  # what the overview of all benchmarks says of this one
     settings: Mapping[str, Any] = field(default_factory=dict)  # part of every result
     sizes: Mapping[str, Any] = field(default_factory=dict)  # further settings
@@ -524,9 +551,11 @@ class Benchmark:
         return f"{said}: {row['error']}" if "error" in row else said
 
     def draw(self, result: Result) -> Any:
-        return finish(
-            self.picture({**result, "rows": measured(result)}), textwrap.fill(result["title"], 80), fontsize=10
-        )
+        """Draw the picture; `bars` draws the rows that documents show, or all if there are none of them."""
+        rows = measured(result)
+        shown = [row for row in rows if self.in_short(row)]
+        drawing = self.picture({**result, "rows": rows, "shown": shown})
+        return finish(drawing, textwrap.fill(result["title"], 92), fontsize=10)
 
     def _finish(self, run: Run, folder: Path | None) -> None:
         """Write JSON and picture; print notes, the files, and the table last."""

@@ -38,11 +38,11 @@ SAMPLE = 256
 """Columns of the operators of Table 1 that either side of PyTorch is timed on."""
 
 NOTES = (
-    "conv, ReLU and max-pool are the first VGG-11 operators on one 32×32 image (BPPSA Table 1), timed after the "
-    "forward pass: ours is jacobian_t of what the forward saved; autograd takes a one-hot gradient, one autograd.grad"
-    " a column and a stack of the columns.",
-    f"Both sides of PyTorch are timed on {SAMPLE} random columns, multiplied to all: the dense matrix takes 0.75 GiB "
-    "for conv, 16 GiB for ReLU, 4 GiB for max-pool. jacrev runs the forward itself.",
+    "Convolution, ReLU and max-pool are the first operators of VGG-11 on one 32×32 image (BPPSA Table 1), timed after "
+    "the forward pass. Ours is jacobian_t; autograd calls torch.autograd.grad with a one-hot gradient for each column "
+    "and stacks the columns.",
+    f"PyTorch's two ways are timed on {SAMPLE} random columns and scaled to all of them, because the dense matrix "
+    "takes 0.75 GiB for the convolution, 16 GiB for ReLU and 4 GiB for max-pool. jacrev runs the forward itself.",
 )
 
 
@@ -239,8 +239,8 @@ def _after_forward(
 
 JACOBIAN = Benchmark(
     name="jacobian",
-    title="Transposed Jacobians of {batch} samples (conv, max-pool and the ReLU before it: one), float32",
-    leaves_out="of conv, ReLU 64×32×32 and max-pool the forward pass, on both sides; else nothing",
+    title="Transposed Jacobians of {batch} samples (one for Conv2d, MaxPool2d and the ReLU between), float32",
+    leaves_out="the forward pass of Conv2d, ReLU 64×32×32 and MaxPool2d, on both sides; otherwise nothing",
     settings={"dtype": "float32"},
     sizes={"batch": 16},
     quick={"batch": 2},
@@ -250,17 +250,15 @@ JACOBIAN = Benchmark(
         words={"name": "operator", "shape": "inputs × outputs"},
         seconds={"columns": "autograd, column by column", "jacrev": "vmap(jacrev)"},
         times={"columns_ratio": "over autograd", "jacrev_ratio": "over jacrev"},
-        formats={"{:.4f}": {"sparsity": "sparsity"}, "≥ {:.2g}×": {"target": "paper, over autograd"}},
+        formats={"{:.4f}": {"sparsity": "sparsity"}, "≥ {:.2g}×": {"target": "paper's, over autograd"}},
     ),
     short=("name", "shape", "threads", "ours", "columns_ratio", "jacrev_ratio", "target", "met"),
     in_short=lambda row: row["threads"] == 1,
     overview=Overview(task="Jacobian of an operator", peer="PyTorch, `vmap(jacrev)`", ratio="jacrev_ratio",
                       label="{name}", page="jacobians.md"),
-    picture=harness.bars(
-        "{name}", {"columns_ratio": "over autograd, column by column",
-                   "jacrev_ratio": "over vmap(jacrev)"},
-        "times faster (median)", threads=min, log=True, line=1.0,
-    ),
+    picture=harness.bars("{name}", {"columns_ratio": "over autograd, column by column", "jacrev_ratio":
+                         "over vmap(jacrev)"}, "speed-up: PyTorch's time over ours, median",
+                         (harness.TORCH_TINT, harness.TORCH), log=True, line=1.0),
 )  # fmt: skip
 
 
@@ -447,10 +445,10 @@ def notes(result: Result) -> list[str]:
 def draw_pruned(result: Result) -> Any:
     batches = result["settings"]["batches"]
     drawing, axes = harness.figure(2, len(batches), width=4.6 * len(batches), height=7.4)
-    styles = (("mv", "o", "#f58518", "scan, matrix–vector"), ("mm", "s", "#4c78a8", "scan, matrix–matrix"),
-              ("op", "o", "#2ca02c", "PyTorch's operators"))  # fmt: skip
+    styles = (("mv", "o", harness.BLUES[2], "scan, matrix–vector"), ("mm", "s", harness.OURS, "scan, matrix–matrix"),
+              ("op", "D", harness.TORCH, "PyTorch's operators"))  # fmt: skip
     for column, batch in enumerate(batches):
-        for place, (key, label) in enumerate((("flops", "FLOP"), ("seconds", "seconds, measured"))):
+        for place, (key, label) in enumerate((("flops", "FLOP of a step"), ("seconds", "time of a step, s"))):
             ax = axes[place, column]
             for kind, marker, colour, name in styles:
                 rows = [row for row in result["rows"] if row["batch"] == batch and row.get("kind") == kind]
@@ -471,10 +469,9 @@ def draw_pruned(result: Result) -> Any:
 
 PRUNED = Benchmark(
     name="pruned",
-    title="VGG-11 on real digits, {amount:.0%} pruned: the steps of the hybrid scan beside PyTorch's backward "
-    "operators",
-    leaves_out="the gradients of the weights, which both sides compute alike; planning, once; the values of the "
-    "Jacobians, which have a line of their own",
+    title="VGG-11 on real digits, {amount:.0%} pruned: steps of the hybrid scan and PyTorch's backward operators",
+    leaves_out="weight gradients, which both sides compute the same way, and planning, done once; computing the "
+    "Jacobians' values has its own row",
     settings={
         "optimizer": "Adam, cosine to 0", "amount": AMOUNT, "method": METHOD, "up_levels": UP_LEVELS, "seed": SEED,
         "test": TEST, "within": WITHIN,
@@ -492,7 +489,7 @@ PRUNED = Benchmark(
         numbers={"batch": "batch"},
         seconds={"seconds": "time"},
         counts={"dense_flops": "FLOP if dense", "flops": "FLOP"},
-        formats={"{:.2f}": {"share": "of the slowest BP operator's"}},
+        formats={"{:.2f}": {"share": "time / slowest BP operator"}},
     ),
     short=("batch", "side", "step", "flops", "seconds", "share"),
     in_short=lambda row: row["share"] >= 1.5,

@@ -31,19 +31,29 @@ from sparsebp.core.errors import FileFormatError, MissingDependencyError, Sparse
 
 # A process that answers messages.
 
+Make = Callable[..., Callable[[Any], Any]]
+"""A function of a module: builds, from what is pickled to it, the function that answers a message."""
+
+
+class Answer(NamedTuple):
+    """What a message came to: a value or an error, and whether the process can answer another one."""
+
+    value: Any
+    error: str | None = None
+    usable: bool = True
+
 
 class Spawned:
-    """Runs ``serve(connection, *arguments)`` in another process; as a context manager it ends it.
+    """Answers messages by ``make(*arguments)`` in another process; as a context manager it ends it, whatever it is at.
 
-    `here`: This side of the connection.
+    The first answer, to no message, says whether it is ready.
     """
 
-    def __init__(self, serve: Callable[..., None], *arguments: Any, patience: float) -> None:
+    def __init__(self, make: Make, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")  # a fork has locks without their threads, and no CUDA
-        self.here, there = context.Pipe()
-        self._process = context.Process(target=serve, args=(there, *arguments), daemon=True)
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, make, arguments), daemon=True)
         self._process.start()
-        self._patience = patience
         there.close()
 
     def __enter__(self) -> Self:
@@ -52,19 +62,67 @@ class Spawned:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.here.close()
-        self._process.join(self._patience)
+        self._here.close()
+        self._process.join(2)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
 
-    def status(self) -> int | None:
-        """Return the exit status of a process that is about to end; None if it goes on."""
-        self._process.join(5)
-        return self._process.exitcode
+    def ask(self, message: Any, seconds: float = math.inf) -> Answer:
+        """Return the answer to a message."""
+        with contextlib.suppress(OSError):  # it has died, which `answer` tells
+            self._here.send(message)
+        return self.answer(seconds)
+
+    def answer(self, seconds: float = math.inf) -> Answer:
+        """Return the next answer, which comes within so many seconds."""
+        try:
+            if not self._here.poll(None if math.isinf(seconds) else seconds):
+                return Answer(None, f"stopped after {seconds:.0f} s", usable=False)
+            answer: Answer = self._here.recv()
+        except (EOFError, OSError):
+            self._process.join(5)
+            return Answer(None, f"its process has died, status {self._process.exitcode}", usable=False)
+        return answer
 
 
-# Sides of a comparison in a process of their own, timed there, in turn with ours.
+def _serve(connection: Any, make: Make, arguments: tuple[Any, ...]) -> None:
+    """Say whether this process is ready; answer messages until there are no more or the GPU is broken."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
+    reply: Callable[[Any], Any] | None = None
+    with contextlib.suppress(EOFError, OSError):  # the other process is gone, or has done with this one
+        try:
+            reply, answer = make(*arguments), Answer(None)
+        except Exception as error:
+            answer = _wrong(error, usable=False)
+        connection.send(answer)
+        while reply is not None and answer.usable:
+            message = connection.recv()
+            try:
+                answer = Answer(reply(message), usable=_usable())
+            except Exception as error:
+                answer = _wrong(error, usable=_usable())
+            connection.send(answer)
+
+
+def _wrong(error: Exception, *, usable: bool) -> Answer:
+    """Return an error as an answer, and print its trace."""
+    traceback.print_exc()
+    return Answer(None, f"{type(error).__name__}: {error}", usable)
+
+
+def _usable() -> bool:
+    """Return whether the GPU, if one is used, still works."""
+    cupy = sys.modules.get("cupy")
+    try:
+        if cupy is not None:
+            cupy.cuda.Device().synchronize()
+    except RuntimeError:  # CuPy's type for CUDA's errors
+        return False
+    return True
+
+
+# Sides of a comparison in another process, timed there, in turn with ours.
 #
 # Libraries keep threads that go on spinning after their work. In one process PyTorch's, BLAS's and Numba's would wait
 # for each other's cores, which happens to nobody who uses one of them.
@@ -77,51 +135,42 @@ Sides = Callable[..., tuple[Mapping[str, Callable[[], object]], Any]]
 
 
 class Apart(Spawned):
-    """A process that builds sides and times them.
-
-    As a context manager it ends the process. Sides are built with `build`, those before are dropped.
-    """
+    """A process that builds sides, on some of the cores, and times them."""
 
     def __init__(self, cores: int | None = None) -> None:
-        super().__init__(_serve_sides, cores, patience=5)
+        super().__init__(_sides, cores)
+        self._checked(self.answer())
 
     def build(self, sides: Sides, *args: Any) -> tuple[dict[str, Callable[[], float]], Any]:
-        """Build sides there; return a timer for each, as `timing.timer` does, and the second result of `sides`."""
-        names, more = self._ask((sides, args))
-        return {name: partial(self._ask, name) for name in names}, more
+        """Build sides there, in place of those before; return a timer for each, and the second result of `sides`."""
+        names, more = self._checked(self.ask((sides, args)))
+        return {name: partial(self._seconds, name) for name in names}, more
 
-    def _ask(self, what: Any) -> Any:
-        try:
-            self.here.send(what)
-            answer, error = self.here.recv()
-        except (EOFError, BrokenPipeError) as gone:
-            raise SparseBPError("The other side's process has died", expected="an answer", got=f"exit status "
-                                f"{self.status()}", remedy="Look for a lack of memory") from gone  # fmt: skip
-        if error is not None:
-            raise SparseBPError("The other side has failed", expected="its time", got=error,
-                                remedy="Run it by itself to see where")  # fmt: skip
-        return answer
+    def _seconds(self, name: str) -> float:
+        return float(self._checked(self.ask(name)))
+
+    def _checked(self, answer: Answer) -> Any:
+        if answer.error is not None:
+            raise SparseBPError("The other side has failed", expected="an answer", got=answer.error,
+                                remedy="Run it by itself to see where, and look for a lack of memory")  # fmt: skip
+        return answer.value
 
 
-def _serve_sides(connection: Any, cores: int | None) -> None:
+def _sides(cores: int | None) -> Callable[[Any], Any]:
+    """Return the function that builds sides, given a function and its arguments, or times one, given its name."""
     timers: dict[str, Callable[[], float]] = {}
-    while True:
-        try:
-            what = connection.recv()
-        except EOFError:
-            return
-        try:
-            if isinstance(what, str):
-                connection.send((timers[what](), None))
-                continue
-            timers.clear()
-            sides, args = what
-            with _on_cores(cores):
-                found, more = sides(*args)
-            timers.update({name: timing.timer(side) for name, side in found.items()})
-            connection.send(((list(timers), more), None))
-        except Exception as error:  # it goes to the other process
-            connection.send((None, f"{type(error).__name__}: {error}"))
+
+    def reply(message: Any) -> Any:
+        if isinstance(message, str):
+            return timers[message]()
+        timers.clear()
+        sides, args = message
+        with _on_cores(cores):
+            found, more = sides(*args)
+        timers.update({name: timing.timer(side) for name, side in found.items()})
+        return list(timers), more
+
+    return reply
 
 
 @contextmanager
@@ -136,10 +185,8 @@ def _on_cores(cores: int | None) -> Iterator[None]:
         yield
     finally:
         for thread in os.listdir("/proc/self/task"):
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.sched_setaffinity(int(thread), before)
-            except ProcessLookupError:  # it has ended
-                continue
 
 
 # Points of a benchmark, measured one by one in another process, so that a failure costs one point only.
@@ -147,9 +194,6 @@ def _on_cores(cores: int | None) -> Iterator[None]:
 # After an illegal access a CUDA context answers every call with the same error until its process ends, and a kernel
 # that never ends cannot be stopped from within. So the process that measures is another one than that which keeps the
 # results.
-
-Maker = Callable[..., Callable[[Any], Row]]
-"""A function of a module: builds, from what is pickled to it, the function that measures a point."""
 
 POINT_SECONDS = 60.0
 """Default time limit of a point."""
@@ -159,29 +203,26 @@ _MOST_FAILED = 5
 """Processes in a row that do not get ready."""
 
 
-class _Answer(NamedTuple):
-    """A row, and whether its process can measure another one."""
-
-    row: Row
-    usable: bool
-
-
 def measure_apart(
-    run: Run, points: Sequence[Any], make: Maker, *arguments: Any, limit: float = POINT_SECONDS
+    run: Run, points: Sequence[Any], make: Make, *arguments: Any, limit: float = POINT_SECONDS
 ) -> Iterator[Row]:
     """Yield a row for every point, until time is up."""
     left, failed = list(points), 0
     ready, each = (math.inf, math.inf) if run.quick else (START_SECONDS, limit)
     while left and run.seconds_left > 0 and failed < _MOST_FAILED:
-        with _Points(make, arguments) as process:
-            start = process.answer(min(ready, run.seconds_left))
-            failed, usable = 0 if start.usable else failed + 1, True
-            while usable and left and run.seconds_left > 0:
+        with Spawned(make, *arguments) as process:
+            start = answer = process.answer(min(ready, run.seconds_left))
+            failed = 0 if start.usable else failed + 1
+            while left and run.seconds_left > 0:
                 point = left.pop(0)
-                row, usable = process.measure(point, min(each, run.seconds_left)) if start.usable else start
+                if start.usable:
+                    answer = process.ask(point, min(each, run.seconds_left))
+                row = answer.value if answer.error is None else {"error": answer.error}
                 if "error" in row:
                     run.note(f"{named(point)}: {row['error']}")
                 yield {**fields(point), **row}
+                if not answer.usable:
+                    break
     if left:
         why = f"{run.seconds:.0f} s were up" if failed < _MOST_FAILED else "the process that measures does not start"
         run.note(f"{len(left)} of {len(points)} points not measured, {why}, from this one on: {named(left[0])}")
@@ -195,71 +236,6 @@ def fields(point: Any) -> Row:
 def named(point: Any) -> str:
     """Return a point in words: ``cell RNN, length 1000``."""
     return ", ".join(f"{name} {value}" for name, value in fields(point).items() if value not in (None, ""))
-
-
-class _Points(Spawned):
-    """A process that measures points; as a context manager it ends it, whatever it is at."""
-
-    def __init__(self, make: Maker, arguments: tuple[Any, ...]) -> None:
-        super().__init__(_serve_points, make, arguments, patience=2)
-
-    def measure(self, point: Any, seconds: float) -> _Answer:
-        try:
-            self.here.send(point)
-        except OSError:
-            return self._dead()
-        return self.answer(seconds)
-
-    def answer(self, seconds: float) -> _Answer:
-        """Return the process's next answer, which is first whether it is ready."""
-        try:
-            if not self.here.poll(None if math.isinf(seconds) else seconds):
-                return _Answer({"error": f"stopped after {seconds:.0f} s"}, False)
-            answer: _Answer = self.here.recv()
-        except (EOFError, OSError):
-            return self._dead()
-        return answer
-
-    def _dead(self) -> _Answer:
-        return _Answer({"error": f"its process has died, status {self.status()}"}, False)
-
-
-def _serve_points(connection: Any, make: Maker, arguments: tuple[Any, ...]) -> None:
-    """Say whether this process is ready; measure points until there are no more or the GPU is broken."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
-    measure: Callable[[Any], Row] | None = None
-    with contextlib.suppress(EOFError, OSError):  # the other process is gone, or has done with this one
-        try:
-            measure, start = make(*arguments), _Answer({}, True)
-        except Exception as error:
-            start = _Answer(_wrong(error), False)
-        connection.send(start)
-        usable = start.usable
-        while measure is not None and usable:
-            point = connection.recv()
-            try:
-                row = measure(point)
-            except Exception as error:
-                row = _wrong(error)
-            usable = _usable()
-            connection.send(_Answer(row, usable))
-
-
-def _wrong(error: Exception) -> Row:
-    """Return an error as a row, and print its trace."""
-    traceback.print_exc()
-    return {"error": f"{type(error).__name__}: {error}"}
-
-
-def _usable() -> bool:
-    """Return whether the GPU, if one is used, still works."""
-    cupy = sys.modules.get("cupy")
-    try:
-        if cupy is not None:
-            cupy.cuda.Device().synchronize()
-    except RuntimeError:  # CuPy's type for CUDA's errors
-        return False
-    return True
 
 
 # A measurement on several ranks, started by ``mpiexec``; the first one returns the result.
@@ -396,11 +372,7 @@ def _status(command: Sequence[str]) -> int:
 
 def missed(name: str, result: Mapping[str, Any]) -> list[str]:
     """Return the rows of a result that miss their target, each as the benchmark prints it."""
-    return [load(name).said(row) for row in result["rows"] if _misses(row.get("met"))]
-
-
-def _misses(met: Any) -> bool:
-    return met is False or (isinstance(met, str) and met.startswith("missed"))
+    return [load(name).said(row) for row in result["rows"] if str(row.get("met")).startswith(("missed", "False"))]
 
 
 def _path(name: str, out: Path | None) -> Path:

@@ -378,25 +378,23 @@ DATA_PARALLEL = Benchmark(
     threads=None,
     measure=measure_data_parallel,
     columns=columns(
-        Column("of a step", "share", share),
+        Column("sums, share of a step", "share", share),
         *(Column(f"{SCHEDULES[name]}: hidden", f"{name}_hidden", share) for name in HIDING),
-        numbers={"batch": "batch of a rank", "k": "k"},
+        numbers={"batch": "batch per rank", "k": "k"},
         seconds={
-            "sums": "sums alone", **SCHEDULES,
-            "overlap, alone": "computing alone", "torch": "PyTorch's replicas",
+            "sums": "gradient sums only", **SCHEDULES,
+            "overlap, alone": "computation only", "torch": "PyTorch's replicas",
         },
-        times={"torch_ratio": "our fastest over PyTorch's"},
+        times={"torch_ratio": "fastest, over PyTorch's replicas"},
         sizes={"bytes": "gradients"},
     ),
     short=("network", "batch", "share", "overlap_hidden", "reverse_hidden", "torch_ratio", "met"),
     overview=Overview(task="A data-parallel training step", peer="PyTorch's replicas (`gloo`)", ratio="torch_ratio",
                       label="{network}, batch {batch}", page="workers.md#data-parallel-training"),
     picture=harness.bars(
-        "{network}, {batch} samples",
-        {"waits": "no overlap", "overlap": "overlap", "priority": "priority",
-         "reverse": "reverse first-k", "overlap, alone": "computing alone",
-         "torch": "PyTorch's replicas"},
-        "milliseconds a step", unit=1e3, each=1.2,
+        "{network}, {batch} samples a rank",
+        {**SCHEDULES, "overlap, alone": "computation only", "torch": "PyTorch's replicas"},
+        "ms per step, median", (*harness.BLUES, harness.TORCH), unit=1e3,
     ),
 )  # fmt: skip
 
@@ -522,8 +520,8 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> float:
 
 TIME_PARALLEL = Benchmark(
     name="time-parallel",
-    title="A sequence of {length} steps on ranks, against one worker: B = {batch}, hidden size 20, float32",
-    leaves_out="nothing; step = forward, all parameters' gradients and the input's, sums over the ranks included",
+    title="A sequence of {length:,} steps on two ranks, against one worker: B = {batch}, hidden size 20, float32",
+    leaves_out="nothing; a step is forward and the gradients of all parameters and the input, summed over the ranks",
     settings={"batch": 1, "dtype": "float32"},
     sizes={"length": 1_000_000, "ranks": (2,)},
     quick={"length": 301, "ranks": (2,)},
@@ -531,26 +529,27 @@ TIME_PARALLEL = Benchmark(
     threads=None,
     measure=measure_time_parallel,
     columns=columns(
-        words={"way": "by"},
+        words={"way": "exchanged"},
         seconds={
             "forward": "forward", "forward_one": "forward, one worker", "backward": "backward",
             "backward_one": "backward, one worker", "step": "step", "step_one": "step, one worker",
         },
         times={
             "backward_one_ratio": "backward, over one worker", "step_one_ratio": "step, over one worker",
-            "step_same_ratio": "over one of as many threads",
+            "step_same_ratio": "step, over one worker with as many threads",
         },
         sizes={
-            "sent_exscan": "map", "sent_isend": "vectors", "sent_allreduce": "weights", "kept": "kept by a rank",
-            "kept_whole": "kept by one worker",
+            "sent_exscan": "sent, maps", "sent_isend": "sent, vectors", "sent_allreduce": "sent, weights",
+            "kept": "saved per rank",
+            "kept_whole": "saved by one worker",
         },
         formats={"{:.1e}": {"gradient_difference": "difference"}},
     ),
     short=("model", "ranks", "way", "backward", "backward_one", "backward_one_ratio", "sent_exscan"),
     picture=harness.bars(
-        "{model}  T={length}\n{ranks} ranks, {way}",
-        {"forward_one": "one worker: forward", "backward_one": "one worker: backward",
-         "forward": "ranks: forward", "backward": "ranks: backward"},
-        "milliseconds (median)", unit=1e3, each=0.7,
+        "{model}, {ranks} ranks exchange {way}",
+        {"forward": "ranks: forward", "forward_one": "one worker: forward",
+         "backward": "ranks: backward", "backward_one": "one worker: backward"},
+        "ms, median", unit=1e3,
     ),
 )  # fmt: skip

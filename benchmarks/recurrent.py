@@ -7,7 +7,6 @@ its own (`jax_twin`), which starts as many threads as a row says; where it is no
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Benchmark, Overview, Result, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import Apart
-from benchmarks.workloads import LEARNING_RATE, SIZES, SequenceWorkload, TorchTwin
+from benchmarks.workloads import LEARNING_RATE, SIZES, SequenceWorkload, TorchClassifier, TorchTwin
 from sparsebp import nn
 from sparsebp.core import tables, timing
 from sparsebp.core.tables import Column
@@ -73,7 +72,7 @@ def _ordered(kind: str, array: np.ndarray, hidden: int) -> np.ndarray:
     return np.concatenate([array[gate * hidden : (gate + 1) * hidden] for gate in _ORDER[kind]])
 
 
-# Recurrent layers without a way back, against ONNX Runtime and ``torch.nn``; and a step of a stream, from Python.
+# Outputs of recurrent layers, without gradients, against ONNX Runtime and ``torch.nn``; and a step of a stream.
 #
 # ``python -m benchmarks inference``. Layers of 20 to 128 units on the CPU, float32. ONNX Runtime has its weights packed
 # when the session is made and its arrays bound; ours are packed in every call. PyTorch runs in its inference mode.
@@ -137,8 +136,8 @@ def measure_inference_row(
 
 INFERENCE = Benchmark(
     name="inference",
-    title="Recurrent layers on the CPU without a way back, float32, beside ONNX Runtime and torch.nn",
-    leaves_out="nothing of ours; of ONNX Runtime, packing the weights (once a session)",
+    title="Outputs of recurrent layers (no gradients) on the CPU, float32, compared with ONNX Runtime and torch.nn",
+    leaves_out="nothing for sparsebp and torch.nn; for ONNX Runtime, packing the weights once per session",
     settings={"targets": {"onnx": INFERENCE_TARGET, "step": STEP_TARGET}, "dtype": "float32"},
     sizes={
         "layers": tuple(
@@ -160,11 +159,9 @@ INFERENCE = Benchmark(
     ),
     overview=Overview(task="Outputs of a recurrent layer", peer="ONNX Runtime", ratio="onnx_ratio",
                       label="{model}, batch {batch}", page="recurrent.md#outputs-alone"),
-    picture=harness.bars(
-        "{model}, B = {batch}, T = {length}\n{in_threads}",
-        {"onnx_ratio": "over ONNX Runtime", "torch_ratio": "over torch.nn"},
-        "times faster (median)", line=1.0,
-    ),
+    picture=harness.bars("{model}, B = {batch}, T = {length}", {"onnx_ratio": "over ONNX Runtime", "torch_ratio":
+                         "over torch.nn"}, harness.SPEED_UP, (harness.ONNX, harness.TORCH),
+                         log=True, line=1.0),
 )  # fmt: skip
 
 
@@ -331,8 +328,8 @@ def measure_long_sequences_row(cell: str, lengths: tuple[int, int], rounds: Mapp
 
 LONG_SEQUENCES = Benchmark(
     name="long-sequences",
-    title="A step of time of recurrent layers in long sequences and in short ones: T = {lengths}, B = {batch}, float32",
-    leaves_out="the optimizer; there is no peer. Forward includes the loss, backward is all parameters' gradients",
+    title="Time per time step in long and short sequences: T = {lengths[1]} and {lengths[0]}, B = {batch}, float32",
+    leaves_out="the optimizer. There is no peer; forward includes the loss, backward gives all parameters' gradients",
     settings={"batch": BATCH, "dtype": "float32"},
     sizes={"lengths": (1000, 30_000)},
     quick={"lengths": (10, 40)},
@@ -344,15 +341,15 @@ LONG_SEQUENCES = Benchmark(
             "forward_short": "forward, short", "forward_long": "forward, long", "backward_short": "backward, short",
             "backward_long": "backward, long",
         },
-        times={"forward_ratio": "forward, long over short", "backward_ratio": "backward, long over short"},
+        times={"forward_ratio": "forward, long / short", "backward_ratio": "backward, long / short"},
         formats={"≤ {:g}×": {"target": "target"}},
     ),
     short=("model", "threads", "forward_short", "forward_ratio", "backward_short", "backward_ratio", "target", "met"),
     picture=harness.bars(
-        "{model}\n{in_threads}",
+        "{model}",
         {"forward_short": "forward, short", "forward_long": "forward, long",
          "backward_short": "backward, short", "backward_long": "backward, long"},
-        "microseconds a step of time (median)", unit=1e6, each=0.7,
+        "µs per time step, median", unit=1e6,
     ),
 )  # fmt: skip
 
@@ -441,7 +438,7 @@ def measure_recurrent_row(
     if apart is not None:
         timers |= _timers_of_jax(workload, apart, row)
     if workload.hidden >= WIDE:
-        timers["gemm"] = timing.timer(_gemm(workload.dtype), warm, clock)
+        timers["gemm"] = timing.timer(gemm(workload.dtype), warm, clock)
     step = timing.in_turn(timers, **{name: value for name, value in rounds.items() if name != "warmup"})
     if apart is not None:
         best = min(UNROLLED, key=lambda unroll: step[f"jax{unroll}"].median)
@@ -464,7 +461,7 @@ def _timers_of_jax(workload: SequenceWorkload, apart: Apart, row: Row) -> dict[s
     return timers
 
 
-def _gemm(dtype: np.dtype) -> Callable[[], object]:
+def gemm(dtype: np.dtype) -> Callable[[], object]:
     a, out = np.ones((GEMM, GEMM), dtype), np.empty((GEMM, GEMM), dtype)
     return lambda: np.matmul(a, a, out=out)
 
@@ -509,9 +506,9 @@ def judge_recurrent(row: Mapping[str, Any]) -> dict[str, str]:
 
 RECURRENT = Benchmark(
     name="recurrent",
-    title="Training a recurrent network on the CPU, float32, beside torch.nn and JAX",
-    leaves_out="nothing; step = forward, cross-entropy, backward, Adam; backward = all parameters' gradients. JAX: one "
-    "compiled step, the faster of lax.scan with unroll=1 and 8, compiling left out",
+    title="Training step of a recurrent network on the CPU, float32, compared with torch.nn and JAX",
+    leaves_out="compiling JAX's step. A step is forward, cross-entropy, backward and Adam; backward computes all "
+    "parameters' gradients. JAX runs one compiled step, with lax.scan at unroll=1 or 8, whichever is faster",
     settings={"targets": {"H <= 32": 3.0, "H < 128": 2.0, "share of GEMM": WIDE_SHARE}, "dtype": "float32"},
     sizes={"tasks": TASKS},
     quick={"tasks": QUICK},
@@ -536,9 +533,8 @@ RECURRENT = Benchmark(
     overview=Overview(task="A training step of a recurrent network", peer="PyTorch or JAX, the faster",
                       ratio="best_ratio", label="{model}, batch {batch}", page="recurrent.md#training"),
     picture=harness.bars(
-        "{model}  B={batch} T={length}\n{in_threads}",
-        {"step_torch": "torch.nn", "step_jax": "JAX", "step_ours": "sparsebp"},
-        "milliseconds a step (median)", unit=1e3, each=0.6, log=True,
+        "{model}, B = {batch}, T = {length}", {"step_torch": "torch.nn", "step_jax": "JAX", "step_ours": "sparsebp"},
+        "ms per step, median", (harness.TORCH, harness.JAX, harness.OURS), unit=1e3, log=True,
     ),
 )  # fmt: skip
 
@@ -620,9 +616,9 @@ def measure_torch(run: Run) -> Iterator[Row]:
 
 
 def advice(slower: Mapping[str, set[str]]) -> str:
-    """Say which tasks of the grid `accelerate` should leave to PyTorch besides those that it does leave."""
+    """Name the slower tasks of the grid that `accelerate` does not leave to PyTorch."""
     said = [f"{cell}: {', '.join(sorted(places))}" for cell, places in sorted(slower.items())]
-    return f"slower than torch.nn, and yet not left to it by accelerate: {'; '.join(said) or 'nothing'}"
+    return f"Cases slower than torch.nn that accelerate still runs in our kernels: {'; '.join(said) or 'none'}"
 
 
 def measure_torch_row(task: TorchTask, rounds: Mapping[str, Any]) -> Row:
@@ -652,7 +648,7 @@ def measure_torch_row(task: TorchTask, rounds: Mapping[str, Any]) -> Row:
     return row | {"met": harness.outcome([] if reached else [f"≥ {task.target:g}×"])}
 
 
-class Side:
+class Side(TorchClassifier):
     """A model of torch.nn, its batches and its optimizer."""
 
     def __init__(self, task: TorchTask) -> None:
@@ -666,16 +662,11 @@ class Side:
         }
         if task.part == "script":
             parts["embedding"] = torch.nn.Embedding(WORDS, task.features)
-        self.model = torch.nn.ModuleDict(parts)
         self.batches = [self._batch(torch, rng) for _ in range(task.batches)]
-        self._begin(torch)
-
-    def _begin(self, torch: Any) -> None:
-        self.loss = torch.nn.CrossEntropyLoss()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, fused=True)
+        super().__init__(torch.nn.ModuleDict(parts))
 
     def _batch(self, torch: Any, rng: np.random.Generator) -> tuple[Any, Any, Any]:
-        """Return inputs (T, B) or (T, B, features), lengths or None, and classes."""
+        """Return inputs (T, B) or (T, B, features), classes, and lengths or None."""
         task = self._task
         shape = (task.length, task.batch)
         if task.part == "script":
@@ -684,41 +675,26 @@ class Side:
         else:
             x = torch.from_numpy(rng.standard_normal((*shape, task.features), dtype=np.float32))
             lengths = torch.linspace(1, task.length, task.batch).round().long() if task.packed else None
-        return x, lengths, torch.from_numpy(rng.integers(0, CLASSES, task.batch))
+        return x, torch.from_numpy(rng.integers(0, CLASSES, task.batch)), lengths
 
     def accelerated(self) -> Side:
-        """Return a copy whose recurrent layer is ours, whatever `accelerate` would do."""
+        """Return the same whose recurrent layer is ours, whatever `accelerate` would do."""
         from sparsebp.torch.modules import OURS
 
-        side = copy.deepcopy(self)
+        side = Side(self._task)
         side.model["rnn"].__class__ = OURS[type(side.model["rnn"])]
-        side._begin(import_torch())
         return side
 
     def epoch(self) -> None:
         """Run a whole training step on every batch."""
         for batch in self.batches:
-            self.backward(batch)
+            self.loss_of(*batch).backward()
             self.optimizer.step()
-
-    def backward(self, batch: tuple[Any, Any, Any]) -> None:
-        """Run the forward pass and the backward pass, with the gradients of the last step dropped."""
-        from torch.nn.utils.rnn import pack_padded_sequence
-
-        x, lengths, target = batch
-        self.optimizer.zero_grad(set_to_none=True)
-        if "embedding" in self.model:
-            x = self.model["embedding"](x)
-        if lengths is not None:
-            x = pack_padded_sequence(x, lengths, enforce_sorted=False)
-        _, last = self.model["rnn"](x)
-        h_n = last[0] if self._task.cell == "LSTM" else last
-        self.loss(self.model["head"](h_n[-1]), target).backward()
 
     def difference(self, peer: Side) -> float:
         """Return the largest ``‖ours − theirs‖ / ‖theirs‖`` over the gradients of all parameters on the first batch."""
         for side in (self, peer):
-            side.backward(side.batches[0])
+            side.loss_of(*side.batches[0]).backward()
         theirs = dict(peer.model.named_parameters())
         return max(
             float((mine.grad - theirs[name].grad).norm() / theirs[name].grad.norm().clamp_min(1e-30))
@@ -727,37 +703,35 @@ class Side:
 
 
 def draw_torch(result: Result) -> Any:
-    _, rows = harness.with_threads(result, max)
+    threads, rows = harness.with_threads(result, max)
     drawing, axes = harness.figure(2, 1, width=8.0, height=8.5)
-    curves, bars = axes[:, 0]
+    curves, others = axes[:, 0]
     grid = [row for row in rows if row["part"] == "grid"]
-    shapes = dict.fromkeys((row["cell"], row["batch"], row["length"]) for row in grid)
     styles = {"RNN": "-", "GRU": "--", "LSTM": ":"}
-    colours = dict(
-        zip(dict.fromkeys(shape[1:] for shape in shapes), ("#7e22ce", "#1e40af", "#9a3412", "#166534"), strict=False)
-    )
-    for cell, batch, length in shapes:
-        points = [row for row in grid if (row["cell"], row["batch"], row["length"]) == (cell, batch, length)]
+    colours = dict(zip(dict.fromkeys(row["length"] for row in grid), harness.KINDS, strict=False))
+    for cell, length in dict.fromkeys((row["cell"], row["length"]) for row in grid):
+        points = [row for row in grid if (row["cell"], row["length"]) == (cell, length)]
         curves.plot([row["hidden"] for row in points], [row["ratio"]["median"] for row in points], styles[cell],
-                    marker=".", color=colours[batch, length], label=f"{cell}, B = {batch}, T = {length}")  # fmt: skip
-    curves.axhline(1, color="#888888", linewidth=0.8)
+                    marker=".", color=colours[length], label=f"{cell}, T = {length}")  # fmt: skip
+    curves.axhline(1, color=harness.TORCH, linewidth=0.8, label="torch.nn")
     curves.set_xscale("log", base=2)
     curves.set_yscale("log", base=2)
-    curves.set_xlabel("hidden size")
-    curves.set_ylabel("times faster than torch.nn")
-    others = [row for row in rows if row["part"] != "grid"]
-    bars.barh(range(len(others)), [row["ratio"]["median"] for row in others], color="#1e40af")
-    bars.set_yticks(range(len(others)), [f"{row['part']}: {row['model']}\nB = {row['batch']}, T = {row['length']}"
-                                         for row in others], fontsize=8)  # fmt: skip
-    bars.invert_yaxis()
-    bars.set_xlabel("times faster than torch.nn")
+    curves.set_xlabel(f"hidden size, units; {threads}")
+    rows = [row for row in rows if row["part"] != "grid"]
+    drawn = others.barh(range(len(rows)), [row["ratio"]["median"] for row in rows], color=harness.TORCH)
+    others.bar_label(drawn, fmt="{:.3g}", padding=2, fontsize=7)
+    others.set_yticks(range(len(rows)), [f"{row['part']}: {row['model']}\nB = {row['batch']}, T = {row['length']}"
+                                         for row in rows], fontsize=8)  # fmt: skip
+    others.invert_yaxis()
+    for ax, axis in ((curves, "ylabel"), (others, "xlabel")):
+        ax.set(**{axis: "speed-up over torch.nn: its time over ours, median"})
     return drawing
 
 
 TORCH = Benchmark(
     name="torch",
-    title="Training PyTorch's recurrent models on the CPU, with and without accelerate: float32",
-    leaves_out="nothing; a step is forward, cross-entropy, backward and torch's fused Adam, packing among it",
+    title="Training PyTorch's recurrent models on the CPU with and without accelerate, float32",
+    leaves_out="nothing; a step is packing, forward, cross-entropy, backward and PyTorch's fused Adam",
     settings={"targets": TORCH_TARGETS, "features": 32, "cells": ("RNN", "GRU", "LSTM")},
     sizes={
         "script": {"batch": 32, "length": 300, "batches": 4}, "packed": (100, 1000), "long": 66_000,

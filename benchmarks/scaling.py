@@ -343,12 +343,14 @@ ROUNDS = 4
 LABELS = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2",
     "fast-forward": "fast-forward", "modulo": "fast-forward, modulo", "dp-end": "sums at the end",
-    "dp-overlap": "sums beside", "dp-priority": "first stage first", "dp-reverse": "reverse first-k",
+    "dp-overlap": "sums overlapped", "dp-priority": "first stage first", "dp-reverse": "reverse first-k",
     "pipedream": "PipeDream", "dualpipe": "DualPipe (2018)",
 }  # fmt: skip
 """The schedules in words."""
 KEPT = ("gpipe", "1f1b", "zb-h2", "modulo", "dp-reverse")
-"""Whose memory is shown."""
+"""Schedules whose memory is shown."""
+SHOWN = ("1f1b", "zb-h2", "modulo", "dp-overlap", "dp-reverse")
+"""Schedules in the documents' table."""
 
 
 class Model(NamedTuple):
@@ -381,11 +383,11 @@ def measure_scaling(run: Run) -> Iterator[Row]:
                 for count in run.settings["workers"]:
                     yield {"model": name, "scaling": kind, "workers": count} | simulate_row(model, kind, count)
     run.note(
-        "Efficiency: what the FLOPs of the step take at the full rate on all workers, over the simulated time from a "
-        "step to the next. A dash: there are fewer samples than workers or pipelines; asynchronous pipelines have no "
-        "replicas."
+        "Efficiency: the time of the step's FLOPs at the full rate of all workers, divided by the simulated time from "
+        "one step to the next. A dash: there are fewer samples than workers or pipelines; asynchronous pipelines have "
+        "no replicas."
     )
-    run.note(f"Machine: {A100.name}; {1e6 * A100.overhead:.0f} µs an action beside its FLOPs.")
+    run.note(f"Machine: {A100.name}; {1e6 * A100.overhead:.0f} µs per action in addition to its FLOPs.")
     run.note("Memory: activations, gradients and weights of the fullest worker, no optimizer state, no recomputation.")
 
 
@@ -417,31 +419,29 @@ def simulate_row(model: Model, kind: str, count: int) -> Row:
 
 
 def draw_scaling(result: Result) -> Any:
+    """Draw the schedules of the table, each by its own colour; the others are in the CSV file."""
     rows = result["rows"]
     names = list(dict.fromkeys(row["model"] for row in rows))
     drawing, axes = harness.figure(len(names), 2, width=9.0, height=2.6 * len(names) + 0.9)
-    colours = ["#9ca3af", "#6b7280", "#93c5fd", "#60a5fa", "#1e40af", "#86efac", "#15803d", "#fdba74", "#f97316",
-               "#dc2626", "#7f1d1d"]  # fmt: skip
     for line, name in enumerate(names):
-        for column, kind in enumerate(("strong", "weak")):
-            ax = axes[line, column]
+        for ax, kind in zip(axes[line], ("strong", "weak"), strict=True):
             own = [row for row in rows if (row["model"], row["scaling"]) == (name, kind)]
-            for key, colour in zip((*PIPELINES, *REPLICAS), colours, strict=True):
-                points = [(row["workers"], row[key]) for row in own if key in row]
+            for key, colour, marker in zip(("gpipe", *SHOWN), harness.KINDS, "osD^vP", strict=True):
+                points = [(row["workers"], 100 * row[key]) for row in own if key in row]
                 style = "--" if key in REPLICAS else "-"
-                ax.plot(*zip(*points, strict=True), style, color=colour, marker=".", linewidth=1.2, label=LABELS[key])
+                ax.plot(*zip(*points, strict=True), style, color=colour, marker=marker, markersize=4, label=LABELS[key])
             ax.set_xscale("log", base=2)
-            ax.set_ylim(0, 1)
+            ax.set_ylim(0, 100)
             ax.set_title(f"{name}, {kind} scaling", fontsize=9)
             ax.set_xlabel("workers", fontsize=8)
-            ax.set_ylabel("efficiency", fontsize=8)
+            ax.set_ylabel("efficiency, %", fontsize=8)
     return drawing
 
 
 SCALING = Benchmark(
     name="scaling",
-    title="Schedules on many simulated workers: share of the full rate that a training step reaches",
-    leaves_out="everything that the costs do not say: loading of data, normalisation and activations, stragglers",
+    title="Schedules on many simulated workers: efficiency of a training step, a share of the full rate",
+    leaves_out="everything that the cost model omits: data loading, normalisation, activations, stragglers",
     settings={"targets": {}},
     sizes={"workers": (8, 32, 128, 512, 4096), "models": ("VGG-16", "ResNet-50-like", "GPT-like")},
     quick={"workers": (64,), "models": ("VGG-16",)},
@@ -451,12 +451,12 @@ SCALING = Benchmark(
         words={"scaling": "scaling"},
         numbers={
             "workers": "workers", "batch": "batch", "pipeline": "pipeline × replicas", "microbatches": "micro-batches",
-            "samples": "samples of each", "k": "k",
+            "samples": "samples per micro-batch", "k": "k",
         },
         sizes={f"{name}_peak": f"memory, {LABELS[name]}" for name in (*KEPT, *ASYNCHRONOUS)},
         formats={"{:.1%}": LABELS},
     ),
-    short=("model", "scaling", "workers", "1f1b", "zb-h2", "modulo", "dp-overlap", "dp-reverse"),
+    short=("model", "scaling", "workers", *SHOWN),
     in_short=lambda row: row["scaling"] == "weak" and row["workers"] in (8, 4096),
     picture=draw_scaling,
 )  # fmt: skip
@@ -548,7 +548,7 @@ def _bandwidth(link: Link) -> str:
 SCALING_MEASURED = Benchmark(
     name="scaling-measured",
     title="Pipelines on ranks of this machine, measured and simulated: an MLP of {depth} layers of {width}, float32",
-    leaves_out="loading of data; what ranks exchange before they start together",
+    leaves_out="loading data; the barrier before each step",
     settings={"target": TARGET, "sizes": (1 << 10, 1 << 14, 1 << 18, 1 << 21)},
     sizes={
         "ranks": (2,), "width": 512, "depth": 8, "batch": 64, "microbatches": 8, "steps": 30,
@@ -570,9 +570,8 @@ SCALING_MEASURED = Benchmark(
         },
     ),
     short=("schedule", "ranks", "measured", "simulated", "difference", "starts", "met"),
-    picture=harness.bars("{schedule}, {ranks} ranks", {"measured": "measured",
-                                                       "simulated": "simulated"},
-                         "milliseconds a step", unit=1e3),
+    picture=harness.bars("{schedule}, {ranks} ranks", {"measured": "measured", "simulated": "simulated"},
+                         "ms per step, median", unit=1e3),
 )  # fmt: skip
 
 
@@ -612,15 +611,17 @@ def judge_scaling_papers(ours: float, low: float | None, high: float | None) -> 
 
 
 NOTES = (
-    "Reverse first-k: the baseline sends the first stage's sum first (BytePS), sums are rings and are not interrupted; "
-    "BytePS splits tensors and sends to servers. One number is fitted, the Ethernet's share of its nominal rate.",
-    "Pipelines: as many micro-batches as workers (the paper shows 4 on 4 and says no other number), encoders alone, "
-    "GPipe without recomputation.",
-    "DualPipe: Inception v4 is left out; images have 224 pixels a side, to which CIFAR's must have been enlarged "
-    "(Inception v4 takes none of 32); the length of the LSTM's sentences, which the paper does not say, is 100. "
-    "Forward and backward take as long side by side as one after the other; means are geometric. “With a barrier”: "
-    "every unit of time ends for all workers at once, as in the paper's Algorithm 1, and a unit of PipeDream is a "
-    "forward or a backward; from the durations alone, without transfers.",
+    "Reverse first-k: the baseline sends the first stage's sum first (BytePS), sums are ring all-reduces and are not "
+    "interrupted; BytePS splits tensors and sends them to servers. One number is fitted: the share of its nominal rate "
+    "that Ethernet reaches.",
+    "Pipelines: as many micro-batches as workers (the paper shows 4 on 4 and gives no other number), only the "
+    "encoders, GPipe without recomputation.",
+    "DualPipe: Inception v4 is left out; images are 224 × 224, the size to which CIFAR's must have been enlarged "
+    "(Inception v4 does not take 32 × 32); sentences of the LSTM have 100 steps, a length that the paper does not "
+    "give. A forward and a backward that run at the same time take as long as one after the other; means are "
+    "geometric. “With a barrier”: all workers wait for each other after every unit of time, as in the paper's "
+    "Algorithm 1, and a unit of PipeDream is a forward or a backward; computed from durations only, without "
+    "transfers.",
 )
 
 
@@ -701,7 +702,7 @@ def scaling_papers_networks() -> dict[str, tuple[str, list[Layer]]]:
     }
 
 
-COMPARED = ("DualPipe over data-parallel", "DualPipe over PipeDream", "the same with a barrier")
+COMPARED = ("DualPipe over data-parallel", "DualPipe over PipeDream", "DualPipe over PipeDream, with a barrier")
 """Of the DualPipe paper. Its means are geometric: √(1.213 · 5.817) = 2.66 ≈ 2.64, √(1.517 · 1.849) = 1.67 ≈ 1.68."""
 
 
@@ -747,18 +748,18 @@ def _row(source: str, compared: str, setting: str, workers: int, low: float | No
 
 
 ASKED_FOR = ("reverse first-k, first ready first", "modulo over GPipe")
-"""The comparisons that documents show, besides means."""
+"""The comparisons that documents show, in addition to means."""
 
 SCALING_PAPERS = Benchmark(
     name="scaling-papers",
-    title="Speed-ups on many GPUs: what the papers measured, and what is simulated",
-    leaves_out="what the papers' frameworks cost beside kernels, transfers and sums",
+    title="Speed-ups on many GPUs: measured in the papers, and simulated here",
+    leaves_out="overheads of the papers' frameworks other than kernels, transfers and gradient sums",
     settings={"within": WITHIN, "ethernet": ETHERNET, "convolutions": CONVOLUTIONS, "products": PRODUCTS},
     threads=None,
     measure=measure_scaling_papers,
     columns=columns(
         words={"source": "paper", "compared": "compared", "setting": "setting", "outcome": "outcome"},
-        numbers={"workers": "workers", "paper": "measured there"},
+        numbers={"workers": "workers", "paper": "in the paper"},
         formats={"{:.2f}": {"ours": "simulated"}},
     ),
     short=("compared", "setting", "workers", "paper", "ours", "outcome"),
@@ -766,8 +767,8 @@ SCALING_PAPERS = Benchmark(
         row["workers"] >= 8 and row["compared"] in ASKED_FOR and row["outcome"] != "not in the paper"
     ),
     picture=harness.bars(
-        "{compared}: {setting}, {workers}",
+        "{compared}: {setting}, {workers} workers",
         {"low": "the paper, least", "high": "the paper, most", "ours": "simulated"},
-        "times as fast", each=0.34, log=True, line=1.0,
+        "speed-up over the baseline", (harness.PAPER_TINT, harness.PAPER, harness.OURS), line=1.0,
     ),
 )  # fmt: skip

@@ -82,7 +82,7 @@ def measure_chains_row(matrices: list[Any], batch: int | None, rounds: Any) -> R
 CHAINS = Benchmark(
     name="chains",
     title="A chain of {length} random sparse matrices times vectors: the linear scan, float32, CPU",
-    leaves_out="planning, once for the patterns",
+    leaves_out="planning, done once for the patterns",
     settings={"dtype": "float32", "target": TARGET},
     sizes={"length": 50, "batch": 16},
     quick={"length": 3, "batch": 2},
@@ -96,8 +96,8 @@ CHAINS = Benchmark(
     short=("matrix", "vectors", "threads", "ours", "scipy", "scipy_ratio", "met"),
     overview=Overview(task="A chain of sparse matrices times vectors", peer="a loop with SciPy", ratio="scipy_ratio",
                       label="{matrix}", page="scans.md#chains-of-sparse-matrices"),
-    picture=harness.bars("{matrix}, {vectors}", {"scipy_ratio": "measured"}, "SciPy's time over ours",
-                         threads=min, line=TARGET),
+    picture=harness.bars("{matrix}; vectors: {vectors}", {"scipy_ratio": "over SciPy"},
+                         "speed-up: SciPy's time over ours, median", (harness.SCIPY,), line=TARGET),
 )  # fmt: skip
 
 
@@ -181,8 +181,8 @@ def draw_scan(result: Result) -> Any:
     threads, rows = with_threads(result, max)
     drawing, axes = harness.figure(1, 2, width=10.0, height=4.0)
     styles = {
-        "bp": ("o-", "#1e40af"), "chunked": ("s-", "#0f766e"), "hybrid": ("^-", "#a16207"),
-        "blelloch": ("v-", "#9a3412"), "torch": ("x--", "#6b7280"), "auto": ("*", "black"),
+        "bp": ("o-", harness.BLUES[0]), "chunked": ("s-", harness.BLUES[2]), "hybrid": ("^-", harness.BLUES[1]),
+        "blelloch": ("v-", harness.BLUES[3]), "torch": ("x--", harness.TORCH), "auto": ("*", "black"),
     }  # fmt: skip
     for ax, kind in ((axes[0, 0], "time"), (axes[0, 1], "memory")):
         for name, (style, color) in styles.items():
@@ -193,9 +193,9 @@ def draw_scan(result: Result) -> Any:
                 ax.plot([length for length, _ in found], values, style, color=color, markersize=5, label=label)
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_xlabel("sequence length T")
-    axes[0, 0].set_ylabel("seconds, backward (median)")
-    axes[0, 1].set_ylabel("bytes allocated at the peak")
+        ax.set_xlabel("sequence length T, steps")
+    axes[0, 0].set_ylabel("backward, s, median")
+    axes[0, 1].set_ylabel("peak of allocated memory, bytes")
     axes[0, 0].set_title(f"time, {threads}", fontsize=9)
     axes[0, 1].set_title("memory", fontsize=9)
     return drawing
@@ -204,7 +204,7 @@ def draw_scan(result: Result) -> Any:
 SCAN = Benchmark(
     name="scan",
     title="The backward pass of RNN(1, 20) by every algorithm: B = {batch}, float32, CPU",
-    leaves_out="the forward pass; planning a scan over stored Jacobians, which happens once for a length",
+    leaves_out="the forward pass; planning a scan over stored Jacobians, done once per length",
     settings={
         "batch": BATCH, "targets": {"auto over the best": 1.15, "memory, Blelloch over chunked": 15.0},
         "dtype": "float32",

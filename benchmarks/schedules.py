@@ -109,7 +109,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 BUSY = Benchmark(
     name="busy",
-    title=f"A training step of GRU({FEATURES}, {HIDDEN}) beside busy processes: T = {LENGTH}, float32, CPU",
+    title=f"A training step of GRU({FEATURES}, {HIDDEN}) while other processes compute: T = {LENGTH}, float32, CPU",
     leaves_out="nothing; a step is forward, cross-entropy, backward, Adam",
     settings={"target": TARGET},
     sizes={"steps": 200, "batches": (1, 25, 128), "processes": (0, 1, 2)},
@@ -119,17 +119,14 @@ BUSY = Benchmark(
     columns=columns(
         numbers={"processes": "busy processes", "target": "target"},
         seconds={
-            "one_p50": "one thread, p50", "one_p90": "one thread, p90", "more_p50": "threads, p50",
-            "more_p90": "threads, p90",
+            "one_p50": "one thread, p50", "one_p90": "one thread, p90", "more_p50": "more threads, p50",
+            "more_p90": "more threads, p90",
         },
-        times={"ratio_p50": "p50 over one", "ratio_p90": "p90 over one"},
+        times={"ratio_p50": "p50, more / one", "ratio_p90": "p90, more / one"},
     ),
     short=("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "met"),
-    picture=harness.bars(
-        "B = {batch}, {processes} processes busy, {in_threads}",
-        {"one_p90": "one thread", "more_p90": "more threads"},
-        "milliseconds that nine steps in ten stay below", unit=1e3,
-    ),
+    picture=harness.bars("B = {batch}, {processes} busy processes", {"one_p90": "1 thread", "more_p90": "more threads"},
+                         "90th percentile of a step, ms; one thread or more", unit=1e3),
 )  # fmt: skip
 
 
@@ -303,7 +300,7 @@ def judge(row: Mapping[str, Any], small: bool) -> dict[str, str]:
 SCHEDULE = Benchmark(
     name="schedule",
     title="A training step in several orders: float32, CPU",
-    leaves_out="the steps in which the schedule is found; loading of batches",
+    leaves_out="the steps in which the schedule is found; loading batches",
     settings={"dtype": "float32", "optimizer": "SGD, momentum", "targets": TARGETS, "fusion": "backward"},
     rounds={"rounds": 9, "least_rounds": 5, "warmup": 1, "budget": 6.0},
     threads=(2,),
@@ -325,7 +322,7 @@ SCHEDULE = Benchmark(
     ),
     short=("network", "batch", "one", "conventional", "keeps", "kept_ratio", "kept_conventional_ratio", "met"),
     picture=harness.bars("{network}, batch {batch}", {f"{side}_ratio": words for side, words in ORDERS.items()},
-                         "times faster than one stream on one core", each=0.75, line=1.0),
+                         "speed-up over one stream on one core, median", line=1.0),
 )  # fmt: skip
 
 
@@ -350,10 +347,10 @@ class Side(NamedTuple):
 
 SIDES = {
     "synchronous": Side(None, None, "#111827"),
-    "vanilla": Side("DualPipe (2018)", "none", "#dc2626"),
-    "stashing": Side("PipeDream", None, "#d97706"),
-    "SpecTrain": Side("DualPipe (2018)", "momentum", "#1d4ed8"),
-    "optimizer rule": Side("DualPipe (2018)", "optimizer_rule", "#059669"),
+    "vanilla": Side("DualPipe (2018)", "none", "#ea580c"),
+    "stashing": Side("PipeDream", None, "#a16207"),
+    "SpecTrain": Side("DualPipe (2018)", "momentum", harness.OURS),
+    "optimizer rule": Side("DualPipe (2018)", "optimizer_rule", "#0f766e"),
     "finite difference": Side("DualPipe (2018)", "finite_difference", "#a21caf"),
 }
 BUILDERS = {"DualPipe (2018)": dualpipe2018, "PipeDream": pipedream}
@@ -428,7 +425,8 @@ def train(
         optimizer = optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
         with np.errstate(over="ignore", invalid="ignore"):
             if transport is None:
-                _train_alone(model, optimizer, given, watch)
+                for m, (x, target) in enumerate(given):
+                    watch.loss(None, m, workloads.step(model, optimizer, x, target))  # type: ignore[arg-type]
             else:
                 _train_on_ranks(
                     model, optimizer, SIDES[side], given, transport, watch, distances.append if measured else None
@@ -441,15 +439,6 @@ def train(
         return Trained(1 / len(set(test_set.labels.tolist())), watch.found, distances)
     x, target = test_set.batch(np.arange(len(test_set)))
     return Trained(float((model(x).argmax(axis=1) == target).mean()), watch.found, distances)
-
-
-def _train_alone(model: nn.Sequential, optimizer: optim.Optimizer, given: Sequence[Any], watch: Losses) -> None:
-    loss = nn.CrossEntropyLoss()
-    for m, (x, target) in enumerate(given):
-        logits, saved = model.forward(x)
-        value, kept = loss.forward(logits, target)
-        watch.loss(Step([(x, target)], 1, None), m, float(value))
-        optimizer.step(model.weight_grad(loss.input_grad(kept), saved))
 
 
 def _train_on_ranks(
@@ -528,6 +517,7 @@ def draw_spectrain(result: Result) -> Any:
                 ax.plot(at, values, color=SIDES[row["side"]].colour, linewidth=1.3, label=row["side"])
             if of_level:
                 ax.set_title(f"{network}, rate {of_level[0]['rate']:g}", fontsize=9)
+                ax.set_xlabel("training step, batches", fontsize=8)
                 ax.set_ylim(0, 1.4 * max(value for value in of_level[0]["loss"] if value is not None))
             for place, row in enumerate(of_level):
                 bars.bar(
@@ -537,10 +527,9 @@ def draw_spectrain(result: Result) -> Any:
         ticks = [f"{level} rate" for level in LEVELS]
         bars.set_xticks([len(SIDES) / 2 - 0.5 + number * (len(SIDES) + 1) for number in range(len(LEVELS))], ticks)
         bars.set_ylim(0, 1)
-        bars.set_title(f"{network}, accuracy", fontsize=9)
-        axes[line, 0].set_ylabel("training loss")
-    for ax in axes[-1, :2]:
-        ax.set_xlabel("batch")
+        bars.set_title(f"{network}, accuracy on the test set", fontsize=9)
+        bars.set_ylabel("share classified right", fontsize=8)
+        axes[line, 0].set_ylabel("training loss, nats")
     return drawing
 
 
@@ -553,7 +542,7 @@ _NETWORKS = tuple(NETWORKS)
 SPECTRAIN = Benchmark(
     name="spectrain",
     title="Stale, stashed and predicted weights in four stages: SGD with momentum {momentum}, batch {batch}, digits",
-    leaves_out="time: the ranks are threads of one process; what is compared is what training comes to",
+    leaves_out="time: the ranks are threads of one process, and only the trained models are compared",
     settings={"momentum": MOMENTUM, "stages": STAGES},
     sizes={
         "networks": _NETWORKS, "test": 1000, "seeds": (0, 1, 2, 3, 4),
@@ -569,13 +558,13 @@ SPECTRAIN = Benchmark(
     measure=measure_spectrain,
     columns=columns(
         Column("accuracy, %", "accuracy", _with_interval),
-        Column("from synchronous", "difference", _with_interval),
-        words={"side": "weights", "verdict": "that is"},
+        Column("minus synchronous", "difference", _with_interval),
+        words={"side": "weights", "verdict": "verdict"},
         numbers={"steps": "batches", "diverged": "diverged"},
         formats={
             "{:g}": {"rate": "rate"},
-            "{:.2e}": {"predicted_forward": "RMSE F, read", "stale_forward": "RMSE F, newest"},
-            "{:.2f}": {"error_forward": "RMSE F, read / newest", "error_backward": "RMSE I, read / newest"},
+            "{:.2e}": {"predicted_forward": "RMSE in F, weights read", "stale_forward": "RMSE in F, newest weights"},
+            "{:.2f}": {"error_forward": "RMSE in F, read / newest", "error_backward": "RMSE in I, read / newest"},
             "{:.0f}": {"seconds": "seconds"},
         },
     ),

@@ -334,9 +334,9 @@ ASKED_FOR = (
 
 SPGEMM = Benchmark(
     name="spgemm",
-    title="Sparse products on a fixed pattern, float32: values shared, or of each of {batch} samples (time of one)",
-    leaves_out="our symbolic phase but for the rows that name it (column 'plan once'); that of MKL on a kept "
-    "structure; the other sides analyse at every call",
+    title="Sparse products on a fixed pattern, float32: shared values, or values of {batch} samples (time per sample)",
+    leaves_out="our symbolic phase (column 'plan once'), except in rows 'plan + one run', and MKL's where its "
+    "structure is kept; the other libraries analyse in every call",
     settings={"dtype": "float32"},
     sizes={"batch": 16},
     quick={"batch": 2},
@@ -347,20 +347,23 @@ SPGEMM = Benchmark(
             "name": "product", "a_text": "A", "b_text": "B", "values": "values", "strategy": "strategy",
             "targets": "targets",
         },
-        seconds={"plan_seconds": "plan once", "each": "a product", "floor": "at copy speed"},
+        seconds={"plan_seconds": "plan once", "each": "per multiplication", "floor": "at copy speed"},
         times={**{f"{name}_ratio": f"over {side}" for name, side in SIDES.items()}, "floor_times": "× copy floor"},
         sizes={"moved": "bytes moved"},
-        counts={"products": "products"},
+        counts={"products": "multiplications"},
         formats={
-            "{:.1f}": {"index": "index bytes a product"}, "{:.0f} calls": {"earned_after": "plan earned back after"},
+            "{:.1f}": {"index": "index bytes per multiplication"},
+            "{:.0f} calls": {"earned_after": "plan pays off after"},
         },
     ),
     short=("name", "values", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times"),
     in_short=lambda row: row["threads"] == TARGET_THREADS and row["name"] in ASKED_FOR and row["values"] != "B = 16",
     overview=Overview(task="A sparse product with new values", peer="SciPy", ratio="scipy_ratio",
                       label="{name}", page="products.md", of=lambda row: "plan" not in row["values"]),
-    picture=harness.bars("{name}, {values}", {"scipy_ratio": "over SciPy"},
-                         "times faster than SciPy on one thread (median)", each=0.4, threads=max, line=1.0),
+    picture=harness.bars(
+        "{name}, {values}", {"scipy_ratio": "over SciPy (1 thread)", "mkl_numeric_ratio": "over MKL numeric-only"},
+        harness.SPEED_UP, (harness.SCIPY, harness.MKL), line=1.0,
+    ),
 )  # fmt: skip
 
 
@@ -580,17 +583,16 @@ SPGEMM_SWEEP = Benchmark(
     measure=measure_spgemm_sweep,
     columns=columns(
         words={
-            "family": "structures", "met": "never below SciPy", "strategies": "strategies",
-            "slowest_text": "the slowest one",
+            "family": "structures", "met": "never slower than SciPy", "strategies": "strategies",
+            "slowest_text": "slowest structure",
         },
-        numbers={"count": "how many"},
+        numbers={"count": "count"},
         times={"slowest": "slowest", "median": "median", "fastest": "fastest"},
     ),
     short=("family", "threads", "slowest", "median", "fastest", "met"),
     in_short=lambda row: row["threads"] == 1,
     picture=harness.bars(
-        "{family}",
-        {"slowest": "slowest", "median": "median", "fastest": "fastest"},
-        "times faster than SciPy", threads=max, log=True, line=1.0,
+        "{family}", {"slowest": "slowest", "median": "median", "fastest": "fastest"},
+        "speed-up over SciPy", (harness.SCIPY_TINTS[1], harness.SCIPY, harness.SCIPY_TINTS[0]), line=1.0,
     ),
 )  # fmt: skip

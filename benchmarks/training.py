@@ -125,25 +125,24 @@ def train_torch(name: str, dtype: str, data: Any, batch: int, iterations: int) -
 
 def draw_convergence(result: Result) -> Any:
     rows = [row for row in result["rows"] if row["dtype"] == "float32"]
-    drawing, axes = harness.figure(2, len(rows), width=4.2 * len(rows), height=5.4)
-    for column, row in enumerate(rows):
-        for place, (kind, label) in enumerate((("losses", "training loss"), ("test", "test loss"))):
-            ax, count = axes[place, column], row["iterations"]
-            at = np.arange(count)
-            if kind == "test":
-                at = np.array([i for i in at if i % TEST_EVERY == 0 or i == count - 1])
-            ax.plot(at, row[f"{kind}_bp"], color="#93c5fd", linewidth=4, label="back-propagation")
-            ax.plot(at, row[f"{kind}_scan"], color="#9a3412", linewidth=1.2, linestyle="--", label="scan")
-            ax.set_ylabel(label)
-            ax.set_xlabel("iteration")
-        axes[0, column].set_title(f"{row['optimizer']}, {row['dtype']}", fontsize=10)
+    drawing, axes = harness.figure(len(rows), 2, width=10.5, height=2.9 * len(rows) + 0.9)
+    for own, row in zip(axes, rows, strict=True):
+        count = row["iterations"]
+        tested = [i for i in range(count) if i % TEST_EVERY == 0 or i == count - 1]
+        for ax, kind, at, label in zip(
+            own, ("losses", "test"), (range(count), tested), ("training", "test"), strict=True
+        ):
+            ax.plot(at, row[f"{kind}_bp"], color=harness.BLUES[1], linewidth=4, label="back-propagation")
+            ax.plot(at, row[f"{kind}_scan"], color=harness.OURS, linewidth=1.2, linestyle="--", label="scan")
+            ax.set(xlabel="iteration", ylabel=f"{label} loss, nats")
+            ax.set_title(f"{row['optimizer']}, {row['dtype']}", fontsize=9)
     return drawing
 
 
 CONVERGENCE = Benchmark(
     name="convergence",
-    title="LeNet-5 on the real digits, batch {batch}: the loss by scan ({algorithm}, all levels) and layer by layer",
-    leaves_out="nothing; a step is forward, loss, backward and update, the median over the iterations",
+    title="LeNet-5 on real digits, batch {batch}: losses by scan ({algorithm}, all levels) and layer by layer",
+    leaves_out="nothing; a step is forward, loss, backward and update; its time is the median over the iterations",
     settings={"seed": SEED, "targets": CONVERGENCE_TARGETS, "algorithm": ALGORITHM},
     sizes={"batch": 256, "iterations": 100},
     quick={"batch": 16, "iterations": 3},
@@ -158,8 +157,8 @@ CONVERGENCE = Benchmark(
             "{:.4f}": {"first_loss": "first loss"},
             "{:.8f}": {"last_bp": "last loss, BP", "last_scan": "last loss, scan"},
             "{:.2e}": {
-                "difference": "largest relative difference", "test_difference": "of the test loss",
-                "torch_difference": "PyTorch's BP against our BP", "rounding": "our BP in float32 against float64",
+                "difference": "largest relative difference", "test_difference": "the same of the test loss",
+                "torch_difference": "PyTorch's BP against ours", "rounding": "our BP, float32 against float64",
             },
             "≤ {:.0e}": {"target": "target"},
         },
@@ -273,17 +272,17 @@ def judge_optim(row: Mapping[str, Any]) -> dict[str, str]:
 
 OPTIM = Benchmark(
     name="optim",
-    title="The update of all parameters, gradients given: float32, CPU",
-    leaves_out="forward and backward; whole steps are another comparison",
+    title="Updating all parameters, gradients given: float32, CPU",
+    leaves_out="forward and backward; python -m benchmarks fusion measures whole steps",
     settings={"dtype": "float32", "targets": OPTIM_TARGETS, "optimizers": OPTIM_OPTIMIZERS},
     rounds={"rounds": 15, "least_rounds": 3, "budget": 4.0},
     measure=measure_optim,
     columns=columns(
         words={"optimizer": "optimizer", "targets": "targets"},
         numbers={"tensors": "tensors"},
-        seconds={"loop": "name by name", "unfused": "torch", "foreach": "torch, foreach", "fused": "torch, fused"},
+        seconds={"loop": "one at a time", "unfused": "torch", "foreach": "torch, foreach", "fused": "torch, fused"},
         times={
-            "loop_ratio": "over name by name", "unfused_ratio": "over torch", "foreach_ratio": "over foreach",
+            "loop_ratio": "over one at a time", "unfused_ratio": "over torch", "foreach_ratio": "over foreach",
             "fused_ratio": "over fused", "floor_times": "× copy floor",
         },
         sizes={"moved": "bytes moved"},
@@ -293,11 +292,9 @@ OPTIM = Benchmark(
     in_short=lambda row: row["threads"] == 2 and row["optimizer"] in ("SGD", "Adam", "AdamW"),
     overview=Overview(task="An optimizer update", peer="PyTorch, fused", ratio="fused_ratio",
                       label="{network}, {optimizer}", page="optimizers.md"),
-    picture=harness.bars(
-        "{network}, {optimizer}",
-        {"foreach_ratio": "over torch, foreach", "fused_ratio": "over torch, fused"},
-        "times faster (median)", threads=max, line=1.0,
-    ),
+    picture=harness.bars("{network}, {optimizer}", {"foreach_ratio": "over torch, foreach", "fused_ratio":
+                         "over torch, fused"}, harness.SPEED_UP,
+                         (harness.TORCH_TINT, harness.TORCH), line=1.0),
 )  # fmt: skip
 
 
@@ -417,17 +414,21 @@ def batch_of(model: Any, shape: tuple[int, ...], batch: int) -> tuple[np.ndarray
     return x, rng.integers(model.forward(x[:1])[0].shape[1], size=batch)
 
 
+def _in_torch(make: Callable[[], Any], shape: tuple[int, ...], batch: int, threads: int) -> tuple[Any, ...]:
+    """Return PyTorch, with so many threads; our model, inputs and targets as tensors, and the loss."""
+    torch = harness.import_torch()
+    torch.set_num_threads(threads)
+    model = make()
+    return torch, model, *map(torch.from_numpy, batch_of(model, shape, batch)), torch.nn.CrossEntropyLoss()
+
+
 def fusion_in_torch(
     make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int
 ) -> tuple[dict[str, Callable[[], object]], int]:
     """Return one whole step by each form of torch.optim, all with one state, and the peak of gradients with hooks."""
-    import torch
-
-    torch.set_num_threads(threads)
-    model = make()
-    (x, target), twin = batch_of(model, shape, batch), torch_twin(model)
+    torch, model, inputs, targets, loss = _in_torch(make, shape, batch, threads)
+    twin = torch_twin(model)
     cls, options = OPTIM_OPTIMIZERS[optimizer]
-    inputs, targets, loss = torch.from_numpy(x), torch.from_numpy(target), torch.nn.CrossEntropyLoss()
     parameters = list(twin.parameters())
     whole = getattr(torch.optim, cls)(parameters, **options, foreach=False)
 
@@ -482,23 +483,6 @@ def judge_fusion(row: Mapping[str, Any]) -> str:
     return outcome if judged else f"{outcome}; step without a target"
 
 
-def draw_fusion(result: Result) -> Any:
-    drawing, axes = harness.figure(width=6.5, height=4.0)
-    ax = axes[0, 0]
-    for fusion, color, marker in (("forward", "#93c5fd", "s"), ("backward", "#1e40af", "o")):
-        ax.scatter(
-            [row["share"] for row in result["rows"]], [row[f"{fusion}_ratio"]["median"] for row in result["rows"]],
-            s=18, color=color, marker=marker, label=f"{fusion}-fusion",
-        )  # fmt: skip
-    ax.axhline(1.0, color="#9ca3af", linewidth=0.8)
-    ax.plot(
-        [FUSION_TARGETS["share"], 1.0], [FUSION_TARGETS["step"]] * 2, color="#1e40af", linewidth=0.8, linestyle="--"
-    )
-    ax.set_xlabel("the update's share of an unfused step", fontsize=9)
-    ax.set_ylabel("times faster than unfused (dashed: target)", fontsize=9)
-    return drawing
-
-
 FUSION = Benchmark(
     name="fusion",
     title="Whole training steps with fused optimizers: float32, CPU",
@@ -521,7 +505,7 @@ FUSION = Benchmark(
         },
         sizes={
             "none_peak": "gradients, unfused", "backward_peak": "gradients, backward",
-            "hooks_peak": "gradients, torch's hooks", "largest": "largest layer's",
+            "hooks_peak": "gradients, torch's hooks", "largest": "gradients of the largest layer",
         },
         formats={"{:.0%}": {"share": "update's share"}},
     ),
@@ -529,7 +513,11 @@ FUSION = Benchmark(
         "network", "batch", "optimizer", "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met",
     ),
     in_short=lambda row: row["optimizer"] == "Adam" and row["batch"] in (1, 32),
-    picture=draw_fusion,
+    picture=harness.bars(
+        "{network}, B = {batch}; update: {share:.1%}",
+        {"backward_ratio": "backward-fusion", "forward_ratio": "forward-fusion"},
+        "speed-up over the unfused step, median; update: its share of that step", line=1.0,
+    ),
 )  # fmt: skip
 
 
@@ -576,13 +564,8 @@ def convolution_in_torch(
     make: Callable[[], Any], shape: tuple[int, ...], batch: int, threads: int
 ) -> tuple[dict[str, Callable[[], object]], None]:
     """Return one whole step for each layout."""
-    import torch
-
-    torch.set_num_threads(threads)
-    model = make()
-    x, target = (torch.from_numpy(array) for array in batch_of(model, shape, batch))
+    torch, model, x, target, loss = _in_torch(make, shape, batch, threads)
     name, options = OPTIM_OPTIMIZERS[OPTIMIZER]
-    loss = torch.nn.CrossEntropyLoss()
 
     def step_of(layout: Any) -> Callable[[], None]:
         twin, inputs = torch_twin(model).to(memory_format=layout), x.to(memory_format=layout)
@@ -618,9 +601,7 @@ CONVOLUTION = Benchmark(
     short=("network", "batch", "threads", "ours", *LAYOUTS, "best_ratio", "target", "met"),
     overview=Overview(task="A training step of a convolutional network", peer="PyTorch, its faster layout",
                       ratio="best_ratio", label="{network}, batch {batch}", page="convolutions.md"),
-    picture=harness.bars(
-        "{network}, batch {batch}",
-        {"torch_ratio": "over PyTorch", "channels_last_ratio": "over PyTorch, channels last"},
-        "times faster (median)", threads=max, line=1.0,
-    ),
+    picture=harness.bars("{network}, batch {batch}", {"torch_ratio": "over PyTorch", "channels_last_ratio":
+                         "over PyTorch, channels last"}, harness.SPEED_UP,
+                         (harness.TORCH, harness.TORCH_TINT), line=1.0),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,10 +22,6 @@ from sparsebp.jacobians import TransposedJacobian, conv_jacobian_t
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.patterns import SparsityPattern, pointwise_pattern, pool_pattern
 from sparsebp.products import plan_product
-
-if TYPE_CHECKING:
-    from sparsebp.patterns import SparsityPattern
-
 
 # Sparse matrices as meshes give them: finite differences, finite elements, and the operators of multigrid on them.
 
@@ -210,18 +206,24 @@ def batches(samples: int, size: int, seed: int, steps: int) -> Iterator[np.ndarr
         yield epoch_order(samples, seed=seed, epoch=epoch)[number * size : (number + 1) * size]
 
 
+def step(model: nn.Sequential, optimizer: optim.Optimizer, x: Any, target: Any) -> float:
+    """Run forward, cross-entropy, backward and update, layer by layer; return the loss."""
+    loss = nn.CrossEntropyLoss()
+    logits, saved = model.forward(x)
+    value, kept = loss.forward(logits, target)
+    optimizer.step(model.weight_grad(loss.input_grad(kept), saved))
+    return float(value)
+
+
 def train(
     model: nn.Sequential, optimizer: optim.Optimizer, data: ImageDataset, size: int, seed: int, steps: int
 ) -> Iterator[tuple[float, float]]:
     """Train on `batches`, a step each time: yields the loss, and the seconds that the step took without its batch."""
-    loss = nn.CrossEntropyLoss()
     for chosen in batches(len(data), size, seed, steps):
         x, target = data.batch(chosen)
         start = time.perf_counter()
-        logits, saved = model.forward(x)
-        value, loss_saved = loss.forward(logits, target)
-        optimizer.step(model.weight_grad(loss.input_grad(loss_saved), saved))
-        yield float(value), time.perf_counter() - start
+        value = step(model, optimizer, x, target)
+        yield value, time.perf_counter() - start
 
 
 Targets = Mapping[str, float]
@@ -398,6 +400,13 @@ class LastStep(nn.Layer):
         return gx
 
 
+def stacked(cell: str, layers: int, hidden: int, classes: int) -> nn.Sequential:
+    """Return recurrent layers one above the other, and a linear layer on the last step."""
+    head = nn.Linear(hidden, classes, rng=np.random.default_rng(0))
+    chain = (getattr(nn, cell)(hidden, hidden, rng=number) for number in range(layers))
+    return nn.Sequential(*chain, LastStep(), head)
+
+
 class BatchFirst(nn.Layer):
     """``(T, B, n) -> (B, T, n)``."""
 
@@ -558,8 +567,28 @@ class SequenceWorkload:
         )
 
 
-class TorchTwin:
-    """The workload in PyTorch: ``torch.nn`` (cuDNN on a GPU), ``torch.optim.Adam(fused=True)``, its fastest form."""
+class TorchClassifier:
+    """A `torch.nn.ModuleDict` of ``rnn``, ``head``, perhaps ``embedding``; fused Adam, PyTorch's fastest."""
+
+    def __init__(self, model: Any) -> None:
+        torch = import_torch()
+        self.model, self.loss = model, torch.nn.CrossEntropyLoss()
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+    def loss_of(self, x: Any, target: Any, lengths: Any = None) -> Any:
+        """Run the forward pass and the loss, with the gradients of the last step dropped; `lengths` packs x."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if "embedding" in self.model:
+            x = self.model["embedding"](x)
+        if lengths is not None:
+            x = import_torch().nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        _, last = self.model["rnn"](x)
+        h_n = last[0] if isinstance(last, tuple) else last  # an LSTM's (h_n, c_n)
+        return self.loss(self.model["head"](h_n[-1]), target)
+
+
+class TorchTwin(TorchClassifier):
+    """The workload in PyTorch: ``torch.nn`` (cuDNN on a GPU)."""
 
     def __init__(self, workload: SequenceWorkload) -> None:
         torch = self._torch = import_torch()
@@ -569,26 +598,19 @@ class TorchTwin:
                 "This PyTorch was built without CUDA, and the GPU benchmark compares with it",
                 remedy="Install a CUDA build of PyTorch",
             )
-        dtype = torch.float32 if workload.dtype == np.float32 else torch.float64
-        layer = getattr(torch.nn, workload.cell)
-        self.rnn = layer(workload.input_size, workload.hidden, device=device, dtype=dtype)
-        self.head = torch.nn.Linear(workload.hidden, workload.classes, device=device, dtype=dtype)
-        self.model = torch.nn.ModuleDict({"rnn": self.rnn, "head": self.head})
+        options = {"device": device, "dtype": torch.float32 if workload.dtype == np.float32 else torch.float64}
+        rnn = getattr(torch.nn, workload.cell)(workload.input_size, workload.hidden, **options)
+        head = torch.nn.Linear(workload.hidden, workload.classes, **options)
+        super().__init__(torch.nn.ModuleDict({"rnn": rnn, "head": head}))
         self._load(workload.state)
-        x, target = workload.host_batch
-        self.x, self.target = torch.from_numpy(x).to(device), torch.from_numpy(target).to(device)
-        self.loss = torch.nn.CrossEntropyLoss()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
+        self.x, self.target = (torch.from_numpy(array).to(device) for array in workload.host_batch)
 
     def _load(self, state: dict[str, np.ndarray]) -> None:
         self.model.load_state_dict({name: self._torch.from_numpy(array.copy()) for name, array in state.items()})
 
     def forward(self) -> Any:
         """Run the forward pass and the loss, with the gradients of the last step dropped."""
-        self.optimizer.zero_grad(set_to_none=True)
-        _, last = self.rnn(self.x)
-        h_n = last[0] if isinstance(last, tuple) else last  # an LSTM's (h_n, c_n)
-        return self.loss(self.head(h_n[-1]), self.target)
+        return self.loss_of(self.x, self.target)
 
     def step(self) -> None:
         """Run one whole training step."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import harness, training
+from benchmarks import jacobians as jacobians_bench
 from benchmarks.harness import Result
-from benchmarks.training import TEST_EVERY
 from papers import bppsa_measured
 from papers.figure import Claim, Context, Figure, Found, claim, judged
 from sparsebp import hidden_jacobians, nn, plan_scan
@@ -115,8 +115,8 @@ def draw_jacobians(data: Mapping[str, Any]) -> Any:
     drawing, axes = harness.figure(1, len(data), height=3)
     for ax, (name, (entries, shape)) in zip(axes[0], data.items(), strict=True):
         places = np.array(entries)
-        ax.scatter(places[:, 1], places[:, 0], s=4, color="#1e40af")
-        ax.set(title=name, xlim=(-1, shape[1]), ylim=(shape[0], -1), xlabel="output", ylabel="input")
+        ax.scatter(places[:, 1], places[:, 0], s=4, color=harness.OURS)
+        ax.set(title=name, xlim=(-1, shape[1]), ylim=(shape[0], -1), xlabel="output, element", ylabel="input, element")
         ax.set_aspect("equal")
     return drawing
 
@@ -146,21 +146,22 @@ def complexity(context: Context) -> Found:
 
 def draw_complexity(data: Mapping[str, Any]) -> Any:
     drawing, axes = harness.figure()
-    for name, style in (("linear", "--"), ("blelloch", "-")):
-        for p in (1, 16, 1024, "n"):
-            rows = [row for row in data["rows"] if row["algorithm"] == name
-                    and row["workers"] == (row["n"] if p == "n" else p)]  # fmt: skip
-            if name == "blelloch" or p == 1:
-                axes[0, 0].loglog([r["n"] for r in rows], [r["steps"] for r in rows], style, marker="o",
-                                  markersize=3, label=f"{name}, p = {p}" if name == "blelloch" else name)  # fmt: skip
-    axes[0, 0].set(xlabel="operators n", ylabel="steps")
+    scans = zip((1, 16, 1024, "n"), harness.KINDS, strict=False)
+    lines = [("linear", 1, "o--", "black"), *(("blelloch", p, "o-", colour) for p, colour in scans)]
+    for name, p, style, colour in lines:
+        rows = [row for row in data["rows"] if row["algorithm"] == name
+                and row["workers"] == (row["n"] if p == "n" else p)]  # fmt: skip
+        label = name if name == "linear" else f"{name}, p = {p}"
+        axes[0, 0].loglog([r["n"] for r in rows], [r["steps"] for r in rows], style, color=colour, markersize=3,
+                          label=label)  # fmt: skip
+    axes[0, 0].set(xlabel="number of operators n", ylabel="steps, products one after another")
     return drawing
 
 
 _DIGITS = "Real digits in place of CIFAR-10"
 _ROUNDING = (
-    "Rounding grows over the steps, most if divided by the gradient's size; the training losses of PyTorch's BP and of "
-    "ours come to differ by {:.2g}"
+    "Rounding errors grow over the steps, most with an optimizer that divides by the gradient's size; even PyTorch's "
+    "training losses and ours, both by BP, differ by {:.2g}"
 )
 
 
@@ -175,21 +176,8 @@ def convergence(result: Result) -> Found:
                                  "on each other" if figured else "agnostic to the optimizer (§2.2); not in the figure",
                                  f"{row[key]:.2g} (at most {row['target']:g})", met,
                                  _ROUNDING.format(row["torch_difference"]),
-                                 f"{result['settings']['algorithm']} beside bp"))  # fmt: skip
+                                 f"{result['settings']['algorithm']} and bp"))  # fmt: skip
     return Found(tuple(claims), {"rows": [dict(row) for row in result["rows"] if "losses_bp" in row][:1]})
-
-
-def draw_convergence(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(1, 2, width=11.6, height=4.2)
-    for row in data["rows"]:
-        count = len(row["losses_bp"])
-        tested = [i for i in range(count) if i % TEST_EVERY == 0 or i == count - 1]
-        for ax, key, at, name in ((axes[0, 0], "losses", range(count), "training loss"),
-                                  (axes[0, 1], "test", tested, "test loss")):  # fmt: skip
-            ax.plot(at, row[f"{key}_bp"], color="#c2410c", linewidth=4, alpha=0.5, label="back-propagation")
-            ax.plot(at, row[f"{key}_scan"], color="#1e40af", linewidth=1.2, linestyle="--", label="scan")
-            ax.set(xlabel="iteration", ylabel=f"{name} (digits)")
-    return drawing
 
 
 def pruned(result: Result) -> Found:
@@ -207,7 +195,7 @@ def pruned(result: Result) -> Found:
                    f"{below} of {len(steps)}", below >= 0.8 * len(steps), "Products of blocks fill in", hybrid),
             Claim(f"batch {batch}: all steps in turn over all operators in turn, seconds (the paper counts, we run)",
                   "not stated", f"{sum(r['seconds'] for r in scan) / sum(r['seconds'] for r in bp):.1f}×", None,
-                  "The scan pays with as many workers as a level has products; here they run in turn", hybrid),
+                  "A scan gains if every product of a level has a worker; here they run one after the other", hybrid),
         ]  # fmt: skip
     before = training["trained"]["accuracy"]
     for side, ran in (("scan", hybrid), ("BP", "plain back-propagation (bp)")):
@@ -219,12 +207,6 @@ def pruned(result: Result) -> Found:
     shown = {"settings": {"batches": sorted({row["batch"] for row in result["rows"]})},
              "rows": [dict(row) for row in result["rows"] if "kind" in row]}  # fmt: skip
     return Found(tuple(claims), shown)
-
-
-def draw_pruned(data: Mapping[str, Any]) -> Any:
-    from benchmarks.jacobians import draw_pruned
-
-    return draw_pruned(data)
 
 
 def features(context: Context) -> Found:
@@ -253,7 +235,7 @@ def told_apart(context: Context) -> Found:
     ))  # fmt: skip
 
 
-_CLIPS = "The paper's clips are IRMAS's; these are synthetic, and meant to be hard for a linear model alone"
+_CLIPS = "The paper's clips are IRMAS's; these are synthetic, and made to be hard for a linear model"
 
 
 def _least_squares(train: Any, test: Any) -> float:
@@ -358,14 +340,14 @@ def space(context: Context) -> Found:
 
 
 def draw_space(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(width=11.6, height=4.4)
+    drawing, axes = harness.figure(width=10.5, height=4.4)
     workers = [row["workers"] for row in data["rows"]]
     ax = axes[0, 0]
-    ax.loglog(workers, [row["scan"] for row in data["rows"]], "o-", color="#1e40af", base=2,
+    ax.loglog(workers, [row["scan"] for row in data["rows"]], "o-", color=harness.OURS, base=2,
               label="scan: transposed Jacobians")  # fmt: skip
-    ax.loglog(workers, [row["pipeline"] for row in data["rows"]], "s-", color="#c2410c", base=2,
+    ax.loglog(workers, [row["pipeline"] for row in data["rows"]], "s-", color=harness.KINDS[2], base=2,
               label="GPipe: activations, in layers")  # fmt: skip
-    ax.set(xlabel=f"workers, {_LAYERS} layers", ylabel="stored by a worker, at most")
+    ax.set(xlabel=f"workers, {_LAYERS} layers", ylabel="most that a worker stores, matrices or layers")
     return drawing
 
 
@@ -400,14 +382,14 @@ def condition(context: Context) -> Found:
 
 
 def draw_condition(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(width=11.6, height=4.4)
+    drawing, axes = harness.figure(width=10.5, height=4.4)
     ax = axes[0, 0]
     ax.loglog(data["lengths"], data["lengths"], "--", color="black", label="linear scan, any size")
-    for row, colour in zip(data["rows"], ("#059669", "#1e40af", "#a21caf"), strict=True):
+    for row, colour in zip(data["rows"], harness.KINDS[1:4], strict=True):
         ax.loglog(data["lengths"], row["path"], "o-", markersize=3, color=colour,
                   label=f"Blelloch's scan, {row['size']}×{row['size']}")  # fmt: skip
         ax.axvline(row["n"], color=colour, linewidth=0.7)
-    ax.set(xlabel="operators n", ylabel="longest path, products of a matrix and a vector")
+    ax.set(xlabel="number of operators n", ylabel="longest path, matrix–vector products")
     return drawing
 
 
@@ -432,7 +414,7 @@ def draw_filling(data: Mapping[str, Any]) -> Any:
 
     devices = data["devices"]
     found = simulate(_pipeline(devices))
-    drawing, axes = harness.figure(width=11.6, height=3.2)
+    drawing, axes = harness.figure(width=10.5, height=3.2)
     ax = axes[0, 0]
     for device in range(devices):
         for m in range(2 * devices):
@@ -469,7 +451,7 @@ FIGURES = (
            needs=("audio",)),
     Figure("bppsa-fig6", "Fig. 6 and §3.5", "executed",
            "LeNet-5, here on digits: training and test loss by scan and BP lie on each other", rests_on="convergence",
-           shows=convergence, draw=draw_convergence, seconds=120, needs=("torch", "data")),
+           shows=convergence, draw=training.draw_convergence, seconds=120, needs=("torch", "data")),
     Figure("bppsa-fig7", "Fig. 7", "measured", "RNN, T = 1000: loss over time, 2.73× overall",
            run=bppsa_measured.wall_clock, draw=bppsa_measured.draw_races, seconds=60, needs=("torch",), gpu=True),
     Figure("bppsa-fig8", "Fig. 8a–c and Table 4", "measured",
@@ -483,7 +465,7 @@ FIGURES = (
            run=bppsa_measured.gru, draw=bppsa_measured.draw_gru, seconds=90, needs=("torch",), gpu=True),
     Figure("bppsa-fig10", "Fig. 10 and §4.3", "executed",
            "97 % pruned VGG-11, here on digits: FLOPs of each scan step and BP operator, accuracy after retraining",
-           rests_on="pruned", shows=pruned, draw=draw_pruned, seconds=420, needs=("torch", "data")),
+           rests_on="pruned", shows=pruned, draw=jacobians_bench.draw_pruned, seconds=420, needs=("torch", "data")),
     Figure("bppsa-instruments", "§5.2", "executed", "GRU tells instruments by their sound; here synthetic clips",
            run=told_apart, seconds=50, needs=("audio",)),
     Figure("bppsa-fig13", "Fig. 13 and Table 6", "measured",

@@ -74,7 +74,8 @@ def _train(
         for begin in range(0, len(given), steps):
             part = given[begin : begin + steps]
             if executor is None:
-                _in_turn(model, loss, optimizer, part)
+                for x, target in part:
+                    workloads.step(model, optimizer, x, target)
             else:
                 executor.step(part)
                 executor.flush()
@@ -85,12 +86,6 @@ def _train(
     return run_ranks(STAGES, work)[0] if side == "PipeDream" else work(None)
 
 
-def _in_turn(model: nn.Sequential, loss: Any, optimizer: optim.Optimizer, part: Sequence[Any]) -> None:
-    for x, target in part:
-        logits, saved = model.forward(x)
-        optimizer.step(model.weight_grad(loss.input_grad(loss.forward(logits, target)[1]), saved))
-
-
 def _top(model: nn.Sequential, data: Any) -> list[float]:
     x, target = data.batch(np.arange(len(data)))
     order = np.argsort(-model(x), axis=1)
@@ -98,9 +93,9 @@ def _top(model: nn.Sequential, data: Any) -> list[float]:
 
 
 def draw_accuracies(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(1, len(_TOPS), width=11.6, height=4.2)
+    drawing, axes = harness.figure(1, len(_TOPS), width=10.5, height=4.2)
     for ax, number, k in zip(axes[0], range(len(_TOPS)), _TOPS, strict=True):
-        for side, colour in zip(_SIDES, ("#111827", "#d97706"), strict=True):
+        for side, colour in zip(_SIDES, ("#111827", harness.OURS), strict=True):
             runs = 100 * np.array(data["accuracies"][side])[:, :, number]
             mean = runs.mean(axis=0)
             ax.errorbar(data["steps"], mean, [mean - runs.min(axis=0), runs.max(axis=0) - mean], color=colour,
@@ -172,15 +167,16 @@ TABLE_6 = {
 """GRU, by set and B."""
 
 
-_NO_CUDNN = "The paper's peer is cuDNN on a GPU, ours are PyTorch and JAX on the CPU"
-_WORK = "A scan does about 20 times the work of the recursion, and two cores are few workers"
+_NO_CUDNN = "The paper compares with cuDNN on a GPU; here the peers are PyTorch and JAX on the CPU"
+_WORK = "A scan does about 20 times the work of the sequential recursion, and two cores are too few workers"
 _BESIDE_JAX = {(100, 16), (1000, 16), (10_000, 16), (1000, 64), (259, 16), (517, 16), (1034, 16)}
 """T and B where JAX is measured too: it compiles some ten seconds for each."""
 WAYS = ("auto", "chunked", "blelloch")
 """Backward algorithms that are measured; the row says the choice of ``auto``."""
 _NAMES = {"bp": "plain back-propagation (bp)", "chunked": "chunked scan", "blelloch": "Blelloch's scan"}
-_COLOURS = {"torch.nn": "#dc2626", "auto": "#1e40af", "chunked": "#059669", "blelloch": "#a21caf"}
-_PARTS = (("FP: forward", "#1e40af"), ("FO: Jacobians", "#d97706"), ("backward", "#93c5fd"))
+_STYLES = dict(zip(WAYS, zip(harness.BLUES, ("o-", "s-", "^-"), strict=False), strict=True))
+_PARTS = {"torch.nn": (harness.TORCH, "none", harness.TORCH_TINT), "sparsebp": harness.BLUES}
+"""Colours of the forward, the Jacobians and the backward."""
 
 
 def generation(result: Result) -> Found:
@@ -188,7 +184,7 @@ def generation(result: Result) -> Found:
     rows = [row for row in result["rows"] if row.get("target")]
     return Found(tuple(
         at_least(f"{row['name']}, {row['threads']} threads", row["target"], median(row, "columns_ratio"),
-                 ran="analytic routines, over autograd a column at a time")
+                 ran="analytic routines, compared with autograd column by column")
         for row in rows
     ))  # fmt: skip
 
@@ -236,12 +232,12 @@ def _races(runs: Mapping[str, tuple[str, int, int, int, Any, float, int]]) -> Fo
 
 
 def draw_races(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(1, len(data), width=11.6, height=4.2)
+    drawing, axes = harness.figure(1, len(data), width=10.5, height=4.2)
     for ax, (what, sides) in zip(axes[0], data.items(), strict=True):
-        for (name, side), colour in zip(sides.items(), ("#dc2626", "#1e40af", "#a21caf"), strict=False):
+        for (name, side), colour in zip(sides.items(), (harness.TORCH, *harness.BLUES), strict=False):
             ax.plot(side["seconds"], side["loss"], color=colour, linewidth=1.2, marker=".", markersize=3,
                     label=name)  # fmt: skip
-        ax.set(xlabel="wall-clock time, s", ylabel="training loss")
+        ax.set(xlabel="wall-clock time, s", ylabel="training loss, nats")
         ax.set_title(what, fontsize=9)
     return drawing
 
@@ -380,52 +376,56 @@ def _table(rows: Sequence[Mapping[str, Any]], paper: Mapping[tuple[int, int], Si
 def draw_table(data: Mapping[str, Any]) -> Any:
     rows = data["rows"]
     key = "length" if len({row["length"] for row in rows}) > 1 else "batch"
-    drawing, axes = harness.figure(1, 3, width=11.6, height=6.2)
+    drawing, axes = harness.figure(1, 3, width=11.0, height=5.2)
     latency, faster, parts = axes[0]
-    named = "sequence length T (B = 16)" if key == "length" else f"1 / B (T = {rows[0]['length']})"
-    place = (lambda row: row["length"]) if key == "length" else (lambda row: 1 / row["batch"])
-    for way in WAYS:
-        of_way = sorted((row for row in rows if row["way"] == way), key=place)
-        label, at = f"{way} ({', '.join(dict.fromkeys(row['ran'] for row in of_way))})", [place(row) for row in of_way]
+    named = "sequence length T, steps (B = 16)" if key == "length" else f"batch B, samples (T = {rows[0]['length']})"
+    for way, (colour, style) in _STYLES.items():
+        of_way = sorted((row for row in rows if row["way"] == way), key=lambda row: row[key])
+        at, label = [row[key] for row in of_way], f"sparsebp, {way} ({', '.join({row['ran']: 0 for row in of_way})})"
         if way == "auto":
-            latency.loglog(at, [1e3 * row["torch"]["backward"] for row in of_way], "o-", color=_COLOURS["torch.nn"],
+            latency.loglog(at, [1e3 * row["torch"]["backward"] for row in of_way], "x-", color=harness.TORCH,
                            label="torch.nn")  # fmt: skip
-        latency.loglog(at, [1e3 * row["ours"]["backward"] for row in of_way], "o-", color=_COLOURS[way], label=label)
-        faster.loglog(at, [row["backward"] for row in of_way], "o-", color=_COLOURS[way], label=label)
-    faster.axhline(1, color="grey", linewidth=0.8)
-    latency.set(xlabel=named, ylabel="backward, ms an iteration")
-    faster.set(xlabel=named, ylabel="backward: times faster than torch.nn")
-    _draw_parts(parts, sorted(rows, key=lambda row: (place(row), WAYS.index(row["way"]))))
+        latency.loglog(at, [1e3 * row["ours"]["backward"] for row in of_way], style, color=colour, label=label)
+        faster.loglog(at, [row["backward"] for row in of_way], style, color=colour, label=label)
+    faster.axhline(1, color=harness.TORCH, linewidth=0.8)
+    latency.set(xlabel=named, ylabel="backward, ms per iteration")
+    faster.set(xlabel=named, ylabel="backward: speed-up over torch.nn")
+    every = sorted({row[key] for row in rows})
+    _draw_parts(parts, sorted((row for row in rows if row[key] in (every[::2] if len(every) > 4 else every)),
+                              key=lambda row: (row[key], WAYS.index(row["way"]))))  # fmt: skip
     return drawing
 
 
 def draw_gru(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(width=11.6, height=1.6 + 0.24 * len(data["rows"]))
-    _draw_parts(axes[0, 0], data["rows"])
+    """Draw the parts of a step, a panel for each batch size."""
+    sizes = sorted({row["batch"] for row in data["rows"]})
+    drawing, axes = harness.figure(1, len(sizes), width=11.0, height=4.2)
+    for ax, batch in zip(axes[0], sizes, strict=True):
+        _draw_parts(ax, [row for row in data["rows"] if row["batch"] == batch])
     return drawing
 
 
 def _draw_parts(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """Draw forward, preparation of the Jacobians and backward as shares of torch.nn's step; the sums are written."""
-    names, shares = [], []
+    names: list[str] = []
     for row in rows:
         if row["way"] == "chunked":  # makes no Jacobians
             continue
         sides = [("torch.nn", row["torch"], 0.0)] if row["way"] == "auto" else []
-        for side, seconds, prepare in (*sides, (row["ran"], row["ours"], row["prepare"])):
+        for side, seconds, prepare in (*sides, (f"sparsebp, {row['ran']}", row["ours"], row["prepare"])):
             parts = (seconds["step"] - seconds["backward"], prepare, seconds["backward"] - prepare)
-            names.append(f"{_named(row)}, {side}")
-            shares.append([max(part, 0.0) / row["torch"]["step"] for part in parts])
-    begin = np.zeros(len(names))
-    for (label, colour), part in zip(_PARTS, np.array(shares).T, strict=True):
-        ax.barh(range(len(names)), part, 0.8, left=begin, color=colour, label=label)
-        begin += part
-    for number, whole in enumerate(begin):
-        ax.text(whole, number, f" {whole:.2g}", va="center", fontsize=7)
+            begin, library = 0.0, side.split(",")[0]
+            for part, colour, name in zip(parts, _PARTS[library], ("forward", "Jacobians", "backward"), strict=False):
+                width = max(part, 0.0) / row["torch"]["step"]
+                label = f"{library}: {name}" if width else None
+                ax.barh(len(names), width, 0.8, left=begin, color=colour, label=label)
+                begin += width
+            ax.text(begin, len(names), f" {begin:.2g}", va="center", fontsize=7)
+            names.append(f"{_named(row)}\n{side}")
     ax.set_yticks(range(len(names)), names, fontsize=7)
     ax.invert_yaxis()
     ax.margins(x=0.12)
-    ax.set(xlabel="time, in steps of torch.nn")
+    ax.set(xlabel="time of a step, in steps of torch.nn")
 
 
 # Two trainings from the same weights on the same batches: their losses over wall-clock time.

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks import harness, schedules
 from benchmarks.harness import Result
 from benchmarks.scaling import P40, asynchronous, cut, data_parallel, scaling_papers_networks
-from benchmarks.workloads import NETWORKS, LastStep, mlp
+from benchmarks.workloads import NETWORKS, mlp, stacked
 from papers.figure import (
     Claim,
     Context,
@@ -53,7 +53,7 @@ _THEIRS = {  # vanilla, stashing, SpecTrain: accuracy minus data-parallel traini
 }  # fmt: skip
 _SMOOTH = 20
 """Steps of the moving average, as in Fig. 12."""
-_LEFT_OUT = "Left out, so that two cores need ten minutes"
+_LEFT_OUT = "Left out to keep the run at ten minutes on two cores"
 
 
 @cache
@@ -85,7 +85,7 @@ def trained_accuracy(context: Context) -> Found:
             rows.append({"network": name, "side": side, "difference": lost, "interval": width})
             what = f"{name}, rate {_RATES[name]:g}, {steps} steps of digits, {side}: accuracy minus synchronous"
             met, why = (
-                kept(lost, width) if side == "SpecTrain" else (None, "Shown beside the claim: no drop is claimed")
+                kept(lost, width) if side == "SpecTrain" else (None, "Shown for comparison; the paper claims no drop")
             )
             claims.append(Claim(what, f"{stated:+.3f} ({paper})", f"{lost:+.3f} ± {width:.3f}", met, why, RAN[side]))
     return Found((
@@ -99,7 +99,7 @@ def trained_accuracy(context: Context) -> Found:
 def kept(lost: float, width: float) -> tuple[bool | None, str]:
     """Say whether an accuracy is kept: True, False, or None where the interval is too wide to say."""
     if lost + width < 0:
-        return False, "Below synchronous training beyond the interval"
+        return False, "Below synchronous training by more than the interval"
     if lost - width > -_MARGIN:
         return True, ""
     return None, f"Not decided: the interval reaches below the {100 * _MARGIN:.1f} points that staleness costs there"
@@ -179,16 +179,18 @@ def snn_prediction(context: Context) -> Found:
     return Found(tuple(claims), {"curves": curves})
 
 
-_SPIKES = "There it comes from spikes of the stale error, above 1000 times its mean; here the largest is {:.1f} times"
+_SPIKES = (
+    "The paper's value comes from spikes of the stale error, above 1000 times its mean; here they reach {:.1f} times"
+)
 
 
 def draw_snn_prediction(data: Mapping[str, Any]) -> Any:
     drawing, axes = harness.figure(1, 3, width=9.0, height=3.0)
     for ax, (s, curve) in zip(axes[0], data["curves"].items(), strict=True):
-        for name, colour in (("stale", "#c2410c"), ("predicted", "#1e40af")):
+        for name, colour in (("stale", harness.KINDS[2]), ("predicted", harness.OURS)):
             ax.plot(curve[name], linewidth=0.8, color=colour, label=name)
-        ax.set(xlabel="step", title=f"s = {s}", yscale="log")
-    axes[0, 0].set_ylabel("RMSE")
+        ax.set(xlabel="step", title=f"{s} updates ahead", yscale="log")
+    axes[0, 0].set_ylabel("RMSE of the weights")
     return drawing
 
 
@@ -265,7 +267,7 @@ def accuracy(result: Result) -> Found:
         lost, width = row["difference"]["mean"], row["difference"]["interval"]
         met, why = kept(lost, width)
         if row["side"] != "SpecTrain":
-            met, why = None, "Shown beside the claim, not a target"
+            met, why = None, "Shown for comparison; the paper claims nothing about it"
         paper = "as synchronous" if row["side"] == "SpecTrain" else "below synchronous"
         what = f"{row['network']}, rate {row['rate']:g}, {row['side']}: accuracy minus synchronous"
         claims.append(Claim(what, paper, f"{lost:+.3f} ± {width:.3f}", met, why, RAN[row["side"]]))
@@ -291,15 +293,18 @@ def learning_curves(result: Result) -> Found:
             what = f"Transformer, {level} rate: last losses of SpecTrain and of {other}"
             ours = f"{predicted:.3f} and {loss:.3f}"
             claims.append(judged(what, paper, ours, met, why, RAN["SpecTrain"]))
-    return Found(tuple(claims), {"curves": kept})
+    return Found(tuple(claims), {"steps": max((row["steps"] for row in rows), default=0), "curves": kept})
 
 
 def draw_curves(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure()
+    """Draw the mean losses of parts of the training, all as long, at the moderate rate."""
+    drawing, axes = harness.figure(height=4.4)
     for name, loss in data["curves"].items():
-        if name.endswith("moderate") and np.ndim(loss) == 1:
-            axes[0, 0].plot(loss, linewidth=1, label=name.split(",")[0])
-    axes[0, 0].set(xlabel="step", ylabel="training loss")
+        side, level = name.split(", ")
+        if level == "moderate" and np.ndim(loss) == 1:
+            at = (np.arange(len(loss)) + 0.5) * data["steps"] / len(loss)
+            axes[0, 0].plot(at, loss, color=schedules.SIDES[side].colour, linewidth=1.3, label=side)
+    axes[0, 0].set(xlabel="training step, batches", ylabel="training loss, nats")
     return drawing
 
 
@@ -368,7 +373,7 @@ def breakdown(context: Context) -> Found:
     ))  # fmt: skip
 
 
-_SIMULATED = "Simulated from data sheets; five networks, without Inception v4, in parts of even FLOPs"
+_SIMULATED = "Simulated from data sheets; five networks, without Inception v4, cut into stages of equal FLOPs"
 
 
 def backward_time(context: Context) -> Found:
@@ -409,21 +414,15 @@ def _networks(quick: bool) -> dict[str, tuple[Callable[[], Any], tuple[int, ...]
         "Transformer, 6 × 512, 20 steps":
             (lambda: models.transformer_classifier(512, steps=20, width=512, heads=8, layers=6, rng=0),
              (32, 20, 512), 32),
-        "LSTM, 8 × 512, T = 20": (lambda: _lstms(8, 512), (20, 32, 512), 32),
+        "LSTM, 8 × 512, T = 20": (lambda: stacked("LSTM", 8, 512, 10), (20, 32, 512), 32),
     }  # fmt: skip
 
 
-def _lstms(layers: int, units: int) -> Any:
-    head = nn.Linear(units, 10, rng=np.random.default_rng(0))
-    return nn.Sequential(*(nn.LSTM(units, units, rng=number) for number in range(layers)), LastStep(), head)
-
-
-_PREDICTION = harness.bars("{name}", {"predicted": "predicted", "stale": "stale"},
-                           "RMSE from the weights that are used later")  # fmt: skip
-_TRANSFERS = harness.bars("{name}", {"ratio": ""}, "bytes a batch, data-parallel over model-parallel",
-                          each=0.4, log=True)  # fmt: skip
-_RATIOS = harness.bars("{name}", {"ratio": ""}, "backward over forward time (dashed: the paper's largest)",
-                       each=0.4, line=3.3)  # fmt: skip
+_PREDICTION = harness.bars("{name} rate", {"predicted": "predicted weights", "stale": "stale weights"},
+                           "RMSE from the weights that are used later, × 10⁻³", unit=1e3)  # fmt: skip
+_TRANSFERS = harness.bars("{name}", {"ratio": ""}, "bytes per batch, data-parallel over model-parallel", log=True)
+_RATIOS = harness.bars("{name}", {"ratio": ""}, "time of a backward over a forward's (dashed: the paper's largest)",
+                       line=3.3)  # fmt: skip
 
 FIGURES = (
     Figure("spectrain-fig3", "Fig. 1–3", "exact",

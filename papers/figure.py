@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeAlias
 
 import benchmarks as bench
 from benchmarks import harness
-from benchmarks.harness import Result, environment, load_result
+from benchmarks.harness import Result, environment, load_result, save_picture
 from benchmarks.scaling import WITHIN, judge_scaling_papers
 from sparsebp.core.errors import FileFormatError, MissingDependencyError
-from sparsebp.core.files import json_line, parse_json, prepare_folder, read_file, write_atomically, write_figure
+from sparsebp.core.files import json_line, parse_json, prepare_folder, read_file, write_atomically
 from sparsebp.schedule import Costs, Schedule, simulate
 
 Kind: TypeAlias = Literal["exact", "executed", "measured", "simulated", "elsewhere"]
@@ -129,8 +129,13 @@ class Figure:
         prepare_folder(out)
         write_atomically(out / f"{self.name}.json", json_line(result, indent=1).encode())
         if drawing is not None:
-            write_figure(drawing, out / f"{self.name}.png", dpi=110)
+            save_picture(drawing, out / f"{self.name}.png")
         return result
+
+    def picture(self, data: Mapping[str, Any]) -> Any:
+        """Draw `data`, of a result, under the figure's title."""
+        drawing = self.draw(data)  # type: ignore[misc]
+        return harness.finish(drawing, f"{self.paper}, {self.source}: {self.states}", fontsize=9, wrap=True)
 
     def _found(self, context: Context) -> Found:
         """Run it, or show a benchmark's result, which may come from a file and lack something."""
@@ -154,7 +159,7 @@ class Figure:
         if self.draw is None:
             return None
         try:
-            drawing = self.draw(found.data)
+            return self.picture(found.data)
         except MissingDependencyError as error:
             context.echo(f"No picture: {error}")
             return None
@@ -162,7 +167,6 @@ class Figure:
             if self.rests_on is None:
                 raise
             raise self._lacks(error) from error
-        return harness.finish(drawing, f"{self.paper}, {self.source}: {self.states}", fontsize=9, wrap=True)
 
     def _lacks(self, error: Exception) -> FileFormatError:
         return FileFormatError(
@@ -230,7 +234,7 @@ def median(row: Mapping[str, Any], key: str) -> float:
 # Shared by several papers: simulated speed-ups, and timelines of schedules.
 
 _WHY = {
-    "below": "Simulated from data sheets and one fitted number; what the paper's baseline loses elsewhere is not there",
+    "below": "Simulated from data sheets and one fitted number; other losses of the paper's baseline are not modelled",
     "above": "", "within": "", "not in the paper": "The paper states no number",
 }  # fmt: skip
 
@@ -260,8 +264,8 @@ def speed_ups(result: Result, chosen: Callable[[Mapping[str, Any]], bool]) -> Fo
     return Found(claims, {"rows": [dict(row) for row in rows]})
 
 
-draw_ranges = harness.bars("{compared}\n{setting}", {"ours": "simulated", "high": "the paper's"},
-                           "times faster than the baseline")  # fmt: skip
+draw_ranges = harness.bars("{compared}: {setting}, {workers} workers", {"ours": "simulated", "high": "the paper's"},
+                           "speed-up over the baseline", (harness.OURS, harness.PAPER), line=1.0)  # fmt: skip
 """Draws simulated speed-ups and the papers'."""
 
 

@@ -20,7 +20,7 @@ from sparsebp.train import Trainer
 
 _DURATIONS: dict[Kind, float] = {"F": 1, "I": 0.5, "W": 0.5, "U": 1}
 _COSTS = Costs(_DURATIONS)
-_SMALL_SHARE = "The update's share of a step is {:.1%} here: so much can be hidden at most"
+_SMALL_SHARE = "The update's share of a step is {:.1%} here: that is the most that can be hidden"
 
 
 def _steps(n: int) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _hooks(row: Mapping[str, Any], paper: str, least: float) -> Claim:
     """Return the gain of the paper's form of backward-fusion in a row: hooks in PyTorch, over PyTorch."""
     return faster(f"{row['network']}, B = {row['batch']}, {row['optimizer']}: hooks in PyTorch", paper, least,
                   row["torch"], row["hooks"], ran=_HOOKS,
-                  why="A hook for every parameter costs more here than it saves")  # fmt: skip
+                  why="A Python hook for every parameter costs more than it saves here")  # fmt: skip
 
 
 def speed(result: Result) -> Found:
@@ -110,10 +110,10 @@ def saved(result: Result) -> Found:
             met: bool | None = max(times) - min(times) <= 0.25 * update
             why = "It shrinks with the batch, or is lost"
             if noise > update:
-                met, why = None, "Not decided: the steps' quartiles lie wider apart than a whole update takes"
+                met, why = None, "Not decided: the quartiles of a step are further apart than a whole update takes"
             claims.append(judged(f"{network}, Adam, B = {sizes}: ms saved by {way}-fusion", "the same for all batches",
                                  ", ".join(f"{1e3 * time:.2f}" for time in times), met, why,
-                                 f"{way}-fusion, Adam; an update by itself takes {1e3 * update:.2f} ms"))  # fmt: skip
+                                 f"{way}-fusion, Adam; the update on its own takes {1e3 * update:.2f} ms"))  # fmt: skip
         first, last = rows[0], rows[-1]
         saving = median(first, "none") - median(first, "backward")
         told = median(last, "none") / (median(last, "none") - saving)
@@ -121,7 +121,7 @@ def saved(result: Result) -> Found:
         close: bool | None = abs(told - ours) <= 0.05
         why = "" if close else "What is saved depends on the batch here"
         if saving <= 0:
-            close, why = None, "Nothing is saved here that could be told on"
+            close, why = None, "Nothing is saved here, so the formula predicts nothing"
         claims.append(Claim(
             f"{network}, Adam: speed-up at B = {last['batch']} by the formula, with t_saved of B = {first['batch']}",
             f"{told:.2f}×", f"{ours:.2f}×", close, why, _ran(last, "backward")))  # fmt: skip
@@ -134,7 +134,7 @@ def _course(rows: Sequence[Mapping[str, Any]], what: str, ratios: Sequence[float
     top = max(larger, default=small)
     met = small < 1 < top and larger[-1] < top
     why = ("" if met else "It gains at no batch but the smallest" if top < 1 < small else "It gains at no batch"
-           if top < 1 else "It gains at the smallest batch too: no hooks of Python have to be paid for"
+           if top < 1 else "It gains at the smallest batch too: there are no Python hooks to pay for"
            if small >= 1 else "It still grows at the largest batch")  # fmt: skip
     sizes = ", ".join(str(row["batch"]) for row in rows)
     return Claim(f"{rows[0]['network']}, Adam, B = {sizes}: {what}", "small batches below 1, then above, then falling",
@@ -162,11 +162,12 @@ def draw_batches(data: Mapping[str, Any]) -> Any:
     drawing, axes = harness.figure(1, 3, width=10.0)
     titles = {"forward": "forward-fusion", "backward": "backward-fusion", "hooks": "hooks in PyTorch"}
     for ax, (way, title) in zip(axes[0], titles.items(), strict=True):
-        for network in dict.fromkeys(row["network"] for row in data["rows"]):
+        networks = dict.fromkeys(row["network"] for row in data["rows"])
+        for network, colour in zip(networks, harness.KINDS, strict=False):
             rows = [row for row in data["rows"] if row["network"] == network]
-            ax.plot([r["batch"] for r in rows], [r[way] for r in rows], marker="o", label=network)
+            ax.plot([r["batch"] for r in rows], [r[way] for r in rows], "o-", color=colour, label=network)
         ax.axhline(1, color="grey", linewidth=0.8)
-        ax.set(xscale="log", xlabel="batch size", ylabel="times faster", title=title)
+        ax.set(xscale="log", xlabel="batch size, samples", ylabel="speed-up over no fusion", title=title)
     return drawing
 
 
@@ -253,32 +254,29 @@ def gradient_memory(result: Result) -> Found:
     rows = {row["network"]: row for row in result["rows"] if row["batch"] <= 32}
     return Found(tuple(
         Claim(f"{name}: peak of the gradients held, baseline over backward-fusion", "not stated",
-              f"{row['none_peak'] / row['backward_peak']:.1f}×", None, "The paper speaks of time alone",
+              f"{row['none_peak'] / row['backward_peak']:.1f}×", None, "The paper reports only time",
               f"backward-fusion, {row['optimizer']}; updates at the end")
         for name, row in rows.items()
     ))  # fmt: skip
 
 
+_timed = partial(Figure, kind="measured", rests_on="fusion", seconds=420, needs=("torch",), gpu=True)
 FIGURES = (
     Figure("fusion-depth", "Fig. 1 and §3", "exact", "depth of a step: 3n, with backward-fusion 2n + 1", run=depths,
            draw=lambda data: drawn_timelines(list(_steps(5).values()), _COSTS)),
     Figure("fusion-table1", "Table 1", "executed",
            "global information: forward-fusion allows it, backward-fusion does not", run=global_information),
-    Figure("fusion-fig3", "Fig. 3 and Table 2", "measured",
-           "MobileNetV2, batch 32, three machines: forward-fusion 1.11–1.17×, backward-fusion 1.10–1.26×",
-           rests_on="fusion", shows=speed, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-fig4", "Fig. 4 and §C.2", "measured",
-           "time saved does not depend on the batch; speed-up (b t_grad + t_opt) / (b t_grad + t_opt − t_saved)",
-           rests_on="fusion", shows=saved, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-fig5", "Fig. 5 and §C.2", "measured",
-           "speed-up over the batch size: small batches are slower, then it falls with the batch", rests_on="fusion",
-           shows=batches, draw=draw_batches, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-hooks", "Fig. 5 and §C.1", "measured", "the paper's own form, hooks in PyTorch, here on a CPU",
-           rests_on="fusion", shows=hooks, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-fig6", "Fig. 6", "measured", "speed-up by model: the fewer parameters a layer, the higher",
-           rests_on="fusion", shows=models, seconds=420, needs=("torch",), gpu=True),
-    Figure("fusion-fig7", "Fig. 7", "measured", "speed-up by optimizer: the dearer the update, the higher",
-           rests_on="fusion", shows=optimizers, seconds=420, needs=("torch",), gpu=True),
+    _timed("fusion-fig3", "Fig. 3 and Table 2", shows=speed, states=
+           "MobileNetV2, batch 32, three machines: forward-fusion 1.11–1.17×, backward-fusion 1.10–1.26×"),
+    _timed("fusion-fig4", "Fig. 4 and §C.2", shows=saved, states=
+           "time saved does not depend on the batch; speed-up (b t_grad + t_opt) / (b t_grad + t_opt − t_saved)"),
+    _timed("fusion-fig5", "Fig. 5 and §C.2", shows=batches, draw=draw_batches, states=
+           "speed-up over the batch size: small batches are slower, then it falls with the batch"),
+    _timed("fusion-hooks", "Fig. 5 and §C.1", shows=hooks, states=
+           "the paper's own form, hooks in PyTorch, here on a CPU"),
+    _timed("fusion-fig6", "Fig. 6", shows=models, states="speed-up by model: the fewer parameters a layer, the higher"),
+    _timed("fusion-fig7", "Fig. 7", shows=optimizers, states=
+           "speed-up by optimizer: the more an update costs, the higher"),
     Figure("fusion-memory", "§3", "executed", "memory of gradients", rests_on="fusion", shows=gradient_memory,
            seconds=420, needs=("torch",)),
     Figure("fusion-transformer", "§C.4", "measured", "Transformer: forward-fusion 1.030×, backward-fusion 1.019×",

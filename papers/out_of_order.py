@@ -19,7 +19,7 @@ from benchmarks.ranks import pipelines_on_ranks
 from benchmarks.scaling import GIGABIT, LINKS, PRODUCTS, V100, Machine, asynchronous, bert, flat, resnet
 from benchmarks.scaling import data_parallel as replicas
 from benchmarks.schedules import ORDERS
-from benchmarks.workloads import LastStep, mlp
+from benchmarks.workloads import mlp, stacked
 from papers.figure import (
     Claim,
     Context,
@@ -74,7 +74,7 @@ def where_it_gains(context: Context) -> Found:
             claims.append(faster(
                 f"{name}: out of order over conventional", "1.03–1.58×", 1.03, row["conventional"], row[best],
                 ran=f"{orders.ORDERS[best]}; conventional: {orders.ORDERS['conventional']}",
-                why="The weight gradients are too short, or slow the other stream down"))  # fmt: skip
+                why="The weight gradients are too short, or they slow the other stream down"))  # fmt: skip
         for name, (make, shape, samples) in _chains(context.quick).items():
             claims.append(_barrier(name, make(), shape, samples, rounds))
     return Found(tuple(claims), {"rows": rows})
@@ -83,12 +83,12 @@ def where_it_gains(context: Context) -> Found:
 def _cases(quick: bool) -> dict[str, Case]:
     """Return networks with work for one core only, and long weight gradients."""
     if quick:
-        return {"GRU, 2 × 4, T = 5, 30 classes": (lambda: recurrent(2, 4, 30), (5, 2, 4), 2)}
+        return {"GRU, 2 × 4, T = 5, 30 classes": (lambda: stacked("GRU", 2, 4, 30), (5, 2, 4), 2)}
     return {
-        "GRU, 2 × 64, T = 200, one sample, 20 000 classes: a head whose W is long beside the recursions":
-            (lambda: recurrent(2, 64, 20_000), (200, 1, 64), 1),
-        "GRU, 4 × 256, T = 50: W of one layer beside the recursion of the next":
-            (lambda: recurrent(4, 256, 10), (50, 32, 256), 32),
+        "GRU, 2 × 64, T = 200, one sample, 20 000 classes: a head whose W takes as long as the recurrences":
+            (lambda: stacked("GRU", 2, 64, 20_000), (200, 1, 64), 1),
+        "GRU, 4 × 256, T = 50: W of one layer overlaps the recurrence of the next":
+            (lambda: stacked("GRU", 4, 256, 10), (50, 32, 256), 32),
         "MLP, 32 × 512, batch 16: products too small for two cores":
             (lambda: mlp(512, 32, 10), (16, 512), 16),
     }  # fmt: skip
@@ -103,12 +103,6 @@ def _chains(quick: bool) -> dict[str, Case]:
         "LeNet-5": (lambda: models.lenet5(rng=0), (32, 1, 28, 28), 32),
         "VGG-11": (lambda: models.vgg11(rng=0), (8, 3, 32, 32), 8),
     }
-
-
-def recurrent(layers: int, hidden: int, classes: int) -> Any:
-    """Return GRU layers one above the other, and a linear layer on the last step."""
-    head = nn.Linear(hidden, classes, rng=np.random.default_rng(0))
-    return nn.Sequential(*(nn.GRU(hidden, hidden, rng=number) for number in range(layers)), LastStep(), head)
 
 
 def _barrier(name: str, model: Any, shape: tuple[int, ...], samples: int, rounds: dict[str, Any]) -> Claim:
@@ -144,7 +138,7 @@ def _barrier(name: str, model: Any, shape: tuple[int, ...], samples: int, rounds
     ratio = timings["one"].median / timings["both"].median
     return judged(f"{name}: I and W of a layer at the same time, a barrier after each", "at most 1.03×",
                   f"{ratio:.2f}×", ratio <= 1.03, "Here two cores have a gradient each, and nothing is issued",
-                  "one thread a gradient; over one after the other on all cores")  # fmt: skip
+                  "one thread per gradient, compared with one after the other on all cores")  # fmt: skip
 
 
 def memory(context: Context) -> Found:
@@ -165,11 +159,11 @@ def memory(context: Context) -> Found:
         order = [stage for _, stage in weights]
         more, moved = joint.peak / usual.peak, sum(a < b for a, b in pairwise(order))
         ran = (
-            f"{orders.ORDERS['joint']} (“{every['joint'].name}”), {moved} of {len(order)} W behind one that is earlier"
+            f"{orders.ORDERS['joint']} (“{every['joint'].name}”), {moved} of {len(order)} W after an earlier layer's W"
         )
         for paper, most in (("at most 1.1", MEMORY_RATIO), ("less than 1.001", 1.001)):
             met: bool | None = more <= most
-            why = "" if met else "Delayed weight gradients keep both of their operands"
+            why = "" if met else "Delayed weight gradients keep both of their operands in memory"
             if not moved:
                 met, why = None, "Nothing is reordered"
             claims.append(Claim(f"{name}: peak over the conventional order's, updates placed alike", paper,
@@ -192,14 +186,14 @@ def cross_layer(context: Context) -> Found:
     return Found(tuple(
         faster(f"{what}: {name} over conventional", f"{paper:.2f}× ({units})", paper, times["gpipe"].to_dict(),
                times[name].to_dict(), ran=f"{name}; conventional cross-layer model parallelism",
-               why="Ranks hand messages over in two processes, and layers do not take equal units")
+               why="The ranks are two processes that exchange messages, and layers do not take equal time")
         for name, paper, units in (("fast-forward", 1.21, "23 / 19 units"), ("modulo", 1.44, "23 / 16 units"))
     ))  # fmt: skip
 
 
 # Statements of §8.3 and §8.4, simulated with the costs of the paper's clusters.
 
-_RINGS = "Here sums are rings that overtake each other, and most weights of a ResNet are in its last layers"
+_RINGS = "Here sums are rings and can overtake each other, and most weights of a ResNet are in its last layers"
 _GPU = Machine("V100", PRODUCTS * 15.7e12, 900e9, Network())
 _CLOUD = replace(_GPU, network=Network(10e-6, 25e9, 8, 50e-6, 25 * GIGABIT))
 _MEGATRON = {(48, 8): 2, (48, 16): 3, (48, 24): 2}
@@ -221,11 +215,11 @@ def sums(context: Context) -> Found:
         Claim("ResNet-50, 16 V100: all sums, ms", "350", f"{whole:.0f}", None, fitted),
         near("weight gradients of layers 2 to 45, ms", 85, first, "By FLOPs, at one rate for all convolutions"),
         near("k that is best", 45, float(after.detail or 0), _RINGS),
-        near("prioritised sums that nothing computes beside, ms", 350, waits["dp-priority"], _RINGS),
+        near("prioritised sums not hidden behind computation, ms", 350, waits["dp-priority"], _RINGS),
         near("with reverse first-k, ms", 200, waits["dp-reverse"], _RINGS),
         judged("peak of memory, reverse first-k over prioritised sums", "below 1.01", f"{after.peak / before.peak:.3f}",
                after.peak / before.peak < 1.01, _RINGS),
-        elsewhere("over Horovod", "1.89× and 3.5×", "Horovod's own losses are not in the simulator"),
+        elsewhere("over Horovod", "1.89× and 3.5×", "The simulator does not model Horovod's overheads"),
         elsewhere("DenseNet and MobileNet", "at most 1.10× and 1.053×", "Their layers are not simulated"),
     ))  # fmt: skip
 
@@ -235,7 +229,7 @@ def stated_pipelines(context: Context) -> Found:
     claims = [*_fine_tuning(), *_pre_training((48, 8) if context.quick else None)]
     return Found((*claims, elsewhere(
         "RNN of 16 cells: over GPipe and over cross-layer model parallelism", "1.99× and 1.47×",
-        "The paper gives no sizes of its cells"), elsewhere(
+        "The paper does not give the sizes of its cells"), elsewhere(
         "GPT-3 on 12 to 36 GPUs", "limited by 24 decoders", "No number is stated")))  # fmt: skip
 
 
@@ -262,7 +256,7 @@ def _fine_tuning() -> list[Claim]:
     one, two = (simulate(modulo(**size, costs=slow, group=group, input_gradient=True), slow).makespan
                 for group in (1, 2))  # fmt: skip
     claims.append(near("BERT-24, 10 Gb Ethernet: throughput of single encoders over groups of two", 0.5, two / one,
-                       "Here a group of two halves the bytes, and leaves the link the bottleneck"))  # fmt: skip
+                       "Here a group of two halves the bytes, and the link remains the bottleneck"))  # fmt: skip
     return claims
 
 
@@ -374,7 +368,7 @@ def _sixteen_layers() -> list[Any]:
     return [gpipe(**_FIG_12, input_gradient=False), fast_forward(**_FIG_12), modulo(**_FIG_12)]
 
 
-_NO_GAIN = "Kernels in a row use both cores already, and issuing one costs little: there is nothing to hide"
+_NO_GAIN = "Each kernel already uses both cores, and issuing one costs little: there is nothing to hide"
 _NOT_HERE = "Kernels issued to a V100 by TensorFlow, XLA or Nimble"
 
 
@@ -454,15 +448,14 @@ def executed_pipelines(result: Result) -> Found:
                 why="The paper's FFNN has 16 layers on four V100, GPipe's bubble here is only "
                     f"{rows['gpipe']['bubble']:.0%}"))  # fmt: skip
     claims += [
-        Claim(f"{row['schedule']} on {row['ranks']} ranks: step simulated beside measured", "not stated",
-              f"{row['difference']:+.0%}", None, "Says how far the simulator is to be trusted", row["schedule"])
+        Claim(f"{row['schedule']} on {row['ranks']} ranks: simulated step against the measured one", "not stated",
+              f"{row['difference']:+.0%}", None, "Shows how far the simulator can be trusted", row["schedule"])
         for row in result["rows"]
     ]  # fmt: skip
     return Found(tuple(claims))
 
 
-_GAINS = harness.bars("{network}", {"gain": ""}, "times faster than the conventional order", each=0.4,
-                      line=1.0)  # fmt: skip
+_GAINS = harness.bars("{network}", {"gain": ""}, "speed-up over the conventional order", line=1.0)
 _ISSUE = (
     "How long TensorFlow takes to issue kernels to a V100; our answer, CUDA graphs, is python -m benchmarks gpu-graphs"
 )
@@ -498,9 +491,9 @@ FIGURES = (
     Figure("ooo-fig11", "Fig. 11 and 13", "simulated", "pipelines over GPipe: 1.41–1.99×", rests_on="scaling-papers",
            shows=pipelines, draw=draw_ranges, seconds=30, gpu=True),
     Figure("ooo-fig11-here", "Fig. 11", "executed",
-           "pipelines on two ranks of this machine, over GPipe and beside the simulator", rests_on="scaling-measured",
-           shows=executed_pipelines, seconds=120, needs=("mpi",)),
-    Figure("ooo-s84", "§8.4", "simulated", "beside PipeDream, DAPPLE and Megatron 2; communication and memory",
+           "pipelines on two ranks of this machine, compared with GPipe and with the simulator",
+           rests_on="scaling-measured", shows=executed_pipelines, seconds=120, needs=("mpi",)),
+    Figure("ooo-s84", "§8.4", "simulated", "compared with PipeDream, DAPPLE and Megatron 2; communication and memory",
            run=stated_pipelines, seconds=3, gpu=True),
     Figure("ooo-fig12", "Fig. 12 and §8.4.1", "exact",
            "16 layers, 4 devices, 4 micro-batches: 1.22× and 1.62× over GPipe", run=sixteen_layers,

@@ -1,7 +1,8 @@
 """The documentation's pages "The papers", made from the results of ``python -m papers``: an index, and one a paper.
 
-``python -m papers.page docs/papers`` writes ``index.md`` and a page for each paper next to the results; with
-``--check`` nothing is written, and the exit status says whether they are up to date.
+``python -m papers.page docs/papers`` writes ``index.md`` and a page for each paper next to the results, with
+``--pictures`` the pictures too. With ``--check`` nothing is written, and the exit status says whether the pages are up
+to date.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import save_picture, write_texts
 from papers import FIGURES
 from papers.figure import PAPERS, Figure, read
-from sparsebp.core.files import write_atomically
 
 _MARKS = {True: "met", False: "**missed**", None: "open"}
 _SHOWN = 4
@@ -150,15 +151,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m papers.page", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder of the results, and of the pages")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures anew from the results")
     options = parser.parse_args(arguments)
-    stale = False
-    for name, text in pages(options.folder).items():
-        path = options.folder / name
-        if options.check:
-            stale |= not path.exists() or path.read_bytes() != text.encode()
-        else:
-            write_atomically(path, text.encode())
-    return int(stale)
+    for figure in FIGURES.values() if options.pictures else ():
+        path = options.folder / f"{figure.name}.json"
+        if figure.draw is not None and path.exists():
+            save_picture(figure.picture(read(path)["data"]), path.with_suffix(".png"))
+    return write_texts({options.folder / name: text for name, text in pages(options.folder).items()}, options.check)
 
 
 if __name__ == "__main__":

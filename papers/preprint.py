@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness, jacobians, workloads
+from benchmarks.recurrent import GEMM, gemm
+from papers import bppsa
 from papers.figure import Claim, Context, Figure, Found, at_least, claim, judged
 from sparsebp import nn, optim
 from sparsebp.core import timing
@@ -19,7 +21,7 @@ from sparsebp.data import load_mnist_images
 from sparsebp.models import vgg11
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import ProductPlan, plan_product
-from sparsebp.scan.algorithms import Span, critical_path, level_counts, recipe
+from sparsebp.scan.algorithms import Span, critical_path, recipe
 from sparsebp.scan.run import Multiply
 
 # Every product of Blelloch's scan over the convolution layers of VGG-11: its operands, its operations, its seconds.
@@ -188,7 +190,7 @@ class Skeleton:
         return 0.5 * float(error @ error), np.einsum("ni,nij,nj->n", outer, slope, inner)
 
     def positions(self, turn: np.ndarray) -> np.ndarray:
-        """Return where the tip is, as the end of each bone sees it: (n, 4)."""
+        """Return where the tip is, in the frame at the end of each bone: (n, 4)."""
         tip = np.array([0.0, 0.0, 0.0, 1.0])
         y = _plan(self.way, self.joints)(tip, np.ascontiguousarray(turn[::-1]).reshape(self.joints, -1))
         return np.concatenate([np.asarray(y)[-2::-1], tip[None]])
@@ -230,17 +232,17 @@ def snake(context: Context) -> Found:
     left = float(np.linalg.norm(scan.joints_at(found.x)[-1] - _TARGET))
     counts = [10, 100] if context.quick else [10, 100, 1000, 10_000, 100_000]
     rows = [_timed(n, context.quick) for n in counts]
-    dear = _path(rows[-1]["joints"])
-    least = next(n for n in range(2, 10_000) if _path(n) < n)
+    dear = bppsa.path(rows[-1]["joints"], _POSE)
+    least = next(n for n in range(2, 10_000) if bppsa.path(n, _POSE) < n)
     ran, longest = f"Blelloch's scan, {joints} joints, float64", rows[-1]
-    why = "Two cores do the 4 times as many operations of the tree in turn"
+    why = "The tree does 4 times as many operations, and two cores run them one after the other"
     return Found((
-        Claim("gradient by the scan beside the sequential one: largest relative difference", "the same outputs",
+        Claim("gradient by the scan against the sequential one: largest relative difference", "the same outputs",
               f"{apart:.1g}", apart < 1e-12, "", ran),
-        Claim("gradient by the scan beside finite differences, three joints", "the same", f"{off:.1g}", off < 1e-6, "",
+        Claim("gradient by the scan against finite differences, three joints", "the same", f"{off:.1g}", off < 1e-6, "",
               ran),
         Claim(f"distance of the tip from the target, before and after {found.nit} steps of L-BFGS", "not stated",
-              f"{math.sqrt(2 * value):.2g}, {left:.1g}", None, "The preprint names the use, and no numbers", ran),
+              f"{math.sqrt(2 * value):.2g}, {left:.1g}", None, "The preprint gives no numbers", ran),
         Claim("joints from which the tree's longest path costs less than the chain", "n / log n above the dimension, 4",
               f"{least}, n / log₂ n = {least / math.log2(least):.1f}", 2 <= least / math.log2(least) <= 8, "",
               "counted, n workers, a product of 4×4 matrices as 4 of a matrix and a vector"),
@@ -262,11 +264,6 @@ def _kinematics_difference(skeleton: Skeleton, angles: np.ndarray, joint: int) -
     return (values[0] - values[1]) / 2e-5
 
 
-def _path(n: int) -> float:
-    """Return the cost of the tree's longest path with n workers, in products of a matrix and a vector."""
-    return sum(level.rounds * (_POSE if level.mm else 1) for level in level_counts("blelloch", n))
-
-
 def _timed(n: int, quick: bool) -> dict[str, Any]:
     """Return seconds of the gradient's chain by every algorithm."""
     angles = np.random.default_rng(1).normal(scale=0.02, size=n)
@@ -278,19 +275,19 @@ def _timed(n: int, quick: bool) -> dict[str, Any]:
 
 
 def draw_snake(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(1, 2, width=11.6, height=4.6)
+    drawing, axes = harness.figure(1, 2, width=10.5, height=4.6)
     left, right = axes[0]
-    for name, colour in (("before", "#9ca3af"), ("after", "#1e40af")):
+    for name, colour in (("before", harness.PAPER), ("after", harness.OURS)):
         places = np.array(data[name])
         left.plot(places[:, 0], places[:, 1], color=colour, linewidth=2, label=name)
-    left.plot(*data["target"][:2], "x", color="#dc2626", markersize=9, label="target")
+    left.plot(*data["target"][:2], "x", color="black", markersize=9, label="target")
     left.set(xlabel="x, lengths of the skeleton", ylabel="y, lengths of the skeleton", title="seen from above")
     left.set_aspect("equal", adjustable="datalim")
     names = {"linear": "one joint after the other", "chunked": "chunked scan", "blelloch": "Blelloch's scan"}
-    for way, colour in zip(_WAYS, ("#c2410c", "#059669", "#1e40af"), strict=True):
+    for way, colour in zip(_WAYS, (harness.BLUES[1], harness.BLUES[2], harness.OURS), strict=True):
         right.loglog([row["joints"] for row in data["rows"]], [row[way] * 1e3 for row in data["rows"]], "o-",
                      color=colour, label=names[way])  # fmt: skip
-    right.set(xlabel="joints", ylabel="gradient at all joints, ms")
+    right.set(xlabel="number of joints", ylabel="gradient at all joints, ms")
     return drawing
 
 
@@ -353,7 +350,7 @@ def trade_off(context: Context) -> Found:
         Claim("an eighth of the cost: relative error of the gradient", "noticeable", f"{eighth['gradient']:.0%}",
               eighth["gradient"] > 0.1, "", ran),
         judged("training loss at the end, exact and at 1/2, 1/8, 1/32 of a product's cost", "a trade-off: rises",
-               ", ".join(f"{ends[share]:.3f}" for share in _TRAINED), ordered, "So few steps do not part them",
+               ", ".join(f"{ends[share]:.3f}" for share in _TRAINED), ordered, "So few steps do not separate them",
                trained),
     ), {"rows": rows, "curves": {f"{share:g}": curve for share, curve in curves.items()}})  # fmt: skip
 
@@ -411,26 +408,31 @@ def train(given: Sequence[tuple[np.ndarray, np.ndarray]], share: float, width: i
 
 
 def draw_trade_off(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(1, 2, width=11.6, height=4.4)
+    drawing, axes = harness.figure(1, 2, width=10.5, height=4.4)
     left, right = axes[0]
     shares = [row["share"] for row in data["rows"]]
-    left.loglog(shares, [row["error"] for row in data["rows"]], "o-", color="#1e40af", label="product")
-    left.loglog(shares, [row["gradient"] for row in data["rows"]], "s-", color="#059669", label="gradient behind it")
+    left.loglog(shares, [row["error"] for row in data["rows"]], "o-", color=harness.OURS, label="product")
+    left.loglog(
+        shares,
+        [row["gradient"] for row in data["rows"]],
+        "s-",
+        color=harness.KINDS[2],
+        label="gradient computed from it",
+    )
     left.loglog(shares, [row["expected"] for row in data["rows"]], "--", color="black", label="product, expected")
     left.set(xlabel="share of the exact product's operations", ylabel="relative error (root mean square)")
     left.set_xticks(shares, [f"1/{round(1 / share)}" for share in shares])
     left.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    for share, curve in data["curves"].items():
+    for (share, curve), colour in zip(data["curves"].items(), harness.KINDS, strict=False):
         means = np.convolve(curve, np.ones(10) / 10, mode="valid") if len(curve) > 10 else curve
-        right.plot(means, linewidth=1.3, label="exact" if float(share) == 1 else f"{float(share):.3g} of the cost")
-    right.set(xlabel="step", ylabel="training loss, mean of 10 steps")
+        label = "exact" if float(share) == 1 else f"1/{round(1 / float(share))} of the cost"
+        right.plot(means, linewidth=1.3, color=colour, label=label)
+    right.set(xlabel="training step", ylabel="training loss, nats, mean of 10 steps")
     return drawing
 
 
 _RAN = "Blelloch's scan, every level, one image, float32; max-pooling stored as in Alg. 8–10"
 _FULL, _PRUNED = "VGG-11", "97 % pruned VGG-11"
-_SIZE = 1024
-"""Rows and columns of the matrices whose product gives the machine's rate."""
 
 
 # ---- the scan over VGG-11, step by step ------------------------------------------------------------------------------
@@ -475,13 +477,8 @@ def _beside_autograd(context: Context, name: str, *, timed: bool) -> dict[str, A
 
 def _rate() -> float:
     """Return the FLOPs a second of this machine's matrix product: the best of some."""
-    a = np.ones((_SIZE, _SIZE), np.float32)
-    seconds = []
-    for _ in range(6):
-        begin = time.perf_counter()
-        np.matmul(a, a)
-        seconds.append(time.perf_counter() - begin)
-    return float(2 * _SIZE**3 / min(seconds[1:]))
+    timed = timing.measure({"gemm": gemm(np.dtype(np.float32))}, rounds=5, least_rounds=5, warmup=1)["gemm"]
+    return float(2 * GEMM**3 / min(timed.seconds))
 
 
 def measured(context: Context) -> Found:
@@ -503,7 +500,7 @@ def measured(context: Context) -> Found:
         judged("the linear scan's slowest step over autograd's: the weaker baseline", "above 1",
                f"{linear / autograd:.3g}×", linear > autograd, "Our products of a matrix and a vector are the quicker",
                "linear scan, PyTorch's BP"),
-        Claim("gradients of the scan beside the linear scan's: largest relative difference", "the same outputs",
+        Claim("gradients of the scan against those of the linear scan: largest relative difference", "the same outputs",
               f"{apart:.1g}", apart < 1e-4, "", _RAN),
     ), _drawn(found, "seconds"))  # fmt: skip
 
@@ -566,9 +563,9 @@ def _drawn(found: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def draw_latencies(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(width=11.6, height=5.6)
+    drawing, axes = harness.figure(width=10.5, height=5.6)
     ax, key = axes[0, 0], data["key"]
-    for kind, colour, name in (("mv", "#f58518", "matrix–vector"), ("mm", "#4c78a8", "matrix–matrix")):
+    for kind, colour, name in (("mv", harness.BLUES[2], "matrix–vector"), ("mm", harness.OURS, "matrix–matrix")):
         for critical in (True, False):
             rows = [row for row in data["rows"] if row["kind"] == kind and row["critical"] is critical]
             ax.scatter([row["dense"] for row in rows], [row[key] for row in rows], s=44, edgecolors=colour,
@@ -578,10 +575,10 @@ def draw_latencies(data: Mapping[str, Any]) -> Any:
         ax.annotate(row["step"], (row["dense"], row[key]), xytext=(5, (4, -9)[number % 2]), textcoords="offset points",
                     fontsize=7)  # fmt: skip
     if data["linear"] is not None:
-        ax.axhline(data["linear"], color="#dc2626", linestyle="--", label="slowest step of the linear scan")
-    ax.axhline(data["autograd"], color="#1d4ed8", linestyle="--", label="PyTorch Autograd's slowest operator")
+        ax.axhline(data["linear"], color=harness.BLUES[2], linestyle="--", label="slowest step of the linear scan")
+    ax.axhline(data["autograd"], color=harness.TORCH, linestyle="--", label="PyTorch Autograd's slowest operator")
     ax.set(xscale="log", yscale="log", xlabel="multiplications of the step if its Jacobians were full",
-           ylabel="s" if key == "seconds" else f"s, projected: FLOP over {data['rate'] / 1e9:.0f} GFLOP/s")  # fmt: skip
+           ylabel="time, s" if key == "seconds" else f"projected, s, at {data['rate'] / 1e9:.0f} GFLOP/s")  # fmt: skip
     return drawing
 
 
@@ -596,7 +593,7 @@ def operands(context: Context) -> Found:
     return Found((
         claim("the three dearest products are the three whose operands both have many entries", sorted(dear),
               sorted(row["step"] for row in full), ran=_RAN),
-        Claim("entries of their left and right operands", "the most of all", shown,
+        Claim("entries of their left and right operands", "more than any other product", shown,
               {row["step"] for row in full} == dear, "", _RAN),
         Claim("their share of the FLOPs of all products of matrices", "three anomalies", f"{share:.1%}", share > 0.9,
               "", _RAN),
@@ -604,14 +601,14 @@ def operands(context: Context) -> Found:
 
 
 def draw_operands(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(width=11.6, height=4.8)
+    drawing, axes = harness.figure(width=10.5, height=4.8)
     ax, rows = axes[0, 0], data["rows"]
     at = np.arange(len(rows))
-    ax.bar(at - 0.2, [row["left"] for row in rows], 0.38, color="#4c78a8", label="entries of the left operand")
-    ax.bar(at + 0.2, [row["right"] for row in rows], 0.38, color="#9ecae9", label="entries of the right operand")
+    ax.bar(at - 0.2, [row["left"] for row in rows], 0.38, color=harness.OURS, label="entries of the left operand")
+    ax.bar(at + 0.2, [row["right"] for row in rows], 0.38, color=harness.BLUES[1], label="entries of the right operand")
     other = ax.twinx()
-    other.plot(at, [row["flops"] for row in rows], "o", color="#dc2626", label="FLOP of the product")
-    ax.set(yscale="log", ylabel="entries that are stored", xlabel="product")
+    other.plot(at, [row["flops"] for row in rows], "o", color=harness.KINDS[5], label="FLOP of the product")
+    ax.set(yscale="log", ylabel="stored entries", xlabel="product")
     ax.set_xticks(at, [row["step"] for row in rows])
     other.set(yscale="log", ylabel="FLOP")
     return drawing
@@ -648,17 +645,16 @@ def _matrices(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw_sparsities(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(2, width=11.6, height=7.2)
-    colours = ("#1e40af", "#d97706", "#059669", "#a21caf", "#dc2626")
+    drawing, axes = harness.figure(2, width=10.5, height=7.2)
     for ax, (name, rows) in zip(axes[:, 0], data.items(), strict=True):
         for number, row in enumerate(rows):
-            colour = colours[row["level"]]
+            colour = harness.KINDS[row["level"]]
             ax.scatter(number, row["sparsity"], s=46, edgecolors=colour,
                        facecolors=colour if row["convolution"] else "none")  # fmt: skip
         ax.set_xticks(range(len(rows)), [row["step"] for row in rows], rotation=60, fontsize=8)
         ax.set(ylabel="sparsity: share of zeros", title=name, ylim=(-0.05, 1.05))
         for level in sorted({row["level"] for row in rows}):
-            ax.scatter([], [], edgecolors=colours[level], facecolors="none", label=f"row L{level}" if level else
+            ax.scatter([], [], edgecolors=harness.KINDS[level], facecolors="none", label=f"row L{level}" if level else
                        "row L0 (filled: convolutions)")  # fmt: skip
     axes[1, 0].set_xlabel("matrix")
     return drawing

@@ -1,14 +1,11 @@
-"""The benchmark of data-parallel training: its arithmetic, its errors, and one small run of ranks."""
+"""The benchmark of data-parallel training: its arithmetic, its network and its schedule."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import load, ranks
+from benchmarks import ranks
 from benchmarks.ranks import Network, waiting
 from benchmarks.workloads import mlp
 from sparsebp.comm.threads import run_ranks
@@ -57,17 +54,3 @@ def test_the_schedule_without_overlap() -> None:
     (lane,) = schedule.lanes
     kinds = "".join(str(cell).strip("0123456789") for cell in lane.cells)
     assert kinds == "FFFFFWIIWIIWSSSUUU"
-
-
-def test_quick_run(tmp_path: Path) -> None:
-    for package in ("mpi4py", "torch"):
-        pytest.importorskip(package)
-    chosen, lines = load("data-parallel"), []
-    result = chosen.run(tmp_path, quick=True, echo=lines.append)
-    assert json.loads((tmp_path / "data-parallel.json").read_text(encoding="utf-8"))["rows"] == json.loads(
-        json.dumps(result["rows"])
-    )
-    assert (tmp_path / "data-parallel.png").read_bytes().startswith(b"\x89PNG")
-    assert [row["network"] for row in result["rows"]] == ["this machine's memory"]
-    for row in result["rows"]:
-        assert not {*chosen.short, *(column.key for column in chosen.columns)} - row.keys()

@@ -39,12 +39,12 @@ def test_a_block_is_filled_and_filling_again_changes_nothing(tmp_path: Path) -> 
     assert documents.fill(text, results, tmp_path) == text
 
 
-def test_of_a_run_that_was_broken_off_what_it_has_measured_is_shown(tmp_path: Path) -> None:
+def test_an_interrupted_run_shows_the_rows_it_measured(tmp_path: Path) -> None:
     result = harness.load_result(write_result(tmp_path / "other"))
     result["rows"][1] = {"name": "no target", "error": "it broke"}
     harness.save_result(result | {"complete": False}, tmp_path, "jacobian.partial")
     text = documents.fill(TEXT.replace(" short", ""), documents.find_results(tmp_path), tmp_path)
-    assert "- Incomplete: the run was broken off." in text
+    assert "- Incomplete: the run was interrupted." in text
     assert "| ReLU of 2026-01-01 | 3 × 3 |" in text and "| no target" not in text
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import gpu, harness, jacobians, load, recurrent, scan, training
+from benchmarks import NAMES, gpu, harness, jacobians, load, recurrent, scan, training
+from benchmarks.scaling import ASYNCHRONOUS
 from benchmarks.workloads import SequenceWorkload, TorchTwin
 from sparsebp import nn
 from sparsebp.core import backend, timing
 from sparsebp.core.errors import DeviceError, MissingDependencyError
+from sparsebp.core.threads import most_threads
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -21,26 +26,27 @@ pytest.importorskip("matplotlib")
 GPU = ("gpu-numbers", "gpu-grid", "gpu-graphs")
 ONCE = {"rounds": 1, "least_rounds": 1, "warmup": 1}
 OPTIONAL = {
-    "graphblas_ratio",
-    "mkl_ratio",
-    "mkl_numeric_ratio",
-    "earned_after",
-    "moved",
-    "floor",
-    "floor_times",
-    "target",
-    "met",
-    "fused",
-    "fused_ratio",
-    "step_jax",
-    "jax_ratio",
-    "jax_unroll",
-    "gemm_rate",
-    "share",
-    "peer_share",
-    "onnx",
+    "graphblas_ratio", "mkl_ratio", "mkl_numeric_ratio", "earned_after", "moved", "floor", "floor_times", "target",
+    "met", "fused", "fused_ratio", "step_jax", "jax_ratio", "jax_unroll", "gemm_rate", "share", "peer_share", "onnx",
     "onnx_ratio",
-}
+}  # fmt: skip
+NEEDS = dict.fromkeys(("convergence", "pruned", "spectrain"), "mlxtend") | dict.fromkeys(
+    ("time-parallel", "data-parallel", "scaling-measured"), "mpi4py"
+)
+SPARSE = ("convergence", "pruned", "spectrain", "scaling", "scaling-papers")
+"""Benchmarks of which not every row has every column, nor a quick run every schedule."""
+CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "convergence": lambda result: all(row["met"] for row in result["rows"]),
+    "pruned": lambda result: {row["side"] for row in result["rows"]} == {"scan", "BP"}
+    and len(result["notes"]) == 1 + len(result["settings"]["batches"]),
+    "data-parallel": lambda result: [row["network"] for row in result["rows"]] == ["this machine's memory"],
+    "time-parallel": lambda result: [(row["model"], row["way"]) for row in result["rows"]] == [
+        (model, way) for model in ("RNN(1, 20)", "GRU(38, 20)") for way in ("maps", "vectors")
+    ] and all(row["sent_exscan"] == (4 * 20 * 21 if row["way"] == "maps" else 0) for row in result["rows"])
+    and all(row["kept"] < row["kept_whole"] for row in result["rows"]),
+    "scaling-measured": lambda result: [row["schedule"] for row in result["rows"]] == ["1f1b", "zb-h1"]
+    and all(row["measured"] > 0 and row["simulated"] > 0 for row in result["rows"]),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -50,51 +56,27 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "recurrent",
-        "long-sequences",
-        "inference",
-        "torch",
-        "scan",
-        "chains",
-        "spgemm",
-        "spgemm-sweep",
-        "jacobian",
-        "optim",
-        "fusion",
-        "convolution",
-        "schedule",
-        "busy",
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in GPU])
 def test_quick_run(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDS.get(name, "torch"))
+    if NEEDS.get(name) == "mpi4py" and (most_threads() < 2 or not has_mpiexec()):
+        pytest.skip("needs two cores and mpiexec (extra: mpi)")
     lines: list[str] = []
     chosen = load(name)
-    result = chosen.run(tmp_path, quick=True, threads=(1,), echo=lines.append)
+    result = chosen.run(tmp_path, quick=True, threads=(1,) if chosen.threads else None, echo=lines.append)
     assert result["quick"] is True
-    assert json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["rows"] == json.loads(
-        json.dumps(result["rows"])
-    )
+    read = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    assert read and read == json.loads(json.dumps(result["rows"]))
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    for row in result["rows"]:
-        missing = {*chosen.short, *(column.key for column in chosen.columns)} - row.keys() - OPTIONAL
-        assert not missing, f"{row} lacks {missing}"
+    shown = {*chosen.short, *(column.key for column in chosen.columns)} - OPTIONAL
+    for row in [set().union(*read) | {*ASYNCHRONOUS, "pipedream_peak", "dualpipe_peak"}] if name in SPARSE else read:
+        assert not shown - set(row), f"{row} lacks {shown - set(row)}"
     assert lines[-1].splitlines()[0].split()[0] in {column.heading.split()[0] for column in chosen.named(chosen.short)}
+    assert CHECKS.get(name, bool)(result)
 
 
-@pytest.mark.parametrize("name", ["convergence", "pruned", "spectrain"])
-def test_quick_training_run(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("mlxtend")
-    result = load(name).run(tmp_path, quick=True, echo=lambda line: None)
-    assert json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["rows"]
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    if name == "convergence":
-        assert all(row["met"] for row in result["rows"])
-    elif name == "pruned":
-        assert {row["side"] for row in result["rows"]} == {"scan", "BP"}
-        assert len(result["notes"]) == 1 + len(result["settings"]["batches"])
+def has_mpiexec() -> bool:
+    return Path(sys.executable).with_name("mpiexec").exists() or shutil.which("mpiexec") is not None
 
 
 @pytest.mark.parametrize("how", ["none", "backward"])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from dataclasses import replace
 from itertools import combinations, pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import load, scaling
+from benchmarks import scaling
 from benchmarks.ranks import schedule_of
 from benchmarks.scaling import (
     A100,
@@ -155,34 +152,11 @@ def test_measured_steps_beside_their_simulation() -> None:
     assert row["difference"] < 0 and row["starts"] > 0
 
 
-def test_pipelines_run_beside_their_simulation(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("mpi4py")
-    if not Path(sys.executable).with_name("mpiexec").exists() and shutil.which("mpiexec") is None:
-        pytest.skip("there is no mpiexec (extra: mpi)")
-    result = load("scaling-measured").run(tmp_path, quick=True, echo=lambda line: None)
-    assert [row["schedule"] for row in result["rows"]] == ["1f1b", "zb-h1"]
-    assert all(row["measured"] > 0 and row["simulated"] > 0 for row in result["rows"])
-    chosen = load("scaling-measured")
-    assert {*chosen.short, *(column.key for column in chosen.columns)} == result["rows"][0].keys()
-
-
 def test_means_of_the_dualpipe_paper_are_geometric() -> None:
     rows = {(row["compared"], row["setting"]): row["ours"] for row in scaling.dualpipe_rows()}
     for compared in scaling.COMPARED:
         cnn, other = (rows[compared, f"{group}, mean"] for group in ("CNN", "FCN/RNN"))
         assert rows[compared, "all, mean"] == pytest.approx((cnn**2 * other**3) ** 0.2)  # of two networks and three
-
-
-@pytest.mark.parametrize("name", ["scaling", "scaling-papers"])
-def test_quick_simulated_run(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    lines: list[str] = []
-    result = load(name).run(tmp_path, quick=True, echo=lines.append)
-    assert result["rows"] and (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    keys = set().union(*result["rows"])
-    shown = {*load(name).short, *(column.key for column in load(name).columns)}
-    assert shown <= keys | {*ASYNCHRONOUS, "pipedream_peak", "dualpipe_peak"}
 
 
 @given(st.floats(1e-7, 1e-3), st.floats(1e6, 1e11), st.integers(2, 9))
