@@ -16,7 +16,6 @@ from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionErr
 from sparsebp.kernels.operands import momenta
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
-from thread_counts import assert_same_for_any_number_of_threads
 from torch_cases import scalars_in_float64
 
 SHAPES = [(3, 5), (), (0, 2), (1,), (67,), (2, 3, 11)]
@@ -297,16 +296,6 @@ def adam(columns, rows=slice(None)):
     kernels.get(np).optimizer_update(
         "adam", params, grads, buffers, options_of("adam", count), np.ones(count, np.int64)
     )
-
-
-def test_host_results_are_bitwise_equal_for_every_number_of_threads():
-    def run():
-        columns, out = large(), np.empty(5)
-        adam(columns)
-        kernels.get(np).square_sums(columns[1], out)
-        return [*columns[0], *columns[2], out]
-
-    assert_same_for_any_number_of_threads(run)
 
 
 def test_python_threads_update_at_the_same_time():

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.kernels.host import winograd
-from thread_counts import assert_same_for_any_number_of_threads
 
 STRIDE = DILATION = (1, 1, 1)
 
@@ -77,9 +76,3 @@ def test_a_number_that_is_not_finite_stays_in_its_windows(special, where):
             fine = np.isfinite(direct)
             assert np.isfinite(found[fine]).all()
             np.testing.assert_allclose(found[fine], direct[fine], rtol=2e-2, atol=1e-4)
-
-
-def test_the_same_for_any_number_of_threads_and_at_every_call():
-    given_arrays = arrays(1, np.float32, 9, 64, 48, (12, 12), (1, 1))
-    assert_same_for_any_number_of_threads(lambda: maps(*given_arrays, (1, 1)))
-    assert_same_for_any_number_of_threads(lambda: maps(*given_arrays, (1, 1)))
