@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends import needs_numba
-from benchmarks.workloads import convolution_t
 from matrices import csr, dense, disjoint, of_blocks, of_mask, of_runs, random_pattern, wide
+from products.operands import OPERANDS
 from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.products import product, strategies, symbolic
@@ -110,30 +110,10 @@ def test_plans_are_cached_by_content():
     assert plan_product(first.a, first.b) is not first  # only the last 64 are kept
 
 
-def cases():
-    general, other = random_pattern(200, 300, 0.05), random_pattern(300, 250, 0.05, 1)
-    selection = SparsityPattern(np.arange(301), np.arange(300) // 4, (300, 75))
-    return {
-        "pairs": (general, other),
-        "positions": (general, random_pattern(300, 250, 0.3, 1)),
-        "scale_rows": (SparsityPattern.diagonal(200), general),
-        "scale_columns": (general, SparsityPattern.diagonal(300)),
-        "scale_runs": (SparsityPattern.from_scipy(convolution_t(3, 8, 16)), SparsityPattern.diagonal(8 * 16 * 16)),
-        "identity": (general, SparsityPattern.identity(300)),
-        "select_rows": (selection, random_pattern(75, 300, 0.2)),
-        "select_columns": (general, selection),
-        "gather": (general, disjoint(300)),
-        "runs": (general, of_runs(300, 100)),
-        "blocks": (of_blocks(60, 70, 3, 3), of_blocks(70, 50, 3, 2)),
-        "filled": (random_pattern(270, 280, 0.4), random_pattern(280, 290, 0.4, 1)),
-        "dense": (SparsityPattern.dense(60, 50), SparsityPattern.dense(50, 70)),
-    }
-
-
-@pytest.mark.parametrize("strategy", list(cases()))
+@pytest.mark.parametrize("strategy", OPERANDS)
 @pytest.mark.parametrize("batch", [1, 16])
 def test_the_second_call_allocates_no_array_of_the_output_s_size(strategy, batch):
-    a, b = cases()[strategy]
+    a, b = OPERANDS[strategy]
     plan, rng = plan_product(a, b), np.random.default_rng(0)
     assert plan.strategy == strategy
     a_data, b_data = (draw_values(rng, p, batch, False, np.float32) for p in (a, b))
@@ -149,11 +129,11 @@ def test_the_second_call_allocates_no_array_of_the_output_s_size(strategy, batch
     np.testing.assert_array_equal(out, first)
 
 
-@pytest.mark.parametrize("strategy", [name for name in cases() if name != "dense"] + ["pairs of long lists"])
+@pytest.mark.parametrize("strategy", [name for name in OPERANDS if name != "dense"] + ["pairs of long lists"])
 def test_a_sample_alone_has_the_same_bits_as_in_a_batch(strategy):
     """But for dense blocks, which a library multiplies."""
     long_lists = random_pattern(60, 300, 0.3), random_pattern(300, 50, 0.3, 1)
-    a, b = (cases() | {"pairs of long lists": long_lists})[strategy]
+    a, b = (OPERANDS | {"pairs of long lists": long_lists})[strategy]
     plan, rng = plan_product(a, b), np.random.default_rng(0)
     a_data, b_data = (draw_values(rng, p, 17, False, np.float32) for p in (a, b))
     if a.kind != "identity":
@@ -167,7 +147,7 @@ def test_a_sample_alone_has_the_same_bits_as_in_a_batch(strategy):
 @pytest.mark.parametrize("strategy", ["pairs", "positions", "select_columns", "gather"])
 def test_columns_far_apart_are_as_quick_to_plan_as_near_ones(strategy):
     """No array is as long as there are columns."""
-    a, b = cases()[strategy]
+    a, b = OPERANDS[strategy]
     step = 2**30 // b.shape[1]
     far = product._make_plan(a, SparsityPattern(b.indptr, step * b.indices, (b.shape[0], 2**30)), None)
     near, rng = plan_product(a, b), np.random.default_rng(0)
@@ -255,7 +235,7 @@ def test_memory_limit_is_said_before_anything_is_allocated():
     assert plan_product(a, b).strategy == "positions"  # the smaller one takes nobody's place
     with pytest.raises(MemoryLimitError):
         plan_product(a, b, memory_limit=smaller.index_bytes - 1)
-    a, b = cases()["pairs"]
+    a, b = OPERANDS["pairs"]
     assert plan_product(a, b, memory_limit=plan_product(a, b).index_bytes - 1).strategy == "positions"
 
 
@@ -329,7 +309,7 @@ def test_a_product_of_sums_is_not_gathered():
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("of_a", [True, False])
 def test_values_that_are_not_finite_meet_entries_alone(value, of_a):
-    a, b = cases()["filled"]
+    a, b = OPERANDS["filled"]
     plan, rng = plan_product(a, b), np.random.default_rng(5)
     assert plan.strategy == "filled"
     a_data, b_data = (draw_values(rng, p, 1, True, np.float64) for p in (a, b))
@@ -342,7 +322,7 @@ def test_values_that_are_not_finite_meet_entries_alone(value, of_a):
 
 
 def test_nearly_full_matrices_give_the_bits_of_sums_by_entries():
-    a, b = cases()["filled"]
+    a, b = OPERANDS["filled"]
     filled_plan, *_, summed = (product.plan_by(one) for one in product.candidates_of_structure(a, b))
     assert (filled_plan.strategy, summed.strategy) == ("filled", "accumulate")
     a_data, b_data = (draw_values(np.random.default_rng(6), p, 3, False, np.float32) for p in (a, b))
@@ -360,9 +340,9 @@ def test_selections_with_empty_rows_list_their_products():
     np.testing.assert_allclose(csr(plan.pattern, plan(a_data, b_data)).toarray(), expected.toarray())
 
 
-@pytest.mark.parametrize("strategy", list(cases()))
+@pytest.mark.parametrize("strategy", OPERANDS)
 def test_the_exact_memory_limit_is_enough(strategy):
-    a, b = cases()[strategy]
+    a, b = OPERANDS[strategy]
     plan = product._make_plan(a, b, None)
     needed = plan.index_bytes
     exact = product._make_plan(a, b, needed)
@@ -386,9 +366,9 @@ def test_a_pattern_that_an_operand_has_is_kept_once_and_counted_so():
         assert plan.strategy == "dense" and plan.pattern is full
 
 
-@pytest.mark.parametrize("strategy", list(cases()))
+@pytest.mark.parametrize("strategy", OPERANDS)
 def test_one_plan_serves_all_dtypes_and_batch_sizes_in_any_order(strategy):
-    a, b = cases()[strategy]
+    a, b = OPERANDS[strategy]
     plan, rng = plan_product(a, b), np.random.default_rng(0)
     out = {}
     for dtype, batch, shared in [
