@@ -11,9 +11,9 @@ import pytest
 from matrices import csr, disjoint, of_blocks
 from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.check import SLOPES
-from sparsebp.kernels.spec import UPDATE_OPTIONS
 from sparsebp.products import product, strategies
 from thread_counts import assert_same_for_any_number_of_threads
+from update_options import options_of
 
 Array = np.ndarray
 BIG = 1_100_003
@@ -136,9 +136,8 @@ def channels(k) -> list[Array]:
 
 def update(k) -> list[Array]:
     params, grads, mean, square = ([abs(normal(n)) for n in (900_003, 17, 250_000, 0, 100)] for _ in range(4))
-    values = {"lr": 0.1, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.1}
-    options, sums = np.array([[values.get(name, 0.0) for name in UPDATE_OPTIONS["adam"]]] * 5), empty(5, dtype=float)
-    k.optimizer_update("adam", params, grads, [mean, square, [None] * 5], options, np.ones(5, np.int64))
+    buffers, sums = [mean, square, [None] * 5], empty(5, dtype=float)
+    k.optimizer_update("adam", params, grads, buffers, options_of("adam", 5), np.ones(5, np.int64))
     k.square_sums(grads, sums)
     return [*params, *mean, sums]
 
