@@ -11,7 +11,8 @@ import numpy as np
 from cuda_on_cpu.memory import uninitialised
 from sparsebp.core.check import UpdateRule
 from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, RowShapes, Runs, Terms, WeightSums
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS, Kernels
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, Kernels
+from update_options import options_of
 
 Arguments = dict[str, Any]
 
@@ -341,13 +342,7 @@ class Maker:
 
     def update(self, rule: UpdateRule, optional: bool = True) -> Arguments:
         """The arguments of one rule; all optional buffers are there, or none."""
-        options = {
-            "lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01, "nesterov": 0.0, "maximize": 0.0,
-            "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "decoupled": 1.0, "lr_decay": 0.1, "rho": 0.8, "alpha": 0.7,
-            "momentum_decay": 0.3,
-        }  # fmt: skip
         params, steps = self.parameters(), np.array([3, 1, 2, 1])
-        row = [options[name] for name in UPDATE_OPTIONS[rule]]
         buffers: list[Any] = []
         for name in UPDATE_BUFFERS[rule]:
             missing = not optional and name in OPTIONAL_BUFFERS
@@ -356,7 +351,7 @@ class Maker:
             buffers.append([None] * len(params) if missing else values)
         return {
             "rule": rule, "params": params, "grads": self.parameters(), "buffers": buffers,
-            "options": np.array([row] * len(params)), "steps": steps,
+            "options": options_of(rule, len(params), decoupled=1.0), "steps": steps,
         }  # fmt: skip
 
     def scale_arrays(self) -> Arguments:

@@ -18,7 +18,7 @@ import pytest
 from backends import Backend, make_backend, needs_numba
 from cuda_on_cpu.loader import ExecutorLoader
 from cuda_on_cpu.memory import CheckedNumpy, uninitialised
-from sparsebp import jacobian_t, kernels, models, nn, optim, plan_product, plan_scan
+from sparsebp import jacobian_t, kernels, models, nn, optim, plan_scan
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.core.backend import to_host
@@ -225,23 +225,6 @@ PATTERNS = [
     SparsityPattern.diagonal(4),
     SparsityPattern.dense(3, 4),
 ]
-
-
-@pytest.mark.parametrize("shared", [(True, True), (True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("operands", [(0, 1), (2, 0), (1, 2), (0, 3), (3, 0)])
-def test_products(device: Backend, operands: tuple[int, int], shared: tuple[bool, bool]) -> None:
-    needs_numba("products are planned on the host")
-    plan = plan_product(*(PATTERNS[i] for i in operands))
-
-    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
-        rng = np.random.default_rng(0)
-        values = [
-            array(rng.standard_normal(PATTERNS[i].nnz if one else (PATTERNS[i].nnz, 3)))
-            for i, one in zip(operands, shared, strict=True)
-        ]
-        return {"c": plan(*values)}
-
-    both(device, run)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

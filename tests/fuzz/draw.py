@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from matrices import of_mask
 from sparsebp import SparsityPattern
 
 AWKWARD = (0, 1, 1, 2, 3, 5, 7, 8, 11, 13)
@@ -70,18 +71,6 @@ def pattern(rng: np.random.Generator, rows: int, columns: int) -> SparsityPatter
     else:
         mask = rng.random((rows, columns)) < one_of(rng, 0.0, 0.1, 0.3, 0.7)
     return of_mask(mask)
-
-
-def of_mask(mask: np.ndarray) -> SparsityPattern:
-    """Return the pattern of the true elements."""
-    return SparsityPattern(np.concatenate([[0], np.cumsum(mask.sum(axis=1))]), np.nonzero(mask)[1], mask.shape)
-
-
-def dense(pattern: SparsityPattern, data: np.ndarray, batch: int) -> np.ndarray:
-    """Return values on a pattern as float64 matrices (B, rows, columns)."""
-    full = np.zeros((batch, *pattern.shape))
-    full[:, pattern.row_of_entry, pattern.indices] = (data if data.ndim == 2 else data[:, None]).T
-    return full
 
 
 JUNK = (

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import time
-
 import numpy as np
 import pytest
 
 from fuzz.case import BAD, Wrong, run_case, same, target_of
 from fuzz.harness import run_cases, summary
 from fuzz.targets import TARGETS
-from sparsebp.core.errors import OptionError, SparseBPError
+from fuzz.toys import TOYS
+from sparsebp.core.errors import SparseBPError
 
 CASES = 40
 
@@ -25,43 +23,12 @@ def test_no_crash_no_raw_error_nothing_wrong(name):
         assert outcome.kind not in BAD, f"python tests/fuzz/run.py --seed 0 --number {number}\n{outcome.detail}"
 
 
-def right(rng):
-    assert rng.random() < 1
-
-
-def refuses(rng):
-    raise OptionError("no", remedy="Pass yes")
-
-
-def raw(rng):
-    raise KeyError("raw")
-
-
-def wrong(rng):
-    same("one", np.zeros(2), np.ones(2))
-
-
-def memory(rng):
-    np.zeros(2**46)
-
-
-def crash(rng):
-    os.abort()
-
-
-def hang(rng):
-    time.sleep(60)
-
-
 def nameless(rng):
     raise SparseBPError("no class of its own")
 
 
-TOYS = {"right": right, "refused": refuses, "raw": raw, "wrong": wrong, "memory": memory, "crash": crash, "hang": hang}
-
-
 def test_the_harness_attributes_what_happens_to_its_case():
-    outcomes = list(run_cases(f"{__name__}:TOYS", 3, range(2 * len(TOYS)), workers=2, limit=2.0))
+    outcomes = list(run_cases("fuzz.toys:TOYS", 3, range(2 * len(TOYS)), workers=2, limit=2.0))
     assert {outcome.number for outcome in outcomes} == set(range(2 * len(TOYS)))
     assert len(outcomes) == 2 * len(TOYS)
     for outcome in outcomes:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import normal, reals, seeds, sizes, tolerance
-from thread_counts import assert_same_for_any_number_of_threads
 
 
 @given(
@@ -158,18 +157,3 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.channel_products(x, x, mean, mean, mean, None, (0.0, 1.0))
     with pytest.raises(OptionError, match="wrong order"):
         backend.kernels.channel_normalise(x, None, None, 1e-5, mean, mean, mean, x, (1.0, 0.0))
-
-
-def test_the_same_for_any_number_of_threads():
-    rng, k = np.random.default_rng(0), kernels.get(np)
-    x, gy = normal(rng, (9, 37, 999), np.float32), normal(rng, (9, 37, 999), np.float32)
-
-    def run():
-        mean, var, scale, sums, products = (np.empty(37, np.float32) for _ in range(5))
-        y, z, gx = (np.empty_like(x) for _ in range(3))
-        k.channel_normalise(x, None, None, 1e-5, mean, var, scale, y)
-        k.channel_back(gy, x, mean, scale, var, sums, products, gx)
-        k.channel_scale(x, mean, var, sums, z)
-        return mean, var, scale, sums, products, y, z, gx
-
-    assert_same_for_any_number_of_threads(run)

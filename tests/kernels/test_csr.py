@@ -12,7 +12,6 @@ from sparsebp.core.errors import ShapeError
 from sparsebp.core.threads import most_threads
 from sparsebp.kernels.operands import RowShapes
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
-from thread_counts import assert_same_for_any_number_of_threads
 
 batches = sizes(0, 33)
 
@@ -136,24 +135,6 @@ def test_batches_that_differ_are_refused(backend):
     index = backend.array([0, 1], np.int32)
     with pytest.raises(ShapeError, match="batch"):
         backend.kernels.gather_multiply(a, index, b, index, backend.empty((2, 4), np.float64))
-
-
-@pytest.mark.parametrize("batch", [1, 16, 20])
-def test_host_results_are_bitwise_equal_for_every_number_of_threads(batch):
-    k, rng = kernels.get(np), np.random.default_rng(0)
-    m, per_row = 900, 300
-    indptr = (np.arange(m + 1) * per_row).astype(np.int32)
-    indices = rng.integers(0, m, m * per_row).astype(np.int32)
-    data, x = normal(rng, (m * per_row, batch), np.float32), normal(rng, (m, batch), np.float32)
-
-    def run():
-        out, scaled = np.empty((m, batch), np.float32), np.empty_like(data)
-        k.csr_matvec(indptr, indices, data, x, out)
-        k.scale_rows(indptr, data, x, scaled)
-        np.testing.assert_array_equal(scaled, np.repeat(x, per_row, axis=0) * data)
-        return out, scaled
-
-    assert_same_for_any_number_of_threads(run)
 
 
 @pytest.mark.skipif(most_threads() < 2, reason="needs two threads")

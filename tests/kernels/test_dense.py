@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
 from strategies import normal, reals, seeds, sizes, tolerance
-from thread_counts import assert_same_for_any_number_of_threads
 
 small = sizes(0, 9)
 batches = sizes(0, 18)
@@ -123,21 +121,3 @@ def test_wrong_arguments_are_refused(backend):
         k.dense_reduce(block, ptr, vectors, out, None)
     with pytest.raises(ShapeError, match="Expected"):
         k.dense_chain(block, ptr, backend.array(np.ones((2, 2, 3))), None, backend.empty((1, 2, 3), np.float64))
-
-
-@pytest.mark.parametrize("own", [1, 16])
-def test_host_results_are_bitwise_equal_for_every_number_of_threads(own):
-    k, rng = kernels.get(np), np.random.default_rng(0)
-    a = normal(rng, (40, 13, 13, own), np.float32, scale=0.25)
-    index, ptr = np.arange(40), np.array([0, 11, 27, 40])
-    add, x = normal(rng, (40, 13, 16), np.float32), normal(rng, (3, 13, 16), np.float32)
-
-    def run():
-        product, out = np.empty((40, 13, 13, own), np.float32), np.empty((40, 13, 16), np.float32)
-        matrix, vector = np.empty((3, 13, 13, own), np.float32), np.empty((3, 13, 16), np.float32)
-        k.dense_matmul(a, index, a, index[::-1].copy(), product, index)
-        k.dense_chain(a, ptr, x, add, out)
-        k.dense_reduce(a, ptr, add, matrix, vector)
-        return product, out, matrix, vector
-
-    assert_same_for_any_number_of_threads(run)

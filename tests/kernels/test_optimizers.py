@@ -16,24 +16,14 @@ from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionErr
 from sparsebp.kernels.operands import momenta
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
-from thread_counts import assert_same_for_any_number_of_threads
 from torch_cases import scalars_in_float64
+from update_options import DEFAULTS, options_of
 
 SHAPES = [(3, 5), (), (0, 2), (1,), (67,), (2, 3, 11)]
-DEFAULTS = {
-    "lr": 0.1, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1, "nesterov": 0.0, "maximize": 0.0, "beta1": 0.8,
-    "beta2": 0.95, "eps": 1e-3, "decoupled": 0.0, "lr_decay": 0.1, "rho": 0.8, "alpha": 0.9,
-    "momentum_decay": 0.3,
-}  # fmt: skip
 TORCH = {
     "sgd": "SGD", "adam": "Adam", "nadam": "NAdam", "radam": "RAdam", "adamax": "Adamax", "adagrad": "Adagrad",
     "adadelta": "Adadelta", "rmsprop": "RMSprop",
 }  # fmt: skip
-
-
-def options_of(rule, count, **changed):
-    values = DEFAULTS | changed
-    return np.array([[values[name] for name in UPDATE_OPTIONS[rule]]] * count).reshape(count, -1)
 
 
 def buffers_of(rule, make, optional):
@@ -297,16 +287,6 @@ def adam(columns, rows=slice(None)):
     kernels.get(np).optimizer_update(
         "adam", params, grads, buffers, options_of("adam", count), np.ones(count, np.int64)
     )
-
-
-def test_host_results_are_bitwise_equal_for_every_number_of_threads():
-    def run():
-        columns, out = large(), np.empty(5)
-        adam(columns)
-        kernels.get(np).square_sums(columns[1], out)
-        return [*columns[0], *columns[2], out]
-
-    assert_same_for_any_number_of_threads(run)
 
 
 def test_python_threads_update_at_the_same_time():

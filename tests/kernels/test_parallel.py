@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse
 
+from matrices import csr, disjoint, of_blocks
 from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.check import SLOPES
-from sparsebp.core.threads import serial_kernels
 from sparsebp.products import product, strategies
+from thread_counts import assert_same_for_any_number_of_threads
+from update_options import options_of
 
 Array = np.ndarray
 BIG = 1_100_003
@@ -32,11 +33,11 @@ def index(*values: int) -> Array:
 
 
 def pattern(rows: int, columns: int, each: int, empty_rows: int = 0) -> SparsityPattern:
-    """`each` entries in all rows but the last ones, which are empty."""
-    rng = np.random.default_rng(rows)
-    chosen = np.concatenate([np.sort(rng.choice(columns, each, replace=False)) for _ in range(rows - empty_rows)])
+    """`each` entries, one in each stretch of columns, in all rows but the last ones, which are empty."""
+    stretch = columns // each
+    chosen = np.random.default_rng(rows).integers(0, stretch, (rows - empty_rows, each)) + stretch * np.arange(each)
     indptr = np.minimum(np.arange(rows + 1), rows - empty_rows) * each
-    return SparsityPattern(indptr, chosen, (rows, columns))
+    return SparsityPattern(indptr, chosen.ravel(), (rows, columns))
 
 
 def csr_matvec(k, batch: int) -> list[Array]:
@@ -106,17 +107,44 @@ def dense_matvec(k) -> list[Array]:
     return [out]
 
 
-def dense_chain(k) -> list[Array]:
+def dense_chain(k, own: int) -> list[Array]:
     cuts, out = np.array([0, 3, 3, 1_500, 4_001]), empty(4_001, 7, 33)
-    a = 0.2 * normal(4_001, 7, 7, 1)  # products of many stay finite
+    a, index = 0.2 * normal(4_001, 7, 7, own), np.arange(4_001)  # products of many stay finite
     k.dense_chain(a, cuts, normal(4, 7, 33), normal(4_001, 7, 33), out)
-    matrix, vector = empty(4, 7, 7, 1), empty(4, 7, 33)
+    matrix, vector, product = empty(4, 7, 7, own), empty(4, 7, 33), empty(4_001, 7, 7, own)
     k.dense_reduce(a, cuts, normal(4_001, 7, 33), matrix, vector)
-    return [out, matrix, vector]
+    k.dense_matmul(a, index, a, index[::-1].copy(), product, index)
+    return [out, matrix, vector, product]
+
+
+def loss(k) -> list[Array]:
+    target = np.random.default_rng(0).integers(0, 10, 9_001)
+    losses, slope = empty(9_001), empty(9_001, 10)
+    k.softmax_cross_entropy(normal(9_001, 10), target, losses, slope)
+    return [losses, slope]
+
+
+def channels(k) -> list[Array]:
+    x, gy = normal(9, 37, 999), normal(9, 37, 999)[::-1].copy()
+    mean, var, scale, sums, products = (empty(37) for _ in range(5))
+    y, z, gx = (empty(9, 37, 999) for _ in range(3))
+    k.channel_normalise(x, None, None, 1e-5, mean, var, scale, y)
+    k.channel_back(gy, x, mean, scale, var, sums, products, gx)
+    k.channel_scale(x, mean, var, sums, z)
+    return [mean, var, scale, sums, products, y, z, gx]
+
+
+def update(k) -> list[Array]:
+    params, grads, mean, square = ([abs(normal(n)) for n in (900_003, 17, 250_000, 0, 100)] for _ in range(4))
+    buffers, sums = [mean, square, [None] * 5], empty(5, dtype=float)
+    k.optimizer_update("adam", params, grads, buffers, options_of("adam", 5), np.ones(5, np.int64))
+    k.square_sums(grads, sums)
+    return [*params, *mean, sums]
 
 
 KERNELS: dict[str, Callable[..., list[Array]]] = {
     "csr_matvec": lambda k: csr_matvec(k, 1),
+    "csr_matvec_vectors": lambda k: csr_matvec(k, 16),
     "csr_matvec_batch": lambda k: csr_matvec(k, 17),
     "gather": gather,
     "scale": scale,
@@ -126,19 +154,22 @@ KERNELS: dict[str, Callable[..., list[Array]]] = {
     "winners": winners,
     "max_pool": max_pool,
     "dense_matvec": dense_matvec,
-    "dense_chain": dense_chain,
+    "dense_chain": lambda k: dense_chain(k, 33),
+    "dense_chain_shared": lambda k: dense_chain(k, 1),
+    "loss": loss,
+    "channels": channels,
+    "update": update,
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_on_any_number_of_threads(name):
-    k = kernels.get(np)
-    together = KERNELS[name](k)
-    with serial_kernels():
-        alone = KERNELS[name](k)
-    for several, one in zip(together, alone, strict=True):
-        assert not np.isnan(one).any()
-        np.testing.assert_array_equal(several, one)
+    def run():
+        found = KERNELS[name](kernels.get(np))
+        assert not any(np.isnan(array).any() for array in found)
+        return found
+
+    assert_same_for_any_number_of_threads(run)
 
 
 def runs(rows: int, columns: int, length: int) -> SparsityPattern:
@@ -146,54 +177,37 @@ def runs(rows: int, columns: int, length: int) -> SparsityPattern:
     return SparsityPattern(np.arange(rows + 1) * length, (starts[:, None] + np.arange(length)).ravel(), (rows, columns))
 
 
-def selection(rows: int, columns: int, empty_rows: int) -> SparsityPattern:
-    return pattern(rows, columns, 1, empty_rows)
-
-
 PRODUCTS = {
-    "pairs": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9), 17),
-    "positions": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 40), 17),
-    "accumulate": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9), 17),
-    "filled": (lambda: pattern(501, 400, 200, empty_rows=30), lambda: pattern(400, 307, 150), 1),
-    "select_rows": (lambda: selection(9_001, 500, 801), lambda: pattern(500, 400, 9), 17),
-    "select_columns": (lambda: pattern(9_001, 500, 6, empty_rows=801), lambda: selection(500, 40, 99), 17),
-    "runs": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: runs(500, 400, 20), 17),
-    "blocks": (lambda: of_blocks(901, 200, 3, 3), lambda: of_blocks(200, 150, 3, 2), 17),
-    "gather": (lambda: pattern(9_001, 500, 6), lambda: SparsityPattern.from_scipy(spread(500)), 17),
-    "dense": (lambda: SparsityPattern.dense(211, 53), lambda: SparsityPattern.dense(53, 47), 17),
+    "pairs": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9)),
+    "positions": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 40)),
+    "accumulate": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9)),
+    "filled": (lambda: pattern(501, 400, 200, empty_rows=30), lambda: pattern(400, 307, 150)),
+    "select_rows": (lambda: pattern(9_001, 500, 1, empty_rows=801), lambda: pattern(500, 400, 9)),
+    "select_columns": (lambda: pattern(9_001, 500, 6, empty_rows=801), lambda: pattern(500, 40, 1, empty_rows=99)),
+    "runs": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: runs(500, 400, 20)),
+    "blocks": (lambda: of_blocks(901, 200, 3, 3), lambda: of_blocks(200, 150, 3, 2)),
+    "gather": (lambda: pattern(9_001, 500, 6), lambda: disjoint(500)),
+    "dense": (lambda: SparsityPattern.dense(211, 53), lambda: SparsityPattern.dense(53, 47)),
+    "scale_rows": (lambda: SparsityPattern.diagonal(2_003), lambda: pattern(2_003, 500, 20)),
+    "scale_columns": (lambda: pattern(2_003, 500, 20), lambda: SparsityPattern.diagonal(500)),
 }
 
 
-def of_blocks(rows: int, columns: int, m: int, n: int) -> SparsityPattern:
-    """Dense blocks (m, n) in place of entries."""
-    one = pattern(rows, columns, 6, empty_rows=rows // 9)
-    entries = scipy.sparse.csr_array((np.ones(one.nnz), one.indices, one.indptr), shape=one.shape)
-    blocks = scipy.sparse.csr_array(scipy.sparse.kron(entries, np.ones((m, n))))
-    blocks.sum_duplicates()
-    return SparsityPattern.from_scipy(blocks)
-
-
-def spread(rows: int) -> scipy.sparse.csr_array:
-    """Two entries a row, in columns that no other row has."""
-    return scipy.sparse.csr_array((np.ones(2 * rows), np.arange(2 * rows), 2 * np.arange(rows + 1)))
-
-
+@pytest.mark.parametrize("batch", [1, 17])
 @pytest.mark.parametrize("strategy", PRODUCTS)
-def test_a_product_on_any_number_of_threads(strategy, monkeypatch):
-    make_a, make_b, batch = PRODUCTS[strategy]
-    a, b = make_a(), make_b()
-    if strategy == "accumulate":
+def test_a_product_on_any_number_of_threads(strategy, batch, monkeypatch):
+    a, b = (make() for make in PRODUCTS[strategy])
+    if strategy == "accumulate":  # more products than there are indices
         monkeypatch.setattr(strategies, "INDEX_LIMIT", 0)
     plan = product._make_plan(a, b, None) if strategy == "accumulate" else plan_product(a, b)
     assert plan.strategy == strategy
     a_data, b_data = normal(a.nnz, batch), normal(b.nnz, batch)
-    together = plan(a_data, b_data, out=empty(plan.pattern.nnz, batch))
-    with serial_kernels():
-        alone = plan(a_data, b_data, out=empty(plan.pattern.nnz, batch))
-    np.testing.assert_array_equal(together, alone)
     sample = min(3, batch - 1)
-    csr = [scipy.sparse.csr_array((d[:, sample], p.indices, p.indptr), shape=p.shape) for d, p in
-           ((a_data, a), (b_data, b))]  # fmt: skip
-    c = plan.pattern
-    got = scipy.sparse.csr_array((alone[:, sample], c.indices, c.indptr), shape=c.shape)
-    np.testing.assert_allclose(got.toarray(), (csr[0] @ csr[1]).toarray(), rtol=1e-4, atol=1e-4)
+    expected = (csr(a, a_data[:, sample]) @ csr(b, b_data[:, sample])).toarray()
+
+    def run():
+        out = plan(a_data, b_data, out=empty(plan.pattern.nnz, batch))
+        np.testing.assert_allclose(csr(plan.pattern, out[:, sample]).toarray(), expected, rtol=1e-4, atol=1e-4)
+        return [out]
+
+    assert_same_for_any_number_of_threads(run)

@@ -8,10 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import kernels
 from sparsebp.core.errors import OptionError, ShapeError
 from strategies import normal, reals, seeds, sizes, tolerance
-from thread_counts import assert_same_for_any_number_of_threads
 
 
 @given(length=sizes(0, 600), limits=st.sampled_from([(-0.5, 0.25), (0.0, np.inf)]), dtype=reals, seed=seeds)
@@ -102,15 +100,3 @@ def test_a_row_that_is_not_finite_gives_a_loss_that_is_not_finite(backend, value
     backend.kernels.softmax_cross_entropy(backend.array(logits), backend.array([0, 1, 2]), losses, grad)
     np.testing.assert_array_equal(np.isfinite(backend.numpy(losses)), [True, False, True])
     assert np.isfinite(backend.numpy(grad)[[0, 2]]).all()
-
-
-def test_the_loss_is_bitwise_equal_on_the_host_for_every_number_of_threads():
-    rng, k = np.random.default_rng(0), kernels.get(np)
-    logits, target = normal(rng, (9001, 10), np.float32), rng.integers(0, 10, 9001)
-
-    def run():
-        losses, slope = np.empty(9001, np.float32), np.empty_like(logits)
-        k.softmax_cross_entropy(logits, target, losses, slope)
-        return losses, slope
-
-    assert_same_for_any_number_of_threads(run)

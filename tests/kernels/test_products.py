@@ -14,19 +14,14 @@ from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.host import dense, matmul, matmul_batches, matmul_many, update_by_product, worth_update_by_product
 from sparsebp.kernels.host.dense import SMALL
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from strategies import normal, reals, seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
+from update_options import options_of
 
 LARGE = st.sampled_from([509, 1024, 2048, 3001])
 MIDDLE = st.sampled_from([257, 512, 1000])
 THIN = st.one_of(sizes(1, 33), st.sampled_from([61, 64, 65, 130]))
-
-VALUES = {"lr": 0.1, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "momentum": 0.9, "rho": 0.8, "alpha": 0.9}
-
-
-def options_of(rule):
-    return np.array([[VALUES.get(name, 0.0) for name in UPDATE_OPTIONS[rule]]])
 
 
 def matrix(rng, rows, columns, dtype, layout):

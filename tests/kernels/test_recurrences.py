@@ -217,11 +217,14 @@ SUMMED = {  # hidden, features, steps, chunks: summed inside where there is room
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("has_gy", [True, False])
 @pytest.mark.parametrize(("cell", "sizes"), [(cell, sizes) for cell in SUMMED for sizes in SUMMED[cell]], ids=str)
-def test_weight_sums(backend: Backend, cell: Cell, sizes: tuple[int, ...], has_gy: bool, dtype: Any) -> None:
-    """Weight gradients with and without the gates' gradients, with and without biases; bitwise the same every time."""
+def test_weight_sums(backend: Backend, cell: Cell, sizes: tuple[int, ...], dtype: Any) -> None:
+    """Weight gradients with and without the gates' gradients, with and without biases; bitwise the same every time.
+
+    Each size has gradients at all outputs in one of the dtypes, and at the last states alone in the other.
+    """
     hidden, features, steps, chunks = sizes
+    has_gy = (sum(sizes) + (dtype is np.float64)) % 2 == 0
     case = Case(steps, 3, hidden, np.dtype(dtype), has_gy, True, 4)
     state, incoming = cell.saved(case), cell.incoming(case)
     x = case.normal(steps, 3, features)

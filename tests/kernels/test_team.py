@@ -9,7 +9,7 @@ import pkgutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numba
@@ -97,8 +97,8 @@ def team(crew: teams._Team) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def cores_apart() -> Iterator[None]:
-    """Keep the calling thread on one core, and all helpers on the others.
+def cores_apart() -> Iterator[tuple[set[int], list[int]]]:
+    """Keep the calling thread on one core, and all helpers on the others; yield that core, and the helpers.
 
     A helper that is woken on the caller's own core moves to another one, where others may compute as well.
     """
@@ -111,27 +111,33 @@ def cores_apart() -> Iterator[None]:
         os.sched_setaffinity(0, own)
         for helper in helpers:
             os.sched_setaffinity(helper, cores - own)
-        yield
+        yield own, helpers
     finally:
         for thread in (0, *helpers):
             os.sched_setaffinity(thread, cores)
 
 
-def met(crew: teams._Team, held: int = 0) -> int:
+def called(crew: teams._Team, held: int = 0, before: Callable[[], None] = lambda: None) -> int:
     """Have helpers of a team take part; return how many threads ran the parts.
 
     One that does not come in time, as others are busy on its core too, is called once more.
     """
-    with cores_apart():
-        for _ in range(300):
-            crew._room[RESUME // 8] = 0
-            parts, here = crew.helpers + 1, np.zeros(1, np.int64)
-            runs, who = record(parts)
-            meet(crew.address, parts, runs, who, here.ctypes.data, 2, myself(), held)
-            assert (runs == 1).all()
-            if len(set(who)) > 1:
-                break
+    for _ in range(300):
+        before()
+        crew._room[RESUME // 8] = 0
+        parts, here = crew.helpers + 1, np.zeros(1, np.int64)
+        runs, who = record(parts)
+        meet(crew.address, parts, runs, who, here.ctypes.data, 2, myself(), held)
+        assert (runs == 1).all()
+        if len(set(who)) > 1:
+            break
     return len(set(who))
+
+
+def met(crew: teams._Team, held: int = 0) -> int:
+    """Do that with the helpers on other cores."""
+    with cores_apart():
+        return called(crew, held)
 
 
 @pytest.mark.parametrize("parts", [0, 1, 2, 3, 7, 64, 1000])
@@ -149,28 +155,14 @@ def test_helpers_come(crew: teams._Team, team: int) -> None:
 
 
 def test_a_helper_leaves_the_callers_core(crew: teams._Team, team: int) -> None:
-    cores = os.sched_getaffinity(0)
-    if len(cores) < 2:
-        pytest.skip("needs two cores")
-    own = {min(cores)}
-    helpers = [thread.native_id or 0 for thread in threading.enumerate() if thread.name == "sparsebp helper"]
-    came = 0
-    try:
-        os.sched_setaffinity(0, own)
-        for _ in range(300):
+    with cores_apart() as (own, helpers):
+
+        def to_own() -> None:
             for helper in helpers:
                 os.sched_setaffinity(helper, own)
-            crew._room[RESUME // 8] = 0
-            parts, here = crew.helpers + 1, np.zeros(1, np.int64)
-            runs, who = record(parts)
-            meet(crew.address, parts, runs, who, here.ctypes.data, 2, myself(), 0)
-            assert (runs == 1).all()
-            if came := len(set(who)) - 1:
-                break
-        assert came and any(not os.sched_getaffinity(helper) & own for helper in helpers)
-    finally:
-        for thread in (0, *helpers):
-            os.sched_setaffinity(thread, cores)
+
+        assert called(crew, before=to_own) > 1
+        assert any(not os.sched_getaffinity(helper) & own for helper in helpers)
 
 
 @pytest.mark.parametrize("bad", [0, 31, 63])

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import normal, reals, seeds, sizes, tolerance
-from thread_counts import assert_same_for_any_number_of_threads
 
 
 @st.composite
@@ -112,44 +110,3 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.max_pool(plane, (2, 2), (1, 1), (0, 0), (1, 1), y, backend.zeros((2, 3, 3), np.int64))
     with pytest.raises(DTypeError, match="cannot hold"):
         backend.kernels.max_pool(plane, (20, 20), (1, 1), (9, 9), (1, 1), y, backend.zeros((2, 3, 3), np.uint8))
-
-
-MAPS = [(3, 64, 1, 9), (64, 64, 1, 9), (64, 64, 1, 1), (64, 64, 64, 9), (96, 64, 1, 9), (200, 200, 200, 40)]
-POINTWISE, FEW_ROWS = (70, 150, 1, 9, 16, 1, 0), (6, 16, 1, 64, 14, 5, 0)
-
-
-@pytest.mark.parametrize(
-    "channels, rows, groups, batch, size, kernel, pad",
-    [*((*one, width, 3, 1) for one in MAPS for width in (4, 8, 16)), POINTWISE, FEW_ROWS],
-)
-def test_the_same_for_any_number_of_threads(channels, rows, groups, batch, size, kernel, pad):
-    """Plain convolutions, mapped tiles and depthwise ones; then two that have their own gradients at the weights."""
-    rng, k, reach = np.random.default_rng(0), kernels.get(np), size + 2 * pad - kernel + 1
-    options = (1, 1, 1), (0, pad, pad), (1, 1, 1), groups
-    x = normal(rng, (batch, channels, 1, size, size), np.float32)
-    y = normal(rng, (batch, rows, 1, reach, reach), np.float32)
-    weight = normal(rng, (rows, channels // groups, 1, kernel, kernel), np.float32)
-
-    def run():
-        found = [np.empty_like(a) for a in (y, x, weight)]
-        k.convolve(weight, x, *options, found[0])
-        k.convolve_t(weight, y, *options, found[1])
-        k.correlate(y, x, *options, found[2])
-        return found
-
-    assert_same_for_any_number_of_threads(run)
-
-
-@pytest.mark.parametrize("special", [np.inf, np.nan])
-def test_a_number_that_is_not_finite_stays_with_the_taps_that_meet_it(special):
-    """One channel a group: what lies beside a row of windows does not reach the weights' gradient."""
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((2, 3, 1, 9, 11)), rng.standard_normal((2, 6, 1, 7, 9))
-    spoiled, found = x.copy(), [np.empty((6, 1, 1, 3, 3)) for _ in range(2)]
-    spoiled[1, 1, 0, 4, 0] = special  # at the beginning of a row: windows meet it with their first column
-    for out, given_x in zip(found, (x, spoiled), strict=True):
-        kernels.get(np).correlate(y, given_x, (1, 1, 1), (0, 0, 0), (1, 1, 1), 3, out)
-    met = np.zeros(found[0].shape, bool)
-    met[2:4, 0, 0, :, 0] = True
-    np.testing.assert_array_equal(np.isfinite(found[1]), ~met)
-    np.testing.assert_allclose(found[1][~met], found[0][~met], rtol=1e-10)

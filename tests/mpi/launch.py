@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def command(size: int, *arguments: str) -> list[str]:
     return [mpiexec(), "-n", str(size), sys.executable, *arguments]
 
 
+def apart(*programs: Sequence[str]) -> list[str]:
+    """Return the command that runs Python with arguments of its own on each rank."""
+    ranks = [word for program in programs for word in (":", "-n", "1", sys.executable, *program)]
+    return [mpiexec(), *ranks[1:]]
+
+
 def environment(**more: str) -> dict[str, str]:
     """Return what processes find: this source tree, one thread each."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "HYDRA"))}
@@ -37,7 +44,12 @@ def environment(**more: str) -> dict[str, str]:
 
 def run(size: int, *arguments: str, seconds: float = 60.0, **more: str) -> subprocess.CompletedProcess[str]:
     """Run Python with `arguments` on `size` ranks to the end; `more`: of the environment."""
+    return completed(command(size, *arguments), seconds, **more)
+
+
+def completed(words: Sequence[str], seconds: float, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of several ranks to the end."""
     return subprocess.run(
-        command(size, *arguments), env=environment(**more), capture_output=True, text=True, timeout=seconds,
-        check=False, stdin=subprocess.DEVNULL,
+        words, env=environment(**more), capture_output=True, text=True, timeout=seconds, check=False,
+        stdin=subprocess.DEVNULL,
     )  # fmt: skip

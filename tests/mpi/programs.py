@@ -16,6 +16,8 @@ from sparsebp.comm import mpi
 from sparsebp.comm.transport import Transport
 from sparsebp.runtime.launch import connect
 
+sys.modules["pandas"] = None  # type: ignore[assignment]  # scikit-learn imports it where it is, which takes a second
+
 
 def fine(transport: Transport) -> None:
     array = np.full(1000, 1.0 + transport.rank)

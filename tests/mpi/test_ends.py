@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from mpi.launch import command, environment, mpiexec, run
+from mpi.launch import apart, command, completed, environment, run
 from sparsebp.comm.launcher import LAUNCHERS
 from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.runtime.launch import connect
 
 SOON = 30.0  # seconds that a busy machine may take for what takes two; the programs would wait for minutes
+TRAIN = ("train", "digits", "--model", "lenet5", "--schedule", "1f1b")
 
 
 def ended(program: str, size: int = 3) -> subprocess.CompletedProcess[str]:
@@ -78,9 +79,7 @@ def test_ranks_that_leave_together_have_their_own_status() -> None:
 
 
 def test_a_rank_whose_command_is_refused_does_not_leave_the_others_waiting() -> None:
-    train = [sys.executable, "-m", "sparsebp", "train", "digits", "--model", "lenet5", "--schedule", "1f1b"]
-    several = [mpiexec(), "-n", "1", *train, ":", "-n", "1", *train, "--bogus"]
-    done = subprocess.run(several, env=environment(), capture_output=True, text=True, timeout=SOON, check=False)
+    done = completed(apart(["-m", "sparsebp", *TRAIN], ["-m", "sparsebp", *TRAIN, "--bogus"]), SOON)
     assert done.returncode != 0 and done.stdout == ""
     assert "Rank 1 has ended before the start" in done.stderr and "No such option: --bogus" in done.stderr
     assert done.stderr.count("Error: ") == 1
@@ -99,24 +98,7 @@ class Finder:
 sys.meta_path.insert(0, Finder)
 main(sys.argv[1:])
 """
-    python, train = [sys.executable], ["train", "digits", "--model", "lenet5", "--schedule", "1f1b"]
-    several = [
-        mpiexec(),
-        "-n",
-        "1",
-        *python,
-        "-m",
-        "sparsebp",
-        *train,
-        ":",
-        "-n",
-        "1",
-        *python,
-        "-c",
-        interrupted,
-        *train,
-    ]
-    done = subprocess.run(several, env=environment(), capture_output=True, text=True, timeout=SOON, check=False)
+    done = completed(apart(["-m", "sparsebp", *TRAIN], ["-c", interrupted, *TRAIN]), SOON)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert "Got exit status 143. Interrupted. " in done.stderr or "Terminated" in done.stdout + done.stderr

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from mpi.launch import command, environment, run
+from mpi.launch import apart, completed, run
 from mpi.test_ends import tracebacks
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint
 from sparsebp.train.config import build, config_for
@@ -52,10 +51,7 @@ def test_a_refusal_is_said_once(options: tuple[str, ...], text: str, tmp_path: P
 
 def test_ranks_of_other_options_are_named(tmp_path: Path) -> None:
     one, other = ([*TRAIN, "--schedule", "gpipe", "--out", str(tmp_path), "--lr", lr] for lr in ("0.001", "0.002"))
-    done = subprocess.run(
-        [*command(1, *one), ":", *command(1, *other)[1:]], env=environment(), capture_output=True, text=True,
-        timeout=SECONDS, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    done = completed(apart(one, other), SECONDS)
     assert done.returncode != 0
     assert done.stderr.count("Error") == 1, done.stderr
     assert "Ranks differ in config" in done.stderr

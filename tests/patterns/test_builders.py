@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from matrices import dense
 from sparsebp import SparsityPattern
 from sparsebp.core.errors import PatternError
 from sparsebp.patterns import (
@@ -17,12 +18,6 @@ from sparsebp.patterns import (
 from strategies import sizes
 
 small = sizes(0, 5)
-
-
-def ones(pattern):
-    out = np.zeros(pattern.shape)
-    out[pattern.row_of_entry, pattern.indices] = 1
-    return out
 
 
 def blocks(where, block):
@@ -39,25 +34,25 @@ def validated(pattern):
 @given(n_in=small, n_out=small, positions=small)
 def test_linear_is_a_block_diagonal(n_in, n_out, positions):
     pattern = validated(linear_pattern(n_in, n_out, positions))
-    np.testing.assert_array_equal(ones(pattern), blocks(np.eye(positions), np.ones((n_in, n_out))))
+    np.testing.assert_array_equal(dense(pattern), blocks(np.eye(positions), np.ones((n_in, n_out))))
 
 
 @given(steps=small, features=small)
 def test_a_sum_over_steps_has_an_entry_a_row(steps, features):
     pattern = validated(step_sum_pattern(steps, features))
-    np.testing.assert_array_equal(ones(pattern), blocks(np.ones((steps, 1)), np.eye(features)))
+    np.testing.assert_array_equal(dense(pattern), blocks(np.ones((steps, 1)), np.eye(features)))
 
 
 @given(n=small)
 def test_pointwise_is_diagonal_and_hidden_is_dense(n):
-    np.testing.assert_array_equal(ones(pointwise_pattern(n)), np.eye(n))
-    np.testing.assert_array_equal(ones(hidden_pattern(n)), np.ones((n, n)))
+    np.testing.assert_array_equal(dense(pointwise_pattern(n)), np.eye(n))
+    np.testing.assert_array_equal(dense(hidden_pattern(n)), np.ones((n, n)))
 
 
 @given(n=small)
 def test_an_lstm_has_two_dense_and_two_diagonal_blocks(n):
     every, own = np.ones((n, n)), np.eye(n)
-    np.testing.assert_array_equal(ones(validated(lstm_pattern(n))), np.block([[every, every], [own, own]]))
+    np.testing.assert_array_equal(dense(validated(lstm_pattern(n))), np.block([[every, every], [own, own]]))
 
 
 @given(steps=small, n_in=small, hidden=small)
@@ -67,10 +62,10 @@ def test_an_input_reaches_what_comes_after_it(steps, n_in, hidden):
     forward = validated(sequence_pattern(steps, n_in, hidden))
     backward = validated(sequence_pattern(steps, n_in, hidden, reverse=True))
     both = validated(sequence_pattern(steps, n_in, hidden, bidirectional=True))
-    np.testing.assert_array_equal(ones(forward), blocks(triangle, block))
-    np.testing.assert_array_equal(ones(backward), blocks(triangle.T, block))
+    np.testing.assert_array_equal(dense(forward), blocks(triangle, block))
+    np.testing.assert_array_equal(dense(backward), blocks(triangle.T, block))
     of_step = [blocks(t, block).reshape(steps * n_in, steps, hidden) for t in (triangle, triangle.T)]
-    np.testing.assert_array_equal(ones(both), np.stack(of_step, axis=2).reshape(both.shape))
+    np.testing.assert_array_equal(dense(both), np.stack(of_step, axis=2).reshape(both.shape))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -26,11 +28,10 @@ def pattern_of(c, **options):
 
 
 def dense_jacobian_t(c, weight):
-    """Torch's, by reverse mode."""
-    x = torch.zeros((c.in_channels, *c.size), dtype=torch.float64)
-    run = lambda sample: torch_convolve(c, sample[None], torch.from_numpy(weight))[0]  # noqa: E731
-    jacobian = torch.autograd.functional.jacobian(run, x).numpy()
-    return jacobian.reshape(-1, x.numel()).T
+    """Torch's: a convolution is linear, so its outputs for every unit input are the rows."""
+    inputs = c.in_channels * math.prod(c.size)
+    units = torch.eye(inputs, dtype=torch.float64).reshape(inputs, c.in_channels, *c.size)
+    return torch_convolve(c, units, torch.from_numpy(weight)).reshape(inputs, -1).numpy()
 
 
 # ---- the paper's numbers -------------------------------------------------------------------------------------------
@@ -150,12 +151,14 @@ def test_a_pattern_too_large_is_refused_before_it_is_made():
     assert f"{needed} bytes for {entries} entries" in str(caught.value)
 
 
-def test_the_memory_limit_is_what_the_arrays_take():
-    exact = conv_pattern(2, 3, (7, 5), 3, stride=2)
+@pytest.mark.parametrize("mask", [None, np.arange(54).reshape(3, 2, 3, 3) % 5 == 0])
+def test_the_memory_limit_is_what_the_arrays_take(mask):
+    """Those of the kept entries, where weights are pruned."""
+    exact = conv_pattern(2, 3, (7, 5), 3, stride=2, mask=mask)
     size = exact.pattern.indptr.nbytes + exact.pattern.indices.nbytes + exact.weight_index.nbytes
-    assert conv_pattern(2, 3, (7, 5), 3, stride=2, memory_limit=size) is exact
-    with pytest.raises(MemoryLimitError):
-        conv_pattern(2, 3, (7, 5), 3, stride=2, memory_limit=size - 1)
+    assert conv_pattern(2, 3, (7, 5), 3, stride=2, mask=mask, memory_limit=size) is exact
+    with pytest.raises(MemoryLimitError, match=f"for {exact.pattern.nnz} entries"):
+        conv_pattern(2, 3, (7, 5), 3, stride=2, mask=mask, memory_limit=size - 1)
 
 
 def test_one_axis_may_be_an_integer():

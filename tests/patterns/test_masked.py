@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from convolutions import configurations
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import DTypeError, MemoryLimitError, ShapeError
+from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.jacobians import conv_jacobian_t, linear_jacobian_t
 from sparsebp.patterns import conv_pattern, conv_transpose_pattern
 from strategies import seeds
@@ -18,34 +20,30 @@ shares = st.sampled_from([0.0, 0.1, 0.5, 0.97])
 layouts = st.sampled_from(["chw", "hwc"])
 
 
-@given(c=configurations(), seed=seeds, share=shares, layout=layouts)
-def test_the_kept_entries_of_a_convolution(c, seed, share, layout):
-    arguments = (c.size, c.kernel, c.stride, c.padding, c.dilation, c.groups)
-    whole = conv_pattern(c.in_channels, c.out_channels, *arguments, layout=layout)
+def check_kept(build, seed, share):
+    """Compare the pattern with a mask of the weights with the kept entries of the one without."""
+    whole = build()
     kept = np.random.default_rng(seed).random(whole.weight_shape) < share
-    shrunk = conv_pattern(c.in_channels, c.out_channels, *arguments, layout=layout, mask=kept)
-    pattern = shrunk.pattern
+    shrunk = build(mask=kept)
+    pattern, chosen = shrunk.pattern, kept.reshape(-1)[whole.weight_index]
     assert SparsityPattern(pattern.indptr, pattern.indices, pattern.shape) == pattern  # canonical
     assert (pattern.shape, shrunk.output_size) == (whole.pattern.shape, whole.output_size)
-    chosen = kept.reshape(-1)[whole.weight_index]
+    assert (pattern.indices.dtype, shrunk.weight_index.dtype) == (whole.pattern.indices.dtype, whole.weight_index.dtype)
     np.testing.assert_array_equal(shrunk.weight_index, whole.weight_index[chosen])
     np.testing.assert_array_equal(pattern.indices, whole.pattern.indices[chosen])
     np.testing.assert_array_equal(pattern.row_of_entry, whole.pattern.row_of_entry[chosen])
-    for array, other in ((pattern.indices, whole.pattern.indices), (shrunk.weight_index, whole.weight_index)):
-        assert array.dtype == other.dtype
+
+
+@given(c=configurations(), seed=seeds, share=shares, layout=layouts)
+def test_the_kept_entries_of_a_convolution(c, seed, share, layout):
+    arguments = c.in_channels, c.out_channels, c.size, c.kernel, c.stride, c.padding, c.dilation, c.groups
+    check_kept(partial(conv_pattern, *arguments, layout=layout), seed, share)
 
 
 @given(seed=seeds, share=shares, layout=layouts, stride=st.integers(1, 3), groups=st.integers(1, 2))
 def test_the_kept_entries_of_a_transposed_convolution(seed, share, layout, stride, groups):
-    arguments = (2 * groups, 3 * groups, (3, 4), (3, 2), stride, 1, stride - 1, groups)
-    whole = conv_transpose_pattern(*arguments, layout=layout)
-    kept = np.random.default_rng(seed).random(whole.weight_shape) < share
-    shrunk = conv_transpose_pattern(*arguments, layout=layout, mask=kept)
-    chosen = kept.reshape(-1)[whole.weight_index]
-    assert (shrunk.pattern.shape, shrunk.output_size) == (whole.pattern.shape, whole.output_size)
-    np.testing.assert_array_equal(shrunk.weight_index, whole.weight_index[chosen])
-    np.testing.assert_array_equal(shrunk.pattern.indices, whole.pattern.indices[chosen])
-    np.testing.assert_array_equal(shrunk.pattern.row_of_entry, whole.pattern.row_of_entry[chosen])
+    arguments = 2 * groups, 3 * groups, (3, 4), (3, 2), stride, 1, stride - 1, groups
+    check_kept(partial(conv_transpose_pattern, *arguments, layout=layout), seed, share)
 
 
 @given(
@@ -81,16 +79,6 @@ def test_nothing_kept_is_a_pattern_without_entries():
     for jacobian in (first, first @ second):
         gradient = np.ones((jacobian.shape[1], 2))
         np.testing.assert_array_equal(jacobian @ gradient, np.zeros((jacobian.shape[0], 2)))
-
-
-def test_a_memory_limit_counts_the_kept_entries():
-    kept = np.zeros((3, 2, 3, 3), bool)
-    kept[1, :, 0, 2] = kept[2, 1, 1, 1] = True
-    whole = conv_pattern(2, 3, (7, 5), 3, padding=1, mask=kept)
-    size = whole.pattern.indptr.nbytes + whole.pattern.indices.nbytes + whole.weight_index.nbytes
-    assert conv_pattern(2, 3, (7, 5), 3, padding=1, mask=kept, memory_limit=size) is whole
-    with pytest.raises(MemoryLimitError, match=f"for {whole.pattern.nnz} entries"):
-        conv_pattern(2, 3, (7, 5), 3, padding=1, mask=kept, memory_limit=size - 1)
 
 
 def test_bad_masks_are_refused():

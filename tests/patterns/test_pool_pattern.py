@@ -100,15 +100,13 @@ def test_small_windows_are_torchs_without_exception():
 def test_the_pattern_is_the_union_of_observed_nonzeros(configuration, channels, seed):
     size, (kernel, stride, padding, dilation, ceil_mode) = configuration
     pool = built(channels, size, (kernel, stride, padding, dilation, ceil_mode))
-    rng, seen = np.random.default_rng(seed), set()
-    windows = pool.out_size[0] * pool.out_size[1]
-    for peak in range(size[0] * size[1]):  # a peak at every input in turn, so that it wins where it can
-        x = torch.from_numpy(rng.random((1, channels, *size)))
-        x.view(channels, -1)[:, peak] = 2
-        y, index = torch.nn.functional.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode, return_indices=True)
-        assert tuple(y.shape[2:]) == pool.out_size
-        rows = index.view(channels, -1).numpy() + np.arange(channels)[:, None] * size[0] * size[1]
-        seen |= set(zip(rows.reshape(-1).tolist(), range(channels * windows), strict=True))
+    inputs, windows = size[0] * size[1], pool.out_size[0] * pool.out_size[1]
+    x = torch.from_numpy(np.random.default_rng(seed).random((inputs, channels, *size)))
+    x.view(inputs, channels, -1)[range(inputs), :, range(inputs)] = 2  # a peak at every input: there it wins
+    y, index = torch.nn.functional.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode, return_indices=True)
+    assert tuple(y.shape[2:]) == pool.out_size
+    rows = index.view(inputs, channels, -1).numpy() + np.arange(channels)[:, None] * inputs
+    seen = {(row, window) for one in rows for window, row in enumerate(one.reshape(channels * windows).tolist())}
     assert seen == set(zip(pool.pattern.row_of_entry.tolist(), pool.pattern.indices.tolist(), strict=True))
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from matrices import dense, wide
 from sparsebp import SparsityPattern
 from sparsebp.core.errors import DTypeError, PatternError, ShapeError
 from sparsebp.patterns import plan_concatenation
@@ -17,17 +18,9 @@ from sparsebp.products import plan_addition, product
 from strategies import csr_patterns, seeds, sizes
 
 
-def dense(pattern, values):
-    out = np.zeros(pattern.shape)
-    out[pattern.row_of_entry, pattern.indices] = values
-    return out
-
-
 def test_index_types_may_differ_and_index_arrays_are_copied_to_a_device_once():
     a, b = SparsityPattern([0, 2], [0, 3], (1, 5)), SparsityPattern([0, 2], [1, 3], (1, 5))
-    wide = SparsityPattern(b.indptr, b.indices, b.shape)
-    wide.__dict__.update(indptr=b.indptr.astype(np.int64), indices=b.indices.astype(np.int64))
-    plan, mixed = plan_addition(a, b), product._addition_plan.__wrapped__(a, wide)
+    plan, mixed = plan_addition(a, b), product._addition_plan.__wrapped__(a, wide(b))
     assert mixed.pattern == plan.pattern
     np.testing.assert_array_equal(mixed(np.ones(2), np.ones(2)), [1, 1, 2])
     stream = SimpleNamespace(null=contextlib.nullcontext(SimpleNamespace(synchronize=lambda: None)))
@@ -49,7 +42,7 @@ def test_sum_is_the_dense_sum_on_the_union(data, m, n, batches, seed):
     plan = plan_addition(a, b)
     assert plan_addition(a, b) is plan
     SparsityPattern(plan.pattern.indptr, plan.pattern.indices, plan.pattern.shape)  # canonical
-    np.testing.assert_array_equal(dense(plan.pattern, 1) > 0, (dense(a, 1) + dense(b, 1)) > 0)
+    np.testing.assert_array_equal(dense(plan.pattern) > 0, (dense(a) + dense(b)) > 0)
     values = [rng.standard_normal((p.nnz, k) if k else p.nnz) for p, k in zip((a, b), batches, strict=True)]
     got = plan(*values)
     assert got.shape == ((plan.pattern.nnz, max(batches)) if any(batches) else (plan.pattern.nnz,))

@@ -6,21 +6,17 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern, plan_product
+from matrices import csr, of_mask, wide
+from sparsebp import plan_product
 from sparsebp.kernels.host.symbolic import find_blocks
 from sparsebp.products import product
 from sparsebp.products import strategies as strategy
 from sparsebp.products.strategies import WORTH, AddBlocks
 from sparsebp.products.symbolic import SymbolicProduct
 from strategies import seeds, sizes
-
-
-def pattern_of(present: np.ndarray) -> SparsityPattern:
-    return SparsityPattern.from_scipy(sp.csr_array(present.astype(float)))
 
 
 def divisors(n: int) -> list[int]:
@@ -40,7 +36,7 @@ def test_the_largest_blocks_are_found(rows, columns, m, n, density, seed, spoilt
     present = np.kron(rng.random((rows, columns)) < density, np.ones((m, n), bool))
     if spoilt:
         present[rng.integers(len(present)), rng.integers(present.shape[1])] ^= True
-    pattern = pattern_of(present)
+    pattern = of_mask(present)
     found = find_blocks(pattern.indptr, pattern.indices, *pattern.shape)
     fitting = [(i, j) for i in divisors(present.shape[0]) for j in divisors(present.shape[1])
                if consists_of(present, i, j)]  # fmt: skip
@@ -53,7 +49,7 @@ def test_the_largest_blocks_are_found(rows, columns, m, n, density, seed, spoilt
        density=st.sampled_from([0.2, 0.6, 1.0]), seed=seeds)  # fmt: skip
 def test_the_structure_is_that_of_single_entries(shape, size, density, seed):
     rng = np.random.default_rng(seed)
-    a, b = (pattern_of(np.kron(rng.random(shape[i : i + 2]) < density, np.ones(size[i : i + 2]))) for i in (0, 1))
+    a, b = (of_mask(np.kron(rng.random(shape[i : i + 2]) < density, np.ones(size[i : i + 2]))) for i in (0, 1))
     single = SymbolicProduct(a, b)
     blocks = AddBlocks(single)
     assert blocks.fits == (single.products >= WORTH)
@@ -68,32 +64,29 @@ def test_the_structure_is_that_of_single_entries(shape, size, density, seed):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_blocks_larger_than_registers_are_cut(dtype):
     rng = np.random.default_rng(0)
-    a, b = (pattern_of(np.kron(rng.random((5, 6)) < 0.4, np.ones((8, 8))).T if i else
+    a, b = (of_mask(np.kron(rng.random((5, 6)) < 0.4, np.ones((8, 8))).T if i else
             np.kron(rng.random((5, 6)) < 0.4, np.ones((8, 8)))) for i in (0, 1))  # fmt: skip
     plan = product.plan_by(AddBlocks(SymbolicProduct(a, b)))
     assert plan.arrays["size"].shape == (4, 4, 4)
     data = [rng.standard_normal(p.nnz).astype(dtype) for p in (a, b)]
-    left, right = (sp.csr_array((d, p.indices, p.indptr), shape=p.shape) for d, p in zip(data, (a, b), strict=True))
-    got = sp.csr_array((plan(*data), plan.pattern.indices, plan.pattern.indptr), shape=plan.pattern.shape)
-    np.testing.assert_allclose(got.toarray(), (left @ right).toarray(), rtol=1e-4, atol=1e-4)
+    expected = csr(a, data[0]) @ csr(b, data[1])
+    np.testing.assert_allclose(csr(plan.pattern, plan(*data)).toarray(), expected.toarray(), rtol=1e-4, atol=1e-4)
 
 
 def test_blocks_that_do_not_meet_are_no_blocks():
     """Columns of A in twos and rows of B in threes: an entry of A meets a row of B alone."""
     rng = np.random.default_rng(1)
-    a = pattern_of(np.kron(rng.random((60, 90)) < 0.2, np.ones((1, 2))))
-    b = pattern_of(np.kron(rng.random((60, 90)) < 0.2, np.ones((3, 2))))
+    a = of_mask(np.kron(rng.random((60, 90)) < 0.2, np.ones((1, 2))))
+    b = of_mask(np.kron(rng.random((60, 90)) < 0.2, np.ones((3, 2))))
     assert SymbolicProduct(a, b).products >= WORTH
     assert plan_product(a, b).strategy != "blocks"
 
 
 def test_index_types_may_differ():
     """int64 index arrays beside int32 ones: the plan keeps int64 copies for the kernel."""
-    a = b = pattern_of(np.kron(np.eye(3) + np.eye(3, k=1), np.ones((2, 2))))
-    wide = SparsityPattern(a.indptr, a.indices, a.shape)  # as if it had 2**31 columns, which would not fit here
-    wide.__dict__.update(indptr=a.indptr.astype(np.int64), indices=a.indices.astype(np.int64))
+    a = b = of_mask(np.kron(np.eye(3) + np.eye(3, k=1), np.ones((2, 2))))
     with mock.patch.object(strategy, "WORTH", 0):
-        plan, mixed = (product.plan_by(AddBlocks(SymbolicProduct(left, b))) for left in (a, wide))
+        plan, mixed = (product.plan_by(AddBlocks(SymbolicProduct(left, b))) for left in (a, wide(a)))
     assert mixed.arrays["a_indptr"].dtype == mixed.arrays["c_indptr"].dtype == np.int64
     data = np.arange(1.0, a.nnz + 1), np.arange(2.0, b.nnz + 2)
     np.testing.assert_array_equal(mixed(*data), plan(*data))

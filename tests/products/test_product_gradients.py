@@ -8,16 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends import needs_numba
+from matrices import dense
 from sparsebp import SparsityPattern, kernels
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.products import plan_product
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
-
-
-def dense(pattern, data, batch):
-    out = np.zeros((batch, *pattern.shape))
-    out[:, pattern.row_of_entry, pattern.indices] = (data if data.ndim == 2 else data[:, None]).T
-    return out
 
 
 def entries(pattern, matrices):

@@ -5,11 +5,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.workloads import convolution_t
+from matrices import csr
 from sparsebp import SparsityPattern, plan_product
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import strategies
@@ -44,8 +44,7 @@ def drawn(rng, pattern, batch, dtype, special):
 def expected(plan, left, right):
     """Return what SciPy computes, sample for sample."""
     if left.ndim == right.ndim == 1:
-        matrices = [sp.csr_array((v, p.indices, p.indptr), p.shape) for v, p in ((left, plan.a), (right, plan.b))]
-        found = (matrices[0] @ matrices[1]).toarray()  # SciPy leaves out what is exactly zero
+        found = (csr(plan.a, left) @ csr(plan.b, right)).toarray()  # SciPy leaves out what is exactly zero
         values = found[plan.pattern.row_of_entry, plan.pattern.indices]
         found[plan.pattern.row_of_entry, plan.pattern.indices] = 0
         assert not found.any()

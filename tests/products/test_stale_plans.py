@@ -9,7 +9,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.workloads import convolution_t
+from products.operands import OPERANDS
 from sparsebp import SparsityPattern, TransposedJacobian, plan_product
 from sparsebp.core.errors import LayoutError
 from sparsebp.interop import scipy as scipy_bridge
@@ -67,28 +67,10 @@ def test_arguments_that_are_equal_but_not_the_same_are_kept_as_one():
         linear_pattern(3.0, 1, 2)
 
 
-STRATEGIES = {
-    "pairs": (matrix(0), matrix(1, (41, 23))),
-    "positions": (matrix(0), matrix(1, (41, 300))),
-    "dense": (SparsityPattern.dense(3, 4), SparsityPattern.dense(4, 5)),
-    "identity": (SparsityPattern.identity(6), SparsityPattern.dense(6, 2)),
-    "scale_rows": (SparsityPattern.diagonal(6), SparsityPattern.dense(6, 2)),
-    "scale_columns": (SparsityPattern.dense(2, 6), SparsityPattern.diagonal(6)),
-    "scale_runs": [convolution_t(3, 8, 16), scipy.sparse.diags_array(np.ones(8 * 16 * 16)).tocsr()],
-    "select_rows": (SparsityPattern(np.arange(7), np.zeros(6, int), (6, 3)), SparsityPattern.dense(3, 4)),
-    "select_columns": (matrix(0), SparsityPattern(np.arange(42), np.arange(41) // 4, (41, 11))),
-    "blocks": [
-        SparsityPattern.from_scipy(scipy.sparse.kron(matrix(0), np.ones((3, 3)), format="csr")),
-        SparsityPattern.from_scipy(scipy.sparse.kron(matrix(1, (41, 23)), np.ones((3, 2)), format="csr")),
-    ],
-    "gather": (matrix(0), SparsityPattern(np.arange(42), np.arange(41), (41, 50))),
-}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", OPERANDS)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_read_only_output_is_refused(strategy, batch, tmp_path):
-    patterns = [p if isinstance(p, SparsityPattern) else SparsityPattern.from_scipy(p) for p in STRATEGIES[strategy]]
+    patterns = OPERANDS[strategy]
     plan = plan_product(*patterns)
     data = [np.ones((p.nnz, batch)) for p in patterns]
     right = plan(*data)
@@ -105,9 +87,9 @@ def test_a_read_only_output_is_refused(strategy, batch, tmp_path):
     np.testing.assert_array_equal(plan(*data, out=flags.copy()), right)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", OPERANDS)
 def test_read_only_operands_are_read(strategy):
-    patterns = [p if isinstance(p, SparsityPattern) else SparsityPattern.from_scipy(p) for p in STRATEGIES[strategy]]
+    patterns = OPERANDS[strategy]
     plan = plan_product(*patterns)
     data = [np.arange(1.0, p.nnz + 1) for p in patterns]
     right = plan(*data)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
+from matrices import csr, wide
 from sparsebp import SparsityPattern
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import symbolic
 from sparsebp.products.symbolic import SymbolicProduct
 from strategies import csr_patterns, seeds, sizes
-
-
-def matrix(pattern):
-    return scipy.sparse.csr_array((np.ones(pattern.nnz), pattern.indices, pattern.indptr), shape=pattern.shape)
 
 
 def random_pattern(m, n, per_row, seed):
@@ -25,17 +21,10 @@ def random_pattern(m, n, per_row, seed):
     return SparsityPattern.canonical(np.arange(m + 1) * per_row, columns.reshape(-1), (m, n))
 
 
-def wide(pattern):
-    """The pattern with 8-byte indices, as one of 2**31 entries has them."""
-    same = SparsityPattern(pattern.indptr, pattern.indices, pattern.shape)
-    same.__dict__.update(indptr=pattern.indptr.astype(np.int64), indices=pattern.indices.astype(np.int64))
-    return same
-
-
 def check(a, b):
     """Compare everything that is found for A @ B with SciPy."""
     found = SymbolicProduct(a, b)
-    expected = matrix(a) @ matrix(b)
+    expected = csr(a) @ csr(b)
     expected.sort_indices()
     indptr = found.c_indptr
     np.testing.assert_array_equal(indptr, expected.indptr)

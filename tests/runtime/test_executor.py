@@ -22,6 +22,8 @@ from sparsebp.schedule.builders import conventional, data_parallel, gpipe, out_o
 from sparsebp.schedule.files import write_csv
 from sparsebp.train import Callback, Trainer
 
+TWO_STREAMS = {"ooo": out_of_order, "two streams": partial(conventional, streams=2)}
+
 
 def train(model, data, optimizer, schedule, *, epochs=2, batch_size=6, **options):
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, schedule=schedule, rng=3, **options)
@@ -73,13 +75,11 @@ class Note(Callback):
 def test_built_schedules_of_two_streams(name, build, tmp_path):
     make, data = orders.MODELS[name]
     model, twin = make(), make()
-    stages = Stages(model)
     schedule = build
-    if build != "ooo":
-        builder = conventional if build == "two streams" else out_of_order
-        options = {"streams": 2, "fusion": "backward"} if build == "two streams" else {"regions": 3}
-        schedule = builder(stages=len(stages), unweighted=stages.unweighted, **options)
-    if build == "csv":
+    if build == "two streams":
+        schedule = orders.order_for(model, streams=2, fusion="backward")
+    elif build == "csv":
+        schedule = orders.order_for(model, out_of_order, regions=3)
         write_csv(schedule, tmp_path / "order.csv")
         schedule = tmp_path / "order.csv"
     opt, twin_opt = (optim.Adam(m.parameters()) for m in (model, twin))
@@ -94,12 +94,10 @@ def test_built_schedules_of_two_streams(name, build, tmp_path):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("part", ["forward", "input_grad", "weight_grad"])
-@pytest.mark.parametrize("schedule", ["ooo", "two streams"])
+@pytest.mark.parametrize("schedule", TWO_STREAMS)
 def test_what_a_stream_raises_ends_both_and_comes_out_once(schedule, part, error, monkeypatch):
     model = orders.conv()
-    stages = Stages(model)
-    build = out_of_order if schedule == "ooo" else partial(conventional, streams=2)
-    schedule = build(stages=len(stages), unweighted=stages.unweighted, fusion="backward")
+    schedule = orders.order_for(model, TWO_STREAMS[schedule], fusion="backward")
     calls = []
 
     def failing(*args):
@@ -116,12 +114,11 @@ def test_what_a_stream_raises_ends_both_and_comes_out_once(schedule, part, error
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("schedule", ["ooo", "two streams"])
+@pytest.mark.parametrize("schedule", TWO_STREAMS)
 def test_a_gradient_that_is_not_finite_on_the_second_stream(schedule, monkeypatch):
     model = orders.mlp()
     stages = Stages(model)
-    build = out_of_order if schedule == "ooo" else partial(conventional, streams=2)
-    schedule = build(stages=len(stages), unweighted=stages.unweighted, fusion="backward")
+    schedule = orders.order_for(model, TWO_STREAMS[schedule], fusion="backward")
     calls = []
 
     def spoilt(gy, saved):
@@ -139,8 +136,7 @@ def test_a_gradient_that_is_not_finite_on_the_second_stream(schedule, monkeypatc
 def test_a_step_and_what_it_leaves_over():
     model = orders.mlp()
     opt = optim.SGD(model.parameters(), 0.1)
-    stages = Stages(model)
-    order = conventional(stages=len(stages), unweighted=stages.unweighted, fusion="forward")
+    order = orders.order_for(model, fusion="forward")
     executor = Executor(model, nn.CrossEntropyLoss(), opt, order)
     assert executor.flush() == [] and not executor.pending
     before = model.state_dict()
@@ -158,20 +154,14 @@ def refused(schedule, model, **options):
     return str(caught.value)
 
 
-def order_for(model, **options):
-    stages = Stages(model)
-    return conventional(stages=len(stages), unweighted=stages.unweighted, **options)
-
-
 def test_schedules_that_do_not_fit():
     model = orders.mlp()
     count = len(Stages(model))
     assert "not of this model" in refused(conventional(stages=3), model)
     assert "not of this model" in refused(conventional(stages=count), model)
-    assert "number of micro-batches" in refused(order_for(model, microbatches=2), model)
-    assert "several workers" in refused(gpipe(workers=2, stages=count, microbatches=1,
-                                              unweighted=Stages(model).unweighted), model)  # fmt: skip
-    plain = order_for(model)
+    assert "number of micro-batches" in refused(orders.order_for(model, microbatches=2), model)
+    assert "several workers" in refused(orders.order_for(model, gpipe, workers=2, microbatches=1), model)
+    plain = orders.order_for(model)
     lane = replace(plain.lanes[0], cells=tuple(cell for cell in plain.lanes[0].cells if cell.kind != "U"))
     without = Schedule(replace(plain.graph, updates="none"), (lane,))
     assert "does not update" in refused(without, model)
@@ -191,7 +181,7 @@ def test_what_does_not_go_with_schedules():
     assert "micro-batch" in refused("ooo", orders.mlp(), accumulate=2)
     assert "itself" in refused("ooo", orders.mlp(), fusion="backward")
     model = orders.mlp()
-    assert "norm" in refused(order_for(model, fusion="backward"), model, clip_norm=1.0)
+    assert "norm" in refused(orders.order_for(model, fusion="backward"), model, clip_norm=1.0)
 
 
 def test_a_schedule_with_sums_is_refused_as_such_where_a_stage_is_frozen():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from orders import assert_close, order_for
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.init import Rows, rows_of
-from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.replicas import ReplicaExecutor
-from sparsebp.schedule.builders import conventional, data_parallel
+from sparsebp.schedule.builders import data_parallel
 from sparsebp.train import Trainer
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
@@ -92,8 +92,7 @@ def train(transport, name, *, samples=11, batch_size=4, epochs=2, resume=False, 
 def assert_like(found, wanted):
     for losses, parameters, states in found:
         np.testing.assert_allclose(losses, wanted[0], **TIGHT)
-        for key, array in wanted[1].items():
-            np.testing.assert_allclose(parameters[key], array, err_msg=key, **TIGHT)
+        assert_close(parameters, wanted[1], **TIGHT)
         assert states == wanted[2]
 
 
@@ -134,7 +133,7 @@ def test_unequal_shares_of_a_callers_own():
 
     def work(transport):
         model = dense()
-        schedule = data_parallel(stages=5, microbatches=2, unweighted=Stages(model).unweighted)
+        schedule = order_for(model, data_parallel, microbatches=2)
         executor = ReplicaExecutor(
             model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), schedule, transport
         )
@@ -144,7 +143,7 @@ def test_unequal_shares_of_a_callers_own():
 
     def alone(_):
         model = dense()
-        schedule = conventional(stages=5, microbatches=2, unweighted=Stages(model).unweighted)
+        schedule = order_for(model, microbatches=2)
         executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), schedule)
         (step,) = executor.step([(x[:3], target[:3]), (x[3:], target[3:])])
         return step.loss, model.parameters(), {}
@@ -156,7 +155,7 @@ def test_generators_without_a_seed_begin_as_rank_0s():
     def work(transport):
         model = dense(lambda: nn.Dropout(0.5))
         optimizer = optim.SGD(model.parameters(), 0.1)
-        schedule = data_parallel(stages=5, unweighted=Stages(model).unweighted)
+        schedule = order_for(model, data_parallel)
         ReplicaExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule, transport)
         return str(model.generators()["2"].bit_generator.state)
 

@@ -12,7 +12,6 @@ import pytest
 import orders
 from sparsebp import nn, optim
 from sparsebp.core import backend, threads
-from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.streams import TwoStreams
 from sparsebp.schedule.builders import conventional, out_of_order
@@ -54,9 +53,8 @@ class FakeDevice:
 @pytest.mark.parametrize("build", [out_of_order, conventional])
 def test_streams_wait_for_each_others_events(build):
     model, twin = orders.conv(), orders.conv()
-    stages = Stages(model)
     options = {"streams": 2, "fusion": "backward"} if build is conventional else {"regions": 2}
-    order = build(stages=len(stages), unweighted=stages.unweighted, **options)
+    order = orders.order_for(model, build, **options)
     device = FakeDevice()
     opt, twin_opt = (optim.SGD(m.parameters(), 0.1) for m in (model, twin))
     executor = Executor(model, nn.CrossEntropyLoss(), opt, order)
@@ -71,8 +69,7 @@ def test_streams_wait_for_each_others_events(build):
     waited = [(stream, event) for kind, stream, event in device.notes if kind == "wait"]
     assert {stream for stream, _ in waited} == {-1, 0}
     assert all(id(event) in recorded and event.stream != stream for stream, event in waited)
-    reference = Executor(twin, nn.CrossEntropyLoss(), twin_opt, conventional(stages=len(stages), fusion="none",
-                         unweighted=stages.unweighted))  # fmt: skip
+    reference = Executor(twin, nn.CrossEntropyLoss(), twin_opt, orders.order_for(twin, fusion="none"))
     for _ in range(3):
         reference.step([(orders.IMAGES, orders.CLASSES)])
     orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
@@ -80,8 +77,7 @@ def test_streams_wait_for_each_others_events(build):
 
 def test_what_streams_work_on_is_kept_until_both_are_done(monkeypatch):
     model = orders.mlp()
-    stages = Stages(model)
-    order = conventional(stages=len(stages), unweighted=stages.unweighted, streams=2, fusion="backward")
+    order = orders.order_for(model, streams=2, fusion="backward")
     executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), order)
     executor._two = TwoStreams(FakeDevice().xp)
     kept, wait = [], TwoStreams._wait
@@ -99,8 +95,7 @@ def test_what_streams_work_on_is_kept_until_both_are_done(monkeypatch):
 
 def test_a_forgotten_executor_ends_its_thread():
     model = orders.mlp()
-    stages = Stages(model)
-    order = conventional(stages=len(stages), unweighted=stages.unweighted, streams=2)
+    order = orders.order_for(model, streams=2)
     executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), order)
     executor.step([(orders.IMAGES, orders.CLASSES)])
     thread = executor._two._thread
@@ -143,9 +138,7 @@ def test_two_streams_of_a_gpu(schedule):
     losses = []
     for order in ("conventional", schedule):
         model = orders.conv().to("cuda")
-        stages = Stages(model)
-        built = (out_of_order if order == "ooo" else conventional)(stages=len(stages), unweighted=stages.unweighted,
-                                                                  fusion="backward")  # fmt: skip
+        built = orders.order_for(model, out_of_order if order == "ooo" else conventional, fusion="backward")
         executor = Executor(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters(), 0.01), built)
         steps = []
         for _ in range(5):

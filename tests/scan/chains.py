@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from matrices import of_mask
 from sparsebp import SparsityPattern
 
 KINDS = ("general", "general", "dense", "diagonal", "identity", "selection")
@@ -59,8 +60,7 @@ def random_pattern(rng: np.random.Generator, kind: str, rows: int, columns: int)
         mask[rng.random(rows) < 0.3] = False
     else:
         mask = rng.random((rows, columns)) < rng.choice([0.1, 0.4, 0.8])
-    indptr = np.concatenate([[0], np.cumsum(mask.sum(axis=1))])
-    return SparsityPattern(indptr, np.nonzero(mask)[1], mask.shape)
+    return of_mask(mask)
 
 
 def make_chain(rng: np.random.Generator, n: int, batch: int, dtype=np.float64, most: int = 9) -> Chain:

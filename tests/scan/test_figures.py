@@ -63,7 +63,9 @@ def test_tree_of_a_folded_chain(ax):
 
 
 @pytest.mark.parametrize("kind", ["tree", "flops"])
-@pytest.mark.parametrize(("length", "algorithm"), [(1, "linear"), (3, "blelloch"), (15, "hybrid"), (40, "linear")])
+@pytest.mark.parametrize(
+    ("length", "algorithm"), [(1, "linear"), (3, "blelloch"), (15, "hybrid"), (21, "chunked"), (40, "linear")]
+)
 def test_a_figure_of_its_own_cuts_nothing_off_and_says_what_colours_mean(length, algorithm, kind):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     plan = plan_scan([SparsityPattern.dense(2, 2)] * length, algorithm)
@@ -74,6 +76,7 @@ def test_a_figure_of_its_own_cuts_nothing_off_and_says_what_colours_mean(length,
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
         legend = [text.get_text() for text in ax.get_legend().get_texts()]
         assert legend == ["matrix", "vector", "critical path"] if kind == "tree" else "matrix–vector" in "".join(legend)
+        assert kind != "tree" or len(ax.lines) == 2 * len(plan.steps)
         assert ax.get_title()
     finally:
         pyplot.close(ax.figure)

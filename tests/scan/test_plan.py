@@ -296,22 +296,6 @@ def test_describe_is_a_table_with_totals():
     assert "21 Jacobians, hybrid" in repr(plan)
 
 
-@pytest.mark.parametrize("algorithm", ["linear", "blelloch", "hybrid", "chunked"])
-def test_plot_takes_and_returns_axes(algorithm):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plan = plan_scan([SparsityPattern.dense(2, 2)] * 21, algorithm, workers=5)
-    figure, ax = plt.subplots()
-    assert plan.plot(ax) is ax
-    assert len(ax.lines) == 2 * len(plan.steps)
-    other = plan.plot()
-    assert other is not ax
-    plt.close(figure)
-    plt.close(other.figure)
-
-
 def dense_chain(n: int) -> list[SparsityPattern]:
     return [SparsityPattern.dense(2, 2)] * n
 

@@ -26,10 +26,6 @@ class Flags:
     def fnc(self) -> bool:
         return self.f_contiguous and not self.c_contiguous
 
-    @property
-    def forc(self) -> bool:
-        return self.f_contiguous or self.c_contiguous
-
 
 class ndarray:
     """As ``cupy.ndarray``. `host`: its memory as NumPy sees it; nobody else reads that."""

@@ -36,8 +36,6 @@ ERRORS = {
 }  # fmt: skip
 """The status codes that are met here, with CUDA's names and words."""
 
-STICKY = {700, 719}
-
 
 class CUDARuntimeError(RuntimeError):
     """As ``cupy.cuda.runtime.CUDARuntimeError``: `status` is CUDA's code."""

@@ -59,9 +59,6 @@ def asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, b
     return array(a, dtype, bool(copy), order or "K", blocking=blocking)
 
 
-asanyarray = asarray
-
-
 def ascontiguousarray(a: ndarray, dtype: Any = None) -> ndarray:
     """Return `a` if it is C-contiguous, else a copy. As CuPy's, it takes nothing from the host."""
     if not isinstance(a, ndarray):

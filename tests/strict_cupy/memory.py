@@ -68,15 +68,6 @@ class MemoryPointer:
             source = source.copy()
         DEVICE.submit(lambda _=holder: np.copyto(target, source), pointer, "h2d", "", size)
 
-    def copy_to_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
-        """Copy to the host when the stream comes to it."""
-        pointer = (current_stream() if stream is None else stream).ptr
-        if pointer in DEVICE.captures:
-            raise RuntimeError("the current stream is capturing, so D2H transfers are disallowed")
-        if size:
-            source, target = self.bytes(size), _host_bytes(_address(mem), size)
-            DEVICE.submit(lambda: np.copyto(target, source), pointer, "d2h", "", size)
-
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
         pointer = (current_stream() if stream is None else stream).ptr
         if size:
@@ -129,9 +120,6 @@ class MemoryPool:
 
     def free_bytes(self) -> int:
         return sum(buffer.nbytes for buffers in self._free.values() for buffer in buffers)
-
-    def total_bytes(self) -> int:
-        return self.used_bytes() + self.free_bytes()
 
 
 _pool = MemoryPool()

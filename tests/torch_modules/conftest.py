@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-
-@pytest.fixture(autouse=True)
-def one_seed() -> Iterator[None]:
-    """Every test draws the same numbers, and leaves PyTorch's generator as it was."""
-    before = torch.get_rng_state()
-    torch.manual_seed(0)
-    yield
-    torch.set_rng_state(before)
 
 
 @pytest.fixture(scope="session")

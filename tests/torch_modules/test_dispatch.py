@@ -146,8 +146,7 @@ def test_a_mode_of_the_dispatcher_sees_pytorchs_operations(called: list[str]) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", [3, 40, LONG])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("steps", "dtype"), [(3, torch.bfloat16), (40, torch.float16), (LONG, torch.bfloat16)])
 def test_dtypes_without_kernels_run_pytorchs_forward(kind: str, steps: int, dtype: Any) -> None:
     theirs, ours = pair(kind, 6, 10)
     theirs.to(dtype), ours.to(dtype)

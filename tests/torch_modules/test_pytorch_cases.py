@@ -58,7 +58,8 @@ def test_copies_pickles_and_views(name: str) -> None:
     for case in cases(name)[:4]:
         _, ours = build(name, case)
         arguments = case.forward_input.args
-        for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours).double()):
+            assert repr(copied) == repr(ours)
             assert_same(ours, copied, *arguments)
         spread = copy.deepcopy(ours)
         for parameter in spread.parameters():

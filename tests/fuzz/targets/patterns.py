@@ -10,7 +10,8 @@ import numpy as np
 from scipy import sparse
 
 from fuzz.case import accepted, expect, refused, same
-from fuzz.draw import JUNK, chance, normal, of_mask, one_of, pattern, real, size
+from fuzz.draw import JUNK, chance, normal, one_of, pattern, real, size
+from matrices import dense, of_mask
 from sparsebp import SparsityPattern, TransposedJacobian, interop
 
 
@@ -149,8 +150,7 @@ def _matrix(rng: np.random.Generator) -> None:
         data.flags.writeable = False
     with accepted("values on a pattern"):
         j = TransposedJacobian(p, data)
-    full = np.zeros((batch, m, n))
-    full[:, p.row_of_entry, p.indices] = (data[:, None] if shared else data).T
+    full = dense(p, data, batch)
     g = normal(rng, (n, batch) if chance(rng, 0.7) else (n,), dtype)
     wanted = np.einsum("bmn,nb->mb", full, g if g.ndim == 2 else np.repeat(g[:, None], batch, 1))
     with accepted("J @ g"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fuzz.case import Wrong, accepted, expect, refused, same
-from fuzz.draw import JUNK, WRONG_DTYPES, chance, dense, normal, one_of, pattern, real, size
+from fuzz.draw import JUNK, WRONG_DTYPES, chance, normal, one_of, pattern, real, size
+from matrices import dense
 from sparsebp import SparsityPattern, plan_product
 from sparsebp.core.errors import MemoryLimitError
 
@@ -21,7 +22,7 @@ def case(rng: np.random.Generator) -> None:
     except MemoryLimitError:
         expect(limit is not None, "a limit that nobody gave")
         return
-    ones = dense(a, np.ones(a.nnz), 1)[0] @ dense(b, np.ones(b.nnz), 1)[0]
+    ones = dense(a) @ dense(b)
     mask = np.zeros((m, n), bool)
     mask[plan.pattern.row_of_entry, plan.pattern.indices] = True
     expect(np.array_equal(mask, ones > 0), f"the product's pattern of {a!r} and {b!r}: {plan.strategy}")

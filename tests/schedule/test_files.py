@@ -1,7 +1,8 @@
-"""Action CSV is read and written by us and by PyTorch; errors name their cell."""
+"""Action CSV is read and written by us and by PyTorch; programs and costs as files; errors name their place."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedules import lane, schedules
-from sparsebp.core.errors import FileFormatError, OutputError, ScheduleError
-from sparsebp.schedule import KINDS, Action, Costs, Overlap, Schedule, StepGraph, read_csv, simulate, to_csv, write_csv
-from sparsebp.schedule.files import from_csv
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError, ScheduleError
+from sparsebp.schedule import (
+    KINDS,
+    Action,
+    Costs,
+    Durations,
+    Link,
+    Overlap,
+    Schedule,
+    StageBytes,
+    StepGraph,
+    read_costs,
+    read_csv,
+    simulate,
+    to_csv,
+    write_costs,
+    write_csv,
+)
+from sparsebp.schedule.builders import BUILDERS, build, conventional, gpipe
+from sparsebp.schedule.files import costs_of, from_csv, parse_durations, programs_to_csv, write_programs
+from sparsebp.schedule.lowering import Compute, Message, Post, Reduce, Send, lower
 
 GPIPE = Schedule.of(
     StepGraph(2, 2), [lane("0F0 0F1 0B0 0B1"), lane("1F0 1F1 1B0 1B1")], "GPipe"
@@ -213,3 +232,130 @@ def test_any_other_text_is_refused_or_a_valid_schedule(rows):
         assert error.expected and error.got is not None
     else:
         assert from_csv(to_csv(schedule)) == schedule
+
+
+# ---- programs of ranks -----------------------------------------------------------------------------------------------
+
+
+TEXT = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0B0,0B1\r\n1RECV_F0,1RECV_F1,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\r\n"
+SCHEDULE = gpipe(workers=2, stages=2, microbatches=2)
+
+
+def cell(one: Compute | Post | Send | Reduce) -> str:
+    """Return what a file has for an instruction, found in another way: from the stages and the way of a message."""
+    if isinstance(one, Compute):
+        return str(one.cell)
+    if isinstance(one, Reduce):
+        return str(one.action).replace("S", "REDUCE_GRAD")
+    message: Message = one.message
+    forward = message.source.kind == "F"
+    here = message.source.stage if isinstance(one, Send) else message.boundary + forward
+    return f"{here}{'SEND' if isinstance(one, Send) else 'RECV'}_{'F' if forward else 'B'}{message.source.microbatch}"
+
+
+@given(schedules(), st.booleans())
+def test_files_have_what_programs_begin(schedule, one_stream):
+    programs = lower(schedule, one_stream=one_stream)
+    begun = [[cell(one) for one in each.instructions if isinstance(one, (Compute, Post, Send, Reduce))]
+             for each in programs]  # fmt: skip
+    assert [line.split(",") for line in programs_to_csv(programs).replace('"', "").splitlines()] == begun
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_the_schedule_is_found_in_the_file(tmp_path, name):
+    schedule = build(name, strict=False, workers=3, stages=6, microbatches=6)
+    if max(lane.stream != "main" for lane in schedule.lanes) or schedule.graph.first != "F":
+        pytest.skip("a file of programs has one row a rank, and no options")
+    write_programs(lower(schedule), tmp_path / "programs.csv")
+    assert read_csv(tmp_path / "programs.csv").lanes == schedule.lanes
+
+
+def test_the_text():
+    assert programs_to_csv(lower(SCHEDULE)) == TEXT
+
+
+# ---- costs from text and JSON ----------------------------------------------------------------------------------------
+
+
+def test_the_most_specific_entry_counts():
+    durations = Durations({"F": 2, "1F": 3, "1F0": 4, "W": 5, "2I": 6, "1B": 7})
+    actions = {Action(0, "F", 0): 2, Action(1, "F", 1): 3, Action(1, "F", 0): 4, Action(0, "B", 0): 1 + 5,
+               Action(2, "B", 0): 6 + 5, Action(1, "B", 3): 7, Action(0, "U"): 0, Action(0, "S"): 0}  # fmt: skip
+    for action, duration in actions.items():
+        assert durations(action) == duration
+
+
+def test_texts():
+    assert parse_durations(["F=1", " 2W = 0.5", "2W0=1e-3"]) == {"F": 1, "2W": 0.5, "2W0": 1e-3}
+    for text in ("F", "F=", "=1x", "F=x"):
+        with pytest.raises(OptionError):
+            parse_durations([text])
+    for key in ("", "X", "F0", "2", "2W0 "):
+        with pytest.raises(OptionError):
+            Durations({key: 1})
+    for value in (-1, float("nan"), float("inf")):
+        with pytest.raises(OptionError):
+            Durations({"F": value})
+
+
+def test_all_keys():
+    costs = costs_of({"durations": {"F": 3}, "stages": [{"output": 1}, {"saved": 5}], "latency": 1, "bandwidth": 2,
+                      "slowdown": 1.5})  # fmt: skip
+    assert costs.duration(Action(0, "F", 0)) == 3 and costs.slowdown == 1.5
+    assert (costs.link.latency, costs.link.bandwidth) == (1, 2)
+    assert costs.stages == (StageBytes(1), StageBytes(saved=5))
+    assert costs_of({}).stages == StageBytes()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["durations", "stages", "latency", "bandwidth", "slowdown", "F", "saved", "x"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def test_slowdowns_of_actions(tmp_path):
+    costs = costs_of({"slowdown": {"W": 1.5, "2W": 2, "2W0": 3, "I": 1.25}})
+    wanted = {"0W0": 1.5, "2W1": 2, "2W0": 3, "1I0": 1.25, "1F0": 1}
+    assert {key: costs.slowdown_of(Action(int(key[0]), key[1], int(key[2]))) for key in wanted} == wanted
+    schedule = conventional(stages=3, streams=2)
+    write_costs(costs, schedule, tmp_path / "costs.json")
+    read = read_costs(tmp_path / "costs.json")
+    assert all(read.slowdown_of(action) == costs.slowdown_of(action) for action in schedule)
+    for wrong in ({"W": -1}, {"X": 2}):
+        with pytest.raises(OptionError, match="slowdown"):
+            costs_of({"slowdown": wrong})
+    with pytest.raises(OptionError, match="slowdown is out of range"):
+        costs_of({"slowdown": {"W": 0.5}}).slowdown_of(Action(0, "W", 0))
+
+
+@given(JSON)
+def test_any_other_content_is_refused(content):
+    try:
+        costs = costs_of(content)
+    except (FileFormatError, OptionError) as error:
+        assert error.expected
+    else:
+        assert costs.duration(Action(0, "B", 0)) >= 0
+
+
+@given(
+    durations=st.dictionaries(st.sampled_from("FIWU"), st.floats(0, 1e6), min_size=4), slowdown=st.floats(1, 9),
+    latency=st.floats(0, 9), bandwidth=st.sampled_from([math.inf, 2.5]), saved=st.lists(st.floats(0, 1e9), max_size=3),
+)  # fmt: skip
+def test_what_is_written_is_read(tmp_path_factory, durations, slowdown, latency, bandwidth, saved):
+    schedule = conventional(stages=3, fusion="backward")
+    stages = tuple(StageBytes(saved=s) for s in saved) if saved else StageBytes(2, 3, 4)
+    costs = Costs(durations, stages, Link(latency, bandwidth), slowdown)
+    path = tmp_path_factory.mktemp("costs") / "costs.json"
+    write_costs(costs, schedule, path)
+    read = read_costs(path)
+    assert (read.stages, read.link, read.slowdown) == (costs.stages, costs.link, costs.slowdown)
+    assert all(read.duration(action) == costs.duration(action) for action in schedule)

@@ -1,0 +1,202 @@
+"""What the device alone can show: streams, launches and copies counted, arrays that do not mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strict_cupy
+from backends import make_backend, needs_numba
+from matrices import random_pattern
+from sparsebp import kernels, nn
+from sparsebp.core import backend
+from sparsebp.core.errors import DeviceError, LayoutError
+from sparsebp.patterns import SparsityPattern
+from sparsebp.products import plan_product
+from sparsebp.scan import plan_scan
+
+# ---- plans and patterns cached on a device serve every stream at once, including later ones --------------------------
+
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def cupy():
+    return make_backend("gpu").xp
+
+
+@pytest.fixture
+def counted() -> Callable[[], Any]:
+    if not strict_cupy.installed():
+        pytest.skip("counts are the stand-in's")
+    return strict_cupy.counted
+
+
+def test_a_product_that_another_stream_has_used_first(cupy):
+    needs_numba("products are planned with it, on the host")
+    rng = np.random.default_rng(0)
+    plan = plan_product(random_pattern(7, 9, 0.4), random_pattern(9, 8, 0.4, 1))
+    a, b = rng.standard_normal((plan.a.nnz, 3)), rng.standard_normal((plan.b.nnz, 3))
+    on_device = cupy.asarray(a), cupy.asarray(b)
+    cupy.cuda.Device().synchronize()
+    found = []
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    for stream in streams:
+        with stream:
+            found.append(plan(*on_device))
+    for stream, each in zip(reversed(streams), reversed(found), strict=True):
+        stream.synchronize()
+        np.testing.assert_allclose(each.get(), plan(a, b), rtol=1e-12)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_scan_that_two_streams_run_at_once(stacked, cupy):
+    """Each has buffers of its own: the second one's products do not come into the first one's."""
+    rng, n, size, batch = np.random.default_rng(0), 8, 4, 2
+    plan = plan_scan([SparsityPattern.dense(size, size)] * n, algorithm="blelloch", xp=cupy, batch=batch)
+    calls = [(rng.standard_normal((size, batch)), rng.standard_normal((n, size * size, batch))) for _ in range(4)]
+    sent = [(cupy.asarray(g), cupy.asarray(data)) for g, data in calls]
+    cupy.cuda.Device().synchronize()
+    streams, found = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)], []
+    for number, (g, data) in enumerate(sent):
+        with streams[number % 2]:
+            found.append(plan(g, data if stacked else list(data)))
+    assert len({workspace.key for workspace in plan.workspaces}) == len(plan.workspaces) == 2
+    for stream in reversed(streams):
+        stream.synchronize()
+    for (g, data), got in zip(calls, found, strict=True):
+        y = g
+        for i in range(n):
+            y = np.einsum("ijb,jb->ib", data[i].reshape(size, size, batch), y)
+            np.testing.assert_allclose(got[i].get(), y, rtol=1e-9)
+
+
+# ---- launches of a layer; none of them transfers or reads anything ---------------------------------------------------
+
+
+IMAGES, SEQUENCES = (4, 3, 8, 8), (5, 3, 20)
+BUDGETS = {
+    "Linear": (lambda: nn.Linear(20, 10), (16, 20), (2, 1, 2)),
+    "ReLU": (nn.ReLU, (16, 20), (1, 1, 0)),
+    "Tanh": (nn.Tanh, (16, 20), (1, 3, 0)),
+    "Conv2d": (lambda: nn.Conv2d(3, 8, 3, padding=1), IMAGES, (4, 3, 5)),
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(3), IMAGES, (5, 4, 2)),
+    "MaxPool2d": (lambda: nn.MaxPool2d(2), IMAGES, (1, 1, 0)),
+    "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGES, (8, 10, 0)),
+    "Dropout": (lambda: nn.Dropout(0.5), (16, 20), (5, 1, 0)),
+    "LayerNorm": (lambda: nn.LayerNorm(20), (16, 20), (10, 8, 3)),
+    "GELU": (nn.GELU, (16, 20), (1, 1, 0)),
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(20, 4), SEQUENCES, (14, 16, 19)),
+    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(20, 4, 40, 0.0), SEQUENCES, (41, 37, 49)),
+    "PositionalEmbedding": (lambda: nn.PositionalEmbedding(5, 20), SEQUENCES, (1, 0, 3)),
+    "MeanOverSteps": (nn.MeanOverSteps, SEQUENCES, (1, 2, 0)),
+    "Residual": (lambda: nn.Residual(nn.Linear(20, 20)), (16, 20), (3, 2, 2)),
+}
+"""Of each layer, the shape of its input and the launches at most: forward, gradient of the input, of the weights."""
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_launches_of_a_layer(name, cupy, counted):
+    make, shape, budget = BUDGETS[name]
+    layer = make().to("cuda")
+    x = cupy.asarray(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+    y, saved = layer.forward(x)  # what is kept is sent, what is compiled is compiled
+    gy = cupy.ones(y.shape, y.dtype)
+    layer.input_grad(gy, saved), layer.weight_grad(gy, saved)
+    parts = [lambda: layer.forward(x), lambda: layer.input_grad(gy, saved), lambda: layer.weight_grad(gy, saved)]
+    for part, most in zip(parts, budget, strict=True):
+        with counted() as counts:
+            part()
+        assert counts.launches <= most, str(counts)
+        assert counts.h2d == counts.host_reads == 0, str(counts)
+
+
+# ---- launches, products and copies of recurrent layers ---------------------------------------------------------------
+
+
+STEPS, BATCH, HIDDEN = 40, 16, 20
+
+
+def run(make: Callable[..., Any], features: int) -> tuple[Any, Any]:
+    """Return a layer on the GPU, whose kernels are compiled, and an input."""
+    layer = make(features, HIDDEN, backward="bp", rng=0).to("cuda")
+    values = np.random.default_rng(0).standard_normal((STEPS, BATCH, features)).astype(np.float32)
+    x = backend.to_device(values, "cuda")
+    y, saved = layer.forward(x)
+    g = layer.gradients(y, saved)
+    assert g.input.shape == x.shape and g.weights
+    return layer, x
+
+
+@pytest.mark.parametrize("make", [nn.RNN, nn.GRU])
+def test_an_input_of_few_features_is_projected_by_the_kernel(make: Any, counted: Any) -> None:
+    layer, x = run(make, 8)
+    with counted() as counts:
+        layer.forward(x)
+    assert dict(counts.launched) == {f"{layer.cell.name}_forward": 1}, str(counts)
+    layer, x = run(make, 9)
+    with counted() as counts:
+        layer.forward(x)
+    assert counts.products == 1, str(counts)
+
+
+@pytest.mark.parametrize("make", [nn.RNN, nn.GRU])
+def test_gradients_are_products_of_what_lies_there(make: Any, counted: Any) -> None:
+    """Each weight's, the biases' together, and the input's: by cuBLAS, without a copy of a view over all steps."""
+    layer, x = run(make, 3)
+    y, saved = layer.forward(x)
+    with counted() as counts:
+        g = layer.gradients(y, saved)
+        assert g.input.shape == x.shape and g.weights
+    assert counts.products == 4, str(counts)
+    assert "cupy.matmul" not in counts.launched
+    large = [size for what, _, size in counts.log if what == "allocation" and size >= 4 * STEPS * BATCH * HIDDEN]
+    assert large == [4 * STEPS * BATCH * layer.cell.columns * HIDDEN], str(counts)  # the gradients at the gates
+
+
+@pytest.mark.parametrize("make", [nn.RNNCell, nn.GRUCell])
+def test_a_cells_products_are_cublass(make: Any, counted: Any) -> None:
+    cell = make(9, HIDDEN, rng=0).to("cuda")
+    x = backend.to_device(np.ones((BATCH, 9), np.float32), "cuda")
+    with counted() as counts:
+        h, saved = cell.forward(x)
+        g = cell.gradients(h, saved)
+        assert g.input.shape == x.shape and g.hidden.shape == h.shape and g.weights
+    assert counts.products == 5, str(counts)
+    assert "cupy.matmul" not in counts.launched
+
+
+# ---- host arrays or NumPy scalars among device arrays are an error, never a wrong pointer ----------------------------
+
+
+@pytest.mark.parametrize("call", ["scale_arrays", "clamp_arrays"])
+def test_lists_of_arrays(cupy, call):
+    needs_numba("the host kernels are asked too")
+    there, here = cupy.ones(3, np.float32), np.ones(3, np.float32)
+    device, host = getattr(kernels.get(cupy), call), getattr(kernels.get(np), call)
+    for run in (device, host):
+        for arrays in ([there, here], [here, there]):
+            with pytest.raises(DeviceError, match="mixed"):
+                run(arrays, 0.5)
+        with pytest.raises(LayoutError, match=r"arrays\[1\] is not an array"):
+            run([there, np.float32(1)], 0.5)
+    with pytest.raises(DeviceError, match="another namespace"):
+        host([there], 0.5)
+    with pytest.raises(DeviceError, match="these kernels' namespace"):
+        device([here], 0.5)
+    assert (backend.to_host(there) == 1).all() and (here == 1).all()
+
+
+def test_sums_go_where_the_arrays_are(cupy):
+    needs_numba("the host kernels are asked too")
+    there, here = cupy.ones(3, np.float32), np.ones(3, np.float32)
+    with pytest.raises(DeviceError):
+        kernels.get(np).square_sums([there], np.zeros(1))
+    with pytest.raises(DeviceError):
+        kernels.get(cupy).square_sums([there], np.zeros(1))
+    with pytest.raises(DeviceError):
+        kernels.get(cupy).square_sums([here], np.zeros(1))
