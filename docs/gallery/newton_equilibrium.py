@@ -3,7 +3,7 @@
 The equilibrium z = net(z + x) of a PyTorch network is the root of a residual with one equation per pixel. Newton's
 method takes its Jacobian from `st.sparse_jacobian` and solves each step with SciPy.
 
-More: [PyTorch: sparse Jacobians and products](../reference/torch-sparse.md)
+More: [Jacobians of PyTorch modules](../how-to/pytorch-jacobians.md)
 """
 
 import matplotlib.pyplot as plt

@@ -1,9 +1,9 @@
 """A schedule of your own
 
 A schedule is a list of actions for each worker: F, I and W are a stage's forward, input gradient and weight gradient
-of a micro-batch. This one delays weight gradients into gaps; it is checked when made, simulated and drawn.
+of a micro-batch. This one puts weight gradients last; it is checked, simulated and drawn.
 
-More: [One graph, many schedules](../explanation/one-graph-many-schedules.md)
+More: [Write your own schedule](../how-to/write-a-schedule.md)
 """
 
 import matplotlib.pyplot as plt
