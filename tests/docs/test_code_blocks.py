@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "docs" / "index.md",
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
     *sorted((ROOT / "docs" / "explanation").glob("*.md")),
 ]
-BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```\n"
+    r"(?:\n(?P=indent)```text\n(?P<output>.*?)^(?P=indent)```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -29,12 +35,30 @@ def test_code_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     namespace: dict[str, object] = {}
     for block in BLOCK.finditer(text):
         line = text[: block.start()].count("\n") + 2
-        code = compile("\n" * (line - 1) + block["code"], str(page), "exec")  # so that errors name the page's lines
+        source = textwrap.dedent(block["code"])  # of a tab
+        code = compile("\n" * (line - 1) + source, str(page), "exec")  # so that errors name the page's lines
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(code, namespace)
         if block["output"] is not None:
-            assert printed.getvalue() == block["output"], f"{page.name}, the block at line {line}"
+            assert printed.getvalue() == textwrap.dedent(block["output"]), f"{page.name}, the block at line {line}"
+
+
+def test_every_block_is_run() -> None:
+    """None is missed for its place in a page: a list, a tab."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert len(BLOCK.findall(text)) == len(re.findall(r"^\s*(?:```|~~~)python", text, re.MULTILINE)), page.name
+
+
+def test_the_numbers_of_the_first_page_are_measured() -> None:
+    """Each is the median of its benchmark, as the overview of the benchmarks shows it."""
+    measured = (ROOT / "docs" / "benchmarks" / "index.md").read_text(encoding="utf-8")
+    medians = dict(re.findall(r"^\| \[[^]]*\]\((\w+\.md)[^|]*\|[^|]*\| ([\d.]+×)", measured, re.MULTILINE))
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    shown = re.findall(r"Measured: \*\*([^*]+)\*\*.*?\]\(benchmarks/(\w+\.md)\)", text, re.DOTALL)
+    assert len(shown) == 4
+    assert shown == [(medians[page], page) for _, page in shown]
 
 
 def test_the_readme_example_has_ten_lines() -> None:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from docs_scripts import DOCS, script
+
 pytest.importorskip("matplotlib")
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
-
-
-def script(name: str) -> ModuleType:
-    """Import one of the scripts in docs/."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def said(outputs: list[dict[str, Any]]) -> str:
@@ -52,7 +42,7 @@ def test_a_notebook_becomes_a_page() -> None:
         {"cell_type": "markdown", "source": ["# Title\n", "\n", "Text."]},
         {"cell_type": "code", "source": ["print(1)"], "outputs": [picture, printed]},
     ]
-    text, pictures = script("notebook_pages").as_markdown({"cells": cells}, "name")
+    text, pictures = script("source_pages").as_markdown({"cells": cells}, "name")
     assert text.startswith("# Title\n\nText.\n\n<small>")
     assert "```python\nprint(1)\n```\n\n![" in text and "](name/1.png)\n\n```text\none\ntwo\n```" in text
     assert pictures == {"1.png": b"\x89PN"}

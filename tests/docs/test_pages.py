@@ -12,12 +12,14 @@ DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG
     (ROOT / "docs").rglob("*.md")
 )
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+EXAMPLES = sorted((ROOT / "docs" / "gallery").glob("*.py"))
 PROSE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("document", DOCUMENTS + EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(document: Path) -> None:
-    text = PROSE.sub("", document.read_text(encoding="utf-8"))
+    text = document.read_text(encoding="utf-8")
+    text = PROSE.sub("", text if document.suffix == ".md" else text.split('"""')[1])
     missing = [link for link in LINK.findall(text) if not (document.parent / link).exists()]
     assert not missing
 
@@ -40,11 +42,8 @@ def test_tables_fit_a_page(document: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    pages = [
-        page.relative_to(ROOT / "docs").as_posix()
-        for kind in ("md", "ipynb")
-        for page in (ROOT / "docs").rglob(f"*.{kind}")
-    ]
+    sources = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb"), *EXAMPLES]
+    pages = [source.relative_to(ROOT / "docs").as_posix() for source in sources]
     assert [page for page in pages if page not in navigation] == []
 
 
