@@ -95,7 +95,7 @@ def draw_training_steps(results: Results) -> Any:
         for name in ("recurrent", "torch")
     )
     rows = [row for row in rows if row["model"] in SMALL and (row["batch"], row["length"]) == (16, 1000)]
-    same = {key: row["ours"] for row in accelerated if row["part"] == "grid"
+    same = {key: row["ours"] for row in accelerated if row["part"] == "small"
             for key in [(row["model"], row["batch"], row["length"])]}  # fmt: skip
     sides = {
         "torch.nn": (harness.TORCH, [row["step_torch"] for row in rows]),

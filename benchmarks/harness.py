@@ -240,6 +240,13 @@ KINDS = (OURS, "#0f766e", "#a16207", "#a21caf", "#475569", "#ea580c")
 """Colours of cells, schedules and sizes: all of them sparsebp, so that no peer is among them."""
 
 
+def shades_between(low: str, high: str) -> Any:
+    """Return the colours from one over white to the other."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("shades", (low, "white", high))
+
+
 def bar_chart(
     labels: Sequence[str], groups: Iterable[tuple[str, str, Sequence[float]]], xlabel: str, *, log: bool = False
 ) -> tuple[Any, Any]:

@@ -541,11 +541,12 @@ RECURRENT = Benchmark(
 
 # Training steps of PyTorch's models with and without `sparsebp.torch.accelerate`, on the same threads.
 #
-# ``python -m benchmarks torch``. Four parts, each a model of torch.nn, softmax cross-entropy and torch's fused Adam:
+# ``python -m benchmarks torch``. Five parts, each a model of torch.nn, softmax cross-entropy and torch's fused Adam:
 #
 # - *script*: Embedding, GRU(32), Linear on sequences of up to 300 numbers, packed; a step is the mean of an epoch's;
 # - *packed*: packed sequences of lengths 1 … T (pytorch#149194, whose model has two layers of LSTM), and GRU(38, 20);
 # - *long*: more than 65 535 steps (pytorch#133751: cuDNN refuses them), for an LSTM of 24 units;
+# - *small*: the small networks of the benchmark ``recurrent``;
 # - *grid*: RNN, GRU and LSTM of 8 to 512 units.
 #
 # Every call is run by the kernels, also where `accelerate` leaves it to PyTorch, so that the rows say where it should.
@@ -560,7 +561,7 @@ TORCH_TARGETS = {"small": 12.0, "packed": 18.0, "any": 1.0}
 class TorchTask:
     """One model and its data."""
 
-    part: str  # ``"script"``, ``"packed"``, ``"long"`` or ``"grid"``
+    part: str  # ``"script"``, ``"packed"``, ``"long"``, ``"small"`` or ``"grid"``
     cell: str  # ``"RNN"``, ``"GRU"`` or ``"LSTM"``
     features: int  # of the recurrent layer
     hidden: int
@@ -584,7 +585,7 @@ class TorchTask:
         """The ratio to reach."""
         if self.part == "packed" and self.hidden == 20:
             return TORCH_TARGETS["packed"]
-        small = self.part == "grid" and self.hidden == 20 and self.length >= 1000
+        small = self.hidden == 20 and self.length >= 1000
         return TORCH_TARGETS["small" if small else "any"]
 
 
@@ -596,6 +597,8 @@ def tasks(settings: Mapping[str, Any]) -> Iterator[TorchTask]:
         yield TorchTask("packed", "GRU", 38, 20, 16, length)
         yield TorchTask("packed", "LSTM", 16, 32, 16, length, layers=2)
     yield TorchTask("long", "LSTM", 4, 24, 2, long)
+    for cell, features in (("RNN", 1), ("GRU", 38), ("LSTM", 38)):
+        yield TorchTask("small", cell, features, 20, 16, settings["small"])
     for cell in settings["cells"]:
         for batch, length, largest in settings["shapes"]:
             for hidden in settings["hidden"]:
@@ -703,28 +706,33 @@ class Side(TorchClassifier):
 
 
 def draw_torch(result: Result) -> Any:
+    """Draw who is faster at which size and length, and bars of the other parts."""
     threads, rows = harness.with_threads(result, max)
-    drawing, axes = harness.figure(2, 1, width=8.0, height=8.5)
-    curves, others = axes[:, 0]
-    grid = [row for row in rows if row["part"] == "grid"]
-    styles = {"RNN": "-", "GRU": "--", "LSTM": ":"}
-    colours = dict(zip(dict.fromkeys(row["length"] for row in grid), harness.KINDS, strict=False))
-    for cell, length in dict.fromkeys((row["cell"], row["length"]) for row in grid):
-        points = [row for row in grid if (row["cell"], row["length"]) == (cell, length)]
-        curves.plot([row["hidden"] for row in points], [row["ratio"]["median"] for row in points], styles[cell],
-                    marker=".", color=colours[length], label=f"{cell}, T = {length}")  # fmt: skip
-    curves.axhline(1, color=harness.TORCH, linewidth=0.8, label="torch.nn")
-    curves.set_xscale("log", base=2)
-    curves.set_yscale("log", base=2)
-    curves.set_xlabel(f"hidden size, units; {threads}")
+    drawing, axes = harness.figure(4, 1, width=8.0, height=11.0)
+    grid, others = [row for row in rows if row["part"] == "grid"], axes[3, 0]
+    shades = harness.shades_between(harness.TORCH, harness.OURS)
+    for ax, cell in zip(axes[:3, 0], ("RNN", "GRU", "LSTM"), strict=True):
+        cells = {(row["length"], row["hidden"]): row for row in grid if row["cell"] == cell}
+        lengths, sizes = (sorted({key[i] for key in cells}) for i in (0, 1))
+        ratios = np.array([[cells[length, hidden]["ratio"]["median"] if (length, hidden) in cells else np.nan
+                            for hidden in sizes] for length in lengths])  # fmt: skip
+        if ratios.size:
+            ax.imshow(np.log2(ratios), shades, vmin=-4, vmax=4, aspect="auto", origin="lower", alpha=0.6)
+        for (length, hidden), row in cells.items():
+            left = "\nPyTorch runs" if row["accelerate"] != OURS else ""
+            text = f"{row['ratio']['median']:.3g}×{left}"
+            ax.text(sizes.index(hidden), lengths.index(length), text, ha="center", va="center", fontsize=8)
+        ax.set_xticks(range(len(sizes)), sizes)
+        ax.set_yticks(range(len(lengths)), lengths)
+        ax.set(ylabel=f"{cell}: T, steps", xlabel=f"hidden size, units; {threads}; our kernels' speed-up over torch.nn")
+        ax.grid(visible=False)
     rows = [row for row in rows if row["part"] != "grid"]
     drawn = others.barh(range(len(rows)), [row["ratio"]["median"] for row in rows], color=harness.TORCH)
     others.bar_label(drawn, fmt="{:.3g}", padding=2, fontsize=7)
     others.set_yticks(range(len(rows)), [f"{row['part']}: {row['model']}\nB = {row['batch']}, T = {row['length']}"
                                          for row in rows], fontsize=8)  # fmt: skip
     others.invert_yaxis()
-    for ax, axis in ((curves, "ylabel"), (others, "xlabel")):
-        ax.set(**{axis: "speed-up over torch.nn: its time over ours, median"})
+    others.set(xlabel="speed-up over torch.nn: its time over ours, median")
     return drawing
 
 
@@ -734,12 +742,12 @@ TORCH = Benchmark(
     leaves_out="nothing; a step is packing, forward, cross-entropy, backward and PyTorch's fused Adam",
     settings={"targets": TORCH_TARGETS, "features": 32, "cells": ("RNN", "GRU", "LSTM")},
     sizes={
-        "script": {"batch": 32, "length": 300, "batches": 4}, "packed": (100, 1000), "long": 66_000,
+        "script": {"batch": 32, "length": 300, "batches": 4}, "packed": (100, 1000), "long": 66_000, "small": 1000,
         "hidden": (8, 20, 64, 128, 256, 512), "shapes": ((16, 10, 512), (16, 100, 512), (16, 1000, 128)),
     },
     quick={
-        "script": {"batch": 3, "length": 10, "batches": 2}, "packed": (8,), "long": 40, "hidden": (8,),
-        "shapes": ((2, 6, 8),),
+        "script": {"batch": 3, "length": 10, "batches": 2}, "packed": (8,), "long": 40, "small": 8,
+        "hidden": (8,), "shapes": ((2, 6, 8),),
     },
     rounds={"rounds": 9, "least_rounds": 5, "budget": 3.0},
     measure=measure_torch,
@@ -751,7 +759,7 @@ TORCH = Benchmark(
     ),
     short=("part", "model", "length", "threads", "accelerate", "ours", "torch", "ratio"),
     in_short=lambda row: (
-        row["threads"] == 1 and (row["part"] != "grid" or (row["hidden"] == 64 and row["length"] < 1000))
+        row["threads"] == 1 and (row["part"] != "grid" or (row["hidden"] == 64 and row["length"] == 100))
     ),
     overview=Overview(task="A PyTorch model, accelerated", peer="PyTorch", ratio="ratio",
                       label="{model}, {length} steps", page="pytorch.md",

@@ -70,7 +70,7 @@ def test_readmes_picture_shows_the_numbers_of_the_result() -> None:
 
 def test_readmes_picture_shows_an_accelerated_model_where_it_is_the_same() -> None:
     row = {"model": "GRU(38, 20)", "batch": 16, "length": 1000, "threads": 1, "step_torch": 3.0, "step_ours": 1.0}
-    accelerated = {**row, "part": "grid", "ours": 0.5}
+    accelerated = {**row, "part": "small", "ours": 0.5}
     results = {"recurrent": [(Path(), {"rows": [row]})], "torch": [(Path(), {"rows": [accelerated]})]}
     assert bars_of(results) == {"torch.nn": [3e3], "sparsebp": [1e3], "sparsebp in a PyTorch model (accelerate)": [500]}
     for other in ({"part": "packed"}, {"length": 100}, {"threads": 2}):
