@@ -316,7 +316,7 @@ def demo(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in the folder.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a GRU, or another recurrent layer, on digits, pixel by pixel.
+    """Train a recurrent layer on digits, pixel by pixel.
 
     5 000 real MNIST images, 784 time steps each. Prints the test accuracy, the
     chosen backward algorithm and why, and how far the scans' gradients are
@@ -332,6 +332,10 @@ def demo(
     from sparsebp.train.config import config_for
 
     config = config_for("seqmnist", model=model, epochs=epochs, seed=seed)
+    typer.echo(
+        f"Training a {model.upper()} on MNIST digits, pixel by pixel. Epochs: {config.epochs}, on two cores about "
+        "two seconds each,\nand some 20 seconds more the first time, to compile kernels.", err=True
+    )  # fmt: skip
     use_threads(threads)
     run_session(config, out, resume=resume, agreement=True, as_json=json)
 
