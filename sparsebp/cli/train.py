@@ -38,6 +38,7 @@ from sparsebp.core.files import json_line, output_error, write_atomically
 from sparsebp.nn.pruning import PruneMethod
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
+from sparsebp.train.callbacks import Callback, EpochRecord, epoch_line
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, run_folder, save_checkpoint, set_aside
 from sparsebp.train.config import (
     ImageConfig,
@@ -68,6 +69,16 @@ if TYPE_CHECKING:
 START_NAME = "start.safetensors"
 STEP_NAME = "step.png"
 _AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
+
+
+class _EpochLines(Callback):
+    """A line an epoch, where there is no terminal for a bar."""
+
+    reads_model = False
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Print the line."""
+        typer.echo(epoch_line(record), err=True)
 
 
 def run_session(
@@ -102,7 +113,9 @@ def run_session(
             raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
     position = Position(resumed=resume)
     with position.told(), run_folder(folder if leads else None, resume=resume):
-        callbacks = [JsonLines(sys.stdout) if as_json else ProgressBar()]
+        callbacks: list[Callback] = [JsonLines(sys.stdout) if as_json else ProgressBar()]
+        if agreement and not as_json and not sys.stderr.isatty():
+            callbacks.append(_EpochLines())
         files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
         start = folder / START_NAME
         if resume and leads and start.exists():

@@ -205,6 +205,7 @@ def test_demo_shows_accuracy_plan_and_agreement(tmp_path, monkeypatch):
     result = invoke("demo", "--epochs", 1, "--out", tmp_path)
     assert result.exit_code == 0
     assert result.stderr.startswith("Training a GRU on MNIST digits, pixel by pixel. Epochs: 1, on two cores")
+    assert re.fullmatch(r"epoch   1  loss .* s", result.stderr.splitlines()[-1])
     for words in ("test accuracy", "backward plan", "chunked against", "blelloch against", "loss curve", "checkpoint"):
         assert words in result.stdout
     stored = json.loads((tmp_path / "result.json").read_text())
