@@ -13,8 +13,8 @@ from benchmarks import NAMES, harness, load
 from sparsebp.cli.common import (
     Interrupted,
     JsonOption,
-    enumeration,
     make_program,
+    one_of,
     out_option,
     print_line,
     print_table,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from benchmarks.processes import Outcome
 
 ALL = "all"
-Benchmark = enumeration("Benchmark", (*NAMES, ALL))
 _COLUMNS = (
     tables.Column("benchmark", "name", number=False), tables.Column("rows", "rows"),
     tables.Column("miss their target", "missed", lambda rows: str(len(rows))),
@@ -38,8 +37,10 @@ _COLUMNS = (
 
 def bench(
     benchmarks: Annotated[
-        list[Benchmark],  # type: ignore[valid-type]
-        typer.Argument(help="What to measure; all is every one.", show_default=False),
+        list[str],
+        typer.Argument(
+            help=f"What to measure: {', '.join(NAMES)}; all is every one.", show_default=False, **one_of((*NAMES, ALL))
+        ),
     ],
     out: Annotated[Path | None, out_option("Folder for the JSON and the picture.", show_default="runs/bench")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a smoke test.")] = False,
@@ -64,7 +65,7 @@ def bench(
       python -m benchmarks scan --quick --json
       python -m benchmarks all --out docs/benchmarks
     """
-    names = list(dict.fromkeys(map(str, benchmarks)))
+    names = list(dict.fromkeys(benchmarks))
     if names == [ALL] or len(names) > 1:
         if threads or seconds is not None:
             raise OptionError("Several benchmarks run with their own threads and times", expected="one benchmark",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import enum
+import difflib
 import functools
 import inspect
 import shlex
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,7 +89,10 @@ class Position:
         return Interrupted(f"{where} of {name}; the last checkpoint is of step {run.trainer.saved}", resume=True)
 
 
-_ARGUMENTS = "sparsebp.core.check"
+_ARGUMENTS = "sparsebp.arguments"
+LINE = 80
+"""Letters in a line of a table or its legend, on a terminal and in a pipe."""
+_SILENCE = 4.0  # seconds without a line, at most
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines on standard output, nothing else.")]
 ThreadsOption = Annotated[
@@ -132,14 +137,24 @@ def _speaks(error: BaseException) -> bool:
     return speaks(error)
 
 
-def enumeration(name: str, values: Iterable[str]) -> Any:
-    """Return an enumeration of texts: typer takes lists of these, but not of literals."""
-    return enum.StrEnum(name, [(value, value) for value in values])
+def one_of(names: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of an option or argument that takes one of some names."""
+    known = list(names)
+
+    def parse(text: str) -> str:
+        if text in known:
+            return text
+        near = " or ".join(map(repr, difflib.get_close_matches(text.lower(), known)))
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(known)}.{f' Did you mean {near}?' if near else ''}")
+
+    return {"parser": parse}
 
 
 def choice_option(text: str, names: Iterable[str], *, show_default: bool | str = True) -> Any:
     """Return an option that takes one of some names, which its help lists."""
-    return typer.Option(metavar="<name>", help=f"{text}: {', '.join(names)}.", show_default=show_default)
+    return typer.Option(
+        metavar="<name>", help=f"{text}: {', '.join(names)}.", show_default=show_default, **one_of(names)
+    )
 
 
 def out_option(text: str, *, show_default: bool | str = True) -> Any:
@@ -210,7 +225,7 @@ def _said(error: Exception) -> typer.Exit:
 
 
 _MOVED = {"bench": "python -m benchmarks", "reproduce": "python -m papers"}
-_PLAIN: Any = {"add_completion": False, "pretty_exceptions_enable": False}
+_PLAIN: Any = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 
 def _settings(program: str) -> dict[str, Any]:
@@ -264,35 +279,44 @@ def console() -> Console:
 
 
 def print_line(label: str, text: str, margin: int) -> None:
-    """Print a text after a label of `margin` letters, wrapped on a terminal at spaces, except no-break ones."""
+    """Print a text after a label of `margin` letters, wrapped at spaces on a terminal."""
     line, width = f"{label:<{margin}}{text}", tables.letters()
     if width is not None:
         line = textwrap.fill(line, width, subsequent_indent=" " * margin, break_long_words=False,
                              break_on_hyphens=False)  # fmt: skip
-    console().print(line.replace("\xa0", " "), markup=False)
+    console().print(line, markup=False)
 
 
-def print_table(columns: Sequence[tables.Column], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print a table that fits the terminal."""
+def print_table(columns: Sequence[tables.Column], rows: Iterable[Mapping[str, Any]], legend: str = "") -> None:
+    """Print a table that fits the terminal, and its legend."""
     console().print(tables.text_table(columns, rows, tables.letters()), markup=False)
+    if legend:
+        console().print(textwrap.fill(legend, min(LINE, tables.letters() or LINE)), markup=False)
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, left: str = "") -> Iterator[Callable[[str, int, int], None]]:
-    """Draw a bar on standard error meanwhile, on a terminal only.
+def progress_bar(what: str, left: str = "", *, lines: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Draw a bar on standard error meanwhile; elsewhere than on a terminal print nothing, or `lines` now and then.
 
     Yields a function to call before each part with its name, its number from 0, and their count. Ctrl-C becomes
     `Interrupted` at that part (of kind `what`); `left` is added to the message.
     """
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
+    def speak() -> None:
+        while not done.wait(_SILENCE):
+            typer.echo(f"  {place}; {time.monotonic() - begin:.0f} s so far", err=True)
+
+    begin, done = time.monotonic(), threading.Event()
     shown = Console(stderr=True)
     text = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
     place = f"before the first {what}"
-    with Progress(text, BarColumn(16), MofNCompleteColumn(), console=shown, transient=True, expand=True,
-                  disable=not shown.is_terminal) as bar:  # fmt: skip
+    if lines and not shown.is_terminal:
+        threading.Thread(target=speak, daemon=True).start()
+    with Progress(text, BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(), console=shown, transient=True,
+                  expand=True, disable=not shown.is_terminal) as bar:  # fmt: skip
         task = bar.add_task("", total=None)
 
         def told(name: str, number: int, count: int) -> None:
@@ -304,6 +328,8 @@ def progress_bar(what: str, left: str = "") -> Iterator[Callable[[str, int, int]
             yield told
         except KeyboardInterrupt as error:
             raise Interrupted(place + left) from error
+        finally:
+            done.set()
 
 
 def write_json(entry: dict[str, Any]) -> None:

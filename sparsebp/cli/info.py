@@ -12,8 +12,8 @@ import numpy as np
 import typer
 
 from sparsebp import __version__
-from sparsebp.cli.common import JsonOption, ThreadsOption, console, print_line, progress_bar, use_threads, write_json
-from sparsebp.core import backend
+from sparsebp.cli.common import JsonOption, ThreadsOption, print_table, progress_bar, use_threads, write_json
+from sparsebp.core import backend, tables
 from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.train.config import Device
 
@@ -28,7 +28,7 @@ _SHAPES: tuple[tuple[Literal["rnn", "gru", "lstm"], int, int, int], ...] = (
 
 
 def info(json: JsonOption = False) -> None:
-    """Show devices, versions, threads and BLAS, and which backward `auto` would choose for a few shapes.
+    """Show devices, threads and versions, and what `auto` chooses.
 
     \b
     Examples:
@@ -93,28 +93,28 @@ def _cupy_names() -> list[str]:
 
 def _print(facts: dict[str, Any]) -> None:
     gpu = facts["gpu"]
-    packages = (f"{name}\xa0{version or 'not installed'}" for name, version in facts["packages"].items())
-    lines = {
-        "CPU": f"{facts['cpu_count']} cores",
-        "GPU": gpu["name"] if "name" in gpu else f"none: {gpu['none']}",
-        "BLAS": facts["blas"],
-        "threads": ", ".join(f"{name} {count}" for name, count in facts["threads"].items()),
-        "packages": ", ".join(packages),
-        "auto": "for the backward of recurrent layers in float32:",
-    }
-    print_line("", f"sparsebp {facts['sparsebp']}, Python {facts['python']}, {facts['platform']}", 0)
-    for label, text in lines.items():
-        print_line(label, text, 9)
-    same = {entry["reason"] for entry in facts["auto"]}
-    for entry in facts["auto"]:
-        sizes = ", ".join(f"{name} {entry[name]}" for name in ("T", "B", "H"))
-        why = "" if len(same) == 1 else f"; {entry['reason']}"
-        print_line("", f"{entry['model'].upper()} ({sizes}): {entry['algorithm']}{why}", 9)
-    if len(same) == 1:
-        print_line("", same.pop(), 9)
+    parts: dict[str, dict[str, Any]] = {
+        "machine": {
+            "platform": facts["platform"], "CPU cores": facts["cpu_count"], "BLAS": facts["blas"],
+            "GPU": gpu["name"] if "name" in gpu else f"none: {gpu['none'].partition(',')[0].partition('.')[0]}",
+        },
+        "threads": {name.partition("-")[0]: count for name, count in facts["threads"].items()},
+        "version": {name: facts[name] for name in ("sparsebp", "python")} | facts["packages"],
+        "auto": {"{device} {model} T{T} B{B} H{H}".format(**entry): entry["algorithm"] for entry in facts["auto"]},
+    }  # fmt: skip
+    rows = [{"about": about, "item": item, "value": "not installed" if value is None else value}
+            for about, part in parts.items() for item, value in part.items()]  # fmt: skip
+    reasons = "; ".join(dict.fromkeys(entry["reason"] for entry in facts["auto"]))
+    print_table([tables.Column(name, name, number=False) for name in ("about", "item", "value")], rows,
+                f"auto: the backward of float32 layers with T steps, B samples, H units. {reasons}.")  # fmt: skip
 
 
 # ``sparsebp verify``: does this installation compute right?
+
+_CHECKED = (
+    tables.Column("", "verdict", number=False), tables.Column("model", "model", number=False),
+    tables.Column("scan", "scan", "{:.0e}".format), tables.Column("finite", "finite", "{:.0e}".format),
+)  # fmt: skip
 
 
 def verify(
@@ -124,9 +124,10 @@ def verify(
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check gradients: scans against plain back-propagation, both against finite differences.
+    """Check gradients by scan, by back-propagation and by differences.
 
-    Small models of every kind, in float32 and float64. Exit code 1 if a
+    Small models of every kind, in float32 and float64: scans are compared with
+    plain back-propagation, and that with finite differences. Exit code 1 if a
     difference is beyond its tolerance.
 
     \b
@@ -146,23 +147,23 @@ def verify(
         found = {name: report.to_json() for name, report in reports.items()}
         write_json({"event": "result", "ok": not failed, "reports": found})
     else:
-        out = console()
-        for name, report in reports.items():
-            scan, finite = f"{report.max_scan_difference:.1e}", f"{report.max_finite_difference:.1e}"
-            verdict = "ok" if report.ok else "DIFFERS"
-            print_line(verdict, f"{name:<60} scan\xa0{scan}\xa0\xa0 finite\xa0differences\xa0{finite}", 9)
-            if details:
-                out.print(f"{report}\n", markup=False)
+        print_table(_CHECKED, [
+            {"verdict": "ok" if report.ok else "DIFFERS", "model": name, "scan": report.max_scan_difference,
+             "finite": report.max_finite_difference} for name, report in reports.items()
+        ], "Largest relative difference of a gradient from plain back-propagation. scan: of the scans; finite: of "
+        "finite differences.")  # fmt: skip
+        for name, report in reports.items() if details else ():
+            typer.echo(f"\n{name}\n{report}")
         agree = len(reports) - len(failed)
-        print_line("", f"{agree} of {len(reports)} models: gradients agree within their tolerances", 0)
+        typer.echo(f"{agree} of {len(reports)} models: gradients agree within their tolerances")
     if failed:
         raise typer.Exit(1)
 
 
 def warm_up() -> None:
-    """Compile all CPU kernels, for float32 and float64, and keep them on disk.
+    """Compile all CPU kernels ahead, and keep them on disk.
 
-    Otherwise each is compiled at its first use, which takes a few seconds.
+    For float32 and float64. Otherwise each is compiled at its first use, which takes a few seconds.
 
     \b
     Examples:
@@ -170,10 +171,9 @@ def warm_up() -> None:
     """
     from sparsebp.train import warm_up as work
 
-    out, begin, jobs = console(), time.perf_counter(), list(work.jobs())
-    for number, (name, job) in enumerate(jobs, 1):
-        start = time.perf_counter()
-        job()
-        out.print(f"{number:>2} of {len(jobs)}: {name:<24} {time.perf_counter() - start:6.1f} s", markup=False)
-    seconds = time.perf_counter() - begin
-    out.print(f"All kernels are ready after {seconds:.1f} s, kept below {work.folder()}", markup=False)
+    begin, jobs = time.perf_counter(), list(work.jobs())
+    with progress_bar("group of kernels", "; what was compiled is kept", lines=True) as told:
+        for number, (name, job) in enumerate(jobs):
+            told(name, number, len(jobs))
+            job()
+    typer.echo(f"All kernels are ready after {time.perf_counter() - begin:.1f} s, kept below {work.folder()}")

@@ -70,6 +70,8 @@ class _UnwritableError(Exception):
 class _Output:
     """Standard output that raises `_UnwritableError`; a closed pipe is left to the application."""
 
+    encoding = "utf-8"  # typer would write UTF-8 past an ASCII stream; `write_nearest` has seen to its letters
+
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 

@@ -18,6 +18,7 @@ from sparsebp.cli.common import (
     JsonOption,
     choice_option,
     console,
+    one_of,
     out_option,
     print_line,
     print_table,
@@ -50,13 +51,6 @@ from sparsebp.schedule.plot import COLOURS, summary
 
 MOST = 100_000
 """Bound for numbers of stages, micro-batches and so on: larger schedules exceed memory and patience."""
-
-
-def _known(names: str | list[str] | None) -> str | list[str] | None:
-    for name in [names] if isinstance(names, str) else names or []:
-        if name not in BUILDERS:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(BUILDERS)}.")
-    return names
 
 
 def _count(text: str, default: str | bool = True, least: int = 1, most: int = MOST) -> Any:
@@ -178,26 +172,38 @@ def _runs(numbers: Iterable[int]) -> str:
 COMPARED = (
     tables.Column("builder", "builder", number=False),
     tables.Column("workers", "workers"),
-    tables.Column("micro-batches", "microbatches"),
+    tables.Column("M", "microbatches"),
     tables.Column("makespan", "makespan", _number),
-    tables.Column("per micro-batch", "per_microbatch", _number),
+    tables.Column("per M", "per_microbatch", _number),
     tables.Column("faster", "speedup", tables.times),
     tables.Column("bubble", "bubble", _share),
-    tables.Column("peak memory", "peak_memory", _number),
-    tables.Column("staleness", "staleness"),
+    tables.Column("memory", "peak_memory", _number),
+    tables.Column("stale", "staleness"),
+)
+_UNITS = (
+    "A forward (F) takes 1 unit of time unless --cost says otherwise. memory: the peak, where output, saved "
+    "activations and weights of a stage count 1 each unless --costs gives bytes."
+)
+_COMPARED_LEGEND = (
+    f"M: micro-batches. per M: makespan / M. faster: per M, than the first row. stale: updates that weights are behind "
+    f"at most. {_UNITS}"
 )
 _WORKERS = (
     tables.Column("worker", "worker"),
     tables.Column("stages", "stages", _runs, number=False),
     tables.Column("busy", "busy", lambda busy: ", ".join(f"{s} {v:.1%}" for s, v in busy.items()), number=False),
-    tables.Column("peak memory", "peak_memory", _number),
+    tables.Column("memory", "peak_memory", _number),
 )
 _STAGES = (
     tables.Column("stage", "stage"),
-    tables.Column("staleness F", "staleness", lambda entry: str(entry.get("forward", "–"))),
-    tables.Column("staleness B", "staleness", lambda entry: str(entry.get("backward", "–"))),
-    tables.Column("version difference F", "version_difference", lambda entry: str(entry.get("forward", "–"))),
-    tables.Column("version difference B", "version_difference", lambda entry: str(entry.get("backward", "–"))),
+    tables.Column("stale F", "staleness", lambda entry: str(entry.get("forward", "–"))),
+    tables.Column("stale B", "staleness", lambda entry: str(entry.get("backward", "–"))),
+    tables.Column("ahead F", "version_difference", lambda entry: str(entry.get("forward", "–"))),
+    tables.Column("ahead B", "version_difference", lambda entry: str(entry.get("backward", "–"))),
+)
+_STAGES_LEGEND = (
+    "stale: updates between the weights that a forward (F) or backward (B) reads and the update by its gradient; "
+    "ahead: until the micro-batch's backward reaches stage 0. The largest of the stage."
 )
 
 
@@ -217,13 +223,13 @@ def print_summary(found: dict[str, Any]) -> None:
     print_line("schedule", found["name"], 14)
     print_line("makespan", _number(found["makespan"]), 14)
     print_line("bubble", _share(found["bubble"]), 14)
-    print_line("peak memory", _number(found["peak_memory"]), 14)
+    print_line("memory", _number(found["peak_memory"]), 14)
     print_line("critical path", f"{len(path)} cells: {shown}", 14)
     out.print()
-    print_table(_WORKERS, found["per_worker"])
+    print_table(_WORKERS, found["per_worker"], _UNITS)
     if found["per_stage"]:
         out.print()
-        print_table(_STAGES, found["per_stage"])
+        print_table(_STAGES, found["per_stage"], _STAGES_LEGEND)
 
 
 def coloured(chart: str) -> Text:
@@ -239,7 +245,7 @@ def coloured(chart: str) -> Text:
 @taking("technique", technique_from)
 @taking("prices", costs_from)
 def build(
-    name: Annotated[str, typer.Argument(callback=_known, help=f"One of {', '.join(BUILDERS)}.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(BUILDERS)}.", **one_of(BUILDERS))],
     *,
     sizes: dict[str, Any],
     technique: dict[str, Any],
@@ -264,7 +270,9 @@ def build(
 
 @taking("schedule", load)
 def validate(*, schedule: Schedule, json: JsonOption = False) -> None:
-    """Check that a schedule is complete, can finish and reads the right weights.
+    """Check that a schedule is complete and can finish.
+
+    And that backwards read the right weights.
 
     \b
     Examples:
@@ -357,9 +365,9 @@ def lower_file(
         Path | None, out_option("The file to write: PyTorch's cells (.csv), or text (.txt).", show_default="text here")
     ] = None,
 ) -> None:
-    """Place sends, receives and sums: every worker's program, one instruction per line.
+    """Place sends, receives and sums: every worker's program.
 
-    The programs are checked: they finish even if no message is buffered.
+    One instruction per line. The programs are checked: they finish even if no message is buffered.
 
     \b
     Examples:
@@ -383,7 +391,7 @@ def lower_file(
 @taking("prices", costs_from)
 def compare(
     names: Annotated[
-        list[str] | None, typer.Argument(callback=_known, help="The builders; all if left out.", show_default=False)
+        list[str] | None, typer.Argument(help="The builders; all if left out.", show_default=False, **one_of(BUILDERS))
     ] = None,
     *,
     sizes: dict[str, Any],
@@ -391,8 +399,9 @@ def compare(
     steps: Steps = 1,
     json: JsonOption = False,
 ) -> None:
-    """Build several schedules of one model, simulate them at the same costs, and print a table.
+    """Build several schedules of one model and simulate them.
 
+    All have the same costs; the result is a table.
     Each builder takes the options that it knows. "faster" is relative to the
     first row's time per micro-batch. If no builder is named, those that cannot
     build the model's schedule are listed with the reason.
@@ -422,7 +431,7 @@ def compare(
         for row in rows:
             write_json({"event": "builder", **row})
         return
-    print_table(COMPARED, built)
+    print_table(COMPARED, built, _COMPARED_LEGEND)
     for row in rows:
         if "reason" in row:
             print_line("", f"{row['builder']}: {row['reason']}", 0)
@@ -432,7 +441,7 @@ schedule_app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Build, validate, simulate, draw, lower and compare schedules of a training step.",
+    help="Build, check, simulate, draw, lower and compare schedules.",
     epilog="Each command has examples: sparsebp schedule build --help",
 )
 for _command in (build, validate, simulate_file, plot, lower_file, compare):

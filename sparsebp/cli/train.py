@@ -21,7 +21,7 @@ from sparsebp.cli.common import (
     ThreadsOption,
     choice_option,
     console,
-    enumeration,
+    one_of,
     out_option,
     print_line,
     print_table,
@@ -38,6 +38,7 @@ from sparsebp.core.files import json_line, output_error, write_atomically
 from sparsebp.nn.pruning import PruneMethod
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
+from sparsebp.train.callbacks import Callback, EpochRecord, epoch_line
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, run_folder, save_checkpoint, set_aside
 from sparsebp.train.config import (
     ImageConfig,
@@ -68,6 +69,16 @@ if TYPE_CHECKING:
 START_NAME = "start.safetensors"
 STEP_NAME = "step.png"
 _AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
+
+
+class _EpochLines(Callback):
+    """A line an epoch, where there is no terminal for a bar."""
+
+    reads_model = False
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Print the line."""
+        typer.echo(epoch_line(record), err=True)
 
 
 def run_session(
@@ -102,7 +113,9 @@ def run_session(
             raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
     position = Position(resumed=resume)
     with position.told(), run_folder(folder if leads else None, resume=resume):
-        callbacks = [JsonLines(sys.stdout) if as_json else ProgressBar()]
+        callbacks: list[Callback] = [JsonLines(sys.stdout) if as_json else ProgressBar()]
+        if agreement and not as_json and not sys.stderr.isatty():
+            callbacks.append(_EpochLines())
         files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
         start = folder / START_NAME
         if resume and leads and start.exists():
@@ -316,7 +329,7 @@ def demo(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in the folder.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a GRU, or another recurrent layer, on digits, pixel by pixel.
+    """Train a recurrent layer on digits, pixel by pixel.
 
     5 000 real MNIST images, 784 time steps each. Prints the test accuracy, the
     chosen backward algorithm and why, and how far the scans' gradients are
@@ -332,6 +345,10 @@ def demo(
     from sparsebp.train.config import config_for
 
     config = config_for("seqmnist", model=model, epochs=epochs, seed=seed)
+    typer.echo(
+        f"Training a {model.upper()} on MNIST digits, pixel by pixel. Epochs: {config.epochs}, on two cores about "
+        "two seconds each,\nand some 20 seconds more the first time, to compile kernels.", err=True
+    )  # fmt: skip
     use_threads(threads)
     run_session(config, out, resume=resume, agreement=True, as_json=json)
 
@@ -347,9 +364,9 @@ def prune(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Prune the network of a checkpoint by magnitude (See et al. 2016).
+    """Prune the network of a checkpoint by magnitude.
 
-    The checkpoint itself is left alone. The new one has masks, which keep the
+    The method is that of See et al. (2016). The checkpoint itself is left alone. The new one has masks, which keep the
     pruned weights at zero in further training.
 
     \b
@@ -391,13 +408,13 @@ def _parameter(name: str) -> inspect.Parameter:
     hint, about = _OPTIONS[name]
     kind = kind_of(hint)
     called = about.called or name
-    more: dict[str, Any] = {"min": about.least} if kind is int else {}
     if len(get_args(kind)) > 2 and name != "model":
         declared = choice_option(about.text, get_args(kind), show_default=about.shown)
     else:
         flag = f"--{called.replace('_', '-')}"
-        metavar = {"model": "<name>", "data": "<path>"}.get(name)
-        declared = typer.Option(f"{flag}/--no-{called}" if kind is bool else flag, help=about.text, metavar=metavar,
+        more: dict[str, Any] = {"min": about.least} if kind is int else {}
+        more |= {"model": {"metavar": "<name>", **one_of(get_args(Model))}, "data": {"metavar": "<path>"}}.get(name, {})
+        declared = typer.Option(f"{flag}/--no-{called}" if kind is bool else flag, help=about.text,
                                 show_default=about.shown, **more)  # fmt: skip
     annotation = Annotated[kind | None, declared]  # type: ignore[valid-type]
     return inspect.Parameter(called, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -429,6 +446,7 @@ def train(
             help="Sequences: seqmnist (digits, pixel by pixel), bitstream (BPPSA Eq. 8), instruments (by their sound). "
             "Images: mnist, digits (scikit-learn's), cifar10.",
             show_default="from --config",
+            **one_of(get_args(Task)),
         ),
     ] = None,
     config: Annotated[
@@ -526,12 +544,8 @@ _COLUMNS = (
     tables.Column("threads", "threads"),
     tables.Column("step", "step", tables.seconds),
     tables.Column("quartiles", "quartiles", lambda found: " – ".join(map(tables.seconds, found))),
-    tables.Column("over the fastest", "over", lambda ratio: f"{ratio:.2f}×"),
+    tables.Column("ratio", "over", lambda ratio: f"{ratio:.2f}×"),
 )
-
-_FUSIONS = enumeration("Fusion", get_args(Fusion))
-_BACKWARDS = enumeration("Backward", BACKWARDS)
-
 
 _tune_run_options = run_options(
     "model", "hidden", "layers", "seq_len", "features", "width", "data", "samples", "batch_size", "optimizer",
@@ -541,19 +555,17 @@ _tune_run_options = run_options(
 
 @taking("given", _tune_run_options)
 def tune(
-    task: Annotated[Task, typer.Argument(help="The task, see sparsebp train.")],
+    task: Annotated[Task, typer.Argument(help="The task, see sparsebp train.", **one_of(get_args(Task)))],
     *,
     given: dict[str, Any],
     fusion: Annotated[
-        list[_FUSIONS] | None,  # type: ignore[valid-type]
-        choice_option("Try this one; once for each", _FUSIONS, show_default="all"),
+        list[str] | None, choice_option("Try this one; once for each", get_args(Fusion), show_default="all")
     ] = None,
     schedule: Annotated[
         list[str] | None, typer.Option(help="Try this one; once for each.", show_default="conventional, ooo")
     ] = None,
     backward: Annotated[
-        list[_BACKWARDS] | None,  # type: ignore[valid-type]
-        choice_option("Try this one; once for each", _BACKWARDS, show_default="bp, auto"),
+        list[str] | None, choice_option("Try this one; once for each", BACKWARDS, show_default="bp, auto")
     ] = None,
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Try this number; once for each.", show_default="1, all")
@@ -563,9 +575,10 @@ def tune(
     out: Annotated[Path, out_option("The file for sparsebp train --config, .toml or .json.")] = Path("runs/tuned.toml"),
     json: JsonOption = False,
 ) -> None:
-    """Try combinations of --fusion, --schedule, --backward and threads on a model, a few steps each, in turn.
+    """Time the options of a step on a model, and keep the fastest.
 
-    Prints a table, the fastest first, and why some combinations are
+    Combinations of --fusion, --schedule, --backward and --threads run a few
+    steps each, in turn. Prints a table, the fastest first, and why some are
     impossible. The fastest is written to a file for sparsebp train.
 
     \b
@@ -581,7 +594,7 @@ def tune(
 
     given = {"task": task, **given}
     config = config_for(**given)
-    tried = tuning.combinations(config, map(str, fusion or ()), schedule or (), map(str, backward or ()), threads or ())
+    tried = tuning.combinations(config, fusion or (), schedule or (), backward or (), threads or ())
     if out.suffix not in (".toml", ".json"):  # before any time is spent
         raise OptionError("The format of the file is unknown", expected=".toml or .json", got=out.suffix or "none")
     prepare_folder(out.parent)
@@ -603,7 +616,7 @@ def _tune_print(trials: list[Any], path: Path) -> None:
         {**trial.options, "step": trial.seconds.median, "quartiles": trial.seconds.quartiles,
          "over": trial.seconds.median / fastest}
         for trial in trials if trial.seconds is not None
-    ])  # fmt: skip
+    ], "step: median time of a training step; ratio: to the fastest.")  # fmt: skip
     reasons: dict[str, list[str]] = {}
     for trial in trials:
         if trial.refused is not None:

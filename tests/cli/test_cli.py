@@ -5,12 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from functools import partial
 
 import numpy as np
 import pytest
 
 from commands import one_message, run
+from sparsebp.cli import common
 from sparsebp.cli.app import app
 from sparsebp.core import backend
 from sparsebp.train import load_checkpoint
@@ -202,6 +204,8 @@ def test_demo_shows_accuracy_plan_and_agreement(tmp_path, monkeypatch):
     monkeypatch.setitem(config._DEFAULTS["seqmnist"], "samples", 100)
     result = invoke("demo", "--epochs", 1, "--out", tmp_path)
     assert result.exit_code == 0
+    assert result.stderr.startswith("Training a GRU on MNIST digits, pixel by pixel. Epochs: 1, on two cores")
+    assert re.fullmatch(r"epoch   1  loss .* s", result.stderr.splitlines()[-1])
     for words in ("test accuracy", "backward plan", "chunked against", "blelloch against", "loss curve", "checkpoint"):
         assert words in result.stdout
     stored = json.loads((tmp_path / "result.json").read_text())
@@ -424,4 +428,13 @@ def test_warm_up_runs_all_jobs_and_says_where_kernels_are_kept(monkeypatch, tmp_
     monkeypatch.setattr(warm_up, "folder", lambda: tmp_path)
     result = invoke("warm-up")
     assert result.exit_code == 0 and done == ["a", "b"]
-    assert "1 of 2: a" in result.stdout and str(tmp_path) in result.stdout
+    assert "All kernels are ready" in result.stdout and str(tmp_path) in result.stdout
+    assert result.stderr == ""  # over before a line is due
+
+
+def test_long_work_says_where_it_is_where_there_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(common, "_SILENCE", 0.001)
+    with common.progress_bar("part", lines=True) as told:
+        told("the first", 0, 2)
+        time.sleep(0.1)
+    assert "  at part 1 of 2, the first; 0 s so far" in capsys.readouterr().err.splitlines()

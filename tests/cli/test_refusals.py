@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import threading
 from functools import partial
 
@@ -98,6 +99,18 @@ def test_values_that_cannot_be_had_exit_with_2(tmp_path, monkeypatch, arguments)
     monkeypatch.chdir(tmp_path)
     refused(invoke(*arguments, input="0F0,0B0"), 2)
     assert list(tmp_path.rglob("*.*")) == []  # nothing has been begun
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [("trian", "train"), ("train digits --modle x", "--model"), ("train digts", "digits"), ("schedule plto", "plot"),
+     ("train digits --model lent5", "lenet5"), ("train digits --backward Chunkd", "chunked"),
+     ("train digits --schedule 1f1", "1f1b"), ("tune digits --fusion bckward", "backward"),
+     ("schedule build gpip", "gpipe"), ("schedule compare 1f1b gpip", "gpipe")],
+)  # fmt: skip
+def test_the_name_that_is_meant_is_said(arguments, meant):
+    message = refused(invoke(*arguments.split()), 2)
+    assert re.search(rf"(Did you mean|Possible options:|Perhaps) .*{meant}", message), message
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_every_builder_to_a_file_and_back(tmp_path, name):
     assert found["peak_memory"] == max(worker["peak_memory"] for worker in found["per_worker"])
     assert sorted(stage for worker in found["per_worker"] for stage in worker["stages"]) == list(range(8))
     text = invoke("simulate", path).stdout
-    assert "makespan" in text and ("staleness" in text) == bool(found["per_stage"])
+    assert "makespan" in text and ("stale F" in text) == bool(found["per_stage"])
 
 
 def test_validate_and_simulate(gpipe):

@@ -54,7 +54,7 @@ def lines_of(written):
 @pytest.mark.parametrize(
     ("command", "columns"),
     [("schedule compare", 60), ("schedule compare", 80), ("schedule compare", 120), ("info", 60),
-     ("schedule plot s.csv", 60), ("schedule simulate s.csv", 60)],
+     ("info", 80), ("schedule plot s.csv", 60), ("schedule simulate s.csv", 60)],
 )  # fmt: skip
 def test_no_line_is_longer_than_the_terminal(tmp_path, command, columns):
     (tmp_path / "s.csv").write_text(
@@ -66,6 +66,9 @@ def test_no_line_is_longer_than_the_terminal(tmp_path, command, columns):
         from sparsebp.schedule.builders import BUILDERS
 
         assert len([line for line in lines if line.split()[:1] == ["gpipe"]]) == (2 if columns == 60 else 1)
+        piped = subprocess.run([sys.executable, "-m", "sparsebp", *command.split()], text=True, capture_output=True,
+                               check=True)  # fmt: skip
+        assert columns == 60 or lines == piped.stdout.splitlines()
         assert {line.split()[0] for line in lines if line.split()} >= set(BUILDERS)
 
 
