@@ -43,6 +43,19 @@ def test_import_of_the_package_alone_does_not_bring_numpy():
     assert result.stdout.strip() == "False"
 
 
+def test_ranks_need_no_deep_import():
+    code = f"""
+import sys
+import sparsebp as sb
+assert sb.run_ranks(2, lambda transport: transport.rank) == [0, 1]
+assert callable(sb.connect)
+print(",".join(sorted({{name.split(".")[0] for name in sys.modules}} & set({(*HEAVY, "mpi4py")!r}))))
+"""
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == ""
+
+
 def test_namespaces_list_their_public_names_alone():
     code = """
 import types

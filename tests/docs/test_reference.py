@@ -67,7 +67,7 @@ def test_a_heading_is_what_users_import(package: Any, page: Path) -> None:
     """A function in a module of its own name is hidden by that module, unless the page names both and has a heading."""
     for path, heading in DIRECTIVE.findall(page.read_text(encoding="utf-8")):
         parent, _, name = f"sparsebp.{heading or path}".rpartition(".")
-        imported = getattr(import_module(parent), name)
+        imported = getattr(import_module(parent), name, None) or import_module(f"{parent}.{name}")
         assert package[path].is_module == isinstance(imported, ModuleType), path
         assert path.split(".")[-1] == name
 
