@@ -13,7 +13,7 @@ from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs, record
+from sparsebp.core.shortcuts import belongs, defines, record
 from sparsebp.nn.cells import CellMath, GivenState, StateGradients, Tape, Weights, initial_weights
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
@@ -372,7 +372,7 @@ def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:
             if hasattr(cls, name):
                 setattr(cls, name, getattr(cls, name))
         for name in ("hidden_jacobians_t", "hidden_jacobian_t", "jacobian_t", "choices"):
-            if callable(getattr(cls, name, None)):
+            if defines(cls, name):
                 setattr(cls, name, _of_batch(getattr(cls, name)))
         record(cls)
         return cls
