@@ -365,9 +365,13 @@ def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:
             )  # fmt: skip
             return UnbatchedGradients(self, gy, saved, found, axis, state_axis)
 
+        def lone(self: Any, saved: Any) -> bool:
+            """Whether the forward had an unbatched sequence."""
+            return isinstance(saved, UnbatchedSaved)
+
         found: Any = cls
         found.forward, found.gradients = unbatched_forward, unbatched_gradients
-        found.lone, found.sample_axes = lambda self, saved: isinstance(saved, UnbatchedSaved), sample_axes
+        found.lone, found.sample_axes = lone, sample_axes
         for name in ("forward_time_major", "stream"):  # the same for these two methods
             if hasattr(cls, name):
                 setattr(cls, name, getattr(cls, name))
