@@ -28,11 +28,13 @@ if TYPE_CHECKING:
         train,
     )
     from sparsebp.analysis import gradient_flow, hidden_jacobians, lyapunov
+    from sparsebp.comm.threads import run_ranks
     from sparsebp.core import backend, errors, threads
     from sparsebp.jacobians import TransposedJacobian, jacobian_t
     from sparsebp.nn import prune, value_and_grad
     from sparsebp.patterns import SparsityPattern
     from sparsebp.products import ProductPlan, plan_product
+    from sparsebp.runtime.launch import connect
     from sparsebp.scan import ScanPlan, plan_scan
     from sparsebp.train import verify
 
@@ -60,12 +62,14 @@ _NAMES = {
     "value_and_grad": "sparsebp.nn",
     "ScanPlan": "sparsebp.scan",
     "plan_scan": "sparsebp.scan",
+    "connect": "sparsebp.runtime.launch",
+    "run_ranks": "sparsebp.comm.threads",
 }
 __all__ = [
-    "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis", "backend", "data",
-    "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians", "lyapunov", "models", "nn",
-    "optim", "patterns", "plan_product", "plan_scan", "products", "prune", "runtime", "scan", "schedule", "threads",
-    "train", "value_and_grad", "verify",
+    "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis", "backend",
+    "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
+    "lyapunov", "models", "nn", "optim", "patterns", "plan_product", "plan_scan", "products", "prune", "run_ranks",
+    "runtime", "scan", "schedule", "threads", "train", "value_and_grad", "verify",
 ]  # fmt: skip
 
 

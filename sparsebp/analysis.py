@@ -25,6 +25,7 @@ from sparsebp.jacobians.jacobian import DEFAULT_MEMORY_LIMIT
 from sparsebp.nn import Layer, SequenceClassifier, Sequential
 from sparsebp.nn.cells import CellMath, Tape, Weights
 from sparsebp.nn.recurrent import Recurrent
+from sparsebp.nn.sequential import is_group
 from sparsebp.patterns import SparsityPattern
 
 __all__ = ["GradientFlow", "LyapunovSpectrum", "gradient_flow", "hidden_jacobians", "lyapunov", "lyapunov_of"]
@@ -166,11 +167,20 @@ def _recurrent_of(model: Layer, x: Array) -> tuple[Recurrent, Array]:
     if isinstance(model, SequenceClassifier):
         return model.rnn, x
     if isinstance(model, Sequential):
-        for _, stage in model.stages():
-            if isinstance(stage, (Recurrent, SequenceClassifier)):
-                return _recurrent_of(stage, x)
-            x = stage(x)
+        for layer in _layers_of(model):
+            if isinstance(layer, (Recurrent, SequenceClassifier)):
+                return _recurrent_of(layer, x)
+            x = layer(x)
     raise _no_recurrent(type(model).__name__)
+
+
+def _layers_of(model: Any) -> Iterator[Layer]:
+    """Yield the layers of a chain, in order, those of a `Stage` too."""
+    for _, layer in model._named() if is_group(model) else model.stages():
+        if is_group(layer):
+            yield from _layers_of(layer)
+        else:
+            yield layer
 
 
 def _no_recurrent(got: str) -> OptionError:

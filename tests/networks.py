@@ -19,7 +19,7 @@ ACTIVATIONS = (
 )  # fmt: skip
 ANYWHERE = (*ACTIVATIONS, "Softmax", "LayerNorm", "Linear", "Dropout")
 ON_IMAGES = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "BatchNorm", "Flatten")
-NESTED = ("Residual", "Concat", "Sequential")
+NESTED = ("Residual", "Concat", "Sequential", "Stage")
 
 
 class Masked(torch.nn.Module):
@@ -153,6 +153,9 @@ def _make(
     if kind == "Sequential":
         inner = draw(chains(shape, rng, dtype, depth + 1, 2, training))
         return inner.layer, inner.twin
+    if kind == "Stage":
+        inner = draw(chains(shape, rng, dtype, depth + 1, 2, training))
+        return nn.Stage(*inner.layer.children.values()), inner.twin
     if kind == "Concat":
         inner = [draw(chains(shape, rng, dtype, depth + 1, 2, training)) for _ in range(draw(st.integers(1, 2)))]
         alike = [inner[0], *(p for p in inner[1:] if p.out_shape[1:] == inner[0].out_shape[1:])]

@@ -79,6 +79,16 @@ def conv(backward="bp"):
     )  # fmt: skip
 
 
+def grouped(backward="bp"):
+    rng = np.random.default_rng(0)
+    linear = nn.Linear(8, 8, rng=rng)
+    return nn.Sequential(
+        nn.Sequential(nn.Stage(nn.Conv2d(2, 2, 3, rng=rng), nn.BatchNorm2d(2), nn.ReLU()), nn.Flatten()),
+        nn.Stage(nn.Linear(32, 8, rng=rng), nn.Tanh(), nn.Dropout(0.3, rng=1), linear, nn.ReLU(), linear), nn.Tanh(),
+        nn.Stage(nn.Linear(8, 3, rng=rng)), backward=backward,
+    )  # fmt: skip
+
+
 def shared(backward="bp"):
     rng = np.random.default_rng(0)
     linear = nn.Linear(6, 6, rng=rng)
@@ -110,6 +120,7 @@ MODELS = {
     "mlp": (mlp, images), "wide": (wide, images),
     "mlp, hybrid": (lambda: mlp("hybrid"), images), "conv": (conv, images),
     "conv, blelloch": (lambda: conv("blelloch"), images), "shared": (shared, images),
+    "grouped": (grouped, images), "grouped, blelloch": (lambda: grouped("blelloch"), images),
     "shared, linear": (lambda: shared("linear"), images), "gru": (gru, sequences),
     "transformer": (transformer, lambda: Rows(SEQUENCES, CLASSES)),
     "transformer, words": (lambda: transformer(5, True), lambda: ArrayDataset(WORDS, CLASSES, dtype=np.int64)),

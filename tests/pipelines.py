@@ -38,6 +38,20 @@ def gru(dtype: Any = np.float64) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 5, 3, dtype=dtype, rng=9))
 
 
+def grouped(dtype: Any = np.float64, group: Callable[..., nn.Layer] = nn.Stage) -> nn.Sequential:
+    """Return a model of convolutions with running statistics, in 4 stages: groups of layers, and one that scans."""
+
+    def linear(given: int, made: int) -> nn.Linear:
+        return nn.Linear(given, made, dtype=dtype, rng=given)
+
+    return nn.Sequential(
+        nn.Sequential(group(nn.Conv2d(1, 2, 3, dtype=dtype, rng=0), nn.BatchNorm2d(2, dtype=dtype), nn.ReLU())),
+        group(nn.MaxPool2d(2), nn.Flatten(), group(linear(8, 5), nn.Tanh()), nn.Dropout(0.2, rng=3)),
+        group(linear(5, 6), nn.Tanh(), linear(6, 6), nn.Sigmoid(), backward="blelloch"),
+        group(linear(6, 4), nn.Tanh(), linear(4, 3)),
+    )
+
+
 def lenet5(dtype: Any = np.float64) -> nn.Sequential:
     """Return LeNet-5."""
     return models.lenet5(dtype=dtype, classes=3, rng=0)
@@ -60,7 +74,7 @@ def transformer(dtype: Any = np.float64) -> nn.Sequential:
 
 MODELS: dict[str, tuple[Callable[..., nn.Sequential], tuple[int, ...]]] = {
     "mlp": (mlp, (7,)), "gru": (gru, (5, 3)), "lenet5": (lenet5, (1, 28, 28)), "vgg11": (vgg11, (3, 32, 32)),
-    "densenet": (densenet, (3, 8, 8)), "transformer": (transformer, (5, 3)),
+    "densenet": (densenet, (3, 8, 8)), "transformer": (transformer, (5, 3)), "grouped": (grouped, (1, 6, 6)),
 }  # fmt: skip
 
 

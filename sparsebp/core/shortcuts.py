@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from sparsebp.core.errors import OptionError
+
+T = TypeVar("T")
 
 METHODS = ("forward", "gradients", "input_grad", "weight_grad")
 _INNER = ("function", "slope")  # from which elementwise layers make their methods
@@ -62,6 +64,18 @@ def record(kind: type, *, is_base: bool = False) -> None:
     kind._written = _Written({name: getattr(kind, name, None) for name in names}, is_base)  # type: ignore[attr-defined]
 
 
+def only_described(method: T) -> T:
+    """Mark a method of a base class that says what an override does: no class has the shortcut by inheriting it."""
+    method.only_described = True  # type: ignore[attr-defined]
+    return method
+
+
+def defines(kind: Any, shortcut: str) -> bool:
+    """Whether a class, or an object, has a shortcut, its own or an inherited one."""
+    found = getattr(kind, shortcut, None)
+    return found is not None and not getattr(found, "only_described", False)
+
+
 def belongs(layer: Any, shortcut: str, methods: Sequence[str] | None = None) -> bool:
     """Whether a layer has a shortcut that was written for its current methods (None: those in `STANDS_FOR`)."""
     kind = type(layer)
@@ -77,14 +91,15 @@ def belongs(layer: Any, shortcut: str, methods: Sequence[str] | None = None) -> 
 def _found(layer: Any, kind: type, shortcut: str, given: Sequence[str] | None) -> bool:
     """Compute `belongs` without the recorded answers, and record the answer."""
     methods = STANDS_FOR[shortcut] if given is None else given
+    has = defines(kind, shortcut)
     own: Mapping[str, Any] = getattr(layer, "__dict__", {})
     if shortcut in own:  # assigned to the object last
-        return own[shortcut] is not None
+        return defines(layer, shortcut)
     if not own.keys().isdisjoint(methods):
-        return any(written.is_base and getattr(kind, shortcut, None) is written.methods[shortcut]
-                   for written in _records(kind))  # fmt: skip
+        return has and any(written.is_base and getattr(kind, shortcut) is written.methods[shortcut]
+                           for written in _records(kind))  # fmt: skip
     names = (shortcut, *methods)
-    found = getattr(kind, shortcut, None) is not None and _belongs(kind, shortcut, methods)
+    found = has and _belongs(kind, shortcut, methods)
     written = kind.__dict__.get("_written")  # None: not derived from our base, so it may change unnoticed
     if written is not None and all(hasattr(kind, name) for name in names):
         methods_of = attrgetter(*names)

@@ -36,7 +36,7 @@ from sparsebp.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMS
 from sparsebp.nn.pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, SequenceClassifier
-from sparsebp.nn.sequential import Concat, Residual, Sequential
+from sparsebp.nn.sequential import Concat, Residual, Sequential, Stage
 
 __all__ = [
     "ELU",
@@ -99,6 +99,7 @@ __all__ = [
     "SmoothL1Loss",
     "Softmax",
     "Softplus",
+    "Stage",
     "Tanh",
     "TransformerEncoderLayer",
     "Unflatten",

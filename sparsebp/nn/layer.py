@@ -29,7 +29,7 @@ from sparsebp.core.errors import (
     OptionError,
     ShapeError,
 )
-from sparsebp.core.shortcuts import belongs, forward_of, record
+from sparsebp.core.shortcuts import belongs, forward_of, only_described, record
 from sparsebp.nn.gradients import Back, Gradients, undisturbed
 
 __all__ = ["NothingKept", "inference_mode", "keeps"]
@@ -392,12 +392,49 @@ class Layer(abc.ABC):
         """
         return None
 
-    jacobian_t: Any = None
-    """``jacobian_t(saved)`` returns the `TransposedJacobian` (inputs × outputs of one sample, flattened in C order).
+    @only_described
+    def jacobian_t(self, saved: Any) -> Any:
+        """Return the transposed Jacobian of the forward that saved `saved`, the element that a scan multiplies.
 
-    Without one, or with an inherited one and another `input_grad` or `gradients`, a layer has a dense Jacobian,
-    computed column by column from its input gradient (`sparsebp.jacobian_t`).
-    """
+        Layers with a known pattern override it. `sparsebp.jacobian_t` works for every layer: without an override, or
+        with an inherited one and another `input_grad` or `gradients`, it computes a dense Jacobian column by column.
+
+        Parameters
+        ----------
+        saved
+            The second value that `forward` returned, for a batch of B samples.
+
+        Returns
+        -------
+        TransposedJacobian
+            Of shape (n_in, n_out), the sizes of one sample's input and output, flattened in C order: entry (i, j) is
+            the derivative of output j with respect to input i. Its `pattern`, in CSR, depends on the layer's shapes
+            (and masks of pruned weights) alone; its values, of the dtype of the input, are (nnz, B), or (nnz,) where
+            all samples share them.
+
+        Raises
+        ------
+        OptionError
+            The layer has none of its own, or couples the samples (see `couples_samples`).
+
+        Notes
+        -----
+        The transposed Jacobian of Wang, Bai and Pekhimenko, "BPPSA", MLSys 2020, §3.1 and §3.3.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsebp as sb
+        >>> layer = sb.nn.ReLU()
+        >>> y, saved = layer.forward(np.array([[-1.0, 2.0, 3.0]]))
+        >>> layer.jacobian_t(saved)
+        TransposedJacobian(SparsityPattern(3 x 3, nnz=3, diagonal), float64, batch=1)
+        >>> layer.jacobian_t(saved).to_dense()
+        array([[0., 0., 0.],
+               [0., 1., 0.],
+               [0., 0., 1.]])
+        """
+        raise OptionError(f"{type(self).__name__} has no sparse Jacobian of its own", expected="jacobian_t overridden",
+                          got="the base class's", remedy="Call sparsebp.jacobian_t(layer, x)")  # fmt: skip
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
         """Estimate the cost of `input_grad` for an input of `shape`; the default is a few elementwise passes.

@@ -1,4 +1,4 @@
-"""Layers that contain layers: `Sequential`, `Residual`, `Concat`; back through a chain layer by layer or by a scan."""
+"""Layers that contain layers: `Sequential`, `Stage`, `Residual`, `Concat`; backward layer by layer or by a scan."""
 
 from __future__ import annotations
 
@@ -427,7 +427,12 @@ def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
     # stages: Names and layers, as `Layer.stages` returns them.
     found = []
     for number, (name, layer) in enumerate(stages):
-        if "lengths" in inspect.signature(layer.forward).parameters:
+        if is_group(layer):
+            inside, joins = taking_lengths(layer._named(name))
+            found += [number] if inside else []
+            if joins:
+                return found, True
+        elif "lengths" in inspect.signature(layer.forward).parameters:
             found.append(number)
             if getattr(layer, "joins_steps", False):
                 return found, True
@@ -524,6 +529,7 @@ class Sequential(Container):
     ----------
     *layers
         The chain. Layers of inner Sequentials are links of the same chain; the outermost decides how backward runs.
+        An inner `Stage` is one link.
     backward
         ``"bp"``: the layers' `input_grad`, one after the other. Else a scan over the layers' transposed Jacobians
         (BPPSA §3.1), by the algorithm of that name of `sparsebp.plan_scan`. ``"auto"``: on a host layer by layer; on
@@ -573,7 +579,11 @@ class Sequential(Container):
         A subclass with another forward or backward is one stage.
         """
         self.modules()
-        return self._named(prefix) if belongs(self, "stages") else [(prefix, self)]
+        return self._named(prefix) if self._opens() else [(prefix, self)]
+
+    def _opens(self) -> bool:
+        """Whether the layers inside are links of a chain around this one."""
+        return belongs(self, "stages")
 
     def _named(self, prefix: str = "") -> list[tuple[str, Layer]]:
         return [stage for name, layer in self.children.items() for stage in layer.stages(dotted(prefix, name))]
@@ -751,7 +761,7 @@ class Sequential(Container):
         links: list[Link] = []
         for own, link in zip(self.children, self._parts(saved), strict=True):
             name = f"{prefix}.{own}" if prefix else own
-            if isinstance(link.layer, Sequential) and belongs(link.layer, "stages"):
+            if isinstance(link.layer, Sequential) and link.layer._opens():
                 inner_names, inner = link.layer._links(link.saved, name)
                 names += inner_names
                 links += inner
@@ -766,3 +776,40 @@ class Sequential(Container):
             if layer.params or (layer.children and layer.parameters()):
                 return number
         return len(links)
+
+
+class Stage(Sequential):
+    """A `Sequential` that a schedule takes as one stage: its layers stay together, on one worker.
+
+    Schedules of a training step place and order stages, see `stages`. By default every layer is one. Group layers
+    to balance a pipeline, to cut it where little has to be sent, or to have fewer actions than layers. F, I, W and U
+    of a Stage run those of all its layers. Arguments, and the names of parameters and buffers, are those of
+    `Sequential`: ``Sequential(Stage(a, b), c)`` has the `state_dict` of ``Sequential(Sequential(a, b), c)``.
+
+    Notes
+    -----
+    In a chain around it, a Stage is one link: a scan of that chain takes the product of its layers' Jacobians.
+    Otherwise its own `backward` says how gradients go through it, so a pipeline, which runs its stages one after the
+    other, can have a scan within each of them.
+
+    Examples
+    --------
+    >>> import sparsebp as sb
+    >>> nn = sb.nn
+    >>> model = nn.Sequential(
+    ...     nn.Stage(nn.Flatten(), nn.Linear(64, 32, rng=0), nn.ReLU()),
+    ...     nn.Stage(nn.Linear(32, 32, rng=1), nn.ReLU(), nn.Linear(32, 10, rng=2)),
+    ... )
+    >>> [name for name, _ in model.stages()]
+    ['0', '1']
+    >>> list(model.parameters())[:2]
+    ['0.1.weight', '0.1.bias']
+    """
+
+    def _opens(self) -> bool:
+        return False
+
+
+def is_group(layer: Any) -> bool:
+    """Whether a layer is a `Stage` that runs its layers one after the other, and no subclass that does otherwise."""
+    return isinstance(layer, Stage) and belongs(layer, "stages")

@@ -13,7 +13,7 @@ from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs, record
+from sparsebp.core.shortcuts import belongs, defines, record
 from sparsebp.nn.cells import CellMath, GivenState, Tape, Weights, initial_weights, pair
 from sparsebp.nn.gradients import Gradients, NamedGradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
@@ -321,14 +321,18 @@ def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:
             )  # fmt: skip
             return UnbatchedGradients(self, gy, saved, found, axis, state_axis)
 
+        def lone(self: Any, saved: Any) -> bool:
+            """Whether the forward had an unbatched sequence."""
+            return isinstance(saved, UnbatchedSaved)
+
         found: Any = cls
         found.forward, found.gradients = unbatched_forward, unbatched_gradients
-        found.lone, found.sample_axes = lambda self, saved: isinstance(saved, UnbatchedSaved), sample_axes
+        found.lone, found.sample_axes = lone, sample_axes
         for name in ("forward_time_major", "stream"):  # the same for these two methods
             if hasattr(cls, name):
                 setattr(cls, name, getattr(cls, name))
         for name in ("hidden_jacobians_t", "hidden_jacobian_t", "jacobian_t", "choices"):
-            if callable(getattr(cls, name, None)):
+            if defines(cls, name):
                 setattr(cls, name, _of_batch(getattr(cls, name)))
         record(cls)
         return cls

@@ -61,7 +61,12 @@ class Schedule:
     places: dict[Action, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lanes", tuple(sorted(self.lanes, key=lambda lane: lane.worker)))
+        lanes = check_sequence("lanes", self.lanes, "lanes")
+        for lane in lanes:
+            if not isinstance(lane, Lane) or not isinstance(lane.cells, (tuple, list)):
+                raise OptionError("A lane is not one", expected="a Lane of a tuple of actions", got=shown(lane),
+                                  remedy="Use Schedule.of, which makes the lanes")  # fmt: skip
+        object.__setattr__(self, "lanes", tuple(sorted(lanes, key=lambda lane: lane.worker)))
         object.__setattr__(self, "places", _places(self.graph, self.lanes))
         _check_workers(self)
 

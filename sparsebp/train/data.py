@@ -11,7 +11,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.data.dataset import ArrayDataset, Dataset
-from sparsebp.nn.sequential import taking_lengths
+from sparsebp.nn.sequential import is_group, taking_lengths
 
 
 def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
@@ -112,7 +112,7 @@ def check_takes_lengths(model: Any) -> None:
     """Raise `OptionError` unless ``model.forward`` takes ``lengths``, and so do the stages that a step runs."""
     # After several stages no steps may be left: the loss would see those after a sample's end.
     stages = model.stages() if hasattr(model, "stages") else [("", model)]
-    if len(stages) > 1:
+    if len(stages) > 1 or is_group(stages[0][1]):
         if taking_lengths(stages)[1]:
             return
         got = f"{type(model).__name__}, whose output has steps"

@@ -1,7 +1,9 @@
 """``import sparsebp`` is light and works with every optional package missing."""
 
+import inspect
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -43,6 +45,19 @@ def test_import_of_the_package_alone_does_not_bring_numpy():
     assert result.stdout.strip() == "False"
 
 
+def test_ranks_need_no_deep_import():
+    code = f"""
+import sys
+import sparsebp as sb
+assert sb.run_ranks(2, lambda transport: transport.rank) == [0, 1]
+assert callable(sb.connect)
+print(",".join(sorted({{name.split(".")[0] for name in sys.modules}} & set({(*HEAVY, "mpi4py")!r}))))
+"""
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == ""
+
+
 def test_namespaces_list_their_public_names_alone():
     code = """
 import types
@@ -69,6 +84,21 @@ assert not sparsebp.core.backend.has_gpu()
 """
     result = run(code)
     assert result.returncode == 0, result.stderr
+
+
+def test_every_public_class_function_and_method_is_documented():
+    import sparsebp as sb
+
+    found = {name: getattr(sb, name) for name in sb.__all__}
+    for room, module in list(found.items()):
+        names = getattr(module, "__all__", ()) if inspect.ismodule(module) else ()
+        found |= {f"{room}.{name}": getattr(module, name) for name in names}
+    for path, kind in [(path, kind) for path, kind in found.items() if inspect.isclass(kind)]:
+        methods = [name for name, value in vars(kind).items() if callable(value) or isinstance(value, property)]
+        found |= {f"{path}.{name}": getattr(kind, name) for name in methods if not name.startswith("_")}
+    assert len(found) > 600 and "nn.Layer.jacobian_t" in found
+    kinds = (type, property, types.FunctionType)  # no alias of types: it cannot have a docstring
+    assert [path for path, value in found.items() if isinstance(value, kinds) and not inspect.getdoc(value)] == []
 
 
 def test_unknown_names_raise_attribute_error():

@@ -52,7 +52,7 @@ def schedules_have_the_bits_of_ranks_that_are_threads(transport: Transport) -> N
     kinds: list[tuple[str, str, Any]] = [
         ("mlp", "zb-h2", None), ("mlp", "pipedream", None), ("mlp", "dualpipe-2018", None),
         ("mlp", "dualpipe-2018", optim.MomentumPredictor), ("gru", "dualpipe-2018", optim.OptimizerRulePredictor),
-        ("densenet", "1f1b", None),
+        ("densenet", "1f1b", None), ("grouped", "zb-h1", None),
     ]  # fmt: skip
     for name, schedule, predictor in kinds:
         found = trained(transport, name, schedule, predictor)

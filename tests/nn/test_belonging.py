@@ -11,7 +11,7 @@ import sparsebp as sb
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
-from sparsebp.core.shortcuts import STANDS_FOR, belongs
+from sparsebp.core.shortcuts import STANDS_FOR, belongs, defines
 from sparsebp.data import ArrayDataset
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.runtime import Executor
@@ -124,6 +124,23 @@ def test_jacobians_of_overridden_layers(name, override):
     theirs = sb.jacobian_t(base(*args, **options), x)
     for b in range(shape[0]):
         np.testing.assert_allclose(ours.to_dense(b), 2 * theirs.to_dense(b), atol=1e-12)
+
+
+def test_a_layer_without_a_sparse_jacobian_has_a_dense_one_also_with_a_replaced_method():
+    class Double(nn.Layer):
+        def forward(self, x):
+            return 2 * x, x
+
+        def input_grad(self, gy, saved):
+            return 2 * gy
+
+    layer, x = Double(), np.ones((2, 3))
+    for _ in range(2):
+        assert not belongs(layer, "jacobian_t")
+        np.testing.assert_array_equal(sb.jacobian_t(layer, x).to_dense(0), 2 * np.eye(3))
+        with pytest.raises(OptionError, match=r"Double has no sparse Jacobian of its own.*sparsebp\.jacobian_t"):
+            layer.jacobian_t(x)
+        layer.input_grad = lambda gy, saved: 2 * gy
 
 
 def test_a_lone_sample_is_none_with_overridden_methods_either():
@@ -299,7 +316,7 @@ def test_every_layer_says_of_its_own_shortcuts_that_they_hold():
     for kind in kinds:
         if not kind.__abstractmethods__:
             layer = object.__new__(kind)
-            off = {name for name in STANDS_FOR if getattr(kind, name, None) is not None and not belongs(layer, name)}
+            off = {name for name in STANDS_FOR if defines(kind, name) and not belongs(layer, name)}
             assert {(kind.__name__, name) for name in off} <= elsewhere
 
 

@@ -67,6 +67,7 @@ MODELS = {  # name -> (model, shape of x, options of forward)
     "Residual": (lambda: nn.Residual(nn.Sequential(nn.Linear(3, 3, rng=0, **F8), nn.Tanh())), (4, 3)),
     "Concat": (lambda: nn.Concat(nn.Identity(), nn.Linear(3, 2, rng=0, **F8)), (4, 3)),
     **{f"Sequential, {how}": (lambda how=how: image_chain(how), (2, 1, 4, 4)) for how in ("bp", "blelloch", "auto")},
+    "Stage": (lambda: nn.Stage(nn.Linear(3, 3, rng=0, **F8), nn.Sequential(nn.Tanh())), (4, 3)),
     "Sequential without parameters": (lambda: nn.Sequential(nn.Flatten(), nn.Identity()), (2, 3, 2)),
     "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(4, 2, 5, 0.0, rng=0, **F8), (3, 2, 4)),
     "LeNet5": (lambda: sb.models.lenet5(rng=0, **F8), (2, 1, 28, 28)),

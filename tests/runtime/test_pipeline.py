@@ -50,6 +50,14 @@ def test_networks(name, schedule, size):
     p.assert_close(found, wanted, **TIGHT)
 
 
+@pytest.mark.parametrize("schedule, size", [*((name, 2) for name in p.SYNCHRONOUS), ("1f1b", 4), ("zb-h1", 3)])
+def test_groups_of_layers_have_the_numbers_of_their_layers(schedule, size):
+    found, wanted = one_step_each("grouped", schedule, size, [2, 3, 1, 2])
+    p.assert_close(found, wanted, **TIGHT)
+    steps = [p.batches("grouped", [2, 3, 1, 2], seed=seed) for seed in range(2)]
+    p.assert_close(found, p.alone(lambda: p.grouped(group=nn.Sequential), p.momentum, steps), **TIGHT)
+
+
 @pytest.mark.parametrize("name", ["mlp", "gru"])
 def test_float32(name):
     found, wanted = one_step_each(name, "1f1b", 2, [3, 3], np.float32)

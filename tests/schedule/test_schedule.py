@@ -94,3 +94,9 @@ def test_a_stream_is_there_once():
 def test_no_lanes():
     with pytest.raises(ScheduleError):
         Schedule(StepGraph(1), ())
+
+
+@pytest.mark.parametrize("lanes", [(5,), (None,), ("0F0",), ([Action(0, "F", 0)],), (Lane(0, "main", 5),), 5])
+def test_entries_that_are_no_lanes_are_refused(lanes):
+    with pytest.raises(OptionError):
+        Schedule(StepGraph(1, 1), lanes)

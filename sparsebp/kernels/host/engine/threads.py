@@ -367,7 +367,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _core_sets() -> int:
-    """Return the address of a helper's `leave` function."""
+    """Return the address of a new array of `own_cores`, kept as long as the process: a helper reads it."""
     sets = own_cores()
     _rooms.append(sets)
     return int(sets.ctypes.data)
