@@ -152,7 +152,7 @@ class Unflatten(Reshaping):
         axis = self.dim + x.ndim if self.dim < 0 else self.dim
         if 0 < axis < x.ndim:
             known, length = prod(n for n in self.unflattened_size if n != -1), x.shape[axis]
-            left = length // known if known else 0
+            left = length // max(known, 1)
             sizes = tuple(left if n == -1 else n for n in self.unflattened_size)
             if prod(sizes) == length and (known or -1 not in self.unflattened_size):
                 return (*x.shape[:axis], *sizes, *x.shape[axis + 1 :])

@@ -290,8 +290,7 @@ class Executor:
     def close(self) -> None:
         """End threads, and drop graphs and their memory, and work not done by `flush`. A further `step` starts anew."""
         if self._two is not None:
-            both = self._pending is not None and len(self._pending[1].streams) > 1
-            self._two.stop(self._pending[0] if self._pending is not None and both else None)
+            self._two.stop(None if self._pending is None else self._pending[0])
         self._pending = None
         self._given.forget()
         if self._graphs is not None:

@@ -9,7 +9,7 @@ import torch
 from scipy.special import digamma
 
 import sparsebp as sb
-from sparsebp.analysis import lyapunov, lyapunov_of
+from sparsebp.analysis import LyapunovSpectrum, lyapunov, lyapunov_of
 from sparsebp.core.errors import DeviceError, DTypeError, NonFiniteError, OptionError, ShapeError
 
 
@@ -53,6 +53,7 @@ def test_a_chain_of_linear_maps_with_known_stretches():
     assert found.dimension() == pytest.approx(2 + np.log(3) / np.log(4))
     with pytest.raises(OptionError, match="more exponents"):
         lyapunov_of(chain, 2).dimension()
+    assert LyapunovSpectrum(np.tile([0.0, -1.5], (4, 1, 1)), states=2).dimension() == 1
 
 
 def test_products_of_gaussian_matrices():

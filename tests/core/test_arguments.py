@@ -37,7 +37,7 @@ from sparsebp.train.recipes import prune_checkpoint
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), np.array(3)])
 def test_integers(value):
-    found = check_integer("n", value, 3)
+    found = check_integer("n", value, 3, 3)
     assert found == 3 and type(found) is int
 
 

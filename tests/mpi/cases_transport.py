@@ -85,6 +85,12 @@ def several_sums_are_under_way(transport: Transport) -> None:
         np.testing.assert_allclose(array, expected, rtol=0, atol=1e-14 * transport.size)
 
 
+@on_ranks(2, in_process=False)
+def more_calls_than_tags(transport: Transport) -> None:
+    transport._made = transport._most_tag // 2  # type: ignore[attr-defined]
+    several_sums_are_under_way(transport)
+
+
 @on_ranks(1, 2, 3, 4)
 def the_same_sum_twice_has_the_same_bits(transport: Transport) -> None:
     found = []

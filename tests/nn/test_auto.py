@@ -96,6 +96,17 @@ def test_work_of_linear(features, rows):
     assert pruned == work._replace(entries=0)  # a matrix product computes with the zeros
 
 
+def test_work_of_attention():
+    """Two projections, of which one is of three matrices; four products over the pairs of steps; the softmax."""
+    x = np.ones((5, 3, 8), np.float32)
+    layer = nn.MultiheadAttention(8, 2, rng=0)
+    rows, pairs = 5 * 3, 2 * 3 * 5 * 5
+    assert layer.input_grad_work(x.shape, layer.forward(x)[1]) == Work(
+        flops=2 * rows * 8 * (8 + 3 * 8) + 4 * 2 * pairs * 4 + 4 * pairs,
+        values=(8 + 3 * 8) * 8 + 20 * rows * 8 + 8 * pairs, calls=14,
+    )  # fmt: skip
+
+
 @given(network=networks(training=True))
 def test_every_layer_knows_its_work(network):
     pair, x = network
