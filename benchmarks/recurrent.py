@@ -726,6 +726,11 @@ def draw_torch(result: Result) -> Any:
         ax.set_yticks(range(len(lengths)), lengths)
         ax.set(ylabel=f"{cell}: T, steps", xlabel=f"hidden size, units; {threads}; our kernels' speed-up over torch.nn")
         ax.grid(visible=False)
+    for colour, name in (
+        (harness.OURS, "maps: our kernels faster"),
+        (harness.TORCH, "slower, and bars: speed-up over torch.nn"),
+    ):
+        others.barh([], [], color=colour, label=name)
     rows = [row for row in rows if row["part"] != "grid"]
     drawn = others.barh(range(len(rows)), [row["ratio"]["median"] for row in rows], color=harness.TORCH)
     others.bar_label(drawn, fmt="{:.3g}", padding=2, fontsize=7)
