@@ -38,7 +38,7 @@ from sparsebp.core.files import json_line, output_error, write_atomically
 from sparsebp.nn.pruning import PruneMethod
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
-from sparsebp.train.callbacks import Callback, EpochRecord, epoch_line
+from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, run_folder, save_checkpoint, set_aside
 from sparsebp.train.config import (
     ImageConfig,
@@ -58,7 +58,7 @@ from sparsebp.train.config import (
     prunes,
 )
 from sparsebp.train.data import batch_of
-from sparsebp.train.recipes import Agreement, Comparison, compare_histories, gradient_agreement
+from sparsebp.train.recipes import COMPARED, Agreement, Comparison, compare_histories, gradient_agreement
 
 if TYPE_CHECKING:
     from sparsebp.comm.transport import Transport
@@ -69,16 +69,6 @@ if TYPE_CHECKING:
 START_NAME = "start.safetensors"
 STEP_NAME = "step.png"
 _AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
-
-
-class _EpochLines(Callback):
-    """A line an epoch, where there is no terminal for a bar."""
-
-    reads_model = False
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        """Print the line."""
-        typer.echo(epoch_line(record), err=True)
 
 
 def run_session(
@@ -113,9 +103,8 @@ def run_session(
             raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
     position = Position(resumed=resume)
     with position.told(), run_folder(folder if leads else None, resume=resume):
-        callbacks: list[Callback] = [JsonLines(sys.stdout) if as_json else ProgressBar()]
-        if agreement and not as_json and not sys.stderr.isatty():
-            callbacks.append(_EpochLines())
+        tells = agreement and not as_json  # how far it is, on a terminal or not
+        callbacks: list[Callback] = [] if tells else [JsonLines(sys.stdout) if as_json else ProgressBar()]
         files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
         start = folder / START_NAME
         if resume and leads and start.exists():
@@ -138,7 +127,9 @@ def run_session(
         if prunes(config) and not resume:  # of another run
             set_aside(inner)
             _remove(inner / FILE_NAME)
-        session.fit(resume=resume)
+        if tells:
+            _compile(session, config)
+        session.fit(resume=resume, verbose=tells or None)
         timeline = _timeline(session, transport)
         pruning: dict[str, Any] = {}
         if prunes(config):
@@ -157,10 +148,8 @@ def run_session(
         if timeline is not None:
             result["step"] = _step(timeline, folder if _draws(session) else None)
         if agreement:
-            batch = _batch(session, min(_AGREEMENT_BATCH, len(session.test_set)))
-            result["agreement"] = [
-                a.to_json() for a in gradient_agreement(config, session.trainer.model, session.trainer.loss, batch)
-            ]
+            found = _agreement(session, config, _AGREEMENT_BATCH, "comparison of gradients", tells)
+            result["agreement"] = [one.to_json() for one in found]
         if compare:
             comparison, sequential = _compare(session, dense, choice["algorithm"], start if start.exists() else None)
             result["comparison"] = comparison.to_json()
@@ -178,6 +167,22 @@ def run_session(
 
             _draw("The picture of a step", save_timeline, timeline, Path(result["step"]["picture"]))
         return result
+
+
+def _compile(session: Run, config: TrainConfig) -> None:
+    """Compile what the run needs before it trains, and say so; where all is compiled, it takes a moment."""
+    _agreement(session, config, 1, "group of kernels to compile", tells=True)
+
+
+def _agreement(session: Run, config: TrainConfig, samples: int, what: str, tells: bool) -> list[Agreement]:
+    """Compare each scan's gradients on test samples with plain back-propagation's; `tells` says how far it is."""
+    batch, found = _batch(session, min(samples, len(session.test_set))), []
+    with progress_bar(what, lines=tells) as told:
+        for number, algorithm in enumerate(COMPARED):
+            told(algorithm, number, len(COMPARED))
+            model, loss = session.trainer.model, session.trainer.loss
+            found += gradient_agreement(config, model, loss, batch, (algorithm,))
+    return found
 
 
 def _check_comparison(session: Run, config: TrainConfig) -> None:

@@ -108,12 +108,12 @@ class Agreement:
         return dataclasses.asdict(self)
 
 
+COMPARED: tuple[Backward, ...] = ("chunked", "blelloch")
+"""The scans whose gradients are compared."""
+
+
 def gradient_agreement(
-    config: TrainConfig,
-    model: Any,
-    loss: Any,
-    batch: tuple[Array, Array],
-    algorithms: Sequence[Backward] = ("chunked", "blelloch"),
+    config: TrainConfig, model: Any, loss: Any, batch: tuple[Array, Array], algorithms: Sequence[Backward] = COMPARED
 ) -> list[Agreement]:
     """Compare the weight gradients of `algorithms` with plain back-propagation, on a batch on the model's device.
 
