@@ -76,3 +76,13 @@ def test_readmes_picture_shows_an_accelerated_model_where_it_is_the_same() -> No
     for other in ({"part": "packed"}, {"length": 100}, {"threads": 2}):
         results["torch"] = [(Path(), {"rows": [accelerated | other]})]
         assert bars_of(results) == {"torch.nn": [3e3], "sparsebp": [1e3]}
+
+
+def test_readmes_numbers_are_those_of_the_results() -> None:
+    results = documents.find_results(DOCS / "benchmarks")
+    text = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    ratios = {row["threads"]: f"{row['scipy_ratio']['median']:.1f}" for row in results["spgemm"][0][1]["rows"]
+              if row["name"] == "random, n = 5000, 0.5%" and row["samples"] == 1}  # fmt: skip
+    assert f"{ratios[1]} times as fast as SciPy's `a @ b` on one thread, {ratios[2]} times on two" in text
+    steps = [row["best_ratio"]["median"] for row in results["recurrent"][0][1]["rows"] if row["threads"] == 2]
+    assert f"On two threads, steps are {min(steps):.1f} to {max(steps):.1f} times as fast" in text
