@@ -25,6 +25,7 @@ from sparsebp.comm.launcher import launching
 from sparsebp.core import tables
 from sparsebp.core.errors import OptionError, OutputError, SparseBPError
 from sparsebp.core.files import check_path, json_line
+from sparsebp.core.locks import forkable_event
 
 if TYPE_CHECKING:
     from sparsebp.train.config import Run
@@ -309,7 +310,7 @@ def progress_bar(what: str, left: str = "", *, lines: bool = False) -> Iterator[
         while not done.wait(_SILENCE):
             typer.echo(f"  {place}; {time.monotonic() - begin:.0f} s so far", err=True)
 
-    begin, done = time.monotonic(), threading.Event()
+    begin, done = time.monotonic(), forkable_event()
     shown = Console(stderr=True)
     text = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
     place = f"before the first {what}"

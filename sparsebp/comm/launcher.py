@@ -60,7 +60,7 @@ class _Unheard(io.StringIO):
 def last_words() -> str:
     """Return the end of this rank's silenced standard error, in one line."""
     text = sys.stderr.getvalue()[-_KEPT:] if isinstance(sys.stderr, _Unheard) else ""
-    return " ".join(text.translate(dict.fromkeys(map(ord, "╭─╮│╰╯"))).split())
+    return " ".join(text.replace("Error: ", "").split())
 
 
 def speak() -> None:

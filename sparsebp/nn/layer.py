@@ -678,8 +678,10 @@ class Layer(abc.ABC):
 record(Layer, is_base=True)
 
 
-batch_first_axes = property(lambda layer: (0, 0) if layer.batch_first else (1, 1))
-"""`Layer.batch_axes` of layers with the option ``batch_first``: the batch comes first, or after the steps."""
+batch_first_axes = property(
+    lambda layer: (0, 0) if layer.batch_first else (1, 1),
+    doc="Axes of the samples in x and y: the batch comes first, with ``batch_first``, or after the steps.",
+)
 
 
 def input_grad_work(layer: Layer, shape: tuple[int, ...], saved: Any) -> Work:

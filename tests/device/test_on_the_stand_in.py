@@ -11,7 +11,10 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 WITHOUT_NUMBA = ("-p", "strict_cupy.without_numba")
-PLANNED = ("device", "patterns", "products", "scan/test_run.py", "kernels/test_spgemm.py")
+PLANNED = (
+    "device", "patterns", "products", "scan/test_run.py", "kernels/test_spgemm.py", "train/test_callbacks.py",
+    "train/test_late_steps.py",
+)  # fmt: skip
 """Where something is compared with the host kernels, or planned by them."""
 RUNS = {
     "kernels": [*WITHOUT_NUMBA, "kernels"],
