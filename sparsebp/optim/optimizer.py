@@ -256,6 +256,7 @@ class Optimizer:
 
     def __init__(self, params: Params, defaults: Mapping[str, Any], **run: Any) -> None:
         check_run(type(self).__name__, run, defaults)
+        self._check_update()
         self._numbers = [
             (name, self.least.get(name, 0.0), self.most.get(name, math.inf))
             for name in defaults if name not in (*_FLAGS, "betas")
@@ -284,6 +285,16 @@ class Optimizer:
         self._steps = np.zeros(len(self.params), np.int64)
         self._seen: list[tuple[Any, ...]] = []
         self._expanded: Any = np.empty(0)
+
+    def _check_update(self) -> None:
+        kind = type(self)
+        if self.rule is not None and kind.update is not Optimizer.update:
+            raise OptionError(f"{kind.__name__}.update would not run: the class has the kernel of a built-in optimizer",
+                              expected="rule = None in the class, and state_names", got=f"rule = {self.rule!r}",
+                              remedy="Derive it from sparsebp.optim.Optimizer")  # fmt: skip
+        if self.rule is None and "step" in self.state_names:
+            raise OptionError('state_names has "step", which every state has', expected="other names",
+                              got=self.state_names, remedy='Leave it out: state["step"] counts updates')  # fmt: skip
 
     def _columns_of(self, buffers: Mapping[str, Mapping[str, Array]]) -> list[list[Any]]:
         names = self.state_names if self.rule is None else UPDATE_BUFFERS[self.rule]
@@ -385,6 +396,11 @@ class Optimizer:
             if self.update(param, grad, state, options[row]) is not None:
                 raise OptionError(f"{type(self).__name__}.update returned a value, which would be lost",
                                   expected="None", got="a value", remedy="Change param in place")  # fmt: skip
+            if len(state) > len(kept) + 1:
+                new = ", ".join(str(name) for name in state if name not in kept and name != "step")
+                raise OptionError(f"{type(self).__name__}.update put something into state that would be lost",
+                                  expected=f"no more than step, {', '.join(kept)}", got=new,
+                                  remedy="Add its name to state_names")  # fmt: skip
             for buffer, array in kept.items():
                 if state[buffer] is not array:  # assigned anew
                     array[...] = state[buffer]

@@ -46,7 +46,10 @@ class Callback:
     reads_model = True
 
     def set_trainer(self, trainer: Any) -> None:
-        """`trainer` is about to call it in a `fit`; keep it to set ``trainer.should_stop``, say."""
+        """`trainer` is about to call it in a `fit`; keep it to set ``trainer.should_stop``, say.
+
+        An error raised here refuses the `fit`: on all ranks, and an earlier run's checkpoint stays in its place.
+        """
 
     def sees_model(self, event: str) -> bool:
         """Whether it looks at the model at this event, which it must override."""
@@ -244,14 +247,14 @@ class _Monitor(Callback):
         self.best, self.best_epoch = math.nan, -1
 
     def set_trainer(self, trainer: Any) -> None:
-        """Keep the trainer."""
+        """Keep the trainer; refuse a `fit` that does not measure the number."""
         self.trainer = trainer
+        if self.monitor.startswith("validation") and not trainer._validates:
+            raise OptionError(f"{self.monitor} is not measured", expected="fit(..., validation=...)", got="none",
+                              remedy="Pass a validation set, or monitor the train_loss")  # fmt: skip
 
     def on_start(self, info: RunInfo) -> None:
         """Go through the epochs before a resume."""
-        if self.monitor.startswith("validation") and not self.trainer._validates:
-            raise OptionError(f"{self.monitor} is not measured", expected="fit(..., validation=...)", got="none",
-                              remedy="Pass a validation set, or monitor the train_loss")  # fmt: skip
         self.best, self.best_epoch = math.inf if self.mode == "min" else -math.inf, -1
         for record in self.trainer.history.epochs:
             self._improves(record)
@@ -403,11 +406,19 @@ class ModelCheckpoint(_Monitor):
         self.last_path: Path | None = None
         self._path_of(EpochRecord(0, 1, 0.0, 0.0, 0.0, 0.0, 0.0))
 
+    def set_trainer(self, trainer: Any) -> None:
+        """Keep the trainer, and create the folder; refuse a `fit` that does not measure what is asked for."""
+        self.trainer = trainer
+        if self.save_best_only:
+            super().set_trainer(trainer)
+        if not trainer._validates:
+            self._path_of(EpochRecord(0, 1, 0.0, 0.0, None, None, 0.0))
+        prepare_folder(self.path.parent)
+
     def on_start(self, info: RunInfo) -> None:
-        """Create the folder; write a file that is due since before a resume."""
+        """Write a file that is due since before a resume."""
         if self.save_best_only:
             super().on_start(info)
-        prepare_folder(self.path.parent)
         epochs = self.trainer.history.epochs
         if self._resumes_after(len(epochs) - 1) and (not self.save_best_only or self.best_epoch == len(epochs) - 1):
             self._write(epochs[-1])
@@ -427,4 +438,5 @@ class ModelCheckpoint(_Monitor):
             return self.path.with_name(self.path.name.format(**fields))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise OptionError("The name of the checkpoint is not understood", expected=f"in braces any of "
-                              f"{', '.join(fields)}", got=self.path.name) from error  # fmt: skip
+                              f"{', '.join(name for name, value in fields.items() if value is not None)}",
+                              got=self.path.name) from error  # fmt: skip

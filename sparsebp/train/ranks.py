@@ -121,8 +121,9 @@ def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
                               f"without {', '.join(lacking)}")  # fmt: skip
     check_mean(loss)
     for callback in check_sequence("callbacks", callbacks, "callbacks"):
-        if not hasattr(callback, "sees_model"):
-            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__,
+        if not hasattr(callback, "sees_model") or isinstance(callback, type):
+            got = f"the class {callback.__name__} itself" if isinstance(callback, type) else type(callback).__name__
+            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=got,
                               remedy="Derive it from Callback")  # fmt: skip
 
 

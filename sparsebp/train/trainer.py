@@ -569,9 +569,7 @@ class Trainer:
         epoch, batch = (0, 0) if resumed is None else resumed
         steps = -(-shape["samples"] // shape["batch_size"])
         self.should_stop, self._validates = False, validation is not None
-        for callback in self.callbacks if self._leads else ():
-            if hasattr(callback, "set_trainer"):
-                callback.set_trainer(self)
+        collective_call(self.transport, self._introduce)
         runner = self._runner = collective_call(self.transport, lambda: Runner(self))
         failed = True
         try:
@@ -592,6 +590,11 @@ class Trainer:
                 self._runner = None
                 self._tell("close")
         return self.history
+
+    def _introduce(self) -> None:
+        for callback in self.callbacks if self._leads else ():
+            if hasattr(callback, "set_trainer"):
+                callback.set_trainer(self)
 
     def _stops(self) -> bool:
         """Whether a callback of rank 0 has asked to stop; all ranks call this before every epoch."""

@@ -153,6 +153,27 @@ def test_mistakes_are_told():
     np.testing.assert_array_equal(params["w"], np.ones(3))
 
 
+def test_what_would_be_lost_is_refused():
+    class Halved(sb.optim.Adam):
+        def update(self, param, grad, state, group):
+            param *= 0.5
+
+    class Forgets(Plain):
+        def update(self, param, grad, state, group):
+            state["m"] = state.get("m", 0) + grad
+
+    class Counts(Plain):
+        state_names = ("step",)
+
+    params = {"a": np.ones(3)}
+    with pytest.raises(OptionError, match="update would not run"):
+        Halved(params)
+    with pytest.raises(OptionError, match="would be lost"):
+        Forgets(params).step({"a": np.ones(3)})
+    with pytest.raises(OptionError, match="which every state has"):
+        Counts(params)
+
+
 def test_torchs_sgd_with_a_falling_rate():
     rng = np.random.default_rng(4)
     params = {"w": rng.standard_normal((4, 3))}

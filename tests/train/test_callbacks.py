@@ -320,6 +320,40 @@ def test_what_is_not_measured_is_refused(tmp_path):
         trainer.fit((X, X[:, :2]), epochs=1, batch_size=10)
 
 
+@pytest.mark.parametrize("make", [
+    lambda folder: EarlyStopping(), lambda folder: ModelCheckpoint(folder / "file" / "c.safetensors"),
+    lambda folder: ModelCheckpoint(folder / "c", save_best_only=True),
+    lambda folder: ModelCheckpoint(folder / "{validation_loss:.2f}.safetensors"),
+])  # fmt: skip
+def test_a_refused_start_leaves_the_earlier_runs_checkpoint(tmp_path, make):
+    (tmp_path / "file").write_text("")
+
+    def begin(*callbacks):
+        model = nn.Linear(6, 2, rng=0, dtype=float)
+        adam = optim.Adam(model.parameters())
+        trainer = Trainer(model, nn.MSELoss(), adam, callbacks=callbacks, checkpoint_dir=tmp_path / "run", rng=0)
+        return trainer.fit((X, X[:, :2]), epochs=1, batch_size=10)
+
+    begin()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    for _ in range(2):
+        with pytest.raises((OptionError, OutputError)):
+            begin(make(tmp_path))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_class_is_not_a_callback():
+    with pytest.raises(OptionError, match="EarlyStopping itself"):
+        tiny.trainer(callbacks=[EarlyStopping])
+
+
+def test_a_name_with_a_number_that_is_not_measured_is_refused_at_the_start(tmp_path):
+    with pytest.raises(OptionError, match="train_loss, train_accuracy, seconds"):
+        tiny.trainer(callbacks=[ModelCheckpoint(tmp_path / "{validation_loss:.2f}")]).fit(
+            tiny.dataset(), epochs=1, batch_size=10
+        )
+
+
 # ---- several ranks -------------------------------------------------------------------------------------------------
 
 
@@ -339,3 +373,15 @@ def test_all_ranks_stop_at_the_same_epoch_with_the_best_model(schedule, everywhe
         assert other.history.epochs == trainer.history.epochs and other.should_stop
         assert p.digest(other.model.state_dict()) == p.digest(seen[stopping.best_epoch])
         assert other is trainer or told == []
+
+
+def test_what_is_not_measured_is_refused_on_all_ranks():
+    def run(transport):
+        model = nn.Linear(6, 2, rng=0, dtype=float)
+        options = {"schedule": "data-parallel", "transport": transport, "rng": 0}
+        trainer = Trainer(model, nn.MSELoss(), optim.SGD(model.parameters()), callbacks=[EarlyStopping()], **options)
+        with pytest.raises(OptionError, match="validation_loss is not measured"):
+            trainer.fit((X, X[:, :2]), epochs=1, batch_size=10)
+        return trainer.fit((X, X[:, :2]), epochs=1, batch_size=10, validation=(X, X[:, :2])).steps
+
+    assert len(set(run_ranks(2, run))) == 1
