@@ -77,6 +77,13 @@ def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
     cupy = sys.modules.get("cupy")  # CuPy arrays only exist once CuPy has been imported
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
+    if type(array).__module__.startswith("scipy.sparse") and hasattr(array, "data"):
+        raise DeviceError(
+            f"{name} is not an array",
+            expected="the values of a sparse matrix, a NumPy array",
+            got=f"the {type(array).__qualname__} itself",
+            remedy="Pass its .data",
+        )
     raise DeviceError(f"{name} is not an array", expected="a NumPy or CuPy array",
                       got=f"{type(array).__module__}.{type(array).__qualname__}", remedy="Convert it with "
                       "numpy.asarray(...), or cupy.from_dlpack(...) for another framework's device tensor")  # fmt: skip

@@ -52,6 +52,9 @@ class Checkpoint:
     tensors: Mapping[str, np.ndarray]
     state: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        return f"Checkpoint({len(self.tensors)} arrays: {', '.join(sorted(self.tensors))})"
+
     def part(self, prefix: str) -> dict[str, np.ndarray]:
         """Return the arrays whose names start with ``prefix.``, without it."""
         start = prefix + "."

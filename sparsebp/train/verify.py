@@ -76,8 +76,9 @@ class GradientReport:
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         verdict = "gradients agree" if self.ok else "GRADIENTS DIFFER"
+        scan = f"scan {self.max_scan_difference:.2e} (tolerance {self.scan_tolerance:.0e}), "
         lines.append(
-            f"{verdict}: scan {self.max_scan_difference:.2e} (tolerance {self.scan_tolerance:.0e}), "
+            f"{verdict}: {scan if any(check.kind == 'scan' for check in self.checks) else ''}"
             f"finite differences {self.max_finite_difference:.2e} (tolerance {self.finite_tolerance:.0e})"
         )
         return "\n".join(lines)

@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,6 +184,7 @@ def test_shapes_that_do_not_chain_are_refused():
         (np.ones(8)[::2], np.ones(4), LayoutError, "contiguous"),
         ([1.0] * 4, np.ones(4), DeviceError, "a_data is not an array"),
         (None, np.ones(4), DeviceError, "a_data is not an array"),
+        (sp.csr_array(np.eye(4)), np.ones(4), DeviceError, "Pass its .data"),
         (np.ones(4), None, DeviceError, "b_data is not an array"),
     ],
 )
