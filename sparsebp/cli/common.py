@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import inspect
 import shlex
@@ -23,6 +22,7 @@ from sparsebp import __version__
 from sparsebp.cli.main import status_of
 from sparsebp.comm.launcher import launching
 from sparsebp.core import tables
+from sparsebp.core.check import did_you_mean
 from sparsebp.core.errors import OptionError, OutputError, SparseBPError
 from sparsebp.core.files import check_path, json_line
 from sparsebp.core.locks import forkable_event
@@ -145,8 +145,8 @@ def one_of(names: Iterable[str]) -> dict[str, Any]:
     def parse(text: str) -> str:
         if text in known:
             return text
-        near = " or ".join(map(repr, difflib.get_close_matches(text.lower(), known)))
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(known)}.{f' Did you mean {near}?' if near else ''}")
+        said = f"{text!r} is none of {', '.join(known)}.", did_you_mean(text, known)
+        raise typer.BadParameter(" ".join(filter(None, said)))
 
     return {"parser": parse}
 

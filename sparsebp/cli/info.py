@@ -96,7 +96,7 @@ def _print(facts: dict[str, Any]) -> None:
     parts: dict[str, dict[str, Any]] = {
         "machine": {
             "platform": facts["platform"], "CPU cores": facts["cpu_count"], "BLAS": facts["blas"],
-            "GPU": gpu["name"] if "name" in gpu else f"none: {gpu['none'].partition(',')[0].partition('.')[0]}",
+            "GPU": gpu.get("name", "none"),
         },
         "threads": {name.partition("-")[0]: count for name, count in facts["threads"].items()},
         "version": {name: facts[name] for name in ("sparsebp", "python")} | facts["packages"],
@@ -106,7 +106,8 @@ def _print(facts: dict[str, Any]) -> None:
             for about, part in parts.items() for item, value in part.items()]  # fmt: skip
     reasons = "; ".join(dict.fromkeys(entry["reason"] for entry in facts["auto"]))
     print_table([tables.Column(name, name, number=False) for name in ("about", "item", "value")], rows,
-                f"auto: the backward of float32 layers with T steps, B samples, H units. {reasons}.")  # fmt: skip
+                f"auto: the backward of float32 layers with T steps, B samples, H units. {reasons}. "
+                + gpu.get("none", ""))  # fmt: skip
 
 
 # ``sparsebp verify``: does this installation compute right?

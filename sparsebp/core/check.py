@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 from collections.abc import Collection
@@ -56,8 +57,15 @@ def check_number(
 def check_choice(name: str, value: T, choices: Collection[T]) -> T:
     """Return an option that is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)), got=shown(value))
+        remedy = did_you_mean(value, choices) if isinstance(value, str) else None
+        raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)), got=shown(value), remedy=remedy)
     return value
+
+
+def did_you_mean(name: str, choices: Collection[Any]) -> str | None:
+    """Return the question whether one of the choices with the nearest spelling is meant; None if none is near."""
+    near = difflib.get_close_matches(name.lower(), choices)
+    return f"Did you mean {' or '.join(map(repr, near))}?" if near else None
 
 
 def check_scan_options(argument: str, algorithm: str, up_levels: int | None, chunks: int | None) -> None:

@@ -36,7 +36,7 @@ class SparseBPError(Exception):
         if got is not None:
             parts.append(f"Got {got}.")
         if remedy:
-            parts.append(remedy.rstrip(".") + ".")
+            parts.append(remedy if remedy.endswith("?") else remedy.rstrip(".") + ".")
         super().__init__(" ".join(parts))
 
 

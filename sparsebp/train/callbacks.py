@@ -18,7 +18,7 @@ from sparsebp.core.check import check_choice, check_flag, check_integer, check_n
 from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError
 from sparsebp.core.files import json_line, kept_path, prepare_folder
 from sparsebp.optim.lr_schedules import reads_model
-from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, pack, save_checkpoint
+from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, load_checkpoint, pack, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
 
 
@@ -320,6 +320,14 @@ class EarlyStopping(_Monitor):
         self.stopped_epoch: int | None = None
         self._weights: Mapping[str, Any] | None = None
 
+    def set_trainer(self, trainer: Any) -> None:
+        """Keep the trainer; refuse a `fit` that does not measure the number, or has two that restore weights."""
+        super().set_trainer(trainer)
+        restoring = [one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.restore_best]
+        if len(restoring) > 1:
+            raise OptionError("Several callbacks restore the best weights", expected="one with restore_best=True",
+                              got=len(restoring))  # fmt: skip
+
     def on_start(self, info: RunInfo) -> None:
         """Take up the best epoch before a resume; a run that had ended ends at once."""
         super().on_start(info)
@@ -405,6 +413,9 @@ class ModelCheckpoint(_Monitor):
         self.path, self.save_best_only = kept_path("path", path), check_flag("save_best_only", save_best_only)
         self.last_path: Path | None = None
         self._path_of(EpochRecord(0, 1, 0.0, 0.0, 0.0, 0.0, 0.0))
+        if set("{}").intersection(str(Path(path).parent)):
+            raise OptionError("The folder of the checkpoint has fields", expected="fields in the file's name alone",
+                              got=str(path))  # fmt: skip
 
     def set_trainer(self, trainer: Any) -> None:
         """Keep the trainer, and create the folder; refuse a `fit` that does not measure what is asked for."""
@@ -413,6 +424,9 @@ class ModelCheckpoint(_Monitor):
             super().set_trainer(trainer)
         if not trainer._validates:
             self._path_of(EpochRecord(0, 1, 0.0, 0.0, None, None, 0.0))
+        if self.path.parent == trainer.checkpoint_dir and self.path.name in (FILE_NAME, PREVIOUS_NAME, BEST_NAME):
+            raise OptionError(f"The trainer writes {self.path.name} itself", expected="another name or folder",
+                              got=str(self.path))  # fmt: skip
         prepare_folder(self.path.parent)
 
     def on_start(self, info: RunInfo) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import os
 import zlib
@@ -14,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from sparsebp.comm.transport import Transport, check_transport
-from sparsebp.core.check import check_choice, check_integer, check_sequence, shown
+from sparsebp.core.check import check_choice, check_integer, check_sequence, did_you_mean, shown
 from sparsebp.core.errors import OptionError
 from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, ImageDataset
 from sparsebp.nn.loss import check_mean
@@ -169,10 +168,9 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
     # A path need not exist yet: its reader reports that it is missing.
     path = not isinstance(schedule, str) or os.path.dirname(schedule) or schedule.lower().endswith(".csv")
     if not path and schedule not in SCHEDULES and not os.path.exists(schedule):
-        near = difflib.get_close_matches(schedule.lower(), SCHEDULES, 1)
         raise OptionError(
             "Unknown schedule", expected=f"{', '.join(SCHEDULES)}, or the path of an action CSV", got=repr(schedule),
-            remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there"
+            remedy=did_you_mean(schedule, SCHEDULES) or "Pass one of the names, or a file that is there",
         )  # fmt: skip
     if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
         raise OptionError(f"The schedule {schedule!r} is of several workers", expected="a transport between them",

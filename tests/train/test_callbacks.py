@@ -109,7 +109,7 @@ def stopped_after(values, patience, min_delta, mode):
 )  # fmt: skip
 def test_early_stopping_is_kerass_rule_also_across_a_resume(values, patience, min_delta, mode, cut):
     history = History()
-    trainer = SimpleNamespace(history=history, should_stop=False, _validates=True)
+    trainer = SimpleNamespace(history=history, should_stop=False, callbacks=(), _validates=True)
     stopping = EarlyStopping("train_loss", patience, min_delta, mode)
     stopping.set_trainer(trainer)
     stopping.on_start(None)
@@ -301,11 +301,26 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, monke
     lambda: EarlyStopping(min_delta=-0.1), lambda: EarlyStopping(mode="least"), lambda: EarlyStopping(restore_best=1),
     lambda: ModelCheckpoint(3), lambda: ModelCheckpoint("{step_}.safetensors"), lambda: ModelCheckpoint("{"),
     lambda: ModelCheckpoint("c", save_best_only="yes"), lambda: ModelCheckpoint("c", monitor="loss"),
+    lambda: ModelCheckpoint("{epoch}/c.safetensors"),
 ])  # fmt: skip
 def test_bad_arguments(make):
     with pytest.raises(OptionError) as caught:
         make()
     assert caught.value.expected is not None and caught.value.got is not None
+
+
+@pytest.mark.parametrize("callbacks", [
+    lambda folder: [EarlyStopping("train_loss", restore_best=True), EarlyStopping("train_loss", 9, restore_best=True)],
+    *(lambda folder, name=name: [ModelCheckpoint(folder / f"{name}.safetensors")]
+      for name in ("best", "checkpoint", "checkpoint.previous")),
+])  # fmt: skip
+def test_two_that_write_one_file_are_refused(tmp_path, callbacks):
+    model = nn.Linear(6, 2, rng=0, dtype=float)
+    trainer = Trainer(model, nn.MSELoss(), optim.SGD(model.parameters()), callbacks=callbacks(tmp_path),
+                      checkpoint_dir=tmp_path)  # fmt: skip
+    with pytest.raises(OptionError, match=r"Several callbacks restore|The trainer writes .* itself"):
+        trainer.fit((X, X[:, :2]), epochs=1, batch_size=10)
+    assert trainer.history.steps == 0
 
 
 def test_what_is_not_measured_is_refused(tmp_path):
