@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from papers import FIGURES
 from papers.figure import PAPERS, Figure, read
 
 _MARKS = {True: "met", False: "**missed**", None: "open"}
-_SHOWN = 4
-"""Statements of a figure that its page shows, those that are not met first; the JSON file holds all."""
+_SHOWN, _SHOWN_MET = 3, 2
+"""Statements of a figure that its page shows, those that are not met first, and of a figure that is met as a whole."""
 
 
 def listing() -> list[dict[str, Any]]:
@@ -65,7 +66,8 @@ lies within the spread of the measurement, or if the paper's machine was not at 
 
 *exact*: computed, without rounding or choice. *executed*: run, however long it takes. *measured*: timed next to the
 peer on the machine that is named. *simulated*: for the paper's machines, from data sheets. *elsewhere*: not run."""
-_LEGEND = f"""Each figure shows at most {_SHOWN} of its statements, those that are not met first; its JSON file has all.
+_LEGEND = f"""Each figure shows at most {_SHOWN} of its statements, those that are not met first ({_SHOWN_MET} if
+all are met); its JSON file has all.
 *What ran* names the backward algorithm, the order or the schedule. [What the words mean](index.md)."""
 
 
@@ -125,9 +127,12 @@ def _section(figure: Figure, result: Mapping[str, Any] | None, folder: Path) -> 
     yield f"{kind} Statements: {_outcome(claims)} ([all]({figure.name}.json))."
     if (folder / f"{figure.name}.png").exists():
         yield f"![{figure.source}]({figure.name}.png)"
-    shown = sorted(claims, key=lambda claim: claim["met"] is True)[:_SHOWN]  # stable: the paper's order otherwise
+    limit = _SHOWN_MET if all(claim["met"] is True for claim in claims) else _SHOWN
+    shown = sorted(claims, key=lambda claim: claim["met"] is True)[:limit]  # stable: the paper's order otherwise
     columns = ["statement", "paper", "ours", "what ran", "", "why"]
     cells = [[c["what"], c["paper"], c["ours"], c.get("ran", ""), _MARKS[c["met"]], c["why"]] for c in shown]
+    for above, row in reversed([*pairwise(cells)]):
+        row[5] = "as above" if row[5] and row[5] == above[5] else row[5]
     for column in (5, 3):
         if not any(row[column] for row in cells):
             for row in (columns, *cells):
