@@ -86,10 +86,9 @@ _RNN, _GRU, _LSTM = (_units(dict(zip(_REALS, largest, strict=True))) for largest
 SOURCES: dict[str, list[Defines]] = {
     "csr.cu": _CSR,
     "spgemm.cu": _all(REAL=_REALS, INDEX=_INDICES, POSITION=("unsigned short", "unsigned int")),
-    "pool.cu": _all(REAL=_REALS, INDEX=_INDICES, WINNER=_WINNERS),
     "spgemm_pairs.cu": _all(REAL=_REALS, WORD=("unsigned int", "unsigned long long")),
     "spgemm_rows.cu": _CSR,
-    "windows.cu": _all(REAL=_REALS, WINNER=_WINNERS),
+    "windows.cu": _all(REAL=_REALS, WINNER=_WINNERS) + _all(REAL=_REALS, INDEX=_INDICES, WINNER=_WINNERS),
     "pointwise.cu": _PLAIN,
     "dense.cu": _PLAIN,
     "optimizers.cu": _PLAIN,

@@ -88,7 +88,7 @@ def in_warps(layer: Layer) -> bool:
 
 
 def map_values(layer: Layer) -> int:
-    """Return the values that the affine map of a chunk and sample takes; see ``maps.cuh``."""
+    """Return the values that the affine map of a chunk and sample takes; see ``common.cuh``."""
     side = layer.side
     if not in_warps(layer):
         return side * (side + 1)

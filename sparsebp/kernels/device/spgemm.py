@@ -141,7 +141,7 @@ class SpgemmKernels(Launcher):
         self._launch(file, name, defines, grid, block, args, _ROW_BYTES if capacity else 0)
 
 
-# Launchers of the kernels that make values of transposed Jacobians (``cuda/pointwise.cu``, ``cuda/pool.cu``).
+# Launchers of the kernels that make values of transposed Jacobians (``cuda/pointwise.cu``, ``cuda/windows.cu``).
 
 
 class ValueKernels(Launcher):
@@ -163,4 +163,4 @@ class ValueKernels(Launcher):
         """One where an entry's place in its window is the winner's, else zero."""
         args = (winner, np.int64(winner.shape[1]), window, offset, np.int64(windows), np.int64(taps), out)
         defines = c_types(REAL=out, INDEX=window, WINNER=winner)
-        self._launch_entries("pool.cu", "max_pool_values", defines, args, *out.shape)
+        self._launch_entries("windows.cu", "max_pool_values", defines, args, *out.shape)

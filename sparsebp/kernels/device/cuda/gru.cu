@@ -6,7 +6,6 @@
 // step and sample; bytes: 8 H values forward, 10 H backward, loaded DEPTH steps ahead.
 
 #include "common.cuh"
-#include "maps.cuh"
 #include "recurrent.cuh"
 
 constexpr int LOADED = 6;  // values of a unit that a step loads: four gates, the state before, the gradient

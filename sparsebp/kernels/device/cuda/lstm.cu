@@ -6,9 +6,8 @@
 //
 // The state is (h, c), in this order where both lie side by side. c' = f c + i g, h' = o tanh(c'); tanh(c') is not kept.
 
-#include "common.cuh"
 #define STATES 2
-#include "maps.cuh"
+#include "common.cuh"
 #include "recurrent.cuh"
 
 constexpr int LOADED = 6;  // values of a unit that a step loads: four gates, the cell, the gradient
@@ -92,7 +91,7 @@ struct LstmRows : ChunkRows<0> {
         for (int r = 0; r < ROWS; ++r) v[r] = 0;
     }
 
-    // To a map as maps.cuh describes it, columns of h first.
+    // To a map as common.cuh describes it, columns of h first.
     __device__ __forceinline__ void store(real* map, int row) const {
         store_rows(map, row, [&](int r, int k) { return k < HIDDEN ? p[r][min(k, HIDDEN - 1)] : c[r][max(k - HIDDEN, 0)]; });
     }

@@ -15,7 +15,7 @@ constexpr int STAGES = (MATRICES * HIDDEN + WARP - 1) / WARP;  // values of all 
 // them, as far as there is room; the others in this lane's own places of shared memory, which hands out one word a cycle and
 // lane and is what a step with few rows waits for. So registers that are left hold KEPT_ROWS rows of W as well. Registers
 // have no index, so all columns are unrolled: not worth it where few would fit. LOADED is how many values of a unit a step
-// loads; the file that includes this one says so, after maps.cuh.
+// loads; the file that includes this one says so.
 constexpr int REAL_WORDS = sizeof(real) / 4, ROW_WORDS = HIDDEN * REAL_WORDS;
 constexpr int LOADS = REAL_WORDS == 1 ? 0 : STAGES * LOADED * REAL_WORDS;  // registers; those of floats are in the rest
 constexpr int FREE = (STATES > REAL_WORDS ? 160 : 200) - STATES * ROWS * ROW_WORDS - LOADS;  // of 255, beside P
@@ -85,7 +85,7 @@ template <int KEPT> struct ChunkRows {
         }
     }
 
-    // To a map as maps.cuh describes it.
+    // To a map as common.cuh describes it.
     __device__ __forceinline__ void store(real* map, int row) const {
         store_rows(map, row, [&](int r, int k) { return p[r][k]; });
     }

@@ -6,7 +6,6 @@
 // 2 * (30 + H) cycles. Values of later steps are loaded DEPTH steps ahead, which hides memory altogether.
 
 #include "common.cuh"
-#include "maps.cuh"
 #include "recurrent.cuh"
 
 constexpr int LOADED = 2;  // values of a unit that a step loads: the state, the gradient

@@ -4,7 +4,6 @@
 // with a vector, times the number of chunks.
 
 #include "common.cuh"
-#include "maps.cuh"
 
 #ifdef HIDDEN
 constexpr int BLOCK = 256;
