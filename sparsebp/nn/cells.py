@@ -281,7 +281,7 @@ def split(array: Array, parts: int) -> tuple[Array, ...]:
 
 
 class CellMath(abc.ABC):
-    """The equations of a cell. ``ga`` is the gradient at everything that a weight feeds, ``(T, B, columns · H)``."""
+    """The equations of a cell. ``ga`` is the gradient at the pre-activations, ``(T, B, columns · H)``."""
 
     name: Literal["rnn", "gru", "lstm"]
     gates: int
@@ -617,7 +617,7 @@ class GRUMath(CellMath):
         return tape.h, tape.h0, tape.gates
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
-        """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""
+        """Write Eq. 11 for every step. Reversed, step t comes at T-1-t; only the state before each step is read."""
         steps, batch, hidden = tape.h.shape
         out = out.reshape(steps, hidden, hidden, batch)
         if not reverse:

@@ -54,7 +54,7 @@ class NamedArrays(dict[str, Array]):
                 f"{name} is not an array", expected="an array", got=None, remedy="Pass what state_dict returned"
             )
         if array is not old:
-            backend.namespace(array)
+            backend.namespace(**{name: array})
             if old is not None:
                 backend.namespace(array, old)
                 backend.check_array(name, array, dtype=old.dtype, shape=old.shape)

@@ -398,7 +398,7 @@ class RunsBack:
         rnn, tapes, named = self._rnn, self._saved.tapes, {}
         with self._lock:
             self._take(for_weights=True)
-            # Sums are handed out once: the caller who gets them may write to them. The next caller gets products.
+            # Sums are given away once, as the caller may write to them; a second call computes them anew from ga.
             sums, self._unread = self._unread, {}
             if not sums and 0 not in self._grads:
                 self._first_layer_again()
@@ -430,8 +430,8 @@ class RunsBack:
             return
         gy, rnn = self._gy, self._rnn
         for layer in reversed(range(rnn.num_layers)):
-            # The first layer's kernels may sum the gradients of its weights. Where x is asked for first they do so on
-            # the host alone, keeping ga as well: the sums are bitwise equal in either order.
+            # The first layer's kernels may sum the gradients of its weights. If the gradient at x is asked for first,
+            # only the host does so, and stores ga as well; both orders give bitwise equal sums.
             choice, inside = self._saved.backward_choice, layer == 0 and (for_weights or backend.is_host(self._xp))
             if (
                 inside

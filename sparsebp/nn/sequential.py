@@ -16,7 +16,7 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_options
-from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs, forward_of, is_lone
 from sparsebp.nn import norm
 from sparsebp.nn.bptt import BackwardOptions
@@ -439,7 +439,7 @@ def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
         elif not getattr(layer, "stepwise", False):
             raise OptionError(
                 f"Layer {name or 'of the model'} does not take lengths, and may mix steps with padding",
-                expected="forward(x, lengths=...), or stepwise = True in the class, up to a MeanOverSteps",
+                expected="forward(x, lengths=...), or stepwise = True in the class if it works on each step by itself",
                 got=f"{type(layer).__name__}.forward({', '.join(inspect.signature(layer.forward).parameters)})",
             )
     return found, False
@@ -628,8 +628,8 @@ class Sequential(Container):
         ------
         OptionError
             There are lengths, and a layer neither takes them nor works on each step by itself.
-        ShapeError
-            A layer does not take its input's shape; the message names the layer and the shape of x.
+        ShapeError, DTypeError
+            A layer does not take its input's shape or dtype; the message names the layer and the shape of x.
         """
         backend.namespace(x)
         shapes: list[tuple[int, ...]] = []
@@ -646,12 +646,12 @@ class Sequential(Container):
                 if behind is not None and norm.together(layer, behind):
                     found = norm.forward(layer, behind, x)
                 x, layer_saved = forward_of(layer, x, **options.get(name, {})) if found is None else found
-            except ShapeError as error:
+            except (ShapeError, DTypeError) as error:
                 if not saved:  # x itself, of which the layer speaks
                     raise
-                raise ShapeError(f"x of shape {shapes[0]} does not fit the chain at layer {name} "
-                                 f"({type(layer).__name__}): {error.problem}", expected=error.expected,
-                                 got=error.got) from error  # fmt: skip
+                raise type(error)(f"x of shape {shapes[0]} does not fit the chain at layer {name} "
+                                  f"({type(layer).__name__}): {error.problem}", expected=error.expected,
+                                  got=error.got) from error  # fmt: skip
             saved.append(layer_saved)
             if found is not None:
                 shapes.append(x.shape)

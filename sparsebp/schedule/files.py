@@ -275,6 +275,8 @@ def read_csv(path: str | os.PathLike[str], *, first: First | None = None, weight
 def write_csv(schedule: Schedule, path: str | os.PathLike[str], *, torch: bool = False) -> None:
     """Write `to_csv` of a schedule to a file: under a temporary name first, then renamed.
 
+    With ``torch=True`` PyTorch's ``_load_csv`` reads it; otherwise `read_csv` does, with everything that it holds.
+
     Raises
     ------
     ScheduleError

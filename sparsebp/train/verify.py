@@ -1,4 +1,4 @@
-"""Gradient checks: every scan algorithm against plain back-propagation, and both against finite differences."""
+"""Gradient checks: scans against plain back-propagation, that against finite differences, Jacobians against both."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from sparsebp import nn
 from sparsebp.core import backend
 from sparsebp.core.check import BACKWARDS, Array, Backward, Seed, check_choice, check_generator
 from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.shortcuts import belongs
+from sparsebp.jacobians import jacobian_t
 from sparsebp.nn.recurrent import Recurrent
 from sparsebp.train.checkpoint import evaluation
 
@@ -21,6 +23,7 @@ SCAN_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 """Largest difference between algorithms that counts as agreement, relative to the gradient's largest entry."""
 FINITE_TOLERANCE = {"float32": 5e-3, "float64": 1e-6}
 """The same against finite differences, which are taken in float64: this is the error of the model's own gradient."""
+_AGAINST = {"scan": "sequential", "jacobian": "input_grad", "finite": "finite diff."}
 INPUT = "input"
 """Name of the gradient at x among those of the parameters."""
 
@@ -29,8 +32,8 @@ INPUT = "input"
 class Check:
     """One row of a report."""
 
-    kind: str  # "scan" or "finite"
-    subject: str  # the algorithm and, of several recurrent layers, the layer; for finite differences the parameter
+    kind: str  # "scan", "jacobian" or "finite"
+    subject: str  # the algorithm and, of several recurrent layers, the layer; a layer; for finite differences the parameter
     difference: float  # the largest, relative; NaN if the check was left out
     where: str  # the gradient with the largest difference
     note: str = ""  # why the check was left out
@@ -58,7 +61,7 @@ class GradientReport:
     @property
     def ok(self) -> bool:
         """Whether all differences are within the tolerances; a NaN is not."""
-        return self.max_scan_difference <= self.scan_tolerance and self.max_finite_difference <= self.finite_tolerance
+        return all(self._max(kind) <= self._tolerance(kind) for kind in _AGAINST)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report in JSON types."""
@@ -69,10 +72,9 @@ class GradientReport:
     def __str__(self) -> str:
         rows = [("against", "checked", "difference", "largest in", "")]
         for check in self.checks:
-            against = "sequential" if check.kind == "scan" else "finite diff."
             number = "left out" if check.note else f"{check.difference:.2e}"
-            verdict = check.note or ("ok" if check.difference <= self._tolerance(check) else "DIFFERS")
-            rows.append((against, check.subject, number, check.where, verdict))
+            verdict = check.note or ("ok" if check.difference <= self._tolerance(check.kind) else "DIFFERS")
+            rows.append((_AGAINST[check.kind], check.subject, number, check.where, verdict))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         verdict = "gradients agree" if self.ok else "GRADIENTS DIFFER"
@@ -86,8 +88,8 @@ class GradientReport:
     def _max(self, kind: str) -> float:
         return float(np.max([c.difference for c in self.checks if c.kind == kind and not c.note], initial=0.0))
 
-    def _tolerance(self, check: Check) -> float:
-        return self.scan_tolerance if check.kind == "scan" else self.finite_tolerance
+    def _tolerance(self, kind: str) -> float:
+        return self.scan_tolerance if kind == "scan" else self.finite_tolerance
 
 
 def check_gradient(
@@ -105,10 +107,11 @@ def check_gradient(
     finite_tolerance: float | None = None,
     **forward_options: Any,
 ) -> GradientReport:
-    """Check a model's gradients in two ways.
+    """Check a model's gradients in three ways.
 
-    For every recurrent layer, each scan algorithm is compared with plain back-propagation. Plain back-propagation is
-    compared with central differences of a float64 copy of the model, at `samples` entries of x and of every parameter.
+    For every recurrent layer, each scan algorithm is compared with plain back-propagation. Stages of classes outside
+    this package that define `jacobian_t` have it compared with their `input_grad`. Plain back-propagation is compared
+    with central differences of a float64 copy of the model, at `samples` entries of x and of every parameter.
     Dropout is off meanwhile; the model is left as it was.
 
     Parameters
@@ -153,7 +156,7 @@ def check_gradient(
         run = _Run(loss, x, target, forward_options)
         with _algorithm(_recurrent_layers(model).values(), "bp"):
             value, reference = run.gradients(model)
-        checks = list(_scan_checks(model, run, reference, algorithms, memory_limit))
+        checks = [*_scan_checks(model, run, reference, algorithms, memory_limit), *_jacobian_checks(model, run, generator)]
         if samples > 0:
             checks += _finite_checks(model, run, reference, samples, step, generator)
     return GradientReport(
@@ -206,6 +209,17 @@ def _scan_checks(
                     yield Check("scan", subject, float("nan"), "", error.problem)
                     continue
             yield Check("scan", subject, *_largest(gradients, reference))
+
+
+def _jacobian_checks(model: nn.Layer, run: _Run, rng: np.random.Generator) -> Iterator[Check]:
+    x = run.x
+    for name, layer in () if run.options else model.stages():
+        y, saved = layer.forward(x)
+        if belongs(layer, "jacobian_t") and not layer.jacobian_t.__module__.startswith("sparsebp."):
+            gy = backend.namespace(y).asarray(rng.standard_normal(y.shape), dtype=y.dtype)
+            got, expected = jacobian_t(layer, x).vjp(gy), layer.input_grad(gy, saved)
+            yield Check("jacobian", name or type(layer).__name__, *_largest({INPUT: got}, {INPUT: expected}))
+        x = y
 
 
 def _finite_checks(

@@ -141,7 +141,7 @@ def _add_sums(gates, columns, x, before, at, batch, features, hidden, row, strid
 
 @device
 def _bring_back(gates, columns, hidden, begin, end, batch, w, width, kept, slot, stride, of_block, g, apart):
-    """Add to the blocks' gradients at the h before the step the part that comes through the state's weights, in panels.
+    """Add g · w_hh of this step to each sample's gradient at h[t-1], a panel of columns at a time.
 
     kept: of every block the rows of columns of each slot, `of_block` before the next one's. g: rows of gradients,
     `apart` from each other.
@@ -169,7 +169,8 @@ def _bring_back(gates, columns, hidden, begin, end, batch, w, width, kept, slot,
 def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, before, sums, origin, saved, initial):
     """Take the samples of a group of blocks back through one of the chunks from `first_chunk` on.
 
-    The outgoing gradient is stored for the first of these chunks only: the others' is known, and neighbours read it.
+    Only `first_chunk` stores the gradient that leaves it. Those of later chunks are in `bounds` already, where the chunks
+    before them read them meanwhile.
     w (gates·H, padded): w_hh. ga (…, columns·H) and gy (…, H), or empty; they and `saved` begin at row `origin`.
     sums (chunks·blocks, size), or empty.
     """
@@ -465,7 +466,7 @@ def _wide_back_part(task, blocks, cell, product, shape, w, gy, first_chunk, boun
         for q in range(gates):
             of_gate, of_w = advance(fed, (columns - gates + q) * width), advance(weights, q * hidden * width)
             _product(product, of_gate, stride, rows, hidden, of_w, width, g, own)
-    if chunk == first_chunk:  # the others' is known, and neighbours read it
+    if chunk == first_chunk:  # those of later chunks are in `bounds` already, where their neighbours read them
         for i in range(states):
             _store_rows(advance(g, i * width), own, rows, hidden, advance(edge, i * hidden), states * hidden)
     keep_alive(scratch)
@@ -499,8 +500,8 @@ def back_propagate(
     Parameters
     ----------
     saved
-        What the forward kept: the state's last array (T, B, H), the gates, and that array before the first step; of an
-        RNN h alone.
+        What the forward kept: h of an RNN or GRU, c of an LSTM (T, B, H), the gates, and that array before the first
+        step; of an RNN h alone.
     last
         The gradients (B, H) that come to the arrays of the last state; None stands for zero.
     ga

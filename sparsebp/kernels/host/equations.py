@@ -9,8 +9,8 @@ cell(extra, z, apart, state, width, j, hidden, at, kept)
     in an array (T, B, H), `kept` are pointers to those arrays. ``extra[0]`` says whether an RNN's f is relu.
 step_back(cell, saved, previous, at, hidden, j, g, out, second, width)
     For units j … and the gradient g at their h, write the gradients at the pre-activations to `out`, `width` apart;
-    return the part of the gradient at the h before that needs no weights. `saved` are pointers to the arrays that the
-    forward kept, the state's last array first; `previous` points to the sample's row of that array before the step. The
+    return the part of the gradient at h[t-1] that does not pass through w_hh. `saved` are pointers to the arrays that
+    the forward kept, h of an RNN or GRU and c of an LSTM first; `previous` points to the sample's row of that array before the step. The
     gradient at the state's second array is at `second`, where it is read and replaced.
 step_map(cell, saved, previous, at, hidden, w, width, rows, out, scratch)
     Take a map's rows, one part of `width` for each array of the state, one step into the past. `scratch` holds
@@ -109,10 +109,10 @@ def padded(numbers, itemsize):
 
 @numba.njit(**INNER_JIT)
 def part_at(part, gates, apart, itemsize):
-    """Return where a part begins in a row of columns: `apart` from the one before, those beyond the gates after a pad.
+    """Return where a part begins in a row of columns, of a GRU ``n r z | pad | M``: each `apart` from the one before.
 
-    The state's products, as long as the input's, begin at part ``columns - gates`` and skip that pad. So an input's
-    infinity times the zeros of a pad, NaN, stays in it.
+    The input's product fills the gates, the state's as many parts from ``columns - gates`` on. The pad between z and M
+    belongs to neither, so NaN from ∞ · 0 in it reaches no gate.
     """
     return part * apart if part < gates else padded(gates * apart, itemsize) + (part - gates) * apart
 

@@ -223,7 +223,7 @@ def forward_part(part, parts, cell, shape, x, features, w, origin, places):
     """Run a part's samples through time.
 
     x (…, I or gates·H) and the arrays at `places`: those that the cell keeps, h first, then the initial state.
-    All but the latter begin at row `origin`. w as `pack` returns it.
+    All but the initial state begin at row `origin`. w as `pack` returns it.
     """
     apply, gates, columns = of_cell(cell, rnn_cell, gru_cell, lstm_cell), len(cell), columns_of(cell)
     steps, batch, hidden = shape
