@@ -72,7 +72,8 @@ def check_real(name: str, array: Any) -> None:
     if not is_array or getattr(array.dtype, "kind", "?") not in "biuf":
         raise DTypeError(f"{name} is no array of real numbers", expected="an array of integers, floats or booleans",
                          got=f"dtype {array.dtype}" if is_array else type(array).__name__,
-                         remedy="Pass complex numbers as two features, real and imaginary parts")  # fmt: skip
+                         remedy="Number classes from 0, as numpy.unique(labels, return_inverse=True) does; split "
+                         "complex numbers into real and imaginary parts")  # fmt: skip
     if isinstance(array, np.ndarray):
         namespace(**{name: array})
 

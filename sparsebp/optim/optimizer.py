@@ -403,6 +403,8 @@ class Optimizer:
                                   remedy="Add its name to state_names")  # fmt: skip
             for buffer, array in kept.items():
                 if state[buffer] is not array:  # assigned anew
+                    what = f"{buffer}, assigned by {type(self).__name__}.update,"
+                    backend.check_array(what, state[buffer], dtype=array.dtype, shape=array.shape, contiguous=False)
                     array[...] = state[buffer]
             self._steps[row] += 1
             masks.clear(param)

@@ -273,7 +273,7 @@ class SparsityPattern:
         if getattr(matrix, "format", None) != "csr":
             raise PatternError("The matrix is not CSR", expected="csr_array or csr_matrix",
                                got=f"{type(matrix).__name__} in format {getattr(matrix, 'format', None)!r}",
-                               remedy="Convert it with .tocsr()")  # fmt: skip
+                               remedy="Convert it with scipy.sparse.csr_array(...)")  # fmt: skip
         return cls(matrix.indptr, matrix.indices, matrix.shape)
 
     def to_scipy(self, values: np.ndarray | None = None, *, copy: bool = False) -> Any:

@@ -87,7 +87,13 @@ def check_of_model(schedule: Schedule, stages: Stages, *rows: tuple[bool, str, o
     wanted = {"stages": len(stages), "unweighted": sorted(stages.unweighted)}
     got = {"stages": graph.stages, "unweighted": sorted(graph.unweighted)}
     for wrong, what, expected, found, remedy in (
-        (wanted != got, "is not of this model", wanted, got, "Build it for model.stages(), with unweighted= the stages without parameters"),
+        (
+            wanted != got,
+            "is not of this model",
+            wanted,
+            got,
+            "Build it for model.stages(); unweighted= are the stages without parameters",
+        ),
         *rows,
         (bool(schedule.recomputed), "recomputes stages", "none", sorted(schedule.recomputed), "Keep the activations"),
     ):

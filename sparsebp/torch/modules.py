@@ -87,7 +87,8 @@ def check_lengths(lengths: Tensor | list[int], steps: int, batch: int) -> Tensor
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype)
     if values.shape != (batch,):
-        raise OptionError("lengths has the wrong shape", expected=(batch,), got=tuple(values.shape))
+        raise OptionError("lengths has the wrong shape", expected=f"{(batch,)}, a number for each sample",
+                          got=tuple(values.shape), remedy="Is the layer made with batch_first=True?")  # fmt: skip
     if batch and (int(values.min()) < 1 or int(values.max()) > steps):
         raise OptionError("lengths is out of range", expected=f"1 to {steps} (the number of steps of the input)",
                           got=f"{int(values.min())} to {int(values.max())}")  # fmt: skip
@@ -441,7 +442,7 @@ FEWEST_STEPS: dict[tuple[str, bool, bool, bool], tuple[tuple[int, int], ...]] = 
 """By cell, float64, packed and recorded gradients: pairs of a largest hidden size and the number of steps from which
 the kernels run a call. Beyond the last hidden size they never do."""
 
-OF_CELLS = "a cell runs one step a call, which was measured to be slower here"
+OF_CELLS = "a cell runs one step per call, for which the kernels were measured to be slower"
 
 
 class Case(NamedTuple):
@@ -584,10 +585,12 @@ class Dispatch:
         self.module, self.always = module, always
         self._theirs: Any = kind
         self._ours: Any = OURS[kind]
+        self.__name__, self.__code__ = "forward", kind.forward.__code__  # torch.export names inputs by them
 
-    @torch.compiler.disable  # graphs end at every torch.nn.GRU; its callees must not become graphs
+    # graphs end at every torch.nn.GRU; its callees must not become graphs
+    @torch.compiler.disable(reason="Before torch.export(strict=True), call sparsebp.torch.restore(model)")
     def __call__(self, input: Any, hx: Any = None, *, lengths: Any = None) -> Any:
-        """Run a call the faster way; `lengths` as for `sparsebp.torch.GRU`."""
+        """Run a call by whichever forward was measured to be faster; `lengths` as for `sparsebp.torch.GRU`."""
         if lengths is not None:
             return with_lengths(cast(RNNBase, self.module), self, input, hx, lengths)
         kind = self._ours if way_of(self.module, input, self.always).ours else self._theirs
@@ -713,7 +716,7 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
         elif not isinstance(module, _ALL_OURS) and (dispatch_of(module) is None or not faster_only):
             attach(module, not faster_only)
     if left:
-        warnings.warn("accelerate leaves alone " + "; ".join(left), stacklevel=2)
+        warnings.warn("accelerate does not change " + "; ".join(left), stacklevel=2)
     return model
 
 
@@ -779,7 +782,7 @@ def explain(model: Module, *inputs: Any, faster_only: bool = True, **named: Any)
 
 
 _ALL_OURS = tuple(OURS.values())
-_WITHOUT_INPUT = "each call goes the faster way; explain(model, input) says which"
+_WITHOUT_INPUT = "each call uses whichever was measured to be faster; explain(model, input) says which"
 
 
 def _way(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], faster_only: bool) -> Way:
@@ -844,7 +847,7 @@ def _replacement_obstacle(module: Module, faster_only: bool) -> str:
     if dispatch_of(module) is not None or isinstance(module, _ALL_OURS):
         return ""
     if kind not in OURS:
-        return "a class of its own, whose forward may be another; derive it from sparsebp.torch's instead"
+        return "it is a subclass and may have a forward of its own; derive it from sparsebp.torch's class instead"
     if "forward" in module.__dict__:
         return "its forward was replaced"
     if faster_only and issubclass(kind, torch.nn.RNNCellBase):

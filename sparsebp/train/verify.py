@@ -33,7 +33,7 @@ class Check:
     """One row of a report."""
 
     kind: str  # "scan", "jacobian" or "finite"
-    subject: str  # the algorithm and, of several recurrent layers, the layer; a layer; for finite differences the parameter
+    subject: str  # the algorithm and, of several recurrent layers, the layer; a layer; the parameter
     difference: float  # the largest, relative; NaN if the check was left out
     where: str  # the gradient with the largest difference
     note: str = ""  # why the check was left out
@@ -156,7 +156,8 @@ def check_gradient(
         run = _Run(loss, x, target, forward_options)
         with _algorithm(_recurrent_layers(model).values(), "bp"):
             value, reference = run.gradients(model)
-        checks = [*_scan_checks(model, run, reference, algorithms, memory_limit), *_jacobian_checks(model, run, generator)]
+        checks = [*_scan_checks(model, run, reference, algorithms, memory_limit)]
+        checks += _jacobian_checks(model, run, generator)
         if samples > 0:
             checks += _finite_checks(model, run, reference, samples, step, generator)
     return GradientReport(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -59,6 +60,8 @@ def test_the_numbers_of_the_first_page_are_measured() -> None:
     shown = re.findall(r"Measured: \*\*([^*]+)\*\*.*?\]\(benchmarks/(\w+\.md)\)", text, re.DOTALL)
     assert len(shown) == 4
     assert shown == [(medians[page], page) for _, page in shown]
+    ways = [row["accelerate"] for row in json.loads((ROOT / "docs/benchmarks/torch.json").read_text())["rows"]]
+    assert f"{ways.count('sparsebp')} of {len(ways)}. In the others" in text
 
 
 def test_the_readme_example_has_ten_lines() -> None:

@@ -266,6 +266,8 @@ CALLS = [
     (ShapeError, None, lambda: models.lenet5()(np.zeros((1, 3, 28, 28), np.float32))),
     (ShapeError, r"\(1, 3, 64, 64\) does not fit the chain at layer 22 \(Linear\)",
      lambda: models.vgg11(width=0.02)(np.zeros((1, 3, 64, 64), np.float32))),
+    (DTypeError, r"\(1, 3\) does not fit the chain at layer 1 \(Linear\)", lambda: nn.Sequential(
+        nn.Linear(3, 3), nn.Linear(3, 3, dtype=np.float64))(np.zeros((1, 3), np.float32))),
     (ShapeError, None, lambda: models.vgg11(width=0.02)(np.zeros((1, 3, 16, 16), np.float32))),
     *(((OptionError, DTypeError), None, lambda given=given: models.transformer_classifier(
         **{"inputs": 5, "classes": 3, "steps": 7, "width": 12, "heads": 3, "layers": 2} | given))

@@ -162,6 +162,12 @@ def test_what_would_be_lost_is_refused():
         def update(self, param, grad, state, group):
             state["m"] = state.get("m", 0) + grad
 
+    class Assigns(Plain):
+        state_names = ("m",)
+
+        def update(self, param, grad, state, group):
+            state["m"] = group["m"](state["m"])
+
     class Counts(Plain):
         state_names = ("step",)
 
@@ -170,6 +176,11 @@ def test_what_would_be_lost_is_refused():
         Halved(params)
     with pytest.raises(OptionError, match="would be lost"):
         Forgets(params).step({"a": np.ones(3)})
+    for error, assigned in ((DTypeError, lambda m: m.astype(np.float32)), (ShapeError, lambda m: m[:1])):
+        own = Assigns(params)
+        own.param_groups[0]["m"] = assigned
+        with pytest.raises(error, match="m, assigned by Assigns"):
+            own._update_rows([0], [np.ones(3)], own.param_groups)
     with pytest.raises(OptionError, match="which every state has"):
         Counts(params)
 

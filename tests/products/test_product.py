@@ -272,7 +272,8 @@ def test_every_strategy_that_fits_gives_the_product(backend, pair, batch, a_shar
         assert plan.flops == 2 * plan.products
         if candidate is not None:
             own = plan.pattern.indptr.nbytes + plan.pattern.indices.nbytes
-            assert plan.index_bytes in (own + candidate.index_bytes, candidate.index_bytes), f"{candidate.name}: index_bytes and arrays() differ"
+            stated = own + candidate.index_bytes, candidate.index_bytes
+            assert plan.index_bytes in stated, f"{candidate.name}: index_bytes and arrays() differ"
         shape = (plan.pattern.nnz,) if shared else (plan.pattern.nnz, batch)
         out = backend.empty(shape, dtype) if reuse else None
         got = product_on(backend, plan, a_data, b_data, out)

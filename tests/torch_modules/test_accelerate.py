@@ -1,4 +1,4 @@
-"""`accelerate`: which forwards it replaces and which it leaves alone."""
+"""`accelerate`: which forwards it replaces and which it does not change."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_is_left_alone_and_why() -> None:
     model.append(torch.nn.GRUCell(3, 4))
     kinds = [type(m) for m in model]
     told = st.explain(model)
-    with pytest.warns(UserWarning, match="accelerate leaves alone 0 .*; 2 .*; 4 .*") as caught:
+    with pytest.warns(UserWarning, match="accelerate does not change 0 .*; 2 .*; 4 .*") as caught:
         st.accelerate(model)
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -143,7 +143,7 @@ def test_what_is_left_alone_and_why() -> None:
     ]  # fmt: skip
     assert st.explain(model) == told
     assert all(o.reason for o in told)
-    with pytest.warns(UserWarning, match="accelerate leaves alone 0 .*; 2 .*"):
+    with pytest.warns(UserWarning, match="accelerate does not change 0 .*; 2 .*"):
         st.accelerate(model, faster_only=False)
     assert [type(m) for m in model] == kinds
     assert [bool((d := dispatch_of(m)) and d.always) for m in model] == [False, True, False, True, True]
@@ -177,3 +177,24 @@ def test_a_missing_torch_names_the_extra() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingDependencyError" in result.stderr
     assert "pip install 'sparsebp[torch]'" in result.stderr
+
+
+@pytest.mark.parametrize("cell", [torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_export_takes_an_accelerated_module(cell, wrapped):
+    """As the model itself or inside one; torch.export reads the forward's ``__code__``."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = cell(3, 4)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    model, x = Model() if wrapped else cell(3, 4), torch.randn(5, 2, 3)
+    expected = model(x)[0]
+    program = torch.export.export(st.accelerate(model), (x,)).module()
+    torch.testing.assert_close(program(x)[0], expected)
+    with pytest.raises(Exception, match="restore"):
+        torch.export.export(model, (x,), strict=True)

@@ -80,6 +80,19 @@ def test_a_wrong_gradient_is_caught(linear, tanh, wrong, right):
     assert "DIFFER" in str(report) and "scan" not in str(report)
 
 
+@pytest.mark.parametrize("factor", [1, 2, np.nan])
+def test_a_jacobian_of_a_users_layer_is_compared_with_its_input_gradient(factor):
+    class Own(nn.Tanh):
+        def jacobian_t(self, saved):
+            return sb.jacobians.pointwise_jacobian_t(factor * self.slope(saved))
+
+    model = nn.Sequential(nn.Linear(3, 2, dtype=np.float64, rng=0), Own())
+    rng = np.random.default_rng(0)
+    report = sb.verify.check_gradient(model, nn.MSELoss(), rng.standard_normal((4, 3)), rng.standard_normal((4, 2)))
+    assert (report.checks[0].kind, report.checks[0].subject) == ("jacobian", "1")
+    assert report.ok == (factor == 1) and report.max_finite_difference < report.finite_tolerance
+
+
 @pytest.mark.parametrize("fault", [1e-4, np.nan])
 def test_a_wrong_scan_is_caught_and_named(monkeypatch, fault):
     real = RNNMath.run_back

@@ -169,8 +169,8 @@ def _bring_back(gates, columns, hidden, begin, end, batch, w, width, kept, slot,
 def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, before, sums, origin, saved, initial):
     """Take the samples of a group of blocks back through one of the chunks from `first_chunk` on.
 
-    Only `first_chunk` stores the gradient that leaves it. Those of later chunks are in `bounds` already, where the chunks
-    before them read them meanwhile.
+    Only `first_chunk` stores the gradient that leaves it. Those of later chunks are in `bounds` already, where the
+    chunks before them read them meanwhile.
     w (gates·H, padded): w_hh. ga (…, columns·H) and gy (…, H), or empty; they and `saved` begin at row `origin`.
     sums (chunks·blocks, size), or empty.
     """

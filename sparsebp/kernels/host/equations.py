@@ -10,8 +10,8 @@ cell(extra, z, apart, state, width, j, hidden, at, kept)
 step_back(cell, saved, previous, at, hidden, j, g, out, second, width)
     For units j … and the gradient g at their h, write the gradients at the pre-activations to `out`, `width` apart;
     return the part of the gradient at h[t-1] that does not pass through w_hh. `saved` are pointers to the arrays that
-    the forward kept, h of an RNN or GRU and c of an LSTM first; `previous` points to the sample's row of that array before the step. The
-    gradient at the state's second array is at `second`, where it is read and replaced.
+    the forward kept, h of an RNN or GRU and c of an LSTM first; `previous` points to the sample's row of that array
+    before the step. The gradient at the state's second array is at `second`, where it is read and replaced.
 step_map(cell, saved, previous, at, hidden, w, width, rows, out, scratch)
     Take a map's rows, one part of `width` for each array of the state, one step into the past. `scratch` holds
     ``states * hidden + MAP_ROOM`` rows of `width`.
