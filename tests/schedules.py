@@ -25,6 +25,15 @@ def lane(text: str) -> list[Cell]:
     return [parse(cell) for cell in text.split()]
 
 
+def fitting(name: str, workers: int, stages: int, microbatches: int) -> dict[str, int]:
+    """Return these sizes, made larger where the builder of that name needs more."""
+    if name in ("zb-v", "dualpipe-v"):
+        stages = max(stages, 2 * workers)
+    if name == "dualpipe-v":
+        microbatches = max(microbatches, 2 * workers)
+    return {"workers": workers, "stages": stages, "microbatches": microbatches}
+
+
 def all_actions(graph: StepGraph, input_gradient: bool = False) -> list[Action]:
     """Return the actions of a graph."""
     return [*graph.required(), *(graph.optional() if input_gradient else ())]

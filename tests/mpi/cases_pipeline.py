@@ -27,7 +27,9 @@ def trained(transport: Transport, name: str, schedule: str, predictor: Any = Non
     model = make()
     optimizer = p.momentum(model)
     options = {"predictor": predictor and predictor(optimizer)}
-    executor = p.executor(model, schedule, transport, len(SIZES), optimizer, **options)
+    executor = p.executor(
+        model, schedule, transport, len(p.filling(schedule, transport.size, SIZES)), optimizer, **options
+    )
     steps = [
         executor.step(p.batches(name, sizes, seed=seed))[0] for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2]))
     ]

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.schedule import Action, Costs, Schedule, Simulation, StageBytes, depth, simulate
+from sparsebp.schedule import Action, Costs, Overlap, Schedule, Simulation, StageBytes, depth, simulate
 from sparsebp.schedule.builders import (
     conventional,
     dualpipe2018,
+    dualpipe_v,
     fast_forward,
     gpipe,
     interleaved_one_f_one_b,
@@ -19,6 +20,7 @@ from sparsebp.schedule.builders import (
     place_updates,
     zero_bubble_h1,
     zero_bubble_h2,
+    zero_bubble_v,
 )
 
 
@@ -141,6 +143,41 @@ def test_zero_bubble_for_other_durations(build, times, F, I, W):
             build(workers=workers, stages=workers, microbatches=4 * workers), Costs({"F": F, "I": I, "W": W})
         )
         assert longest_span(found) - 4 * workers * (F + I + W) == (workers - 1) * (F + I - times * W)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(workers):
+    """Qi et al. (2024), §3: with F = I = W no worker waits after its first action, and each saves as much as 1F1B's.
+
+    1F1B has the same stages, two a worker; all of its workers but the first save less.
+    """
+    for microbatches in (2 * workers - 1, 2 * workers, 5 * workers):
+        shape = {"workers": workers, "stages": 2 * workers, "microbatches": microbatches}
+        ours, theirs = simulate(zero_bubble_v(**shape)), simulate(one_f_one_b(**shape))
+        assert longest_span(ours) == 2 * 3 * microbatches
+        assert ours.makespan == 2 * 3 * microbatches + workers - 1  # its last worker starts last
+        assert [max(curve.saved) for curve in ours.memory] == workers * [2 * workers]
+        assert [max(curve.saved) for curve in theirs.memory] == [2 * (workers - k) for k in range(workers)]
+
+
+@pytest.mark.parametrize("slowdown", [1, 1.25, 2])
+@pytest.mark.parametrize(("F", "W"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+@pytest.mark.parametrize("stages", [2, 4, 6, 8, 12])
+def test_dualpipe_bubble_and_memory(stages, F, W, slowdown):
+    """DeepSeek-V3 report, Table 2: bubble (PP/2 - 1)(F&B + B - 3W), activations PP + 1 with two stages a worker.
+
+    PP stages are on PP / 2 workers, as in the table of deepseek-ai/DualPipe. I takes as long as F, as the figure draws
+    it; an overlapped pair takes from max(F, B) to F + B, by the slowdown. The bubble is that of the fullest worker's
+    timeline: the worker where the V turns runs one pair in sequence, those before it wait less.
+    """
+    workers, costs = stages // 2, Costs({"F": F, "I": F, "W": W}, slowdown=slowdown)
+    for microbatches in (stages, stages + 1, 3 * stages):
+        found = simulate(dualpipe_v(workers=workers, stages=stages, microbatches=microbatches), costs)
+        pair = costs.overlapped(Overlap(Action(0, "F", 1), Action(stages - 1, "B", 0)), found.schedule.graph)
+        busy = [sum(event.end - event.start for event in found.events if event.lane == k) for k in range(workers)]
+        assert found.makespan - min(busy) == pytest.approx((workers - 1) * (pair + F + W - 3 * W))
+        assert [max(curve.saved) for curve in found.memory] == workers * [stages + 1]
+        assert [max(curve.weights) for curve in found.memory] == workers * [2]
 
 
 @pytest.mark.parametrize("N", range(2, 9))

@@ -31,6 +31,17 @@ def test_fewer_stages_than_workers(name):
         BUILDERS[name](workers=2, stages=3, microbatches=0)
 
 
+@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
+def test_fewer_stages_than_two_a_worker(name):
+    with pytest.raises(OptionError, match=r"few stages.*Expected 6 or more.*Got 5"):
+        BUILDERS[name](workers=3, stages=5, microbatches=6)
+
+
+def test_too_few_micro_batches_to_fill_the_pipeline():
+    with pytest.raises(OptionError, match=r"few micro-batches.*Expected 6 or more for 3 workers.*Got 5"):
+        BUILDERS["dualpipe-v"](workers=3, stages=6, microbatches=5)
+
+
 def test_fewer_groups_than_workers():
     with pytest.raises(OptionError, match="groups"):
         BUILDERS["modulo"](workers=3, stages=8, group=4)
