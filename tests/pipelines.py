@@ -21,7 +21,7 @@ from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import build
 
 SYNCHRONOUS = (
-    "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v", "fast-forward", "modulo",
+    "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v", "fast-forward", "modulo",
 )  # fmt: skip
 
 

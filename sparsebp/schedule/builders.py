@@ -47,6 +47,7 @@ __all__ = [
     "RegionTimes",
     "conventional",
     "data_parallel",
+    "dualpipe",
     "dualpipe2018",
     "dualpipe_v",
     "fast_forward",
@@ -193,8 +194,9 @@ def zero_bubble_v(*, workers: int, stages: int, microbatches: int, unweighted: I
 
     Worker k has chunks k and 2 N − 1 − k of the stages in 2 N chunks, so loss and input are both on worker 0. From
     2 N − 1 micro-batches on, where F = I = W, no worker waits between its first and last action; and each saves the
-    activations of 2 N chunks, as many bytes as 1F1B's first worker saves. With fewer micro-batches the order is that of
-    2 N − 1 without the missing ones. It needs 2 N stages or more.
+    activations of 2 N chunks, as many bytes as 1F1B's first worker saves; the gradients that W needs come on top, as in
+    `zero_bubble_h1`. With fewer micro-batches the order is that of 2 N − 1 without the missing ones. It needs 2 N
+    stages or more.
 
     Notes
     -----
@@ -244,6 +246,37 @@ def dualpipe_v(*, workers: int, stages: int, microbatches: int, unweighted: Iter
 
 
 @builder
+def dualpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
+             input_gradient: bool = True) -> Schedule:  # fmt: skip
+    """Return DeepSeek's DualPipe: the first half of the micro-batches enters at worker 0, the second at the last one.
+
+    Worker k has chunks k and N − 1 − k of the stages in N chunks: all stages are on two workers, `Schedule.replicated`.
+    Its order is that of worker min(k, N − 1 − k) in `dualpipe_v` with N / 2 workers and half the micro-batches. So are
+    overlapped pairs, bubble and activations: (N / 2 − 1)(F&B + B − 3 W) and N + 1 chunks. It needs N stages or more, an
+    even number of workers, and an even number of micro-batches, 2 N or more.
+
+    Notes
+    -----
+    DeepSeek-AI, "DeepSeek-V3 technical report", 2024, §3.2.1, Fig. 5 and Table 2. The order is that of ``DualPipe`` in
+    deepseek-ai/DualPipe. PyTorch does not have it.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    partition = Partition(graph, workers, workers, input_gradient)
+    for name, count in (("workers", workers), ("micro-batches", microbatches)):
+        if count % 2:
+            raise OptionError(f"DualPipe has {name} in two halves", expected="an even number", got=count)
+    _check_filled(workers, microbatches)
+
+    def place(worker: int, way: int) -> tuple[int, int]:
+        chunk = sorted((worker, workers - 1 - worker))[way]
+        return chunk, 0 if chunk == worker else microbatches // 2
+
+    half = microbatches // 2
+    orders = [_dualpipe_order(min(k, workers - 1 - k), workers // 2, half) for k in range(workers)]
+    return _two_ways("DualPipe", partition, orders, place, half, replicated=range(stages))
+
+
+@builder
 def pipedream(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = ()) -> Schedule:
     """Return PipeDream's schedule: 1F1B without a flush, an update after every backward, stashed weights.
 
@@ -275,7 +308,7 @@ def dualpipe2018(*, workers: int, stages: int, microbatches: int, unweighted: It
     forward's: SpecTrain predicts them. With several stages per worker, the i-th forward overlaps the i-th backward.
 
     **This is the DualPipe of Chen, Yang and Cheng (2018), not DeepSeek's schedule of the same name (2024)**, which is
-    synchronous and sends micro-batches through the pipeline from both ends.
+    synchronous and sends micro-batches through the pipeline from both ends: `dualpipe`.
 
     Notes
     -----
@@ -382,8 +415,10 @@ def _in_a_v(workers: int) -> Callable[[int, int], tuple[int, int]]:
 
 
 def _two_ways(name: str, partition: Partition, orders: list[list[Way]],
-              place: Callable[[int, int], tuple[int, int]], microbatches: int) -> Schedule:  # fmt: skip
-    """Return the schedule in which each worker runs its order; `place` has chunk and first micro-batch of a way."""
+              place: Callable[[int, int], tuple[int, int]], microbatches: int,
+              replicated: Iterable[int] = ()) -> Schedule:  # fmt: skip
+    """Return the schedule in which each worker runs its order, with so many micro-batches each way."""
+    # place: The chunk of the stages, and the first micro-batch, of a worker and one of its ways.
 
     def cells(worker: int) -> Iterator[Cell]:
         count: Counter[tuple[str, int]] = Counter()
@@ -396,7 +431,8 @@ def _two_ways(name: str, partition: Partition, orders: list[list[Way]],
                 turns.append(partition.cells(kind, chunk, first + m) if m < microbatches else [])
             yield from turns[0] if len(turns) == 1 else _overlapped(*turns)
 
-    return Schedule.of(partition.graph, [cells(worker) for worker in range(partition.workers)], name)
+    lanes = [cells(worker) for worker in range(partition.workers)]
+    return Schedule.of(partition.graph, lanes, name, replicated=replicated)
 
 
 def _overlapped(forwards: list[Action], backwards: list[Action]) -> Iterator[Cell]:
@@ -422,6 +458,7 @@ BUILDERS: dict[str, Callable[..., Schedule]] = {
     "zb-h1": zero_bubble_h1,
     "zb-h2": zero_bubble_h2,
     "zb-v": zero_bubble_v,
+    "dualpipe": dualpipe,
     "dualpipe-v": dualpipe_v,
     "pipedream": pipedream,
     "dualpipe-2018": dualpipe2018,

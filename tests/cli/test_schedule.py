@@ -33,7 +33,9 @@ def test_every_builder_to_a_file_and_back(tmp_path, name):
     found = json.loads(invoke("simulate", path, "--json").stdout)
     assert found["event"] == "result" and found["stages"] == 8 and 0 <= found["bubble"] < 1
     assert found["peak_memory"] == max(worker["peak_memory"] for worker in found["per_worker"])
-    assert sorted(stage for worker in found["per_worker"] for stage in worker["stages"]) == list(range(8))
+    copies = 2 if name == "dualpipe" else 1
+    stages = sorted(stage for worker in found["per_worker"] for stage in worker["stages"])
+    assert stages == sorted([*range(8)] * copies)
     text = invoke("simulate", path).stdout
     assert "makespan" in text and ("stale F" in text) == bool(found["per_stage"])
 

@@ -43,6 +43,8 @@ def synchronous_schedules_have_the_numbers_of_one_worker(transport: Transport) -
     steps = [p.batches("mlp", sizes, seed=seed) for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2]))]
     wanted, wanted_state = p.alone(p.mlp, p.momentum, steps)
     for schedule in p.SYNCHRONOUS:
+        if schedule == "dualpipe" and transport.size % 2:
+            continue
         losses, digest, state, _ = trained(transport, "mlp", schedule)
         np.testing.assert_allclose(losses, [loss for loss, _ in wanted], err_msg=schedule, **TIGHT)
         p.assert_close(([], state), ([], wanted_state), **TIGHT)
