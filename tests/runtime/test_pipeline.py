@@ -17,8 +17,10 @@ from sparsebp.comm.threads import run_ranks
 from sparsebp.core import backend
 from sparsebp.core.errors import NonFiniteError, OptionError, TransportError
 from sparsebp.runtime.actions import Stages, Watch
+from sparsebp.runtime.launch import Timeline
 from sparsebp.schedule import StepGraph
-from sparsebp.schedule.builders import place_updates
+from sparsebp.schedule.builders import build, place_updates
+from sparsebp.schedule.simulation import Event
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -254,6 +256,15 @@ def test_receives_begin_in_the_order_of_the_sends(schedule):
         return losses, p.digest(p.state_of(model, executor._actions.optimizer))
 
     assert run_ranks(4, lambda transport: work(InOrder(transport))) == run_ranks(4, work)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "dualpipe-2018"])
+def test_the_simulation_of_a_measured_step_runs_a_pair_one_after_the_other(name):
+    """As ranks do: with one worker nothing waits, so both take as long."""
+    schedule = build(name, **schedules.fitting(name, 1, 2, 3))
+    events = [Event(action, 0, start, start + 1, (None,), 0) for start, action in enumerate(schedule)]
+    timeline = Timeline(schedule, tuple(events), 0.0)
+    assert timeline.simulated().makespan == timeline.makespan == len(events)
 
 
 class Broken(Watch):
