@@ -54,6 +54,7 @@ def test_every_synchronous_schedule_gives_the_numbers_of_one_worker(schedule, si
     ("densenet", "gpipe", 4), ("gru", "zb-h2", 4), ("vgg11", "interleaved-1f1b", 2), ("lenet5", "gpipe", 1),
     ("transformer", "zb-h1", 4), ("transformer", "modulo", 3), ("vgg11", "zb-v", 2), ("lenet5", "dualpipe-v", 2),
     ("transformer", "dualpipe-v", 2), ("transformer", "dualpipe", 2), ("lenet5", "dualpipe", 2), ("gru", "dualpipe", 2),
+    ("gru", "modulo", 2),
 ])  # fmt: skip
 def test_networks(name, schedule, size):
     found, wanted = one_step_each(name, schedule, size, [2, 2, 2, 2])
