@@ -264,6 +264,7 @@ def summary(simulation: Simulation) -> dict[str, Any]:
     schedule, graph = simulation.schedule, simulation.schedule.graph
     peaks = [curve.peak for curve in simulation.memory]
     updated = range(graph.stages if graph.updates == "microbatch" else 0)
+    homes = [schedule.workers_of(stage) for stage in range(graph.stages)]
     return {
         "name": schedule.name,
         "workers": schedule.workers,
@@ -277,7 +278,7 @@ def summary(simulation: Simulation) -> dict[str, Any]:
         "per_worker": [
             {
                 "worker": worker,
-                "stages": [stage for stage in range(graph.stages) if worker in schedule.workers_of(stage)],
+                "stages": [stage for stage in range(graph.stages) if worker in homes[stage]],
                 "busy": _busy(simulation, worker),
                 "peak_memory": peak,
             }

@@ -183,7 +183,7 @@ def _check_workers(schedule: Schedule) -> None:
         if worker != owner:
             expected, got = f"stage {action.stage} on worker {owner}", f"{action} on worker {worker}"
             raise ScheduleError("A stage runs on several workers", expected=expected, got=got, actions=[action],
-                                remedy="Move it: a stage's weights live on one worker")  # fmt: skip
+                                remedy="Move it: only replicated stages are on several workers")  # fmt: skip
 
 
 # Whether a schedule can run to its end, and every action reads the right weights.

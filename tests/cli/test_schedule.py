@@ -121,6 +121,10 @@ def test_compare():
     paper = ["compare", "gpipe", "fast-forward", "modulo", "--stages", 16, "--microbatches", 4, "--no-input-gradient"]
     rows = [json.loads(line) for line in invoke(*paper, "--json").stdout.splitlines()]
     assert [row["makespan"] for row in rows] == [83, 68, 51]  # Oh et al. 2022, Fig. 12
+    ways = ["compare", "1f1b", "zb-h1", "zb-v", "dualpipe-v", "dualpipe", "--microbatches", 16]
+    for slowdown, makespans in (("2", [114, 102, 99, 102, 100]), ("1", [114, 102, 99, 76, 76])):
+        rows = [json.loads(line) for line in invoke(*ways, "--slowdown", slowdown, "--json").stdout.splitlines()]
+        assert [row["makespan"] for row in rows] == makespans and {row["microbatches"] for row in rows} == {16}
     table = invoke("compare").stdout
     for name in BUILDERS:
         assert name in table

@@ -95,14 +95,15 @@ def test_clipping_by_the_norm_over_all_ranks(schedule, size, sizes):
 
 
 @pytest.mark.parametrize("frozen", [{"1.weight", "1.bias"}, {"3.bias"}, {"5.weight", "5.bias", "7.weight"}])
-@pytest.mark.parametrize("size", [2, 4])
-def test_parameters_that_are_not_trained(frozen, size):
+@pytest.mark.parametrize("schedule, size", [("1f1b", 2), ("1f1b", 4), ("dualpipe", 2)])
+def test_parameters_that_are_not_trained(frozen, schedule, size):
     def trains(model):
         return optim.Adam({name: array for name, array in model.parameters().items() if name not in frozen})
 
     make = p.MODELS["mlp"][0]
-    steps = [p.batches("mlp", [2, 3], seed=seed) for seed in range(3)]
-    found = p.on_ranks(size, make, trains, steps, lambda model: p.schedule_of("1f1b", model, size, 2))
+    sizes = p.filling(schedule, size, [2, 3])
+    steps = [p.batches("mlp", sizes, seed=seed) for seed in range(3)]
+    found = p.on_ranks(size, make, trains, steps, lambda model: p.schedule_of(schedule, model, size, len(sizes)))
     p.assert_close(found, p.alone(make, trains, steps), **TIGHT)
 
 
