@@ -200,8 +200,9 @@ def zero_bubble_v(*, workers: int, stages: int, microbatches: int, unweighted: I
 
     Notes
     -----
-    Qi et al., "Zero bubble pipeline parallelism", 2023 (ICLR 2024), §6, and "Pipeline parallelism with controllable
-    memory", NeurIPS 2024, §3. The order is that of PyTorch's ``ScheduleZBVZeroBubble``.
+    Qi et al., "Zero bubble pipeline parallelism", 2023 (ICLR 2024), §6; placements in a V, with less memory too, are
+    the subject of their "Pipeline parallelism with controllable memory", NeurIPS 2024. The order is that of PyTorch's
+    ``ScheduleZBVZeroBubble``.
     """
     graph = StepGraph(stages, microbatches, frozenset(unweighted))
 
@@ -234,9 +235,9 @@ def dualpipe_v(*, workers: int, stages: int, microbatches: int, unweighted: Iter
 
     Notes
     -----
-    DeepSeek-AI, "DeepSeek-V3 technical report", 2024, §3.2.1 and Table 2, cut in half as Qi et al. propose ("DualPipe
-    could be better without the dual", 2025). The order is that of ``DualPipeV`` in deepseek-ai/DualPipe and of
-    PyTorch's ``ScheduleDualPipeV``.
+    DeepSeek-AI, "DeepSeek-V3 technical report", 2024, §3.2.1 and Table 2, in the form that Sea AI Lab
+    proposed ("cut-in-half", 2025). The order is that of ``DualPipeV`` in deepseek-ai/DualPipe and of PyTorch's
+    ``ScheduleDualPipeV``.
     """
     graph = StepGraph(stages, microbatches, frozenset(unweighted))
     partition = Partition(graph, workers, 2 * workers, input_gradient)

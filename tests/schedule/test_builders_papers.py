@@ -148,7 +148,7 @@ def test_zero_bubble_for_other_durations(build, times, F, I, W):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
 def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(workers):
-    """Qi et al. (2024), §3: with F = I = W no worker waits after its first action, and each saves as much as 1F1B's.
+    """Qi et al. (2023), §6: with F = I = W no worker waits after its first action, and each saves as much as 1F1B's.
 
     1F1B has the same stages, two a worker; all of its workers but the first save less.
     """
