@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Benchmark, Overview, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import on_ranks
-from benchmarks.workloads import CELLS, mlp, torch_twin
+from benchmarks.workloads import CELLS, mlp, stacked, torch_twin
 from sparsebp import nn, optim
 from sparsebp.comm.transport import Handle, Transport
 from sparsebp.core import timing
@@ -249,23 +249,30 @@ class TimedPipeline(PipelineExecutor):
         return [timed]
 
 
+def chain_of(given: Mapping[str, Any]) -> nn.Sequential:
+    """Return an MLP or, where the settings have a `length` of sequences, GRUs one above the other."""
+    if "length" in given:
+        return stacked("GRU", given["depth"], given["width"], given["width"])
+    return mlp(given["width"], given["depth"])
+
+
 def schedule_of(name: str, given: Mapping[str, Any], ranks: int) -> Schedule:
     """Return the schedule of this name that the ranks run, updates at its end."""
-    stages = Stages(mlp(given["width"], given["depth"]))
+    stages, group = Stages(chain_of(given)), 1 if "length" in given else 2  # a linear layer and its activation
     found = build(name, strict=False, workers=ranks, stages=len(stages), microbatches=given["microbatches"],
-                  unweighted=stages.unweighted, input_gradient=False, group=2)  # fmt: skip
+                  unweighted=stages.unweighted, input_gradient=False, group=group)  # fmt: skip
     return place_updates(found)
 
 
 def steps(name: str, transport: Transport, given: Mapping[str, Any]) -> Iterator[list[tuple[str, float, float]]]:
     """Run steps of a schedule and yield the spans of each, of all ranks."""
-    model = mlp(given["width"], given["depth"])
+    model = chain_of(given)
     optimizer = optim.SGD(model.parameters(), **SGD)
     schedule = schedule_of(name, given, transport.size)
     executor = TimedPipeline(model, nn.CrossEntropyLoss(), optimizer, schedule, transport)
     rng = np.random.default_rng(1)
-    shape = given["batch"], given["width"]
-    batches = [(rng.standard_normal(shape, np.float32), rng.integers(given["width"], size=shape[0]))
+    shape = (*((given["length"],) if "length" in given else ()), given["batch"], given["width"])
+    batches = [(rng.standard_normal(shape, np.float32), rng.integers(given["width"], size=given["batch"]))
                for _ in range(given["microbatches"])]  # fmt: skip
     for number in range(-2, given["steps"]):  # two to warm up
         executor.spans = []

@@ -12,6 +12,7 @@ from benchmarks import harness
 from sparsebp.schedule import Action, Costs, Schedule, Simulation, gantt, simulate
 from sparsebp.schedule.builders import (
     conventional,
+    dualpipe,
     dualpipe2018,
     fast_forward,
     gpipe,
@@ -23,6 +24,7 @@ from sparsebp.schedule.builders import (
     reverse_first_k,
     zero_bubble_h1,
     zero_bubble_h2,
+    zero_bubble_v,
 )
 
 FOLDER = Path(__file__).parent / "images"
@@ -96,6 +98,11 @@ def main() -> None:
     shape = {"workers": 4, "stages": 4, "microbatches": 8}
     draw("pipelines", [simulate(build(**shape)) for build in (gpipe, one_f_one_b)], memory=True)
     draw("zero-bubble", [simulate(build(**shape)) for build in (zero_bubble_h1, zero_bubble_h2)], memory=True)
+
+    draw("two-ways", [
+        simulate(zero_bubble_v(workers=4, stages=8, microbatches=8)),
+        simulate(dualpipe(workers=4, stages=4, microbatches=12), Costs(slowdown=1.5)),
+    ], memory=True)  # fmt: skip
 
     units = Costs(lambda action: 0 if action.kind == "U" else 0.5 if action.stage == 3 else 1)
     draw("asynchronous", [

@@ -177,18 +177,46 @@ def cross_layer(context: Context) -> Found:
                              "sizes": (1 << 10,), "schedules": ("gpipe", "fast-forward", "modulo")}  # fmt: skip
     if context.quick:
         given |= {"width": 16, "depth": 4, "batch": 4, "steps": 3}
-    spans = on_ranks(2, pipelines_on_ranks, given=given)["spans"]
-    times: dict[str, timing.Timing] = {}
-    for name, steps in spans.items():
-        times[name] = timing.Timing(tuple(
-            max(end for _, _, end in step) - min(start for _, start, _ in step) for step in steps))  # fmt: skip
+    times = _on_two_ranks(given)
     what = f"MLP, {given['depth']} × {given['width']}, batch {given['batch']}, one micro-batch on two ranks"
     return Found(tuple(
-        faster(f"{what}: {name} over conventional", f"{paper:.2f}× ({units})", paper, times["gpipe"].to_dict(),
-               times[name].to_dict(), ran=f"{name}; conventional cross-layer model parallelism",
+        faster(f"{what}: {name} over conventional", f"{paper:.2f}× ({units})", paper, times["gpipe"],
+               times[name], ran=f"{name}; conventional cross-layer model parallelism",
                why="The ranks are two processes that exchange messages, and layers do not take equal time")
         for name, paper, units in (("fast-forward", 1.21, "23 / 19 units"), ("modulo", 1.44, "23 / 16 units"))
     ))  # fmt: skip
+
+
+def recurrent_cross_layer(context: Context) -> Found:
+    """§8.4.1 and Fig. 11a: recurrent layers on two processes, a whole batch at once; GPipe has four micro-batches."""
+    given: dict[str, Any] = {"width": 128, "depth": 16, "length": 20, "batch": 128, "steps": 20, "sizes": (1 << 10,)}
+    if context.quick:
+        given |= {"width": 8, "depth": 4, "length": 3, "batch": 8, "steps": 2}
+    whole = _on_two_ranks(given | {"microbatches": 1, "schedules": ("gpipe", "fast-forward", "modulo")})
+    parts = _on_two_ranks(given | {"microbatches": 4, "batch": given["batch"] // 4, "schedules": ("gpipe",)})
+    what = "GRU, {depth} × {width}, T = {length}, batch {batch} on two ranks".format_map(given)
+    cross, ran = "cross-layer model parallelism", "modulo, one micro-batch"
+    why = "Two ranks with one core each, not four V100; the paper states no sizes of its cells"
+    slower = parts["gpipe"]["median"] / whole["gpipe"]["median"]
+    return Found((
+        faster(f"{what}: modulo over GPipe", "1.99× (four V100)", 1.99, parts["gpipe"], whole["modulo"],
+               ran=f"{ran}; GPipe, four micro-batches", why=why),
+        faster(f"{what}: modulo over {cross}", "1.47× (four V100)", 1.47, whole["gpipe"], whole["modulo"],
+               ran=f"{ran}; {cross}", why=why),
+        judged(f"{what}: a step of GPipe over one of {cross}", "above 1", f"{slower:.2f}", slower > 1,
+               "GPUs run the state-independent part of a cell early; these ranks run layer by layer",
+               f"GPipe, four micro-batches; {cross}"),
+    ))  # fmt: skip
+
+
+def _on_two_ranks(given: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the lengths of steps of some schedules on two processes."""
+    spans = on_ranks(2, pipelines_on_ranks, given=given)["spans"]
+    return {
+        name: timing.Timing(tuple(
+            max(end for _, _, end in step) - min(start for _, start, _ in step) for step in steps)).to_dict()
+        for name, steps in spans.items()
+    }  # fmt: skip
 
 
 # Statements of §8.3 and §8.4, simulated with the costs of the paper's clusters.
@@ -493,6 +521,9 @@ FIGURES = (
     Figure("ooo-fig11-here", "Fig. 11", "executed",
            "pipelines on two ranks of this machine, compared with GPipe and with the simulator",
            rests_on="scaling-measured", shows=executed_pipelines, seconds=120, needs=("mpi",)),
+    Figure("ooo-fig11-rnn", "Fig. 11a", "measured",
+           "recurrent layers on two ranks of this machine: modulo allocation 1.99× GPipe and 1.47× cross-layer "
+           "model parallelism", run=recurrent_cross_layer, seconds=60, needs=("mpi",)),
     Figure("ooo-s84", "§8.4", "simulated", "compared with PipeDream, DAPPLE and Megatron 2; communication and memory",
            run=stated_pipelines, seconds=3, gpu=True),
     Figure("ooo-fig12", "Fig. 12 and §8.4.1", "exact",

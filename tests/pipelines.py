@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import orders
+import schedules
 from orders import digest, state_of
 from sparsebp import models, nn, optim
 from sparsebp.comm.threads import run_ranks
@@ -19,7 +20,9 @@ from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import build
 
-SYNCHRONOUS = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "fast-forward", "modulo")
+SYNCHRONOUS = (
+    "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v", "fast-forward", "modulo",
+)  # fmt: skip
 
 
 def mlp(dtype: Any = np.float64, width: int = 5) -> nn.Sequential:
@@ -83,6 +86,12 @@ def batches(name: str, sizes: list[int], dtype: Any = np.float64, seed: int = 0)
     rng = np.random.default_rng(seed)
     shape = MODELS[name][1]
     return [(rng.standard_normal((n, *shape)).astype(dtype), rng.integers(0, 3, n)) for n in sizes]
+
+
+def filling(schedule: str, ranks: int, sizes: list[int]) -> list[int]:
+    """Return sizes of micro-batches, repeated until there are as many as the builder of that name needs."""
+    needed = schedules.fitting(schedule, ranks, 8, len(sizes))["microbatches"]
+    return sizes * -(-needed // len(sizes))
 
 
 def schedule_of(name: str, model: Any, workers: int, microbatches: int, **options: Any) -> Schedule:

@@ -25,6 +25,23 @@ def lane(text: str) -> list[Cell]:
     return [parse(cell) for cell in text.split()]
 
 
+def fitting(name: str, workers: int, stages: int, microbatches: int) -> dict[str, int]:
+    """Return these sizes, made larger where the builder of that name needs more."""
+    if name == "dualpipe":
+        workers += workers % 2
+        stages, microbatches = max(stages, workers), microbatches + microbatches % 2
+    if name in ("zb-v", "dualpipe-v"):
+        stages = max(stages, 2 * workers)
+    if name in ("dualpipe", "dualpipe-v"):
+        microbatches = max(microbatches, 2 * workers)
+    return {"workers": workers, "stages": stages, "microbatches": microbatches}
+
+
+def worker_of(schedule: Schedule, action: Action) -> int:
+    """Return the worker that runs an action."""
+    return schedule.lanes[schedule.places[action][0]].worker
+
+
 def all_actions(graph: StepGraph, input_gradient: bool = False) -> list[Action]:
     """Return the actions of a graph."""
     return [*graph.required(), *(graph.optional() if input_gradient else ())]
@@ -49,11 +66,12 @@ def random_order(graph: StepGraph, actions: Iterable[Action], rng: random.Random
 
 def random_schedule(
     graph: StepGraph, rng: random.Random, workers: int = 1, streams: tuple[str, ...] = ("main",),
-    input_gradient: bool = False, joined: float = 0.0, recomputed: Iterable[int] = (),
+    input_gradient: bool = False, joined: float = 0.0, recomputed: Iterable[int] = (), replicated: Iterable[int] = (),
 ) -> Schedule:  # fmt: skip
     """Return a random valid schedule: a random order of a random graph, dealt onto workers and streams.
 
-    `joined` is the share of I and W made one B, and of neighbouring F and B made an overlap.
+    `joined` is the share of I and W made one B, and of neighbouring F and B made an overlap. Micro-batches of a
+    replicated stage are dealt onto all workers.
     """
     actions = set(all_actions(graph, input_gradient))
     for action in sorted(actions, key=str):
@@ -64,13 +82,14 @@ def random_schedule(
     order = random_order(graph, actions, rng)
     home = [*range(workers), *(rng.randrange(workers) for _ in range(graph.stages - workers))]
     rng.shuffle(home)
+    homes = {(stage, m): rng.randrange(workers) for stage in replicated for m in range(1, graph.microbatches)}
     lanes: dict[tuple[int, str], list[Cell]] = {}
     last: tuple[int, str] | None = None
     for action in order:
         stream = "link" if action.kind == "S" and len(streams) > 1 else rng.choice(streams)
         if graph.updates == "microbatch" and action.kind in "FIBU":  # no update beside those who read the weights
             stream = streams[action.stage % len(streams)]
-        key = home[action.stage], stream
+        key = homes.get(action[::2], home[action.stage]), stream
         cells = lanes.setdefault(key, [])
         before = cells[-1] if cells and last == key else None
         if isinstance(before, Action) and before.kind == "F" and action.kind in "IB" and rng.random() < joined:
@@ -79,7 +98,7 @@ def random_schedule(
             cells.append(action)
         last = key
     found = tuple(Lane(worker, stream, tuple(cells)) for (worker, stream), cells in sorted(lanes.items()))
-    return Schedule(graph, found, "random", frozenset(recomputed))
+    return Schedule(graph, found, "random", frozenset(recomputed), frozenset(replicated))
 
 
 @st.composite
@@ -94,11 +113,13 @@ def graphs(draw: st.DrawFn) -> StepGraph:
 def schedules(draw: st.DrawFn, streams: int = 3, joined: bool = True) -> Schedule:
     """Draw a valid schedule."""
     graph = draw(graphs())
+    plain = StepGraph(graph.stages, graph.microbatches, graph.unweighted)
     return random_schedule(
         graph, random.Random(draw(st.integers(0, 2**32))), draw(st.integers(1, graph.stages)),
         ("main", "sub", "third")[: draw(st.integers(1, streams))], draw(st.booleans()),
         draw(st.sampled_from([0.0, 0.5, 1.0])) if joined else 0.0,
         draw(st.sets(st.integers(0, graph.stages - 1), max_size=2)),
+        draw(st.sets(st.integers(0, graph.stages - 1))) if graph == plain else (),
     )  # fmt: skip
 
 

@@ -186,7 +186,7 @@ _UNITS = (
 )
 _COMPARED_LEGEND = (
     f"M: micro-batches. per M: makespan / M. faster: per M, than the first row. stale: updates that weights are behind "
-    f"at most. {_UNITS}"
+    f"at most. {_UNITS} A forward and a backward at once take the longer of the two times; with --slowdown 2, the sum."
 )
 _WORKERS = (
     tables.Column("worker", "worker"),

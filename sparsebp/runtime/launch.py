@@ -26,7 +26,7 @@ from sparsebp.core import backend, errors, threads
 from sparsebp.core.check import Array, check_choice, check_flag, shown
 from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError, SparseBPError, TransportError
 from sparsebp.core.files import write_figure
-from sparsebp.schedule import Action, Costs, Schedule, simulate
+from sparsebp.schedule import Action, Costs, Overlap, Schedule, simulate
 from sparsebp.schedule.plot import gantt
 from sparsebp.schedule.simulation import Event, Simulation
 
@@ -410,7 +410,11 @@ class Timeline:
             action = cast(Action, event.cell)
             found[action.kind, action.stage].append(event.end - event.start)
         means = {key: fmean(times) for key, times in found.items()}
-        return simulate(self.schedule, Costs(lambda action: means.get((action.kind, action.stage), 0.0)))
+        overlaps = any(isinstance(cell, Overlap) for lane in self.schedule.lanes for cell in lane.cells)
+        return simulate(self.schedule, Costs(
+            lambda action: means.get((action.kind, action.stage), 0.0),
+            slowdown=2.0 if overlaps else 1.0,  # a rank runs F, then B
+        ))  # fmt: skip
 
 
 def clock_offset(transport: Transport) -> tuple[float, float]:

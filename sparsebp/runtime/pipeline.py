@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pickle
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,22 +43,22 @@ from sparsebp.schedule.lowering import Await, Compute, Message, Post, RankProgra
 class PipelineActions(Actions):
     """The actions of some of the stages."""
 
-    # own: The numbers of this rank's stages.
+    # own: This rank's stages, and the micro-batches that it runs of each: all, unless the stage is replicated.
     # share: Makes the numbers of a step known to all ranks, before the first update if all gradients are ready by then.
 
     def __init__(
-        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, own: Collection[int],
-        share: Run,
+        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch,
+        own: Mapping[int, Collection[int]], share: Run,
     ) -> None:  # fmt: skip
         super().__init__(stages, loss, optimizer, clip_norm, watch)
-        self.own, self._share = frozenset(own), share
+        self.own, self._share = own, share
         held = {name for number in own for name in stages[number].parameters.values()}
         self.names = tuple(name for name in stages.names if name in held)
 
     def forward(self, number: int, m: int, count: int) -> Run:
         """F; an output that another rank needs goes to the outbox."""
         forward, last = super().forward(number, m, count), number == len(self.stages) - 1
-        if number + 1 in self.own or last:
+        if m in self.own.get(number + 1, ()) or last:
             return forward
 
         def run(step: Step) -> None:
@@ -67,7 +69,8 @@ class PipelineActions(Actions):
         return run
 
     def _behind(self, number: int) -> Any:
-        return super()._behind(number) if {number, number + 1} <= self.own else None
+        here, there = self.own.get(number), self.own.get(number + 1)
+        return super()._behind(number) if here is not None and here == there else None
 
     def _loss(self, m: int, count: int) -> Run:
         loss = super()._loss(m, count)
@@ -80,7 +83,7 @@ class PipelineActions(Actions):
         return run
 
     def _place(self, step: Step, m: int, number: int, gy: Array) -> None:
-        if number in self.own:
+        if m in self.own.get(number, ()):
             super()._place(step, m, number, gy)
         else:
             step.outbox["I", number + 1, m] = gy
@@ -130,31 +133,32 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
 
 def _check_apart(schedule: Schedule, stages: Stages) -> None:
     """Refuse parameters, layers and generators that stages on different ranks share."""
-    parameters: defaultdict[str, set[int]] = defaultdict(set)
+    parameters: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)  # the ranks of each stage that holds one
     generators: defaultdict[int, set[int]] = defaultdict(set)  # the stages that draw from one
     layers: dict[int, list[str]] = {}
     counting: defaultdict[int, set[int]] = defaultdict(set)  # layers with running statistics
     named: dict[int, str] = {}
-    for number, rank in enumerate(schedule.allocation):
-        stage = stages[number]
+    for number, stage in enumerate(stages.all):
+        ranks = schedule.workers_of(number)
         for name in stage.parameters.values():
-            parameters[name].add(rank)
+            parameters[name].add(tuple(sorted(ranks)))
         for prefix, layer in stage.layer.modules(stage.name) if hasattr(stage.layer, "modules") else ():
             if layer.buffers:
-                counting[id(layer)].add(rank)
+                counting[id(layer)].update(ranks)
                 named.setdefault(id(layer), prefix)
         drawn = stage.layer.generators() if hasattr(stage.layer, "generators") else {}
         for name, generator in drawn.items():
             generators[id(generator)].add(number)
             layers.setdefault(id(generator), []).append(f"{stage.name}.{name}".strip("."))
-    shared = [name for name, ranks in parameters.items() if len(ranks) > 1]
+    shared = [name for name, several in parameters.items() if len(several) > 1]
     if shared:
         raise OptionError("A parameter is shared by stages on several ranks", expected="all of its stages on one",
                           got=", ".join(shared), remedy="Deal the stages out otherwise, or untie them")  # fmt: skip
-    counted = [named[key] for key, ranks in counting.items() if len(ranks) > 1]
+    counted = [named[key] for key, several in counting.items() if len(several) > 1]
     if counted:
-        raise OptionError("A layer with running statistics is in stages on several ranks", got=", ".join(counted),
-                          expected="all of its stages on one", remedy="Use a separate layer in each")  # fmt: skip
+        raise OptionError("A layer with running statistics is in stages on several ranks",
+                          expected="all of its stages on one", got=", ".join(counted),
+                          remedy=_SINGLE if schedule.replicated else "Use a separate layer in each")  # fmt: skip
     drawn_by = [", ".join(layers[key]) for key, drawing in generators.items() if not _draw_in_turn(schedule, drawing)]
     if drawn_by:
         raise OptionError("Layers on several ranks, or in another order than in one worker, draw from one random "
@@ -162,9 +166,14 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
                           remedy="Build each with a separate seed: rng=1, rng=2, …")  # fmt: skip
 
 
+_SINGLE = "Take a schedule with each stage on one rank, as dualpipe-v"
+
+
 def _draw_in_turn(schedule: Schedule, stages: set[int]) -> bool:
     """Return whether one rank runs these stages forward in the order of one worker: a micro-batch after another."""
-    ranks = {schedule.allocation[number] for number in stages}
+    if len(stages) == 1 and stages <= schedule.replicated:
+        return True  # refused if it draws, which layers with a dropout of 0 do not: see `_undrawn`
+    ranks = {rank for number in stages for rank in schedule.workers_of(number)}
     cells = [part for lane in schedule.lanes if lane.worker in ranks for cell in lane.cells for part in parts_of(cell)]
     order = [(part.microbatch, part.stage) for part in cells if part.kind == "F" and part.stage in stages]
     return len(ranks) == 1 and order == sorted(order)
@@ -255,6 +264,22 @@ class P2PBuffers:
         for message in list(self._sent):
             self._leave(message)
         self._known.update(self._inputs)
+
+    def swap(
+        self, own: Array | None, like: Array, others: Sequence[int], makers: Sequence[int]
+    ) -> Callable[[], list[Array]]:
+        """Begin to send `own` to other ranks, and to receive what is like it; the result returns that of `makers`."""
+        carried = None if own is None else self._carried(own)
+        rooms = {rank: self._carrier.empty(like.shape, like.dtype) for rank in others if rank in makers}
+        handles = [] if carried is None else [self._transport.isend(carried, rank, 0) for rank in others]
+        handles += [self._transport.irecv(room, rank, 0) for rank, room in rooms.items()]
+
+        def finish() -> list[Array]:
+            for handle in handles:
+                handle.wait()
+            return [backend.as_namespace(rooms[rank], self._xp) if rank in rooms else own for rank in makers]
+
+        return finish
 
     def _leave(self, message: Message) -> None:
         for handle, _ in self._sent.pop(message, ()):
@@ -568,6 +593,9 @@ class PipelineExecutor:
     `times` has begin and end of each action of this rank in the last step with all micro-batches, by
     ``time.perf_counter()``; see `sparsebp.runtime.launch`.
 
+    The gradients of replicated stages (`Schedule.replicated`) are summed over their ranks after the last action, and
+    all stages are updated then: these sums are grouped by rank, and equal one worker's up to rounding.
+
     In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch by itself: its own mean is its
     loss, whose gradient updates every stage. A step is the stream of the schedule's micro-batches; the pipeline fills
     at its beginning and drains at its end. Its loss is the mean over the samples, and its squared norm is the mean of
@@ -588,18 +616,21 @@ class PipelineExecutor:
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         schedule = without_frozen(schedule, self.stages)
-        if schedule.graph.updates == "none":
+        if schedule.graph.updates == "none" and not schedule.replicated:
             schedule = place_updates(schedule)
         check_fits_ranks(schedule, self.stages, transport, predicts=predictor is not None)
         self.schedule, self._transport = schedule, transport
         self._owners = schedule.allocation
-        self._own = [stage for stage, rank in enumerate(self._owners) if rank == transport.rank]
+        everything = range(schedule.graph.microbatches)
+        own = {stage: frozenset(m for m in everything if schedule.worker_of(stage, m) == transport.rank)
+               for stage in range(len(self.stages)) if transport.rank in schedule.workers_of(stage)}  # fmt: skip
+        self._losses_of = [schedule.worker_of(len(self.stages) - 1, m) for m in everything]  # ranks
         self._actions = PipelineActions(
-            self.stages, loss, optimizer, clip_norm, watch or Watch(), self._own, lambda step: self._share([step])
+            self.stages, loss, optimizer, clip_norm, watch or Watch(), own, lambda step: self._share([step])
         )
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._p2p = P2PBuffers(transport, xp)
-        names = {number: tuple(dict.fromkeys(self.stages[number].parameters.values())) for number in self._own}
+        names = {number: tuple(dict.fromkeys(self.stages[number].parameters.values())) for number in own}
         stashed = schedule.graph.weights == "stashed"
         self._predictor = predictor
         self._versions = Versions(names, model.parameters(), stashed=stashed, predictor=predictor, note=note)
@@ -688,8 +719,8 @@ class PipelineExecutor:
         steps = [Step(part, len(self.stages), tag) for part in parts]
         for step in steps:
             step.update = self._actions.optimizer.begin()
-            if 0 not in self._actions.own:
-                step.flow = [None] * len(step.flow)
+            first = self._actions.own.get(0, ())
+            step.flow = [x if m in first else None for m, x in enumerate(step.flow)]
         return steps
 
     def _joined(self, steps: list[Step], batches: Sequence[Batch], tag: Any) -> Step:
@@ -704,8 +735,7 @@ class PipelineExecutor:
 
     def _share(self, steps: Sequence[Step]) -> None:
         """Tell all ranks losses, scores and sums of squares, and check that samples and options are the same."""
-        last = self._transport.rank == self._owners[-1]
-        numbers = [(step.values, step.scores) for step in steps] if last else None
+        numbers = [(step.values, step.scores) for step in steps] if self._transport.rank in self._losses_of else None
         own = (numbers, [step.squares for step in steps], self._samples, mark_of(options_of(self._actions.optimizer)))
         shared = self._transport.share(own)
         check_marks([mark for _, _, _, mark in shared])
@@ -716,7 +746,9 @@ class PipelineExecutor:
                                      got="inputs or targets of another checksum",
                                      remedy="Give all ranks the same data, in one order")  # fmt: skip
         for number, step in enumerate(steps):
-            step.values, step.scores = (list(part) for part in shared[self._owners[-1]][0][number])
+            found = [shared[rank][0][number] for rank, _ in zip(self._losses_of, step.values, strict=False)]
+            step.values = [values[m] for m, (values, _) in enumerate(found)]
+            step.scores = [scores[m] for m, (_, scores) in enumerate(found)]
             step.squares = {name: value for _, squares, _, _ in shared for name, value in squares[number].items()}
 
     # ---- programs ----------------------------------------------------------------------------------------------------
@@ -753,9 +785,25 @@ class PipelineExecutor:
                         tasks.append(self._carries(one, message))
                 case _:
                     raise OptionError("A pipeline has no replicas", expected="no S", got=str(one))
+        if self.schedule.replicated:
+            tasks.append(_of_the_step(partial(self._add_copies, count)))
         if gathers:
             tasks.append(_of_the_step(self._actions.gather))
+        if self.schedule.replicated and self._actions.names:
+            tasks.append(_of_the_step(self._actions.update(self._actions.names, gathered=True)))
         return tasks
+
+    def _add_copies(self, count: int, step: Step) -> None:
+        """Sum the gradients of replicated stages over their ranks, in the order of these ranks' first micro-batches."""
+        under_way, live = {}, self.stages.model.parameters()
+        for name in self._actions.names:
+            holders = [number for number in self._actions.own if name in self.stages[number].parameters.values()]
+            makers = dict.fromkeys(self.schedule.worker_of(number, m) for m in range(count) for number in holders)
+            others = [rank for rank in self.schedule.workers_of(holders[0]) if rank != self._transport.rank]
+            under_way[name] = self._p2p.swap(step.grads.get(name), live[name], others, list(makers))
+        for name, finish in under_way.items():
+            first, *more = finish()
+            step.grads[name] = sum(more, first)
 
     def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[Run]:
         """Return the function that a part of a cell runs, if any."""
@@ -763,7 +811,8 @@ class PipelineExecutor:
         if self._asynchronous:  # each micro-batch is a separate step
             m, count = 0, 1
         if part.kind == "F":
-            return [actions.forward(number, m, count)]
+            forward = actions.forward(number, m, count)
+            return [self._undrawn(number, forward) if number in self.schedule.replicated else forward]
         if part.kind == "I":
             return [actions.input_grad(number, m)] if number > self.stages.first else []
         if not self.stages[number].parameters:
@@ -772,6 +821,21 @@ class PipelineExecutor:
             return [actions.weight_grad(number, m)]
         # The update of a shared parameter is with another stage's.
         return [actions.update(names[number], gathered=self._gathered)] if number in names else []
+
+    def _undrawn(self, number: int, forward: Run) -> Run:
+        """Return the F of a replicated stage: a draw is refused, for the other ranks would make the same one."""
+        stage = self.stages[number]
+
+        def run(step: Step) -> None:
+            generators = stage.layer.generators() if hasattr(stage.layer, "generators") else {}
+            before = {name: pickle.dumps(generator.bit_generator.state) for name, generator in generators.items()}
+            forward(step)
+            for name, generator in generators.items():
+                if pickle.dumps(generator.bit_generator.state) != before[name]:
+                    raise OptionError(f"The layer {stage.name}.{name}".strip(".") + " draws random numbers on several "
+                                      "ranks", expected="no dropout", got="draws", remedy=_SINGLE)  # fmt: skip
+
+        return run
 
     def _timed(self, action: Action, task: Task) -> Task:
         def timed(steps: list[Step]) -> None:

@@ -8,12 +8,14 @@ model with fewer stages than workers, or any other option that does not fit rais
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Cell, Overlap, StepGraph
+from sparsebp.schedule.actions import Action, Cell, Overlap, StepGraph
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.reorder import (
     Fusion,
@@ -45,7 +47,9 @@ __all__ = [
     "RegionTimes",
     "conventional",
     "data_parallel",
+    "dualpipe",
     "dualpipe2018",
+    "dualpipe_v",
     "fast_forward",
     "gpipe",
     "interleaved_one_f_one_b",
@@ -62,10 +66,14 @@ __all__ = [
     "two_stream_list",
     "zero_bubble_h1",
     "zero_bubble_h2",
+    "zero_bubble_v",
 ]
 
 Turn: TypeAlias = tuple[str, int, int]
 """Kind of the actions, chunk of the stages, micro-batch: one turn of a worker."""
+
+Way: TypeAlias = tuple[str, int]
+"""A turn of a worker between two ways: kind, and which of its two chunks. ``("FB", 0)`` overlaps F of 0 with B of 1."""
 
 
 @builder
@@ -180,6 +188,96 @@ def zero_bubble_h2(*, workers: int, stages: int, microbatches: int, chunks: int 
 
 
 @builder
+def zero_bubble_v(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
+                  input_gradient: bool = True) -> Schedule:  # fmt: skip
+    """Return ZB-V: the stages are placed in a V, down the workers and up again, and no worker waits in the middle.
+
+    Worker k has chunks k and 2 N − 1 − k of the stages in 2 N chunks, so loss and input are both on worker 0. From
+    2 N − 1 micro-batches on, where F = I = W, no worker waits between its first and last action; and each saves the
+    activations of 2 N chunks, as many bytes as 1F1B's first worker saves; the gradients that W needs come on top, as in
+    `zero_bubble_h1`. With fewer micro-batches the order is that of 2 N − 1 without the missing ones. It needs 2 N
+    stages or more.
+
+    Notes
+    -----
+    Qi et al., "Zero bubble pipeline parallelism", 2023 (ICLR 2024), §6; placements in a V, with less memory too, are
+    the subject of their "Pipeline parallelism with controllable memory", NeurIPS 2024. The order is that of PyTorch's
+    ``ScheduleZBVZeroBubble``.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+
+    def order(k: int) -> list[Way]:
+        filled = max(2 * workers - 1, microbatches)
+        return [
+            *(2 * (workers - k) - 1) * [("F", 0)],
+            *k * [("F", 1), ("F", 0)],
+            *(workers - k) * [("F", 1), ("I", 1), ("W", 1)],
+            *(filled - workers) * [("F", 0), ("I", 0), ("W", 0), ("F", 1), ("I", 1), ("W", 1)],
+            *k * [("I", 0), ("I", 1)],
+            *(workers - k) * [("I", 0), ("W", 0)],
+            *k * [("W", 1)],
+            *k * [("W", 0)],
+        ]
+
+    partition = Partition(graph, workers, 2 * workers, input_gradient)
+    return _two_ways("ZB-V", partition, [order(k) for k in range(workers)], _in_a_v(workers), microbatches)
+
+
+@builder
+def dualpipe_v(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
+               input_gradient: bool = True) -> Schedule:  # fmt: skip
+    """Return DualPipeV: stages placed in a V as in `zero_bubble_v`, forwards of one arm overlap backwards of the other.
+
+    DeepSeek's kernels hide the communication of one half of such a pair behind the computation of the other. `simulate`
+    takes max(F, B) for a pair, or more as `Costs.slowdown` says, up to F + B with 2; ranks of sparsebp run F, then B.
+    With F&B for a pair, B = I + W and I = F, the bubble is (N − 1)(F&B + B − 3 W), in durations of a chunk. Every
+    worker saves the activations of 2 N + 1 chunks. It needs 2 N stages and 2 N micro-batches or more.
+
+    Notes
+    -----
+    DeepSeek-AI, "DeepSeek-V3 technical report", 2024, §3.2.1 and Table 2, in the form that Sea AI Lab
+    proposed ("cut-in-half", 2025). The order is that of ``DualPipeV`` in deepseek-ai/DualPipe and of PyTorch's
+    ``ScheduleDualPipeV``.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    partition = Partition(graph, workers, 2 * workers, input_gradient)
+    _check_filled(workers, microbatches)
+    orders = [_dualpipe_order(k, workers, microbatches) for k in range(workers)]
+    return _two_ways("DualPipeV", partition, orders, _in_a_v(workers), microbatches)
+
+
+@builder
+def dualpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
+             input_gradient: bool = True) -> Schedule:  # fmt: skip
+    """Return DeepSeek's DualPipe: the first half of the micro-batches enters at worker 0, the second at the last one.
+
+    Worker k has chunks k and N − 1 − k of the stages in N chunks: all stages are on two workers, `Schedule.replicated`.
+    Its order is that of worker min(k, N − 1 − k) in `dualpipe_v` with N / 2 workers and half the micro-batches. So are
+    overlapped pairs, bubble and activations: (N / 2 − 1)(F&B + B − 3 W) and N + 1 chunks. It needs N stages or more, an
+    even number of workers, and an even number of micro-batches, 2 N or more.
+
+    Notes
+    -----
+    DeepSeek-AI, "DeepSeek-V3 technical report", 2024, §3.2.1, Fig. 5 and Table 2. The order is that of ``DualPipe`` in
+    deepseek-ai/DualPipe. PyTorch does not have it.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    partition = Partition(graph, workers, workers, input_gradient)
+    for name, count in (("workers", workers), ("micro-batches", microbatches)):
+        if count % 2:
+            raise OptionError(f"DualPipe has {name} in two halves", expected="an even number", got=count)
+    _check_filled(workers, microbatches)
+
+    def place(worker: int, way: int) -> tuple[int, int]:
+        chunk = sorted((worker, workers - 1 - worker))[way]
+        return chunk, 0 if chunk == worker else microbatches // 2
+
+    half = microbatches // 2
+    orders = [_dualpipe_order(min(k, workers - 1 - k), workers // 2, half) for k in range(workers)]
+    return _two_ways("DualPipe", partition, orders, place, half, replicated=range(stages))
+
+
+@builder
 def pipedream(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = ()) -> Schedule:
     """Return PipeDream's schedule: 1F1B without a flush, an update after every backward, stashed weights.
 
@@ -211,7 +309,7 @@ def dualpipe2018(*, workers: int, stages: int, microbatches: int, unweighted: It
     forward's: SpecTrain predicts them. With several stages per worker, the i-th forward overlaps the i-th backward.
 
     **This is the DualPipe of Chen, Yang and Cheng (2018), not DeepSeek's schedule of the same name (2024)**, which is
-    synchronous and sends micro-batches through the pipeline from both ends.
+    synchronous and sends micro-batches through the pipeline from both ends: `dualpipe`.
 
     Notes
     -----
@@ -286,6 +384,67 @@ def _delayed(name: str, ahead: int, workers: int, chunks: int, graph: StepGraph,
     return _pipeline(name, graph, workers, turns, chunks, input_gradient)
 
 
+def _check_filled(workers: int, microbatches: int) -> None:
+    if microbatches < 2 * workers:
+        raise OptionError("There are too few micro-batches to fill the pipeline", got=microbatches,
+                          expected=f"{2 * workers} or more for {workers} workers")  # fmt: skip
+
+
+def _dualpipe_order(k: int, workers: int, microbatches: int) -> list[Way]:
+    """Return the turns of worker k of DualPipeV: the eight steps of deepseek-ai/DualPipe."""
+    behind = workers - 1 - k
+    backwards = [1 - i % 2 for i in range(2 * (k + 1))]  # the ways of those that follow the last forward
+    delayed = backwards[k + 1 :] + behind * [0]  # the ways of the backwards whose W comes later
+    main = (microbatches - 2 * workers + k + 1) * [("FB", 0), ("FB", 1)]
+    if not behind:  # where the V turns, the first pair would wait for the forward next to it
+        main[:1] = [("F", 0), ("B", 1)]
+    return [
+        *2 * behind * [("F", 0)],
+        *(k + 1) * [("F", 0), ("F", 1)],
+        *behind * [("I", 1), ("W", 1), ("F", 1)],
+        *main,
+        *behind * [("B", 1), ("FB", 1)],
+        *(("B" if i <= k else "I", way) for i, way in enumerate(backwards)),
+        *(turn for way in delayed[:behind] for turn in (("W", way), ("I", 0))),
+        *(("W", way) for way in delayed[behind:]),
+    ]
+
+
+def _in_a_v(workers: int) -> Callable[[int, int], tuple[int, int]]:
+    """Return the chunk and first micro-batch of a worker's two ways: down the V, and up."""
+    return lambda worker, way: (2 * workers - 1 - worker if way else worker, 0)
+
+
+def _two_ways(name: str, partition: Partition, orders: list[list[Way]],
+              place: Callable[[int, int], tuple[int, int]], microbatches: int,
+              replicated: Iterable[int] = ()) -> Schedule:  # fmt: skip
+    """Return the schedule in which each worker runs its order, with so many micro-batches each way."""
+    # place: The chunk of the stages, and the first micro-batch, of a worker and one of its ways.
+
+    def cells(worker: int) -> Iterator[Cell]:
+        count: Counter[tuple[str, int]] = Counter()
+        for kinds, way in orders[worker]:
+            turns = []
+            for kind, side in zip(kinds, (way, 1 - way), strict=False):
+                m = count["I" if kind == "B" else kind, side]
+                count.update((part, side) for part in ("IW" if kind == "B" else kind))
+                chunk, first = place(worker, side)
+                turns.append(partition.cells(kind, chunk, first + m) if m < microbatches else [])
+            yield from turns[0] if len(turns) == 1 else _overlapped(*turns)
+
+    lanes = [cells(worker) for worker in range(partition.workers)]
+    return Schedule.of(partition.graph, lanes, name, replicated=replicated)
+
+
+def _overlapped(forwards: list[Action], backwards: list[Action]) -> Iterator[Cell]:
+    """Yield forwards and backwards in pairs, and by themselves those without a partner, or without I."""
+    for forward, backward in zip_longest(forwards, backwards):
+        if forward and backward and backward.kind != "W":
+            yield Overlap(forward, backward)
+        else:
+            yield from (action for action in (forward, backward) if action)
+
+
 BUILDERS: dict[str, Callable[..., Schedule]] = {
     "conventional": conventional,
     "ooo": out_of_order,
@@ -299,6 +458,9 @@ BUILDERS: dict[str, Callable[..., Schedule]] = {
     "interleaved-1f1b": interleaved_one_f_one_b,
     "zb-h1": zero_bubble_h1,
     "zb-h2": zero_bubble_h2,
+    "zb-v": zero_bubble_v,
+    "dualpipe": dualpipe,
+    "dualpipe-v": dualpipe_v,
     "pipedream": pipedream,
     "dualpipe-2018": dualpipe2018,
 }

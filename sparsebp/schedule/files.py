@@ -51,7 +51,7 @@ from sparsebp.schedule.lowering import Compute, Instruction, Post, RankProgram, 
 from sparsebp.schedule.schedule import Schedule, validate
 from sparsebp.schedule.simulation import simulate
 
-OPTIONS = ("schedule", "first", "weights", "updates", "synchronised", "unweighted", "recomputed")
+OPTIONS = ("schedule", "first", "weights", "updates", "synchronised", "unweighted", "recomputed", "replicated")
 """Keys of the first row's ``key=value`` cells; it begins with the first of these."""
 
 _LABEL = re.compile(r"([0-9]{1,9}):(\w+)")
@@ -193,6 +193,8 @@ def for_torch(schedule: Schedule, *, sums: bool = False) -> Schedule:
         raise _not_for_torch("updates after every micro-batch", graph.updates)
     if schedule.recomputed:
         raise _not_for_torch("recomputes activations", f"stages {sorted(schedule.recomputed)}")
+    if schedule.replicated:
+        raise _not_for_torch("has stages on several workers", f"stages {sorted(schedule.replicated)}")
     lanes = [replace(lane, cells=tuple(new for cell in lane.cells for new in _torch_cells(schedule, cell)))
              for lane in schedule.lanes]  # fmt: skip
     lanes = [lane for lane in lanes if lane.cells]
@@ -312,7 +314,7 @@ def from_csv(content: str | bytes, *, first: First | None = None, weights: Weigh
         raise rows.error(error.problem, place, error.expected, error.got, error.remedy) from error
     try:
         name = rows.options.get(OPTIONS[0], ("",))[0]
-        schedule = Schedule(graph, tuple(rows.lanes), name, rows.numbers("recomputed"))
+        schedule = Schedule(graph, tuple(rows.lanes), name, rows.numbers("recomputed"), rows.numbers("replicated"))
         validate(schedule)
     except ScheduleError as error:
         raise rows.located(error) from error
@@ -330,7 +332,7 @@ def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
     ------
     ScheduleError
         The schedule cannot run; or `torch` and PyTorch's runtime could not run it: it has several streams per worker,
-        updates after every micro-batch, begins with backwards, recomputes, or has a W before its I.
+        updates after every micro-batch, begins with backwards, recomputes, has replicated stages, or a W before its I.
     """
     written = for_torch(schedule) if torch else schedule
     header = {} if torch else _options(written)
@@ -400,8 +402,9 @@ def _options(schedule: Schedule) -> dict[str, str]:
     for key in ("first", "weights", "updates", "synchronised"):
         if getattr(graph, key) != getattr(guess, key):
             options[key] = str(getattr(graph, key))
-    stages = {"unweighted": graph.unweighted, "recomputed": schedule.recomputed}
-    usual = {"unweighted": guess.unweighted, "recomputed": frozenset()}
+    usual = {"unweighted": guess.unweighted, "recomputed": frozenset(), "replicated": frozenset()}
+    stages = usual | {"unweighted": graph.unweighted, "recomputed": schedule.recomputed,
+                      "replicated": schedule.replicated}  # fmt: skip
     return options | {key: " ".join(map(str, sorted(stages[key]))) for key in stages if stages[key] != usual[key]}
 
 

@@ -176,6 +176,8 @@ def _write_numbers(simulation: Simulation, ax: Any, boxes: list[_Box]) -> None:
     per_row = height / abs(ax.get_ylim()[1] - ax.get_ylim()[0])
     fitting = []
     for box, lines in written:
+        if box.height < _HEIGHT:  # half of an overlap: too low for two lines
+            lines = ("/".join(lines),)  # noqa: PLW2901
         letters = max(map(len, lines))
         size = min(0.85 * box.duration * per_unit / (0.62 * letters), 0.9 * box.height * per_row / (1.2 * len(lines)))
         if size >= _SMALLEST_FONT:
@@ -262,6 +264,7 @@ def summary(simulation: Simulation) -> dict[str, Any]:
     schedule, graph = simulation.schedule, simulation.schedule.graph
     peaks = [curve.peak for curve in simulation.memory]
     updated = range(graph.stages if graph.updates == "microbatch" else 0)
+    homes = [schedule.workers_of(stage) for stage in range(graph.stages)]
     return {
         "name": schedule.name,
         "workers": schedule.workers,
@@ -275,7 +278,7 @@ def summary(simulation: Simulation) -> dict[str, Any]:
         "per_worker": [
             {
                 "worker": worker,
-                "stages": [stage for stage in range(graph.stages) if schedule.allocation[stage] == worker],
+                "stages": [stage for stage in range(graph.stages) if worker in homes[stage]],
                 "busy": _busy(simulation, worker),
                 "peak_memory": peak,
             }

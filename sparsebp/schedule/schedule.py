@@ -22,6 +22,7 @@ from sparsebp.schedule.actions import (
     carried,
     cell_graph,
     parts_of,
+    trusted,
 )
 
 
@@ -43,6 +44,10 @@ class Schedule:
     recomputed
         Stages that keep only their input, and compute the rest again when their first gradient is asked for (Chen et
         al., "Training deep nets with sublinear memory cost", 2016).
+    replicated
+        Stages with weights on several workers. Each of those runs all actions of some micro-batches (in DualPipe those
+        that enter at one end of the pipeline). Sums of their gradients over these workers, and updates from the sums,
+        follow at the end of the step and are not in the schedule.
     places
         Number of the lane and position in it of every action; I and W are found within a B.
 
@@ -51,13 +56,15 @@ class Schedule:
     OptionError
         A cell is not an `Action` or an `Overlap`.
     ScheduleError
-        An action is missing, doubled or foreign; a worker has nothing to do, or a stage runs on several workers.
+        An action is missing, doubled or foreign; a worker has nothing to do; a stage, or a micro-batch of a replicated
+        stage, runs on several workers; or a replicated stage has S or U, or is in a step that begins with backwards.
     """
 
     graph: StepGraph
     lanes: tuple[Lane, ...]
     name: str = ""
     recomputed: frozenset[int] = frozenset()
+    replicated: frozenset[int] = frozenset()
     places: dict[Action, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +79,7 @@ class Schedule:
 
     @classmethod
     def of(cls, graph: StepGraph, workers: Sequence[Mapping[str, Iterable[Cell]] | Iterable[Cell]], name: str = "",
-           recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
+           recomputed: Iterable[int] = (), replicated: Iterable[int] = ()) -> Schedule:  # fmt: skip
         """Return a schedule from one entry per worker: cells of its main stream, or cells by the stream's name."""
         lanes = []
         for number, entry in enumerate(check_sequence("workers", workers, "lists of actions")):
@@ -80,7 +87,7 @@ class Schedule:
             for stream, cells in streams.items():
                 cells = check_sequence(f"The lane {stream!r} of worker {number}", cells, "actions")  # noqa: PLW2901
                 lanes.append(Lane(number, stream, tuple(cells)))
-        return cls(graph, tuple(lanes), name, frozenset(recomputed))
+        return cls(graph, tuple(lanes), name, frozenset(recomputed), frozenset(replicated))
 
     @property
     def workers(self) -> int:
@@ -89,8 +96,18 @@ class Schedule:
 
     @cached_property
     def allocation(self) -> tuple[int, ...]:
-        """The worker of every stage, where its forwards run."""
-        return tuple(self.lanes[self.places[Action(stage, "F", 0)][0]].worker for stage in range(self.graph.stages))
+        """The worker of every stage, where its forwards run; of a replicated one, where its first micro-batch does."""
+        return tuple(self.worker_of(stage, 0) for stage in range(self.graph.stages))
+
+    def worker_of(self, stage: int, microbatch: int) -> int:
+        """Return the worker that runs a stage for a micro-batch."""
+        return self.lanes[self.places[trusted(stage, "F", microbatch)][0]].worker
+
+    def workers_of(self, stage: int) -> tuple[int, ...]:
+        """Return the workers that have the weights of a stage, in the order of their first micro-batches of it."""
+        if stage not in self.replicated:
+            return (self.allocation[stage],)
+        return tuple(dict.fromkeys(self.worker_of(stage, m) for m in range(self.graph.microbatches)))
 
     @cached_property
     def cells(self) -> CellGraph:
@@ -151,13 +168,22 @@ def _check_workers(schedule: Schedule) -> None:
     names = [(lane.worker, lane.stream) for lane in schedule.lanes]
     if len(set(names)) < len(names):
         raise ScheduleError("A stream is there twice", expected="one lane a stream", got=names)
+    if schedule.replicated and schedule.graph.first != "F":  # the sums of the step before come before its forwards
+        raise ScheduleError("A step with replicated stages begins with the forwards", expected='first="F"',
+                            got=repr(schedule.graph.first))  # fmt: skip
     workers, owners = [lane.worker for lane in schedule.lanes], schedule.allocation
     for action, (number, _) in schedule.places.items():
         worker, owner = workers[number], owners[action[0]]
+        if action[0] in schedule.replicated:
+            if action.microbatch is None:
+                expected = "its sums and updates after the step"
+                raise ScheduleError("A replicated stage has S or U", expected=expected, got=action, actions=[action],
+                                    remedy="Leave them out")  # fmt: skip
+            owner = schedule.worker_of(action.stage, action.microbatch)
         if worker != owner:
             expected, got = f"stage {action.stage} on worker {owner}", f"{action} on worker {worker}"
             raise ScheduleError("A stage runs on several workers", expected=expected, got=got, actions=[action],
-                                remedy="Move it: a stage's weights live on one worker")  # fmt: skip
+                                remedy="Move it: only replicated stages are on several workers")  # fmt: skip
 
 
 # Whether a schedule can run to its end, and every action reads the right weights.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import itemgetter
@@ -466,13 +466,13 @@ def memory_curves(run: Run) -> tuple[MemoryCurve, ...]:
     arrivals = {(transfer.source, transfer.step): transfer.end for transfer in run.transfers()}
     changes: list[list[_Change]] = [[] for _ in range(run.schedule.workers)]
     for stage in range(graph.stages):
-        account = _StageAccount(run, stage, arrivals)
-        own = changes[run.schedule.allocation[stage]]
-        own += account.activations()
-        own += account.output_gradients()
-        if graph.weighted(stage):
-            own += account.weight_gradients()
-            own += account.weights()
+        for worker in run.schedule.workers_of(stage):
+            account, own = _StageAccount(run, stage, worker, arrivals), changes[worker]
+            own += account.activations()
+            own += account.output_gradients()
+            if graph.weighted(stage):
+                own += account.weight_gradients()
+                own += account.weights()
     return tuple(_curve(worker, found) for worker, found in enumerate(changes))
 
 
@@ -489,17 +489,20 @@ def _curve(worker: int, changes: list[_Change]) -> MemoryCurve:
 
 
 class _StageAccount:
-    """Allocations of one stage."""
+    """Allocations of one stage on one worker."""
 
-    def __init__(self, run: Run, stage: int, arrivals: dict[tuple[Action, int], float]) -> None:
+    def __init__(self, run: Run, stage: int, worker: int, arrivals: dict[tuple[Action, int], float]) -> None:
         self._run, self._stage, self._arrivals = run, stage, arrivals
         self._schedule, self._graph = run.schedule, run.schedule.graph
         self._bytes = run.costs.bytes_of(stage)
         found = run.schedule.cells.numbers
-        everything = range(self._graph.microbatches)
-        self._forwards = [found[trusted(stage, "F", m)] for m in everything]
-        self._backwards = [found.get(trusted(stage, "I", m)) for m in everything]
-        self._weight_gradients = [found.get(trusted(stage, "W", m)) for m in everything]
+        own: Sequence[int] = range(self._graph.microbatches)
+        if stage in run.schedule.replicated:
+            own = [m for m in own if run.schedule.worker_of(stage, m) == worker]
+        self._microbatches = own
+        self._forwards = [found[trusted(stage, "F", m)] for m in own]
+        self._backwards = [found.get(trusted(stage, "I", m)) for m in own]
+        self._weight_gradients = [found.get(trusted(stage, "W", m)) for m in own]
         self._users = [[number for number in pair if number is not None]
                        for pair in zip(self._backwards, self._weight_gradients, strict=True)]  # fmt: skip
 
@@ -524,7 +527,7 @@ class _StageAccount:
         """Yield changes of the gradients with respect to the stage's output."""
         run, source, amount = self._run, self._stage + 1, self._bytes.output
         loss = source == self._graph.stages
-        for m, users in enumerate(self._users):
+        for m, users in zip(self._microbatches, self._users, strict=True):
             if not users:
                 continue
             maker = trusted(source, "I", m)

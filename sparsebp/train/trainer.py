@@ -357,7 +357,7 @@ class Trainer:
     transport
         Connects several ranks, each of which makes the same trainer, on the same model from the same seed, and calls
         `fit` with the same arguments. `schedule` is then a `Schedule` of as many workers, or the name of a builder
-        (``"1f1b"``, ``"gpipe"``, ``"zb-h1"``, ``"pipedream"``, …), which makes it for the model's stages and
+        (``"1f1b"``, ``"gpipe"``, ``"zb-v"``, ``"pipedream"``, …), which makes it for the model's stages and
         `accumulate` micro-batches; or ``"data-parallel"``: every rank has a share of each step's samples; or
         ``"reverse-first-k"``: the same, with the most urgent sums first.
     sharded

@@ -44,7 +44,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
         (model, way) for model in ("RNN(1, 20)", "GRU(38, 20)") for way in ("maps", "vectors")
     ] and all(row["sent_exscan"] == (4 * 20 * 21 if row["way"] == "maps" else 0) for row in result["rows"])
     and all(row["kept"] < row["kept_whole"] for row in result["rows"]),
-    "scaling-measured": lambda result: [row["schedule"] for row in result["rows"]] == ["1f1b", "zb-h1"]
+    "scaling-measured": lambda result: [row["schedule"] for row in result["rows"]] == ["1f1b", "zb-h1", "dualpipe-v"]
     and all(row["measured"] > 0 and row["simulated"] > 0 for row in result["rows"]),
 }  # fmt: skip
 

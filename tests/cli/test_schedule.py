@@ -33,7 +33,9 @@ def test_every_builder_to_a_file_and_back(tmp_path, name):
     found = json.loads(invoke("simulate", path, "--json").stdout)
     assert found["event"] == "result" and found["stages"] == 8 and 0 <= found["bubble"] < 1
     assert found["peak_memory"] == max(worker["peak_memory"] for worker in found["per_worker"])
-    assert sorted(stage for worker in found["per_worker"] for stage in worker["stages"]) == list(range(8))
+    copies = 2 if name == "dualpipe" else 1
+    stages = sorted(stage for worker in found["per_worker"] for stage in worker["stages"])
+    assert stages == sorted([*range(8)] * copies)
     text = invoke("simulate", path).stdout
     assert "makespan" in text and ("stale F" in text) == bool(found["per_stage"])
 
@@ -119,6 +121,10 @@ def test_compare():
     paper = ["compare", "gpipe", "fast-forward", "modulo", "--stages", 16, "--microbatches", 4, "--no-input-gradient"]
     rows = [json.loads(line) for line in invoke(*paper, "--json").stdout.splitlines()]
     assert [row["makespan"] for row in rows] == [83, 68, 51]  # Oh et al. 2022, Fig. 12
+    ways = ["compare", "1f1b", "zb-h1", "zb-v", "dualpipe-v", "dualpipe", "--microbatches", 16]
+    for slowdown, makespans in (("2", [114, 102, 99, 102, 100]), ("1", [114, 102, 99, 76, 76])):
+        rows = [json.loads(line) for line in invoke(*ways, "--slowdown", slowdown, "--json").stdout.splitlines()]
+        assert [row["makespan"] for row in rows] == makespans and {row["microbatches"] for row in rows} == {16}
     table = invoke("compare").stdout
     for name in BUILDERS:
         assert name in table

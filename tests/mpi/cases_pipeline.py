@@ -27,7 +27,9 @@ def trained(transport: Transport, name: str, schedule: str, predictor: Any = Non
     model = make()
     optimizer = p.momentum(model)
     options = {"predictor": predictor and predictor(optimizer)}
-    executor = p.executor(model, schedule, transport, len(SIZES), optimizer, **options)
+    executor = p.executor(
+        model, schedule, transport, len(p.filling(schedule, transport.size, SIZES)), optimizer, **options
+    )
     steps = [
         executor.step(p.batches(name, sizes, seed=seed))[0] for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2]))
     ]
@@ -41,6 +43,8 @@ def synchronous_schedules_have_the_numbers_of_one_worker(transport: Transport) -
     steps = [p.batches("mlp", sizes, seed=seed) for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2]))]
     wanted, wanted_state = p.alone(p.mlp, p.momentum, steps)
     for schedule in p.SYNCHRONOUS:
+        if schedule == "dualpipe" and transport.size % 2:
+            continue
         losses, digest, state, _ = trained(transport, "mlp", schedule)
         np.testing.assert_allclose(losses, [loss for loss, _ in wanted], err_msg=schedule, **TIGHT)
         p.assert_close(([], state), ([], wanted_state), **TIGHT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import pipelines as p
 from orders import assert_close, order_for
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
@@ -177,7 +178,7 @@ def test_rows():
     np.testing.assert_array_equal(rows, whole[2:])
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "fast-forward", "modulo"])
+@pytest.mark.parametrize("schedule", [name for name in p.SYNCHRONOUS if name != "dualpipe"])
 def test_pipelines_draw_as_one_worker(schedule):
     options = {"samples": 17, "batch_size": 8, "accumulate": 4}
     found = run_ranks(2, lambda transport: train(transport, "dropout", schedule=schedule, **options))

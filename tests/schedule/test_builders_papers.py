@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.schedule import Action, Costs, Schedule, Simulation, StageBytes, depth, simulate
+from sparsebp.schedule import Action, Costs, Overlap, Schedule, Simulation, StageBytes, actions_of, depth, simulate
 from sparsebp.schedule.builders import (
     conventional,
+    dualpipe,
     dualpipe2018,
+    dualpipe_v,
     fast_forward,
     gpipe,
     interleaved_one_f_one_b,
@@ -19,6 +21,7 @@ from sparsebp.schedule.builders import (
     place_updates,
     zero_bubble_h1,
     zero_bubble_h2,
+    zero_bubble_v,
 )
 
 
@@ -141,6 +144,61 @@ def test_zero_bubble_for_other_durations(build, times, F, I, W):
             build(workers=workers, stages=workers, microbatches=4 * workers), Costs({"F": F, "I": I, "W": W})
         )
         assert longest_span(found) - 4 * workers * (F + I + W) == (workers - 1) * (F + I - times * W)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(workers):
+    """Qi et al. (2023), §6: with F = I = W no worker waits after its first action, and each saves as much as 1F1B's.
+
+    1F1B has the same stages, two a worker; all of its workers but the first save less.
+    """
+    for microbatches in (2 * workers - 1, 2 * workers, 5 * workers):
+        shape = {"workers": workers, "stages": 2 * workers, "microbatches": microbatches}
+        ours, theirs = simulate(zero_bubble_v(**shape)), simulate(one_f_one_b(**shape))
+        assert longest_span(ours) == 2 * 3 * microbatches
+        assert ours.makespan == 2 * 3 * microbatches + workers - 1  # its last worker starts last
+        assert [max(curve.saved) for curve in ours.memory] == workers * [2 * workers]
+        assert [max(curve.saved) for curve in theirs.memory] == [2 * (workers - k) for k in range(workers)]
+
+
+@pytest.mark.parametrize("slowdown", [1, 1.25, 2])
+@pytest.mark.parametrize(("F", "W"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+@pytest.mark.parametrize("stages", [2, 4, 6, 8, 12])
+@pytest.mark.parametrize("build", [dualpipe, dualpipe_v])
+def test_dualpipe_bubble_and_memory(build, stages, F, W, slowdown):
+    """DeepSeek-V3 report, Table 2: bubble (PP/2 - 1)(F&B + B - 3W), parameters twice, activations PP + 1.
+
+    DualPipe has PP workers and as many stages, DualPipeV half the workers, as in the table of deepseek-ai/DualPipe. I
+    takes as long as F, as the figure draws it; an overlapped pair takes from max(F, B) to F + B, by the slowdown. The
+    bubble is that of the worker that waits longest: those in the middle (where the V turns) run one pair in sequence,
+    for which the others wait less.
+    """
+    ways = 2 if build is dualpipe else 1
+    workers, costs = ways * stages // 2, Costs({"F": F, "I": F, "W": W}, slowdown=slowdown)
+    for microbatches in (stages, stages + 1, 3 * stages):
+        found = simulate(build(workers=workers, stages=stages, microbatches=ways * microbatches), costs)
+        pair = costs.overlapped(Overlap(Action(0, "F", 1), Action(stages - 1, "B", 0)), found.schedule.graph)
+        busy = [sum(event.end - event.start for event in found.events if event.lane == k) for k in range(workers)]
+        assert found.makespan - min(busy) == pytest.approx((stages / 2 - 1) * (pair + F + W - 3 * W))
+        assert [max(curve.saved) for curve in found.memory] == workers * [stages + 1]
+        assert [max(curve.weights) for curve in found.memory] == workers * [2]
+
+
+@pytest.mark.parametrize(("workers", "microbatches"), [(2, 4), (4, 8), (8, 20), (6, 14)])
+def test_dualpipe_is_symmetric_and_each_half_is_dualpipe_v(workers, microbatches):
+    """DeepSeek-V3 report, Fig. 5: the micro-batches of the reverse direction mirror the others.
+
+    Without them, and with both halves of the workers laid upon each other, it is DualPipeV.
+    """
+    both = dualpipe(workers=workers, stages=workers, microbatches=microbatches)
+    half = dualpipe_v(workers=workers // 2, stages=workers, microbatches=microbatches // 2)
+    for worker, lane in enumerate(half.lanes):
+        for own in (worker, workers - 1 - worker):
+            cells = [[(a.stage, a.kind, a.microbatch % (microbatches // 2)) for a in actions_of(cell)]
+                     for cell in both.lanes[own].cells]  # fmt: skip
+            assert cells == [[tuple(a) for a in actions_of(cell)] for cell in lane.cells]
+            for action in (action for cell in both.lanes[own].cells for action in actions_of(cell)):
+                assert (action.microbatch < microbatches // 2) == (action.stage == own)
 
 
 @pytest.mark.parametrize("N", range(2, 9))

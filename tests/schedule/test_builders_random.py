@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedules import fitting
 from sparsebp.schedule import Action, Costs, Schedule, actions_of, depth, simulate, validate
 from sparsebp.schedule.builders import BUILDERS, place_updates, synchronise
 
@@ -25,6 +26,9 @@ SHAPES = {
     "interleaved-1f1b": {"workers", "rounds", "input_gradient", "chunks"},
     "zb-h1": {"workers", "rounds", "input_gradient", "chunks"},
     "zb-h2": {"workers", "rounds", "input_gradient", "chunks"},
+    "zb-v": {"workers", "microbatches", "input_gradient"},
+    "dualpipe": {"workers", "microbatches", "input_gradient"},
+    "dualpipe-v": {"workers", "microbatches", "input_gradient"},
     "pipedream": {"workers", "microbatches"},
     "dualpipe-2018": {"workers", "microbatches"},
 }
@@ -50,8 +54,8 @@ def built(draw, name: str) -> tuple[Schedule, Costs]:
     chunks = draw(st.integers(1, 3)) if "chunks" in wanted else 1
     group = draw(st.integers(1, 3)) if "group" in wanted else 1
     stages = workers * chunks * group + draw(st.integers(0, 5))
+    workers, stages, microbatches = fitting(name, workers, stages, draw(st.integers(1, 6))).values()
     costs = draw(random_costs(stages))
-    microbatches = draw(st.integers(1, 6))
     drawn = {
         "workers": workers, "chunks": chunks, "group": group, "costs": costs, "microbatches": microbatches,
         "k": draw(st.integers(0, stages)), "input_gradient": draw(st.booleans()), "memory_ratio": math.inf,
@@ -88,7 +92,7 @@ def test_valid_and_within_bounds(name, data):
     check(schedule, costs)
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES.keys() - {"pipedream", "dualpipe-2018"}))
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() - {"pipedream", "dualpipe-2018", "dualpipe"}))
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_with_synchronisation_and_updates(name, data):

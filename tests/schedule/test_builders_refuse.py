@@ -6,7 +6,7 @@ from inspect import signature
 
 import pytest
 
-from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp.core.errors import MemoryLimitError, OptionError, ScheduleError
 from sparsebp.schedule import Costs, StageBytes, simulate
 from sparsebp.schedule.builders import (
     BUILDERS,
@@ -29,6 +29,31 @@ def test_fewer_stages_than_workers(name):
         BUILDERS[name](workers=0, stages=3, microbatches=4)
     with pytest.raises(OptionError):
         BUILDERS[name](workers=2, stages=3, microbatches=0)
+
+
+@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
+def test_fewer_stages_than_two_a_worker(name):
+    with pytest.raises(OptionError, match=r"few stages.*Expected 6 or more.*Got 5"):
+        BUILDERS[name](workers=3, stages=5, microbatches=6)
+
+
+def test_too_few_micro_batches_to_fill_the_pipeline():
+    with pytest.raises(OptionError, match=r"few micro-batches.*Expected 6 or more for 3 workers.*Got 5"):
+        BUILDERS["dualpipe-v"](workers=3, stages=6, microbatches=5)
+    with pytest.raises(OptionError, match=r"few micro-batches.*Expected 8 or more for 4 workers.*Got 6"):
+        BUILDERS["dualpipe"](workers=4, stages=4, microbatches=6)
+
+
+@pytest.mark.parametrize(("workers", "microbatches", "words"), [(3, 6, "workers"), (2, 5, "micro-batches")])
+def test_dualpipe_has_two_halves(workers, microbatches, words):
+    with pytest.raises(OptionError, match=f"{words} in two halves.*an even number"):
+        BUILDERS["dualpipe"](workers=workers, stages=6, microbatches=microbatches)
+
+
+def test_replicated_stages_have_neither_sums_nor_updates():
+    for change in (place_updates, synchronise):
+        with pytest.raises(ScheduleError, match="replicated stage has S or U"):
+            change(BUILDERS["dualpipe"](workers=2, stages=2, microbatches=4))
 
 
 def test_fewer_groups_than_workers():

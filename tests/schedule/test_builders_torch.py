@@ -10,7 +10,14 @@ if not torch.distributed.is_available():
 
 from torch.distributed.pipelining import schedules as peer  # noqa: E402
 
-from sparsebp.schedule.builders import gpipe, interleaved_one_f_one_b, one_f_one_b, zero_bubble_h1  # noqa: E402
+from sparsebp.schedule.builders import (  # noqa: E402
+    dualpipe_v,
+    gpipe,
+    interleaved_one_f_one_b,
+    one_f_one_b,
+    zero_bubble_h1,
+    zero_bubble_v,
+)
 
 SHAPES = [(2, 1, 4), (3, 2, 6), (4, 2, 8), (4, 3, 12), (4, 2, 3), (3, 2, 9), (4, 2, 10), (2, 4, 16)]
 
@@ -25,14 +32,15 @@ def peer_orders(name: str, workers: int, chunks: int, microbatches: int) -> list
     rounds = max(1, microbatches // workers)
     vars(found).update(
         pp_group_size=workers, n_local_stages=chunks, _n_microbatches=microbatches, _num_stages=workers,
-        number_of_rounds=rounds, microbatches_per_round=microbatches // rounds, _stages=[None] * chunks,
+        num_stages=chunks * workers, number_of_rounds=rounds, microbatches_per_round=microbatches // rounds,
+        _stages=[None] * chunks,
     )  # fmt: skip
     if hasattr(found, "_calculate_single_rank_operations"):
         rows = [found._calculate_single_rank_operations(rank) for rank in range(workers)]
     else:
         rows = list(found._get_pipeline_order().values())
-    return [[str(action) for action in row if action is not None and action.stage_index is not None
-             and "REDUCE" not in str(action)] for row in rows]  # fmt: skip
+    return [[str(action) for action in row if action is not None and "REDUCE" not in str(action)
+             and (action.sub_actions or action.microbatch_index is not None)] for row in rows]  # fmt: skip
 
 
 @pytest.mark.parametrize(("workers", "chunks", "microbatches"), SHAPES)
@@ -45,6 +53,20 @@ def test_interleaved(name, build, workers, chunks, microbatches):
         pytest.skip("with one chunk PyTorch warms up further than 1F1B needs")
     own = build(workers=workers, stages=workers * chunks, microbatches=microbatches, chunks=chunks)
     assert orders(own) == peer_orders(name, workers, chunks, microbatches)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize(
+    ("name", "build"), [("ScheduleZBVZeroBubble", zero_bubble_v), ("ScheduleDualPipeV", dualpipe_v)]
+)
+def test_in_a_v(name, build, workers):
+    """Action by action, with overlapped pairs; ZB-V with too few micro-batches to fill it too."""
+    if not hasattr(peer, name):
+        pytest.skip("this PyTorch does not have it")
+    for microbatches in (1, workers, 2 * workers, 2 * workers + 1, 5 * workers):
+        if build is zero_bubble_v or microbatches >= 2 * workers:
+            own = build(workers=workers, stages=2 * workers, microbatches=microbatches)
+            assert orders(own) == peer_orders(name, workers, 2, microbatches)
 
 
 @pytest.mark.parametrize(("workers", "microbatches"), [(2, 1), (2, 5), (4, 4), (4, 9)])

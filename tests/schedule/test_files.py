@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedules import lane, schedules
+from schedules import fitting, lane, schedules
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError, ScheduleError
 from sparsebp.schedule import (
     KINDS,
@@ -193,6 +193,7 @@ def test_what_the_caller_says_counts(tmp_path):
         (Schedule.of(StepGraph(1), [lane("0F0 0W0 0I0")]), "W before its I"),
         (Schedule.of(StepGraph(1, unweighted=frozenset({0})), [lane("0F0")]), "without backward"),
         (Schedule.of(StepGraph(1), [lane("0F0 0B0")], recomputed=[0]), "recomputes"),
+        (Schedule.of(StepGraph(1, 2), [lane("0F0 0B0"), lane("0F1 0B1")], replicated=[0]), "on several workers"),
     ],
 )  # fmt: skip
 def test_what_pytorch_cannot_run_is_refused(schedule, words):
@@ -263,8 +264,8 @@ def test_files_have_what_programs_begin(schedule, one_stream):
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_the_schedule_is_found_in_the_file(tmp_path, name):
-    schedule = build(name, strict=False, workers=3, stages=6, microbatches=6)
-    if max(lane.stream != "main" for lane in schedule.lanes) or schedule.graph.first != "F":
+    schedule = build(name, strict=False, **fitting(name, 3, 6, 6))
+    if max(lane.stream != "main" for lane in schedule.lanes) or schedule.graph.first != "F" or schedule.replicated:
         pytest.skip("a file of programs has one row a rank, and no options")
     write_programs(lower(schedule), tmp_path / "programs.csv")
     assert read_csv(tmp_path / "programs.csv").lanes == schedule.lanes

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedules import lane, schedules
+from schedules import fitting, lane, schedules, worker_of
 from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule import Action, Schedule, StepGraph, actions_of, parts_of, simulate
 from sparsebp.schedule.builders import BUILDERS, build, conventional, fast_forward, gpipe, place_updates, synchronise
@@ -22,9 +22,9 @@ def lowered(schedule: Schedule, one_stream: bool = False):
     check_rendezvous(programs, one_stream=one_stream)
     assert [program.rank for program in programs] == list(range(schedule.workers))
     wanted = {
-        (need, schedule.allocation[need.stage], schedule.allocation[action.stage])
+        (need, worker_of(schedule, need), worker_of(schedule, action))
         for action in schedule.places for need in schedule.graph.inputs(action)
-        if need in schedule and schedule.allocation[need.stage] != schedule.allocation[action.stage]
+        if need in schedule and worker_of(schedule, need) != worker_of(schedule, action)
     }  # fmt: skip
     sent = [tuple(one.message)[:3] for program in programs for one in program.instructions if isinstance(one, Send)]
     assert sorted(sent) == sorted(wanted), "everything that another worker reads is sent, once"
@@ -79,13 +79,13 @@ def test_random_schedules(schedule, one_stream):
 @pytest.mark.parametrize("fusion", [None, "none", "forward", "backward"])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_builders(name, fusion, one_stream):
-    if fusion and name in ("pipedream", "dualpipe-2018"):
+    if fusion and name in ("pipedream", "dualpipe-2018", "dualpipe"):
         fusion = None
     sizes = [(1, 1, 1), (2, 2, 1), (3, 7, 5), (4, 8, 8)]
     for workers, stages, microbatches in sizes:
         options = {"chunks": 1} if stages < 2 * workers else {}
-        schedule = build(name, strict=False, workers=workers, stages=stages, microbatches=microbatches, fusion=fusion,
-                         **options)  # fmt: skip
+        shape = fitting(name, workers, stages, microbatches)
+        schedule = build(name, strict=False, **shape, fusion=fusion, **options)
         lowered(schedule, one_stream)
 
 
@@ -168,10 +168,13 @@ def test_a_schedule_that_cannot_run_is_refused():
         lower(Schedule.of(StepGraph(2, 2), [lane("0F0 0B0 0F1 0B1"), lane("1F0 1F1 1B0 1B1")]))
 
 
-@pytest.mark.parametrize(("name", "most"), [("1f1b", 4), ("zb-h1", 4), ("zb-h2", 7), ("pipedream", 4)])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("1f1b", 4), ("zb-h1", 4), ("zb-h2", 7), ("zb-v", 8), ("dualpipe-v", 9), ("dualpipe", 6), ("pipedream", 4)],
+)
 def test_arrays_do_not_pile_up(name, most):
     """No rank holds more messages of a kind than the pipeline is deep, whatever the number of micro-batches."""
-    for program in lower(build(name, workers=4, stages=4, microbatches=30)):
+    for program in lower(build(name, **fitting(name, 4, 4, 30))):
         held, peak = Counter(), Counter()
         for one in program.instructions:
             if isinstance(one, (Post, Send)):

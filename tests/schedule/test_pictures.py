@@ -121,7 +121,10 @@ def test_gantt(simulation, memory):
     assert drawn == sum(1 + hasattr(event.cell, "backward") for event in simulation.events)
     assert len(ax.figure.axes) == 1 + memory
     assert {text.get_text() for text in ax.texts} <= {"0", "1", "2", "0\n0"} | {
-        f"{m}\n{s}" for m in range(2) for s in range(4)
+        f"{m}{between}{s}"
+        for m in range(2)
+        for s in range(4)
+        for between in "\n/"  # "/": half of an overlap
     }
     assert bool(ax.texts) == (simulation not in (EMPTY, ONLY_WAITING))
     assert ax.get_xlim() == (0, simulation.makespan or 1)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedules import costs, graphs, schedules
+from schedules import costs, graphs, schedules, worker_of
 from sparsebp.schedule import Action, Costs, Link, Schedule, Simulation, actions_of, depth, parts_of, simulate
 
 
@@ -50,7 +50,7 @@ def _check_starts(found: Simulation) -> None:
         for part in parts:
             for need in schedule.graph.predecessors(part):
                 if need in schedule and need not in parts:
-                    away = schedule.allocation[need.stage] != worker
+                    away = worker_of(schedule, need) != worker
                     expected.append(arrivals[need, worker, event.step] if away else found.end(need, event.step))
             if event.step > 0:
                 before = [need for need in schedule.graph.carried(part) if need in schedule]
@@ -81,13 +81,13 @@ def test_memory_at_every_moment(case):
             if begin >= end:
                 continue
             saved = held = gradients = 0.0
-            for stage in (stage for stage, worker in enumerate(schedule.allocation) if worker == curve.worker):
+            for stage in range(graph.stages):
                 size = costs.bytes_of(stage)
                 applied = [found.end(action) for action in schedule if action.kind == "U" and action.stage == stage]
                 begun = []
                 for m in range(graph.microbatches):
                     both = (Action(stage, "I", m), Action(stage, "W", m))
-                    users = [action for action in both if action in schedule]
+                    users = [a for a in both if a in schedule and worker_of(schedule, a) == curve.worker]
                     if not users:
                         continue
                     over = max(map(found.end, users))
@@ -125,7 +125,7 @@ def test_memory_is_never_negative_and_ends_with_what_is_kept(case, steps):
     graph = schedule.graph
     found = simulate(schedule, costs, steps=steps)
     kept = [0.0] * schedule.workers
-    for stage, worker in enumerate(schedule.allocation):
+    for stage, worker in sorted({(a.stage, worker_of(schedule, a)) for a in schedule.places}):
         size = costs.bytes_of(stage)
         if graph.weighted(stage):
             kept[worker] += size.weights

@@ -73,6 +73,22 @@ def test_incomplete_schedules_are_refused(workers, problem):
         Schedule.of(StepGraph(2), [lane(text) for text in workers])
 
 
+def test_replicated_stages():
+    """Every micro-batch is on one worker, and the weights where its actions are."""
+    both = lane("0F0 1F0 1B0 0B0"), lane("0F1 1F1 1B1 0B1")
+    schedule = Schedule.of(StepGraph(2, 2), both, replicated=[0, 1])
+    assert [schedule.worker_of(1, m) for m in range(2)] == [0, 1] and schedule.workers_of(1) == (0, 1)
+    assert schedule.allocation == (0, 0)
+    with pytest.raises(ScheduleError, match=r"several workers.*stage 1 on worker 0.*1F1 on worker 1"):
+        Schedule.of(StepGraph(2, 2), both, replicated=[0])
+    with pytest.raises(ScheduleError, match=r"several workers.*stage 0 on worker 1.*0B?.?1 on worker 0"):
+        Schedule.of(StepGraph(1, 2), [lane("0F0 0B0 0W1"), lane("0F1 0I1")], replicated=[0])
+    with pytest.raises(ScheduleError, match=r"replicated stage has S or U.*0U"):
+        Schedule.of(StepGraph(1, 2, updates="step"), [lane("0F0 0B0 0U"), lane("0F1 0B1")], replicated=[0])
+    with pytest.raises(ScheduleError, match=r'begins with the forwards.*first="F"'):
+        Schedule.of(StepGraph(1, 2, first="I"), [lane("0B0 0F0"), lane("0B1 0F1")], replicated=[0])
+
+
 @pytest.mark.parametrize("cell", ["0F0", None, ["0F0"], (0, "F", 0)])
 def test_cells_are_actions(cell):
     with pytest.raises(OptionError, match="A cell is not an action"):

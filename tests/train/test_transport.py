@@ -77,6 +77,15 @@ def test_history_and_weights_are_those_of_one_worker_on_every_rank(size, options
     assert_ranks_like(found, wanted)
 
 
+@pytest.mark.parametrize("size, accumulate", [(2, 4), (4, 8)])
+def test_replicated_stages_train_as_one_worker_and_their_checkpoint_is_one_workers(size, accumulate, tmp_path):
+    options = {"accumulate": accumulate, "clip_norm": 0.05, "validation": True}
+    wanted = fit(None, **options)
+    assert_ranks_like(run_ranks(size, lambda transport: fit(transport, schedule="dualpipe", **options)), wanted)
+    run_ranks(size, lambda t: fit(t, schedule="dualpipe", epochs=1, checkpoint_dir=tmp_path, **options))
+    assert_like(fit(None, resume=True, checkpoint_dir=tmp_path, **options), wanted)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("options", [
     {}, {"sharded": True}, {"clip_norm": 0.05, "validation": True},
