@@ -192,7 +192,7 @@ def test_a_page_of_many_statements_shows_those_that_are_not_met_first(tmp_path):
     text = pages(tmp_path)["bppsa.md"]
     assert "8 met, 2 open ([all](bppsa-fig1.json))" in text
     shown = [number for number in range(10) if f"| claim {number} |" in text]
-    assert shown == [0, 1, 8, 9] and text.index("claim 9") < text.index("claim 0")
+    assert shown == [0, 8, 9] and text.index("claim 9") < text.index("claim 0")
 
 
 def test_the_documentations_pages_are_those_of_the_results():
