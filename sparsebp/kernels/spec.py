@@ -414,6 +414,30 @@ class Kernels:
         "check_steps('c', c)",
     )
 
+    # Linear recurrences, element by element (Blelloch, "Prefix sums and their applications", 1990, section 1.4). The
+    # factors may be shared by steps, samples and units. With `pairs`, W numbers are W / 2 complex ones, each the real
+    # part and the imaginary one. Of sample b, steps from ``lengths[b]`` on do not take part: all that is written for
+    # them is zero.
+
+    linear_recurrence = kernel(
+        """a (Ta, Ba, Wa) real; b (T, B, W) real; h0 (B, W) real; lengths (B) int64?; pairs: bool; reverse: bool;
+        h (T, B, W) real written""",
+        """``h[t] = a[t] * h[t-1] + b[t]`` with ``h[-1] = h0``; `reverse` goes from a sample's last step to the first.
+
+        An axis of a has the length of b's, or 1.""",
+        "check_factors(a, b, pairs)",
+    )
+    linear_recurrence_grad = kernel(
+        """a (Ta, Ba, Wa) real; h (T, B, W) real; gh (T, B, W) real; h0 (B, W) real; lengths (B) int64?;
+        pairs: bool; reverse: bool; ga (Ta, B, W) real written; gb (T, B, W) real written; gh0 (B, W) real written""",
+        """The transpose of `linear_recurrence`, for gh the gradient at h, which arrives at every step.
+
+        ``gb[t] = gh[t] + conj(a[t+1]) * gb[t+1]``, ``ga[t] = gb[t] * conj(h[t-1])`` and ``gh0 = conj(a[0]) * gb[0]``.
+        A factor that all steps share gets the sum of its gradients over the steps; sums over samples and units are the
+        caller's.""",
+        "check_factors(a, h, pairs)",
+    )
+
     # Sliding windows. Window o begins at input ``o * stride - before``; its tap t lies ``t * dilation`` further. Taps
     # outside the input are zero for a convolution and never a maximum. The options are one integer for each axis.
 
@@ -653,6 +677,16 @@ def input_size(rows: int, w_ih: Array | None, b_ih: Array | None, b_hh: Array | 
         raise ShapeError("Forward does not project this input size", expected=f"w_ih of shape ({rows}, 1 to {most})",
                          got=w_ih.shape, remedy="Pass x @ w_ih.T with its bias in place of x")  # fmt: skip
     return features
+
+
+def check_factors(a: Array, b: Array, pairs: bool) -> None:
+    """Check that the factors of a linear recurrence fit its terms, and that pairs are whole."""
+    if pairs and b.shape[2] % 2:
+        raise ShapeError("Pairs are not whole", expected="an even number of reals", got=b.shape[2])
+    one = (1, 1, 2 if pairs else 1)
+    if any(n not in (each, full) for n, each, full in zip(a.shape, one, b.shape, strict=True)):
+        got = f"{a.shape} and {b.shape}"
+        raise ShapeError("a does not fit b", expected="each axis of a shared or as long as b's", got=got)
 
 
 def check_groups(groups: int, channels: int, rows: int) -> None:

@@ -330,6 +330,17 @@ class Maker:
     def lstm_maps(self) -> Arguments:
         return {"C": 3}
 
+    # ---- linear recurrences: real ones, or complex ones with factors that steps and samples share ----
+
+    def linear_recurrence(self) -> Arguments:
+        """With a length for each sample and shared factors, or without; in one direction or the other."""
+        units = 2 * self.hidden if self.shared else self.hidden
+        lengths = None if self.hidden == 37 else np.arange(self.batch) * 3 % (self.steps + 1)
+        factors = {"Ta": 1, "Ba": 1} if self.shared else {"Ta": self.steps, "Ba": self.batch}
+        return factors | {"Wa": units, "W": units, "lengths": lengths, "pairs": self.shared, "reverse": self.batch == 2}
+
+    linear_recurrence_grad = linear_recurrence
+
     # ---- optimizers: an empty parameter among others, and one of several chunks ----
 
     def parameters(self, gate: bool = False) -> list[np.ndarray]:
