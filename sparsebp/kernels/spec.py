@@ -34,6 +34,8 @@ from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeErro
 from sparsebp.kernels.operands import check_class, exact, kernel, written
 
 NONLINEARITIES = ("tanh", "relu")
+CANDIDATES = ("identity", "tanh", "positive")
+"""Functions of a minGRU's candidate; `positive` is x + 1/2 where x >= 0, else the sigmoid."""
 HELD_INPUTS = (1, 4, 8)
 """Input sizes for which kernels that hold the input's weights, or the sums of their gradients, are compiled."""
 
@@ -436,6 +438,27 @@ class Kernels:
         A factor that all steps share gets the sum of its gradients over the steps; sums over samples and units are the
         caller's.""",
         "check_factors(a, h, pairs)",
+    )
+
+    # The minGRU (Feng et al., "Were RNNs All We Needed?", 2024, section 3.1) as a linear recurrence.
+
+    min_gru_forward = kernel(
+        """x (T, B, 2 * H) real; h0 (B, H) real; lengths (B) int64?; nonlinearity: str; reverse: bool;
+        h (T, B, H) real written""",
+        """``h[t] = (1 - z) * h[t-1] + z * c`` with ``z = σ(u)``, ``c = c(v)`` and ``(u, v) = x[t]``, projected inputs.
+
+        c is the function of `CANDIDATES` that `nonlinearity` names; `lengths` and `reverse` as in
+        `linear_recurrence`.""",
+        "check_choice('nonlinearity', nonlinearity, CANDIDATES)",
+    )
+    min_gru_backward = kernel(
+        """x (T, B, 2 * H) real; h (T, B, H) real; gh (T, B, H) real; h0 (B, H) real; lengths (B) int64?;
+        nonlinearity: str; reverse: bool; gx (T, B, 2 * H) real written; gh0 (B, H) real written""",
+        """The gradients of `min_gru_forward` at x and h0, for gh the gradient at h; gates are computed again.
+
+        ``g[t] = gh[t] + (1 - z[t+1]) * g[t+1]``; the gradient at u is ``g (c - h[t-1]) z (1 - z)`` and at v
+        ``g z c'(v)``, where c' is 1 at the corner of `positive`.""",
+        "check_choice('nonlinearity', nonlinearity, CANDIDATES)",
     )
 
     # Sliding windows. Window o begins at input ``o * stride - before``; its tap t lies ``t * dilation`` further. Taps

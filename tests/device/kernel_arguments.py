@@ -341,6 +341,13 @@ class Maker:
 
     linear_recurrence_grad = linear_recurrence
 
+    def min_gru_forward(self) -> Arguments:
+        function = "positive" if self.shared else {5: "tanh", 37: "identity"}.get(self.hidden, "positive")
+        given = self.linear_recurrence()
+        return {name: given[name] for name in ("lengths", "reverse")} | {"nonlinearity": function}
+
+    min_gru_backward = min_gru_forward
+
     # ---- optimizers: an empty parameter among others, and one of several chunks ----
 
     def parameters(self, gate: bool = False) -> list[np.ndarray]:

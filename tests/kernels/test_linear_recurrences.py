@@ -1,9 +1,14 @@
-"""The kernels of linear recurrences on every backend; `tests/scan/test_recurrence.py` has all forms, and gradients."""
+"""Kernels of linear recurrences on every backend; `tests/scan/test_recurrence.py` has all forms of given factors."""
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sparsebp.core.errors import LayoutError, ShapeError
+from sparsebp.core.errors import LayoutError, OptionError, ShapeError
+from sparsebp.kernels.spec import CANDIDATES
+from strategies import normal, reals, seeds, sizes, tolerance
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -36,3 +41,66 @@ def test_factors_and_pairs_that_do_not_fit_are_refused(backend):
         backend.kernels.linear_recurrence(b, b, h0, None, True, False, b)
     with pytest.raises(LayoutError):
         backend.kernels.linear_recurrence(b, b, backend.zeros((3, 14), np.float64)[:, ::2], None, False, False, b)
+
+
+@given(
+    steps=sizes(0, 40), batch=sizes(0, 5), hidden=sizes(0, 70), dtype=reals, nonlinearity=st.sampled_from(CANDIDATES),
+    reverse=st.booleans(), with_lengths=st.booleans(), scale=st.sampled_from([1.0, 20.0, 400.0]), seed=seeds,
+)  # fmt: skip
+def test_min_gru_and_its_gradients(
+    backend, steps, batch, hidden, dtype, nonlinearity, reverse, with_lengths, scale, seed
+):  # fmt: skip
+    """Against a loop in double precision and PyTorch's gradients, zeros among the inputs, gates shut and open."""
+    rng, shape = np.random.default_rng(seed), (steps, batch, hidden)
+    x, gh, h0 = (
+        normal(rng, (steps, batch, 2 * hidden), dtype, scale),
+        normal(rng, shape, dtype),
+        normal(rng, shape[1:], dtype),
+    )
+    x[rng.random(x.shape) < 0.1] = 0
+    lengths = rng.integers(0, steps + 1, batch) if with_lengths else np.full(batch, steps)
+    wide_x, start = (torch.from_numpy(array.astype(np.float64)).requires_grad_() for array in (x, h0))
+    z, v = torch.sigmoid(wide_x[..., :hidden]), wide_x[..., hidden:]
+    positive = torch.where(v >= 0, v + 0.5, torch.sigmoid(v))
+    c = {"identity": v, "tanh": torch.tanh(v), "positive": positive}[nonlinearity]
+    want, state = torch.zeros(shape, dtype=torch.float64), start
+    inside = torch.from_numpy(np.arange(steps)[:, None] < lengths)[..., None]
+    for t in reversed(range(steps)) if reverse else range(steps):
+        state = torch.where(inside[t], state + z[t] * (c[t] - state), state)
+        want[t] = torch.where(inside[t], state, 0.0)
+    (want * torch.from_numpy(gh.astype(np.float64))).sum().add(0 * (wide_x.sum() + start.sum())).backward()
+
+    on_lengths = backend.array(lengths.astype(np.int64)) if with_lengths else None
+    h, gx, gh0 = (backend.empty(each, dtype) for each in (shape, x.shape, h0.shape))
+    arrays = backend.array(x), backend.array(h0)
+    backend.kernels.min_gru_forward(*arrays, on_lengths, nonlinearity, reverse, h)
+    backend.kernels.min_gru_backward(
+        arrays[0], h, backend.array(gh), arrays[1], on_lengths, nonlinearity, reverse, gx, gh0
+    )
+    for got, expected, size in ((h, want.detach(), scale), (gx, wide_x.grad, scale), (gh0, start.grad, 1)):
+        limits = tolerance(dtype, 2)
+        np.testing.assert_allclose(backend.numpy(got), expected.numpy(), limits["rtol"], limits["atol"] * size)
+
+
+@pytest.mark.parametrize("nonlinearity", CANDIDATES)
+def test_a_nan_in_a_min_gru_stays_in_its_unit(backend, nonlinearity):
+    rng = np.random.default_rng(0)
+    h0, gh = backend.zeros((2, 33), np.float32), backend.array(np.ones((5, 2, 33), np.float32))
+    for column in (32, 65):  # of the gate and of the candidate
+        x = normal(rng, (5, 2, 66), np.float32)
+        x[2, 1, column] = np.nan
+        h, gx, gh0 = (backend.empty(shape, np.float32) for shape in ((5, 2, 33), (5, 2, 66), (2, 33)))
+        backend.kernels.min_gru_forward(backend.array(x), h0, None, nonlinearity, False, h)
+        backend.kernels.min_gru_backward(backend.array(x), h, gh, h0, None, nonlinearity, False, gx, gh0)
+        of_h, of_gx = np.isnan(backend.numpy(h)), np.isnan(backend.numpy(gx))
+        assert of_h[2:, 1, 32].all()
+        assert of_h.sum() == 3
+        assert of_gx[2, 1, column] == (column == 32 or nonlinearity != "identity")  # whose slope is 1
+        of_gx[:, 1, [32, 65]] = False
+        assert not of_gx.any()
+
+
+def test_an_unknown_candidate_is_refused(backend):
+    x, h = backend.zeros((3, 2, 8), np.float32), backend.zeros((3, 2, 4), np.float32)
+    with pytest.raises(OptionError, match="nonlinearity"):
+        backend.kernels.min_gru_forward(x, h[0], None, "relu", False, h)

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.check import Array
-from sparsebp.kernels.device.launch import BLOCK, Launcher, c_types, ceil_div
+from sparsebp.kernels.device.launch import BLOCK, Defines, Launcher, c_types, ceil_div
+from sparsebp.kernels.spec import CANDIDATES
+
+Operands = tuple[Array | None, ...]
 
 
 class LinearRecurrenceKernels(Launcher):
@@ -17,28 +20,42 @@ class LinearRecurrenceKernels(Launcher):
         self, a: Array, b: Array, h0: Array, lengths: Array | None, pairs: bool, reverse: bool, h: Array
     ) -> None:
         """Every thread runs down the steps."""
-        self._run("linear_recurrence", (a, b, h0, lengths, h), a, h, pairs, np.int32(reverse))
+        self._linear("linear_recurrence", (a, b, h0, lengths, h), a, h, pairs, reverse)
 
     def linear_recurrence_grad(
         self, a: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, pairs: bool, reverse: bool, ga: Array,
         gb: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """The same, from the last step to the first."""
-        summed = np.int32(len(ga) != len(h))
-        self._run(
-            "linear_recurrence_grad", (a, h, gh, h0, lengths, ga, gb, gh0), a, h, pairs, np.int32(reverse), summed
-        )
+        arrays = (a, h, gh, h0, lengths, ga, gb, gh0)
+        self._linear("linear_recurrence_grad", arrays, a, h, pairs, reverse, len(ga) != len(h))
 
-    def _run(self, name: str, arrays: tuple[Any, ...], a: Array, h: Array, pairs: bool, *flags: np.int32) -> None:
+    def min_gru_forward(
+        self, x: Array, h0: Array, lengths: Array | None, nonlinearity: str, reverse: bool, h: Array
+    ) -> None:
+        """Every thread runs down the steps."""
+        self._min_gru("min_gru_forward", (x, h0, lengths, h), h, nonlinearity, reverse)
+
+    def min_gru_backward(
+        self, x: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, nonlinearity: str, reverse: bool,
+        gx: Array, gh0: Array,
+    ) -> None:  # fmt: skip
+        """The same, from the last step to the first."""
+        self._min_gru("min_gru_backward", (x, h, gh, h0, lengths, gx, gh0), h, nonlinearity, reverse)
+
+    def _linear(self, name: str, arrays: Operands, a: Array, h: Array, pairs: bool, *flags: bool) -> None:
         steps, batch, width = h.shape
         units, of_units = (n // (1 + pairs) for n in (width, a.shape[2]))
-        apart = (
-            a.shape[1] * of_units if len(a) > 1 else 0,
-            of_units if a.shape[1] > 1 else 0,
-            1 if of_units > 1 else 0,
-        )
-        sizes = map(np.int64, (*apart, steps, batch * units, units))
-        defines = c_types(REAL=h) | {"PAIRS": int(pairs)}
-        self._launch(
-            "recurrence.cu", name, defines, ceil_div(batch * units, BLOCK), (BLOCK,), (*arrays, *sizes, *flags)
-        )
+        of_step, of_sample = a.shape[1] * of_units if len(a) > 1 else 0, of_units if a.shape[1] > 1 else 0
+        sizes = of_step, of_sample, int(of_units > 1), steps, batch * units, units
+        args = (*arrays, *map(np.int64, sizes), *map(np.int32, flags))
+        self._launch_chains(name, c_types(REAL=h) | {"PAIRS": int(pairs)}, batch * units, args)
+
+    def _min_gru(self, name: str, arrays: Operands, h: Array, nonlinearity: str, reverse: bool) -> None:
+        steps, batch, units = h.shape
+        function, sizes = np.int32(CANDIDATES.index(nonlinearity)), (steps, batch * units, units)
+        args = (*arrays, function, *map(np.int64, sizes), np.int32(reverse))
+        self._launch_chains(name, c_types(REAL=h) | {"PAIRS": 0}, batch * units, args)
+
+    def _launch_chains(self, name: str, defines: Defines, count: int, args: tuple[Any, ...]) -> None:
+        self._launch("recurrence.cu", name, defines, ceil_div(count, BLOCK), (BLOCK,), args)

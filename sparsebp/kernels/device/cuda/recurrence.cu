@@ -92,3 +92,62 @@ extern "C" __global__ void __launch_bounds__(256) linear_recurrence_grad(
         if (!summed) store(ga, element + t * count, zero());
     }
 }
+
+// The minGRU: a = 1 - z and b = z * c(v), with z = sigmoid(u) and (u, v) a step's projected input. The same for PAIRS.
+// The launch bounds' 1: left to itself, ptxas aims at more blocks a multiprocessor, and spills.
+
+__device__ __forceinline__ real sigmoid(real x) { return real(1) / (real(1) + exp_of(-x)); }
+
+__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
+__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
+
+// c(v) and its slope: 0 is v itself, 1 tanh(v), 2 v + 1/2 where v >= 0, else sigmoid(v).
+__device__ __forceinline__ real candidate(int function, real v, real& slope) {
+    slope = 1;
+    if (function == 0) return v;
+    if (function == 2 && v >= 0) return v + real(0.5);
+    const real c = function == 1 ? tanh_of(v) : sigmoid(v);
+    slope = function == 1 ? real(1) - c * c : c * (real(1) - c);
+    return c;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) min_gru_forward(
+    const real* __restrict__ x, const real* __restrict__ h0, const int64* __restrict__ lengths, real* __restrict__ h,
+    int function, int64 steps, int64 count, int64 units, int reverse) {
+    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (element >= count) return;
+    const Chain c = chain_of(element, count, units, 2 * count, 2 * units, 1, lengths, steps, reverse);
+    real state = h0[element], slope;
+    int64 at = element + c.first, from = c.factor;
+#pragma unroll 4
+    for (int64 i = 0; i < c.steps; ++i) {
+        const real z = sigmoid(x[from]);
+        state += z * (candidate(function, x[from + units], slope) - state);
+        h[at] = state;
+        at += c.apart, from += c.factors_apart;
+    }
+    for (int64 t = c.steps; t < steps; ++t) h[element + t * count] = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) min_gru_backward(
+    const real* __restrict__ x, const real* __restrict__ h, const real* __restrict__ gh, const real* __restrict__ h0,
+    const int64* __restrict__ lengths, real* __restrict__ gx, real* __restrict__ gh0, int function, int64 steps,
+    int64 count, int64 units, int reverse) {
+    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (element >= count) return;
+    const Chain c = chain_of(element, count, units, 2 * count, 2 * units, 1, lengths, steps, reverse);
+    real carried = 0, slope;
+    int64 at = element + c.first + (c.steps - 1) * c.apart, from = c.factor + (c.steps - 1) * c.factors_apart;
+#pragma unroll 4
+    for (int64 i = c.steps - 1; i >= 0; --i) {
+        const real z = sigmoid(x[from]), made = candidate(function, x[from + units], slope);
+        const real before = i ? h[at - c.apart] : h0[element], g = gh[at] + carried, rest = real(1) - z;
+        gx[from] = g * z * (made - before) * rest;
+        gx[from + units] = g * z * slope;
+        carried = rest * g;
+        at -= c.apart, from -= c.factors_apart;
+    }
+    gh0[element] = carried;
+    const int64 own = element / units * 2 * units + element % units;
+    for (int64 t = c.steps; t < steps; ++t) gx[own + t * 2 * count] = gx[own + t * 2 * count + units] = 0;
+}
