@@ -34,6 +34,10 @@ from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeErro
 from sparsebp.kernels.operands import check_class, exact, kernel, written
 
 NONLINEARITIES = ("tanh", "relu")
+CANDIDATES = ("identity", "tanh", "positive")
+"""Functions of a minGRU's candidate; `positive` is x + 1/2 where x >= 0, else the sigmoid."""
+CHUNK = 32
+"""Steps between two states that a selective scan keeps for its way back."""
 HELD_INPUTS = (1, 4, 8)
 """Input sizes for which kernels that hold the input's weights, or the sums of their gradients, are compiled."""
 
@@ -414,6 +418,72 @@ class Kernels:
         "check_steps('c', c)",
     )
 
+    # Linear recurrences, element by element (Blelloch, "Prefix sums and their applications", 1990, section 1.4). The
+    # factors may be shared by steps, samples and units. With `pairs`, W numbers are W / 2 complex ones, each the real
+    # part and the imaginary one. Of sample b, steps from ``lengths[b]`` on do not take part: all that is written for
+    # them is zero.
+
+    linear_recurrence = kernel(
+        """a (Ta, Ba, Wa) real; b (T, B, W) real; h0 (B, W) real; lengths (B) int64?; pairs: bool; reverse: bool;
+        h (T, B, W) real written""",
+        """``h[t] = a[t] * h[t-1] + b[t]`` with ``h[-1] = h0``; `reverse` goes from a sample's last step to the first.
+
+        An axis of a has the length of b's, or 1.""",
+        "check_factors(a, b, pairs)",
+    )
+    linear_recurrence_grad = kernel(
+        """a (Ta, Ba, Wa) real; h (T, B, W) real; gh (T, B, W) real; h0 (B, W) real; lengths (B) int64?;
+        pairs: bool; reverse: bool; ga (Ta, B, W) real written; gb (T, B, W) real written; gh0 (B, W) real written""",
+        """The transpose of `linear_recurrence`, for gh the gradient at h, which arrives at every step.
+
+        ``gb[t] = gh[t] + conj(a[t+1]) * gb[t+1]``, ``ga[t] = gb[t] * conj(h[t-1])`` and ``gh0 = conj(a[0]) * gb[0]``.
+        A factor that all steps share gets the sum of its gradients over the steps; sums over samples and units are the
+        caller's.""",
+        "check_factors(a, h, pairs)",
+    )
+
+    # The minGRU (Feng et al., "Were RNNs All We Needed?", 2024, section 3.1) as a linear recurrence.
+
+    min_gru_forward = kernel(
+        """x (T, B, 2 * H) real; h0 (B, H) real; lengths (B) int64?; nonlinearity: str; reverse: bool;
+        h (T, B, H) real written""",
+        """``h[t] = (1 - z) * h[t-1] + z * c`` with ``z = σ(u)``, ``c = c(v)`` and ``(u, v) = x[t]``, projected inputs.
+
+        c is the function of `CANDIDATES` that `nonlinearity` names; `lengths` and `reverse` as in
+        `linear_recurrence`.""",
+        "check_choice('nonlinearity', nonlinearity, CANDIDATES)",
+    )
+    min_gru_backward = kernel(
+        """x (T, B, 2 * H) real; h (T, B, H) real; gh (T, B, H) real; h0 (B, H) real; lengths (B) int64?;
+        nonlinearity: str; reverse: bool; gx (T, B, 2 * H) real written; gh0 (B, H) real written""",
+        """The gradients of `min_gru_forward` at x and h0, for gh the gradient at h; gates are computed again.
+
+        ``g[t] = gh[t] + (1 - z[t+1]) * g[t+1]``; the gradient at u is ``g (c - h[t-1]) z (1 - z)`` and at v
+        ``g z c'(v)``, where c' is 1 at the corner of `positive`.""",
+        "check_choice('nonlinearity', nonlinearity, CANDIDATES)",
+    )
+
+    # The selective scan (Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023, section
+    # 3): E channels with N states each, whose rates `a` are stored states first.
+
+    selective_scan = kernel(
+        """x (T, B, E) real; dt (T, B, E) real; a (N, E) real; b (T, B, N) real; c (T, B, N) real; d (E) real;
+        y (T, B, E) real written; states (Chunks, B, N, E) real written""",
+        """``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]``, h[-1] = 0, and ``y[t] = Σ_n c[t, n] h[t, n] + d x[t]``.
+
+        states: h before the steps 0, `CHUNK`, 2 `CHUNK`, …""",
+        "check_states(Chunks, T)",
+    )
+    selective_scan_grad = kernel(
+        """x (T, B, E) real; dt (T, B, E) real; a (N, E) real; b (T, B, N) real; c (T, B, N) real; d (E) real;
+        gy (T, B, E) real; states (Chunks, B, N, E) real; gx (T, B, E) real written; gdt (T, B, E) real written;
+        ga (B, N, E) real written; gb (T, B, N) real written; gc (T, B, N) real written; gd (B, E) real written""",
+        """The gradients of `selective_scan`, for gy the gradient at y; of a and d those of each sample.
+
+        Each chunk of steps runs forward again from its state; no other state is stored.""",
+        "check_states(Chunks, T)",
+    )
+
     # Sliding windows. Window o begins at input ``o * stride - before``; its tap t lies ``t * dilation`` further. Taps
     # outside the input are zero for a convolution and never a maximum. The options are one integer for each axis.
 
@@ -653,6 +723,22 @@ def input_size(rows: int, w_ih: Array | None, b_ih: Array | None, b_hh: Array | 
         raise ShapeError("Forward does not project this input size", expected=f"w_ih of shape ({rows}, 1 to {most})",
                          got=w_ih.shape, remedy="Pass x @ w_ih.T with its bias in place of x")  # fmt: skip
     return features
+
+
+def check_factors(a: Array, b: Array, pairs: bool) -> None:
+    """Check that the factors of a linear recurrence fit its terms, and that pairs are whole."""
+    if pairs and b.shape[2] % 2:
+        raise ShapeError("Pairs are not whole", expected="an even number of reals", got=b.shape[2])
+    one = (1, 1, 2 if pairs else 1)
+    if any(n not in (each, full) for n, each, full in zip(a.shape, one, b.shape, strict=True)):
+        got = f"{a.shape} and {b.shape}"
+        raise ShapeError("a does not fit b", expected="each axis of a shared or as long as b's", got=got)
+
+
+def check_states(chunks: int, steps: int) -> None:
+    """Check the number of states that a selective scan keeps."""
+    if chunks != -(-steps // CHUNK):
+        raise ShapeError("states has the wrong length", expected=-(-steps // CHUNK), got=chunks)
 
 
 def check_groups(groups: int, channels: int, rows: int) -> None:

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from sparsebp.scan.algorithms import ScanStep, Span
 from sparsebp.scan.plan import ScanPlan, plan_scan
+from sparsebp.scan.recurrence import RecurrenceGrads, linear_recurrence, linear_recurrence_vjp
 from sparsebp.scan.report import LayerByLayer
 from sparsebp.scan.rules import Choice, choose_recurrent_backward
+from sparsebp.scan.selective import SelectiveScan, SelectiveScanGrads, selective_scan, selective_scan_vjp
 
-__all__ = ["Choice", "LayerByLayer", "ScanPlan", "ScanStep", "Span", "choose_recurrent_backward", "plan_scan"]
+__all__ = [
+    "Choice",
+    "LayerByLayer",
+    "RecurrenceGrads",
+    "ScanPlan",
+    "ScanStep",
+    "SelectiveScan",
+    "SelectiveScanGrads",
+    "Span",
+    "choose_recurrent_backward",
+    "linear_recurrence",
+    "linear_recurrence_vjp",
+    "plan_scan",
+    "selective_scan",
+    "selective_scan_vjp",
+]
 
 
 def __dir__() -> list[str]:

@@ -330,6 +330,32 @@ class Maker:
     def lstm_maps(self) -> Arguments:
         return {"C": 3}
 
+    # ---- linear recurrences: real ones, or complex ones with factors that steps and samples share ----
+
+    def linear_recurrence(self) -> Arguments:
+        """With a length for each sample and shared factors, or without; in one direction or the other."""
+        units = 2 * self.hidden if self.shared else self.hidden
+        lengths = None if self.hidden == 37 else np.arange(self.batch) * 3 % (self.steps + 1)
+        factors = {"Ta": 1, "Ba": 1} if self.shared else {"Ta": self.steps, "Ba": self.batch}
+        return factors | {"Wa": units, "W": units, "lengths": lengths, "pairs": self.shared, "reverse": self.batch == 2}
+
+    linear_recurrence_grad = linear_recurrence
+
+    def min_gru_forward(self) -> Arguments:
+        function = "positive" if self.shared else {5: "tanh", 37: "identity"}.get(self.hidden, "positive")
+        given = self.linear_recurrence()
+        return {name: given[name] for name in ("lengths", "reverse")} | {"nonlinearity": function}
+
+    min_gru_backward = min_gru_forward
+
+    def selective_scan(self) -> Arguments:
+        """Over two chunks of steps; states for one pass of a device's kernel, or for two."""
+        steps, order = 37, 3 if self.batch == 3 else 11
+        given = {"dt": self.gate(steps, self.batch, self.hidden), "a": -self.gate(order, self.hidden)}
+        return given | {"T": steps, "E": self.hidden, "N": order, "Chunks": 2}
+
+    selective_scan_grad = selective_scan
+
     # ---- optimizers: an empty parameter among others, and one of several chunks ----
 
     def parameters(self, gate: bool = False) -> list[np.ndarray]:

@@ -1,0 +1,153 @@
+// Linear recurrences, element by element, and their gradients: a thread a unit of a sample, down the steps. Bound by
+// memory where there are as many units as the device has threads; else by the time that loads take, which do not wait for
+// the step before: several steps are loaded ahead.
+//
+// PAIRS = 1: a number is complex, the real part and the imaginary one side by side.
+
+#include "common.cuh"
+
+constexpr int AHEAD = 8;
+constexpr int PIECE = 64;  // steps whose products are added up before they join a sum over the steps
+
+#if PAIRS
+struct Number {
+    real re, im;
+};
+__device__ __forceinline__ Number load(const real* p, int64 i) { return {p[2 * i], p[2 * i + 1]}; }
+__device__ __forceinline__ void store(real* p, int64 i, Number x) { p[2 * i] = x.re, p[2 * i + 1] = x.im; }
+__device__ __forceinline__ Number plus(Number x, Number y) { return {x.re + y.re, x.im + y.im}; }
+__device__ __forceinline__ Number times(Number x, Number y) {
+    return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
+}
+__device__ __forceinline__ Number conj(Number x) { return {x.re, -x.im}; }
+__device__ __forceinline__ Number zero() { return {real(0), real(0)}; }
+#else
+typedef real Number;
+__device__ __forceinline__ Number load(const real* p, int64 i) { return p[i]; }
+__device__ __forceinline__ void store(real* p, int64 i, Number x) { p[i] = x; }
+__device__ __forceinline__ Number plus(Number x, Number y) { return x + y; }
+__device__ __forceinline__ Number times(Number x, Number y) { return x * y; }
+__device__ __forceinline__ Number conj(Number x) { return x; }
+__device__ __forceinline__ Number zero() { return 0; }
+#endif
+
+// The recurrence of one thread: `element` is its unit of its sample, counted over both; its steps, in their order, lie at
+// `element + first + i * apart`, and the factors at `factor + i * factors_apart`.
+struct Chain {
+    int64 element, first, apart, factor, factors_apart, steps;
+};
+
+__device__ __forceinline__ Chain chain_of(
+    int64 element, int64 count, int64 units, int64 of_step, int64 of_sample, int64 of_unit,
+    const int64* __restrict__ lengths, int64 steps, int reverse) {
+    const int64 sample = element / units, own = lengths ? lengths[sample] : steps;
+    const int64 factor = sample * of_sample + element % units * of_unit;
+    if (reverse) return {element, (own - 1) * count, -count, factor + (own - 1) * of_step, -of_step, own};
+    return {element, 0, count, factor, of_step, own};
+}
+
+extern "C" __global__ void __launch_bounds__(256) linear_recurrence(
+    const real* __restrict__ a, const real* __restrict__ b, const real* __restrict__ h0,
+    const int64* __restrict__ lengths, real* __restrict__ h, int64 of_step, int64 of_sample, int64 of_unit, int64 steps,
+    int64 count, int64 units, int reverse) {
+    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (element >= count) return;
+    const Chain c = chain_of(element, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
+    Number state = load(h0, element);
+    int64 at = element + c.first, factor = c.factor;
+#pragma unroll AHEAD
+    for (int64 i = 0; i < c.steps; ++i) {
+        state = plus(times(load(a, factor), state), load(b, at));
+        store(h, at, state);
+        at += c.apart, factor += c.factors_apart;
+    }
+    for (int64 t = c.steps; t < steps; ++t) store(h, element + t * count, zero());
+}
+
+// gb[t] = gh[t] + carried, where carried = conj(a[t+1]) * gb[t+1]; ga[t] = gb[t] * conj(h[t-1]), or the sum over t.
+extern "C" __global__ void __launch_bounds__(256) linear_recurrence_grad(
+    const real* __restrict__ a, const real* __restrict__ h, const real* __restrict__ gh, const real* __restrict__ h0,
+    const int64* __restrict__ lengths, real* __restrict__ ga, real* __restrict__ gb, real* __restrict__ gh0,
+    int64 of_step, int64 of_sample, int64 of_unit, int64 steps, int64 count, int64 units, int reverse, int summed) {
+    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (element >= count) return;
+    const Chain c = chain_of(element, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
+    Number carried = zero(), total = zero(), piece = zero();
+    int64 at = element + c.first + (c.steps - 1) * c.apart, factor = c.factor + (c.steps - 1) * c.factors_apart;
+#pragma unroll AHEAD
+    for (int64 i = c.steps - 1; i >= 0; --i) {
+        const Number g = plus(load(gh, at), carried);
+        const Number product = times(g, conj(i ? load(h, at - c.apart) : load(h0, element)));
+        carried = times(conj(load(a, factor)), g);
+        store(gb, at, g);
+        if (!summed) store(ga, at, product);
+        piece = plus(piece, product);
+        if (i % PIECE == 0) total = plus(total, piece), piece = zero();
+        at -= c.apart, factor -= c.factors_apart;
+    }
+    store(gh0, element, carried);
+    if (summed) store(ga, element, total);
+    for (int64 t = c.steps; t < steps; ++t) {
+        store(gb, element + t * count, zero());
+        if (!summed) store(ga, element + t * count, zero());
+    }
+}
+
+// The minGRU: a = 1 - z and b = z * c(v), with z = sigmoid(u) and (u, v) a step's projected input. The same for PAIRS.
+// The launch bounds' 1: left to itself, ptxas aims at more blocks a multiprocessor, and spills.
+
+__device__ __forceinline__ real sigmoid(real x) { return real(1) / (real(1) + exp_of(-x)); }
+
+__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
+__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
+
+// c(v) and its slope: 0 is v itself, 1 tanh(v), 2 v + 1/2 where v >= 0, else sigmoid(v).
+__device__ __forceinline__ real candidate(int function, real v, real& slope) {
+    slope = 1;
+    if (function == 0) return v;
+    if (function == 2 && v >= 0) return v + real(0.5);
+    const real c = function == 1 ? tanh_of(v) : sigmoid(v);
+    slope = function == 1 ? real(1) - c * c : c * (real(1) - c);
+    return c;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) min_gru_forward(
+    const real* __restrict__ x, const real* __restrict__ h0, const int64* __restrict__ lengths, real* __restrict__ h,
+    int function, int64 steps, int64 count, int64 units, int reverse) {
+    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (element >= count) return;
+    const Chain c = chain_of(element, count, units, 2 * count, 2 * units, 1, lengths, steps, reverse);
+    real state = h0[element], slope;
+    int64 at = element + c.first, from = c.factor;
+#pragma unroll 4
+    for (int64 i = 0; i < c.steps; ++i) {
+        const real z = sigmoid(x[from]);
+        state += z * (candidate(function, x[from + units], slope) - state);
+        h[at] = state;
+        at += c.apart, from += c.factors_apart;
+    }
+    for (int64 t = c.steps; t < steps; ++t) h[element + t * count] = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) min_gru_backward(
+    const real* __restrict__ x, const real* __restrict__ h, const real* __restrict__ gh, const real* __restrict__ h0,
+    const int64* __restrict__ lengths, real* __restrict__ gx, real* __restrict__ gh0, int function, int64 steps,
+    int64 count, int64 units, int reverse) {
+    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (element >= count) return;
+    const Chain c = chain_of(element, count, units, 2 * count, 2 * units, 1, lengths, steps, reverse);
+    real carried = 0, slope;
+    int64 at = element + c.first + (c.steps - 1) * c.apart, from = c.factor + (c.steps - 1) * c.factors_apart;
+#pragma unroll 4
+    for (int64 i = c.steps - 1; i >= 0; --i) {
+        const real z = sigmoid(x[from]), made = candidate(function, x[from + units], slope);
+        const real before = i ? h[at - c.apart] : h0[element], g = gh[at] + carried, rest = real(1) - z;
+        gx[from] = g * z * (made - before) * rest;
+        gx[from + units] = g * z * slope;
+        carried = rest * g;
+        at -= c.apart, from -= c.factors_apart;
+    }
+    gh0[element] = carried;
+    const int64 own = element / units * 2 * units + element % units;
+    for (int64 t = c.steps; t < steps; ++t) gx[own + t * 2 * count] = gx[own + t * 2 * count + units] = 0;
+}
