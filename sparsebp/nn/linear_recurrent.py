@@ -201,17 +201,13 @@ class MinLSTMMath(GatedMath):
 
     def parts(self, p: Array) -> Array:
         """Return u and v."""
-        xp, (p_i, p_f, p_v), zero = backend.namespace(p), split(p, 3), p.dtype.type(0)
-        uv = empty(xp, (*p.shape[:-1], p.shape[-1] // 3 * 2), p.dtype)
-        u, v = split(uv, 2)
-        xp.subtract(xp.logaddexp(zero, -p_f), xp.logaddexp(zero, -p_i), out=u)
-        v[...] = p_v
-        return uv
+        xp, (p_i, p_f, p_v) = backend.namespace(p), split(p, 3)
+        return xp.concatenate((softplus(-p_f) - softplus(-p_i), p_v), axis=-1)
 
     def parts_back(self, p: Array, grads: Array, ga: Array) -> None:
         """Write ``d_i = d_u (1 - i)``, ``d_f = -d_u (1 - f)`` and d_v."""
-        (p_i, p_f, _), (d_u, d_v), (d_i, d_f, d_g) = split(p, 3), split(grads, 2), split(ga, 3)
-        d_i[...], d_f[...], d_g[...] = d_u * sigmoid(-p_i), -d_u * sigmoid(-p_f), d_v
+        (p_i, p_f, _), (d_u, d_v) = split(p, 3), split(grads, 2)
+        backend.namespace(p).concatenate((d_u * sigmoid(-p_i), -d_u * sigmoid(-p_f), d_v), axis=-1, out=ga)
 
     def close(self, tape: Tape, lengths: Lengths) -> None:
         """Set i = 1 and f = 0: the Jacobians vanish."""
@@ -225,8 +221,22 @@ OPEN = 1000.0
 
 def sigmoid(x: Array) -> Array:
     """Return ``1 / (1 + exp(-x))`` with small relative error for negative x too: a gate near 0 is a long memory."""
+    xp = backend.namespace(x)
     with np.errstate(over="ignore"):  # 1 / ∞ is the 0 it should be
-        return 1 / (1 + backend.namespace(x).exp(-x))
+        found = xp.exp(-x)
+    found += 1
+    return xp.divide(1, found, out=found)
+
+
+def softplus(x: Array) -> Array:
+    """Return ``log(1 + exp(x))`` without overflow; its absolute error is that of a number near 1, or x's."""
+    xp = backend.namespace(x)
+    found = xp.abs(x)
+    xp.exp(xp.negative(found, out=found), out=found)
+    found += 1
+    xp.log(found, out=found)  # in NumPy four times as fast as log1p, and z = σ(u) needs no small u's digits
+    found += xp.maximum(x, 0)
+    return found
 
 
 # The gated layers.
