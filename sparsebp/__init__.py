@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from sparsebp.patterns import SparsityPattern
     from sparsebp.products import ProductPlan, plan_product
     from sparsebp.runtime.launch import connect
-    from sparsebp.scan import ScanPlan, linear_recurrence, linear_recurrence_vjp, plan_scan
+    from sparsebp.scan import (
+        ScanPlan,
+        linear_recurrence,
+        linear_recurrence_vjp,
+        plan_scan,
+        selective_scan,
+        selective_scan_vjp,
+    )
     from sparsebp.train import verify
 
 _ROOMS = (
@@ -64,6 +71,8 @@ _NAMES = {
     "plan_scan": "sparsebp.scan",
     "linear_recurrence": "sparsebp.scan",
     "linear_recurrence_vjp": "sparsebp.scan",
+    "selective_scan": "sparsebp.scan",
+    "selective_scan_vjp": "sparsebp.scan",
     "connect": "sparsebp.runtime.launch",
     "run_ranks": "sparsebp.comm.threads",
 }
@@ -71,8 +80,8 @@ __all__ = [
     "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis", "backend",
     "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
     "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "nn", "optim", "patterns", "plan_product",
-    "plan_scan", "products", "prune", "run_ranks", "runtime", "scan", "schedule", "threads", "train",
-    "value_and_grad", "verify",
+    "plan_scan", "products", "prune", "run_ranks", "runtime", "scan", "schedule", "selective_scan",
+    "selective_scan_vjp", "threads", "train", "value_and_grad", "verify",
 ]  # fmt: skip
 
 

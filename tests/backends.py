@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -73,6 +75,14 @@ class Backend:
     def zeros(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
         """Return an array of zeros."""
         return self.xp.zeros(shape, dtype)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let the library use these kernels for NumPy arrays too, where they are emulated."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self.emulated:
+                patch.setattr(kernels, "get", lambda _: self.kernels)
+            yield
 
 
 def make_backend(name: str) -> Backend:

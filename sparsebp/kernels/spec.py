@@ -36,6 +36,8 @@ from sparsebp.kernels.operands import check_class, exact, kernel, written
 NONLINEARITIES = ("tanh", "relu")
 CANDIDATES = ("identity", "tanh", "positive")
 """Functions of a minGRU's candidate; `positive` is x + 1/2 where x >= 0, else the sigmoid."""
+CHUNK = 32
+"""Steps between two states that a selective scan keeps for its way back."""
 HELD_INPUTS = (1, 4, 8)
 """Input sizes for which kernels that hold the input's weights, or the sums of their gradients, are compiled."""
 
@@ -461,6 +463,27 @@ class Kernels:
         "check_choice('nonlinearity', nonlinearity, CANDIDATES)",
     )
 
+    # The selective scan (Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023, section
+    # 3): E channels with N states each, whose rates `a` are stored states first.
+
+    selective_scan = kernel(
+        """x (T, B, E) real; dt (T, B, E) real; a (N, E) real; b (T, B, N) real; c (T, B, N) real; d (E) real;
+        y (T, B, E) real written; states (Chunks, B, N, E) real written""",
+        """``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]``, h[-1] = 0, and ``y[t] = Σ_n c[t, n] h[t, n] + d x[t]``.
+
+        states: h before the steps 0, `CHUNK`, 2 `CHUNK`, …""",
+        "check_states(Chunks, T)",
+    )
+    selective_scan_grad = kernel(
+        """x (T, B, E) real; dt (T, B, E) real; a (N, E) real; b (T, B, N) real; c (T, B, N) real; d (E) real;
+        gy (T, B, E) real; states (Chunks, B, N, E) real; gx (T, B, E) real written; gdt (T, B, E) real written;
+        ga (B, N, E) real written; gb (T, B, N) real written; gc (T, B, N) real written; gd (B, E) real written""",
+        """The gradients of `selective_scan`, for gy the gradient at y; of a and d those of each sample.
+
+        Each chunk of steps runs forward again from its state; no other state is stored.""",
+        "check_states(Chunks, T)",
+    )
+
     # Sliding windows. Window o begins at input ``o * stride - before``; its tap t lies ``t * dilation`` further. Taps
     # outside the input are zero for a convolution and never a maximum. The options are one integer for each axis.
 
@@ -710,6 +733,12 @@ def check_factors(a: Array, b: Array, pairs: bool) -> None:
     if any(n not in (each, full) for n, each, full in zip(a.shape, one, b.shape, strict=True)):
         got = f"{a.shape} and {b.shape}"
         raise ShapeError("a does not fit b", expected="each axis of a shared or as long as b's", got=got)
+
+
+def check_states(chunks: int, steps: int) -> None:
+    """Check the number of states that a selective scan keeps."""
+    if chunks != -(-steps // CHUNK):
+        raise ShapeError("states has the wrong length", expected=-(-steps // CHUNK), got=chunks)
 
 
 def check_groups(groups: int, channels: int, rows: int) -> None:

@@ -7,6 +7,7 @@ from sparsebp.scan.plan import ScanPlan, plan_scan
 from sparsebp.scan.recurrence import RecurrenceGrads, linear_recurrence, linear_recurrence_vjp
 from sparsebp.scan.report import LayerByLayer
 from sparsebp.scan.rules import Choice, choose_recurrent_backward
+from sparsebp.scan.selective import SelectiveScan, SelectiveScanGrads, selective_scan, selective_scan_vjp
 
 __all__ = [
     "Choice",
@@ -14,11 +15,15 @@ __all__ = [
     "RecurrenceGrads",
     "ScanPlan",
     "ScanStep",
+    "SelectiveScan",
+    "SelectiveScanGrads",
     "Span",
     "choose_recurrent_backward",
     "linear_recurrence",
     "linear_recurrence_vjp",
     "plan_scan",
+    "selective_scan",
+    "selective_scan_vjp",
 ]
 
 

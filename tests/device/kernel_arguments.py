@@ -348,6 +348,14 @@ class Maker:
 
     min_gru_backward = min_gru_forward
 
+    def selective_scan(self) -> Arguments:
+        """Over two chunks of steps; states for one pass of a device's kernel, or for two."""
+        steps, order = 37, 3 if self.batch == 3 else 11
+        given = {"dt": self.gate(steps, self.batch, self.hidden), "a": -self.gate(order, self.hidden)}
+        return given | {"T": steps, "E": self.hidden, "N": order, "Chunks": 2}
+
+    selective_scan_grad = selective_scan
+
     # ---- optimizers: an empty parameter among others, and one of several chunks ----
 
     def parameters(self, gate: bool = False) -> list[np.ndarray]:

@@ -107,6 +107,7 @@ SOURCES: dict[str, list[Defines]] = {
         *_all(REAL=("float",), HIDDEN=(*_HIDDEN, 40, 64)), *_all(REAL=("double",), HIDDEN=(*_HIDDEN, 36)), *_PLAIN,
     ],
     "weight_sums.cu": _PLAIN,
+    "selective_scan.cu": _PLAIN,
     "recurrence.cu": _all(REAL=_REALS, PAIRS=(0, 1)),
 }  # fmt: skip
 """File name to the list of define sets, each ``{name: value}``."""

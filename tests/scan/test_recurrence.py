@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -14,22 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsebp as sb
-from backends import Backend
-from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 
 DTYPES = [np.dtype(name) for name in ("float32", "float64", "complex64", "complex128")]
-
-
-@contextlib.contextmanager
-def running_on(backend: Backend) -> Iterator[None]:
-    """Let the library use the backend's kernels where the device is emulated on NumPy arrays."""
-    with pytest.MonkeyPatch.context() as patch:
-        if backend.emulated:
-            patch.setattr(kernels, "get", lambda _: backend.kernels)
-        yield
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -73,7 +60,7 @@ def test_recurrence_and_its_gradients(
         array.flags.writeable = False
     options = {"reverse": reverse, "lengths": drawn}
     on_device = [None if x is None else backend.array(x) for x in (a, b, grad_h, h0)]
-    with running_on(backend):
+    with backend.in_use():
         h = sb.linear_recurrence(*on_device[:2], on_device[3], **options)
         grads = sb.linear_recurrence_vjp(on_device[0], h, *on_device[2:], **options)
     want = by_loop(a, b, h0, grad_h, reverse, drawn)
@@ -116,7 +103,7 @@ def test_nan_stays_in_its_sample_and_unit(backend, reverse, dtype):
     for spoiled in range(3):
         arrays = [array.copy() for array in (a, b, grad_h)]
         arrays[spoiled][3, 1, 36] = np.nan
-        with running_on(backend):
+        with backend.in_use():
             given = [backend.array(array) for array in arrays]
             h = sb.linear_recurrence(*given[:2], reverse=reverse)
             grads = sb.linear_recurrence_vjp(given[0], h, given[2], reverse=reverse)
@@ -139,7 +126,7 @@ def test_what_lies_beyond_a_sample_is_not_read(backend, reverse):
     beyond = np.arange(6)[:, None] >= lengths
     for array in (a, b, grad_h):
         array[beyond] = np.nan
-    with running_on(backend):
+    with backend.in_use():
         given = [backend.array(array) for array in (a, b, grad_h)]
         h = sb.linear_recurrence(*given[:2], reverse=reverse, lengths=lengths)
         grads = sb.linear_recurrence_vjp(given[0], h, given[2], reverse=reverse, lengths=lengths)
@@ -154,7 +141,7 @@ def test_long_sums_lose_little(backend, shared):
     steps, batch, hidden = (1 << 11, 2, 3) if backend.emulated else (1 << 17, 2, 3)
     shape = tuple(1 if one else n for one, n in zip(shared, (steps, batch, hidden), strict=True))
     h = np.full((steps, batch, hidden), 0.1, np.float32)
-    with running_on(backend):
+    with backend.in_use():
         args = (backend.array(x) for x in (np.zeros(shape, np.float32), h, np.ones_like(h)))
         grad = backend.numpy(sb.linear_recurrence_vjp(*args, backend.array(h[0])).a)
     np.testing.assert_allclose(grad, h[0, 0, 0].astype(float) * h.size / grad.size, rtol=3e-5)

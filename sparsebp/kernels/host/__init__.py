@@ -30,6 +30,7 @@ from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.pointwise import ChannelKernels, GeluKernels, PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.pool import MaxPoolKernels  # noqa: E402
 from sparsebp.kernels.host.recurrence import LinearRecurrenceKernels  # noqa: E402
+from sparsebp.kernels.host.selective_scan import SelectiveScanKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm import (  # noqa: E402
     BlockKernels,
     FilledKernels,
@@ -70,6 +71,7 @@ class HostKernels(
     DenseKernels,
     RecurrentKernels,
     LinearRecurrenceKernels,
+    SelectiveScanKernels,
     OptimizerKernels,
     ValueKernels,
     ConvolutionKernels,

@@ -1,0 +1,359 @@
+"""Recurrences that are linear in the state, forward and back, against PyTorch and JAX on the same threads.
+
+``python -m benchmarks linear``. Four of them, float32: given factors, a factor that is complex and the same in all
+steps (complex64), the minGRU after its projection, and Mamba's selective scan. A call computes the output and, from a
+given gradient at it, those at all inputs.
+
+PyTorch has a loop over the steps and a scan of logarithmic depth (Hillis and Steele), as it is and through
+`torch.compile`, which takes minutes to unroll a loop of a thousand steps; JAX has `lax.scan` and `lax.associative_scan`, in one `jax.jit`. The fastest of each counts. JAX runs
+in a process of its own (`Apart`); where it is not installed, rows go without it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import sparsebp as sb
+from benchmarks import harness
+from benchmarks.harness import Benchmark, Overview, Row, Run, columns, import_torch, refuse_difference
+from benchmarks.processes import Apart
+from sparsebp import kernels
+from sparsebp.core import backend, timing
+
+TARGET, MOVED = 3.0, 2.5
+"""Times faster than the best peer; times a copy of as many bytes, where no arithmetic is in the way."""
+PEERS = {"torch": "PyTorch", "jax": "JAX"}
+NO_JAX = "JAX is not installed (pip install 'sparsebp[peers]'): the best peer is PyTorch alone"
+
+Arrays = dict[str, np.ndarray]
+Scan = Callable[[Any, Any], Any]
+
+
+class Task(NamedTuple):
+    """A recurrence and its sizes; `states` of each channel of a selective scan."""
+
+    kind: str
+    length: int
+    batch: int
+    hidden: int
+    states: int = 1
+
+    @property
+    def arithmetic(self) -> bool:
+        """Whether arithmetic, and not memory, takes the time."""
+        return self.kind == "selective scan"
+
+
+TASKS = (
+    Task("given factors", 1000, 16, 64), Task("given factors", 1000, 64, 100), Task("given factors", 16_000, 1, 64),
+    Task("one complex factor", 2000, 8, 256),
+    Task("minGRU", 1000, 16, 64), Task("minGRU", 1000, 64, 100),
+    Task("selective scan", 512, 2, 256, 16),
+)  # fmt: skip
+QUICK = (
+    Task("given factors", 9, 2, 5), Task("one complex factor", 9, 2, 5), Task("minGRU", 9, 2, 5),
+    Task("selective scan", 9, 2, 5, 3),
+)  # fmt: skip
+
+
+def inputs(task: Task) -> tuple[Arrays, np.ndarray]:
+    """Return a recurrence's inputs by name, and a gradient at its output."""
+    kind, steps, batch, hidden, states = task
+    rng, shape = np.random.default_rng(0), (steps, batch, hidden)
+
+    def normal(*sizes: int) -> np.ndarray:
+        return rng.standard_normal(sizes, dtype=np.float32)
+
+    if kind == "given factors":
+        return {"a": 1 / (1 + np.exp(-normal(*shape))), "b": normal(*shape)}, normal(*shape)
+    if kind == "one complex factor":
+        a, b, grad = (normal(*sizes, 2).view(np.complex64)[..., 0] for sizes in ((1, 1, hidden), shape, shape))
+        return {"a": a * np.float32(0.95) / abs(a), "b": b}, grad
+    if kind == "minGRU":
+        return {"u": normal(*shape), "v": normal(*shape)}, normal(*shape)
+    found = {"x": normal(*shape), "dt": np.log1p(np.exp(normal(*shape) - 3)), "a": -np.exp(normal(hidden, states))}
+    return found | {"b": normal(steps, batch, states), "c": normal(steps, batch, states)}, normal(*shape)
+
+
+# The recurrences in a peer's library: `lib` has its functions, `scan` returns h of ``h[t] = a[t] * h[t-1] + b[t]``.
+
+
+def _given(lib: Any, scan: Scan, a: Any, b: Any) -> Any:
+    return scan(lib.broadcast_to(a, b.shape), b)
+
+
+def _min_gru(lib: Any, scan: Scan, u: Any, v: Any) -> Any:
+    z = lib.sigmoid(u)
+    return scan(1 - z, z * v)
+
+
+def _selective(lib: Any, scan: Scan, x: Any, dt: Any, a: Any, b: Any, c: Any) -> Any:
+    h = scan(lib.exp(dt[..., None] * a), (dt * x)[..., None] * b[:, :, None])
+    return (h * c[:, :, None]).sum(-1)
+
+
+_OUTPUTS: dict[str, Callable[..., Any]] = {
+    "given factors": _given, "one complex factor": _given, "minGRU": _min_gru, "selective scan": _selective,
+}  # fmt: skip
+
+
+# Ours.
+
+
+def ours(task: Task) -> tuple[Callable[[], object], tuple[np.ndarray, ...]]:
+    """Return a call of ours, and the output and the gradients that it gives, in the inputs' order."""
+    given, grad = inputs(task)
+    call = {"minGRU": _our_min_gru, "selective scan": _our_scan}.get(task.kind, _our_recurrence)
+    run = partial(call, grad, *_packed(task, given))
+    y, *grads = run()
+    if task.kind == "minGRU":
+        grads = [*np.split(grads[0], 2, axis=-1)]
+    return run, (y, *grads)
+
+
+def _packed(task: Task, given: Arrays) -> tuple[np.ndarray, ...]:
+    """Return the inputs as our call takes them: those of a minGRU side by side, as a projection gives them."""
+    return (np.concatenate(list(given.values()), -1),) if task.kind == "minGRU" else tuple(given.values())
+
+
+def _our_recurrence(grad: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+    h = sb.linear_recurrence(a, b)
+    grads = sb.linear_recurrence_vjp(a, h, grad)
+    return h, grads.a, grads.b
+
+
+def _our_min_gru(grad: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, ...]:
+    k, h, gx = kernels.get(np), backend.empty(np, grad.shape, grad.dtype), backend.empty(np, x.shape, x.dtype)
+    h0, gh0 = np.zeros(grad.shape[1:], grad.dtype), np.empty(grad.shape[1:], grad.dtype)
+    k.min_gru_forward(x, h0, None, "identity", False, h)
+    k.min_gru_backward(x, h, grad, h0, None, "identity", False, gx, gh0)
+    return h, gx
+
+
+def _our_scan(grad: np.ndarray, *given: np.ndarray) -> tuple[np.ndarray, ...]:
+    y, states = sb.selective_scan(*given)
+    return y, *sb.selective_scan_vjp(*given, None, states, grad)[:5]
+
+
+def moved_bytes(task: Task) -> int:
+    """Return the bytes that a forward and a backward must read and write: its inputs twice, output, gradients."""
+    given, grad = inputs(task)
+    own = sum(array.nbytes for array in given.values())
+    return 3 * own + 3 * grad.nbytes - (0 if task.kind == "minGRU" else given["b"].nbytes)
+
+
+# PyTorch.
+
+
+def torch_sides(task: Task, compiled: bool, note: Callable[[str], None]) -> dict[str, Callable[[], Any]]:
+    """Return PyTorch's calls by name; one that it cannot compile is left out, with a note."""
+    torch = import_torch()
+    given, grad = inputs(task)
+    tensors = [torch.from_numpy(array).requires_grad_() for array in given.values()]
+    incoming = torch.from_numpy(grad)
+
+    def side(function: Callable[..., Any]) -> tuple[Any, ...]:
+        y = function(*tensors)
+        return y.detach(), *torch.autograd.grad(y, tensors, incoming)
+
+    outputs = {
+        name: partial(_OUTPUTS[task.kind], torch, scan) for name, scan in (("loop", _torch_loop), ("scan", _torch_scan))
+    }
+    found = {f"torch, {name}": partial(side, output) for name, output in outputs.items()}
+    if task.kind == "one complex factor":
+        note(
+            "One complex factor: torch.compile generates no code for complex numbers, so PyTorch's sides are not compiled"
+        )
+    elif compiled:
+        run = partial(side, torch.compile(outputs["scan"]))
+        try:
+            run()
+            found["torch, scan, compiled"] = run
+        except Exception as error:  # whatever stops its compiler: the other sides stay
+            note(f"{task.kind}, T = {task.length}: torch.compile fails, {type(error).__name__}")
+    return found
+
+
+def _torch_loop(a: Any, b: Any) -> Any:
+    torch = import_torch()
+    found = [b[0]]
+    for t in range(1, len(b)):
+        found.append(torch.addcmul(b[t], a[t], found[-1]))
+    return torch.stack(found)
+
+
+def _torch_scan(a: Any, b: Any) -> Any:
+    torch = import_torch()
+    apart = 1
+    while apart < len(b):
+        b = torch.cat((b[:apart], torch.addcmul(b[apart:], a[apart:], b[:-apart])))
+        a = torch.cat((a[:apart], a[apart:] * a[:-apart]))
+        apart *= 2
+    return b
+
+
+# JAX, in another process.
+
+
+def jax_sides(task: Task) -> tuple[dict[str, Callable[[], object]], dict[str, tuple[np.ndarray, ...]]]:
+    """Return JAX's calls by name, and what each gives."""
+    import jax
+    import jax.numpy as jnp
+
+    given, grad = inputs(Task(*task))
+    arrays, incoming = tuple(map(jnp.asarray, given.values())), jnp.asarray(grad)
+    found: dict[str, Callable[[], object]] = {}
+    results = {}
+    for name, scan in (("scan", _jax_scan), ("associative scan", _jax_associative)):
+        run = jax.jit(partial(_jax_call, partial(_OUTPUTS[task[0]], _Jax, scan)))
+        found[f"jax, {name}"] = partial(_to_its_end, run, incoming, *arrays)
+        results[f"jax, {name}"] = tuple(map(np.asarray, run(incoming, *arrays)))
+    return found, results
+
+
+class _Jax:
+    """The functions that the recurrences need, by the names of PyTorch's."""
+
+    @staticmethod
+    def broadcast_to(x: Any, shape: Any) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.broadcast_to(x, shape)
+
+    @staticmethod
+    def exp(x: Any) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.exp(x)
+
+    @staticmethod
+    def sigmoid(x: Any) -> Any:
+        import jax
+
+        return jax.nn.sigmoid(x)
+
+
+def _jax_call(output: Callable[..., Any], grad: Any, *arrays: Any) -> tuple[Any, ...]:
+    """Return the output and the gradients; in JAX's convention complex ones are the conjugates of PyTorch's."""
+    import jax
+
+    y, back = jax.vjp(output, *arrays)
+    return y, *(g.conj() for g in back(grad.conj()))
+
+
+def _to_its_end(run: Callable[..., Any], *arrays: Any) -> None:
+    import jax
+
+    jax.block_until_ready(run(*arrays))
+
+
+def _jax_scan(a: Any, b: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def step(h: Any, at: tuple[Any, Any]) -> tuple[Any, Any]:
+        h = at[0] * h + at[1]
+        return h, h
+
+    return jax.lax.scan(step, jnp.zeros_like(b[0]), (a, b))[1]
+
+
+def _jax_associative(a: Any, b: Any) -> Any:
+    import jax
+
+    def combine(first: tuple[Any, Any], then: tuple[Any, Any]) -> tuple[Any, Any]:
+        return first[0] * then[0], then[0] * first[1] + then[1]
+
+    return jax.lax.associative_scan(combine, (a, b))[1]
+
+
+# The measurement.
+
+
+def measure_linear(run: Run) -> Iterator[Row]:
+    has_jax = importlib.util.find_spec("jax") is not None
+    if not has_jax:
+        run.note(NO_JAX)
+    for count in run.threads():
+        rate = harness.copy_bandwidth(count)
+        with Apart(count) if has_jax else nullcontext(None) as apart:
+            for task in run.settings["tasks"]:
+                row = measure_linear_row(Task(*task), run, apart)
+                yield row | judge_linear(row, Task(*task), rate) | {"threads": count}
+
+
+def measure_linear_row(task: Task, run: Run, apart: Apart | None) -> Row:
+    """Time one recurrence by all sides, after comparing outputs and gradients."""
+    call, found = ours(task)
+    difference = 0.0
+    sides = torch_sides(task, run.settings["compiled"], run.note)
+    results = {name: tuple(np.asarray(array) for array in side()) for name, side in sides.items()}
+    rounds = dict(run.rounds)
+    warm = rounds.pop("warmup", 2)
+    timers = {name: timing.timer(side, warm) for name, side in {"ours": call, **sides}.items()}
+    if apart is not None:
+        theirs, more = apart.build(jax_sides, tuple(task))
+        timers, results = timers | theirs, results | more
+    for name, wanted in results.items():
+        for got, want in zip(found, wanted, strict=True):
+            difference = max(difference, float(np.abs(got - want).max() / max(np.abs(want).max(), 1)))
+        refuse_difference(f"{task.kind}, T = {task.length}: an output or a gradient", name, difference)
+    timings = timing.in_turn(timers, **rounds)
+    row: Row = {"kind": task.kind, "length": task.length, "batch": task.batch, "hidden": task.hidden}
+    row |= {"states": task.states, "difference": difference, "ours": timings["ours"].to_dict()}
+    best: dict[str, str] = {}
+    for peer in PEERS:
+        own = [name for name in timings if name.startswith(peer)]
+        if own:
+            best[peer] = min(own, key=lambda name: timings[name].median)
+            row |= {peer: timings[best[peer]].to_dict(), f"{peer}_form": best[peer].partition(", ")[2]}
+            row[f"{peer}_ratio"] = timing.ratio(timings[best[peer]], timings["ours"])
+    fastest = min(best, key=lambda peer: timings[best[peer]].median)
+    return row | {"best": PEERS[fastest], "best_ratio": row[f"{fastest}_ratio"]}
+
+
+def judge_linear(row: Mapping[str, Any], task: Task, rate: float) -> Row:
+    """Return the target, whether it is met, and our time over that of copying the bytes that must move."""
+    over_copy = None if task.arithmetic else row["ours"]["median"] * rate / moved_bytes(task)
+    times = row["best_ratio"]["median"]
+    missed = [f"{times:.2g}×"] if times < TARGET else []
+    missed += [f"{over_copy:.2g} copies"] if over_copy is not None and over_copy > MOVED else []
+    target = f"≥ {TARGET:g}×" + ("" if task.arithmetic else f", ≤ {MOVED:g} copies")
+    return {"over_copy": over_copy, "target": target, "met": harness.outcome(missed)}
+
+
+LINEAR = Benchmark(
+    name="linear",
+    title="Linear recurrences, forward and all gradients, on the CPU, float32 and complex64, compared with PyTorch and "
+    "JAX",
+    leaves_out="compiling by torch.compile and jax.jit, once per shape; the minGRU's projection, which all sides share",
+    settings={"targets": {"peer": TARGET, "copies": MOVED}, "dtype": "float32"},
+    sizes={"tasks": TASKS, "compiled": True},
+    quick={"tasks": QUICK, "compiled": False},
+    rounds={"rounds": 11, "least_rounds": 5, "budget": 4.0},
+    measure=measure_linear,
+    columns=columns(
+        words={
+            "kind": "recurrence", "best": "best peer", "torch_form": "PyTorch's fastest", "jax_form": "JAX's fastest",
+        },
+        numbers={"hidden": "H", "states": "states"},
+        seconds={"torch": "PyTorch", "jax": "JAX"},
+        times={"best_ratio": "over the best peer", "torch_ratio": "over PyTorch", "jax_ratio": "over JAX"},
+        formats={"{:.2f}": {"over_copy": "time over a copy's"}},
+    ),
+    short=("kind", "length", "batch", "hidden", "threads", "ours", "best_ratio", "best", "over_copy", "met"),
+    in_short=lambda row: row["threads"] == 1,
+    overview=Overview(task="A linear recurrence and its gradients", peer="PyTorch or JAX, the faster",
+                      ratio="best_ratio", label="{kind}, batch {batch}, T = {length}",
+                      page="scans.md#linear-recurrences"),
+    picture=harness.bars(
+        "{kind}, B = {batch}, T = {length}, H = {hidden}", {"torch": "PyTorch", "jax": "JAX", "ours": "sparsebp"},
+        "ms, median", (harness.TORCH, harness.JAX, harness.OURS), unit=1e3, log=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,131 @@
+"""The selective scan and its gradients against Mamba's reference in double precision, differentiated by PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparsebp as sb
+from sparsebp.core.errors import DeviceError, DTypeError, ShapeError
+from strategies import normal, reals, seeds, sizes, tolerance
+from thread_counts import assert_same_for_any_number_of_threads
+
+
+def selective_scan_ref(u, delta, A, B, C, D):
+    """Mamba's `selective_scan_ref` (mamba_ssm/ops/selective_scan_interface.py), for B and C that depend on the input.
+
+    u, delta: (B, D, L); A: (D, N); B, C: (B, N, L); D: (D,).
+    """
+    batch, dim, state = u.shape[0], A.shape[0], A.shape[1]
+    x = A.new_zeros((batch, dim, state))
+    ys = []
+    delta_a = torch.exp(torch.einsum("bdl,dn->bdln", delta, A))
+    delta_b_u = torch.einsum("bdl,bnl,bdl->bdln", delta, B, u)
+    for i in range(u.shape[2]):
+        x = delta_a[:, :, i] * x + delta_b_u[:, :, i]
+        ys.append(torch.einsum("bdn,bn->bd", x, C[:, :, i]))
+    y = torch.stack(ys, dim=2) if ys else torch.zeros_like(u)
+    return y + u * D[:, None]
+
+
+def arguments(seed, steps, batch, channels, order, dtype):
+    """Return x, dt, a, b, c, d and a gradient at y, in ranges as Mamba's."""
+    rng = np.random.default_rng(seed)
+    x, b, c, d, grad_y = (
+        normal(rng, shape, dtype)
+        for shape in ((steps, batch, channels), *[(steps, batch, order)] * 2, (channels,), (steps, batch, channels))
+    )
+    dt = np.log1p(np.exp(rng.standard_normal((steps, batch, channels)))).astype(dtype)
+    return x, dt, -np.exp(rng.standard_normal((channels, order))).astype(dtype), b, c, d, grad_y
+
+
+@given(
+    steps=sizes(0, 70), batch=sizes(0, 5), channels=sizes(0, 70), order=sizes(0, 17), with_d=st.booleans(), dtype=reals,
+    seed=seeds,
+)  # fmt: skip
+def test_selective_scan_and_its_gradients(backend, steps, batch, channels, order, with_d, dtype, seed):
+    *arrays, grad_y = arguments(seed, steps, batch, channels, order, dtype)
+    for array in arrays:
+        array.flags.writeable = False
+    given_ones = [backend.array(array) for array in arrays[:5]] + [backend.array(arrays[5]) if with_d else None]
+    with backend.in_use():
+        y, states = sb.selective_scan(*given_ones)
+        grads = sb.selective_scan_vjp(*given_ones, states, backend.array(grad_y))
+    wide = [torch.from_numpy(np.array(array)).double().requires_grad_() for array in arrays]
+    if not with_d:
+        wide[5] = torch.zeros(channels, dtype=torch.float64, requires_grad=True)
+    x, dt, a, b, c, d = wide
+    want = selective_scan_ref(*(v.permute(1, 2, 0) for v in (x, dt)), a, *(v.permute(1, 2, 0) for v in (b, c)), d)
+    loss = (want.permute(2, 0, 1) * torch.from_numpy(grad_y).double()).sum() + 0 * sum(v.sum() for v in wide)
+    loss.backward()
+    assert (grads.d is None) == (not with_d)
+    for found, expected in zip((y, *grads), (want.detach().permute(2, 0, 1), *(v.grad for v in wide)), strict=True):
+        if found is not None:
+            got = backend.numpy(found)
+            assert got.dtype == dtype
+            size = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+            limits = tolerance(dtype, 2)
+            np.testing.assert_allclose(got, expected.numpy(), limits["rtol"], limits["atol"] * size)
+
+
+def test_states_are_those_before_every_32nd_step():
+    *arrays, _ = arguments(0, 70, 2, 5, 3, np.dtype(np.float64))
+    _, states = sb.selective_scan(*arrays)
+    x, dt, a, b, *_ = arrays
+    h = np.zeros((2, 3, 5))
+    for t in range(70):
+        if t % 32 == 0:
+            np.testing.assert_allclose(states[t // 32], h, rtol=1e-12, atol=1e-14)
+        h = np.exp(dt[t, :, None] * a.T) * h + b[t][..., None] * (dt[t] * x[t])[:, None]
+
+
+def test_nan_stays_in_its_sample_and_channel(backend):
+    """A NaN in x reaches y of later steps of its channel; on the way back all of b and c of its sample."""
+    *arrays, grad_y = arguments(0, 40, 2, 37, 3, np.dtype(np.float32))
+    arrays[0][33, 1, 36] = np.nan
+    with backend.in_use():
+        given_ones = [backend.array(array) for array in arrays]
+        y, states = sb.selective_scan(*given_ones)
+        grads = sb.selective_scan_vjp(*given_ones, states, backend.array(grad_y))
+    bad = np.isnan(backend.numpy(y))
+    assert bad[33:, 1, 36].all()
+    assert bad.sum() == 7
+    for name, grad in zip(grads._fields, map(backend.numpy, grads), strict=True):
+        bad = np.isnan(grad)
+        assert not bad[:, 0].any() if name in "bc" else not bad[..., :36].any() if name != "a" else not bad[:36].any()
+
+
+def test_any_layout_and_any_number_of_threads():
+    *arrays, grad_y = arguments(0, 97, 3, 401, 5, np.dtype(np.float32))
+    views = [np.asfortranarray(array) for array in arrays[:5]] + [np.repeat(arrays[5], 2)[::2]]
+
+    def run(x, dt, a, b, c, d):
+        y, states = sb.selective_scan(x, dt, a, b, c, d)
+        return [y, states, *sb.selective_scan_vjp(x, dt, a, b, c, d, states, grad_y)]
+
+    assert_same_for_any_number_of_threads(lambda: run(*arrays))
+    for got, want in zip(run(*views), run(*arrays), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(("batch", "channels"), [(1, 601), (2, 257), (33, 130)])
+def test_groups_of_channels_in_any_number_of_threads(batch, channels):
+    *arrays, grad_y = arguments(1, 67, batch, channels, 16, np.dtype(np.float32))
+    _, states = sb.selective_scan(*arrays)
+    assert_same_for_any_number_of_threads(lambda: sb.selective_scan_vjp(*arrays, states, grad_y))
+
+
+def test_wrong_arguments_are_refused():
+    names = ("x", "dt", "a", "b", "c", "d", "states", "grad_y")
+    *arrays, grad_y = arguments(0, 4, 2, 3, 5, np.dtype(np.float64))
+    right = dict(zip(names, [*arrays, sb.selective_scan(*arrays).states, grad_y], strict=True))
+    for name, array in right.items():
+        for error, wrong in ((ShapeError, array[None]), (DTypeError, array.astype(np.float16)), (DeviceError, [1.0])):
+            with pytest.raises(error):
+                sb.selective_scan_vjp(**{**right, name: wrong})
+        if name in names[:6]:
+            with pytest.raises(ShapeError):
+                sb.selective_scan(**{**dict(list(right.items())[:6]), name: np.concatenate([array, array[:1]])})
