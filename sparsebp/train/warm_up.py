@@ -17,6 +17,8 @@ from sparsebp.nn.gradients import value_and_grad
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.product import ProductPlan, candidates_of_structure, plan_addition, plan_by, plan_product
 from sparsebp.scan.plan import plan_scan
+from sparsebp.scan.recurrence import linear_recurrence, linear_recurrence_vjp
+from sparsebp.scan.selective import selective_scan, selective_scan_vjp
 
 _SAMPLES = 3
 
@@ -50,6 +52,16 @@ def _recurrent(kind: type[nn.RNN] | type[nn.GRU] | type[nn.LSTM], dtype: np.dtyp
     layer = kind(2, 5, dtype=dtype, rng=0)
     y, saved = layer.forward(np.zeros((9, _SAMPLES, 2), dtype))
     layer.cell.reduced(saved.tapes[0], layer.params["weight_hh_l0"], y)
+
+
+def _linear_recurrences(dtype: np.dtype) -> None:
+    options: dict[str, Any] = {"dtype": dtype, "rng": 0}
+    _train(nn.SequenceClassifier(nn.MinGRU(2, 5, **options), nn.Linear(5, 4, **options)), (9, _SAMPLES, 2), dtype)
+    _train(nn.Sequential(nn.LRU(4, 5, **options), nn.MeanOverSteps()), (9, _SAMPLES, 4), dtype)
+    wide, narrow, alone = (np.ones(shape, dtype) for shape in ((9, _SAMPLES, 4), (9, _SAMPLES, 2), (4, 2)))
+    linear_recurrence_vjp(wide, linear_recurrence(wide, wide), wide)
+    y, states = selective_scan(wide, wide, alone, narrow, narrow)
+    selective_scan_vjp(wide, wide, alone, narrow, narrow, None, states, y)
 
 
 def _convolutions(dtype: np.dtype) -> None:
@@ -144,6 +156,7 @@ def _optimizers(dtype: np.dtype) -> None:
 
 _JOBS: dict[str, Callable[[np.dtype], None]] = {
     "RNN": functools.partial(_recurrent, nn.RNN), "GRU": functools.partial(_recurrent, nn.GRU),
-    "LSTM": functools.partial(_recurrent, nn.LSTM), "convolutions": _convolutions, "sequences": _sequences,
+    "LSTM": functools.partial(_recurrent, nn.LSTM), "linear recurrences": _linear_recurrences,
+    "convolutions": _convolutions, "sequences": _sequences,
     "scans": _scans, "sparse products": _sparse_products, "dense products": _dense_products, "optimizers": _optimizers,
 }  # fmt: skip
