@@ -209,7 +209,7 @@ def _drawn(recurrent: Recurrent, x: Array, rng: np.random.Generator) -> Any:
     """Draw initial states in the range of tanh: a layer without input would stay at 0."""
     if x.ndim != 3:  # the forward will raise
         return None
-    weight = recurrent.params["weight_hh_l0"]
+    weight = recurrent.params["weight_ih_l0"]
     shapes = recurrent.state_shapes(x.shape[0 if recurrent.batch_first else 1])
     states = tuple(
         backend.as_namespace(rng.uniform(-1, 1, shape).astype(weight.dtype), backend.namespace(weight))

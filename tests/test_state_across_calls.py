@@ -280,6 +280,8 @@ KINDS: dict[str, tuple[Callable[[Any], nn.Layer], Callable[[int, int], tuple[int
     "gru_cell": (lambda d: nn.GRUCell(4, 3, dtype=d, rng=0), rows),
     "lstm": (lambda d: nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2, dtype=d, rng=0), sequence),
     "lstm_cell": (lambda d: nn.LSTMCell(4, 3, dtype=d, rng=0), rows),
+    "min_lstm": (lambda d: nn.MinLSTM(3, 4, 2, dropout=0.3, dtype=d, rng=0), sequence),
+    "lru": (lambda d: nn.LRU(3, 4, dtype=d, rng=0), sequence),
     "rnn_cell": (lambda d: nn.RNNCell(4, 3, dtype=d, rng=0), rows),
     "classifier": (classifier, sequence),
 }
@@ -385,7 +387,7 @@ class LayerMachine(RuleBasedStateMachine):
         gy = normal(np.random.default_rng(0), run.y.shape, self.dtype)
         factor = 1e2 if self.dtype == np.float32 else 1e3
         gx = self.layer.input_grad(gy, run.saved)
-        if isinstance(self.layer, (nn.GRU, nn.LSTM)):  # time-major
+        if isinstance(self.layer, (nn.GRU, nn.LSTM, nn.MinLSTM)):  # time-major
             gy, gx = gy.swapaxes(0, 1), gx.swapaxes(0, 1)
         flat = np.ascontiguousarray(gy.reshape(len(gy), -1).T)
         np.testing.assert_allclose((got @ flat).T, gx.reshape(len(gx), -1), **tolerance(self.dtype, factor))

@@ -345,13 +345,13 @@ def demo(
     Examples:
       sparsebp demo
       sparsebp demo --epochs 2 --out runs/short
-      sparsebp demo --model lstm
+      sparsebp demo --model mingru
     """
-    from sparsebp.train.config import config_for
+    from sparsebp.train.config import config_for, layer_name
 
     config = config_for("seqmnist", model=model, epochs=epochs, seed=seed)
     typer.echo(
-        f"Training a {model.upper()} on MNIST digits, pixel by pixel. Epochs: {config.epochs}, on two cores about "
+        f"Training a {layer_name(model)} on MNIST digits, pixel by pixel. Epochs: {config.epochs}, on two cores about "
         "two seconds each,\nand some 20 seconds more the first time, to compile kernels.", err=True
     )  # fmt: skip
     use_threads(threads)

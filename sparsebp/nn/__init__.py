@@ -31,6 +31,7 @@ from sparsebp.nn.gradients import Back, Gradients, value_and_grad
 from sparsebp.nn.init import draw_rows
 from sparsebp.nn.layer import Layer, inference_mode
 from sparsebp.nn.linear import Linear
+from sparsebp.nn.linear_recurrent import LRU, MinGRU, MinLSTM
 from sparsebp.nn.loss import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
 from sparsebp.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
 from sparsebp.nn.pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
@@ -42,6 +43,7 @@ __all__ = [
     "ELU",
     "GELU",
     "GRU",
+    "LRU",
     "LSTM",
     "RNN",
     "SELU",
@@ -81,6 +83,8 @@ __all__ = [
     "MaxPool1d",
     "MaxPool2d",
     "MeanOverSteps",
+    "MinGRU",
+    "MinLSTM",
     "Mish",
     "MultiheadAttention",
     "NLLLoss",

@@ -283,7 +283,7 @@ def split(array: Array, parts: int) -> tuple[Array, ...]:
 class CellMath(abc.ABC):
     """The equations of a cell. ``ga`` is the gradient at the pre-activations, ``(T, B, columns · H)``."""
 
-    name: Literal["rnn", "gru", "lstm"]
+    name: Literal["rnn", "gru", "lstm", "mingru", "minlstm"]
     gates: int
     """Rows of the weights, in multiples of the hidden size."""
     columns: int
@@ -325,6 +325,20 @@ class CellMath(abc.ABC):
         # no product over padded steps overflows, and 0 · inf makes no NaN.
 
     # ---- the same for every cell, but for one that wraps another -----------------------------------------------------
+
+    def initial_weights(
+        self, input_size: int, hidden_size: int, bias: bool, dtype: np.dtype, rng: np.random.Generator,
+        proj_size: int = 0,
+    ) -> Weights:  # fmt: skip
+        """Draw parameters as torch.nn does: all of them from U(-1/√H, 1/√H)."""
+        bound, rows = layer.fan_in_bound(hidden_size), self.gates * hidden_size
+
+        def draw(*shape: int) -> Any:
+            return layer.uniform(rng, shape, bound, dtype)
+
+        weight_ih, weight_hh = draw(rows, input_size), draw(rows, proj_size or hidden_size)
+        bias_ih, bias_hh = (draw(rows), draw(rows)) if bias else (None, None)
+        return Weights(weight_ih, weight_hh, bias_ih, bias_hh, draw(proj_size, hidden_size) if proj_size else None)
 
     def run_back(
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
@@ -387,7 +401,7 @@ class CellMath(abc.ABC):
 
     def blank(self, x: Array, weights: Weights) -> Tape:
         """Return a tape with room for the states of a run over x."""
-        xp, (steps, batch, _), hidden = backend.namespace(x), x.shape, len(weights.weight_hh) // self.gates
+        xp, (steps, batch, _), hidden = backend.namespace(x), x.shape, len(weights.weight_ih) // self.gates
         states = tuple(empty(xp, (len(self.states), steps + 1, batch, hidden), x.dtype))
         return Tape(x, states, empty(xp, (steps, batch, self.kept * hidden), x.dtype) if self.kept else None)
 
@@ -527,21 +541,6 @@ class CellMath(abc.ABC):
             b_ih = self.to_torch_order(self.input_part(sums))
             b_hh = self.hidden_part(sums).copy()  # a copy: the two may be the same sum
         return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
-
-
-def initial_weights(
-    cell: CellMath, input_size: int, hidden_size: int, bias: bool, dtype: np.dtype, rng: np.random.Generator,
-    proj_size: int = 0,
-) -> Weights:  # fmt: skip
-    """Draw parameters as torch.nn does: all of them from U(-1/√H, 1/√H)."""
-    bound, rows = layer.fan_in_bound(hidden_size), cell.gates * hidden_size
-
-    def draw(*shape: int) -> Any:
-        return layer.uniform(rng, shape, bound, dtype)
-
-    weight_ih, weight_hh = draw(rows, input_size), draw(rows, proj_size or hidden_size)
-    bias_ih, bias_hh = (draw(rows), draw(rows)) if bias else (None, None)
-    return Weights(weight_ih, weight_hh, bias_ih, bias_hh, draw(proj_size, hidden_size) if proj_size else None)
 
 
 # The equations of the three cells.

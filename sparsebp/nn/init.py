@@ -94,6 +94,23 @@ def chrono_forget_gate(weights: dict[str, Array], hidden_size: int, max_length: 
     _chrono("LSTM", 4, {1: 1, 0: -1}, weights, hidden_size, max_length, rng)  # rows i, f, g, o
 
 
+def chrono_min_gru(weights: dict[str, Array], hidden_size: int, max_length: int, rng: Seed = None) -> None:
+    """Chrono-initialise the gate biases of a `MinGRU` in place, so that its memory spans up to `max_length` steps.
+
+    ``b_z = -log(u)``, ``u ~ U(1, max_length - 1)``: as `chrono_update_gate`, but there z multiplies the old state, and
+    here the new value. Arguments and errors are the same; ``bias_ih_l{k}`` has the length 2·hidden_size.
+    """
+    _chrono("MinGRU", 2, {0: -1}, weights, hidden_size, max_length, rng)  # rows z, v
+
+
+def chrono_min_lstm(weights: dict[str, Array], hidden_size: int, max_length: int, rng: Seed = None) -> None:
+    """Chrono-initialise the gate biases of a `MinLSTM` in place, as `chrono_forget_gate` does those of an LSTM.
+
+    Arguments and errors are the same; ``bias_ih_l{k}`` has the length 3·hidden_size.
+    """
+    _chrono("MinLSTM", 3, {1: 1, 0: -1}, weights, hidden_size, max_length, rng)  # rows i, f, v
+
+
 def _chrono(
     kind: str, gates: int, signs: dict[int, int], weights: dict[str, Array], hidden_size: int, max_length: int,
     rng: Seed,
@@ -112,7 +129,8 @@ def _chrono(
             gate = slice(number * hidden_size, (number + 1) * hidden_size)
             gate_view = weights[name][gate]
             gate_view[...] = backend.namespace(gate_view).asarray(sign * values)
-            weights[name.replace("bias_ih", "bias_hh")][gate] = 0
+            if (other := name.replace("bias_ih", "bias_hh")) in weights:
+                weights[other][gate] = 0
 
 
 # Random numbers of layers: a replica, which sees some of the samples, uses the rows that one worker would draw for

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from sparsebp.nn.cells import (
     State,
     Tape,
     Weights,
-    initial_weights,
     pair,
     parse_lengths,
     reverse_time,
@@ -123,7 +122,7 @@ class Recurrent(Layer):
         real = parameter_dtype(dtype, device)
         for run in range(num_layers * self.directions):
             features = input_size if run < self.directions else self.directions * self.output_size
-            weights = initial_weights(self.cell, features, hidden_size, bias, real, self.generator, proj_size)
+            weights = self.cell.initial_weights(features, hidden_size, bias, real, self.generator, proj_size)
             self.params.update(weights.named(suffix(run, self.directions)))
 
     @property
@@ -495,9 +494,14 @@ def choose(
     from sparsebp.scan.rules import _HOST_CHOICE, Choice, choose_recurrent_backward
 
     if options.algorithm == "auto":
+        if cell.name in {"mingru", "minlstm"}:
+            return Choice("bp", 1, "A step's Jacobian is diagonal: one linear recurrence goes back, at the speed of "
+                          "memory.", {})  # fmt: skip
         if options.workers is None and backend.is_host(xp):
             return _HOST_CHOICE
-        return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit, **stack)
+        return choose_recurrent_backward(
+            cast(Any, cell.name), *shape, dtype, xp, options.workers, options.memory_limit, **stack
+        )
     steps = shape[0]
     # The square root balances the sequential part inside the chunks with the one over the chunks.
     chunks = min(options.chunks or math.isqrt(steps), steps) if options.algorithm == "chunked" else 1

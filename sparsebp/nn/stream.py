@@ -14,7 +14,7 @@ from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs, defines, record
-from sparsebp.nn.cells import CellMath, GivenState, Tape, Weights, initial_weights, pair
+from sparsebp.nn.cells import CellMath, GivenState, Tape, Weights, pair
 from sparsebp.nn.gradients import Gradients, NamedGradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
 
@@ -133,16 +133,20 @@ class Stream:
         host, params = kernels.on_host().inference, self._layer.params
         bound, addresses = [], []
         for suffix in self._suffixes or ("",):
-            weights = Weights.of(params, suffix)
-            if weights.weight_ih.dtype != self._dtype or not isinstance(weights.weight_ih, np.ndarray):
-                raise OptionError("The layer was converted after this stream was made",
-                                  expected=f"{self._dtype} on the host",
-                                  got=f"{weights.weight_ih.dtype} on {self._layer.device}",
-                                  remedy="Make a new one: layer.stream()")  # fmt: skip
+            weights = self._weights(suffix)
             bound += [(name, array) for name, array in weights.named(suffix).items()]
             addresses += [_address(self._zeros if array is None else array) for array in weights[:4]]
         self._table[host.WEIGHTS :] = addresses
         self._bound, self._params = bound, params  # keeps the arrays
+
+    def _weights(self, suffix: str) -> Weights:
+        weights = Weights.of(self._layer.params, suffix)
+        if weights.weight_ih.dtype != self._dtype or not isinstance(weights.weight_ih, np.ndarray):
+            raise OptionError("The layer was converted after this stream was made",
+                              expected=f"{self._dtype} on the host",
+                              got=f"{weights.weight_ih.dtype} on {self._layer.device}",
+                              remedy="Make a new one: layer.stream()")  # fmt: skip
+        return weights
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = self._h if self._c is None else (self._h, self._c)
@@ -186,7 +190,7 @@ class RecurrentCell(Layer):
         bias = check_flag("bias", bias)
         self.input_size, self.hidden_size = input_size, hidden_size
         real = parameter_dtype(dtype, device)
-        weights = initial_weights(self.cell, input_size, hidden_size, bias, real, check_generator("rng", rng))
+        weights = self.cell.initial_weights(input_size, hidden_size, bias, real, check_generator("rng", rng))
         self.params.update(weights.named())
 
     def forward(self, x: Array, h: Array | None = None) -> tuple[Array, Tape]:

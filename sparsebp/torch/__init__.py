@@ -19,11 +19,12 @@ except ImportError as error:
                                  remedy="Install the extra: pip install 'sparsebp[torch]'") from error  # fmt: skip
 
 from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Outcome, RNNCell, accelerate, explain, restore
+from sparsebp.torch.recurrences import MinGRU, linear_recurrence
 from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian
 
 __all__ = [
-    "GRU", "LSTM", "RNN", "BatchedCSR", "GRUCell", "LSTMCell", "Outcome", "ProductPlan", "RNNCell", "accelerate",
-    "explain", "plan_product", "restore", "sparse_jacobian",
+    "GRU", "LSTM", "RNN", "BatchedCSR", "GRUCell", "LSTMCell", "MinGRU", "Outcome", "ProductPlan", "RNNCell",
+    "accelerate", "explain", "linear_recurrence", "plan_product", "restore", "sparse_jacobian",
 ]  # fmt: skip
 
 

@@ -350,7 +350,14 @@ class ImageConfig(TrainConfig):
 # Recurrent networks on sequences: pixel-by-pixel digits and the bitstream task.
 
 SequenceTask: TypeAlias = Literal["seqmnist", "bitstream"]
-SequenceModel: TypeAlias = Literal["rnn", "gru", "lstm"]
+SequenceModel: TypeAlias = Literal["rnn", "gru", "lstm", "mingru", "minlstm"]
+
+
+def layer_name(model: str) -> str:
+    """Return the name of the recurrent layer of a model."""
+    return {"mingru": "MinGRU", "minlstm": "MinLSTM"}.get(model, model.upper())
+
+
 _CHRONO_FROM = 100  # steps: shorter sequences need no help to be remembered
 
 
@@ -360,7 +367,7 @@ class SequenceConfig(TrainConfig):
 
     model: SequenceModel
     hidden: Annotated[int, Option("Sequences: hidden size.", least=1)]
-    layers: Annotated[int, Option("Sequences: recurrent layers.", shown="1", least=1)]
+    layers: Annotated[int, Option("Sequences: recurrent layers.", shown="1; mingru, minlstm 2", least=1)]
 
     def classifier(self, features: int, classes: int, spread: int) -> Any:
         """Return a recurrent layer and a linear head on its last hidden state, initialised from the seed.
@@ -370,9 +377,12 @@ class SequenceConfig(TrainConfig):
         from sparsebp import nn
 
         rng = np.random.default_rng(self.seed)
-        cells: dict[str, Any] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
-        chrono = {"gru": nn.init.chrono_update_gate, "lstm": nn.init.chrono_forget_gate}.get(self.model)
-        recurrent = cells[self.model](
+        init = nn.init
+        cell, chrono = {
+            "rnn": (nn.RNN, None), "gru": (nn.GRU, init.chrono_update_gate), "lstm": (nn.LSTM, init.chrono_forget_gate),
+            "mingru": (nn.MinGRU, init.chrono_min_gru), "minlstm": (nn.MinLSTM, init.chrono_min_lstm),
+        }[self.model]  # fmt: skip
+        recurrent = cell(
             features, self.hidden, num_layers=self.layers, backward=self.backward, dtype=self.dtype, rng=rng
         )
         if chrono is not None and spread >= _CHRONO_FROM:
@@ -400,7 +410,7 @@ class RecurrentConfig(SequenceConfig):
     task: SequenceTask  # training samples: seqmnist 4 000, bitstream (BPPSA Eq. 8) 32 000
     # T. For seqmnist a divisor of 784: a step is 784 / T pixels.
     seq_len: Annotated[int, Option("Sequences: time steps.", shown="784; bitstream 1000", least=1)]
-    chrono: bool = True  # for T >= 100, spread a GRU's update or an LSTM's forget biases over time scales
+    chrono: bool = True  # for T >= 100, spread the gates' biases over time scales
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -411,7 +421,7 @@ class RecurrentConfig(SequenceConfig):
     @property
     def title(self) -> str:
         """Task, layer, hidden size and T."""
-        return f"{self.task}: {self.model.upper()}({self.hidden}), T = {self.seq_len}"
+        return f"{self.task}: {layer_name(self.model)}({self.hidden}), T = {self.seq_len}"
 
     def load_data(self) -> tuple[Dataset, Dataset]:
         """Return the training and the test set."""
@@ -451,7 +461,7 @@ class InstrumentConfig(SequenceConfig):
         """Task, layer, hidden size and features, and whether the data is synthetic."""
         steps, inputs = SETTINGS[self.features].shape
         name = "synthetic instruments" if self.data is None else "instruments"
-        return f"{name}: {self.model.upper()}({inputs}, {self.hidden}), T = {steps}"
+        return f"{name}: {layer_name(self.model)}({inputs}, {self.hidden}), T = {steps}"
 
     def load_data(self) -> tuple[Dataset, Dataset]:
         """Return the training and the test set."""
@@ -474,7 +484,7 @@ class InstrumentConfig(SequenceConfig):
         return described
 
 
-_RECURRENT = {"layers": 1, "optimizer": "adam", "clip_norm": 1.0, "backward": "auto"}
+_RECURRENT = {"optimizer": "adam", "clip_norm": 1.0, "backward": "auto"}
 _IMAGES = {"optimizer": "adam", "lr_schedule": "onecycle", "clip_norm": None, "backward": "bp"}
 # seqmnist is the model of `make demo`. bitstream has the paper's model, data and batch size (BPPSA §5.1), but its
 # learning rate of 1e-5 needs hundreds of epochs. instruments has the model of §5.2, whose 3e-4 is for the 6 705
@@ -497,6 +507,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "cifar10": _IMAGES | {"model": "vgg11"},
 }  # fmt: skip
 _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "rnn": {"layers": 1},
+    "gru": {"layers": 1},
+    "lstm": {"layers": 1},
+    "mingru": {"layers": 2},
+    "minlstm": {"layers": 2},  # gates of one layer know the input of their own step only
     "lenet5": {"batch_size": 32, "epochs": 8, "lr": 3e-3},
     "vgg11": {"batch_size": 32, "epochs": 4, "lr": 5e-4},
     "densenet": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
@@ -524,8 +539,7 @@ def config_for(task: str, **options: Any) -> TrainConfig:
     if foreign:
         raise OptionError(f"An option does not belong to {task}", got=", ".join(foreign))
     chosen = _DEFAULTS[task] | {name: family.checked(name, value) for name, value in given.items()}
-    if family is ImageConfig:
-        chosen = _MODEL_DEFAULTS[chosen["model"]] | chosen
+    chosen = _MODEL_DEFAULTS[chosen["model"]] | chosen
     if "prune" in chosen:
         chosen = {"retrain_epochs": chosen["epochs"]} | _RETRAIN_DEFAULTS.get(chosen["model"], {}) | chosen
     elif _RETRAINING & given.keys():

@@ -320,6 +320,8 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, nn.Layer, Any, Array
             "GRU, 2 layers, bidirectional": nn.GRU(2, 5, num_layers=2, bidirectional=True, **options),
             "LSTM": nn.LSTM(3, 8, **options),
             "LSTM, proj_size, bidirectional": nn.LSTM(2, 5, proj_size=3, bidirectional=True, **options),
+            "MinGRU": nn.MinGRU(3, 8, **options),
+            "MinLSTM, 2 layers, bidirectional": nn.MinLSTM(2, 5, num_layers=2, bidirectional=True, **options),
         }  # fmt: skip
         for name, rnn in recurrent.items():
             head = nn.Linear(rnn.directions * rnn.output_size, 3, **options)

@@ -68,7 +68,7 @@ def test_root_help_and_version():
     assert invoke("--version").stdout == f"sparsebp {__version__}\n"
 
 
-@pytest.mark.parametrize("model", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("model", ["rnn", "gru", "lstm", "mingru", "minlstm"])
 def test_train_prints_the_result_and_leaves_files(tmp_path, model):
     pytest.importorskip("matplotlib")
     result = invoke("train", *TINY, "--model", model, "--out", tmp_path)
@@ -81,8 +81,9 @@ def test_train_prints_the_result_and_leaves_files(tmp_path, model):
     checkpoint = load_checkpoint(tmp_path / "checkpoint.safetensors")
     assert stored["steps"] == 10 == len(checkpoint.part("history")["loss"])
     assert stored["config"]["model"] == model
-    rows = {"rnn": 1, "gru": 3, "lstm": 4}[model]
-    assert checkpoint.part("model")["rnn.weight_hh_l0"].shape == (4 * rows, 4)
+    rows = {"rnn": 1, "gru": 3, "lstm": 4, "mingru": 2, "minlstm": 3}[model]
+    assert checkpoint.part("model")["rnn.bias_ih_l0"].shape == (4 * rows,)
+    assert ("rnn.bias_ih_l1" in checkpoint.part("model")) == model.startswith("min")  # two layers
 
 
 def test_train_in_another_order(tmp_path):

@@ -180,6 +180,8 @@ LAYERS = {
     "GRUCell": lambda: nn.GRUCell(2, 3),
     "LSTM": lambda: nn.LSTM(2, 3, proj_size=2),
     "LSTMCell": lambda: nn.LSTMCell(2, 3),
+    "MinGRU": lambda: nn.MinGRU(2, 3),
+    "LRU": lambda: nn.LRU(2, 3),
 }
 
 

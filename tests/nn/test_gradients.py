@@ -60,6 +60,9 @@ MODELS = {  # name -> (model, shape of x, options of forward)
         lambda: nn.GRU(3, 2, 2, bidirectional=True, batch_first=True, rng=0, **F8), (4, 5, 3)),
     "GRU, blelloch": (lambda: nn.GRU(3, 2, backward="blelloch", rng=0, **F8), (5, 4, 3)),
     "RNN, chunked": (lambda: nn.RNN(3, 2, backward="chunked", chunks=3, rng=0, **F8), (7, 4, 3)),
+    "MinGRU, 2 layers": (lambda: nn.MinGRU(3, 2, 2, rng=0, **F8), (5, 4, 3)),
+    "MinLSTM": (lambda: nn.MinLSTM(3, 2, rng=0, **F8), (5, 4, 3)),
+    "LRU": (lambda: nn.LRU(3, 2, rng=0, **F8), (5, 4, 3)),
     "RNNCell": (lambda: nn.RNNCell(3, 2, rng=0, **F8), (4, 3)),
     "GRUCell": (lambda: nn.GRUCell(3, 2, rng=0, **F8), (4, 3)),
     "SequenceClassifier": (

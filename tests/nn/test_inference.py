@@ -25,6 +25,7 @@ KINDS: dict[str, Any] = {
     "gru": nn.GRU,
     "lstm": nn.LSTM,
 }
+LAYERS = KINDS | {"mingru": nn.MinGRU, "minlstm": nn.MinLSTM}
 
 
 def data(layer: Any, steps: int, batch: int | None, seed: int = 0) -> np.ndarray:
@@ -41,7 +42,7 @@ def first_state(layer: Any, batch: int) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    kind=st.sampled_from(list(KINDS)), sizes=st.tuples(*[st.sampled_from([1, 2, 7, 8, 20, 33])] * 2),
+    kind=st.sampled_from(list(LAYERS)), sizes=st.tuples(*[st.sampled_from([1, 2, 7, 8, 20, 33])] * 2),
     batch=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]), steps=st.sampled_from([1, 3, 4, 17, 18]),
     layers=st.integers(1, 2), bidirectional=st.booleans(), bias=st.booleans(), with_state=st.booleans(),
     with_lengths=st.booleans(), batch_first=st.booleans(),
@@ -50,7 +51,7 @@ def test_calling_a_layer_returns_what_forward_does(
     kind: str, sizes: tuple[int, int], batch: int, steps: int, layers: int, bidirectional: bool, bias: bool,
     with_state: bool, with_lengths: bool, batch_first: bool,
 ) -> None:  # fmt: skip
-    layer = KINDS[kind](
+    layer = LAYERS[kind](
         *sizes, layers, bias=bias, bidirectional=bidirectional, batch_first=batch_first, rng=0, dtype=np.float32
     )
     x = data(layer, steps, batch)
@@ -144,13 +145,13 @@ def test_what_was_not_kept_is_missed_in_words_and_other_threads_keep() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    kind=st.sampled_from(list(KINDS)), sizes=st.tuples(*[st.sampled_from([1, 2, 7, 8, 20, 33])] * 2),
+    kind=st.sampled_from(list(LAYERS)), sizes=st.tuples(*[st.sampled_from([1, 2, 7, 8, 20, 33])] * 2),
     batch=st.sampled_from([None, 1, 3, 5]), layers=st.integers(1, 3), bias=st.booleans(), with_state=st.booleans(),
 )  # fmt: skip
 def test_steps_of_a_stream_are_those_of_the_sequence(
     kind: str, sizes: tuple[int, int], batch: int | None, layers: int, bias: bool, with_state: bool
 ) -> None:
-    layer = KINDS[kind](*sizes, layers, bias=bias, rng=0, dtype=np.float32)
+    layer = LAYERS[kind](*sizes, layers, bias=bias, rng=0, dtype=np.float32)
     x, state = data(layer, 5, batch), None
     if with_state:
         state = first_state(layer, batch or 1)

@@ -19,6 +19,7 @@ KINDS: dict[str, Callable[..., Recurrent]] = {
     "relu": lambda *sizes, **options: sb.nn.RNN(*sizes, nonlinearity="relu", **options),
     "gru": sb.nn.GRU,
     "lstm": sb.nn.LSTM,
+    "mingru": sb.nn.MinGRU,
 }
 LIMITS = {np.float32: 3e-4, np.float64: 1e-10}
 

@@ -9,7 +9,7 @@ import pytest
 from sparsebp import nn
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
-from sparsebp.train.config import LRSchedule, Optimizer, build, config_for
+from sparsebp.train.config import LRSchedule, Optimizer, SequenceModel, build, config_for
 from sparsebp.train.ranks import ON_RANKS, asynchronous
 from sparsebp.train.recipes import gradient_agreement
 
@@ -54,7 +54,7 @@ def test_none_keeps_the_default():
     assert (paper.model, paper.hidden, paper.optimizer, paper.batch_size) == ("rnn", 20, "adam", 16)
 
 
-@pytest.mark.parametrize("model", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("model", get_args(SequenceModel))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_training_and_test_data_are_apart_and_the_model_fits(model, dtype, layers):
@@ -93,6 +93,12 @@ def test_long_memories_are_initialised_for_long_sequences_alone():
     lstm = config_for("bitstream", model="lstm", hidden=30, seq_len=100).build_model().parameters()["rnn.bias_ih_l0"]
     assert lstm[gate].max() > 3
     np.testing.assert_array_equal(lstm[:30], -lstm[gate])
+    options = {"hidden": 30, "seq_len": 100}
+    mingru, minlstm = (config_for("bitstream", model=model, **options).build_model().parameters()["rnn.bias_ih_l1"]
+                       for model in ("mingru", "minlstm"))  # fmt: skip
+    assert mingru[:30].min() < -3 and mingru[:30].max() <= 0 and abs(mingru[30:]).max() < 1  # z of new values
+    assert minlstm[gate].max() > 3
+    np.testing.assert_array_equal(minlstm[:30], -minlstm[gate])
     assert abs(short.parameters()["rnn.bias_ih_l0"]).max() < 1
 
 
@@ -105,7 +111,7 @@ def test_digits_by_rows_are_learnt():
     assert history.epochs[-1].validation_accuracy > 0.5
 
 
-@pytest.mark.parametrize("model", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("model", get_args(SequenceModel))
 def test_scans_agree_with_sequential_back_propagation(model):
     config = config_for("bitstream", model=model, dtype="float64", layers=2, **SMALL)
     run = build(config)

@@ -130,7 +130,7 @@ def test_self_check_covers_both_cells_and_dtypes():
     reports = sb.verify.self_check(progress=lambda *part: told.append(part))
     assert told == [(name, number, len(reports)) for number, name in enumerate(reports)]
     assert all(report.ok for report in reports.values()), "\n".join(str(r) for r in reports.values() if not r.ok)
-    parts = "RNN tanh", "RNN relu", "GRU", "LSTM, proj_size", "bidirectional", "lengths", "float32", "float64"
+    parts = "RNN tanh", "RNN relu", "GRU", "LSTM, proj_size", "MinGRU", "bidirectional", "lengths", "float32", "float64"
     for part in (*parts, "Sequential"):
         assert any(part in name for name in reports), part
 

@@ -1,0 +1,208 @@
+"""`st.linear_recurrence` against a loop in PyTorch, with all its derivatives; `st.MinGRU` against `nn.MinGRU`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as hs
+from torch import Tensor
+
+import sparsebp.torch as st
+from sparsebp import nn
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
+from strategies import seeds, sizes
+
+F8 = {"dtype": torch.float64}
+
+
+def loop(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool = False, lengths: list[int] | None = None) -> Tensor:
+    """Return h step by step; a sample that has ended is zero."""
+    h = torch.zeros_like(b[0]) if h0 is None else h0
+    a, found = a.expand(b.shape), {}
+    for t in reversed(range(len(b))) if reverse else range(len(b)):
+        on = torch.tensor([True if lengths is None else t < n for n in lengths or [1] * b.shape[1]])[:, None]
+        h = torch.where(on, a[t] * h + b[t], h)
+        found[t] = torch.where(on, h, 0)
+    return torch.stack([found[t] for t in range(len(b))])
+
+
+def case(shape, shared=(), dtype=torch.float64, seed=0):
+    """Return a, b and h0, a of length 1 along the axes `shared`."""
+    generator = torch.Generator().manual_seed(seed)
+    of_a = [1 if axis in shared else n for axis, n in enumerate(shape)]
+    return tuple(torch.randn(s, dtype=dtype, generator=generator).requires_grad_() for s in (of_a, shape, shape[1:]))
+
+
+@given(
+    shape=hs.tuples(sizes(1, 7), sizes(1, 5), sizes(1, 5)), shared=hs.sets(hs.integers(0, 2)), reverse=hs.booleans(),
+    dtype=hs.sampled_from([torch.float64, torch.complex128]), with_lengths=hs.booleans(), with_h0=hs.booleans(),
+    seed=hs.integers(0, 2**31),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_against_a_loop(shape, shared, reverse, dtype, with_lengths, with_h0, seed):
+    a, b, h0 = case(shape, shared, dtype, seed)
+    h0 = h0 if with_h0 else None
+    lengths = np.random.default_rng(seed).integers(1, shape[0] + 1, shape[1]).tolist() if with_lengths else None
+    want, gh = loop(a, b, h0, reverse, lengths), torch.randn(shape, dtype=dtype)
+    inputs = (a, b) if h0 is None else (a, b, h0)
+    found = st.linear_recurrence(a, b, h0, reverse=reverse, lengths=lengths)
+    torch.testing.assert_close(found, want)
+    by_kernel, by_loop = (torch.autograd.grad(y, inputs, gh, retain_graph=True) for y in (found, want))
+    again = torch.autograd.grad(found, inputs, gh, create_graph=True)  # another way: one that is differentiable
+    for one, other, expected in zip(by_kernel, again, by_loop, strict=True):
+        torch.testing.assert_close(one, expected)
+        torch.testing.assert_close(other, expected)
+
+
+@pytest.mark.parametrize("shared", [(), (0,), (0, 1), (2,)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_derivatives_of_any_order(dtype, shared):
+    inputs = case((4, 2, 3), shared, dtype)
+    for reverse in (False, True):
+        run = functools.partial(st.linear_recurrence, reverse=reverse)
+        assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True, check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(run, inputs, check_fwd_over_rev=True, check_batched_grad=True)
+        assert torch.autograd.gradcheck(functools.partial(run, lengths=[3, 1]), inputs)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 3, 0), (1, 1, 1)])
+def test_empty(shape):
+    inputs = case(shape)
+    h = st.linear_recurrence(*inputs)
+    assert h.shape == shape
+    for create_graph in (False, True):
+        for grad, x in zip(torch.autograd.grad(h.sum(), inputs, retain_graph=True, create_graph=create_graph), inputs,
+                           strict=True):  # fmt: skip
+            assert grad.shape == x.shape
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (None, 0, None), (0, None, None), (1, 2, 1), (None, 3, 0)])
+@pytest.mark.parametrize("shared", [(), (0, 1)])
+def test_vmap(in_dims, shared):
+    plain = case((4, 2, 3), shared)
+    mapped = [x if d is None else torch.stack([x, 2 * x, -x], d) for x, d in zip(plain, in_dims, strict=True)]
+    want = torch.stack([
+        loop(*(x if d is None else x.select(d, n) for x, d in zip(mapped, in_dims, strict=True))) for n in range(3)
+    ])  # fmt: skip
+    torch.testing.assert_close(torch.func.vmap(st.linear_recurrence, in_dims)(*mapped), want)
+
+    def total(b, run):
+        return run(plain[0], b, plain[2]).square().sum()
+
+    many = torch.stack([plain[1], 2 * plain[1]])
+    for derivative in (torch.func.grad, torch.func.hessian):
+        found, expected = (torch.func.vmap(derivative(functools.partial(total, run=run)))(many)
+                           for run in (st.linear_recurrence, loop))  # fmt: skip
+        torch.testing.assert_close(found, expected)
+
+
+def test_compiled_graphs_have_no_break():
+    a, b, h0 = case((6, 2, 3), (0,))
+
+    def run(a, b, h0):
+        return st.linear_recurrence(a.sigmoid(), b.tanh(), h0).sin()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(a, b, h0), run(a, b, h0))
+    for one, other in zip(*(torch.autograd.grad(f(a, b, h0).sum(), (a, b, h0)) for f in (compiled, run)), strict=True):
+        torch.testing.assert_close(one, other)
+    layer = st.MinGRU(3, 5, 2, bidirectional=True, **F8)
+    x = torch.randn(7, 2, 3, **F8)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0], layer(x)[0])
+
+
+def test_autocast():
+    layer, x = st.MinGRU(3, 5), torch.randn(7, 2, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, h_n = layer(x.bfloat16())
+        assert y.dtype == h_n.dtype == torch.float32
+        torch.testing.assert_close(y, layer(x.bfloat16().float())[0])
+        half = torch.rand(4, 2, 3, dtype=torch.bfloat16)
+        assert st.linear_recurrence(half, half).dtype == torch.float32
+    with pytest.raises(DTypeError):
+        st.linear_recurrence(half, half)
+
+
+# ---- MinGRU --------------------------------------------------------------------------------------------------------
+
+
+@given(
+    steps=sizes(1, 9), batch=sizes(1, 5), features=sizes(1, 5), hidden=sizes(1, 5), num_layers=hs.integers(1, 3),
+    bidirectional=hs.booleans(), batch_first=hs.booleans(), bias=hs.booleans(), with_h0=hs.booleans(),
+    with_lengths=hs.booleans(), nonlinearity=hs.sampled_from(["identity", "positive"]), seed=seeds,
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_mingru_is_that_without_pytorch(
+    steps, batch, features, hidden, num_layers, bidirectional, batch_first, bias, with_h0, with_lengths, nonlinearity,
+    seed,
+):  # fmt: skip
+    rng, options = np.random.default_rng(seed), {
+        "num_layers": num_layers, "bias": bias, "batch_first": batch_first, "bidirectional": bidirectional,
+        "nonlinearity": nonlinearity,
+    }  # fmt: skip
+    ours = nn.MinGRU(features, hidden, rng=rng, dtype=np.float64, **options)
+    theirs = st.MinGRU(features, hidden, **F8, **options)
+    assert [*theirs.state_dict()] == [*ours.state_dict()]
+    theirs.load_state_dict({name: torch.from_numpy(array) for name, array in ours.state_dict().items()})
+    x = rng.standard_normal((batch, steps, features) if batch_first else (steps, batch, features))
+    h0 = rng.standard_normal((num_layers * ours.directions, batch, hidden)) if with_h0 else None
+    lengths = rng.integers(1, steps + 1, batch) if with_lengths else None
+    y, saved = ours.forward(x, h0, lengths)
+    gy, gh = rng.standard_normal(y.shape), rng.standard_normal(saved.h_n.shape)
+    found = ours.gradients(gy, saved, gh)
+    tensors = [None if array is None else torch.tensor(array, requires_grad=True) for array in (x, h0)]
+    ty, th = theirs(*tensors, lengths=None if lengths is None else lengths.tolist())
+    ((ty * torch.tensor(gy)).sum() + (th * torch.tensor(gh)).sum()).backward()
+    want = {"y": ty, "h_n": th, "x": tensors[0].grad, **{name: p.grad for name, p in theirs.named_parameters()}}
+    for name, array in ({"y": y, "h_n": saved.h_n, "x": found.input} | found.weights).items():
+        np.testing.assert_allclose(want[name].detach().numpy(), array, rtol=1e-9, atol=1e-11, err_msg=name)
+    if h0 is not None:
+        np.testing.assert_allclose(tensors[1].grad.numpy(), found.h0, rtol=1e-9, atol=1e-11)
+
+
+def test_mingru_unbatched_copied_and_shown():
+    layer = st.MinGRU(3, 5, 2, dropout=0.5, bidirectional=True, nonlinearity="positive")
+    assert repr(layer) == "MinGRU(3, 5, num_layers=2, dropout=0.5, bidirectional=True, nonlinearity=positive)"
+    x, h0 = torch.randn(7, 4, 3), torch.randn(4, 4, 5)
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+    y, h_n = layer.eval()(x, h0)
+    for found, want in zip(layer(x[:, 1], h0[:, 1]), (y[:, 1], h_n[:, 1]), strict=True):
+        torch.testing.assert_close(found, want)
+    torch.testing.assert_close(copy.deepcopy(layer)(x, h0)[0], y)
+    for name, parameter in layer.named_parameters():
+        bound = (3 if "l0" in name else 10) ** -0.5
+        assert 0.5 * bound < parameter.abs().max() <= bound
+
+
+A, B = torch.ones(4, 2, 3), torch.ones(4, 2, 3)
+LAYER = st.MinGRU(3, 5)
+
+
+@pytest.mark.parametrize(("error", "text", "call"), [
+    (DTypeError, "b is not a tensor", lambda: st.linear_recurrence(A, B.numpy())),
+    (DTypeError, "a has the wrong dtype", lambda: st.linear_recurrence(A.double(), B)),
+    (DTypeError, "b has the wrong dtype", lambda: st.linear_recurrence(A.long(), B.long())),
+    (DeviceError, "a is elsewhere", lambda: st.linear_recurrence(A.to_sparse(), B)),
+    (DeviceError, "h0 is elsewhere", lambda: st.linear_recurrence(A, B, B[0].to("meta"))),
+    (ShapeError, "a has the wrong shape", lambda: st.linear_recurrence(A[:2], B)),
+    (ShapeError, "a has the wrong shape", lambda: st.linear_recurrence(A[0], B)),
+    (ShapeError, "b has the wrong shape", lambda: st.linear_recurrence(A, B[0])),
+    (ShapeError, "h0 has the wrong shape", lambda: st.linear_recurrence(A, B, B)),
+    (OptionError, "lengths", lambda: st.linear_recurrence(A, B, lengths=[5, 1])),
+    (OptionError, "hidden_size", lambda: st.MinGRU(3, 0)),
+    (OptionError, "nonlinearity", lambda: st.MinGRU(3, 5, nonlinearity="tanh")),
+    (ShapeError, "input has the wrong shape", lambda: LAYER(A[..., :2])),
+    (ShapeError, "input has the wrong shape", lambda: LAYER(A[:, 0], lengths=[4])),
+    (ShapeError, "input is empty", lambda: LAYER(A[:0])),
+    (ShapeError, "hx has the wrong shape", lambda: LAYER(A, torch.ones(1, 2, 3))),
+    (DTypeError, "input", lambda: LAYER(A.double())),
+    (DTypeError, "hx", lambda: LAYER(A, torch.ones(1, 2, 5).double())),
+])  # fmt: skip
+def test_refusals(error, text, call):
+    with pytest.raises(error, match=text):
+        call()
