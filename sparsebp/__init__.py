@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparsebp.analysis import gradient_flow, hidden_jacobians, lyapunov
     from sparsebp.comm.threads import run_ranks
     from sparsebp.core import backend, errors, threads
-    from sparsebp.jacobians import TransposedJacobian, jacobian_t
+    from sparsebp.jacobians import TransposedJacobian, jacobian_t, sparse_hessian, sparse_jacobian
     from sparsebp.nn import prune, value_and_grad
     from sparsebp.patterns import SparsityPattern
     from sparsebp.products import ProductPlan, plan_product
@@ -55,6 +55,8 @@ _NAMES = {
     "plan_product": "sparsebp.products",
     "TransposedJacobian": "sparsebp.jacobians",
     "jacobian_t": "sparsebp.jacobians",
+    "sparse_hessian": "sparsebp.jacobians",
+    "sparse_jacobian": "sparsebp.jacobians",
     "gradient_flow": "sparsebp.analysis",
     "hidden_jacobians": "sparsebp.analysis",
     "lyapunov": "sparsebp.analysis",
@@ -69,7 +71,8 @@ __all__ = [
     "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis", "backend",
     "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
     "lyapunov", "models", "nn", "optim", "patterns", "plan_product", "plan_scan", "products", "prune", "run_ranks",
-    "runtime", "scan", "schedule", "threads", "train", "value_and_grad", "verify",
+    "runtime", "scan", "schedule", "sparse_hessian", "sparse_jacobian", "threads", "train", "value_and_grad",
+    "verify",
 ]  # fmt: skip
 
 
