@@ -80,8 +80,10 @@ def _move(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             isinstance(x, Traced) for x in kwargs.values()):  # fmt: skip
         raise refused(f"numpy.{name} with an argument other than its arrays that depends on x", "Use numpy.where")
     if name == "pad" and (args[2:] or [kwargs.get("mode", "constant")])[0] not in (
-            "constant", "edge", "wrap", "reflect", "symmetric", "empty"):  # fmt: skip
+            "constant", "edge", "wrap", "reflect", "symmetric"):  # fmt: skip
         raise refused("numpy.pad in this mode", "Use mode='constant', 'edge', 'wrap', 'reflect' or 'symmetric'")
+    if unknown := {"out", "reflect_type", "stat_length", "end_values"} & kwargs.keys():
+        raise refused(f"numpy.{name} with {', '.join(unknown)}=", "Write it without")
     level = level_of(*found)
     operands = [x for x in found if x.level is level]
     options = {k: v for k, v in kwargs.items() if k not in ("constant_values", "dtype", "casting")}
@@ -132,6 +134,11 @@ def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
     return tuple(a % ndim for a in axes)
 
 
+def _check_real(name: str, x: Any) -> None:
+    if (x if isinstance(x, Traced) else np.asarray(x)).dtype.kind == "c":
+        raise refused(f"numpy.{name} of complex numbers", "Use z.real and z.imag")
+
+
 def _last(x: Any, axes: tuple[int, ...]) -> Any:
     """Return an array with some axes made one, behind all others."""
     kept = [a for a in range(np.ndim(x)) if a not in axes]
@@ -167,6 +174,7 @@ def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
 
 
 def var(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: bool = False) -> Any:
+    _check_real("var", a)
     count = math.prod(a.shape[i] for i in _axes(axis, a.ndim))
     return sum_of(np.square(a - mean(a, axis, keepdims=True)), axis, dtype, out, keepdims) / (count - ddof)
 
@@ -186,6 +194,7 @@ def product_of(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, kee
 
 def _extreme(name: str) -> Any:
     def extreme(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        _check_real(name, a)
         axes, level = _axes(axis, a.ndim), level_of(a)
         value = getattr(np, name)(raw_at(level, a), axis=axes, keepdims=True)
         at = a == value  # where the extreme is: ties share the slope, as in PyTorch's amax
@@ -457,6 +466,7 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
 
 
 def vdot(a: Any, b: Any) -> Any:
+    _check_real("vdot", a)
     return matmul(np.reshape(a, -1), np.reshape(b, -1))
 
 
@@ -483,11 +493,43 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    if ord in (1, math.inf) and (axis is not None or x.ndim == 1):
+    vectors = x.ndim == 1 if axis is None else not isinstance(axis, tuple)
+    _check_real("linalg.norm", x)
+    if ord in (1, math.inf) and vectors:
         return (sum_of if ord == 1 else max_of)(np.abs(x), -1 if axis is None else axis, keepdims=keepdims)
-    if ord not in (None, 2, "fro") or (ord == 2 and x.ndim > 1 and axis is None):
+    if ord not in (None, 2, "fro") or (ord == 2 and not vectors) or (ord == "fro" and vectors):
         raise refused(f"numpy.linalg.norm with ord={ord!r}", "Write the norm with sums")
     return np.sqrt(sum_of(np.square(x), axis, keepdims=keepdims))
+
+
+def solve(a: Any, b: Any) -> Any:
+    a, b = raw(lift(a)), raw(lift(b))
+    if a.ndim != 2 or b.ndim not in (1, 2):
+        raise refused("numpy.linalg.solve of stacks of matrices", "Solve one system at a time")
+    level = level_of(a, b)
+    matrix, wide = raw_at(level, a), b.shape[1:]
+    if matrix is not a:  # x = x0 + A0⁻¹ (b - A x0), with A0 and x0 constant: the right value and the right slope
+        start = np.linalg.solve(matrix, raw_at(level, b))
+        start = np.ones(b.shape) if isinstance(level, Sets) else start  # no zero of it is one for all x
+        return start + solve(matrix, b - a @ start)
+
+    def push(t: np.ndarray) -> np.ndarray:
+        columns = np.linalg.solve(matrix, np.moveaxis(t, 0, -1).reshape(t.shape[1], math.prod(wide) * len(t)))
+        return np.moveaxis(columns.reshape(len(matrix), *wide, len(t)), -1, 0)
+
+    def structure() -> Any:
+        from scipy.sparse import csr_array, eye_array, kron
+
+        Sets.check(a.size * math.prod(wide))
+        return kron(csr_array(np.ones(a.shape, bool)), eye_array(math.prod(wide), dtype=bool), format="csr")
+
+    value = np.linalg.solve(matrix, raw_at(level, b))
+    pull = lambda adjoint: np.linalg.solve(np.transpose(matrix), adjoint)  # noqa: E731
+    return wrapped(level, value, lambda v: level.linear(b, v.shape, v.dtype, push, pull, structure))
+
+
+def inv(a: Any) -> Any:
+    return solve(a, np.eye(len(a), dtype=a.dtype))
 
 
 def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None) -> Any:
@@ -514,7 +556,7 @@ tracing.FUNCTIONS |= {
     "gradient": numpy_gradient, "trapezoid": trapezoid, "clip": clip, "where": where, "sort": sort,
     "einsum": einsum, "dot": dot, "tensordot": tensordot, "inner": inner, "outer": outer, "vdot": vdot,
     "kron": kron, "convolve": convolve, "trace": trace, "interp": interp, "real": _part("real"), "imag": _part("imag"),
-    "linalg.norm": norm, "matmul": matmul,
+    "linalg.norm": norm, "linalg.solve": solve, "linalg.inv": inv, "matmul": matmul,
     **{name: nothing_like(name) for name in ("zeros_like", "empty_like", "ones_like", "full_like")},
     **{name: _index(name) for name in ("argmax", "argmin", "argsort", "all", "any", "round")},
     **{name: about(name) for name in ("shape", "ndim", "size", "iscomplexobj", "isrealobj", "result_type")},

@@ -146,10 +146,10 @@ class Traced(NDArrayOperatorsMixin):
         raise refused(f"The attribute {name!r} of an array", "Use a function of NumPy that is listed in the reference")
 
     def astype(self, dtype: Any, **kwargs: Any) -> Any:
-        """As of an ndarray, to a dtype of floats or complex numbers."""
+        """As of an ndarray."""
         current(self)
-        if np.dtype(dtype).kind not in "fc":
-            raise refused(f"A conversion of x to {np.dtype(dtype)}", "Integers and bools carry no derivatives")
+        if self.dtype.kind == "c" and np.dtype(dtype).kind == "f":
+            raise refused("A conversion of complex numbers to real ones", "Use z.real")
         return elementwise(raw(self.value.astype(dtype)), [(self, lambda: 1)])
 
     def __getitem__(self, key: Any) -> Any:
@@ -206,6 +206,12 @@ class Traced(NDArrayOperatorsMixin):
             self.pending = (self.owner, self.key, self.versions[0])
             self.owner, self.versions, self.seen = None, [0], 0
         return self
+
+    def __copy__(self) -> Any:
+        return np.copy(self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return np.copy(self)
 
     def __matmul__(self, other: Any) -> Any:
         return matrix_product(other.T, self, right=True) if _sparse(other) else np.matmul(self, other)
@@ -517,7 +523,8 @@ class Tape(Level):
             other = raw_at(self, operands[1 - k])
             return lambda adjoint: np.einsum(f"{out},{labels[1 - k]}->{labels[k]}", adjoint, other)
 
-        return self.node(*((x, pull(k)) for k, x in enumerate(operands) if isinstance(x, Traced)))
+        mine = [k for k, x in enumerate(operands) if isinstance(x, Traced) and x.level is self]
+        return self.node(*((operands[k], pull(k)) for k in mine))
 
     def back(self, number: int, seed: Any, to: int) -> Any:
         """Return the adjoint of array `to` where that of array `number` is `seed`; None: there is no path."""
@@ -581,7 +588,10 @@ def level_of(*args: Any) -> Level:
         raise refused(
             "An argument that depends on x, but is not an array of elements", "Write it with plain operations"
         )
-    return max(levels, key=lambda level: level.depth)
+    deepest = max(levels, key=lambda level: level.depth)
+    if any(level is not deepest and level.depth == deepest.depth for level in levels):
+        raise refused("An array that was kept from an earlier trace", "Keep no arrays between calls of the function")
+    return deepest
 
 
 def raw_at(level: Level, x: Any) -> Any:
@@ -597,6 +607,7 @@ def raw(x: Any) -> Any:
 def wrapped(level: Level, value: Any, carried: Callable[[Any], Any], depends: bool = True) -> Any:
     """Return a traced result; without operands, the value alone, unless control flow on it must be refused."""
     value = raw(value)
+    depends = depends and value.dtype.kind in "fc"  # integers and bools are constant between jumps
     if not depends and not isinstance(level, Sets):
         return value
     return Traced(value, carried(value) if depends else level.nothing(value.shape, value.dtype), level)
@@ -765,6 +776,9 @@ MOVERS: dict[str, Callable[..., Any]] = {}
 """Functions of NumPy by name, with its signatures; `numpy_functions` holds them. Movers also take lists of arrays."""
 
 
+NOT_HOLOMORPHIC = ("absolute", "conjugate", "sign", "maximum", "minimum", "fmax", "fmin")
+
+
 def _slopes_of(ufunc: Any) -> tuple[Callable[..., Any] | None, ...] | None:
     name = getattr(ufunc, "__name__", "")
     if name in SLOPES and ufunc is getattr(np, name, None):
@@ -799,10 +813,8 @@ def _ufunc(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: dict[str, Any
     values = [raw_at(level, x) for x in inputs]
     with np.errstate(all="ignore"):
         y = ufunc(*values)
-    if ufunc is np.absolute and values[0].dtype.kind == "c":
-        raise refused("The absolute value of complex numbers", "Use numpy.sqrt(z.real**2 + z.imag**2)")
-    if ufunc is np.conjugate and values[0].dtype.kind == "c":
-        raise refused("numpy.conjugate of complex numbers", "Use z.real and z.imag")
+    if name in NOT_HOLOMORPHIC and any(getattr(x, "dtype", np.dtype(float)).kind == "c" for x in values):
+        raise refused(f"numpy.{name} of complex numbers", "Use z.real and z.imag")
     mine = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Traced) and x.level is level]
     if isinstance(level, Sets) and ufunc is np.multiply and len(mine) == 1:
         factor = values[1 if mine[0][0] is inputs[0] else 0]

@@ -1,5 +1,6 @@
 """Sparse Jacobians and Hessians of plain functions: patterns, values, colours, refusals, and SciPy's solvers."""
 
+import copy
 import math
 
 import numpy as np
@@ -142,6 +143,11 @@ FUNCTIONS = {
     "triangles": (
         lambda x: (np.tril(x.reshape(3, 3)) + np.diag(x[:3]) + np.triu(x.reshape(3, 3), 1).T).ravel(), 9, True),
     "trace, take, append": (lambda x: np.append(np.take(x, [2, 1]), np.trace(x[:4].reshape(2, 2))), N, True),
+    "solve": (lambda x: np.linalg.solve(np.eye(3) * 3 + 1.0, x[:3]) * x[3:6], N, True),
+    "solve with x": (
+        lambda x: np.linalg.solve(np.eye(2) * 5 + x[:4].reshape(2, 2), x[4:8].reshape(2, 2)).ravel(), 8, True),
+    "inverse": (lambda x: np.linalg.inv(x[:4].reshape(2, 2) + 4 * np.eye(2)).ravel(), N, True),
+    "copies": (lambda x: copy.deepcopy(x) * copy.copy(x[::-1]) + x.astype(int) + x.cumsum(dtype=int), N, True),
     "constant": (lambda x: np.array([1.0, 2.0]), N, True),
     "steps of values": (lambda x: np.floor(x) + np.sign(x) * 3 + (x > 0.2), N, True),
     "norm of a broadcast": (lambda x: x / np.sqrt(np.sum(x * x)), N, True),
@@ -257,6 +263,7 @@ HESSIANS = {
     "moves": (lambda x: (np.roll(x, 2) * np.cumsum(x) * np.flip(x[..., ::-1])).mean(), N, False),
     "extremes": (lambda x: np.max(x[:3]) ** 2 + np.maximum(x[3:], 0.0).sum() ** 2 + np.linalg.norm(x[:2]), N, False),
     "where": (lambda x: np.where(x > 0, x**3, np.sin(x)).sum(), N, True),
+    "solve": (lambda x: x[:3] @ np.linalg.solve(np.eye(3) * 4 + np.outer(x[:3], x[3:6]), x[4:]), N, False),
     "writes": (lambda x: burgers(x) @ burgers(x), N, False),
     "einsum": (lambda x: np.einsum("ij,jk,ki->", x[:4].reshape(2, 2), x[3:].reshape(2, 2), np.ones((2, 2))), N, False),
     "linear": (lambda x: 3 * x.sum(), N, True),
@@ -307,7 +314,13 @@ REFUSED = {
     "unknown attribute": (lambda x: x.byteswap(), "byteswap"),
     "range": (lambda x: list(range(x[0])), "number"),
     "out": (lambda x: np.add(x, 1, out=np.zeros(N)), "out="),
-    "integers": (lambda x: x.astype(int), "int"),
+    "integers as indices": (lambda x: x[x.astype(int)], "depends on x"),
+    "odd reflection": (lambda x: np.pad(x, 1, mode="reflect", reflect_type="odd"), "reflect_type"),
+    "ramp": (lambda x: np.pad(x, 1, mode="linear_ramp"), "mode"),
+    "spectral norm": (lambda x: np.linalg.norm(x[:4].reshape(2, 2), 2, axis=(0, 1))[None], "norm"),
+    "complex norm": (lambda x: np.linalg.norm(x * 1j)[None], "complex"),
+    "complex to real": (lambda x: (x * 1j).astype(float), "complex"),
+    "kept from another trace": (lambda x: x * KEPT.setdefault("x", x), "kept"),
     "sparse times elementwise": (SPARSE.multiply, "array"),
     "loop until": (lambda x: loop(x) + 0, "where"),
     "a view written to": (lambda x: write_view(x) + 0, "view"),
@@ -349,9 +362,14 @@ def through_view(x):
     return y
 
 
+KEPT = {}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_followed_is_refused(name):
     f, message = REFUSED[name]
+    if name == "kept from another trace":
+        sb.sparse_jacobian(f, np.ones(N))
     with pytest.raises(TracingError, match=message):
         sb.sparse_jacobian(f, np.linspace(0.1, 0.7, N))
 
@@ -507,6 +525,27 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
     first, second = jac(x), jac(2 * x)
     np.testing.assert_array_equal(first.data, whole)
     assert not np.shares_memory(first.data, second.data)
+
+
+def test_other_arguments_are_not_constants():
+    """Zeros of an argument at the trace are not zeros of the pattern, in products, masks and Hessians."""
+
+    def f(x, matrix, scale, count):
+        return np.tanh(matrix @ x)[:count] * scale + matrix[:count] @ x
+
+    args = (np.zeros((5, N)), 0.0, 3)
+    jac = sb.sparse_jacobian(f, np.ones(N), *args)
+    assert jac.pattern.nnz == 3 * N
+    x, matrix = RNG.standard_normal(N), RNG.standard_normal((5, N))
+    np.testing.assert_allclose(
+        jac(x, matrix, 2.0, 3, check=True).toarray(), differences(lambda x: f(x, matrix, 2.0, 3), x), atol=1e-7
+    )
+
+    def g(x, matrix):
+        return np.sum((matrix @ x) ** 2)
+
+    hess = sb.sparse_hessian(g, np.ones(N), args[0])
+    np.testing.assert_allclose(hess(x, matrix, check=True).toarray(), 2 * matrix.T @ matrix, atol=1e-12)
 
 
 def test_with_scipy_least_squares_and_root():
