@@ -2,6 +2,8 @@
 
 import copy
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -581,3 +583,18 @@ def test_with_scipy_solve_ivp_and_minimize():
     hess = sb.sparse_hessian(g, np.zeros(N))
     found = minimize(g, np.full(N, 0.5), method="trust-constr", jac=gradient(g), hess=hess, options={"gtol": 1e-9})
     np.testing.assert_allclose(found.x, 1, atol=1e-5)
+
+
+def test_the_reference_lists_what_can_be_followed():
+    from sparsebp.jacobians import numpy_functions, tracing  # noqa: F401  (registers)
+
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "function-jacobians.md"
+    sections = dict(re.findall(r"^### (.*)\n\n((?:`.*\n)+)", page.read_text(encoding="utf-8"), re.MULTILINE))
+    listed = {title: set(re.findall(r"`([\w.]+)`", names)) for title, names in sections.items()}
+    assert listed["Ufuncs"] == set(tracing.SLOPES)
+    assert listed["Ufuncs of scipy.special"] == set(tracing.SPECIAL)
+    assert listed["Functions"] == set(tracing.FUNCTIONS) | set(tracing.MOVERS)
+    pytest.importorskip("torch")
+    from sparsebp.jacobians.torch_functions import MOVES, RULES
+
+    assert listed["ATen operations"] == set(RULES) | MOVES
