@@ -113,12 +113,13 @@ def _view(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     shape = np.shape(value)
     if name in ("reshape", "ravel", "squeeze", "expand_dims") and not kwargs.keys() & {"order", "copy"} and (
             name != "reshape" or len(args) < 3) and (name != "ravel" or len(args) < 2):  # fmt: skip
-        return lambda t: t.reshape(len(t), *shape)
+        return lambda t: t.reshape(len(t), *shape), lambda adjoint: np.reshape(adjoint, args[0].shape)
     if name == "transpose":
         ndim = len(shape)
         axes = (args[1:] or (kwargs.get("axes"),))[0]
         axes = range(ndim)[::-1] if axes is None else [a % ndim for a in axes]
-        return lambda t: t.transpose(0, *(a + 1 for a in axes))
+        back = tuple(np.argsort(axes))
+        return lambda t: t.transpose(0, *(a + 1 for a in axes)), lambda adjoint: np.transpose(adjoint, back)
     return None
 
 

@@ -156,7 +156,14 @@ class Traced(NDArrayOperatorsMixin):
         current(self)
         _check_key(key)
         basic = all(isinstance(k, (int, np.integer, slice, type(...), type(None))) for k in _tuple(key))
-        view = (lambda t: t[(slice(None), *_tuple(key))]) if basic else None
+
+        def spread(adjoint: Any) -> Any:
+            found = np.zeros(self.shape, adjoint.dtype) if isinstance(adjoint, np.ndarray) else np.zeros_like(
+                adjoint, shape=self.shape)  # fmt: skip
+            found[key] = adjoint
+            return found
+
+        view = (lambda t: t[(slice(None), *_tuple(key))], spread) if basic else None
         return moved(self.value[key], [self], lambda x: x[key], view=view, key=key)
 
     def __setitem__(self, key: Any, item: Any) -> None:
@@ -290,7 +297,10 @@ class Level:
         raise NotImplementedError
 
     def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
-        """Return elements of the operands: `choice` takes an array for each; `view` tangents, without a copy."""
+        """Return elements of the operands: `choice` takes an array for each.
+
+        `view`, where there is one, maps tangents without a copy, and adjoints.
+        """
         raise NotImplementedError
 
     def select(self, condition: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -440,7 +450,7 @@ class Duals(Level):
 
     def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
         if view is not None:
-            return view(operands[0].carried)
+            return view[0](operands[0].carried)
         found = np.empty((self.directions, *shape), dtype)
         for d in range(self.directions):
             found[d] = choice(*(x.carried[d] for x in operands))
@@ -491,6 +501,8 @@ class Tape(Level):
         return self.node(*((x, pull(x, slope)) for x, slope in terms))
 
     def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
+        if view is not None:
+            return self.node((operands[0], view[1]))
         numbers = choice(*numbered(operands)).ravel()
 
         def pull(x: Traced, first: int) -> Callable[[Any], Any]:
