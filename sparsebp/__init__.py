@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparsebp.analysis import gradient_flow, hidden_jacobians, lyapunov
     from sparsebp.comm.threads import run_ranks
     from sparsebp.core import backend, errors, threads
-    from sparsebp.jacobians import TransposedJacobian, jacobian_t
+    from sparsebp.jacobians import TransposedJacobian, jacobian_t, sparse_hessian, sparse_jacobian
     from sparsebp.nn import prune, value_and_grad
     from sparsebp.patterns import SparsityPattern
     from sparsebp.products import ProductPlan, plan_product
@@ -62,6 +62,8 @@ _NAMES = {
     "plan_product": "sparsebp.products",
     "TransposedJacobian": "sparsebp.jacobians",
     "jacobian_t": "sparsebp.jacobians",
+    "sparse_hessian": "sparsebp.jacobians",
+    "sparse_jacobian": "sparsebp.jacobians",
     "gradient_flow": "sparsebp.analysis",
     "hidden_jacobians": "sparsebp.analysis",
     "lyapunov": "sparsebp.analysis",
@@ -81,7 +83,7 @@ __all__ = [
     "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
     "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "nn", "optim", "patterns", "plan_product",
     "plan_scan", "products", "prune", "run_ranks", "runtime", "scan", "schedule", "selective_scan",
-    "selective_scan_vjp", "threads", "train", "value_and_grad", "verify",
+    "selective_scan_vjp", "sparse_hessian", "sparse_jacobian", "threads", "train", "value_and_grad", "verify",
 ]  # fmt: skip
 
 

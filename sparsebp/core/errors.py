@@ -108,6 +108,10 @@ def within_memory(problem: str, remedy: str) -> Iterator[None]:
                                remedy=remedy) from error  # fmt: skip
 
 
+class TracingError(SparseBPError, RuntimeError):  # NumPy would replace a TypeError by its own
+    """A function does what cannot be followed from its inputs to its outputs; the message names it and a way out."""
+
+
 class NonFiniteError(SparseBPError, ArithmeticError):
     """A weight, loss or gradient is NaN or infinite; the message names the step and the layer or parameter."""
 

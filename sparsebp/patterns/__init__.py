@@ -19,13 +19,15 @@ from sparsebp.patterns.builders import (
     sequence_pattern,
     step_sum_pattern,
 )
+from sparsebp.patterns.coloring import color_columns, color_symmetric
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.patterns.windows import pad_pattern
 
 __all__ = [
     "AssemblyPlan", "ConvPattern", "PoolPattern", "SparsityPattern", "adaptive_pool_pattern", "axis_pattern",
-    "conv_pattern", "conv_transpose_pattern", "hidden_pattern", "linear_pattern", "lstm_pattern", "pad_pattern",
-    "plan_concatenation", "pointwise_pattern", "pool_pattern", "sequence_pattern", "step_sum_pattern",
+    "color_columns", "color_symmetric", "conv_pattern", "conv_transpose_pattern", "hidden_pattern",
+    "linear_pattern", "lstm_pattern", "pad_pattern", "plan_concatenation", "pointwise_pattern", "pool_pattern",
+    "sequence_pattern", "step_sum_pattern",
 ]  # fmt: skip
 
 

@@ -502,7 +502,7 @@ def _with_weights(layer: nn.Layer, module: Any) -> nn.Layer:
 
 def _no_layer(got: str, expected: str) -> OptionError:
     return OptionError("sparsebp has no layer for this module", expected=expected, got=got,
-                       remedy="Use torch.func.jacrev, or pass the parts of the module")  # fmt: skip
+                       remedy="For a function use sparsebp.sparse_jacobian; for a module, pass its parts")  # fmt: skip
 
 
 # Sparse Jacobians of PyTorch's modules: values on a pattern known from the architecture, without backward passes.

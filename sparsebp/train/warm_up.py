@@ -14,6 +14,7 @@ from sparsebp.core.check import BACKWARDS, SCAN_ALGORITHMS
 from sparsebp.jacobians import jacobian_t
 from sparsebp.kernels.spec import UPDATE_OPTIONS
 from sparsebp.nn.gradients import value_and_grad
+from sparsebp.patterns.coloring import color_columns, color_symmetric
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.product import ProductPlan, candidates_of_structure, plan_addition, plan_by, plan_product
 from sparsebp.scan import linear_recurrence, linear_recurrence_vjp, plan_scan, selective_scan, selective_scan_vjp
@@ -120,6 +121,8 @@ def _sparse_products(dtype: np.dtype) -> None:
     ):  # fmt: skip
         _multiply(plan, dtype)
     plan_addition(square, diagonal)
+    color_columns(square)
+    color_symmetric(blocks)
 
 
 def _multiply(plan: ProductPlan, dtype: np.dtype) -> None:

@@ -20,7 +20,7 @@ from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.spec import Kernels
 
 NAMES = list(KERNELS)
-OF_PATTERNS = ("symbolic",)
+OF_PATTERNS = ("symbolic", "coloring")
 """Modules of functions that plans are made with."""
 
 

@@ -1,0 +1,491 @@
+"""Sparse Jacobians and Hessians of plain functions: the pattern found and coloured once, then values by colours.
+
+The function is traced with index sets for its pattern (`tracing.Sets`; PyTorch: its ATen graph). Columns that share no
+row get one colour, and the derivative along a colour's sum of unit vectors holds all their entries (Curtis, Powell,
+Reid, 1974). Derivatives are exact, by dual numbers or a reverse sweep; nothing is differenced.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from sparsebp.core.check import Array, check_flag, check_integer, shown
+from sparsebp.core.errors import DTypeError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.patterns.coloring import color_columns, color_symmetric, star_sources
+from sparsebp.patterns.pattern import SparsityPattern, check_patterns, frozen
+
+REVERSE_COST = 3
+"""Time of a reverse direction in forward ones: rows are coloured if that takes fewer colours by this factor."""
+BLOCK_BYTES = 1 << 22
+"""Bytes of one block of directions, n or m numbers each: they are computed together while they stay in the cache."""
+
+
+def sparse_jacobian(
+    f: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None
+) -> SparseJacobian:
+    """Prepare the sparse Jacobian of a function of one vector: find its pattern, and colour it.
+
+    Parameters
+    ----------
+    f
+        A function whose argument `argnum` is a vector x of shape (n,), and which returns a vector of shape (m,), in
+        NumPy or PyTorch; a list of m scalars is a vector too. NumPy functions are listed in the reference; others, and
+        control flow that depends on values, are refused.
+    *args
+        Arguments to trace f at. x is a NumPy array or a tensor, float32 or float64. Its values do not matter: the
+        pattern holds for all x, and for all values of other floats and arrays of floats. Integers, and constants inside
+        f, are part of the function: the zeros of a constant array that multiplies x are zeros of the Jacobian.
+    argnum
+        Place of x among the arguments: 1 for the right-hand side f(t, y) of an initial value problem.
+    pattern
+        The pattern, (m, n), if you know it: f is not traced with index sets then, and may branch on values. Entries
+        that are missing give wrong values; ``check=True`` finds them.
+
+    Returns
+    -------
+    SparseJacobian
+        Call it with the arguments of f.
+
+    Raises
+    ------
+    TracingError
+        f does something that cannot be followed.
+    OptionError, ShapeError, DTypeError
+        x is not such a vector, or f does not return one.
+    PatternError
+        `pattern` does not fit.
+    MemoryLimitError
+        An array inside f depends on too much of x.
+
+    See Also
+    --------
+    sparsebp.sparse_hessian : of a scalar function.
+    sparsebp.torch.sparse_jacobian : of a PyTorch module, for every sample of a batch, from its layers' patterns.
+
+    Notes
+    -----
+    The columns of one colour share no row, so the derivative along the sum of their unit vectors holds each of their
+    entries by itself: A. Curtis, M. Powell, J. Reid, "On the Estimation of Sparse Jacobian Matrices", 1974. With fewer
+    colours for the rows, the same is done with the transposed Jacobian, by reverse sweeps.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsebp as sb
+    >>> jac = sb.sparse_jacobian(lambda x: x[1:] ** 2 - x[:-1], np.zeros(5))
+    >>> jac
+    SparseJacobian(4 x 5, nnz=8, 2 colors, forward)
+    >>> jac(np.arange(5.0)).toarray()[3]
+    array([ 0.,  0.,  0., -1.,  8.])
+    """
+    return SparseJacobian(f, args, argnum, pattern)
+
+
+def sparse_hessian(
+    g: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None
+) -> SparseHessian:
+    """Prepare the sparse Hessian of a scalar function of one vector: find its pattern, and colour it.
+
+    Parameters
+    ----------
+    g
+        As f of `sparse_jacobian`, but with an output of shape ().
+    *args, argnum
+        As for `sparse_jacobian`.
+    pattern
+        The pattern, (n, n) and symmetric, if you know it.
+
+    Returns
+    -------
+    SparseHessian
+        Call it with the arguments of g. The matrix is symmetric to the last bit.
+
+    Raises
+    ------
+    TracingError, OptionError, ShapeError, DTypeError, PatternError, MemoryLimitError
+        As for `sparse_jacobian`.
+
+    Notes
+    -----
+    Its pattern is the Jacobian's of the gradient, a reverse sweep, which is traced like any function. A star colouring
+    tells the entries apart (T. Coleman, J. Moré, 1984; see `sparsebp.patterns.color_symmetric`).
+
+    Examples
+    --------
+    >>> import numpy as np, sparsebp as sb
+    >>> hess = sb.sparse_hessian(lambda x: ((x[1:] - x[:-1] ** 2) ** 2).sum(), np.zeros(5))
+    >>> hess(np.ones(5)).toarray()[1]
+    array([-4., 10., -4.,  0.,  0.])
+    """
+    return SparseHessian(g, args, argnum, pattern)
+
+
+class SparseJacobian:
+    """The sparse Jacobian of a function, at any arguments. Made by `sparse_jacobian`.
+
+    It can be passed as `jac` to `scipy.optimize.least_squares`, and with ``argnum=1`` to `scipy.integrate.solve_ivp`.
+    `scipy.optimize.root` takes dense matrices: ``jac=lambda x: jac(x).toarray()``.
+
+    Attributes
+    ----------
+    pattern
+        Where entries may be, a `SparsityPattern` (m, n); values come in the order of its entries.
+    colors
+        Number of colours: a call costs about as much as this many evaluations of f, times a small factor.
+    mode
+        ``"forward"``: the columns are coloured; ``"reverse"``: the rows.
+    """
+
+    pattern: SparsityPattern
+    colors: int
+    mode: Literal["forward", "reverse"]
+
+    def __init__(self, f: Any, args: tuple[Any, ...], argnum: int, pattern: SparsityPattern | None) -> None:
+        if not callable(f):
+            raise OptionError("f is not a function", expected="a function of arrays", got=shown(f))
+        if not args:
+            raise OptionError("There is no x to trace f at", expected="sparse_jacobian(f, x0)", got="no argument")
+        self._argnum = check_integer("argnum", argnum, 0, len(args) - 1)
+        self._count, x = len(args), args[self._argnum]
+        self._function = _function_of(f, x, self._argnum, scalar=self._scalar)
+        self._size = len(_checked(x))
+        if pattern is None:
+            pattern = self._function.pattern(args)
+        else:
+            check_patterns(pattern=pattern)
+            if pattern.shape[1] != self._size:
+                raise PatternError("pattern does not fit x", expected=f"{self._size} columns", got=pattern.shape)
+        self._plan(pattern, args)
+
+    _scalar = False
+
+    def _plan(self, pattern: SparsityPattern, args: tuple[Any, ...]) -> None:
+        """Choose a mode, and keep each entry's place among the derivatives along the colours."""
+        self.pattern = pattern
+        rows, columns = pattern.row_of_entry.astype(np.int64), pattern.indices.astype(np.int64)
+        lengths = [int(np.bincount(lines).max(initial=0)) for lines in (rows, columns)]  # fewest colours that may do
+        of_columns = of_rows = None
+        if lengths[0] <= REVERSE_COST * lengths[1]:
+            of_columns = color_columns(pattern)
+        if of_columns is None or _number(of_columns) > REVERSE_COST * lengths[1]:
+            of_rows = color_columns(pattern.T)
+        if of_columns is None and of_rows is not None and REVERSE_COST * _number(of_rows) >= lengths[0]:
+            of_columns = color_columns(pattern)
+        reverse = of_rows is not None and (
+            of_columns is None or REVERSE_COST * _number(of_rows) < _number(of_columns)
+        )  # fmt: skip
+        if reverse:
+            try:
+                self._function.reverse(args, np.zeros((1, pattern.shape[0]), np.float32))
+            except TracingError:  # derivatives are known forward alone
+                reverse = False
+        self.mode = "reverse" if reverse else "forward"
+        if reverse:
+            assert of_rows is not None
+            self._keep(of_rows, of_rows[rows], columns, pattern.shape[1])
+        else:
+            of_columns = color_columns(pattern) if of_columns is None else of_columns
+            self._keep(of_columns, of_columns[columns], rows, pattern.shape[0])
+
+    def _keep(
+        self, of: np.ndarray, color: np.ndarray, line: np.ndarray, width: int, reached: np.ndarray | None = None
+    ) -> None:
+        """Keep the colours, each entry's place in a row-major (colors, width), and the places that no entry reaches."""
+        self._colors, self._width = of, width
+        self.colors = _number(of)
+        self._entries = frozen(color * width + line)
+        others = np.ones(self.colors * width, bool)
+        others[self._entries if reached is None else reached] = False
+        self._others = frozen(np.flatnonzero(others))
+
+    def values(self, *args: Any) -> Array:
+        """Return the values at these arguments, in the order of the pattern's entries.
+
+        Parameters
+        ----------
+        *args
+            The arguments of f. x has the length of the first one; its values and dtype may differ.
+
+        Returns
+        -------
+        Array
+            Shape (nnz,), of the dtype of f's result; a tensor on the device of x if x is one.
+
+        Raises
+        ------
+        PatternError
+            A derivative outside the pattern is not zero.
+        ShapeError, DTypeError
+            x, or the output of f, is not what it was.
+        """
+        return self._at(args)
+
+    def batch(self, *args: Any) -> Array:
+        """Return the values for a batch of x.
+
+        Parameters
+        ----------
+        *args
+            The arguments of f, with x of shape (n, B), the batch last. The others are shared.
+
+        Returns
+        -------
+        Array
+            Shape (nnz, B).
+        """
+        xs = self._checked_args(args)[self._argnum]
+        if getattr(xs, "ndim", 0) != 2:
+            raise ShapeError("x is not a batch", expected=f"({self._size}, B)", got=np.shape(xs))
+        before, after = args[: self._argnum], args[self._argnum + 1 :]
+        samples = [self.values(*before, xs[:, b], *after) for b in range(xs.shape[1])]
+        return self._function.stacked(samples, (self.pattern.nnz, xs.shape[1]), xs)
+
+    def __call__(self, *args: Any, check: bool = False) -> Any:
+        """Return the Jacobian at these arguments.
+
+        Parameters
+        ----------
+        *args
+            The arguments of f.
+        check
+            Compare with the derivative along a random direction, and raise a `PatternError` if an entry is missing.
+
+        Returns
+        -------
+        scipy.sparse.csr_array
+            Shape (m, n), with every entry of the pattern, even if it is 0.
+        """
+        matrix = self.pattern.to_scipy(self._function.to_numpy(self._at(args)), copy=True)
+        if check_flag("check", check):
+            self._check(matrix, args)
+        return matrix
+
+    def _checked_args(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(args) != self._count:
+            raise OptionError("The function takes other arguments", expected=f"{self._count}", got=len(args))
+        return args
+
+    def _at(self, args: tuple[Any, ...]) -> Array:
+        x = _checked(self._checked_args(args)[self._argnum])
+        if len(x) != self._size:
+            raise ShapeError("x has another length than before", expected=f"({self._size},)", got=tuple(x.shape))
+        blocks = []
+        run = self._function.forward if self.mode == "forward" else self._function.reverse
+        widest = max(1, *self.pattern.shape) * 8
+        step = max(1, BLOCK_BYTES // widest)
+        for first in range(0, self.colors, step):
+            seeds = np.zeros((min(step, self.colors - first), len(self._colors)), np.float32)
+            mine = np.flatnonzero((self._colors >= first) & (self._colors < first + step))
+            seeds[self._colors[mine] - first, mine] = 1
+            blocks.append(self._width_checked(run(args, seeds)))
+        return self._function.taken(blocks, self._entries, self._others, self._outside, x)
+
+    def _width_checked(self, block: Any) -> Any:
+        if block.shape[1] != self._width:
+            raise ShapeError("The function returns another length than before", expected=self._width,
+                             got=block.shape[1])  # fmt: skip
+        return block
+
+    def _outside(self, place: int, value: Any) -> PatternError:
+        line = int(self._others[place]) % self._width
+        which = "row" if self.mode == "forward" else "column"
+        return PatternError(f"A derivative outside the pattern is not zero, in {which} {line}", expected="0", got=value,
+                            remedy="Does f use constants that have changed? Prepare it again")  # fmt: skip
+
+    def _check(self, matrix: Any, args: tuple[Any, ...]) -> None:
+        v = np.random.default_rng(0).standard_normal(self._size).astype(matrix.dtype)
+        found, expected = matrix @ v, self._function.to_numpy(self._function.forward(args, v[None]))[0]
+        room = np.sqrt(np.finfo(matrix.dtype).eps) * (abs(matrix) @ abs(v) + abs(expected))
+        wrong = abs(found - expected) > room
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise PatternError(f"Row {row} of the pattern misses an entry", expected=f"{expected[row]}",
+                               got=f"{found[row]} along a random direction")  # fmt: skip
+
+    def __repr__(self) -> str:
+        m, n = self.pattern.shape
+        return f"{type(self).__name__}({m} x {n}, nnz={self.pattern.nnz}, {self.colors} colors, {self.mode})"
+
+
+class SparseHessian(SparseJacobian):
+    """The sparse Hessian of a scalar function, at any arguments. Made by `sparse_hessian`.
+
+    It is called like a `SparseJacobian`, and can be passed as `hess` to `scipy.optimize.minimize`.
+
+    Attributes
+    ----------
+    pattern, colors
+        As of `SparseJacobian`; the pattern is symmetric.
+    mode
+        ``"forward"``: along each colour, the derivative of the gradient.
+    """
+
+    _scalar = True
+
+    def _plan(self, pattern: SparsityPattern, args: tuple[Any, ...]) -> None:
+        self.pattern, self.mode = pattern, "forward"
+        colors = color_symmetric(pattern)
+        rows, color = star_sources(pattern, colors)
+        reached = colors[pattern.indices] * pattern.shape[0] + pattern.row_of_entry
+        self._keep(colors, color, rows, pattern.shape[0], reached)
+
+
+def _number(colors: np.ndarray) -> int:
+    return int(colors.max(initial=-1)) + 1
+
+
+def _checked(x: Any) -> Any:
+    """Check that x is a vector of floats."""
+    dtype = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
+    if not hasattr(x, "shape") or dtype not in ("float32", "float64"):
+        raise DTypeError("x is not an array of floats", expected="a NumPy array or a tensor, float32 or float64",
+                         got=dtype)  # fmt: skip
+    if x.ndim != 1:
+        raise ShapeError("x is not a vector", expected="(n,)", got=tuple(x.shape),
+                         remedy="Pass x.ravel(), and reshape inside the function")  # fmt: skip
+    return x
+
+
+class Differentiable(Protocol):
+    """A function of one array library, of which derivatives are known."""
+
+    def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
+        """Find the pattern."""
+
+    def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
+        """Return derivatives along directions (p, n): shape (p, m)."""
+
+    def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
+        """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
+
+    def taken(self, blocks: list[Any], entries: np.ndarray, others: np.ndarray, outside: Any, x: Any) -> Any:
+        """Return entries of the blocks' rows; raise `outside` if another one is not zero."""
+
+    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
+        """Return samples as columns."""
+
+    def to_numpy(self, values: Any) -> np.ndarray:
+        """Return a host array."""
+
+
+def _function_of(f: Any, x: Any, argnum: int, scalar: bool) -> Differentiable:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        from sparsebp.jacobians.torch_functions import TorchFunction
+
+        return TorchFunction(f, argnum, scalar)
+    if not isinstance(x, np.ndarray):
+        raise DTypeError("x is not an array of floats", expected="a NumPy array or a tensor, float32 or float64",
+                         got=type(x).__name__)  # fmt: skip
+    return NumpyFunction(f, argnum, scalar)
+
+
+class NumpyFunction:
+    """A function of NumPy arrays; of a scalar one, its gradient."""
+
+    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
+        self.f, self.argnum, self.scalar = f, argnum, scalar
+
+    def of_x(self, args: tuple[Any, ...]) -> Callable[[Any], Any]:
+        """Return the function of x alone."""
+        from sparsebp.jacobians import numpy_functions  # noqa: F401  (registers them)
+        from sparsebp.jacobians.tracing import gradient
+
+        before, after = args[: self.argnum], args[self.argnum + 1 :]
+
+        def of(x: Any) -> Any:
+            try:
+                return self.f(*before, x, *after)
+            except ValueError as error:  # by which NumPy replaces a refusal to become an element of a plain array
+                if isinstance(error.__cause__, TracingError):
+                    raise error.__cause__ from None
+                raise
+
+        return gradient(of) if self.scalar else of
+
+    def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
+        """Find the pattern with index sets; other arguments of floats are arrays that depend on no input."""
+        from sparsebp.jacobians.tracing import Sets, Traced, raw
+
+        x = args[self.argnum]
+        level = Sets(x.size)
+
+        def unknown(value: Any) -> Any:
+            if isinstance(value, (float, np.floating)) or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
+                return Traced(raw(value), level.nothing(np.shape(value), None), level)
+            return value
+
+        y = _output(self.of_x(tuple(map(unknown, args)))(level.input(np.array(x))))
+        found = y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype)
+        found.sort_indices()
+        pattern = SparsityPattern(found.indptr, found.indices, found.shape)
+        return _symmetric(pattern) if self.scalar else pattern
+
+    def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
+        """Carry dual numbers through the function."""
+        from sparsebp.jacobians.tracing import Duals, Traced
+
+        x = args[self.argnum]
+        level = Duals(len(seeds))
+        y = _output(self.of_x(args)(Traced(np.array(x), seeds.astype(x.dtype), level)))
+        if isinstance(y, Traced):
+            found: np.ndarray = y.carried
+            return found
+        return np.zeros((len(seeds), len(y)), x.dtype)
+
+    def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
+        """Run the function once, and carry the seeds back: they are the tangents of an adjoint that is zero."""
+        from sparsebp.jacobians.tracing import Duals, Traced, pullback
+
+        x = args[self.argnum]
+        y, back = pullback(lambda x: _output(self.of_x(args)(x)), np.array(x))
+        if len(y) != seeds.shape[1]:
+            raise ShapeError("The function returns another length than before", expected=seeds.shape[1], got=len(y))
+        level = Duals(len(seeds))
+        found = back(Traced(np.zeros(len(y), y.dtype), seeds.astype(y.dtype), level))
+        return found.carried if isinstance(found, Traced) else np.zeros((len(seeds), x.size), y.dtype)
+
+    def taken(self, blocks: list[Any], entries: np.ndarray, others: np.ndarray, outside: Any, x: Any) -> np.ndarray:
+        """Return entries of the blocks' rows; raise `outside` if another one is not zero."""
+        whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks) if blocks else np.zeros(0, x.dtype)
+        flat = np.ascontiguousarray(whole).reshape(-1)
+        rest = flat[others]
+        wrong = (rest != 0) & ~np.isnan(rest)  # 0 · ∞ within PyTorch's derivatives is no entry
+        if wrong.any():
+            raise outside(int(np.argmax(wrong)), rest[wrong][0])
+        return flat[entries]
+
+    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> np.ndarray:
+        """Return samples as columns."""
+        return np.stack(samples, axis=1) if samples else np.zeros(shape, like.dtype)
+
+    def to_numpy(self, values: Any) -> np.ndarray:
+        """Return the array itself."""
+        found: np.ndarray = values
+        return found
+
+
+def _output(y: Any) -> Any:
+    """Return the function's output as a vector of floats, traced or plain."""
+    from sparsebp.jacobians.tracing import Traced, current, lift
+
+    y = lift(y)
+    y = current(y) if isinstance(y, Traced) else np.asarray(y)
+    if y.dtype.kind not in "fiub":
+        raise DTypeError("The function does not return real numbers", expected="an array of floats", got=y.dtype)
+    if y.ndim != 1:
+        raise ShapeError("The function does not return a vector", expected="(m,)", got=y.shape,
+                         remedy="Return y.ravel(); for a scalar use sparse_hessian, or return y[None]")  # fmt: skip
+    return y
+
+
+def _symmetric(pattern: SparsityPattern) -> SparsityPattern:
+    """Return the union of a pattern and its transpose."""
+    rows, columns = pattern.row_of_entry, pattern.indices
+    order = np.argsort(np.concatenate([rows, columns]), kind="stable")
+    both = np.concatenate([columns, rows])[order]
+    lengths = np.bincount(np.concatenate([rows, columns]), minlength=pattern.shape[0])
+    return SparsityPattern.canonical(np.concatenate(([0], np.cumsum(lengths))), both, pattern.shape)

@@ -1,0 +1,395 @@
+"""Functions of PyTorch tensors: their pattern from the ATen graph, their derivatives by `torch.func`.
+
+`make_fx` records every ATen operation that f runs, without views and writes in place, and refuses control flow that
+depends on values. The graph is then walked with the index sets of `sparsebp.jacobians.tracing`: for every operation
+listed here a rule says on which elements an element of the result depends. Others are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from sparsebp.core.errors import DTypeError, ShapeError, TracingError
+from sparsebp.jacobians.tracing import Sets, Traced, refused, selection
+from sparsebp.patterns.builders import conv_pattern, conv_transpose_pattern
+from sparsebp.patterns.pattern import SparsityPattern
+
+
+class TorchFunction:
+    """A function of tensors; of a scalar one, its gradient."""
+
+    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
+        self.f, self.argnum, self.scalar = f, argnum, scalar
+        self._on: dict[Any, torch.Tensor] = {}
+
+    def of(self, args: tuple[Any, ...], places: list[int]) -> Callable[..., torch.Tensor]:
+        """Return the function of some arguments alone, x first; of a scalar function, its gradient."""
+
+        def of_some(*given: Any) -> torch.Tensor:
+            whole = list(args)
+            for place, value in zip(places, given, strict=True):
+                whole[place] = value
+            y = self.f(*whole)
+            if not isinstance(y, torch.Tensor) or not y.dtype.is_floating_point:
+                raise DTypeError("The function does not return a tensor of floats", expected="a tensor (m,)",
+                                 got=getattr(y, "dtype", type(y).__name__))  # fmt: skip
+            if self.scalar and y.ndim:
+                raise TracingError("The function is not scalar", expected="an output of shape ()", got=tuple(y.shape))
+            if not self.scalar and y.ndim != 1:
+                raise ShapeError(
+                    "The function does not return a vector", expected="(m,)", got=tuple(y.shape),
+                    remedy="Return y.ravel(); for a scalar use sparse_hessian, or return y[None]",
+                )  # fmt: skip
+            return y
+
+        return torch.func.grad(of_some) if self.scalar else of_some
+
+    def at(self, args: tuple[Any, ...]) -> tuple[Callable[..., torch.Tensor], torch.Tensor]:
+        """Return the function of x alone, and x as a tensor."""
+        x = args[self.argnum]
+        return self.of(args, [self.argnum]), torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x.detach()
+
+    def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
+        """Walk the graph at these arguments; other tensors of floats are arrays that depend on no input."""
+        _, x = self.at(args)
+        others = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.dtype.is_floating_point
+                  and i != self.argnum]  # fmt: skip
+        f = torch.func.functionalize(self.of(args, [self.argnum, *others]), remove="mutations_and_views")
+        try:
+            graph = make_fx(f)(x, *(args[i].detach() for i in others)).graph
+        except RuntimeError as error:
+            if isinstance(error, TracingError):
+                raise
+            raise TracingError(
+                "PyTorch cannot trace the function", got=str(error).split(". ")[0],
+                remedy="Use torch.where instead of conditions on values, or pass pattern=",
+            ) from error  # fmt: skip
+        found = walk(graph, x.numel())
+        found.sort_indices()
+        pattern = SparsityPattern(found.indptr, found.indices, found.shape)
+        if not self.scalar:
+            return pattern
+        both = found + found.T.tocsr()
+        both.sort_indices()
+        return SparsityPattern(both.indptr, both.indices, both.shape)
+
+    def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
+        """Return derivatives along directions (p, n): shape (p, m)."""
+        f, x = self.at(args)
+        rows = torch.from_numpy(seeds).to(x)
+        return torch.func.vmap(lambda v: torch.func.jvp(f, (x,), (v,))[1])(rows).detach()
+
+    def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
+        """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
+        f, x = self.at(args)
+        y, back = torch.func.vjp(f, x)[:2]
+        if len(y) != seeds.shape[1]:
+            raise ShapeError("The function returns another length than before", expected=seeds.shape[1], got=len(y))
+        found: torch.Tensor = torch.func.vmap(lambda v: back(v)[0])(torch.from_numpy(seeds).to(y))
+        return found.detach()
+
+    def taken(self, blocks: list[Any], entries: np.ndarray, others: np.ndarray, outside: Any, x: Any) -> Any:
+        """Return entries of the blocks' rows; raise `outside` if another one is not zero."""
+        flat = torch.cat(blocks).reshape(-1) if blocks else torch.zeros(0, dtype=torch.as_tensor(x).dtype)
+        rest = flat[self.kept("others", others, flat)]
+        wrong = (rest != 0) & ~rest.isnan()
+        if bool(wrong.any()):  # synchronizes
+            place = int(wrong.int().argmax())
+            raise outside(place, rest[place].item())
+        found = flat[self.kept("entries", entries, flat)]
+        return found.numpy() if isinstance(x, np.ndarray) else found
+
+    def kept(self, name: str, index: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+        """Return an index array as a tensor, copied once per device."""
+        found = self._on.get((name, like.device))
+        if found is None:
+            found = self._on[name, like.device] = torch.from_numpy(index.copy()).to(like.device)
+        return found
+
+    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
+        """Return samples as columns."""
+        if isinstance(like, np.ndarray):
+            return np.stack(samples, axis=1) if samples else np.zeros(shape, like.dtype)
+        return torch.stack(samples, dim=1) if samples else like.new_zeros(shape)
+
+    def to_numpy(self, values: Any) -> np.ndarray:
+        """Return values on the host."""
+        found: np.ndarray = values.cpu().numpy() if isinstance(values, torch.Tensor) else values
+        return found
+
+
+# The graph, node by node. A value is `Traced` if it may depend on x or another argument, else a tensor or a number.
+
+
+def walk(graph: Any, inputs: int) -> Any:
+    """Return the index sets of the graph's output, a sparse matrix of bools."""
+    level = Sets(inputs)
+    values: dict[Any, Any] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            val = node.meta["val"]
+            first = not values
+            values[node] = level.input(np.zeros(inputs)) if first else _array(level, val, None)
+        elif node.op == "get_attr":
+            values[node] = getattr(graph.owning_module, node.target)
+        elif node.op == "output":
+            (result,) = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
+            found = values[result]
+            return found.carried if isinstance(found, Traced) else level.nothing(tuple(found.shape), None)
+        else:
+            args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda other: values[other])
+            values[node] = _result(level, node, args, kwargs)
+    raise TracingError("The graph has no output")
+
+
+def _array(level: Sets, val: Any, sets: Any) -> Traced:
+    """Return an array with these index sets, or with empty ones; its value is not known."""
+    shape = tuple(val.shape)
+    value = np.broadcast_to(np.zeros((), bool if not val.dtype.is_floating_point else float), shape)
+    empty = sets is None or not val.dtype.is_floating_point  # integers and bools have no derivative
+    return Traced(value, level.nothing(shape, None) if empty else sets, level)
+
+
+def _flat(args: Any) -> list[Any]:
+    if isinstance(args, (list, tuple)):
+        return [leaf for item in args for leaf in _flat(item)]
+    return [leaf for item in args.values() for leaf in _flat(item)] if isinstance(args, dict) else [args]
+
+
+def _result(level: Sets, node: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the result of one operation."""
+    target, val = node.target, node.meta.get("val")
+    traced = [leaf for leaf in _flat([args, kwargs]) if isinstance(leaf, Traced)]
+    if target is operator.getitem or not traced:
+        return target(*args, **kwargs)
+    name = target.overloadpacket.__name__
+    name = name.removesuffix("_copy") if name != "_to_copy" else "clone"
+    if name.startswith("new_") or (name.endswith("_like") and not name.startswith("rand")):  # of x, the shape alone
+        empty = [torch.empty(leaf.shape) if isinstance(leaf, Traced) else leaf for leaf in args]
+        return target(*empty, **{"dtype": val.dtype, **kwargs})
+    vals = val if isinstance(val, (list, tuple)) else (val,)
+    if not any(isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in vals):
+        sets: list[Any] = [None] * len(vals)
+    elif name in MOVES:
+        sets = _moved(level, name, target, args, kwargs, traced)
+    elif name in RULES:
+        sets = [RULES[name](level, args, kwargs, vals[0])]
+    elif torch.Tag.pointwise in target.tags or name in ("clone", "detach", "alias", "contiguous", "lift_fresh"):
+        sets = [_pointwise(level, name, args, traced, vals[0])]
+    else:
+        raise refused(f"torch.ops.{target}", "Write it with other operations of PyTorch, or pass pattern=")
+    made = tuple(_array(level, v, s) if isinstance(v, torch.Tensor) else None
+                 for v, s in zip(vals, [*sets, *[None] * len(vals)], strict=False))  # fmt: skip
+    return made if isinstance(val, (list, tuple)) else made[0]
+
+
+def _pointwise(level: Sets, name: str, args: Any, traced: list[Traced], val: Any) -> Any:
+    shape = tuple(val.shape)
+    if name == "where" and not isinstance(args[0], Traced):
+        a, b = (x if isinstance(x, Traced) else 0 for x in args[1:3])
+        return level.select(args[0].cpu().numpy(), a, b, shape, None)
+    found = level.elementwise(shape, None, [(x, lambda: 1) for x in traced])
+    factor = next((x for x in args if isinstance(x, torch.Tensor) and x.ndim), None)
+    if name == "mul" and factor is not None:  # zeros of a constant tensor are zeros of the result
+        product = Traced(np.broadcast_to(np.zeros(()), shape), found, level)
+        found = level.select(np.broadcast_to((factor != 0).cpu().numpy(), shape), product, 0, shape, None)
+    return found
+
+
+MOVES = frozenset((
+    "_unsafe_view", "cat", "constant_pad_nd", "copy", "diag_embed", "diagonal", "diagonal_backward",
+    "diagonal_scatter", "expand", "flip", "gather", "index", "index_add", "index_put", "index_select", "movedim",
+    "permute", "repeat", "reshape", "roll", "rot90", "scatter", "select", "select_backward", "select_scatter",
+    "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes", "squeeze", "squeeze_", "stack", "t",
+    "take", "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "unsqueeze_", "view",
+))  # fmt: skip
+"""Operations that move elements; they run on the numbers of the elements."""
+
+
+def _moved(level: Sets, name: str, target: Any, args: Any, kwargs: dict[str, Any], traced: list[Traced]) -> list[Any]:
+    if any(x.dtype == bool for x in traced):
+        raise refused(f"An index or mask of torch.ops.{target} that depends on x", "Use torch.where(mask, a, b)")
+    if name == "index_put" and (kwargs.get("accumulate") or args[3:] == (True,)):
+        return [_accumulated(level, *args[:3])]
+    if name == "index_add":
+        x, dim, index, source = args[:4]
+        return [_accumulated(level, x, [None] * (dim % max(x.ndim, 1)) + [index], source)]
+    if name == "constant_pad_nd":
+        args = args[:2]
+    elif name == "scatter" and not isinstance(args[3], (torch.Tensor, Traced)):
+        args = (*args[:3], 0)
+    starts = iter(_numbers(traced))
+
+    def number(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [number(item) for item in x]
+        if isinstance(x, Traced):
+            return next(starts)
+        constant = isinstance(x, torch.Tensor) and x.dtype.is_floating_point
+        return torch.zeros(x.shape, dtype=torch.int64) if constant else x.cpu() if isinstance(x, torch.Tensor) else x
+
+    found = target(*number(args), **kwargs)
+    parts = found if isinstance(found, (list, tuple)) else (found,)
+    return [level.choose(traced, lambda *_, part=part: part.numpy(), tuple(part.shape), None) for part in parts]
+
+
+def _numbers(traced: list[Traced]) -> list[torch.Tensor]:
+    from sparsebp.jacobians.tracing import numbered
+
+    return [torch.from_numpy(numbers) for numbers in numbered(traced)]
+
+
+def _accumulated(level: Sets, x: Any, indices: Any, values: Any) -> Any:
+    """Return the sets of x with values added at indices, which may repeat."""
+    size = math.prod(x.shape)
+    places = torch.arange(size).reshape(tuple(x.shape))[tuple(slice(None) if i is None else i.cpu() for i in indices)]
+    found = x.carried if isinstance(x, Traced) else level.nothing(tuple(x.shape), None)
+    if not isinstance(values, Traced):
+        return found
+    source = np.broadcast_to(np.arange(values.size).reshape(values.shape), tuple(places.shape)).ravel()
+    matrix = selection(places.numpy().ravel(), source, (size, values.size))
+    return found + level.linear(values, (size,), None, None, None, matrix.tocsr)
+
+
+def _dims(dims: Any, ndim: int) -> tuple[int, ...]:
+    if dims is None or dims == []:
+        return tuple(range(ndim))
+    return tuple(d % ndim for d in (dims if isinstance(dims, (list, tuple)) else [dims])) if ndim else ()
+
+
+def _reduction(place: int) -> Callable[..., Any]:
+    """Return the rule of a reduction whose axes are its argument `place`."""
+
+    def rule(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
+        x = args[0]
+        dims = _dims(args[place] if len(args) > place else kwargs.get("dim"), x.ndim)
+        kept = [d for d in range(x.ndim) if d not in dims]
+        numbers = np.arange(x.size).reshape(x.shape).transpose(*kept, *dims).reshape(-1)
+        length = math.prod(x.shape[d] for d in dims)
+        rows = np.repeat(np.arange(x.size // max(length, 1)), length)
+        size = math.prod(x.shape[d] for d in kept)
+        return level.linear(x, (size,), None, None, None, lambda: selection(rows, numbers, (size, x.size)))
+
+    return rule
+
+
+def _along(place: int, operands: int = 1, triangle: bool = False) -> Callable[..., Any]:
+    """Return the rule of an operation along one axis, its argument `place`: all elements of a line, or those before."""
+
+    def rule(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
+        traced = [x for x in args[:operands] if isinstance(x, Traced)]
+        shape = traced[0].shape
+        (dim,) = _dims(args[place] if len(args) > place else kwargs.get("dim", -1), len(shape)) or (None,)
+        both = Traced(traced[0].value, level.elementwise(shape, None, [(x, lambda: 1) for x in traced]), level)
+        if dim is None:
+            return both.carried
+        inputs = np.moveaxis(np.arange(both.size).reshape(shape), dim, -1)[..., None, :]
+        outputs = np.moveaxis(np.arange(val.numel()).reshape(tuple(val.shape)), dim, -1)[..., None]
+        whole = np.broadcast_shapes(inputs.shape, outputs.shape)
+        Sets.check(math.prod(whole))
+        mask = np.tril(np.ones(whole[-2:], bool)) if triangle else np.ones(whole[-2:], bool)
+        rows, columns = (np.broadcast_to(x, whole)[..., mask].ravel() for x in (outputs, inputs))
+        return level.linear(both, tuple(val.shape), None, None, None,
+                            lambda: selection(rows, columns, (val.numel(), both.size)))  # fmt: skip
+
+    return rule
+
+
+def _scatter_add(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
+    x, dim, index, source = args
+    if isinstance(index, Traced):
+        raise refused("An index of torch.scatter_add that depends on x", "Use torch.where")
+    size = math.prod(x.shape)
+    places = torch.gather(torch.arange(size).reshape(tuple(x.shape)), dim, index.cpu()).numpy().ravel()
+    found = x.carried if isinstance(x, Traced) else level.nothing(tuple(x.shape), None)
+    if not isinstance(source, Traced):
+        return found
+    used = np.arange(source.size).reshape(source.shape)[tuple(slice(n) for n in index.shape)].ravel()
+    return found + level.linear(source, (size,), None, None, None, selection(places, used, (size, source.size)).tocsr)
+
+
+def _trace(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
+    numbers = np.diagonal(np.arange(args[0].size).reshape(args[0].shape))
+    matrix = selection(np.zeros_like(numbers), numbers, (1, args[0].size))
+    return level.linear(args[0], (1,), None, None, None, matrix.tocsr)
+
+
+def _contraction(labels: str, added: bool = False) -> Callable[..., Any]:
+    """Return the rule of a matrix product; `added`: to the first argument."""
+    names, out = labels.split("->")
+
+    def rule(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
+        operands = [x if isinstance(x, Traced) else x.cpu().numpy() for x in args[added : added + 2]]
+        shape = tuple(val.shape)
+        found = level.nothing(shape, None)
+        if any(isinstance(x, Traced) for x in operands):
+            found = level.contract(operands, names.split(","), out, shape, None)
+        if added and isinstance(args[0], Traced):
+            found = found + level.elementwise(shape, None, [(args[0], lambda: 1)])
+        return found
+
+    return rule
+
+
+def _convolution(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
+    if not isinstance(x, Traced) or isinstance(weight, Traced) or isinstance(bias, Traced):
+        raise refused("A convolution whose weights depend on x", "Write it with products")
+    matrix = _convolution_matrix(x.shape, weight, stride, padding, dilation, transposed, output_padding, groups).T
+    return level.linear(x, tuple(val.shape), None, None, None, matrix.tocsr)
+
+
+def _convolution_backward(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
+    grad, _, weight, _, stride, padding, dilation, transposed, output_padding, groups, wanted = args
+    if not isinstance(grad, Traced) or isinstance(weight, Traced) or list(wanted) != [True, False, False]:
+        raise refused("A convolution whose weights depend on x", "Write it with products")
+    matrix = _convolution_matrix(
+        tuple(val.shape), weight, stride, padding, dilation, transposed, output_padding, groups
+    )
+    return level.linear(grad, tuple(val.shape), None, None, None, matrix.tocsr)
+
+
+def _convolution_matrix(shape: tuple[int, ...], weight: torch.Tensor, stride: Any, padding: Any, dilation: Any,
+                        transposed: bool, output_padding: Any, groups: int) -> Any:  # fmt: skip
+    """Return the transposed Jacobian's pattern for a batch, inputs × outputs."""
+    from scipy.sparse import block_diag, csr_array
+
+    batch, channels, *sizes = shape
+    kernel = tuple(weight.shape[2:])
+    if transposed:
+        one = conv_transpose_pattern(channels, weight.shape[1] * groups, sizes, kernel, tuple(stride), tuple(padding),
+                                     tuple(output_padding), groups, tuple(dilation)).pattern  # fmt: skip
+    else:
+        one = conv_pattern(channels, weight.shape[0], sizes, kernel, tuple(stride), tuple(padding), tuple(dilation),
+                           groups).pattern  # fmt: skip
+    matrix = csr_array((np.ones(one.nnz, bool), one.indices, one.indptr), one.shape)
+    return block_diag([matrix] * batch, format="csr") if batch else csr_array((0, 0), dtype=bool)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "prod", "var", "std", "logsumexp"), _reduction(1)),
+    **dict.fromkeys(("linalg_vector_norm", "norm"), _reduction(2)),
+    "cumsum": _along(1, triangle=True),
+    "cumprod": _along(1, triangle=True),
+    **dict.fromkeys(("_softmax", "_log_softmax", "sort"), _along(1)),
+    "topk": _along(2),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _along(2, operands=2)),
+    "mm": _contraction("ij,jk->ik"),
+    "mv": _contraction("ij,j->i"),
+    "dot": _contraction("i,i->"),
+    "bmm": _contraction("bij,bjk->bik"),
+    "addmm": _contraction("ij,jk->ik", added=True),
+    "addmv": _contraction("ij,j->i", added=True),
+    "baddbmm": _contraction("bij,bjk->bik", added=True),
+    "scatter_add": _scatter_add,
+    "trace": _trace,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+}  # fmt: skip

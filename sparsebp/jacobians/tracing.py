@@ -1,0 +1,870 @@
+"""Arrays that carry something along a function of NumPy's: index sets, tangents, or the tape of a reverse sweep.
+
+A `Traced` array stands for an array in the function that is traced. NumPy hands it every ufunc and function
+(`__array_ufunc__`, `__array_function__`), and each of them is one of four kinds: elementwise, with a slope for each
+operand; a choice of elements; linear; a contraction of two operands. A *level* says what these four do to what is
+carried:
+
+- `Sets`: for each element the inputs that it depends on, whatever their values: one row of a sparse matrix;
+- `Duals`: directional derivatives, exact: the slope of each operand times its tangent;
+- `Tape`: what the reverse sweep needs. The sweep is NumPy code too, so a tape on top of `Sets` gives the pattern of a
+  Hessian, and on top of `Duals` its products with vectors.
+
+What cannot be followed raises `TracingError`: nothing is guessed from values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from sparsebp.core.errors import MemoryLimitError, TracingError
+
+MOST_ENTRIES = 1 << 27
+"""Most entries of the index sets of one array: 640 MB."""
+
+
+class Traced(NDArrayOperatorsMixin):
+    """An array of the function that is traced: its value, and what its level carries."""
+
+    __array_priority__ = 1000.0
+
+    def __init__(self, value: Any, carried: Any, level: Level) -> None:
+        self.value, self.carried, self.level = value, carried, level
+        self.versions, self.seen = [0], 0  # shared by an array and its views: a write makes the others stale
+        self.owner: Traced | None = None  # of a view
+        self.key: Any = None  # by which a view was taken from its owner
+        self.pending: tuple[Traced, Any, int] | None = None  # the owner that a changed view must be written back to
+
+    # ---- NumPy's protocols ------------------------------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Follow a ufunc, or refuse it."""
+        out = kwargs.pop("out", None)
+        found = _ufunc(ufunc, method, inputs, kwargs)
+        if out is None:
+            return found
+        if not isinstance(out[0], Traced):
+            raise refused(f"numpy.{ufunc.__name__} with out= into a plain array",
+                          "Assign the result, or make the array with numpy.zeros_like(x)")  # fmt: skip
+        return out[0]._overwrite(found)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Follow a function of NumPy, or refuse it."""
+        return call(func, args, kwargs)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        """Stand for one element of a list; refused otherwise, because a plain array carries nothing."""
+        caller = sys._getframe(1)
+        sparse = caller.f_globals.get("__name__", "").startswith("scipy.sparse")
+        if (sparse and "dispatch" in caller.f_code.co_name) or (self.ndim == 0 and dtype in (None, object)):
+            found = np.empty((), object)  # SciPy's A @ x then leaves the product to `__rmatmul__`
+            found[()] = self
+            return found
+        raise refused(
+            "A conversion to a plain array (asarray, numpy.array, an item of a plain array, a function outside NumPy)",
+            "Leave out asarray; make arrays with numpy.stack, numpy.concatenate or numpy.zeros_like(x)",
+        )
+
+    # ---- what depends on values -------------------------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        raise refused("A condition on values of x (if, while, and, or, not)", "Use numpy.where(condition, a, b)")
+
+    def _scalar(self, *_: Any) -> Any:
+        raise refused("A conversion to a Python number (float(x), int(x), item(), tolist(), math.sin(x))",
+                      "Keep NumPy's scalar, and use functions of NumPy: numpy.sin(x)")  # fmt: skip
+
+    __float__ = __int__ = __complex__ = __index__ = item = tolist = _scalar
+
+    # ---- the parts of an ndarray ------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of an ndarray."""
+        return self.value.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """As of an ndarray."""
+        return self.value.dtype
+
+    @property
+    def ndim(self) -> int:
+        """As of an ndarray."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """As of an ndarray."""
+        return math.prod(self.shape)
+
+    @property
+    def T(self) -> Any:
+        """As of an ndarray."""
+        return np.transpose(self)
+
+    @property
+    def real(self) -> Any:
+        """As of an ndarray."""
+        return np.real(self)
+
+    @property
+    def imag(self) -> Any:
+        """As of an ndarray."""
+        return np.imag(self)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<traced array of shape {self.shape}, {self.dtype}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("reshape", "transpose"):
+            function = getattr(np, name)
+            return lambda *shape, **kwargs: function(self, *(shape if len(shape) < 2 else (shape,)), **kwargs)
+        if name == "flatten":
+            return lambda: np.copy(np.ravel(self))
+        if name in METHODS:
+            function = getattr(np, METHODS[name])
+            return lambda *args, **kwargs: function(self, *args, **kwargs)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise refused(f"The attribute {name!r} of an array", "Use a function of NumPy that is listed in the reference")
+
+    def astype(self, dtype: Any, **kwargs: Any) -> Any:
+        """As of an ndarray."""
+        current(self)
+        if self.dtype.kind == "c" and np.dtype(dtype).kind == "f":
+            raise refused("A conversion of complex numbers to real ones", "Use z.real")
+        return elementwise(raw(self.value.astype(dtype)), [(self, lambda: 1)])
+
+    def __getitem__(self, key: Any) -> Any:
+        current(self)
+        _check_key(key)
+        basic = all(isinstance(k, (int, np.integer, slice, type(...), type(None))) for k in _tuple(key))
+
+        def spread(adjoint: Any) -> Any:
+            found = np.zeros(self.shape, adjoint.dtype) if isinstance(adjoint, np.ndarray) else np.zeros_like(
+                adjoint, shape=self.shape)  # fmt: skip
+            found[key] = adjoint
+            return found
+
+        view = (lambda t: t[(slice(None), *_tuple(key))], spread) if basic else None
+        return moved(self.value[key], [self], lambda x: x[key], view=view, key=key)
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        _check_key(key)
+        item = lift(item)
+        if isinstance(item, Traced) and item.pending and self.seen != self.versions[0]:
+            owner, written, version = item.pending
+            if owner is self and version == self.versions[0] and _same(written, key):
+                self.seen = version  # x[key] += …: the changed view comes back
+        current(self)
+        if self.owner is not None:
+            raise refused("Writing into a view of an array", "Write into the array itself, x[i, j] = …, or copy()")
+        if isinstance(item, Traced) and item.level.depth > self.level.depth:
+            raise refused("Writing what depends on x into an array that does not",
+                          "Make the array with numpy.zeros_like(x)")  # fmt: skip
+        operands = [self]
+        if isinstance(item, Traced) and item.level is self.level:
+            operands.append(current(item))
+            if not np.can_cast(item.dtype, self.dtype, "same_kind"):
+                raise refused(f"Writing {item.dtype} into an array of {self.dtype}", "Make the array with x's dtype")
+
+        def write(x: Any, part: Any = 0) -> Any:
+            x = np.array(x) if isinstance(x, np.ndarray) else np.copy(x)
+            x[key] = part
+            return x
+
+        value = write(self.value, item.value if len(operands) == 2 else item)
+        self.value, self.carried = value, self.level.choose(operands, write, value.shape, value.dtype)
+        self._written()
+
+    def _written(self) -> None:
+        self.versions[0] += 1
+        self.seen = self.versions[0]
+
+    def _overwrite(self, found: Any) -> Traced:
+        """Take the result of an in-place operation, x += …, or out=x."""
+        current(self)
+        if not isinstance(found, Traced) or found.level is not self.level:
+            found = Traced(found, self.level.nothing(np.shape(found), self.dtype), self.level)
+        if found.shape != self.shape or not np.can_cast(found.dtype, self.dtype, "same_kind"):
+            raise refused(f"An in-place result of shape {found.shape}, {found.dtype}, in one of {self.shape}, "
+                          f"{self.dtype}", "Assign the result to a new name")  # fmt: skip
+        self.value = found.value.astype(self.dtype)
+        self.carried = self.level.elementwise(self.shape, self.dtype, [(found, lambda: 1)])
+        self._written()
+        if self.owner is not None:  # until it is written back, the owner is stale
+            self.pending = (self.owner, self.key, self.versions[0])
+            self.owner, self.versions, self.seen = None, [0], 0
+        return self
+
+    def __copy__(self) -> Any:
+        return np.copy(self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return np.copy(self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return matrix_product(other.T, self, right=True) if _sparse(other) else np.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return matrix_product(other, self) if _sparse(other) else np.matmul(other, self)
+
+
+METHODS: dict[str, str] = {name: name for name in (
+    "all", "any", "argmax", "argmin", "argsort", "clip", "conjugate", "copy", "cumprod", "cumsum", "diagonal", "dot",
+    "max", "mean", "min", "prod", "ravel", "repeat", "round", "std", "sum", "swapaxes", "squeeze", "take", "trace",
+    "var")} | {"conj": "conjugate"}  # fmt: skip
+"""Methods of arrays that are functions of NumPy: under another name, or their own."""
+
+
+def refused(what: str, remedy: str) -> TracingError:
+    """Return the error of something that cannot be followed."""
+    return TracingError(f"{what} cannot be followed", remedy=remedy)
+
+
+def current(x: Traced) -> Traced:
+    """Return an array, unless it was written to through another view of its memory."""
+    if x.seen != x.versions[0]:
+        raise refused("An array that was written to through another view of it", "Write into a copy(), or x[key] += …")
+    return x
+
+
+def _tuple(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except ValueError:  # arrays
+        return False
+
+
+def _check_key(key: Any) -> None:
+    for part in _tuple(key):
+        items = part if isinstance(part, list) else [part]
+        if any(isinstance(item, Traced) for item in items):
+            raise refused("An index or mask that depends on x", "Use numpy.where(mask, a, b)")
+
+
+def _sparse(x: Any) -> bool:
+    return "scipy.sparse" in sys.modules and sys.modules["scipy.sparse"].issparse(x)
+
+
+def lift(x: Any) -> Any:
+    """Return an argument as an array: of a list or an object array with traced elements, their stack."""
+    if isinstance(x, (list, tuple)) and any(isinstance(lift(item), Traced) for item in x):
+        return np.stack([lift(item) for item in x])
+    if isinstance(x, np.ndarray) and x.dtype == object and any(isinstance(item, Traced) for item in x.flat):
+        return np.reshape(np.stack([lift(item) for item in x.flat]), x.shape)
+    return x
+
+
+# ---- levels ----------------------------------------------------------------------------------------------------------
+
+Slope = Callable[[], Any]
+Term = tuple[Traced, Slope]
+
+
+class Level:
+    """What one trace carries, and what each kind of operation does to it."""
+
+    depth = 0
+
+    def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return what a constant carries."""
+        raise NotImplementedError
+
+    def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
+        """Return Σ slope · operand, each broadcast to `shape`."""
+        raise NotImplementedError
+
+    def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
+        """Return elements of the operands: `choice` takes an array for each.
+
+        `view`, where there is one, maps tangents without a copy, and adjoints.
+        """
+        raise NotImplementedError
+
+    def select(self, condition: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return `numpy.where`; a or b may be plain, the condition traced at a lower level or this."""
+        raise NotImplementedError
+
+    def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
+        """Return a linear map: `push` maps tangents, an axis in front, `pull` adjoints; `structure` is its matrix."""
+        raise NotImplementedError
+
+    def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return `numpy.einsum` of two operands; each label of an operand is in the other or in `out`, once."""
+        raise NotImplementedError
+
+
+class Sets(Level):
+    """Index sets: a sparse matrix of bools, with a row for each element in C order and a column for each input."""
+
+    def __init__(self, inputs: int) -> None:
+        from scipy.sparse import csr_array
+
+        self.inputs, self.csr = inputs, csr_array
+
+    def input(self, x: np.ndarray) -> Traced:
+        """Return the input: element i depends on itself."""
+        n = np.arange(x.size + 1)
+        return Traced(x, self.csr((np.ones(x.size, bool), n[:-1], n), (x.size, self.inputs)), self)
+
+    def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self.csr((math.prod(shape), self.inputs), dtype=bool)
+
+    def rows(self, sets: Any, index: np.ndarray) -> Any:
+        """Return rows of a matrix."""
+        lengths = np.diff(sets.indptr)[index]
+        self.check(lengths.sum(dtype=np.int64))
+        return sets[index]
+
+    @staticmethod
+    def check(entries: Any) -> None:
+        """Check that a result is not too large."""
+        if entries > MOST_ENTRIES:
+            raise MemoryLimitError("The function is not sparse enough: an array inside depends on too much of x",
+                                   expected=f"at most {MOST_ENTRIES} entries", got=int(entries),
+                                   remedy="Pass pattern=, or leave out what couples everything")  # fmt: skip
+
+    def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
+        found: Any = None
+        seen: list[Any] = []
+        for x, _ in terms:
+            if any(x.carried is sets for sets in seen):
+                continue
+            seen.append(x.carried)
+            sets = x.carried
+            if x.shape != shape:
+                sets = self.rows(sets, np.broadcast_to(np.arange(x.size).reshape(x.shape), shape).ravel())
+            found = sets if found is None else found + sets
+        return self.nothing(shape, dtype) if found is None else found
+
+    def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
+        from scipy.sparse import vstack
+
+        sets = vstack([self.nothing((1,), None), *(x.carried for x in operands)], format="csr")
+        return self.rows(sets, choice(*numbered(operands)).ravel())
+
+    def select(self, condition: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        sides = [x for x in (a, b) if isinstance(x, Traced)]
+        if isinstance(condition, Traced):
+            return self.elementwise(shape, dtype, [(x, lambda: 1) for x in sides])
+
+        def choice(*numbers: np.ndarray) -> np.ndarray:
+            left = iter(numbers)
+            both = [next(left) if isinstance(x, Traced) else 0 for x in (a, b)]
+            return np.broadcast_to(np.where(condition, *both), shape)
+
+        return self.choose(sides, choice, shape, dtype)
+
+    def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
+        matrix = structure()
+        found = self.csr((np.ones(matrix.nnz, bool), matrix.indices, matrix.indptr), matrix.shape) @ x.carried
+        self.check(found.nnz)
+        return found
+
+    def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        if not isinstance(operands[1], Traced):
+            operands, labels = operands[::-1], labels[::-1]  # the constant first, of which nonzeros count alone
+        sizes = {label: n for x, names in zip(operands, labels, strict=True)
+                 for label, n in zip(names, x.shape, strict=True)}  # fmt: skip
+        first, free = operands[0], [label for label in labels[1] if label not in labels[0]]
+        many = math.prod(sizes[label] for label in free)
+        self.check(many * (first.size if isinstance(first, Traced) else np.count_nonzero(first)))
+        places = np.arange(first.size) if isinstance(first, Traced) else np.flatnonzero(first)
+        coordinates = np.unravel_index(places, first.shape) if first.shape else ()
+        at = {label: c[:, None] for label, c in zip(labels[0], coordinates, strict=True)}
+        grid = np.unravel_index(np.arange(many), [sizes[label] for label in free]) if free else ()
+        at |= {label: c[None] for label, c in zip(free, grid, strict=True)}
+        whole = (len(places), many)
+
+        def flat(names: str) -> np.ndarray:
+            found = np.zeros(whole, np.int64)
+            for label in names:
+                found = found * sizes[label] + at[label]
+            return found.ravel()
+
+        found = self.nothing(shape, dtype)
+        for x, names in zip(operands, labels, strict=True):
+            if isinstance(x, Traced):
+                entries = np.ones(math.prod(whole), bool), (flat(out), flat(names))
+                found = found + self.csr(entries, (math.prod(shape), x.size)) @ x.carried
+        self.check(found.nnz)
+        return found
+
+
+class Duals(Level):
+    """Tangents of shape (p, *shape): p directional derivatives at once, of the value's own dtype."""
+
+    def __init__(self, directions: int, depth: int = 0) -> None:
+        self.directions, self.depth = directions, depth
+
+    def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.zeros((self.directions, *shape), dtype)
+
+    def broadcast(self, x: Traced, ndim: int) -> np.ndarray:
+        """Return tangents with as many axes as a result has, and one in front."""
+        t: np.ndarray = x.carried
+        return t if x.ndim == ndim else t.reshape(self.directions, *(1,) * (ndim - x.ndim), *x.shape)
+
+    def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
+        found, full = None, (self.directions, *shape)
+        with np.errstate(all="ignore"):
+            for x, slope in terms:
+                t, s = self.broadcast(x, len(shape)), slope()
+                if isinstance(s, int) and s in (1, -1):
+                    part = t if s == 1 else -t
+                else:
+                    part = np.multiply(s, t)
+                    if not np.isfinite(s).all():
+                        part = np.where(t == 0, 0, part)  # an infinite slope of what does not move
+                if found is None:
+                    found, own = part, part is not t
+                elif own and found.shape == full and found.dtype == dtype:
+                    found += part
+                else:
+                    found, own = found + part, True
+        if found is None:
+            return self.nothing(shape, dtype)
+        return np.broadcast_to(found, full).astype(dtype, copy=False)
+
+    def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
+        if view is not None:
+            return view[0](operands[0].carried)
+        found = np.empty((self.directions, *shape), dtype)
+        for d in range(self.directions):
+            found[d] = choice(*(x.carried[d] for x in operands))
+        return found
+
+    def select(self, condition: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        sides = [self.broadcast(x, len(shape)) if isinstance(x, Traced) else 0 for x in (a, b)]
+        found = np.where(condition, *sides).astype(dtype, copy=False)
+        return np.broadcast_to(found, (self.directions, *shape))
+
+    def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
+        return push(x.carried).astype(dtype, copy=False)
+
+    def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        found: Any = 0
+        for k, x in enumerate(operands):
+            if isinstance(x, Traced):
+                values = [raw_at(self, y) for y in operands]
+                names = list(labels)
+                values[k], names[k] = x.carried, "Z" + labels[k]
+                found = found + np.einsum(f"{names[0]},{names[1]}->Z{out}", *values, optimize=True)
+        return found.astype(dtype, copy=False)
+
+
+class Tape(Level):
+    """A record of what was computed: each array's parents, and how an adjoint goes back to them."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.nodes: list[list[tuple[int, Callable[[Any], Any]]]] = []
+
+    def node(self, *parents: tuple[Traced, Callable[[Any], Any]]) -> int:
+        """Record an array and return its number."""
+        self.nodes.append([(x.carried, pull) for x, pull in parents])
+        return len(self.nodes) - 1
+
+    def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self.node()
+
+    def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
+        def pull(x: Traced, slope: Slope) -> Callable[[Any], Any]:
+            def back(adjoint: Any) -> Any:
+                with np.errstate(all="ignore"):
+                    return unbroadcast(adjoint * slope(), x.shape)
+
+            return back
+
+        return self.node(*((x, pull(x, slope)) for x, slope in terms))
+
+    def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
+        if view is not None:
+            return self.node((operands[0], view[1]))
+        numbers = choice(*numbered(operands)).ravel()
+
+        def pull(x: Traced, first: int) -> Callable[[Any], Any]:
+            mine = np.flatnonzero((numbers >= first) & (numbers < first + x.size))
+            back = selection(numbers[mine] - first, mine, (x.size, numbers.size))
+            return lambda adjoint: np.reshape(matrix_product(back, np.reshape(adjoint, -1)), x.shape)
+
+        first = itertools.accumulate((x.size for x in operands), initial=1)
+        return self.node(*((x, pull(x, start)) for x, start in zip(operands, first, strict=False)))
+
+    def select(self, condition: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        def to_a(adjoint: Any) -> Any:
+            return unbroadcast(np.where(condition, adjoint, 0), a.shape)
+
+        def to_b(adjoint: Any) -> Any:
+            return unbroadcast(np.where(condition, 0, adjoint), b.shape)
+
+        return self.node(*((x, pull) for x, pull in ((a, to_a), (b, to_b)) if isinstance(x, Traced)
+                           and x.level is self))  # fmt: skip
+
+    def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
+        if pull is None:
+            raise refused(
+                "A reverse sweep (a Hessian) through complex numbers (an FFT)", "Pass the gradient to sparse_jacobian"
+            )
+        return self.node((x, pull))
+
+    def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        def pull(k: int) -> Callable[[Any], Any]:
+            other = raw_at(self, operands[1 - k])
+            return lambda adjoint: np.einsum(f"{out},{labels[1 - k]}->{labels[k]}", adjoint, other)
+
+        mine = [k for k, x in enumerate(operands) if isinstance(x, Traced) and x.level is self]
+        return self.node(*((operands[k], pull(k)) for k in mine))
+
+    def back(self, number: int, seed: Any, to: int) -> Any:
+        """Return the adjoint of array `to` where that of array `number` is `seed`; None: there is no path."""
+        adjoints: dict[int, Any] = {number: seed}
+        for at in range(number, to, -1):
+            adjoint = adjoints.pop(at, None)
+            for parent, pull in self.nodes[at] if adjoint is not None else ():
+                part = pull(adjoint)
+                adjoints[parent] = adjoints[parent] + part if parent in adjoints else part
+        return adjoints.get(to)
+
+
+def numbered(operands: list[Traced]) -> list[np.ndarray]:
+    """Return an array of numbers for each operand: elements of all of them, from 1. Constants are 0."""
+    ends = itertools.accumulate((x.size for x in operands), initial=1)
+    return [np.arange(first, first + x.size).reshape(x.shape) for first, x in zip(ends, operands, strict=False)]
+
+
+def unbroadcast(x: Any, shape: tuple[int, ...]) -> Any:
+    """Sum over the axes along which an array of `shape` was broadcast."""
+    extra = np.ndim(x) - len(shape)
+    axes = (*range(extra), *(a + extra for a, n in enumerate(shape) if n == 1 and np.shape(x)[a + extra] != 1))
+    return np.reshape(np.sum(x, axis=axes), shape) if axes else x
+
+
+def pullback(f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Return f(x) and the product of its transposed Jacobian with a vector; x may be traced itself."""
+    tape = Tape(1 + (x.level.depth if isinstance(x, Traced) else 0))
+    start = Traced(x, tape.node(), tape)
+    y = lift(f(start))
+    if not isinstance(y, Traced) or y.level is not tape:
+        return y, lambda seed: np.zeros(np.shape(x), x.dtype)
+    current(y)
+
+    def back(seed: Any) -> Any:
+        found = tape.back(y.carried, seed, start.carried)
+        return np.zeros(np.shape(x), x.dtype) if found is None else found
+
+    return y.value, back
+
+
+def gradient(g: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the gradient of a scalar function, itself a function that can be traced."""
+
+    def of(x: Any) -> Any:
+        y, back = pullback(g, x)
+        if np.shape(y) != ():
+            raise TracingError("The function is not scalar", expected="an output of shape ()", got=np.shape(y))
+        return back(np.ones((), x.dtype))
+
+    return of
+
+
+# ---- how each operation is one of the four kinds ---------------------------------------------------------------------
+
+
+def level_of(*args: Any) -> Level:
+    """Return the deepest level among the arguments."""
+    levels = [x.level for x in args if isinstance(x, Traced)]
+    if not levels:
+        raise refused(
+            "An argument that depends on x, but is not an array of elements", "Write it with plain operations"
+        )
+    deepest = max(levels, key=lambda level: level.depth)
+    if any(level is not deepest and level.depth == deepest.depth for level in levels):
+        raise refused("An array that was kept from an earlier trace", "Keep no arrays between calls of the function")
+    return deepest
+
+
+def raw_at(level: Level, x: Any) -> Any:
+    """Return the value of an array of this level; others as they are."""
+    return current(x).value if isinstance(x, Traced) and x.level is level else x
+
+
+def raw(x: Any) -> Any:
+    """Return a scalar of NumPy as an array, so that it has a shape to index."""
+    return x if isinstance(x, Traced) else np.asarray(x)
+
+
+def wrapped(level: Level, value: Any, carried: Callable[[Any], Any], depends: bool = True) -> Any:
+    """Return a traced result; without operands, the value alone, unless control flow on it must be refused."""
+    value = raw(value)
+    depends = depends and value.dtype.kind in "fc"  # integers and bools are constant between jumps
+    if not depends and not isinstance(level, Sets):
+        return value
+    return Traced(value, carried(value) if depends else level.nothing(value.shape, value.dtype), level)
+
+
+def elementwise(value: Any, terms: list[Term]) -> Any:
+    """Return a traced result of an elementwise operation."""
+    level = level_of(*(x for x, _ in terms))
+    return wrapped(level, value, lambda v: level.elementwise(v.shape, v.dtype, terms))
+
+
+def moved(value: Any, operands: list[Traced], choice: Any, view: Any = None, key: Any = None) -> Any:
+    """Return elements of arrays; one that shares the memory of its operand is a view of it."""
+    level = operands[0].level
+    found = wrapped(level, value, lambda v: level.choose(operands, choice, v.shape, v.dtype, view=view))
+    x = operands[0]
+    if len(operands) == 1 and isinstance(found, Traced) and _shared(found.value, x.value):
+        found.versions, found.seen = x.versions, x.seen
+        found.owner, found.key = (x, key) if x.owner is None else (x.owner, object())
+    return found
+
+
+def _shared(a: Any, b: Any) -> bool:
+    if isinstance(a, Traced) and isinstance(b, Traced):
+        return a.versions is b.versions
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
+
+
+def selection(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
+    """Return a sparse matrix of ones."""
+    from scipy.sparse import csr_array
+
+    return csr_array((np.ones(len(rows), np.int8), (rows, columns)), shape=shape)
+
+
+def matrix_product(matrix: Any, x: Any, right: bool = False) -> Any:
+    """Return a constant sparse matrix times an array; `right`: the array times the matrix, whose transpose it is."""
+    if not isinstance(x, Traced):
+        return (matrix @ x.T).T if right and x.ndim > 1 else matrix @ x
+    if right and x.ndim > 1:
+        return np.transpose(matrix_product(matrix, np.transpose(x)))
+    if matrix.ndim != 2 or x.ndim not in (1, 2) or matrix.shape[1] != x.shape[0]:
+        raise TracingError("A sparse matrix does not fit", expected=f"({matrix.shape[1]},) or ({matrix.shape[1]}, k)",
+                           got=x.shape)  # fmt: skip
+    level, matrix, wide = level_of(x), matrix.tocsr(), x.shape[1:]
+
+    def push(t: np.ndarray) -> np.ndarray:
+        columns = np.moveaxis(t, 0, -1).reshape(t.shape[1], math.prod(wide) * len(t))
+        return np.moveaxis((matrix @ columns).reshape(matrix.shape[0], *wide, len(t)), -1, 0)
+
+    def structure() -> Any:
+        if not wide:
+            return matrix
+        from scipy.sparse import csr_array, eye_array, kron
+
+        ones = csr_array((np.ones(matrix.nnz, bool), matrix.indices, matrix.indptr), matrix.shape)
+        return kron(ones, eye_array(wide[0], dtype=bool), format="csr")
+
+    value = matrix @ raw_at(level, x)
+    return wrapped(level, value, lambda v: level.linear(
+        x, v.shape, v.dtype, push, lambda adjoint: matrix_product(matrix.T, adjoint), structure))  # fmt: skip
+
+
+# Ufuncs. Slopes by operand, of the result y and the operands; None: zero.
+
+_ERF = 2 / math.sqrt(math.pi)
+
+
+def _exponent(b: Any) -> Any:
+    """Return b - 1, and 0 instead where b is 0: the factor b makes it zero, even at 0."""
+    if isinstance(b, (np.ndarray, np.generic)):
+        b = np.asarray(b)
+        return np.where(b == 0, 0, b - 1).astype(b.dtype)
+    return b - 1 if isinstance(b, Traced) or b else 0
+
+
+def _log_or_zero(a: Any) -> Any:
+    return np.where(a == 0, 0, np.log(np.where(a == 0, 1, a)))
+
+
+def _special(name: str) -> Any:
+    import scipy.special
+
+    return getattr(scipy.special, name)
+
+
+def _first(y: Any, a: Any, b: Any) -> Any:
+    return np.heaviside(a - b, 0.5)  # as PyTorch: half of the slope each at a tie
+
+
+def _second(y: Any, a: Any, b: Any) -> Any:
+    return np.heaviside(b - a, 0.5)
+
+
+SLOPES: dict[str, tuple[Callable[..., Any] | None, ...]] = {
+    "positive": (lambda y, a: 1,),
+    "negative": (lambda y, a: -1,),
+    "conjugate": (lambda y, a: 1,),
+    "absolute": (lambda y, a: np.sign(a),),
+    "fabs": (lambda y, a: np.sign(a),),
+    "square": (lambda y, a: 2 * a,),
+    "sqrt": (lambda y, a: 0.5 / y,),
+    "cbrt": (lambda y, a: 1 / (3 * y * y),),
+    "reciprocal": (lambda y, a: -y * y,),
+    "exp": (lambda y, a: y,),
+    "exp2": (lambda y, a: y * math.log(2),),
+    "expm1": (lambda y, a: np.exp(a),),
+    "log": (lambda y, a: 1 / a,),
+    "log2": (lambda y, a: 1 / (a * math.log(2)),),
+    "log10": (lambda y, a: 1 / (a * math.log(10)),),
+    "log1p": (lambda y, a: 1 / (1 + a),),
+    "sin": (lambda y, a: np.cos(a),),
+    "cos": (lambda y, a: -np.sin(a),),
+    "tan": (lambda y, a: 1 + y * y,),
+    "arcsin": (lambda y, a: 1 / np.sqrt(1 - a * a),),
+    "arccos": (lambda y, a: -1 / np.sqrt(1 - a * a),),
+    "arctan": (lambda y, a: 1 / (1 + a * a),),
+    "sinh": (lambda y, a: np.cosh(a),),
+    "cosh": (lambda y, a: np.sinh(a),),
+    "tanh": (lambda y, a: 1 - y * y,),
+    "arcsinh": (lambda y, a: 1 / np.sqrt(a * a + 1),),
+    "arccosh": (lambda y, a: 1 / np.sqrt((a - 1) * (a + 1)),),
+    "arctanh": (lambda y, a: 1 / (1 - a * a),),
+    **dict.fromkeys(("deg2rad", "radians"), (lambda y, a: math.pi / 180,)),
+    **dict.fromkeys(("rad2deg", "degrees"), (lambda y, a: 180 / math.pi,)),
+    **dict.fromkeys(("sign", "floor", "ceil", "trunc", "rint"), (None,)),
+    "add": (lambda y, a, b: 1, lambda y, a, b: 1),
+    "subtract": (lambda y, a, b: 1, lambda y, a, b: -1),
+    "multiply": (lambda y, a, b: b, lambda y, a, b: a),
+    "divide": (lambda y, a, b: 1 / b, lambda y, a, b: -y / b),
+    **dict.fromkeys(("power", "float_power"), (lambda y, a, b: b * a ** _exponent(b),
+                                              lambda y, a, b: y * _log_or_zero(a))),
+    "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
+    "hypot": (lambda y, a, b: a / y, lambda y, a, b: b / y),
+    **dict.fromkeys(("maximum", "fmax"), (_first, _second)),
+    **dict.fromkeys(("minimum", "fmin"), (_second, _first)),
+    "logaddexp": (lambda y, a, b: np.exp(a - y), lambda y, a, b: np.exp(b - y)),
+    "logaddexp2": (lambda y, a, b: np.exp2(a - y), lambda y, a, b: np.exp2(b - y)),
+    "copysign": (lambda y, a, b: np.sign(a) * np.copysign(1, b), None),
+    "fmod": (lambda y, a, b: 1, lambda y, a, b: -np.trunc(a / b)),
+    "remainder": (lambda y, a, b: 1, lambda y, a, b: -np.floor(a / b)),
+    **dict.fromkeys(("floor_divide", "heaviside"), (None, None)),
+    **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and",
+                     "logical_or", "logical_xor"), (None, None)),
+    **dict.fromkeys(("logical_not", "isfinite", "isinf", "isnan", "signbit"), (None,)),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), (None, None)), "invert": (None,),  # of bools
+}  # fmt: skip
+SPECIAL: dict[str, tuple[Callable[..., Any] | None, ...]] = {
+    "expit": (lambda y, a: y * (1 - y),),
+    "logit": (lambda y, a: 1 / (a * (1 - a)),),
+    "log_expit": (lambda y, a: _special("expit")(-a),),
+    "erf": (lambda y, a: _ERF * np.exp(-a * a),),
+    "erfc": (lambda y, a: -_ERF * np.exp(-a * a),),
+    "ndtr": (lambda y, a: np.exp(-a * a / 2) / math.sqrt(2 * math.pi),),
+    "gammaln": (lambda y, a: _special("psi")(a),),
+    "gamma": (lambda y, a: y * _special("psi")(a),),
+    "xlogy": (lambda y, a, b: np.log(b), lambda y, a, b: a / b),
+}
+"""Ufuncs of `scipy.special`."""
+
+
+REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
+ACCUMULATIONS = {"add": "cumsum", "multiply": "cumprod"}
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+MOVERS: dict[str, Callable[..., Any]] = {}
+"""Functions of NumPy by name, with its signatures; `numpy_functions` holds them. Movers also take lists of arrays."""
+
+
+NOT_HOLOMORPHIC = ("absolute", "conjugate", "sign", "maximum", "minimum", "fmax", "fmin")
+
+
+def _slopes_of(ufunc: Any) -> tuple[Callable[..., Any] | None, ...] | None:
+    name = getattr(ufunc, "__name__", "")
+    if name in SLOPES and ufunc is getattr(np, name, None):
+        return SLOPES[name]
+    special = sys.modules.get("scipy.special")
+    return SPECIAL[name] if name in SPECIAL and ufunc is getattr(special, name, None) else None
+
+
+def _ufunc(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    name = getattr(ufunc, "__name__", str(ufunc))
+    inputs = [lift(x) for x in inputs]
+    if any(_sparse(x) for x in inputs):
+        raise refused(f"numpy.{name} of a sparse matrix", "Products are written A @ x")
+    for x in inputs:
+        if isinstance(x, Traced):
+            current(x)
+    if ufunc is np.matmul and method == "__call__" and not kwargs:
+        return FUNCTIONS["matmul"](*inputs)
+    same = {"reduce": REDUCTIONS, "accumulate": ACCUMULATIONS}.get(method, {}).get(name)
+    if same is not None:
+        return composite(f"numpy.{name}.{method}", FUNCTIONS[same], inputs, {"axis": 0, **kwargs})
+    if method == "outer" and not kwargs:
+        a, b = (raw(x) for x in inputs)
+        return ufunc(np.reshape(a, (*a.shape, *(1,) * b.ndim)), b)
+    slopes = _slopes_of(ufunc)
+    if slopes is None or method != "__call__" or kwargs:
+        called = f"{name}{'' if method == '__call__' else '.' + method}"
+        options = f" with {', '.join(f'{k}=' for k in kwargs)}" if kwargs else ""
+        raise refused(f"The ufunc {called}{options}", "Write it with ufuncs and functions that are listed in the "
+                      "reference, or pass pattern= and derivatives of your own")  # fmt: skip
+    level = level_of(*inputs)
+    values = [raw_at(level, x) for x in inputs]
+    with np.errstate(all="ignore"):
+        y = ufunc(*values)
+    if name in NOT_HOLOMORPHIC and any(getattr(x, "dtype", np.dtype(float)).kind == "c" for x in values):
+        raise refused(f"numpy.{name} of complex numbers", "Use z.real and z.imag")
+    mine = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Traced) and x.level is level]
+    if isinstance(level, Sets) and ufunc is np.multiply and len(mine) == 1:
+        factor = values[1 if mine[0][0] is inputs[0] else 0]
+        if isinstance(factor, np.ndarray) and factor.ndim:  # zeros of a constant array are zeros of the result
+            return np.where(np.broadcast_to(factor != 0, y.shape), Traced(y, level.elementwise(
+                y.shape, y.dtype, [(mine[0][0], lambda: 1)]), level), 0)  # fmt: skip
+
+    def term(x: Traced, slope: Any) -> Term:
+        return x, lambda: slope(y, *values)
+
+    terms = [term(x, slope) for x, slope in mine if slope is not None]
+    return wrapped(level, y, lambda v: level.elementwise(v.shape, v.dtype, terms), depends=bool(terms))
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Follow a function of NumPy, or refuse it."""
+    module = getattr(func, "__module__", "") or ""
+    name = getattr(func, "__name__", str(func))
+    name = f"{module.split('.')[1]}.{name}" if module.startswith(("numpy.linalg", "numpy.fft")) else name
+    if name in MOVERS:
+        return MOVERS[name](*args, **kwargs)
+    if name not in FUNCTIONS:
+        raise refused(f"numpy.{name}", "Write it with functions that are listed in the reference")
+    return composite(f"numpy.{name}", FUNCTIONS[name], args, kwargs)
+
+
+def composite(name: str, function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a function of `FUNCTIONS`, if it has these arguments."""
+    args = [lift(x) for x in args]
+    given = {k: v for k, v in kwargs.items() if v is not np._NoValue and (v is not None or k not in ("where", "out"))}
+    try:
+        inspect.signature(function).bind(*args, **given)
+    except TypeError:
+        options = ", ".join(f"{option}=" for option in given) or f"{len(args)} arguments"
+        raise refused(f"{name} with {options}", "Write it with plain operations") from None
+    if given.get("out") is not None:
+        raise refused(f"{name} with out=", "Assign the result")
+    for x in args:
+        if isinstance(x, Traced):
+            current(x)
+    return function(*args, **given)

@@ -1,0 +1,600 @@
+"""Sparse Jacobians and Hessians of plain functions: patterns, values, colours, refusals, and SciPy's solvers."""
+
+import copy
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special
+from scipy.integrate import solve_ivp
+from scipy.optimize import least_squares, minimize, root
+
+import sparsebp as sb
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.patterns import color_columns, color_symmetric
+from sparsebp.patterns.coloring import star_sources
+from strategies import csr_patterns
+
+N = 7  # of most functions: prime
+RNG = np.random.default_rng(3)
+DENSE = np.where(RNG.random((5, N)) < 0.4, RNG.standard_normal((5, N)), 0.0)
+SPARSE = sp.csr_array(DENSE)
+MASK = np.array([True, False, True, True, False, False, True])
+SCALES = np.array([0.0, 2.0, -1.0, 0.0, 3.0, 0.5, 1.0])
+
+
+def brusselator(x):
+    """2-D Brusselator on a periodic 3 x 4 grid."""
+    u, v = x.reshape(2, 3, 4)
+    lap = [np.roll(w, 1, 0) + np.roll(w, -1, 0) + np.roll(w, 1, 1) + np.roll(w, -1, 1) - 4 * w for w in (u, v)]
+    reaction = u * u * v
+    return np.stack([1 + reaction - 4.4 * u + lap[0], 3.4 * u - reaction + lap[1]]).ravel()
+
+
+def minimal_surface(x):
+    """Mean curvature of a 5 x 4 grid, boundary fixed at 0."""
+    z = np.pad(x.reshape(5, 4), 1)
+    dx, dy = np.diff(z, axis=0)[:, 1:-1], np.diff(z, axis=1)[1:-1]
+    fx, fy = dx / np.sqrt(1 + dx**2), dy / np.sqrt(1 + dy**2)
+    return (np.diff(fx, axis=0) + np.diff(fy, axis=1)).ravel()
+
+
+def burgers(x):
+    du = np.zeros_like(x)
+    du[1:-1] = 0.1 * (x[2:] - 2 * x[1:-1] + x[:-2]) - x[1:-1] * (x[2:] - x[:-2]) / 2
+    du[0] += x[0] * x[1]
+    du[-1] -= x[-1] ** 3
+    return du
+
+
+def augmented(x):
+    y = 2 * x
+    y[1:4] *= x[3]
+    y += x[::-1]
+    y[[0, 5]] = np.sin(y[[5, 0]])
+    return y
+
+
+def views(x):
+    grid = np.zeros_like(x, shape=(2, 3))
+    grid[0, :] = x[:3]
+    grid[1, ::2] = x[5:] * x[0]
+    return grid.T.ravel() + grid.flatten()[::-1]
+
+
+# name: (function, length of x, the exact pattern or None where a superset will do). The pattern's rows, as text.
+DIAGONAL = object()
+FUNCTIONS = {
+    "brusselator": (brusselator, 24, True),
+    "minimal surface": (minimal_surface, 20, True),
+    "burgers": (burgers, N, True),
+    "rosenbrock chain": (lambda x: np.concatenate([10 * (x[1:] - x[:-1] ** 2), 1 - x[:-1]]), N, True),
+    "broyden tridiagonal": (lambda x: (3 - 2 * x) * x - np.pad(x, 1)[:-2] - 2 * np.pad(x, 1)[2:] + 1, N, True),
+    "augmented": (augmented, N, True),
+    "views": (views, N, True),
+    "steps": (lambda x: x[::2][::-1] * x[-1], N, True),
+    "negative": (lambda x: x[-2:-6:-1] + x[-1], N, True),
+    "fancy": (lambda x: x[[3, 3, -1, 0]] * x[np.array([[1, 2, 3, 4]])][0], N, True),
+    "mask": (lambda x: np.exp(x[MASK]), N, True),
+    "axes of indices": (lambda x: x[:6].reshape(1, 2, 3)[:, [0, 1], :][0, 1][None, ..., [2, 0]].ravel(), N, True),
+    "separated indices": (lambda x: x.reshape(2, 2, 3)[[0, 1], :, [2, 0]].ravel() ** 2, 12, True),
+    "concatenate": (lambda x: np.concatenate([x[:2] ** 2, np.ones(3), x[-1:]]), N, True),
+    "stacks": (
+        lambda x: np.vstack([np.hstack([x[:2], x[2:3]]), np.column_stack([x[3:4], x[4:5],
+        x[5:6]])]).T.ravel(), N, True),
+    "block": (lambda x: np.block([[x[:2], 0.0], [x[2:5]]]).ravel(), N, True),
+    "roll": (lambda x: np.roll(x, 2) * np.flip(x), N, True),
+    "diff": (lambda x: np.diff(x, n=2), N, True),
+    "cumsum": (np.cumsum, N, True),
+    "cumsum of axes": (lambda x: np.cumsum(x.reshape(2, 3), axis=1).ravel(), 6, True),
+    "cumprod": (np.cumprod, N, True),
+    "pads": (lambda x: np.concatenate([np.pad(x, (1, 2), mode=m) for m in ("edge", "wrap", "reflect", "constant")])
+             + np.pad(x, (20, 13), constant_values=3.0), N, True),
+    "where": (lambda x: np.where(MASK, x, x[0] ** 2), N, True),
+    "where of values": (lambda x: np.where(x > 0.1, np.sqrt(np.abs(x)), x[::-1]), N, True),
+    "clip": (lambda x: np.clip(x, -0.5, 0.5) + x.clip(0.1, None), N, True),
+    "maximum": (lambda x: np.maximum(x[1:], x[:-1]) - np.minimum(x[1:], 0.3), N, True),
+    "einsum": (lambda x: np.einsum("ij,jk->ik", x[:6].reshape(2, 3), x[:3].reshape(3, 1)).ravel(), N, True),
+    "einsum with repeats": (lambda x: np.einsum("iij,j->i", x.reshape(2, 2, 2), x[:2]), 8, True),
+    "einsum, implicit": (lambda x: np.einsum("...i,ij", x.reshape(2, 3), DENSE[:3, :4]).ravel(), 6, True),
+    "einsum of three": (lambda x: np.einsum("i,ij,j->i", x[:5], DENSE, x[:7]), 7, False),
+    "tensordot": (lambda x: np.tensordot(x.reshape(2, 3), x.reshape(3, 2), axes=1).ravel(), 6, True),
+    "matmul": (lambda x: (x[:4].reshape(2, 2) @ x[3:].reshape(2, 2)).ravel(), N, True),
+    "matmul in batches": (lambda x: (x.reshape(3, 1, 2, 2) @ x[:4].reshape(2, 2)).ravel(), 12, True),
+    "dense matrix": (lambda x: np.tanh(DENSE @ x), N, True),
+    "sparse matrix": (lambda x: SPARSE @ (SPARSE.T @ np.sin(SPARSE @ x)), N, True),
+    "sparse matrix of columns": (lambda x: (SPARSE @ np.stack([x, x**2], axis=1)).ravel(), N, True),
+    "sparse matrix from the right": (lambda x: x[:5] @ SPARSE, N, True),
+    "sparse dot": (lambda x: SPARSE.dot(x) + (x.reshape(1, 7) @ SPARSE.T)[0], N, True),
+    "outer": (lambda x: np.outer(x[:2], x[2:5]).ravel() + np.multiply.outer(x[:3], x[5:]).ravel(), N, True),
+    "kron": (lambda x: np.kron(x[:2], x[2:5]), N, True),
+    "inner, dot, vdot": (
+        lambda x: np.stack([np.inner(x[:3], x[1:4]), np.dot(x[:2], [1.0, 2.0]), np.vdot(x, x)]), N, True),
+    "convolve": (
+        lambda x: np.concatenate([np.convolve(x, [1.0, -2.0, 0.5], m) for m in ("full", "same", "valid")]), N, False),
+    "sums over axes": (
+        lambda x: np.concatenate([x.reshape(2, 2, 3).sum((0, 2)), x.reshape(3, 4).sum(1, keepdims=True)[:,
+        0]]), 12, True),
+    "prod": (lambda x: np.prod(x.reshape(2, 3), axis=0), 6, True),
+    "max and min": (lambda x: np.concatenate([x.reshape(2, 3).max(axis=0), x.reshape(2, 3).min(axis=1)]), 6, False),
+    "mean, var, std": (lambda x: np.stack([x[:3].mean(), x[2:5].var(), np.std(x[3:], ddof=1)]), N, True),
+    "norms": (lambda x: np.stack([np.linalg.norm(x[:3]), np.linalg.norm(x[3:], 1)]), N, True),
+    "trapezoid": (lambda x: np.trapezoid(x.reshape(2, 3), dx=0.5), 6, True),
+    "gradient": (lambda x: np.gradient(x**2, 0.5), N, True),
+    "transposes": (
+        lambda x: np.moveaxis(x.reshape(1, 2, 3), 0, 2).swapaxes(0, 1).transpose(2, 1,
+        0).ravel() * SCALES[:6], 6, True),
+    "zeros of constants": (lambda x: SCALES * x, N, True),
+    "broadcasting": (lambda x: (x[:2, None] * x[None, 2:5] + x[5]).ravel(), N, True),
+    "list of scalars": (lambda x: [x[0] * x[1], 3.0, math.pi * np.exp(x[2])], N, True),
+    "array of scalars": (lambda x: np.array([x[0] ** 2 + x[1], x[1] * x[2]]) * np.array([2.0, 3.0]), N, True),
+    "unpacking": (lambda x: np.stack([a * b for a, b in zip(x, list(x)[1:], strict=False)]), N, True),
+    "reductions of ufuncs": (
+        lambda x: np.stack([np.add.reduce(x[:3]), np.multiply.reduce(x[2:4]), np.maximum.reduce(x)]), N, False),
+    "sort": (lambda x: np.sort(x[:4]), N, False),
+    "spectrum": (
+        lambda x: np.fft.irfft(np.fft.rfft(x[:6]) * np.array([1, 2, 3j, 1])) + np.fft.fft(x[:6]).real, N, False),
+    "interp": (lambda x: np.interp(x, [-1.0, 0.0, 0.7, 2.0], [0.0, 1.0, 5.0, 4.0]), N, True),
+    "select, tile, repeat": (
+        lambda x: np.select([x > 0, MASK], [x, x[0]], 2.0) + np.tile(x[:1], N) + np.repeat(x[1:3], [3, 4]), N, True),
+    "triangles": (
+        lambda x: (np.tril(x.reshape(3, 3)) + np.diag(x[:3]) + np.triu(x.reshape(3, 3), 1).T).ravel(), 9, True),
+    "trace, take, append": (lambda x: np.append(np.take(x, [2, 1]), np.trace(x[:4].reshape(2, 2))), N, True),
+    "solve": (lambda x: np.linalg.solve(np.eye(3) * 3 + 1.0, x[:3]) * x[3:6], N, True),
+    "solve with x": (
+        lambda x: np.linalg.solve(np.eye(2) * 5 + x[:4].reshape(2, 2), x[4:8].reshape(2, 2)).ravel(), 8, True),
+    "inverse": (lambda x: np.linalg.inv(x[:4].reshape(2, 2) + 4 * np.eye(2)).ravel(), N, True),
+    "copies": (lambda x: copy.deepcopy(x) * copy.copy(x[::-1]) + x.astype(int) + x.cumsum(dtype=int), N, True),
+    "constant": (lambda x: np.array([1.0, 2.0]), N, True),
+    "steps of values": (lambda x: np.floor(x) + np.sign(x) * 3 + (x > 0.2), N, True),
+    "norm of a broadcast": (lambda x: x / np.sqrt(np.sum(x * x)), N, True),
+}  # fmt: skip
+UFUNCS = [
+    "absolute", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "cbrt", "cos", "cosh", "deg2rad", "exp",
+    "exp2", "expm1", "fabs", "log", "log10", "log1p", "log2", "negative", "positive", "rad2deg", "reciprocal",
+    "sin", "sinh", "sqrt", "square", "tan", "tanh",
+]  # fmt: skip
+PAIRS = [
+    "add", "arctan2", "copysign", "divide", "float_power", "fmax", "fmin", "fmod", "heaviside", "hypot",
+    "logaddexp", "logaddexp2", "maximum", "minimum", "multiply", "power", "remainder", "subtract",
+]  # fmt: skip
+SPECIAL = ["erf", "erfc", "expit", "gamma", "gammaln", "log_expit", "logit", "ndtr"]
+
+
+def differences(f, x, step=1e-6):
+    """The dense Jacobian by central differences, column by column."""
+    columns = []
+    for j in range(len(x)):
+        e = np.zeros(len(x))
+        e[j] = step
+        columns.append((np.asarray(f(x + e), float) - np.asarray(f(x - e), float)) / (2 * step))
+    return np.stack(columns, axis=1) if columns else np.zeros((len(np.asarray(f(x))), 0))
+
+
+def holds(f, n, exact, seed=0):
+    """Values against differences at two points; the pattern against their nonzeros."""
+    rng = np.random.default_rng(seed)
+    jac = sb.sparse_jacobian(f, np.zeros(n))
+    seen = np.zeros(jac.pattern.shape, bool)
+    for _ in range(4):
+        x = rng.uniform(0.15, 0.85, n) * rng.choice([-1.0, 1.0], n)
+        x.flags.writeable = False
+        kept = x.copy()
+        matrix = jac(x, check=True)
+        assert isinstance(matrix, sp.csr_array) and matrix.dtype == np.float64
+        np.testing.assert_array_equal(x, kept)
+        expected = differences(f, x)
+        np.testing.assert_allclose(matrix.toarray(), expected, rtol=2e-6, atol=2e-7)
+        seen |= abs(expected) > 1e-7
+    allowed = jac.pattern.to_scipy().toarray() > 0
+    assert not (seen & ~allowed).any()
+    if exact:
+        np.testing.assert_array_equal(allowed, seen)
+    return jac
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_patterns(name):
+    f, n, exact = FUNCTIONS[name]
+    holds(f, n, exact)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_reverse_mode_agrees(name):
+    """Rows by reverse sweeps, for functions that a tape can record: products with vectors are the forward's."""
+    f, n, _ = FUNCTIONS[name]
+    jac = sb.sparse_jacobian(f, np.zeros(n))
+    x = np.random.default_rng(1).uniform(0.2, 0.8, n)
+    rows = np.random.default_rng(2).standard_normal((3, jac.pattern.shape[0]))
+    if name in ("spectrum",):
+        with pytest.raises(TracingError, match="complex"):
+            jac._function.reverse((x,), rows)
+        return
+    np.testing.assert_allclose(jac._function.reverse((x,), rows), rows @ jac(x).toarray(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", UFUNCS)
+def test_elementwise_functions(name):
+    ufunc = getattr(np, name)
+    shift = 2.0 if name == "arccosh" else 0.0
+    jac = holds(lambda x: ufunc(np.abs(x) + shift), 3, True)
+    assert jac.colors == 1
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_functions_of_two(name):
+    ufunc = getattr(np, name)
+    zero = ("floor_divide", "heaviside", "copysign")
+    holds(lambda x: ufunc(np.abs(x[:3]) + 0.1, 2 * x[2:] ** 2 + 0.05), 5, name not in zero)
+    holds(lambda x: np.concatenate([ufunc(x + 1.0, 0.75), ufunc(1.7, x + 1.0)]), 3, False)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_functions(name):
+    ufunc = getattr(special, name)
+    holds(lambda x: ufunc(np.abs(x)), 3, True)
+
+
+def test_powers_at_zero():
+    jac = sb.sparse_jacobian(
+        lambda x: np.concatenate([x**2, x**1, x**0, x ** np.array([0, 1, 2]), x**2.0]), np.zeros(3)
+    )
+    expected = np.concatenate([np.zeros(3), np.ones(3), np.zeros(3), [0, 1, 0], np.zeros(3)])
+    np.testing.assert_array_equal(jac(np.zeros(3)).sum(axis=1), expected)
+
+
+def test_an_infinite_slope_stays_in_its_entry():
+    jac = sb.sparse_jacobian(lambda x: np.sqrt(x[:2]) + x[1:], np.ones(3))
+    np.testing.assert_array_equal(jac(np.array([0.0, 4.0, 1.0])).toarray(), [[np.inf, 1, 0], [0, 0.25, 1]])
+    jac = sb.sparse_jacobian(lambda x: np.where(x > 0, np.log(np.where(x > 0, x, 1)), 0.0), np.ones(2))
+    np.testing.assert_array_equal(jac(np.array([0.0, 2.0])).toarray(), [[0, 0], [0, 0.5]])
+
+
+HESSIANS = {
+    "rosenbrock": (lambda x: np.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2), N, True),
+    "surface": (lambda x: np.sqrt(1 + np.diff(np.pad(x, 1)) ** 2).sum(), N, True),
+    "products": (lambda x: np.prod(x[:3]) + x[3] * np.exp(x[4]) + x[5], N, True),
+    "quadratic": (lambda x: (SPARSE @ x) @ np.ones(5) + 0.5 * np.sum((SPARSE @ x) ** 2), N, True),
+    "matrices": (lambda x: np.trace(x[:4].reshape(2, 2) @ x[3:].reshape(2, 2)), N, True),
+    "entropy": (lambda x: np.sum(special.xlogy(x * x, x * x)), N, True),
+    "moves": (lambda x: (np.roll(x, 2) * np.cumsum(x) * np.flip(x[..., ::-1])).mean(), N, False),
+    "extremes": (lambda x: np.max(x[:3]) ** 2 + np.maximum(x[3:], 0.0).sum() ** 2 + np.linalg.norm(x[:2]), N, False),
+    "where": (lambda x: np.where(x > 0, x**3, np.sin(x)).sum(), N, True),
+    "solve": (lambda x: x[:3] @ np.linalg.solve(np.eye(3) * 4 + np.outer(x[:3], x[3:6]), x[4:]), N, False),
+    "writes": (lambda x: burgers(x) @ burgers(x), N, False),
+    "einsum": (lambda x: np.einsum("ij,jk,ki->", x[:4].reshape(2, 2), x[3:].reshape(2, 2), np.ones((2, 2))), N, False),
+    "linear": (lambda x: 3 * x.sum(), N, True),
+    "constant": (lambda x: 2.0, N, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HESSIANS)
+def test_hessians(name):
+    g, n, exact = HESSIANS[name]
+    hess = sb.sparse_hessian(g, np.zeros(n))
+    from sparsebp.jacobians.tracing import gradient
+
+    seen = np.zeros((n, n), bool)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        x = rng.uniform(0.2, 0.8, n) * rng.choice([-1.0, 1.0], n)
+        slopes = differences(lambda x: np.atleast_1d(g(x)), x)[0]
+        np.testing.assert_allclose(gradient(g)(x), slopes, rtol=1e-6, atol=1e-7)
+        found = hess(x, check=True).toarray()
+        np.testing.assert_array_equal(found, found.T)
+        expected = differences(gradient(g), x)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        seen |= abs(expected) > 1e-6
+    allowed = hess.pattern.to_scipy().toarray() > 0
+    assert not (seen & ~allowed).any()
+    if exact:
+        np.testing.assert_array_equal(allowed, seen)
+
+
+REFUSED = {
+    "if": (lambda x: x if x[0] > 0 else -x, "numpy.where"),
+    "float": (lambda x: np.ones(3) * float(x[0]), "number"),
+    "math": (lambda x: [math.sin(x[0])], "numpy.sin"),
+    "item": (lambda x: [x[0].item()], "number"),
+    "asarray": (lambda x: np.asarray(x) * 2, "asarray"),
+    "into a plain array": (lambda x: put(np.zeros(3), slice(0, 2), x[:2]), "zeros_like"),
+    "into a plain element": (lambda x: put(np.zeros(3), 0, x[0]), "number"),
+    "at": (lambda x: np.add.at(x, [0], 1.0), "add.at"),
+    "add.at into a plain array": (lambda x: np.add.at(np.zeros(3), [0, 1], x[:2]), "add.at"),
+    "vectorize": (np.vectorize(lambda a: a * 2), "asarray"),
+    "frompyfunc": (np.frompyfunc(lambda a: a, 1, 1), "ufunc"),
+    "index by values": (lambda x: x[np.argsort(x)], "depends on x"),
+    "mask by values": (lambda x: x[x > 0], "where"),
+    "eig": (lambda x: np.linalg.eigvals(x[:4].reshape(2, 2)), "linalg.eigvals"),
+    "unknown function": (lambda x: np.percentile(x, 50), "percentile"),
+    "unknown option": (lambda x: np.sum(x, where=MASK)[None], "where="),
+    "unknown attribute": (lambda x: x.byteswap(), "byteswap"),
+    "range": (lambda x: list(range(x[0])), "number"),
+    "out": (lambda x: np.add(x, 1, out=np.zeros(N)), "out="),
+    "integers as indices": (lambda x: x[x.astype(int)], "depends on x"),
+    "odd reflection": (lambda x: np.pad(x, 1, mode="reflect", reflect_type="odd"), "reflect_type"),
+    "ramp": (lambda x: np.pad(x, 1, mode="linear_ramp"), "mode"),
+    "spectral norm": (lambda x: np.linalg.norm(x[:4].reshape(2, 2), 2, axis=(0, 1))[None], "norm"),
+    "complex norm": (lambda x: np.linalg.norm(x * 1j)[None], "complex"),
+    "complex to real": (lambda x: (x * 1j).astype(float), "complex"),
+    "kept from another trace": (lambda x: x * KEPT.setdefault("x", x), "kept"),
+    "sparse times elementwise": (SPARSE.multiply, "array"),
+    "loop until": (lambda x: loop(x) + 0, "where"),
+    "a view written to": (lambda x: write_view(x) + 0, "view"),
+    "a view of what was written to": (lambda x: stale_view(x) + 0, "view"),
+    "in place through a view": (lambda x: through_view(x) + 0, "view"),
+    "interp at points of x": (lambda x: np.interp([0.1], x[:2], [0.0, 1.0]), "points"),
+    "complex modulus": (lambda x: np.abs(x * 1j), "complex"),
+}  # fmt: skip
+
+
+def put(array, key, item):
+    array[key] = item
+    return array
+
+
+def loop(x):
+    while np.sum(x) > 1:
+        x = x / 2
+    return x
+
+
+def write_view(x):
+    y = 1 * x
+    y[1:3][0] = 5.0
+    return y
+
+
+def stale_view(x):
+    y = 1 * x
+    part = y[1:3]
+    y[1] = 7.0
+    return part
+
+
+def through_view(x):
+    y = 1 * x
+    part = y[1:3]
+    part += 1
+    return y
+
+
+KEPT = {}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_followed_is_refused(name):
+    f, message = REFUSED[name]
+    if name == "kept from another trace":
+        sb.sparse_jacobian(f, np.ones(N))
+    with pytest.raises(TracingError, match=message):
+        sb.sparse_jacobian(f, np.linspace(0.1, 0.7, N))
+
+
+def test_bad_arguments():
+    def f(x):
+        return x[1:] * x[:-1]
+
+    for x, error in ((np.arange(3), DTypeError), (np.zeros(3, complex), DTypeError), ([1.0, 2.0], DTypeError),
+                     (1.0, DTypeError), (np.zeros((2, 2)), ShapeError), (np.zeros(()), ShapeError),
+                     (np.zeros(3, np.float16), DTypeError)):  # fmt: skip
+        with pytest.raises(error):
+            sb.sparse_jacobian(f, x)
+    jac = sb.sparse_jacobian(f, np.zeros(4))
+    for x, error in ((np.zeros(5), ShapeError), (np.zeros((4, 1)), ShapeError), (np.arange(4), DTypeError)):
+        with pytest.raises(error):
+            jac(x)
+    with pytest.raises(OptionError):
+        jac(np.zeros(4), 3.0)
+    with pytest.raises(OptionError):
+        jac(np.zeros(4), check=1)
+    with pytest.raises(OptionError):
+        sb.sparse_jacobian(3, np.zeros(4))
+    with pytest.raises(OptionError):
+        sb.sparse_jacobian(f)
+    with pytest.raises(OptionError):
+        sb.sparse_jacobian(f, np.zeros(4), argnum=1)
+    with pytest.raises(ShapeError, match="ravel"):
+        sb.sparse_jacobian(lambda x: x.sum(), np.zeros(4))
+    with pytest.raises(ShapeError, match="ravel"):
+        sb.sparse_jacobian(lambda x: x.reshape(2, 2), np.zeros(4))
+    with pytest.raises(DTypeError, match="real"):
+        sb.sparse_jacobian(lambda x: x * 1j, np.zeros(4))
+    with pytest.raises(TracingError, match="scalar"):
+        sb.sparse_hessian(f, np.zeros(4))
+    with pytest.raises(PatternError, match="columns"):
+        sb.sparse_jacobian(f, np.zeros(4), pattern=sb.SparsityPattern.dense(3, 5))
+    with pytest.raises(PatternError, match="symmetric"):
+        sb.sparse_hessian(lambda x: x.sum(), np.zeros(2), pattern=sb.SparsityPattern([0, 2, 2], [0, 1], (2, 2)))
+    lengths = iter([3, 3, 2])
+    jac = sb.sparse_jacobian(lambda x: x[: next(lengths)] ** 2, np.zeros(4))
+    jac(np.ones(4))
+    with pytest.raises(ShapeError, match="length"):
+        jac(np.ones(4))
+    with pytest.raises(MemoryLimitError):
+        sb.sparse_jacobian(lambda x: x - x.mean(), np.zeros(20_011))
+
+
+def test_a_pattern_by_hand_allows_branches_and_must_hold():
+    def f(x):
+        return x * x[0] if x[0] > 0 else -x
+
+    arrow = sp.csr_array(np.eye(3) + np.array([[0, 0, 0], [1, 0, 0], [1, 0, 0]]))
+    jac = sb.sparse_jacobian(f, np.zeros(3), pattern=sb.SparsityPattern.from_scipy(arrow))
+    for x in (np.array([1.0, 2.0, 3.0]), np.array([-1.0, 2.0, 3.0])):
+        np.testing.assert_allclose(jac(x, check=True).toarray(), differences(f, x), atol=1e-8)
+    jac = sb.sparse_jacobian(f, np.zeros(3), pattern=sb.SparsityPattern.diagonal(3))
+    with pytest.raises(PatternError, match="misses"):
+        jac(np.array([1.0, 2.0, 3.0]), check=True)
+
+
+def test_a_constant_that_changed_is_noticed():
+    weight = np.array([[1.0, 0.0], [0.0, 0.0]])
+    jac = sb.sparse_jacobian(lambda x: weight @ x, np.zeros(2))
+    assert jac.pattern.nnz == 1
+    weight[1, 1] = 3
+    with pytest.raises(PatternError, match="changed"):
+        jac(np.ones(2))
+
+
+def test_nan_stays_in_its_rows():
+    jac = sb.sparse_jacobian(lambda x: x[1:] * x[:-1], np.full(4, np.nan))
+    assert jac.pattern.nnz == 6
+    found = jac(np.array([np.nan, 1.0, 2.0, 3.0]), check=True)
+    np.testing.assert_array_equal(found.toarray(), [[1, np.nan, 0, 0], [0, 2, 1, 0], [0, 0, 3, 2]])
+
+
+@given(
+    n=st.sampled_from([0, 1, 2, 3, 5, 13, 31]), dtype=st.sampled_from([np.float32, np.float64]),
+    name=st.sampled_from(["stencil", "outer", "sum", "none", "rows"]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_sizes_and_dtypes(n, dtype, name, seed):
+    f = {
+        "stencil": lambda x: np.pad(x, 1)[2:] * x - np.pad(x, 1)[:-2] ** 2,
+        "outer": lambda x: np.outer(x, x[:2]).ravel(),
+        "sum": lambda x: np.sum(x * x)[None],
+        "none": lambda x: x[:0],
+        "rows": lambda x: np.concatenate([x, [1.0, 2.0]]).astype(x.dtype),
+    }[name]
+    x = np.random.default_rng(seed).uniform(0.2, 1, n)
+    jac = sb.sparse_jacobian(f, x.astype(dtype))
+    found = jac(x.astype(dtype), check=True)
+    assert found.dtype == dtype and found.shape == (len(f(x)), n) == jac.pattern.shape
+    np.testing.assert_allclose(found.toarray(), differences(f, x), rtol=1e-4, atol=1e-5)
+    xs = np.stack([x, 2 * x], axis=1).astype(dtype)
+    np.testing.assert_array_equal(jac.batch(xs), np.stack([jac.values(xs[:, 0]), jac.values(xs[:, 1])], axis=1))
+    assert jac.batch(xs[:, :0]).shape == (jac.pattern.nnz, 0)
+    hess = sb.sparse_hessian(lambda x: np.sum(f(x) ** 2), x)
+    assert hess(x, check=True).shape == (n, n)
+
+
+@given(parts=csr_patterns(), seed=st.integers(0, 9))
+def test_colors_of_columns(parts, seed):
+    pattern = sb.SparsityPattern(*parts)
+    colors = color_columns(pattern)
+    assert colors.shape == (pattern.shape[1],) and colors.min(initial=0) >= 0
+    for row in range(pattern.shape[0]):
+        mine = colors[pattern.indices[pattern.indptr[row] : pattern.indptr[row + 1]]]
+        assert len(set(mine)) == len(mine)
+    assert colors.max(initial=-1) + 1 >= np.diff(pattern.indptr).max(initial=0)
+
+
+@given(n=st.integers(0, 24), density=st.floats(0, 0.6), diagonal=st.booleans(), seed=st.integers(0, 999))
+def test_star_colors(n, density, diagonal, seed):
+    rng = np.random.default_rng(seed)
+    upper = np.triu(rng.random((n, n)) < density, 1)
+    dense = upper | upper.T | (np.eye(n, dtype=bool) if diagonal else np.diag(rng.random(n) < 0.5))
+    pattern = sb.SparsityPattern.from_scipy(sp.csr_array(dense))
+    colors = color_symmetric(pattern)
+    off = dense & ~np.eye(n, dtype=bool)
+    for a in range(n):  # no path of four vertices has two colours only, and no edge one
+        for b in np.flatnonzero(off[a]):
+            assert colors[a] != colors[b]
+            for c in np.flatnonzero(off[b]):
+                if c != a and colors[c] == colors[a]:
+                    assert not any(d not in (a, b) and colors[d] == colors[b] for d in np.flatnonzero(off[c]))
+    values = rng.standard_normal((n, n)) * dense
+    values += values.T
+    product = values @ np.eye(colors.max(initial=-1) + 1)[colors]
+    rows, of = star_sources(pattern, colors)
+    np.testing.assert_allclose(product[rows, of], values[pattern.row_of_entry, pattern.indices], atol=1e-12)
+
+
+def test_few_colors():
+    """A band needs as many as its width, a 5-point grid 5 or 6, an arrow's Hessian 2, two dense rows 2 in reverse."""
+    assert sb.sparse_jacobian(burgers, np.zeros(101)).colors == 3
+    assert sb.sparse_jacobian(minimal_surface, np.zeros(20)).colors <= 6
+    arrow = sb.sparse_hessian(lambda x: np.sum(x[1:] ** 2) * x[0], np.zeros(50))
+    assert arrow.colors == 2
+    jac = sb.sparse_jacobian(lambda x: np.stack([np.sum(x**2), np.prod(x)]), np.zeros(50))
+    assert (jac.mode, jac.colors) == ("reverse", 2)
+    x = np.random.default_rng(0).uniform(0.9, 1.1, 50)
+    np.testing.assert_allclose(jac(x, check=True).toarray(), np.stack([2 * x, np.prod(x) / x]))
+    assert sb.sparse_jacobian(lambda x: np.fft.rfft(x).real[:2], np.zeros(50)).mode == "forward"
+
+
+def test_results_do_not_depend_on_blocks(monkeypatch):
+    jac = sb.sparse_jacobian(brusselator, np.zeros(24))
+    x = np.random.default_rng(0).standard_normal(24)
+    whole = jac.values(x)
+    monkeypatch.setattr("sparsebp.jacobians.function.BLOCK_BYTES", 1)
+    np.testing.assert_array_equal(jac.values(x), whole)
+    first, second = jac(x), jac(2 * x)
+    np.testing.assert_array_equal(first.data, whole)
+    assert not np.shares_memory(first.data, second.data)
+
+
+def test_other_arguments_are_not_constants():
+    """Zeros of an argument at the trace are not zeros of the pattern, in products, masks and Hessians."""
+
+    def f(x, matrix, scale, count):
+        return np.tanh(matrix @ x)[:count] * scale + matrix[:count] @ x
+
+    args = (np.zeros((5, N)), 0.0, 3)
+    jac = sb.sparse_jacobian(f, np.ones(N), *args)
+    assert jac.pattern.nnz == 3 * N
+    x, matrix = RNG.standard_normal(N), RNG.standard_normal((5, N))
+    np.testing.assert_allclose(
+        jac(x, matrix, 2.0, 3, check=True).toarray(), differences(lambda x: f(x, matrix, 2.0, 3), x), atol=1e-7
+    )
+
+    def g(x, matrix):
+        return np.sum((matrix @ x) ** 2)
+
+    hess = sb.sparse_hessian(g, np.ones(N), args[0])
+    np.testing.assert_allclose(hess(x, matrix, check=True).toarray(), 2 * matrix.T @ matrix, atol=1e-12)
+
+
+def test_with_scipy_least_squares_and_root():
+    jac = sb.sparse_jacobian(FUNCTIONS["rosenbrock chain"][0], np.zeros(N))
+    found = least_squares(FUNCTIONS["rosenbrock chain"][0], np.full(N, -0.5), jac=jac)
+    np.testing.assert_allclose(found.x, 1, atol=1e-6)
+    data = np.linspace(0, 1, N)
+    fit = sb.sparse_jacobian(lambda x, data, power: x**power - data, np.ones(N), data, 3.0)
+    np.testing.assert_allclose(
+        least_squares(fit._function.f, np.ones(N), jac=fit, args=(data, 3.0)).x ** 3, data, atol=1e-5
+    )
+    f = FUNCTIONS["broyden tridiagonal"][0]
+    dense = sb.sparse_jacobian(f, np.zeros(N))
+    found = root(f, -np.ones(N), jac=lambda x: dense(x).toarray())
+    assert found.success and np.abs(f(found.x)).max() < 1e-8
+
+
+def test_with_scipy_solve_ivp_and_minimize():
+    def rhs(t, y):
+        return burgers(y) + np.sin(t) * y
+
+    y0 = np.sin(np.linspace(0, 3, N))
+    jac = sb.sparse_jacobian(rhs, 0.0, y0, argnum=1)
+    plain = solve_ivp(rhs, (0, 2), y0, method="BDF", rtol=1e-8, atol=1e-9)
+    found = solve_ivp(rhs, (0, 2), y0, method="BDF", jac=jac, rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(found.y[:, -1], plain.y[:, -1], rtol=1e-5, atol=1e-6)
+    with pytest.raises(TracingError, match="where"):
+        sb.sparse_jacobian(lambda t, y: y if t > 1 else -y, 0.0, y0, argnum=1)
+
+    from sparsebp.jacobians.tracing import gradient
+
+    g = HESSIANS["rosenbrock"][0]
+    hess = sb.sparse_hessian(g, np.zeros(N))
+    found = minimize(g, np.full(N, 0.5), method="trust-constr", jac=gradient(g), hess=hess, options={"gtol": 1e-9})
+    np.testing.assert_allclose(found.x, 1, atol=1e-5)
+
+
+def test_the_reference_lists_what_can_be_followed():
+    from sparsebp.jacobians import numpy_functions, tracing  # noqa: F401  (registers)
+
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "function-jacobians.md"
+    sections = dict(re.findall(r"^### (.*)\n\n((?:`.*\n)+)", page.read_text(encoding="utf-8"), re.MULTILINE))
+    listed = {title: set(re.findall(r"`([\w.]+)`", names)) for title, names in sections.items()}
+    assert listed["Ufuncs"] == set(tracing.SLOPES)
+    assert listed["Ufuncs of scipy.special"] == set(tracing.SPECIAL)
+    assert listed["Functions"] == set(tracing.FUNCTIONS) | set(tracing.MOVERS)
+    pytest.importorskip("torch")
+    from sparsebp.jacobians.torch_functions import MOVES, RULES
+
+    assert listed["ATen operations"] == set(RULES) | MOVES

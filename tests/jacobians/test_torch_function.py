@@ -1,0 +1,195 @@
+"""Sparse Jacobians and Hessians of PyTorch functions: patterns from the ATen graph, values against autograd."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+torch = pytest.importorskip("torch")
+
+from scipy.optimize import least_squares  # noqa: E402
+
+import sparsebp as sb  # noqa: E402
+from sparsebp.core.errors import DTypeError, OptionError, PatternError, ShapeError, TracingError  # noqa: E402
+
+N = 7
+torch.manual_seed(0)
+DENSE = torch.randn(5, N, dtype=torch.float64) * (torch.rand(5, N) < 0.5)
+INDEX = torch.tensor([3, 0, 3, 6])
+MASK = torch.tensor([True, False, True, True, False, False, True])
+CONV = torch.nn.Conv2d(1, 2, 3, padding=1, stride=2).double().requires_grad_(False)
+DECONV = torch.nn.ConvTranspose1d(1, 1, 3).double().requires_grad_(False)
+MLP = torch.nn.Sequential(torch.nn.Linear(N, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)).double().requires_grad_(False)
+
+
+def burgers(x):
+    du = torch.zeros_like(x)
+    du[1:-1] = 0.1 * (x[2:] - 2 * x[1:-1] + x[:-2]) - x[1:-1] * (x[2:] - x[:-2]) / 2
+    du[0] += x[0] * x[1]
+    du[INDEX[:2]] *= 2
+    return du
+
+
+FUNCTIONS = {
+    "burgers": (burgers, N, True),
+    "brusselator": (lambda x: (x.reshape(2, 3, 4).roll(1, 1) * x.reshape(2, 3, 4)).flatten(), 24, True),
+    "rosenbrock chain": (lambda x: torch.cat([10 * (x[1:] - x[:-1] ** 2), 1 - x[:-1]]), N, True),
+    "indices": (lambda x: x[INDEX] * x[MASK] + x[[1, 2, 1, 2]] + x.index_select(0, INDEX), N, True),
+    "gather": (lambda x: torch.gather(x[:6].reshape(2, 3), 1, torch.tensor([[0, 0], [2, 1]])).flatten(), N, True),
+    "scatter": (lambda x: torch.zeros_like(x).index_add(0, INDEX, x[:4] ** 2).scatter_add(0, INDEX, x[3:]), N, True),
+    "where": (lambda x: torch.where(MASK, x, x.flip(0)) + torch.where(x > 0, x, x[0]), N, False),
+    "masked": (lambda x: x * MASK + x.masked_fill(MASK, 2.0), N, False),
+    "pointwise": (lambda x: torch.sigmoid(x).atan2(x.exp()) + torch.nn.functional.gelu(x) + x.clamp(-1, 1), N, True),
+    "broadcast": (lambda x: (x[:2, None] * x[None, 2:5] + x[5]).flatten(), N, True),
+    "dense matrix": (lambda x: torch.tanh(DENSE @ x), N, True),
+    "matrices": (lambda x: (x[:6].reshape(2, 3) @ DENSE[:3, :2]).flatten(), 6, True),
+    "products": (lambda x: (x[:4].reshape(2, 2) @ x[3:].reshape(2, 2)).flatten(), N, True),
+    "batches": (lambda x: torch.einsum("bij,bj->bi", x[:8].reshape(2, 2, 2), x[:4].reshape(2, 2)).flatten(), 8, True),
+    "addmm": (lambda x: torch.addmm(x[:4].reshape(2, 2), DENSE[:2, :3], x[:6].reshape(3, 2)).flatten(), N, True),
+    "sums": (lambda x: torch.cat([x.reshape(2, 2, 3).sum((0, 2)), x.reshape(3, 4).mean(1)]), 12, True),
+    "extremes": (lambda x: x.reshape(2, 3).amax(0) + x.reshape(2, 3).max(0)[0] + x.min(), 6, False),
+    "along an axis": (lambda x: x.cumsum(0) + x.cumprod(0), N, True),
+    "softmax": (lambda x: torch.softmax(x.reshape(2, 3), 1).flatten(), 6, True),
+    "sort": (lambda x: x.reshape(2, 3).sort(1)[0].flatten() + x.topk(6)[0], 6, False),
+    "norms": (lambda x: torch.stack([x[:3].norm(), x[2:].var(), x[1:4].logsumexp(0), x[:2].prod()]), N, True),
+    "pad, stack, split": (
+        lambda x: torch.cat([torch.nn.functional.pad(x, (1, 2)), *torch.stack([x[:2], x[3:5]]).unbind(1), *x.split(4)]),
+        N, True),
+    "triangles": (lambda x: (x.reshape(3, 3).tril() + torch.diag(x[:3])).flatten(), 9, False),
+    "convolution": (lambda x: CONV(x.reshape(2, 1, 4, 5)).flatten(), 40, True),
+    "transposed convolution": (lambda x: DECONV(x.reshape(1, 1, N)).flatten() ** 2, N, True),
+    "modules": (MLP, N, True),
+    "two rows": (lambda x: torch.stack([x.sin().sum(), (x * x).sum()]), N, True),
+    "constant": (lambda x: torch.ones(2, dtype=x.dtype), N, True),
+    "steps": (lambda x: x.floor() + (x > 0) * 2.0 + x.sign(), N, False),
+}  # fmt: skip
+HESSIANS = {
+    "rosenbrock": (lambda x: (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum(), N, True),
+    "indices": (lambda x: (x[INDEX] ** 3).sum() + x[MASK].prod() * 0 + x.cumsum(0)[2] ** 2, N, False),
+    "writes": (lambda x: (torch.zeros_like(x).index_add(0, INDEX, x[:4] ** 2) * x).sum(), N, True),
+    "convolution": (lambda x: CONV(x.reshape(1, 1, 4, 5)).pow(2).sum(), 20, True),
+    "softmax": (lambda x: torch.softmax(x[:3], 0)[0] + torch.log_softmax(x[3:], 0)[1], N, True),
+    "products": (lambda x: (x[:4].reshape(2, 2) @ x[3:].reshape(2, 2)).trace(), N, False),
+    "where": (lambda x: torch.where(x > 0, x**3, x.sin()).sum(), N, True),
+}
+
+
+def same(found, expected, exact, seen):
+    """Values agree; nonzeros are in the pattern, which, if exact, has no others."""
+    np.testing.assert_allclose(found.toarray(), expected, rtol=1e-10, atol=1e-11)
+    seen |= expected != 0
+    allowed = sp.csr_array((np.ones(found.nnz), found.indices, found.indptr), found.shape).toarray() > 0
+    assert not (seen & ~allowed).any()
+    return allowed
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_jacobians(name):
+    f, n, exact = FUNCTIONS[name]
+    jac = sb.sparse_jacobian(f, torch.zeros(n, dtype=torch.float64))
+    seen = np.zeros(jac.pattern.shape, bool)
+    for seed in range(4):
+        x = (torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1).requires_grad_()
+        expected = torch.func.jacrev(f)(x).detach().numpy()
+        found = jac(x, check=True)
+        assert isinstance(found, sp.csr_array)
+        allowed = same(found, expected, exact, seen)
+        values = jac.values(x)
+        assert isinstance(values, torch.Tensor) and not values.requires_grad
+        np.testing.assert_array_equal(values.numpy(), found.data)
+        rows = np.random.default_rng(seed).standard_normal((3, len(expected)))
+        np.testing.assert_allclose(jac._function.reverse((x,), rows).numpy(), rows @ expected, rtol=1e-10, atol=1e-11)
+    if exact:
+        np.testing.assert_array_equal(allowed, seen)
+
+
+@pytest.mark.parametrize("name", HESSIANS)
+def test_hessians(name):
+    g, n, exact = HESSIANS[name]
+    hess = sb.sparse_hessian(g, torch.full((n,), 0.5, dtype=torch.float64))
+    seen = np.zeros((n, n), bool)
+    for seed in range(4):
+        x = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1
+        found = hess(x, check=True)
+        np.testing.assert_array_equal(found.toarray(), found.toarray().T)
+        allowed = same(found, torch.func.hessian(g)(x).numpy(), exact, seen)
+    if exact:
+        np.testing.assert_array_equal(allowed, seen)
+
+
+REFUSED = {
+    "if": lambda x: x if x[0] > 0 else -x,
+    "item": lambda x: x * x[0].item(),
+    "mask by values": lambda x: x[x > 0],
+    "index by values": lambda x: x[x.argsort()],
+    "unlisted": lambda x: torch.linalg.eigvalsh(x[:4].reshape(2, 2)),
+    "weights": lambda x: torch.nn.functional.conv1d(x[None, None], x[None, None, :3]).flatten(),
+    "spectrum": lambda x: torch.fft.rfft(x).real,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_followed_is_refused(name):
+    with pytest.raises(TracingError):
+        sb.sparse_jacobian(REFUSED[name], torch.linspace(0.1, 0.8, N))
+
+
+def test_bad_arguments():
+    x = torch.zeros(4)
+    for bad in (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.float16)):
+        with pytest.raises(DTypeError):
+            sb.sparse_jacobian(lambda x: x, bad)
+    with pytest.raises(ShapeError, match="vector"):
+        sb.sparse_jacobian(lambda x: x, torch.zeros(2, 2))
+    with pytest.raises(ShapeError, match="ravel"):
+        sb.sparse_jacobian(lambda x: x.sum(), x)
+    with pytest.raises(DTypeError, match="floats"):
+        sb.sparse_jacobian(lambda x: [x], x)
+    with pytest.raises(TracingError, match="scalar"):
+        sb.sparse_hessian(lambda x: x, x)
+    with pytest.raises(ShapeError, match="length"):
+        sb.sparse_jacobian(lambda x: x, x)(torch.zeros(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [0, 1, 2, 13])
+def test_sizes_and_dtypes(n, dtype):
+    def f(x):
+        return torch.cat([x**2, x[:1].sin() * x[-1:]])
+
+    x = torch.linspace(0.2, 1, n, dtype=dtype) if n else torch.zeros(0, dtype=dtype)
+    jac = sb.sparse_jacobian(f, x)
+    found = jac(x)
+    assert jac.values(x).dtype == dtype
+    np.testing.assert_allclose(found.toarray(), torch.func.jacrev(f)(x).numpy().reshape(found.shape), rtol=1e-5)
+    xs = torch.stack([x, 2 * x], 1)
+    assert torch.equal(jac.batch(xs), torch.stack([jac.values(x), jac.values(2 * x)], 1))
+    np.testing.assert_array_equal(jac.values(x.numpy()), found.data)
+    assert isinstance(jac.values(x.numpy()), np.ndarray)
+    assert sb.sparse_hessian(lambda x: (f(x) ** 2).sum(), x)(x).shape == (n, n)
+
+
+def test_other_arguments_are_not_constants():
+    def f(x, scale, count):
+        return scale * x[:count]
+
+    jac = sb.sparse_jacobian(f, torch.ones(3), torch.zeros(2), 2)
+    assert jac.pattern.nnz == 2
+    np.testing.assert_array_equal(jac(torch.ones(3), torch.tensor([5.0, 6.0]), 2).toarray(), [[5, 0, 0], [0, 6, 0]])
+
+
+def test_with_scipy_and_a_pattern_by_hand():
+    f = FUNCTIONS["rosenbrock chain"][0]
+    jac = sb.sparse_jacobian(f, torch.zeros(N, dtype=torch.float64))
+    found = least_squares(lambda x: f(torch.from_numpy(x)).numpy(), np.full(N, -0.5), jac=jac)
+    np.testing.assert_allclose(found.x, 1, atol=1e-6)
+    diagonal = sb.sparse_jacobian(lambda x: x * x[0], torch.ones(3), pattern=sb.SparsityPattern.diagonal(3))
+    with pytest.raises(PatternError):
+        diagonal(torch.ones(3), check=True)
+
+
+def test_a_function_is_told_from_a_module():
+    """`sparsebp.torch.sparse_jacobian` takes modules; of a function it says where to go."""
+    import sparsebp.torch as st
+
+    with pytest.raises(OptionError, match=r"sparsebp\.sparse_jacobian"):
+        st.sparse_jacobian(torch.sin, torch.ones(2, 3))
