@@ -558,7 +558,7 @@ class PipelineExecutor:
 
     Every rank has the whole model, and computes and updates only its own stages: `flush` brings the others' up to date.
     The gradients equal one worker's, up to the rounding of their sums; bitwise if micro-batches come to every stage in
-    their order.
+    their order, and no two stages of a rank share a parameter.
 
     Parameters
     ----------

@@ -45,8 +45,8 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
     Raises
     ------
     OptionError
-        `fusion` is unknown, a stream is named for updates before forwards, or the schedule updates after every
-        micro-batch.
+        `fusion` is unknown, a stream is named for updates before forwards, stages are replicated, or the schedule
+        updates after every micro-batch.
 
     Notes
     -----
@@ -56,6 +56,9 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
     check_choice("fusion", fusion, FUSIONS)
     if stream is not None and fusion == "forward":
         raise OptionError("Updates before forwards have no stream", expected="stream=None", got=repr(stream))
+    if schedule.replicated:
+        raise OptionError("The sums and updates of replicated stages follow the step", expected="a schedule without any",
+                          got=schedule.name, remedy="Take dualpipe-v in place of dualpipe")  # fmt: skip
     if schedule.graph.updates == "microbatch":
         raise OptionError("The schedule updates after every micro-batch", expected="one U a stage", got=schedule.name,
                           remedy="Take a synchronous schedule")  # fmt: skip
