@@ -230,8 +230,8 @@ def dualpipe_v(*, workers: int, stages: int, microbatches: int, unweighted: Iter
 
     DeepSeek's kernels hide the communication of one half of such a pair behind the computation of the other. `simulate`
     takes max(F, B) for a pair, or more as `Costs.slowdown` says, up to F + B with 2; ranks of sparsebp run F, then B.
-    With F&B for a pair, B = I + W and I = F, the longest bubble is (N − 1)(F&B + B − 3 W), in durations of a chunk. Every
-    worker saves the activations of 2 N + 1 chunks. It needs 2 N stages and 2 N micro-batches or more.
+    With F&B for a pair, B = I + W and I = F, the longest bubble is (N − 1)(F&B + B − 3 W), in durations of a chunk.
+    Every worker saves the activations of 2 N + 1 chunks. It needs 2 N stages and 2 N micro-batches or more.
 
     Notes
     -----
@@ -253,8 +253,8 @@ def dualpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterab
 
     Worker k has chunks k and N − 1 − k of the stages in N chunks: all stages are on two workers, `Schedule.replicated`.
     Its order is that of worker min(k, N − 1 − k) in `dualpipe_v` with N / 2 workers and half the micro-batches. So are
-    overlapped pairs, longest bubble and activations: (N / 2 − 1)(F&B + B − 3 W) and N + 1 chunks. It needs N stages or more, an
-    even number of workers, and an even number of micro-batches, 2 N or more.
+    overlapped pairs, longest bubble and activations: (N / 2 − 1)(F&B + B − 3 W) and N + 1 chunks. It needs N stages or
+    more, an even number of workers, and an even number of micro-batches, 2 N or more.
 
     Notes
     -----

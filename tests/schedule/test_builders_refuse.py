@@ -51,9 +51,12 @@ def test_dualpipe_has_two_halves(workers, microbatches, words):
 
 
 def test_replicated_stages_have_neither_sums_nor_updates():
-    for change in (place_updates, synchronise):
-        with pytest.raises(ScheduleError, match="replicated stage has S or U"):
-            change(BUILDERS["dualpipe"](workers=2, stages=2, microbatches=4))
+    schedule = BUILDERS["dualpipe"](workers=2, stages=2, microbatches=4)
+    for fusion in ("none", "forward", "backward"):
+        with pytest.raises(OptionError, match="updates of replicated stages follow the step"):
+            place_updates(schedule, fusion)
+    with pytest.raises(ScheduleError, match="replicated stage has S or U"):
+        synchronise(schedule)
 
 
 def test_fewer_groups_than_workers():
