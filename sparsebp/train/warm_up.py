@@ -16,9 +16,7 @@ from sparsebp.kernels.spec import UPDATE_OPTIONS
 from sparsebp.nn.gradients import value_and_grad
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.product import ProductPlan, candidates_of_structure, plan_addition, plan_by, plan_product
-from sparsebp.scan.plan import plan_scan
-from sparsebp.scan.recurrence import linear_recurrence, linear_recurrence_vjp
-from sparsebp.scan.selective import selective_scan, selective_scan_vjp
+from sparsebp.scan import linear_recurrence, linear_recurrence_vjp, plan_scan, selective_scan, selective_scan_vjp
 
 _SAMPLES = 3
 
@@ -52,16 +50,6 @@ def _recurrent(kind: type[nn.RNN] | type[nn.GRU] | type[nn.LSTM], dtype: np.dtyp
     layer = kind(2, 5, dtype=dtype, rng=0)
     y, saved = layer.forward(np.zeros((9, _SAMPLES, 2), dtype))
     layer.cell.reduced(saved.tapes[0], layer.params["weight_hh_l0"], y)
-
-
-def _linear_recurrences(dtype: np.dtype) -> None:
-    options: dict[str, Any] = {"dtype": dtype, "rng": 0}
-    _train(nn.SequenceClassifier(nn.MinGRU(2, 5, **options), nn.Linear(5, 4, **options)), (9, _SAMPLES, 2), dtype)
-    _train(nn.Sequential(nn.LRU(4, 5, **options), nn.MeanOverSteps()), (9, _SAMPLES, 4), dtype)
-    wide, narrow, alone = (np.ones(shape, dtype) for shape in ((9, _SAMPLES, 4), (9, _SAMPLES, 2), (4, 2)))
-    linear_recurrence_vjp(wide, linear_recurrence(wide, wide), wide)
-    y, states = selective_scan(wide, wide, alone, narrow, narrow)
-    selective_scan_vjp(wide, wide, alone, narrow, narrow, None, states, y)
 
 
 def _convolutions(dtype: np.dtype) -> None:
@@ -99,6 +87,16 @@ def _scans(dtype: np.dtype) -> None:
         chunks = 3 if algorithm == "chunked" else None
         plan = plan_scan(dense, algorithm, chunks=chunks, batch=_SAMPLES, dtype=dtype)
         plan(g, np.ones((len(dense), 9, _SAMPLES), dtype))
+
+
+def _linear_recurrences(dtype: np.dtype) -> None:
+    k, h, x, h0 = kernels.get(np), *(np.ones((_SAMPLES, 2, size), dtype) for size in (5, 10)), np.ones((2, 5), dtype)
+    out, back, none = np.empty_like(h), np.empty_like(x), np.empty_like(h0)
+    linear_recurrence_vjp(h, linear_recurrence(h, h), h)
+    k.min_gru_forward(x, h0, None, "tanh", False, out)
+    k.min_gru_backward(x, out, h, h0, None, "tanh", False, back, none)
+    rates = -np.ones((5, 10), dtype)
+    selective_scan_vjp(h, h, rates, x, x, None, selective_scan(h, h, rates, x, x).states, h)
 
 
 def _sparse_products(dtype: np.dtype) -> None:
@@ -156,7 +154,7 @@ def _optimizers(dtype: np.dtype) -> None:
 
 _JOBS: dict[str, Callable[[np.dtype], None]] = {
     "RNN": functools.partial(_recurrent, nn.RNN), "GRU": functools.partial(_recurrent, nn.GRU),
-    "LSTM": functools.partial(_recurrent, nn.LSTM), "linear recurrences": _linear_recurrences,
-    "convolutions": _convolutions, "sequences": _sequences,
-    "scans": _scans, "sparse products": _sparse_products, "dense products": _dense_products, "optimizers": _optimizers,
+    "LSTM": functools.partial(_recurrent, nn.LSTM), "convolutions": _convolutions, "sequences": _sequences,
+    "scans": _scans, "linear recurrences": _linear_recurrences, "sparse products": _sparse_products,
+    "dense products": _dense_products, "optimizers": _optimizers,
 }  # fmt: skip

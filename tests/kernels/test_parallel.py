@@ -142,6 +142,14 @@ def update(k) -> list[Array]:
     return [*params, *mean, sums]
 
 
+def min_gru(k) -> list[Array]:
+    x, gh, h0 = normal(61, 37, 2 * 301), normal(61, 37, 301), normal(37, 301)
+    h, gx, gh0 = empty(61, 37, 301), empty(61, 37, 2 * 301), empty(37, 301)
+    k.min_gru_forward(x, h0, None, "positive", False, h)
+    k.min_gru_backward(x, h, gh, h0, None, "positive", False, gx, gh0)
+    return [h, gx, gh0]
+
+
 KERNELS: dict[str, Callable[..., list[Array]]] = {
     "csr_matvec": lambda k: csr_matvec(k, 1),
     "csr_matvec_vectors": lambda k: csr_matvec(k, 16),
@@ -153,6 +161,7 @@ KERNELS: dict[str, Callable[..., list[Array]]] = {
     "slopes": slopes,
     "winners": winners,
     "max_pool": max_pool,
+    "min_gru": min_gru,
     "dense_matvec": dense_matvec,
     "dense_chain": lambda k: dense_chain(k, 33),
     "dense_chain_shared": lambda k: dense_chain(k, 1),
