@@ -57,8 +57,8 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
     if stream is not None and fusion == "forward":
         raise OptionError("Updates before forwards have no stream", expected="stream=None", got=repr(stream))
     if schedule.replicated:
-        raise OptionError("The sums and updates of replicated stages follow the step", expected="a schedule without any",
-                          got=schedule.name, remedy="Take dualpipe-v in place of dualpipe")  # fmt: skip
+        raise OptionError("The sums and updates of replicated stages follow the step", got=schedule.name,
+                          expected="a schedule without any", remedy="Take dualpipe-v in place of dualpipe")  # fmt: skip
     if schedule.graph.updates == "microbatch":
         raise OptionError("The schedule updates after every micro-batch", expected="one U a stage", got=schedule.name,
                           remedy="Take a synchronous schedule")  # fmt: skip

@@ -53,16 +53,6 @@ def _recurrent(kind: type[nn.RNN] | type[nn.GRU] | type[nn.LSTM], dtype: np.dtyp
     layer.cell.reduced(saved.tapes[0], layer.params["weight_hh_l0"], y)
 
 
-def _linear_recurrences(dtype: np.dtype) -> None:
-    options: dict[str, Any] = {"dtype": dtype, "rng": 0}
-    _train(nn.SequenceClassifier(nn.MinGRU(2, 5, **options), nn.Linear(5, 4, **options)), (9, _SAMPLES, 2), dtype)
-    _train(nn.Sequential(nn.LRU(4, 5, **options), nn.MeanOverSteps()), (9, _SAMPLES, 4), dtype)
-    wide, narrow, alone = (np.ones(shape, dtype) for shape in ((9, _SAMPLES, 4), (9, _SAMPLES, 2), (4, 2)))
-    linear_recurrence_vjp(wide, linear_recurrence(wide, wide), wide)
-    y, states = selective_scan(wide, wide, alone, narrow, narrow)
-    selective_scan_vjp(wide, wide, alone, narrow, narrow, None, states, y)
-
-
 def _convolutions(dtype: np.dtype) -> None:
     options: dict[str, Any] = {"dtype": dtype, "rng": 0}
     layers = (

@@ -35,7 +35,7 @@ CELLS: dict[str, Callable[..., Any]] = {
     "relu": lambda *args, **options: nn.RNN(*args, nonlinearity="relu", **options),
     "gru": nn.GRU,
 }
-MAKE = CELLS | {"lstm": nn.LSTM}
+MAKE = CELLS | {"lstm": nn.LSTM, "mingru": nn.MinGRU, "minlstm": nn.MinLSTM}
 HOST = kernels.get
 BACKENDS: dict[str, Backend] = {}  # kept, so that kernels are compiled once
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -84,6 +84,8 @@ CASES = [(*case, dtype) for case in product(CELLS, ("bp", *ALGORITHMS), LAYOUTS)
 CASES += [
     ("lstm", "bp", ONE, np.float32), ("lstm", "chunked", ONE, np.float32), ("lstm", "blelloch", ONE, np.float64),
     ("lstm", "bp", DEEP, np.float64), ("lstm", "chunked", DEEP, np.float64),
+    ("mingru", "auto", ONE, np.float32), ("mingru", "blelloch", DEEP, np.float64),
+    ("minlstm", "auto", DEEP, np.float32),
 ]  # fmt: skip
 
 
@@ -113,6 +115,22 @@ def test_recurrent_layer(device: Backend, cell: str, algorithm: str, layout: str
         g = layer.gradients(gy, saved, *states[2:])
         last = {"h_n": saved.h_n, "c_n": saved.c_n, "gh0": g.h0, "gc0": g.c0}
         return {"y": y, "gx": g.input, **last, **g.weights}
+
+    both(device, run)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_lru(device: Backend, dtype: Any) -> None:
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        layer = place(nn.LRU(3, 5, batch_first=True, dtype=dtype, rng=1))
+        x, gy = (array(rng.standard_normal((4, 7, 3)).astype(dtype)) for _ in range(2))
+        h0, gh = (
+            array(np.array(1j * rng.standard_normal((1, 4, 5)), np.result_type(dtype, np.complex64))) for _ in "hg"
+        )
+        y, saved = layer.forward(x, h0, [7, 1, 4, 7])
+        g = layer.gradients(gy, saved, gh)
+        return {"y": y, "h_n": saved.h_n, "gx": g.input, "gh0": g.h0, **g.weights}
 
     both(device, run)
 
