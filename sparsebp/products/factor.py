@@ -360,9 +360,11 @@ def _lay_out(pattern: SparsityPattern, rows: np.ndarray, columns: np.ndarray) ->
     panels = factor.Panels(
         first=first, column_ptr=column_ptr, columns=(np.repeat(wide, sizes[blocks]) + np.arange(ends[-1])), own=own,
         base=base, left_ptr=_running(np.bincount(left_of, minlength=count)), left=left, back=back,
-        entry_ptr=entry_ptr, source=source, target=target, rows=rows, order=columns,
+        entry_ptr=entry_ptr, source=source, target=target, column=column_of, rows=rows, order=columns,
     )  # fmt: skip
-    narrow = {name: getattr(panels, name).astype(np.int32) for name in ("first", "columns", "own", "left", "back")}
+    narrow = {
+        name: getattr(panels, name).astype(np.int32) for name in ("first", "columns", "own", "left", "back", "column")
+    }
     panels = factor.Panels(*(frozen(np.ascontiguousarray(array)) for array in panels._replace(**narrow)))
     return FactorPlan(pattern, int(base[-1]), 2 * work, panels)
 

@@ -28,7 +28,15 @@ from sparsebp.kernels.host.engine.threads import in_parts, team_for
 from sparsebp.kernels.host.symbolic import _sort
 
 PANEL = 4
-"""Rows of a panel at most: the loops are written for it."""
+"""Rows of a panel at most."""
+GROUP = 4
+"""Panels that are eliminated together at most: they fit into the second cache with a batch."""
+CHUNK = 32
+"""Columns of a panel of U that are read for all rows of another at a time: they fit into the first cache."""
+NORM, ROW, COLUMN, PIVOT = range(0, 4 * PANEL, PANEL)
+SEEN = 4 * PANEL
+"""What is watched of each row of a panel: the sum of its entries' magnitudes; the largest term of L @ U, itself and over the largest
+entry of the matrix in that column; the largest term of the pivot."""
 
 
 class Panels(NamedTuple):
@@ -47,8 +55,9 @@ class Panels(NamedTuple):
     left_ptr, left, back
         Every panel of L in a panel, ascending, and which of its columns is this panel's first one, -1 if it has none:
         (panels + 1,) int64, and int32.
-    entry_ptr, source, target
-        For every row, its entries: their numbers in the matrix and among the values. (n + 1,) and (nnz,) int64.
+    entry_ptr, source, target, column
+        For every row, its entries: their numbers in the matrix and among the values, and their columns. (n + 1,) and
+        (nnz,) int64, (nnz,) int32.
     rows, order
         The matrix's row and column behind every one here, (n,) int32.
     """
@@ -64,6 +73,7 @@ class Panels(NamedTuple):
     entry_ptr: Any
     source: Any
     target: Any
+    column: Any
     rows: Any
     order: Any
 
@@ -85,8 +95,9 @@ def factorise(panels: Panels, work: int, values: Array, data: Array, growth: Arr
     data
         Written: the values of L and U, (blocks, values, `width`), a block for as many samples.
     growth, loss
-        Written, (B,): the largest term of a row of L @ U over the row's norm, and the largest term of a pivot over the
-        pivot. NaN or infinite where L or U are not finite.
+        Written, (B,): the largest term of L @ U over the 1-norm of the matrix's row, or over the largest entry of its
+        column, if that is less; and the largest term of a pivot over the pivot. NaN or infinite where L or U are not
+        finite.
     """
     blocks, size, lanes = data.shape
     team = team_for(blocks, work * blocks * lanes)
@@ -186,6 +197,7 @@ def _pointers(panels):
         simd.pointer(panels.entry_ptr),
         simd.pointer(panels.source),
         simd.pointer(panels.target),
+        simd.pointer(panels.column),
         simd.pointer(panels.rows),
         simd.pointer(panels.order),
     )
@@ -196,7 +208,7 @@ def _pointers(panels):
 
 @numba.njit(**SERIAL)
 def _factorise(team, blocks, *args):
-    in_parts(_factorise_part, team, blocks, (Panels(*args[:13]), *args[13:]))
+    in_parts(_factorise_part, team, blocks, (Panels(*args[:14]), *args[14:]))
 
 
 @numba.njit(**INNER_SERIAL)
@@ -204,8 +216,9 @@ def _factorise_part(part, panels, values, batch, data, size, growth, loss):
     at, count, n = _pointers(panels), len(panels.own), len(panels.rows)
     lanes = simd.lanes(simd.pointer(data))
     step = 1 if batch == 1 else lanes
-    slots, peaks = np.empty(n, np.int32), np.empty((n + 3 * PANEL) * lanes, data.dtype)
-    where = simd.pointer(slots), simd.pointer(peaks), simd.advance(simd.pointer(peaks), n * step)
+    slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
+    peaks, watched = np.empty(3 * n * lanes, data.dtype), np.empty(GROUP * SEEN * lanes, data.dtype)
+    where = simd.pointer(following), simd.pointer(slots), simd.pointer(peaks), simd.pointer(watched)
     a, lu = simd.pointer(values), simd.advance(simd.pointer(data), part * size * step)
     s = part * step
     if batch == 1:
@@ -218,69 +231,141 @@ def _factorise_part(part, panels, values, batch, data, size, growth, loss):
         simd.store_n(simd.pointer(growth), s, grown_of, batch - s)
         simd.store_n(simd.pointer(loss), s, lost_of, batch - s)
     simd.keep_alive(slots)
+    simd.keep_alive(following)
     simd.keep_alive(peaks)
+    simd.keep_alive(watched)
 
 
 @simd.device
 def _eliminate(at, count, values, batch, s, data, where, zero, one):
     """Factorise the matrices of one block; return `growth` and `loss`.
 
-    A maximum passes over NaN. But what is infinite or NaN times zero is NaN, and so is every sum with it.
+    A panel of U is read once for all rows of a group, while it is in the cache. A maximum passes over NaN, so a sum of
+    what would be zeros otherwise keeps what is not finite.
     """
-    slot, peak, watched = where
-    growth = loss = poison = zero
-    for p in range(count):
-        row, base, begin, own = np.int64(at.first[p]), at.base[p], at.column_ptr[p], np.int64(at.own[p])
-        r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - begin
-        columns = simd.advance(at.columns, begin)
-        for i in range(base, base + size * r):
-            simd.set_entry(data, i, zero)
+    following, slots, peak, watched = where
+    by_row = by_column = loss = poison = zero
+    n, p = np.int64(at.first[count]), 0
+    _scale_columns(at, n, values, batch, s, peak, zero, one)
+    while p < count:
+        end = p + 1
+        while end < count and end - p < GROUP and at.first[end + 1] - at.first[p] == (end + 1 - p) * PANEL:
+            end += 1
+        for i in range(p, end):
+            following[i - p] = at.left_ptr[i]
+            _begin(at, i, values, batch, s, data, simd.advance(slots, (i - p) * n), watched, SEEN * (i - p), zero)
+        done = p
+        while done < end:
+            k = np.int64(count)
+            for i in range(done, end):
+                if following[i - p] < at.left_ptr[i + 1]:
+                    k = min(k, np.int64(at.left[following[i - p]]))
+            if k >= done:  # the next panel has all its terms
+                row, column, lost, sick = _finish(at, n, done, data, peak, watched, SEEN * (done - p), zero, one)
+                by_row, by_column = simd.maximum(row, by_row), simd.maximum(column, by_column)
+                loss, poison = simd.maximum(lost, loss), poison + sick
+                done += 1
+                continue
+            for i in range(done, end):
+                q = following[i - p]
+                if q < at.left_ptr[i + 1] and at.left[q] == k:
+                    slot = simd.advance(slots, (i - p) * n)
+                    _subtract_panel(at, i, k, np.int64(at.back[q]), data, slot, peak, watched, SEEN * (i - p), zero)
+                    following[i - p] = q + 1
+        p = end
+    return simd.minimum(by_row, by_column) + poison, loss + poison
+
+
+@simd.device
+def _scale_columns(at, n, values, batch, s, peak, zero, one):
+    """Write the reciprocals of the columns' largest entries, behind two numbers a row."""
+    for c in range(2 * n, 3 * n):
+        simd.set_entry(peak, c, zero)
+    for q in range(at.entry_ptr[n]):
+        value = simd.absolute(simd.samples(values, at.source[q] * batch + s, batch - s, zero))
+        _raise(peak, 2 * n + at.column[q], value, zero)
+    for c in range(2 * n, 3 * n):
+        simd.set_entry(peak, c, one / simd.entry(peak, c, zero))
+
+
+@simd.device
+def _begin(at, p, values, batch, s, data, slot, watched, seen, zero):
+    """Write the matrix's entries of one panel, and where its columns are."""
+    row, base, begin, own = np.int64(at.first[p]), at.base[p], at.column_ptr[p], np.int64(at.own[p])
+    r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - begin
+    for i in range(base, base + size * r):
+        simd.set_entry(data, i, zero)
+    for i in range(r):
+        norm = zero
+        for q in range(at.entry_ptr[row + i], at.entry_ptr[row + i + 1]):
+            value = simd.samples(values, at.source[q] * batch + s, batch - s, zero)
+            simd.set_entry(data, at.target[q], value)
+            norm = norm + simd.absolute(value)  # unlike a maximum it keeps NaN
+        diagonal = simd.absolute(simd.entry(data, base + (own + i) * r + i, zero))
+        simd.set_entry(watched, seen + NORM + i, norm)
+        simd.set_entry(watched, seen + ROW + i, zero)
+        simd.set_entry(watched, seen + COLUMN + i, zero)
+        simd.set_entry(watched, seen + PIVOT + i, diagonal)
+    for c in range(size):
+        slot[at.columns[begin + c]] = c * r
+
+
+@simd.device
+def _subtract_panel(at, p, k, back, data, slot, peak, watched, seen, zero):
+    """Find the part of L in panel p that belongs to panel k, and subtract its multiple of U."""
+    first, base, lu, own = np.int64(at.first[k]), at.base[p], at.base[k], np.int64(at.own[k])
+    r, n = np.int64(at.first[p + 1] - at.first[p]), np.int64(at.first[k + 1]) - first
+    left = base + np.int64(slot[first])
+    _divide(data, left, r, lu + own * n, n, zero)
+    for c in range(n):
+        largest, relative = simd.entry(peak, 2 * (first + c), zero), simd.entry(peak, 2 * (first + c) + 1, zero)
         for i in range(r):
-            norm = zero
-            for q in range(at.entry_ptr[row + i], at.entry_ptr[row + i + 1]):
-                value = simd.samples(values, at.source[q] * batch + s, batch - s, zero)
-                simd.set_entry(data, at.target[q], value)
-                norm = norm + simd.absolute(value)
-            simd.set_entry(watched, i, norm)
-            simd.set_entry(watched, PANEL + i, zero)  # largest term of the row
-            simd.set_entry(watched, 2 * PANEL + i, simd.absolute(simd.entry(data, base + (own + i) * r + i, zero)))
-        for c in range(size):
-            slot[columns[c]] = c * r
-        for q in range(at.left_ptr[p], at.left_ptr[p + 1]):
-            k = np.int64(at.left[q])
-            first, lu, its = np.int64(at.first[k]), at.base[k], np.int64(at.own[k])
-            n, low, high = np.int64(at.first[k + 1]) - first, at.column_ptr[k], at.column_ptr[k + 1]
-            left = base + np.int64(slot[first])
-            _divide(data, left, r, lu + its * n, n, zero)
-            for c in range(n):
-                largest = simd.entry(peak, first + c, zero)
-                for i in range(r):
-                    term = simd.absolute(simd.entry(data, left + c * r + i, zero))
-                    _raise(watched, PANEL + i, term * largest, zero)
-                    if at.back[q] >= 0:
-                        other = simd.entry(data, lu + (np.int64(at.back[q]) + i) * n + c, zero)
-                        _raise(watched, 2 * PANEL + i, term * simd.absolute(other), zero)
-            tail = its + n
-            rest = simd.advance(at.columns, low + tail)
-            _subtract(data, base, r, left, lu + tail * n, n, rest, high - low - tail, slot, zero)
-        _triangle(data, base + own * r, r, size - own, watched, one, zero)
-        for i in range(r):
-            largest = zero
-            inverse = simd.entry(data, base + (own + i) * r + i, zero)
-            for c in range(own + i + 1, size):
-                largest = simd.maximum(simd.absolute(simd.entry(data, base + c * r + i, zero)), largest)
-            # the pivot itself is the reciprocal of what is stored
-            largest = simd.maximum(simd.absolute(one / inverse), largest)
-            simd.set_entry(peak, row + i, largest)
-            for c in range(i):
-                term = simd.absolute(simd.entry(data, base + (own + c) * r + i, zero))
-                _raise(watched, PANEL + i, term * simd.entry(peak, row + c, zero), zero)
-            norm = simd.entry(watched, i, zero)
-            most = simd.maximum(largest, simd.entry(watched, PANEL + i, zero))
-            growth = simd.maximum(most / norm, growth)
-            loss = simd.maximum(simd.entry(watched, 2 * PANEL + i, zero) * simd.absolute(inverse), loss)
-            poison = simd.fma(norm, zero, simd.fma(inverse, zero, poison))
-    return growth + poison, loss + poison
+            term = simd.absolute(simd.entry(data, left + c * r + i, zero))
+            _raise(watched, seen + ROW + i, term * largest, zero)
+            _raise(watched, seen + COLUMN + i, term * relative, zero)
+            if back >= 0:
+                other = simd.entry(data, lu + (back + i) * n + c, zero)
+                _raise(watched, seen + PIVOT + i, term * simd.absolute(other), zero)
+    begin = at.column_ptr[k] + own + n
+    columns, count = simd.advance(at.columns, begin), at.column_ptr[k + 1] - begin
+    _subtract(data, base, r, left, lu + (own + n) * n, n, columns, count, slot, zero)
+
+
+@simd.device
+def _finish(at, n, p, data, peak, watched, seen, zero, one):
+    """Eliminate within a panel; return its growth by row and by column, its loss, and NaN where these may miss one."""
+    row, own = np.int64(at.first[p]), np.int64(at.own[p])
+    r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - at.column_ptr[p] - own
+    square, columns = at.base[p] + own * r, simd.advance(at.columns, at.column_ptr[p] + own)
+    by_row = by_column = loss = sick = zero
+    for i in range(r):
+        for k in range(i):
+            left = simd.entry(data, square + k * r + i, zero) * simd.entry(data, square + k * r + k, zero)
+            simd.set_entry(data, square + k * r + i, left)
+            term = simd.absolute(left)
+            _raise(watched, seen + ROW + i, term * simd.entry(peak, 2 * (row + k), zero), zero)
+            _raise(watched, seen + COLUMN + i, term * simd.entry(peak, 2 * (row + k) + 1, zero), zero)
+            other = simd.absolute(simd.entry(data, square + i * r + k, zero))
+            _raise(watched, seen + PIVOT + i, term * other, zero)
+            for c in range(k + 1, size):
+                x, u = simd.entry(data, square + c * r + i, zero), simd.entry(data, square + c * r + k, zero)
+                simd.set_entry(data, square + c * r + i, simd.fma(zero - left, u, x))
+        largest = relative = zero
+        for c in range(i, size):
+            value = simd.absolute(simd.entry(data, square + c * r + i, zero))
+            largest = simd.maximum(value, largest)
+            relative = simd.maximum(value * simd.entry(peak, 2 * n + columns[c], zero), relative)
+        inverse = one / simd.entry(data, square + i * r + i, zero)
+        simd.set_entry(data, square + i * r + i, inverse)
+        simd.set_entry(peak, 2 * (row + i), largest)
+        simd.set_entry(peak, 2 * (row + i) + 1, relative)
+        norm = simd.entry(watched, seen + NORM + i, zero)
+        largest = simd.maximum(largest, simd.entry(watched, seen + ROW + i, zero))
+        relative = simd.maximum(relative, simd.entry(watched, seen + COLUMN + i, zero))
+        by_row, by_column = simd.maximum(largest / norm, by_row), simd.maximum(relative, by_column)
+        loss = simd.maximum(simd.entry(watched, seen + PIVOT + i, zero) * simd.absolute(inverse), loss)
+        sick = simd.fma(norm, zero, simd.fma(inverse, zero, sick))
+    return by_row, by_column, loss, sick
 
 
 @simd.device
@@ -302,56 +387,48 @@ def _divide(data, left, r, square, n, zero):
 
 
 @simd.device
-def _triangle(data, square, r, size, watched, one, zero):
-    """Eliminate within a panel, from its own columns on."""
-    for k in range(r):
-        inverse = one / simd.entry(data, square + k * r + k, zero)
-        simd.set_entry(data, square + k * r + k, inverse)
-        for i in range(k + 1, r):
-            left = simd.entry(data, square + k * r + i, zero) * inverse
-            simd.set_entry(data, square + k * r + i, left)
-            term = left * simd.entry(data, square + i * r + k, zero)
-            _raise(watched, 2 * PANEL + i, simd.absolute(term), zero)
-            for c in range(k + 1, size):
-                x, u = simd.entry(data, square + c * r + i, zero), simd.entry(data, square + c * r + k, zero)
-                simd.set_entry(data, square + c * r + i, simd.fma(zero - left, u, x))
-
-
-@simd.device
 def _subtract(data, base, r, left, right, n, columns, count, slot, zero):
     """``A[P, c] -= L[P, Q] U[Q, c]`` for all columns c of U in Q, in order of Q's rows; two rows of P at a time."""
-    i = 0
-    while i + 2 <= r:
-        k = 0
-        if n == 4:
-            _two_by_four(data, base + i, r, left + i, right, columns, count, slot, zero)
-            k = 4
-        elif n >= 2:
-            _two_by_two(data, base + i, r, left + i, right, n, columns, count, slot, zero)
-            k = 2
-        if k < n:
-            _two_by_one(data, base + i, r, left + k * r + i, right + k, n, columns, count, slot, zero)
-        i += 2
-    if i < r:
-        k = 0
-        if n == 4:
-            _one_by_four(data, base + i, r, left + i, right, columns, count, slot, zero)
-            k = 4
-        elif n >= 2:
-            _one_by_two(data, base + i, r, left + i, right, n, columns, count, slot, zero)
-            k = 2
-        if k < n:
-            _one_by_one(data, base + i, left + k * r + i, right + k, n, columns, count, slot, zero)
+    for low in range(0, count, CHUNK):
+        few, some = min(CHUNK, count - low), simd.advance(columns, low)
+        i = 0
+        while i + 2 <= r:
+            k = 0
+            while k + 4 <= n:
+                u = right + low * n + k
+                _two_by_four(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+                k += 4
+            if k + 2 <= n:
+                u = right + low * n + k
+                _two_by_two(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+                k += 2
+            if k < n:
+                u = right + low * n + k
+                _two_by_one(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+            i += 2
+        if i < r:
+            k = 0
+            while k + 4 <= n:
+                u = right + low * n + k
+                _one_by_four(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+                k += 4
+            if k + 2 <= n:
+                u = right + low * n + k
+                _one_by_two(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+                k += 2
+            if k < n:
+                u = right + low * n + k
+                _one_by_one(data, base + i, left + k * r + i, u, n, some, few, slot, zero)
 
 
 @simd.device
-def _two_by_four(data, base, r, left, right, columns, count, slot, zero):
+def _two_by_four(data, base, r, left, right, n, columns, count, slot, zero):
     a0, b0 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + 1, zero)
     a1, b1 = zero - simd.entry(data, left + r, zero), zero - simd.entry(data, left + r + 1, zero)
     a2, b2 = zero - simd.entry(data, left + 2 * r, zero), zero - simd.entry(data, left + 2 * r + 1, zero)
     a3, b3 = zero - simd.entry(data, left + 3 * r, zero), zero - simd.entry(data, left + 3 * r + 1, zero)
     for c in range(count):
-        at, u = base + slot[columns[c]], right + 4 * c
+        at, u = base + slot[columns[c]], right + n * c
         x, y, v = simd.entry(data, at, zero), simd.entry(data, at + 1, zero), simd.entry(data, u, zero)
         x, y, v = simd.fma(a0, v, x), simd.fma(b0, v, y), simd.entry(data, u + 1, zero)
         x, y, v = simd.fma(a1, v, x), simd.fma(b1, v, y), simd.entry(data, u + 2, zero)
@@ -382,11 +459,11 @@ def _two_by_one(data, base, r, left, right, n, columns, count, slot, zero):
 
 
 @simd.device
-def _one_by_four(data, base, r, left, right, columns, count, slot, zero):
+def _one_by_four(data, base, r, left, right, n, columns, count, slot, zero):
     a0, a1 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + r, zero)
     a2, a3 = zero - simd.entry(data, left + 2 * r, zero), zero - simd.entry(data, left + 3 * r, zero)
     for c in range(count):
-        at, u = base + slot[columns[c]], right + 4 * c
+        at, u = base + slot[columns[c]], right + n * c
         x = simd.fma(a0, simd.entry(data, u, zero), simd.entry(data, at, zero))
         x = simd.fma(a1, simd.entry(data, u + 1, zero), x)
         x = simd.fma(a2, simd.entry(data, u + 2, zero), x)
@@ -415,7 +492,7 @@ def _one_by_one(data, base, left, right, n, columns, count, slot, zero):
 
 @numba.njit(**SERIAL)
 def _solve(team, blocks, *args):
-    in_parts(_solve_part, team, blocks, (Panels(*args[:13]), *args[13:]))
+    in_parts(_solve_part, team, blocks, (Panels(*args[:14]), *args[14:]))
 
 
 @numba.njit(**INNER_SERIAL)
