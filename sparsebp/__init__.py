@@ -68,10 +68,10 @@ _NAMES = {
     "run_ranks": "sparsebp.comm.threads",
 }
 __all__ = [
-    "FactorPlan", "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis", "backend",
-    "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
-    "lyapunov", "models", "nn", "optim", "patterns", "plan_factor", "plan_product", "plan_scan", "products", "prune", "run_ranks",
-    "runtime", "scan", "schedule", "threads", "train", "value_and_grad", "verify",
+    "FactorPlan", "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis",
+    "backend", "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
+    "lyapunov", "models", "nn", "optim", "patterns", "plan_factor", "plan_product", "plan_scan", "products", "prune",
+    "run_ranks", "runtime", "scan", "schedule", "threads", "train", "value_and_grad", "verify",
 ]  # fmt: skip
 
 

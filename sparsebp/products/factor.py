@@ -94,8 +94,6 @@ class FactorPlan:
     ----------
     pattern : SparsityPattern
         The matrices' pattern, (n, n).
-    rows, columns : numpy.ndarray
-        The row and the column of every pivot, in the order of elimination: (n,) int32, read-only.
     fill : int
         Values of L and U that are kept for each matrix, with zeros that fill up dense blocks.
     flops : int
@@ -111,11 +109,15 @@ class FactorPlan:
 
     @property
     def rows(self) -> np.ndarray:
-        return self.panels.rows  # type: ignore[no-any-return]
+        """The row of every pivot, in the order of elimination: (n,) int32, read-only."""
+        rows: np.ndarray = self.panels.rows
+        return rows
 
     @property
     def columns(self) -> np.ndarray:
-        return self.panels.order  # type: ignore[no-any-return]
+        """The column of every pivot, in the order of elimination: (n,) int32, read-only."""
+        columns: np.ndarray = self.panels.order
+        return columns
 
     def __call__(self, values: Array) -> Factors:
         """Factorise one matrix, or a batch.

@@ -35,8 +35,8 @@ CHUNK = 32
 """Columns of a panel of U that are read for all rows of another at a time: they fit into the first cache."""
 NORM, ROW, COLUMN, PIVOT = range(0, 4 * PANEL, PANEL)
 SEEN = 4 * PANEL
-"""What is watched of each row of a panel: the sum of its entries' magnitudes; the largest term of L @ U, itself and over the largest
-entry of the matrix in that column; the largest term of the pivot."""
+"""What is watched of each row of a panel: the sum of its magnitudes; the largest term of L @ U, itself and over the
+largest entry of the matrix in that column; the largest term of the pivot."""
 
 
 class Panels(NamedTuple):
