@@ -319,56 +319,59 @@ def _order(pattern: SparsityPattern, values: Array | None) -> tuple[np.ndarray, 
     return np.argsort(found.perm_r).astype(np.int32), np.argsort(found.perm_c).astype(np.int32)
 
 
-# The structure of L and U: first of every row, to find rows that may share a panel, then of the panels.
+# The structure of L and U: the pattern of every row, then panels of rows.
 
 
-def _lay_out(pattern: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> FactorPlan:
+def _lay_out(pattern: SparsityPattern, rows: np.ndarray, order: np.ndarray) -> FactorPlan:
     """Make the plan of an order."""
     factor, n, nnz = kernels.on_host().factor, len(rows), pattern.nnz
     entry_ptr, place = _running(np.diff(pattern.indptr)[rows]), np.empty(n, np.int32)
-    place[columns] = np.arange(n, dtype=np.int32)
+    place[order] = np.arange(n, dtype=np.int32)
     row_of = np.repeat(np.arange(n), np.diff(entry_ptr))
     source = (pattern.indptr[rows].astype(np.int64) - entry_ptr[:-1])[row_of] + np.arange(nnz)
     column_of = place[pattern.indices[source]]
 
-    first = _panels(*_fill(entry_ptr, column_of), factor.PANEL)
-    count, sizes = len(first) - 1, np.diff(first).astype(np.int64)
+    indptr, diagonal, indices = _fill(entry_ptr, column_of)
+    first = _panels(indptr, diagonal, indices, factor.PANEL)
+    count, sizes = len(first) - 1, np.diff(first)
     panel_of = np.repeat(np.arange(count), sizes)
-    keys = np.unique(panel_of[row_of] * count + panel_of[column_of])
-    block_ptr, left_ends, blocks = _fill(np.searchsorted(keys, np.arange(count + 1) * count), (keys % max(count, 1)))
-    row_of_block = np.repeat(np.arange(count), np.diff(block_ptr))
-    keys = row_of_block * count + blocks  # of all blocks, ascending
 
-    ends = _running(sizes[blocks])  # of the blocks, counted in columns
-    column_ptr = ends[block_ptr]
-    offset = ends[:-1] - column_ptr[row_of_block]
-    wide = first[blocks].astype(np.int64) - ends[:-1]
+    # Panels of L, of any of a panel's rows, are whole; columns of U are those of its last row, and of all others.
+    row_of_fill = np.repeat(np.arange(n), np.diff(indptr))
+    before = indices < first[panel_of[row_of_fill]]
+    pairs = np.unique(panel_of[row_of_fill[before]] * count + panel_of[indices[before]])
+    left_of, left = np.divmod(pairs, max(count, 1))
+    own = np.bincount(left_of, sizes[left], count).astype(np.int64)
+    right = diagonal[first[1:] - 1] + 1
+    rest = indptr[first[1:]] - right
+    column_ptr = _running(own + sizes + rest)
+    columns = np.empty(column_ptr[-1], np.int64)
+    columns[_ranges(column_ptr[:-1], own)] = _ranges(first[left], sizes[left])
+    columns[_ranges(column_ptr[:-1] + own, sizes)] = np.arange(n)
+    columns[_ranges(column_ptr[:-1] + own + sizes, rest)] = indices[_ranges(right, rest)]
+
     length = np.diff(column_ptr)
-    base, own = _running(length * sizes), offset[left_ends] if count else np.zeros(0, np.int64)
-
-    block = np.searchsorted(keys, panel_of[row_of] * count + panel_of[column_of])
+    keys, base = np.repeat(np.arange(count) * n, length) + columns, _running(length * sizes)  # keys ascend
     p = panel_of[row_of]
-    target = base[p] + (offset[block] + column_of - first[panel_of[column_of]]) * sizes[p] + row_of - first[p]
-
-    is_left = blocks < row_of_block
-    left, left_of = blocks[is_left], row_of_block[is_left]
-    across = left * count + left_of
-    opposite = np.searchsorted(keys, across)
-    there = keys[np.minimum(opposite, len(keys) - 1)] == across if len(keys) else np.zeros(0, bool)
-    back = np.where(there, offset[np.minimum(opposite, len(keys) - 1)], -1) if len(keys) else np.zeros(0)
-
-    tail = length - own - sizes
-    work = int((sizes[left_of] * sizes[left] * (tail[left] + sizes[left] / 2)).sum() + (sizes**2 * tail / 2).sum())
+    slot = np.searchsorted(keys, p * n + column_of) - column_ptr[p]
+    tail = rest[left] + sizes[left] / 2
+    work = int((sizes[left_of] * sizes[left] * tail).sum() + (sizes**2 * rest / 2).sum())
     panels = factor.Panels(
-        first=first, column_ptr=column_ptr, columns=(np.repeat(wide, sizes[blocks]) + np.arange(ends[-1])), own=own,
-        base=base, left_ptr=_running(np.bincount(left_of, minlength=count)), left=left, back=back,
-        entry_ptr=entry_ptr, source=source, target=target, column=column_of, rows=rows, order=columns,
+        first=first, column_ptr=column_ptr, columns=columns, own=own, base=base,
+        left_ptr=_running(np.bincount(left_of, minlength=count)), left=left,
+        back=np.searchsorted(keys, left * n + first[left_of]) - column_ptr[left],
+        entry_ptr=entry_ptr, source=source, target=base[p] + slot * sizes[p] + row_of - first[p], column=column_of,
+        rows=rows, order=order,
     )  # fmt: skip
-    narrow = {
-        name: getattr(panels, name).astype(np.int32) for name in ("first", "columns", "own", "left", "back", "column")
-    }
+    short = ("first", "columns", "own", "left", "back", "column")
+    narrow = {name: getattr(panels, name).astype(np.int32) for name in short}
     panels = factor.Panels(*(frozen(np.ascontiguousarray(array)) for array in panels._replace(**narrow)))
     return FactorPlan(pattern, int(base[-1]), 2 * work, panels)
+
+
+def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return ``start … start + count - 1`` for every start, one behind the other."""
+    return np.repeat(starts - _running(counts)[:-1], counts) + np.arange(counts.sum())
 
 
 def _running(counts: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ class Panels(NamedTuple):
     base
         The panel's first value, and the number of values, (panels + 1,) int64.
     left_ptr, left, back
-        Every panel of L in a panel, ascending, and which of its columns is this panel's first one, -1 if it has none:
+        Every panel of L in a panel, ascending, and which of its columns is the first one that is not before this panel:
         (panels + 1,) int64, and int32.
     entry_ptr, source, target, column
         For every row, its entries: their numbers in the matrix and among the values, and their columns. (n + 1,) and
@@ -323,11 +323,16 @@ def _subtract_panel(at, p, k, back, data, slot, peak, watched, seen, zero):
             term = simd.absolute(simd.entry(data, left + c * r + i, zero))
             _raise(watched, seen + ROW + i, term * largest, zero)
             _raise(watched, seen + COLUMN + i, term * relative, zero)
-            if back >= 0:
-                other = simd.entry(data, lu + (back + i) * n + c, zero)
-                _raise(watched, seen + PIVOT + i, term * simd.absolute(other), zero)
-    begin = at.column_ptr[k] + own + n
-    columns, count = simd.advance(at.columns, begin), at.column_ptr[k + 1] - begin
+    row, begin, end = np.int64(at.first[p]), at.column_ptr[k], at.column_ptr[k + 1]
+    for c in range(back, end - begin):
+        i = np.int64(at.columns[begin + c]) - row
+        if i >= r:
+            break
+        for j in range(n):
+            term = simd.entry(data, left + j * r + i, zero) * simd.entry(data, lu + c * n + j, zero)
+            _raise(watched, seen + PIVOT + i, simd.absolute(term), zero)
+    begin += own + n
+    columns, count = simd.advance(at.columns, begin), end - begin
     _subtract(data, base, r, left, lu + (own + n) * n, n, columns, count, slot, zero)
 
 
