@@ -107,6 +107,9 @@ class FactorPlan:
     flops: int
     panels: Any = field(repr=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "panels", type(self.panels)(*map(frozen, self.panels)))
+
     @property
     def rows(self) -> np.ndarray:
         """The row of every pivot, in the order of elimination: (n,) int32, read-only."""
@@ -136,7 +139,7 @@ class FactorPlan:
         ------
         PivotError
             Some sample is singular to working precision or not finite, or these pivots would lose more than half of
-            its digits; `samples` of the error names them. The same matrix planned with its own values may do.
+            its digits; `samples` of the error names all of them. A plan made with its own values may suit it.
         DeviceError
             `values` is an array of CuPy: factors are computed on the host alone.
         DTypeError, ShapeError, LayoutError
@@ -157,29 +160,28 @@ class FactorPlan:
 
     def _check_pivots(self, values: Array, growth: Array, loss: Array) -> None:
         """Refuse samples of which no digit, or less than half of them, would be right."""
-        eps, n = np.finfo(values.dtype).eps, self.pattern.shape[0]
-        limits = (
-            ("singular to working precision, or not finite", loss, 1 / (4 * eps * max(n, 1) ** 0.5), "pivots"),
-            ("beyond the pivots of this plan", growth, eps**-0.5, "growth"),
-        )
-        for problem, found, most, what in limits:
-            bad = np.flatnonzero(~(found <= most))
-            if not len(bad):
-                continue
-            names, batched = ", ".join(map(str, bad[:NAMED])) + (", …" if len(bad) > NAMED else ""), values.ndim == 2
-            worst = found[bad].max()
-            got = f"{worst:.2g}" if np.isfinite(worst) else "numbers that are not finite"
-            expected = (
-                f"terms of a pivot at most {most:.2g} times the pivot" if what == "pivots" else
-                f"entries of L U at most {most:.2g} times as large as the matrix's"
-            )  # fmt: skip
-            sample = f"values[:, {bad[0]}].copy()" if batched else "values"
-            raise PivotError(
-                f"{f'{len(bad)} of {len(found)} matrices are' if batched else 'The matrix is'} {problem}",
-                expected=expected, got=got + (f", in samples {names}" if batched else ""),
-                remedy=f"Plan again with these values: plan_factor(pattern, {sample}); "
-                "that says so if they are singular", samples=map(int, bad) if batched else (),
-            )  # fmt: skip
+        eps, batched = np.finfo(values.dtype).eps, values.ndim == 2
+        most_loss, most_growth = 1 / (4 * eps * max(self.pattern.shape[0], 1) ** 0.5), eps**-0.5
+        bad = np.flatnonzero(~((loss <= most_loss) & (growth <= most_growth)))
+        if not len(bad):
+            return
+        which, again, where = "The matrix", "values", ""
+        if batched:
+            which, again = f"{len(bad)} of {len(loss)} matrices", f"values[:, {bad[0]}].copy()"
+            where = ", in samples " + ", ".join(map(str, bad[:NAMED])) + (", …" if len(bad) > NAMED else "")
+        raise PivotError(
+            f"{which} cannot be factorised with the pivots of this plan",
+            expected=f"terms of each pivot at most {most_loss:.2g} times the pivot, and terms of L U at most "
+            f"{most_growth:.2g} times the matrix's entries",
+            got=f"{loss[bad].max():.2g} and {growth[bad].max():.2g} times{where}",
+            remedy=f"Plan again with these values, plan_factor(pattern, {again}); if that fails too, they are not finite, "
+            "singular to working precision, or need rows and columns of about the same size",
+            samples=map(int, bad) if batched else (),
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy by the constructor: arrays are read-only again."""
+        return FactorPlan, (self.pattern, self.fill, self.flops, self.panels)
 
 
 class Factors:
@@ -365,8 +367,7 @@ def _lay_out(pattern: SparsityPattern, rows: np.ndarray, order: np.ndarray) -> F
     )  # fmt: skip
     short = ("first", "columns", "own", "left", "back", "column")
     narrow = {name: getattr(panels, name).astype(np.int32) for name in short}
-    panels = factor.Panels(*(frozen(np.ascontiguousarray(array)) for array in panels._replace(**narrow)))
-    return FactorPlan(pattern, int(base[-1]), 2 * work, panels)
+    return FactorPlan(pattern, int(base[-1]), 2 * work, panels._replace(**narrow))
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

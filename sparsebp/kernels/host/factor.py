@@ -325,12 +325,12 @@ def _subtract_panel(at, p, k, back, data, slot, peak, watched, seen, zero):
             _raise(watched, seen + COLUMN + i, term * relative, zero)
     row, begin, end = np.int64(at.first[p]), at.column_ptr[k], at.column_ptr[k + 1]
     for c in range(back, end - begin):
-        i = np.int64(at.columns[begin + c]) - row
-        if i >= r:
+        of_row = np.int64(at.columns[begin + c]) - row
+        if of_row >= r:
             break
         for j in range(n):
-            term = simd.entry(data, left + j * r + i, zero) * simd.entry(data, lu + c * n + j, zero)
-            _raise(watched, seen + PIVOT + i, simd.absolute(term), zero)
+            term = simd.entry(data, left + j * r + of_row, zero) * simd.entry(data, lu + c * n + j, zero)
+            _raise(watched, seen + PIVOT + of_row, simd.absolute(term), zero)
     begin += own + n
     columns, count = simd.advance(at.columns, begin), end - begin
     _subtract(data, base, r, left, lu + (own + n) * n, n, columns, count, slot, zero)
