@@ -174,8 +174,8 @@ class FactorPlan:
             expected=f"terms of each pivot at most {most_loss:.2g} times the pivot, and terms of L U at most "
             f"{most_growth:.2g} times the matrix's entries",
             got=f"{loss[bad].max():.2g} and {growth[bad].max():.2g} times{where}",
-            remedy=f"Plan again with these values, plan_factor(pattern, {again}); if that fails too, they are not finite, "
-            "singular to working precision, or need rows and columns of about the same size",
+            remedy=f"Plan again with these values, plan_factor(pattern, {again}); if that fails too, they are not "
+            "finite, singular to working precision, or need rows and columns of about the same size",
             samples=map(int, bad) if batched else (),
         )  # fmt: skip
 
