@@ -317,20 +317,24 @@ def _subtract_panel(at, p, k, back, data, slot, peak, watched, seen, zero):
     r, n = np.int64(at.first[p + 1] - at.first[p]), np.int64(at.first[k + 1]) - first
     left = base + np.int64(slot[first])
     _divide(data, left, r, lu + own * n, n, zero)
-    for c in range(n):
-        largest, relative = simd.entry(peak, 2 * (first + c), zero), simd.entry(peak, 2 * (first + c) + 1, zero)
-        for i in range(r):
+    for i in range(r):
+        largest, relative = simd.entry(watched, seen + ROW + i, zero), simd.entry(watched, seen + COLUMN + i, zero)
+        for c in range(n):
             term = simd.absolute(simd.entry(data, left + c * r + i, zero))
-            _raise(watched, seen + ROW + i, term * largest, zero)
-            _raise(watched, seen + COLUMN + i, term * relative, zero)
+            largest = simd.maximum(term * simd.entry(peak, 2 * (first + c), zero), largest)
+            relative = simd.maximum(term * simd.entry(peak, 2 * (first + c) + 1, zero), relative)
+        simd.set_entry(watched, seen + ROW + i, largest)
+        simd.set_entry(watched, seen + COLUMN + i, relative)
     row, begin, end = np.int64(at.first[p]), at.column_ptr[k], at.column_ptr[k + 1]
     for c in range(back, end - begin):
         of_row = np.int64(at.columns[begin + c]) - row
         if of_row >= r:
             break
+        largest = simd.entry(watched, seen + PIVOT + of_row, zero)
         for j in range(n):
             term = simd.entry(data, left + j * r + of_row, zero) * simd.entry(data, lu + c * n + j, zero)
-            _raise(watched, seen + PIVOT + of_row, simd.absolute(term), zero)
+            largest = simd.maximum(simd.absolute(term), largest)
+        simd.set_entry(watched, seen + PIVOT + of_row, largest)
     begin += own + n
     columns, count = simd.advance(at.columns, begin), end - begin
     _subtract(data, base, r, left, lu + (own + n) * n, n, columns, count, slot, zero)
