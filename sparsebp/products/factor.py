@@ -150,13 +150,15 @@ class FactorPlan:
         wide, factor = _as_columns(values), kernels.on_host().factor
         batch = wide.shape[1]
         lanes = factor.width(batch, values.dtype)
+        blocks = -(-batch // lanes)
         with within_memory(f"{batch} factors of {self.fill} values each do not fit in memory", "Use smaller batches"):
-            data = backend.empty(np, (-(-batch // lanes), self.fill, lanes), values.dtype)
+            own = backend.empty(np, (blocks, self.pattern.nnz, lanes), values.dtype)
+            data = backend.empty(np, (blocks, self.fill, lanes), values.dtype)
             growth, loss = np.zeros((2, batch), values.dtype)
             if self.pattern.shape[0] and batch:
-                factor.factorise(self.panels, self.flops // 2, wide, data, growth, loss)
+                factor.factorise(self.panels, self.flops // 2, wide, own, data, growth, loss)
         self._check_pivots(values, growth, loss)
-        return Factors(self, values.copy(), data, growth if values.ndim == 2 else growth[0])
+        return Factors(self, own, data, growth if values.ndim == 2 else growth[0])
 
     def _check_pivots(self, values: Array, growth: Array, loss: Array) -> None:
         """Refuse samples of which no digit, or less than half of them, would be right."""
@@ -191,15 +193,25 @@ class Factors:
     ----------
     plan : FactorPlan
         The plan.
-    values : numpy.ndarray
-        The matrix's own values, (nnz,) or (nnz, B), copied.
+    batch : int or None
+        B, or None for one matrix.
+    dtype : numpy.dtype
+        float32 or float64.
     growth : numpy.ndarray
         How much larger entries of L U are than those of the matrix, the largest of all rows: () or (B,). Rounding
         changes the matrix by about this many times the machine precision.
     """
 
     def __init__(self, plan: FactorPlan, values: Array, data: Array, growth: Array) -> None:
-        self.plan, self.values, self.growth, self._data = plan, values, growth, data
+        self.plan, self.growth, self._values, self._data = plan, growth, values, data
+        self.batch, self.dtype = len(growth) if growth.ndim else None, data.dtype
+
+    @property
+    def values(self) -> Array:
+        """The values that were factorised, (nnz,) or (nnz, B): a copy."""
+        blocks, nnz, lanes = self._values.shape
+        wide = self._values.swapaxes(0, 1).reshape(nnz, blocks * lanes)
+        return wide[:, 0].copy() if self.batch is None else wide[:, : self.batch].copy()
 
     def solve(self, b: Array, *, transposed: bool = False) -> Array:
         """Solve A x = b, or Aᵀ x = b.
@@ -246,7 +258,7 @@ class Factors:
             The new x.
         """
         transposed, steps = check_flag("transposed", transposed), check_integer("steps", steps, 1)
-        wide, dtype, pattern = self._right_hand_side(b), self.values.dtype, self.plan.pattern
+        wide, dtype, pattern = self._right_hand_side(b), self.dtype, self.plan.pattern
         _check_on_host("x", x)
         backend.check_array("x", x, dtype=dtype, shape=self._shape(b))
         values = -_as_columns(self.values).astype(np.float64)
@@ -270,18 +282,19 @@ class Factors:
         """Check b and return it as columns."""
         _check_on_host("b", b)
         n = self.plan.pattern.shape[0]
-        columns = self.values.shape[1] if self.values.ndim == 2 else None
+        columns = self.batch
         if b.ndim not in (1, 2) or b.shape[0] != n or (b.ndim == 2 and columns is not None and b.shape[1] != columns):
             wanted = f"({n},), or ({n}, K)" if columns is None else f"({n}, {columns}), or ({n},) for all matrices"
             raise ShapeError("b does not fit the factors", expected=wanted, got=b.shape)
-        backend.check_array("b", b, dtype=self.values.dtype)
+        backend.check_array("b", b, dtype=self.dtype)
         return _as_columns(b) if columns is None or b.ndim == 2 else np.repeat(b[:, None], columns, axis=1)
 
     def _shape(self, b: Array) -> tuple[int, ...]:
-        return (len(b), self.values.shape[1]) if self.values.ndim == 2 else b.shape
+        return b.shape if self.batch is None else (len(b), self.batch)
 
     def __repr__(self) -> str:
-        return f"Factors({self.plan.pattern}, values {self.values.shape} of {self.values.dtype})"
+        count = "one matrix" if self.batch is None else f"{self.batch} matrices"
+        return f"Factors({count} on {self.plan.pattern}, {self.dtype})"
 
 
 def _check_on_host(name: str, array: Array) -> None:

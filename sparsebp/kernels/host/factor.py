@@ -83,7 +83,9 @@ def width(batch: int, dtype: Any) -> int:
     return 1 if batch == 1 else simd.VECTOR_BYTES // np.dtype(dtype).itemsize
 
 
-def factorise(panels: Panels, work: int, values: Array, data: Array, growth: Array, loss: Array) -> None:
+def factorise(
+    panels: Panels, work: int, values: Array, blocked: Array, data: Array, growth: Array, loss: Array
+) -> None:
     """Compute L and U.
 
     Parameters
@@ -92,8 +94,11 @@ def factorise(panels: Panels, work: int, values: Array, data: Array, growth: Arr
         The structure, and the multiply-adds for one sample.
     values
         (nnz, B), float32 or float64.
+    blocked
+        Written: the same, (blocks, nnz, `width`), with zeros behind the last sample. Read line by line, where lines of
+        `values` are as far apart as the batch is wide.
     data
-        Written: the values of L and U, (blocks, values, `width`), a block for as many samples.
+        Written: the values of L and U, (blocks, values, `width`).
     growth, loss
         Written, (B,): the largest term of L @ U over the 1-norm of the matrix's row, or over the largest entry of its
         column, if that is less; and the largest term of a pivot over the pivot. NaN or infinite where L or U are not
@@ -101,7 +106,8 @@ def factorise(panels: Panels, work: int, values: Array, data: Array, growth: Arr
     """
     blocks, size, lanes = data.shape
     team = team_for(blocks, work * blocks * lanes)
-    _factorise(team, blocks, *panels, values.reshape(-1), values.shape[1], data.reshape(-1), size, growth, loss)
+    arrays = (values.reshape(-1), blocked.reshape(-1), data.reshape(-1))
+    _factorise(team, blocks, *panels, *arrays, size, growth, loss)
 
 
 def solve(panels: Panels, data: Array, b: Array, x: Array, transposed: bool) -> None:
@@ -212,24 +218,26 @@ def _factorise(team, blocks, *args):
 
 
 @numba.njit(**INNER_SERIAL)
-def _factorise_part(part, panels, values, batch, data, size, growth, loss):
-    at, count, n = _pointers(panels), len(panels.own), len(panels.rows)
+def _factorise_part(part, panels, values, blocked, data, size, growth, loss):
+    at, count, n, batch = _pointers(panels), len(panels.own), len(panels.rows), len(growth)
     lanes = simd.lanes(simd.pointer(data))
     step = 1 if batch == 1 else lanes
     slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
     peaks, watched = np.empty(3 * n * lanes, data.dtype), np.empty(GROUP * SEEN * lanes, data.dtype)
     where = simd.pointer(following), simd.pointer(slots), simd.pointer(peaks), simd.pointer(watched)
-    a, lu = simd.pointer(values), simd.advance(simd.pointer(data), part * size * step)
-    s = part * step
+    a, given = simd.advance(simd.pointer(blocked), part * len(panels.source) * step), simd.pointer(values)
+    lu = simd.advance(simd.pointer(data), part * size * step)
     if batch == 1:
         zero, one = data.dtype.type(0), data.dtype.type(1)
-        grown, lost = _eliminate(at, count, a, batch, s, lu, where, zero, one)
+        _take_block(given, a, len(panels.source), batch, 0, zero)
+        grown, lost = _eliminate(at, count, a, lu, where, zero, one)
         growth[0], loss[0] = grown, lost
     else:
         none, unit = simd.zeros(lu), simd.filled(lu, data.dtype.type(1))
-        grown_of, lost_of = _eliminate(at, count, a, batch, s, lu, where, none, unit)
-        simd.store_n(simd.pointer(growth), s, grown_of, batch - s)
-        simd.store_n(simd.pointer(loss), s, lost_of, batch - s)
+        _take_block(given, a, len(panels.source), batch, part * step, none)
+        grown_of, lost_of = _eliminate(at, count, a, lu, where, none, unit)
+        simd.store_n(simd.pointer(growth), part * step, grown_of, batch - part * step)
+        simd.store_n(simd.pointer(loss), part * step, lost_of, batch - part * step)
     simd.keep_alive(slots)
     simd.keep_alive(following)
     simd.keep_alive(peaks)
@@ -237,7 +245,13 @@ def _factorise_part(part, panels, values, batch, data, size, growth, loss):
 
 
 @simd.device
-def _eliminate(at, count, values, batch, s, data, where, zero, one):
+def _take_block(values, block, count, batch, s, zero):
+    for q in range(count):
+        simd.set_entry(block, q, simd.samples(values, q * batch + s, batch - s, zero))
+
+
+@simd.device
+def _eliminate(at, count, values, data, where, zero, one):
     """Factorise the matrices of one block; return `growth` and `loss`.
 
     A panel of U is read once for all rows of a group, while it is in the cache. A maximum passes over NaN, so a sum of
@@ -246,14 +260,14 @@ def _eliminate(at, count, values, batch, s, data, where, zero, one):
     following, slots, peak, watched = where
     by_row = by_column = loss = poison = zero
     n, p = np.int64(at.first[count]), 0
-    _scale_columns(at, n, values, batch, s, peak, zero, one)
+    _scale_columns(at, n, values, peak, zero, one)
     while p < count:
         end = p + 1
         while end < count and end - p < GROUP and at.first[end + 1] - at.first[p] == (end + 1 - p) * PANEL:
             end += 1
         for i in range(p, end):
             following[i - p] = at.left_ptr[i]
-            _begin(at, i, values, batch, s, data, simd.advance(slots, (i - p) * n), watched, SEEN * (i - p), zero)
+            _begin(at, i, values, data, simd.advance(slots, (i - p) * n), watched, SEEN * (i - p), zero)
         done = p
         while done < end:
             k = np.int64(count)
@@ -277,19 +291,19 @@ def _eliminate(at, count, values, batch, s, data, where, zero, one):
 
 
 @simd.device
-def _scale_columns(at, n, values, batch, s, peak, zero, one):
+def _scale_columns(at, n, values, peak, zero, one):
     """Write the reciprocals of the columns' largest entries, behind two numbers a row."""
     for c in range(2 * n, 3 * n):
         simd.set_entry(peak, c, zero)
     for q in range(at.entry_ptr[n]):
-        value = simd.absolute(simd.samples(values, at.source[q] * batch + s, batch - s, zero))
+        value = simd.absolute(simd.entry(values, at.source[q], zero))
         _raise(peak, 2 * n + at.column[q], value, zero)
     for c in range(2 * n, 3 * n):
         simd.set_entry(peak, c, one / simd.entry(peak, c, zero))
 
 
 @simd.device
-def _begin(at, p, values, batch, s, data, slot, watched, seen, zero):
+def _begin(at, p, values, data, slot, watched, seen, zero):
     """Write the matrix's entries of one panel, and where its columns are."""
     row, base, begin, own = np.int64(at.first[p]), at.base[p], at.column_ptr[p], np.int64(at.own[p])
     r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - begin
@@ -298,7 +312,7 @@ def _begin(at, p, values, batch, s, data, slot, watched, seen, zero):
     for i in range(r):
         norm = zero
         for q in range(at.entry_ptr[row + i], at.entry_ptr[row + i + 1]):
-            value = simd.samples(values, at.source[q] * batch + s, batch - s, zero)
+            value = simd.entry(values, at.source[q], zero)
             simd.set_entry(data, at.target[q], value)
             norm = norm + simd.absolute(value)  # unlike a maximum it keeps NaN
         diagonal = simd.absolute(simd.entry(data, base + (own + i) * r + i, zero))
