@@ -25,7 +25,7 @@ from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.engine.threads import in_parts, team_for
-from sparsebp.kernels.host.symbolic import _sort
+from sparsebp.kernels.host.symbolic import sort
 
 PANEL = 4
 """Rows of a panel at most."""
@@ -169,7 +169,7 @@ def fill_rows(row, indptr, indices, ends, cuts, marks, found):
                         marks[j], found[at] = i, j
                         at += 1
             q += 1
-        _sort(found, begin, at)
+        sort(found, begin, at)
         q = begin
         while found[q] < i:
             k = found[q]
