@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sparsebp.jacobians import TransposedJacobian, jacobian_t, sparse_hessian, sparse_jacobian
     from sparsebp.nn import prune, value_and_grad
     from sparsebp.patterns import SparsityPattern
-    from sparsebp.products import ProductPlan, plan_product
+    from sparsebp.products import FactorPlan, ProductPlan, plan_factor, plan_product
     from sparsebp.runtime.launch import connect
     from sparsebp.scan import (
         ScanPlan,
@@ -58,7 +58,9 @@ _MODULES = {
 }
 _NAMES = {
     "SparsityPattern": "sparsebp.patterns",
+    "FactorPlan": "sparsebp.products",
     "ProductPlan": "sparsebp.products",
+    "plan_factor": "sparsebp.products",
     "plan_product": "sparsebp.products",
     "TransposedJacobian": "sparsebp.jacobians",
     "jacobian_t": "sparsebp.jacobians",
@@ -79,10 +81,10 @@ _NAMES = {
     "run_ranks": "sparsebp.comm.threads",
 }
 __all__ = [
-    "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis", "backend",
-    "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
-    "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "nn", "optim", "patterns", "plan_product",
-    "plan_scan", "products", "prune", "run_ranks", "runtime", "scan", "schedule", "selective_scan",
+    "FactorPlan", "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis",
+    "backend", "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
+    "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "nn", "optim", "patterns", "plan_factor",
+    "plan_product", "plan_scan", "products", "prune", "run_ranks", "runtime", "scan", "schedule", "selective_scan",
     "selective_scan_vjp", "sparse_hessian", "sparse_jacobian", "threads", "train", "value_and_grad", "verify",
 ]  # fmt: skip
 

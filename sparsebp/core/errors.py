@@ -116,6 +116,23 @@ class NonFiniteError(SparseBPError, ArithmeticError):
     """A weight, loss or gradient is NaN or infinite; the message names the step and the layer or parameter."""
 
 
+class PivotError(SparseBPError, ValueError):
+    """A matrix is singular to working precision, or the order of a plan's pivots does not suit its values.
+
+    Parameters
+    ----------
+    problem, expected, got, remedy
+        As for `SparseBPError`.
+    samples
+        The numbers of the samples concerned, where values have a batch.
+    """
+
+    def __init__(self, problem: str, *, expected: object = None, got: object = None, remedy: str | None = None,
+                 samples: Iterable[int] = ()) -> None:  # fmt: skip
+        self.samples = tuple(samples)
+        super().__init__(problem, expected=expected, got=got, remedy=remedy)
+
+
 class FileFormatError(SparseBPError, ValueError):
     """A checkpoint or another file is corrupt, of another kind, or does not fit the object that loads it."""
 

@@ -16,6 +16,7 @@ from sparsebp.kernels.spec import UPDATE_OPTIONS
 from sparsebp.nn.gradients import value_and_grad
 from sparsebp.patterns.coloring import color_columns, color_symmetric
 from sparsebp.patterns.pattern import SparsityPattern
+from sparsebp.products.factor import plan_factor
 from sparsebp.products.product import ProductPlan, candidates_of_structure, plan_addition, plan_by, plan_product
 from sparsebp.scan import linear_recurrence, linear_recurrence_vjp, plan_scan, selective_scan, selective_scan_vjp
 
@@ -124,6 +125,13 @@ def _pattern(mask: np.ndarray) -> SparsityPattern:
     return SparsityPattern(np.append(0, np.cumsum(mask.sum(axis=1))), np.nonzero(mask)[1], mask.shape)
 
 
+def _factors(dtype: np.dtype) -> None:
+    plan = plan_factor(SparsityPattern.diagonal(3))
+    for shape in ((3,), (3, _SAMPLES)):
+        factors, b = plan(np.ones(shape, dtype)), np.ones((3, _SAMPLES), dtype)
+        factors.refine(b, factors.solve(b))
+
+
 def _dense_products(dtype: np.dtype) -> None:
     host, thin, large = kernels.on_host(), np.ones((16, 1024), dtype), np.ones((1024, 1024), dtype)
     host.matmul(thin, large, np.empty((16, 1024), dtype))
@@ -149,5 +157,6 @@ _JOBS: dict[str, Callable[[np.dtype], None]] = {
     "RNN": functools.partial(_recurrent, nn.RNN), "GRU": functools.partial(_recurrent, nn.GRU),
     "LSTM": functools.partial(_recurrent, nn.LSTM), "convolutions": _convolutions, "sequences": _sequences,
     "scans": _scans, "linear recurrences": _linear_recurrences, "sparse products": _sparse_products,
+    "factors": _factors,
     "dense products": _dense_products, "optimizers": _optimizers,
 }  # fmt: skip

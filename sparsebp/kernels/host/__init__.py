@@ -10,7 +10,7 @@ from sparsebp.kernels.host.engine.compile import drop_stale
 _PACKAGE = Path(__file__).parents[2]
 drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
-from sparsebp.kernels.host import cells, coloring, csr, inference, symbolic  # noqa: E402
+from sparsebp.kernels.host import cells, coloring, csr, factor, inference, symbolic  # noqa: E402
 from sparsebp.kernels.host.cells import RecurrentKernels  # noqa: E402
 from sparsebp.kernels.host.conv import ConvolutionKernels  # noqa: E402
 from sparsebp.kernels.host.csr import CsrKernels, ValueKernels  # noqa: E402
@@ -49,6 +49,7 @@ __all__ = [
     "cells",
     "coloring",
     "csr",
+    "factor",
     "find",
     "infer",
     "inference",

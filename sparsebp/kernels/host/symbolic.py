@@ -373,7 +373,7 @@ def find_rows(
                         found[at] = j
                         at += 1
                     marked[j] = (marked[j] & keep) + 1
-            _sort(found, begin, at)
+            sort(found, begin, at)
             for i in range(begin, at if not counted else begin):
                 marked[found[i]] = 0
         for i in range(begin, at if counted else begin):
@@ -383,7 +383,7 @@ def find_rows(
 
 
 @numba.njit(**INNER_SERIAL)
-def _sort(values, begin, end):
+def sort(values, begin, end):
     """Sort numbers in place (Shell's method; Numba's own sort takes longer to compile than all the rest here)."""
     gap = end - begin
     while gap > 1:

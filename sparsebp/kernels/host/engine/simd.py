@@ -215,14 +215,16 @@ def maximum(typingctx: Any, a: Any, b: Any) -> Any:
 
 def _select_if(comparison: str, a: Any, b: Any) -> Any:
     ty = _vector_of((a, b))
-    if ty is None:
+    if ty is None and not (a == b and isinstance(a, types.Float)):
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        left, right = (as_vector(context, builder, ty, v, t) for v, t in zip(args, sig.args, strict=True))
+        left, right = args
+        if ty is not None:
+            left, right = (as_vector(context, builder, ty, v, t) for v, t in zip(args, sig.args, strict=True))
         return builder.select(builder.fcmp_ordered(comparison, left, right), left, right)
 
-    return ty(a, b), codegen
+    return (ty or a)(a, b), codegen
 
 
 @intrinsic
@@ -250,7 +252,10 @@ def where_within(typingctx: Any, x: Any, low: Any, high: Any, value: Any) -> Any
 
 @intrinsic
 def absolute(typingctx: Any, x: Any) -> Any:
-    """Return |x| per lane."""
+    """Return |x| per lane, or of a number."""
+    if isinstance(x, types.Float):
+        name, real = f"llvm.fabs.f{x.bitwidth}", llvm_real(x)
+        return x(x), lambda context, builder, sig, args: call_llvm(builder, name, real, [args[0]])
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return call_llvm(builder, f"llvm.fabs.{vector_name(x)}", llvm_vector(x), [args[0]])
@@ -488,14 +493,18 @@ def load_n(typingctx: Any, ptr: Any, offset: Any, n: Any) -> Any:
     ty = SimdType(ptr.dtype)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = _vector_pointer(context, builder, ty, args[0], args[1], offset)
-        vector = llvm_vector(ty)
-        align = ir.Constant(ir.IntType(32), ty.dtype.bitwidth // 8)
-        mask = _tail_mask(context, builder, ty, args[2], n)
-        name = f"llvm.masked.load.{vector_name(ty)}.p0"
-        return call_llvm(builder, name, vector, [at, align, mask, ir.Constant(vector, None)])
+        return _load_masked(context, builder, ty, args, sig.args)
 
     return ty(ptr, offset, n), codegen
+
+
+def _load_masked(context: Any, builder: Any, ty: SimdType, args: Any, kinds: Any) -> Any:
+    at = _vector_pointer(context, builder, ty, args[0], args[1], kinds[1])
+    vector = llvm_vector(ty)
+    align = ir.Constant(ir.IntType(32), ty.dtype.bitwidth // 8)
+    mask = _tail_mask(context, builder, ty, args[2], kinds[2])
+    name = f"llvm.masked.load.{vector_name(ty)}.p0"
+    return call_llvm(builder, name, vector, [at, align, mask, ir.Constant(vector, None)])
 
 
 @intrinsic
@@ -515,13 +524,17 @@ def store_n(typingctx: Any, ptr: Any, offset: Any, value: Any, n: Any) -> Any:
     """Store the first `n` lanes (at most all) to ``ptr[offset:]`` and touch nothing beyond."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = _vector_pointer(context, builder, value, args[0], args[1], offset)
-        align = ir.Constant(ir.IntType(32), value.dtype.bitwidth // 8)
-        mask = _tail_mask(context, builder, value, args[3], n)
-        call_llvm(builder, f"llvm.masked.store.{vector_name(value)}.p0", ir.VoidType(), [args[2], at, align, mask])
+        _store_masked(context, builder, value, args, sig.args)
         return context.get_dummy_value()
 
     return types.void(ptr, offset, value, n), codegen
+
+
+def _store_masked(context: Any, builder: Any, ty: SimdType, args: Any, kinds: Any) -> None:
+    at = _vector_pointer(context, builder, ty, args[0], args[1], kinds[1])
+    align = ir.Constant(ir.IntType(32), ty.dtype.bitwidth // 8)
+    mask = _tail_mask(context, builder, ty, args[3], kinds[3])
+    call_llvm(builder, f"llvm.masked.store.{vector_name(ty)}.p0", ir.VoidType(), [args[2], at, align, mask])
 
 
 @intrinsic
@@ -698,6 +711,69 @@ def put(values: Any, entry: int, batch: int, s: int, n: int, full: bool, value: 
         store(values, entry * batch + s, value)
     else:
         store_n(values, entry * batch + s, value, n)
+
+
+# For kernels that are written once, for vectors and for single numbers: `like` is a value of the type that is meant.
+
+
+def _entry_pointer(context: Any, builder: Any, ty: Any, args: Any, kinds: Any, step: int) -> Any:
+    at = builder.gep(args[0], [builder.mul(context.cast(builder, args[1], kinds[1], types.intp), WORD(step))])
+    return builder.bitcast(at, llvm_vector(ty).as_pointer()) if isinstance(ty, SimdType) else at
+
+
+@intrinsic
+def entry(typingctx: Any, ptr: Any, index: Any, like: Any) -> Any:
+    """Load entry number `index` of an array of such vectors or numbers."""
+    real, step = (like.dtype, like.lanes) if isinstance(like, SimdType) else (like, 1)
+    if ptr != types.CPointer(real):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = _entry_pointer(context, builder, like, args, sig.args, step)
+        return builder.load(at, align=real.bitwidth // 8)
+
+    return like(ptr, index, like), codegen
+
+
+@intrinsic
+def set_entry(typingctx: Any, ptr: Any, index: Any, value: Any) -> Any:
+    """Store a vector or number as entry number `index` of an array of such."""
+    real, step = (value.dtype, value.lanes) if isinstance(value, SimdType) else (value, 1)
+    if ptr != types.CPointer(real):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(args[2], _entry_pointer(context, builder, value, args, sig.args, step), align=real.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(ptr, index, value), codegen
+
+
+@intrinsic
+def samples(typingctx: Any, ptr: Any, offset: Any, n: Any, like: Any) -> Any:
+    """Load the first `n` lanes from ``ptr[offset:]``, the others zero; or the number ``ptr[offset]``."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if isinstance(like, SimdType):
+            return _load_masked(context, builder, like, args, sig.args)
+        return builder.load(_entry_pointer(context, builder, like, args, sig.args, 1), align=like.bitwidth // 8)
+
+    return like(ptr, offset, n, like), codegen
+
+
+@intrinsic
+def set_samples(typingctx: Any, ptr: Any, offset: Any, value: Any, n: Any) -> Any:
+    """Store the first `n` lanes to ``ptr[offset:]``, or a number to ``ptr[offset]``."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if isinstance(value, SimdType):
+            _store_masked(context, builder, value, args, sig.args)
+        else:
+            at = _entry_pointer(context, builder, value, args, sig.args, 1)
+            builder.store(args[2], at, align=value.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(ptr, offset, value, n), codegen
 
 
 # Vectors of `simd` whose lanes change places: every second number of two vectors, and two vectors in turn.

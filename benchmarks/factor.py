@@ -1,0 +1,122 @@
+"""LU factors of many matrices on one pattern, against SciPy's SuperLU.
+
+``python -m benchmarks factor``. A matrix with new values is factorised and one system solved with it. The order is
+planned once, outside of the time that is compared; the table gives that time too. SciPy's ``splu`` orders and analyses
+every matrix anew, on one thread, and has no batch: a sample of ours stands against one matrix of its.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.harness import Benchmark, Overview, Row, Run, columns, fits, refuse_difference
+from sparsebp.core import timing
+from sparsebp.patterns import SparsityPattern
+from sparsebp.products import plan_factor
+
+TARGET = 5.0
+"""For batches of 8 or more."""
+SAMPLES = 4
+"""Different matrices that SciPy takes in turn."""
+
+
+def measure_factor(run: Run) -> Iterator[Row]:
+    plan_factor(SparsityPattern.diagonal(2))  # compiles
+    for count in run.threads():
+        for name, matrix in matrices(run.settings["sides"]).items():
+            for batch in run.settings["batches"]:
+                pattern = SparsityPattern.from_scipy(matrix)
+                start = time.perf_counter()
+                plan = plan_factor(pattern, matrix.data)
+                row: Row = {"matrix": name, "n": matrix.shape[0], "entries": pattern.nnz, "fill": plan.fill,
+                            "batch": batch, "threads": count, "plan": time.perf_counter() - start}  # fmt: skip
+                if fits(f"{name}, batch {batch}", 2 * plan.fill * batch * matrix.data.itemsize, run.note):
+                    yield row | measure_factor_row(name, plan, matrix.data, batch, run.rounds)
+
+
+def matrices(sides: Mapping[str, int]) -> dict[str, Any]:
+    """Return CSR matrices in float64, the same ones at every call, with coefficients that vary."""
+    import scipy.sparse as sp
+
+    rng = np.random.default_rng(0)
+
+    def grid(*shape: int) -> Any:
+        total = sp.csr_array((1, 1))
+        for n in shape:
+            line = sp.diags_array([2.0, -1.0, -1.0], offsets=[0, 1, -1], shape=(n, n))
+            total = sp.kron(total, sp.eye_array(n)) + sp.kron(sp.eye_array(total.shape[0]), line)
+        return total
+
+    def circuit(n: int) -> Any:
+        """A random network, mostly a tree with few branches at each node, with a conductance to ground."""
+        near = np.arange(1, n) - rng.integers(1, 30, n - 1).clip(max=np.arange(1, n))
+        a, b = rng.integers(n, size=n // 10), rng.integers(1, 30, n // 10)
+        ends = np.concatenate([np.arange(1, n), a]), np.concatenate([near, (a + b).clip(max=n - 1)])
+        network = sp.coo_array((-rng.random(len(ends[0])), ends), shape=(n, n)).tocsr()
+        network = network + network.T
+        return network - sp.diags_array(network.sum(axis=1) - 0.01)
+
+    def vary(matrix: Any) -> Any:
+        matrix.sum_duplicates()
+        matrix.data *= 1 + 0.1 * rng.random(matrix.nnz)
+        return matrix
+
+    line, square, cube = sides["line"], sides["square"], sides["cube"]
+    offsets = [-2, -1, 0, 1, 2]
+    found = {
+        f"band of 5, {line}": sp.diags_array([-1.0, -1.0, 5.0, -1.0, -1.0], offsets=offsets, shape=(line, line)),
+        f"grid, {square} × {square}": grid(square, square),
+        f"grid, {2 * square} × {2 * square}": grid(2 * square, 2 * square),
+        f"grid, {cube} × {cube} × {cube}": grid(cube, cube, cube),
+        f"circuit, {line} nodes": circuit(line),
+    }
+    return {name: vary(sp.csr_array(matrix)) for name, matrix in found.items()}
+
+
+def measure_factor_row(name: str, plan: Any, data: np.ndarray, batch: int, rounds: Mapping[str, Any]) -> Row:
+    from scipy.sparse.linalg import splu
+
+    rng, n = np.random.default_rng(1), plan.pattern.shape[0]
+    values, b = data[:, None] * (1 + 0.05 * rng.random((len(data), batch))), rng.standard_normal((n, batch))
+    theirs = [(plan.pattern.to_scipy(values[:, s].copy()).tocsc(), b[:, s].copy()) for s in range(min(batch, SAMPLES))]
+    x = plan(values).solve(b)
+    for s, (matrix, right) in enumerate(theirs):
+        expected = splu(matrix).solve(right)
+        refuse_difference(f"{name}: a solution", "SciPy", float(abs(x[:, s] - expected).max() / abs(expected).max()))
+    turns = cycle(theirs)
+    scipy = timing.Call(lambda given: splu(given[0]).solve(given[1]), lambda: next(turns))
+    timings = timing.measure({"ours": lambda: plan(values).solve(b), "scipy": scipy}, **rounds)
+    timings["ours"] = harness.each(timings["ours"], batch)
+    row = timing.side_by_side(timings)
+    reached = harness.reaches(row, "scipy_ratio", TARGET) if batch >= 8 else {"target": None, "met": None}
+    return row | reached
+
+
+FACTOR = Benchmark(
+    name="factor",
+    title="A matrix with new values, factorised, and one system solved: float64, CPU, time per matrix",
+    leaves_out="ordering and symbolic phase of ours (column 'plan once'); SciPy's are in every call",
+    settings={"dtype": "float64", "target": TARGET},
+    sizes={"batches": (1, 8, 16, 64), "sides": {"line": 10_000, "square": 40, "cube": 14}},
+    quick={"batches": (1, 9), "sides": {"line": 60, "square": 5, "cube": 4}},
+    rounds={"rounds": 15, "least_rounds": 5, "budget": 6.0},
+    measure=measure_factor,
+    columns=columns(
+        words={"matrix": "matrix"},
+        numbers={"n": "rows", "entries": "entries", "fill": "entries of L and U"},
+        seconds={"plan": "plan once"},
+        times={"scipy_ratio": "over SciPy"},
+    ),
+    short=("matrix", "batch", "threads", "ours", "scipy", "scipy_ratio", "plan"),
+    in_short=lambda row: row["batch"] in (1, 16) and row["threads"] == 1,
+    overview=Overview(task="LU factors of a matrix with new values", peer="SciPy", ratio="scipy_ratio",
+                      label="{matrix}, batch {batch}", page="products.md#lu-factors"),
+    picture=harness.bars("{matrix}; batch {batch}", {"scipy_ratio": "over SciPy"},
+                         "speed-up: SciPy's time over ours, median", (harness.SCIPY,), line=TARGET),
+)  # fmt: skip

@@ -1,0 +1,632 @@
+"""LU factors of many matrices on one pattern, on the host: their structure, their values, solves.
+
+The numeric phase is Gaussian elimination row by row, in an order that is given. Rows that have nearly the same columns
+are neighbours, and up to four of them make a *panel*: a dense block that stands on one list of columns, those of L, the
+panel's own, and those of U. Row i of L and U then takes one multiple of a panel of U for each panel of L in it:
+
+    for every panel Q of L in the rows of P:   L[P, Q] = A[P, Q] U[Q, Q]⁻¹;   A[P, :] -= L[P, Q] U[Q, :]
+
+Nothing is searched: columns that P and Q share are found by number. Each entry of a panel holds a vector of samples, or
+one number where there is one matrix; the functions are written once for both, `like` is a value of the type meant. Both
+do the same operations in the same order.
+
+Values of panel P are those of its columns, one after the other, each with the panel's rows side by side. Its own
+columns hold L below the diagonal (whose ones are not stored), U above, and the reciprocals of the pivots on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from sparsebp.core.check import Array
+from sparsebp.kernels.host.engine import simd
+from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.threads import in_parts, team_for
+from sparsebp.kernels.host.symbolic import sort
+
+PANEL = 4
+"""Rows of a panel at most."""
+GROUP = 4
+"""Panels that are eliminated together at most: they fit into the second cache with a batch."""
+CHUNK = 32
+"""Columns of a panel of U that are read for all rows of another at a time: they fit into the first cache."""
+NORM, ROW, COLUMN, PIVOT = range(0, 4 * PANEL, PANEL)
+SEEN = 4 * PANEL
+"""What is watched of each row of a panel: the sum of its magnitudes; the largest term of L @ U, itself and over the
+largest entry of the matrix in that column; the largest term of the pivot."""
+
+
+class Panels(NamedTuple):
+    """Where the entries of L and U are. Rows and columns are numbered in the order of elimination.
+
+    Attributes
+    ----------
+    first
+        First row of every panel, and the number of rows, (panels + 1,) int32.
+    column_ptr, columns
+        The columns of every panel, ascending, (panels + 1,) int64 and int32.
+    own
+        How many of them are those of L, (panels,) int32; the panel's own follow.
+    base
+        The panel's first value, and the number of values, (panels + 1,) int64.
+    left_ptr, left, back
+        Every panel of L in a panel, ascending, and which of its columns is the first one that is not before this panel:
+        (panels + 1,) int64, and int32.
+    entry_ptr, source, target, column
+        For every row, its entries: their numbers in the matrix and among the values, and their columns. (n + 1,) and
+        (nnz,) int64, (nnz,) int32.
+    rows, order
+        The matrix's row and column behind every one here, (n,) int32.
+    """
+
+    first: Any
+    column_ptr: Any
+    columns: Any
+    own: Any
+    base: Any
+    left_ptr: Any
+    left: Any
+    back: Any
+    entry_ptr: Any
+    source: Any
+    target: Any
+    column: Any
+    rows: Any
+    order: Any
+
+
+def width(batch: int, dtype: Any) -> int:
+    """Return how many samples an entry of the factors holds."""
+    return 1 if batch == 1 else simd.VECTOR_BYTES // np.dtype(dtype).itemsize
+
+
+def factorise(
+    panels: Panels, work: int, values: Array, blocked: Array, data: Array, growth: Array, loss: Array
+) -> None:
+    """Compute L and U.
+
+    Parameters
+    ----------
+    panels, work
+        The structure, and the multiply-adds for one sample.
+    values
+        (nnz, B), float32 or float64.
+    blocked
+        Written: the same, (blocks, nnz, `width`), with zeros behind the last sample. Read line by line, where lines of
+        `values` are as far apart as the batch is wide.
+    data
+        Written: the values of L and U, (blocks, values, `width`).
+    growth, loss
+        Written, (B,): the largest term of L @ U over the 1-norm of the matrix's row, or over the largest entry of its
+        column, if that is less; and the largest term of a pivot over the pivot. NaN or infinite where L or U are not
+        finite.
+    """
+    blocks, size, lanes = data.shape
+    team = team_for(blocks, work * blocks * lanes)
+    arrays = (values.reshape(-1), blocked.reshape(-1), data.reshape(-1))
+    _factorise(team, blocks, *panels, *arrays, size, growth, loss)
+
+
+def solve(panels: Panels, data: Array, b: Array, x: Array, transposed: bool) -> None:
+    """Solve A x = b or Aᵀ x = b; `data` as from `factorise`, b and x (n, B), or (n, K) for factors of one matrix."""
+    lanes = width(b.shape[1], b.dtype)
+    blocks = -(-b.shape[1] // lanes)
+    shared = data.shape[2] == 1
+    arguments = (data.reshape(-1), data.shape[1], shared, b.reshape(-1), x.reshape(-1), b.shape[1], transposed)
+    _solve(team_for(blocks, data.shape[1] * blocks * lanes), blocks, *panels, *arguments)
+
+
+# The functions below are compiled: their arguments are index arrays, pointers, tuples of them, sizes and flags.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@numba.njit(**SERIAL)
+def fill_rows(row, indptr, indices, ends, cuts, marks, found):
+    """Find the columns of L + U row by row, from `row` on, as long as there is room; return the first row not done.
+
+    A column j of row i has an entry if j is reached from one of the matrix through rows of U before i (J. Gilbert, T.
+    Peierls, "Sparse partial pivoting in time proportional to arithmetic operations", SIAM J. Sci. Stat. Comput. 9,
+    1988). A row of U is followed up to its first column whose entry of L is there too: behind it that column's row has
+    all that this one has (S. Eisenstat, J. Liu, "Exploiting structural symmetry in a sparse partial pivoting code",
+    SIAM J. Sci. Comput. 14, 1993).
+
+    Parameters
+    ----------
+    row, indptr, indices
+        Where to begin, and the pattern in the order of elimination; columns may be unsorted.
+    ends
+        (n + 1, 2) int64: where each row ends in `found`, and where its part of U begins; row 0 is before the first.
+    cuts
+        (n,) int64: up to where a row of U is followed.
+    marks
+        (n,) int64, the last row that met a column; -1 at first.
+    found
+        The columns, int32; the last ones may be those of an unfinished row.
+    """
+    size = len(indptr) - 1
+    for i in range(row, size):
+        begin = ends[i, 0]
+        if begin + size > len(found):  # the longest row might not fit
+            return i
+        at = begin
+        marks[i], found[at] = i, i
+        at += 1
+        for q in range(indptr[i], indptr[i + 1]):
+            j = indices[q]
+            if marks[j] != i:
+                marks[j], found[at] = i, j
+                at += 1
+        q = begin
+        while q < at:
+            k = found[q]
+            if k < i:
+                for u in range(ends[k + 1, 1], cuts[k]):
+                    j = found[u]
+                    if marks[j] != i:
+                        marks[j], found[at] = i, j
+                        at += 1
+            q += 1
+        sort(found, begin, at)
+        q = begin
+        while found[q] < i:
+            k = found[q]
+            low, high = ends[k + 1, 1], ends[k + 1, 0]
+            if cuts[k] == high:  # not cut yet
+                while low < high:
+                    middle = (low + high) // 2
+                    if found[middle] < i:
+                        low = middle + 1
+                    else:
+                        high = middle
+                if low < ends[k + 1, 0] and found[low] == i:
+                    cuts[k] = low + 1
+            q += 1
+        ends[i + 1, 0], ends[i + 1, 1], cuts[i] = at, q + 1, at
+    return size
+
+
+@simd.device
+def _pointers(panels):
+    """Return `Panels` of pointers in place of arrays."""
+    return Panels(
+        simd.pointer(panels.first),
+        simd.pointer(panels.column_ptr),
+        simd.pointer(panels.columns),
+        simd.pointer(panels.own),
+        simd.pointer(panels.base),
+        simd.pointer(panels.left_ptr),
+        simd.pointer(panels.left),
+        simd.pointer(panels.back),
+        simd.pointer(panels.entry_ptr),
+        simd.pointer(panels.source),
+        simd.pointer(panels.target),
+        simd.pointer(panels.column),
+        simd.pointer(panels.rows),
+        simd.pointer(panels.order),
+    )
+
+
+# ---- L and U ---------------------------------------------------------------------------------------------------------
+
+
+@numba.njit(**SERIAL)
+def _factorise(team, blocks, *args):
+    in_parts(_factorise_part, team, blocks, (Panels(*args[:14]), *args[14:]))
+
+
+@numba.njit(**INNER_SERIAL)
+def _factorise_part(part, panels, values, blocked, data, size, growth, loss):
+    at, count, n, batch = _pointers(panels), len(panels.own), len(panels.rows), len(growth)
+    lanes = simd.lanes(simd.pointer(data))
+    step = 1 if batch == 1 else lanes
+    slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
+    peaks, watched = np.empty(3 * n * lanes, data.dtype), np.empty(GROUP * SEEN * lanes, data.dtype)
+    where = simd.pointer(following), simd.pointer(slots), simd.pointer(peaks), simd.pointer(watched)
+    a, given = simd.advance(simd.pointer(blocked), part * len(panels.source) * step), simd.pointer(values)
+    lu = simd.advance(simd.pointer(data), part * size * step)
+    if batch == 1:
+        zero, one = data.dtype.type(0), data.dtype.type(1)
+        _take_block(given, a, len(panels.source), batch, 0, zero)
+        grown, lost = _eliminate(at, count, a, lu, where, zero, one)
+        growth[0], loss[0] = grown, lost
+    else:
+        none, unit = simd.zeros(lu), simd.filled(lu, data.dtype.type(1))
+        _take_block(given, a, len(panels.source), batch, part * step, none)
+        grown_of, lost_of = _eliminate(at, count, a, lu, where, none, unit)
+        simd.store_n(simd.pointer(growth), part * step, grown_of, batch - part * step)
+        simd.store_n(simd.pointer(loss), part * step, lost_of, batch - part * step)
+    simd.keep_alive(slots)
+    simd.keep_alive(following)
+    simd.keep_alive(peaks)
+    simd.keep_alive(watched)
+
+
+@simd.device
+def _take_block(values, block, count, batch, s, zero):
+    for q in range(count):
+        simd.set_entry(block, q, simd.samples(values, q * batch + s, batch - s, zero))
+
+
+@simd.device
+def _eliminate(at, count, values, data, where, zero, one):
+    """Factorise the matrices of one block; return `growth` and `loss`.
+
+    A panel of U is read once for all rows of a group, while it is in the cache. A maximum passes over NaN, so a sum of
+    what would be zeros otherwise keeps what is not finite.
+    """
+    following, slots, peak, watched = where
+    by_row = by_column = loss = poison = zero
+    n, p = np.int64(at.first[count]), 0
+    _scale_columns(at, n, values, peak, zero, one)
+    while p < count:
+        end = p + 1
+        while end < count and end - p < GROUP and at.first[end + 1] - at.first[p] == (end + 1 - p) * PANEL:
+            end += 1
+        for i in range(p, end):
+            following[i - p] = at.left_ptr[i]
+            _begin(at, i, values, data, simd.advance(slots, (i - p) * n), watched, SEEN * (i - p), zero)
+        done = p
+        while done < end:
+            k = np.int64(count)
+            for i in range(done, end):
+                if following[i - p] < at.left_ptr[i + 1]:
+                    k = min(k, np.int64(at.left[following[i - p]]))
+            if k >= done:  # the next panel has all its terms
+                row, column, lost, sick = _finish(at, n, done, data, peak, watched, SEEN * (done - p), zero, one)
+                by_row, by_column = simd.maximum(row, by_row), simd.maximum(column, by_column)
+                loss, poison = simd.maximum(lost, loss), poison + sick
+                done += 1
+                continue
+            for i in range(done, end):
+                q = following[i - p]
+                if q < at.left_ptr[i + 1] and at.left[q] == k:
+                    slot = simd.advance(slots, (i - p) * n)
+                    _subtract_panel(at, i, k, np.int64(at.back[q]), data, slot, peak, watched, SEEN * (i - p), zero)
+                    following[i - p] = q + 1
+        p = end
+    return simd.minimum(by_row, by_column) + poison, loss + poison
+
+
+@simd.device
+def _scale_columns(at, n, values, peak, zero, one):
+    """Write the reciprocals of the columns' largest entries, behind two numbers a row."""
+    for c in range(2 * n, 3 * n):
+        simd.set_entry(peak, c, zero)
+    for q in range(at.entry_ptr[n]):
+        value = simd.absolute(simd.entry(values, at.source[q], zero))
+        _raise(peak, 2 * n + at.column[q], value, zero)
+    for c in range(2 * n, 3 * n):
+        simd.set_entry(peak, c, one / simd.entry(peak, c, zero))
+
+
+@simd.device
+def _begin(at, p, values, data, slot, watched, seen, zero):
+    """Write the matrix's entries of one panel, and where its columns are."""
+    row, base, begin, own = np.int64(at.first[p]), at.base[p], at.column_ptr[p], np.int64(at.own[p])
+    r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - begin
+    for i in range(base, base + size * r):
+        simd.set_entry(data, i, zero)
+    for i in range(r):
+        norm = zero
+        for q in range(at.entry_ptr[row + i], at.entry_ptr[row + i + 1]):
+            value = simd.entry(values, at.source[q], zero)
+            simd.set_entry(data, at.target[q], value)
+            norm = norm + simd.absolute(value)  # unlike a maximum it keeps NaN
+        diagonal = simd.absolute(simd.entry(data, base + (own + i) * r + i, zero))
+        simd.set_entry(watched, seen + NORM + i, norm)
+        simd.set_entry(watched, seen + ROW + i, zero)
+        simd.set_entry(watched, seen + COLUMN + i, zero)
+        simd.set_entry(watched, seen + PIVOT + i, diagonal)
+    for c in range(size):
+        slot[at.columns[begin + c]] = c * r
+
+
+@simd.device
+def _subtract_panel(at, p, k, back, data, slot, peak, watched, seen, zero):
+    """Find the part of L in panel p that belongs to panel k, and subtract its multiple of U."""
+    first, base, lu, own = np.int64(at.first[k]), at.base[p], at.base[k], np.int64(at.own[k])
+    r, n = np.int64(at.first[p + 1] - at.first[p]), np.int64(at.first[k + 1]) - first
+    left = base + np.int64(slot[first])
+    _divide(data, left, r, lu + own * n, n, zero)
+    for i in range(r):
+        largest, relative = simd.entry(watched, seen + ROW + i, zero), simd.entry(watched, seen + COLUMN + i, zero)
+        for c in range(n):
+            term = simd.absolute(simd.entry(data, left + c * r + i, zero))
+            largest = simd.maximum(term * simd.entry(peak, 2 * (first + c), zero), largest)
+            relative = simd.maximum(term * simd.entry(peak, 2 * (first + c) + 1, zero), relative)
+        simd.set_entry(watched, seen + ROW + i, largest)
+        simd.set_entry(watched, seen + COLUMN + i, relative)
+    row, begin, end = np.int64(at.first[p]), at.column_ptr[k], at.column_ptr[k + 1]
+    for c in range(back, end - begin):
+        of_row = np.int64(at.columns[begin + c]) - row
+        if of_row >= r:
+            break
+        largest = simd.entry(watched, seen + PIVOT + of_row, zero)
+        for j in range(n):
+            term = simd.entry(data, left + j * r + of_row, zero) * simd.entry(data, lu + c * n + j, zero)
+            largest = simd.maximum(simd.absolute(term), largest)
+        simd.set_entry(watched, seen + PIVOT + of_row, largest)
+    begin += own + n
+    columns, count = simd.advance(at.columns, begin), end - begin
+    _subtract(data, base, r, left, lu + (own + n) * n, n, columns, count, slot, zero)
+
+
+@simd.device
+def _finish(at, n, p, data, peak, watched, seen, zero, one):
+    """Eliminate within a panel; return its growth by row and by column, its loss, and NaN where these may miss one."""
+    row, own = np.int64(at.first[p]), np.int64(at.own[p])
+    r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - at.column_ptr[p] - own
+    square, columns = at.base[p] + own * r, simd.advance(at.columns, at.column_ptr[p] + own)
+    by_row = by_column = loss = sick = zero
+    for i in range(r):
+        for k in range(i):
+            left = simd.entry(data, square + k * r + i, zero) * simd.entry(data, square + k * r + k, zero)
+            simd.set_entry(data, square + k * r + i, left)
+            term = simd.absolute(left)
+            _raise(watched, seen + ROW + i, term * simd.entry(peak, 2 * (row + k), zero), zero)
+            _raise(watched, seen + COLUMN + i, term * simd.entry(peak, 2 * (row + k) + 1, zero), zero)
+            other = simd.absolute(simd.entry(data, square + i * r + k, zero))
+            _raise(watched, seen + PIVOT + i, term * other, zero)
+            for c in range(k + 1, size):
+                x, u = simd.entry(data, square + c * r + i, zero), simd.entry(data, square + c * r + k, zero)
+                simd.set_entry(data, square + c * r + i, simd.fma(zero - left, u, x))
+        largest = relative = zero
+        for c in range(i, size):
+            value = simd.absolute(simd.entry(data, square + c * r + i, zero))
+            largest = simd.maximum(value, largest)
+            relative = simd.maximum(value * simd.entry(peak, 2 * n + columns[c], zero), relative)
+        inverse = one / simd.entry(data, square + i * r + i, zero)
+        simd.set_entry(data, square + i * r + i, inverse)
+        simd.set_entry(peak, 2 * (row + i), largest)
+        simd.set_entry(peak, 2 * (row + i) + 1, relative)
+        norm = simd.entry(watched, seen + NORM + i, zero)
+        largest = simd.maximum(largest, simd.entry(watched, seen + ROW + i, zero))
+        relative = simd.maximum(relative, simd.entry(watched, seen + COLUMN + i, zero))
+        by_row, by_column = simd.maximum(largest / norm, by_row), simd.maximum(relative, by_column)
+        loss = simd.maximum(simd.entry(watched, seen + PIVOT + i, zero) * simd.absolute(inverse), loss)
+        sick = simd.fma(norm, zero, simd.fma(inverse, zero, sick))
+    return by_row, by_column, loss, sick
+
+
+@simd.device
+def _raise(watched, i, value, zero):
+    simd.set_entry(watched, i, simd.maximum(value, simd.entry(watched, i, zero)))
+
+
+@simd.device
+def _divide(data, left, r, square, n, zero):
+    """``X = X U⁻¹`` for r rows and n columns of L; `square`: the panel's own columns."""
+    for c in range(n):
+        inverse = simd.entry(data, square + c * n + c, zero)
+        for i in range(r):
+            x = simd.entry(data, left + c * r + i, zero)
+            for k in range(c):
+                x = simd.fma(zero - simd.entry(data, left + k * r + i, zero),
+                             simd.entry(data, square + c * n + k, zero), x)  # fmt: skip
+            simd.set_entry(data, left + c * r + i, x * inverse)
+
+
+@simd.device
+def _subtract(data, base, r, left, right, n, columns, count, slot, zero):
+    """``A[P, c] -= L[P, Q] U[Q, c]`` for all columns c of U in Q, in order of Q's rows; two rows of P at a time."""
+    for low in range(0, count, CHUNK):
+        few, some = min(CHUNK, count - low), simd.advance(columns, low)
+        i = 0
+        while i + 2 <= r:
+            k = 0
+            while k + 4 <= n:
+                u = right + low * n + k
+                _two_by_four(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+                k += 4
+            if k + 2 <= n:
+                u = right + low * n + k
+                _two_by_two(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+                k += 2
+            if k < n:
+                u = right + low * n + k
+                _two_by_one(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+            i += 2
+        if i < r:
+            k = 0
+            while k + 4 <= n:
+                u = right + low * n + k
+                _one_by_four(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+                k += 4
+            if k + 2 <= n:
+                u = right + low * n + k
+                _one_by_two(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+                k += 2
+            if k < n:
+                u = right + low * n + k
+                _one_by_one(data, base + i, left + k * r + i, u, n, some, few, slot, zero)
+
+
+@simd.device
+def _two_by_four(data, base, r, left, right, n, columns, count, slot, zero):
+    a0, b0 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + 1, zero)
+    a1, b1 = zero - simd.entry(data, left + r, zero), zero - simd.entry(data, left + r + 1, zero)
+    a2, b2 = zero - simd.entry(data, left + 2 * r, zero), zero - simd.entry(data, left + 2 * r + 1, zero)
+    a3, b3 = zero - simd.entry(data, left + 3 * r, zero), zero - simd.entry(data, left + 3 * r + 1, zero)
+    for c in range(count):
+        at, u = base + slot[columns[c]], right + n * c
+        x, y, v = simd.entry(data, at, zero), simd.entry(data, at + 1, zero), simd.entry(data, u, zero)
+        x, y, v = simd.fma(a0, v, x), simd.fma(b0, v, y), simd.entry(data, u + 1, zero)
+        x, y, v = simd.fma(a1, v, x), simd.fma(b1, v, y), simd.entry(data, u + 2, zero)
+        x, y, v = simd.fma(a2, v, x), simd.fma(b2, v, y), simd.entry(data, u + 3, zero)
+        simd.set_entry(data, at, simd.fma(a3, v, x))
+        simd.set_entry(data, at + 1, simd.fma(b3, v, y))
+
+
+@simd.device
+def _two_by_two(data, base, r, left, right, n, columns, count, slot, zero):
+    a0, b0 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + 1, zero)
+    a1, b1 = zero - simd.entry(data, left + r, zero), zero - simd.entry(data, left + r + 1, zero)
+    for c in range(count):
+        at, u = base + slot[columns[c]], right + n * c
+        x, y, v = simd.entry(data, at, zero), simd.entry(data, at + 1, zero), simd.entry(data, u, zero)
+        x, y, v = simd.fma(a0, v, x), simd.fma(b0, v, y), simd.entry(data, u + 1, zero)
+        simd.set_entry(data, at, simd.fma(a1, v, x))
+        simd.set_entry(data, at + 1, simd.fma(b1, v, y))
+
+
+@simd.device
+def _two_by_one(data, base, r, left, right, n, columns, count, slot, zero):
+    a, b = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + 1, zero)
+    for c in range(count):
+        at, v = base + slot[columns[c]], simd.entry(data, right + n * c, zero)
+        simd.set_entry(data, at, simd.fma(a, v, simd.entry(data, at, zero)))
+        simd.set_entry(data, at + 1, simd.fma(b, v, simd.entry(data, at + 1, zero)))
+
+
+@simd.device
+def _one_by_four(data, base, r, left, right, n, columns, count, slot, zero):
+    a0, a1 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + r, zero)
+    a2, a3 = zero - simd.entry(data, left + 2 * r, zero), zero - simd.entry(data, left + 3 * r, zero)
+    for c in range(count):
+        at, u = base + slot[columns[c]], right + n * c
+        x = simd.fma(a0, simd.entry(data, u, zero), simd.entry(data, at, zero))
+        x = simd.fma(a1, simd.entry(data, u + 1, zero), x)
+        x = simd.fma(a2, simd.entry(data, u + 2, zero), x)
+        simd.set_entry(data, at, simd.fma(a3, simd.entry(data, u + 3, zero), x))
+
+
+@simd.device
+def _one_by_two(data, base, r, left, right, n, columns, count, slot, zero):
+    a0, a1 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + r, zero)
+    for c in range(count):
+        at, u = base + slot[columns[c]], right + n * c
+        x = simd.fma(a0, simd.entry(data, u, zero), simd.entry(data, at, zero))
+        simd.set_entry(data, at, simd.fma(a1, simd.entry(data, u + 1, zero), x))
+
+
+@simd.device
+def _one_by_one(data, base, left, right, n, columns, count, slot, zero):
+    a = zero - simd.entry(data, left, zero)
+    for c in range(count):
+        at = base + slot[columns[c]]
+        simd.set_entry(data, at, simd.fma(a, simd.entry(data, right + n * c, zero), simd.entry(data, at, zero)))
+
+
+# ---- solves ----------------------------------------------------------------------------------------------------------
+
+
+@numba.njit(**SERIAL)
+def _solve(team, blocks, *args):
+    in_parts(_solve_part, team, blocks, (Panels(*args[:14]), *args[14:]))
+
+
+@numba.njit(**INNER_SERIAL)
+def _solve_part(part, panels, data, size, shared, b, x, batch, transposed):
+    at, count, n, lu = _pointers(panels), len(panels.own), len(panels.rows), simd.pointer(data)
+    given, result, lanes = simd.pointer(b), simd.pointer(x), simd.lanes(lu)
+    room = np.empty(n * lanes, b.dtype)
+    y, zero, none = simd.pointer(room), b.dtype.type(0), simd.zeros(lu)
+    if batch == 1:
+        _substitute(at, count, n, lu, zero, given, result, batch, 0, y, zero, transposed)
+    elif shared:
+        _substitute(at, count, n, lu, zero, given, result, batch, part * lanes, y, none, transposed)
+    else:
+        lu = simd.advance(lu, part * size * lanes)
+        _substitute(at, count, n, lu, none, given, result, batch, part * lanes, y, none, transposed)
+    simd.keep_alive(room)
+
+
+@simd.device
+def _substitute(at, count, n, data, like, b, x, batch, s, y, zero, transposed):
+    """Forward, then backward, for one block of right-hand sides. `like`: the factors' entries, `zero`: those of y."""
+    into, out = (at.order, at.rows) if transposed else (at.rows, at.order)
+    for i in range(n):
+        simd.set_entry(y, i, simd.samples(b, np.int64(into[i]) * batch + s, batch - s, zero))
+    if transposed:
+        for p in range(count):
+            _upper(at, p, data, like, y, zero, True)
+        for p in range(count - 1, -1, -1):
+            _lower(at, p, data, like, y, zero, True)
+    else:
+        for p in range(count):
+            _lower(at, p, data, like, y, zero, False)
+        for p in range(count - 1, -1, -1):
+            _upper(at, p, data, like, y, zero, False)
+    for i in range(n):
+        simd.set_samples(x, np.int64(out[i]) * batch + s, simd.entry(y, i, zero), batch - s)
+
+
+@simd.device
+def _lower(at, p, data, like, y, zero, transposed):
+    """The rows of one panel of L, or its columns of Lᵀ."""
+    row, base, own = np.int64(at.first[p]), at.base[p], np.int64(at.own[p])
+    r, columns = np.int64(at.first[p + 1]) - row, simd.advance(at.columns, at.column_ptr[p])
+    square = base + own * r
+    if transposed:
+        for i in range(r - 1, 0, -1):
+            value = zero - simd.entry(y, row + i, zero)
+            for k in range(i):
+                left = simd.entry(data, square + k * r + i, like)
+                simd.set_entry(y, row + k, simd.fma(left, value, simd.entry(y, row + k, zero)))
+        _scatter(data, base, r, columns, own, like, y, row, zero)
+    else:
+        _collect(data, base, r, columns, own, like, y, row, zero)
+        for i in range(1, r):
+            value = simd.entry(y, row + i, zero)
+            for k in range(i):
+                left = simd.entry(data, square + k * r + i, like)
+                value = simd.fma(left, zero - simd.entry(y, row + k, zero), value)
+            simd.set_entry(y, row + i, value)
+
+
+@simd.device
+def _upper(at, p, data, like, y, zero, transposed):
+    """The rows of one panel of U, or its columns of Uᵀ."""
+    row, base, own = np.int64(at.first[p]), at.base[p], np.int64(at.own[p])
+    r, begin = np.int64(at.first[p + 1]) - row, at.column_ptr[p] + own
+    square, tail = base + own * r, base + (own + r) * r
+    columns, count = simd.advance(at.columns, begin + r), at.column_ptr[p + 1] - begin - r
+    if transposed:
+        for i in range(r):
+            value = simd.entry(y, row + i, zero)
+            for k in range(i):
+                right = simd.entry(data, square + i * r + k, like)
+                value = simd.fma(right, zero - simd.entry(y, row + k, zero), value)
+            simd.set_entry(y, row + i, value * simd.entry(data, square + i * r + i, like))
+        _scatter(data, tail, r, columns, count, like, y, row, zero)
+    else:
+        _collect(data, tail, r, columns, count, like, y, row, zero)
+        for i in range(r - 1, -1, -1):
+            value = simd.entry(y, row + i, zero)
+            for k in range(i + 1, r):
+                right = simd.entry(data, square + k * r + i, like)
+                value = simd.fma(right, zero - simd.entry(y, row + k, zero), value)
+            simd.set_entry(y, row + i, value * simd.entry(data, square + i * r + i, like))
+
+
+@simd.device
+def _collect(data, base, r, columns, count, like, y, row, zero):
+    """``y[row + i] -= Σ_c data[c, i] y[columns[c]]`` for the r rows of a panel."""
+    i = 0
+    while i + 2 <= r:
+        t0, t1 = simd.entry(y, row + i, zero), simd.entry(y, row + i + 1, zero)
+        for c in range(count):
+            value = zero - simd.entry(y, columns[c], zero)
+            t0 = simd.fma(simd.entry(data, base + c * r + i, like), value, t0)
+            t1 = simd.fma(simd.entry(data, base + c * r + i + 1, like), value, t1)
+        simd.set_entry(y, row + i, t0)
+        simd.set_entry(y, row + i + 1, t1)
+        i += 2
+    if i < r:
+        t = simd.entry(y, row + i, zero)
+        for c in range(count):
+            t = simd.fma(simd.entry(data, base + c * r + i, like), zero - simd.entry(y, columns[c], zero), t)
+        simd.set_entry(y, row + i, t)
+
+
+@simd.device
+def _scatter(data, base, r, columns, count, like, y, row, zero):
+    """``y[columns[c]] -= Σ_i data[c, i] y[row + i]``."""
+    for c in range(count):
+        value = simd.entry(y, columns[c], zero)
+        for i in range(r):
+            value = simd.fma(simd.entry(data, base + c * r + i, like), zero - simd.entry(y, row + i, zero), value)
+        simd.set_entry(y, columns[c], value)

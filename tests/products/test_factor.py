@@ -1,0 +1,499 @@
+"""LU factors on a kept pattern: against SciPy's SuperLU, matrix by matrix."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse.linalg import splu
+
+from matrices import dense, of_mask
+from sparsebp import SparsityPattern, plan_factor
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, PatternError, PivotError, ShapeError
+from strategies import reals, seeds, sizes
+from thread_counts import assert_same_for_any_number_of_threads
+
+Array = np.ndarray
+
+
+def backward_error(matrix: Any, x: Array, b: Array) -> float:
+    """Return how far the residual is from zero: ``|b - A x| / (|A| |x| + |b|)`` in the maximum norm, in float64."""
+    a, x, b = np.asarray(matrix, np.float64), x.astype(np.float64), b.astype(np.float64)
+    if not len(a):
+        return 0.0
+    scale = np.abs(a).sum(axis=1).max() * np.abs(x).max() + np.abs(b).max()
+    return float(np.abs(b - a @ x).max() / scale) if scale else 0.0
+
+
+def assert_as_small_as_superlu(matrix: Array, x: Array, b: Array) -> None:
+    """The residual is at most ten times SuperLU's, in the dtype of x."""
+    eps = float(np.finfo(x.dtype).eps)
+    theirs = splu(sp.csc_array(matrix.astype(x.dtype))).solve(b) if len(matrix) else b
+    assert backward_error(matrix, x, b) <= 10 * max(backward_error(matrix, theirs, b), eps)
+
+
+def pattern_of(matrix: Any) -> tuple[SparsityPattern, Array]:
+    """Return the pattern and the values of a matrix; stored zeros are entries."""
+    matrix = sp.csr_array(matrix)
+    matrix.sum_duplicates()
+    return SparsityPattern.from_scipy(matrix), np.ascontiguousarray(matrix.data, np.float64)
+
+
+# ---- random matrices -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300)
+@given(
+    n=sizes(0, 33), density=st.sampled_from([0.0, 0.05, 0.2, 0.5, 1.0]), batch=st.sampled_from([1, 2, 3, 8, 9, 17]),
+    dominant=st.booleans(), transposed=st.booleans(), dtype=reals, seed=seeds,
+)  # fmt: skip
+def test_random_matrices(n, density, batch, dominant, transposed, dtype, seed):
+    """Dominant diagonals without values, general matrices with them; samples that differ; one by one bitwise equal."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random((n, n)) < density
+    mask[np.arange(n), np.arange(n) if dominant else rng.permutation(n)] = True
+    pattern = of_mask(mask)
+    representative = rng.standard_normal(pattern.nnz)
+    values = (representative[:, None] * (1 + 0.1 * rng.random((pattern.nnz, batch)))).astype(dtype)
+    if dominant:
+        values[pattern.row_of_entry == pattern.indices] += 4 * n
+    plan = plan_factor(pattern, None if dominant else np.ascontiguousarray(values[:, 0]))
+    b = rng.standard_normal((n, batch)).astype(dtype)
+    matrices = dense(pattern, values, batch).swapaxes(1, 2) if transposed else dense(pattern, values, batch)
+    try:
+        factors = plan(values)
+    except PivotError as error:  # these pivots are not those of the other samples
+        assert error.samples and 0 not in error.samples
+        assert not dominant
+        return
+    x = factors.solve(b, transposed=transposed)
+    refined = factors.refine(b, x, transposed=transposed)
+    assert x.dtype == refined.dtype == dtype and x.shape == refined.shape == (n, batch)
+    eps = float(np.finfo(dtype).eps)
+    for s in {0, batch // 2, batch - 1}:
+        one = plan(np.ascontiguousarray(values[:, s]))
+        np.testing.assert_array_equal(one.solve(np.ascontiguousarray(b[:, s]), transposed=transposed), x[:, s])
+        assert one.growth == factors.growth[s]
+        error = backward_error(matrices[s], x[:, s], b[:, s])
+        assert error <= 4 * (n + 1) * eps * max(1.0, factors.growth[s])
+        if s == 0 or dominant:  # its own pivots
+            assert_as_small_as_superlu(matrices[s], x[:, s], b[:, s])
+            assert_as_small_as_superlu(matrices[s], refined[:, s], b[:, s])
+
+
+@given(n=sizes(1, 20), columns=st.sampled_from([0, 1, 2, 9, 16]), transposed=st.booleans(), dtype=reals, seed=seeds)
+def test_many_right_hand_sides_of_one_matrix(n, columns, transposed, dtype, seed):
+    """Each column as if it were alone; refinement too."""
+    rng = np.random.default_rng(seed)
+    pattern = of_mask((rng.random((n, n)) < 0.3) | np.eye(n, dtype=bool))
+    values = rng.random(pattern.nnz).astype(dtype)
+    values[pattern.row_of_entry == pattern.indices] += n
+    factors = plan_factor(pattern)(values)
+    b = rng.standard_normal((n, columns)).astype(dtype)
+    x = factors.solve(b, transposed=transposed)
+    refined = factors.refine(b, x, steps=2, transposed=transposed)
+    assert x.shape == refined.shape == b.shape
+    for k in range(columns):
+        one = np.ascontiguousarray(b[:, k])
+        np.testing.assert_array_equal(factors.solve(one, transposed=transposed), x[:, k])
+        np.testing.assert_array_equal(
+            factors.refine(one, np.ascontiguousarray(x[:, k]), steps=2, transposed=transposed), refined[:, k]
+        )
+
+
+def test_one_right_hand_side_for_a_batch():
+    pattern, values = pattern_of(laplacian(5, 5))
+    batch = np.ascontiguousarray(values[:, None] * np.array([1.0, 2.0, 3.0]))
+    factors, b = plan_factor(pattern)(batch), np.arange(25.0)
+    x = factors.solve(b)
+    np.testing.assert_array_equal(x, factors.solve(np.repeat(b[:, None], 3, axis=1)))
+    np.testing.assert_allclose(x[:, 0], 2 * x[:, 1])
+    np.testing.assert_array_equal(factors.refine(b, x), factors.refine(np.repeat(b[:, None], 3, axis=1), x))
+
+
+# ---- a gallery -------------------------------------------------------------------------------------------------------
+
+
+def line(n: int) -> sp.csr_array:
+    return sp.csr_array(sp.diags_array([2.0, -1.0, -1.0], offsets=[0, 1, -1], shape=(n, n)))
+
+
+def laplacian(*shape: int) -> sp.csr_array:
+    """Finite differences of the Laplacian on a grid, Dirichlet boundary."""
+    total = sp.csr_array((1, 1))
+    for n in shape:
+        total = sp.kron(total, sp.eye_array(n)) + sp.kron(sp.eye_array(total.shape[0]), line(n))
+    return sp.csr_array(total)
+
+
+def convection(n: int, speed: float) -> sp.csr_array:
+    """Convection-diffusion on a square, upwind."""
+    wind = sp.diags_array([1.0, -1.0], offsets=[0, -1], shape=(n, n))
+    return sp.csr_array(laplacian(n, n) + speed * sp.kron(wind, sp.eye_array(n)))
+
+
+def band(n: int, below: int, above: int) -> sp.csr_array:
+    rng = np.random.default_rng(n)
+    offsets = range(-below, above + 1)
+    return sp.csr_array(sp.diags_array([rng.random(n - abs(k)) + (k == 0) for k in offsets], offsets=[*offsets]))
+
+
+def arrow(n: int, backwards: bool = False) -> sp.csr_array:
+    matrix = np.eye(n) * n
+    matrix[0], matrix[:, 0] = 1, 1
+    matrix[0, 0] = n
+    return sp.csr_array(matrix[::-1, ::-1] if backwards else matrix)
+
+
+def circuit(n: int, sources: int = 0) -> sp.csr_array:
+    """Conductances of a random network, with voltage sources in further rows whose diagonal is zero."""
+    rng = np.random.default_rng(n)
+    ends = np.concatenate([[(i, rng.integers(i)) for i in range(1, n)], rng.integers(n, size=(n // 3, 2))])
+    conductance = 10.0 ** rng.uniform(-6, 2, len(ends))
+    matrix = sp.coo_array((-conductance, ends.T), shape=(n, n)).tocsr()
+    matrix = matrix + matrix.T
+    matrix = matrix - sp.diags_array(matrix.sum(axis=1) - 1e-6)
+    chosen = rng.choice(n, sources, replace=False)
+    at = sp.coo_array((np.ones(sources), (np.arange(sources), chosen)), shape=(sources, n))
+    return sp.csr_array(sp.block_array([[matrix, at.T], [at, None]]) if sources else matrix)
+
+
+def permuted(matrix: sp.csr_array, rows: bool = True) -> sp.csr_array:
+    rng = np.random.default_rng(0)
+    matrix = sp.csr_array(matrix)[rng.permutation(matrix.shape[0])]
+    return sp.csr_array(matrix if rows else matrix[:, rng.permutation(matrix.shape[0])])
+
+
+def hilbert(n: int) -> sp.csr_array:
+    return sp.csr_array(1 / (1 + np.add.outer(np.arange(n), np.arange(n))))
+
+
+def kahan(n: int) -> sp.csr_array:
+    """The matrix for which partial pivoting grows as 2ⁿ⁻¹."""
+    matrix = np.eye(n) - np.tril(np.ones((n, n)), -1)
+    matrix[:, -1] = 1
+    return sp.csr_array(matrix)
+
+
+def random(n: int, density: float, seed: int = 0) -> sp.csr_array:
+    rng = np.random.default_rng(seed)
+    return sp.csr_array(sp.random_array((n, n), density=density, rng=rng) + sp.eye_array(n).tocsr()[rng.permutation(n)])
+
+
+GALLERY: dict[str, Callable[[], Any]] = {
+    "one": lambda: [[3.0]],
+    "tiny": lambda: [[1e-200]],
+    "diagonal": lambda: sp.diags_array(np.arange(1.0, 14)),
+    "identity backwards": lambda: np.eye(7)[::-1],
+    "cyclic shift": lambda: np.roll(np.eye(11), 3, axis=1),
+    "line": lambda: line(31),
+    "line of 1000": lambda: line(1000),
+    "square": lambda: laplacian(13, 13),
+    "rectangle": lambda: laplacian(31, 7),
+    "square of 40": lambda: laplacian(40, 40),
+    "cube": lambda: laplacian(7, 7, 7),
+    "cube of 11": lambda: laplacian(11, 11, 11),
+    "slow wind": lambda: convection(12, 0.1),
+    "strong wind": lambda: convection(12, 1e4),
+    "biharmonic": lambda: laplacian(9, 9) @ laplacian(9, 9),
+    "Helmholtz": lambda: laplacian(12, 12) - 2.3 * sp.eye_array(144),
+    "band 1, 1": lambda: band(97, 1, 1),
+    "band 2, 5": lambda: band(60, 2, 5),
+    "band 7, 0": lambda: band(53, 7, 0),
+    "band 0, 3": lambda: band(53, 0, 3),
+    "arrow": lambda: arrow(40),
+    "arrow backwards": lambda: arrow(40, backwards=True),
+    "network": lambda: circuit(200),
+    "network with sources": lambda: circuit(100, sources=9),
+    "rows permuted": lambda: permuted(laplacian(9, 9)),
+    "rows and columns permuted": lambda: permuted(band(50, 3, 1), rows=False),
+    "saddle point": lambda: sp.block_array([[laplacian(5, 5), np.eye(25)[:, ::3]], [np.eye(25)[::3], None]]),
+    "zero diagonal": lambda: np.ones((6, 6)) - np.eye(6),
+    "small pivot": lambda: [[1e-20, 1.0], [1.0, 1.0]],
+    "Hilbert 6": lambda: hilbert(6),
+    "Hilbert 9": lambda: hilbert(9),
+    "scaled rows": lambda: sp.diags_array(10.0 ** np.arange(-20, 20, 1.6)) @ laplacian(5, 5),
+    "scaled columns": lambda: laplacian(5, 5) @ sp.diags_array(10.0 ** np.arange(-20, 20, 1.6)),
+    "Kahan 20": lambda: kahan(20),
+    "sparse 1": lambda: random(70, 0.02),
+    "sparse 2": lambda: random(101, 0.05, seed=1),
+    "dense": lambda: np.random.default_rng(0).standard_normal((61, 61)),
+    "one dense row": lambda: sp.vstack([np.ones((1, 50)), sp.eye_array(50).tocsr()[1:]]),
+    "stored zeros": lambda: sp.csr_array((np.array([2.0, 0, 0, 5]), [0, 1, 0, 1], [0, 2, 4]), shape=(2, 2)),
+    "blocks": lambda: sp.kron(sp.eye_array(6), np.random.default_rng(3).standard_normal((5, 5))),
+}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", GALLERY)
+def test_gallery(name, transposed):
+    pattern, values = pattern_of(GALLERY[name]())
+    factors = plan_factor(pattern, values)(values)
+    matrix = dense(pattern, values).T if transposed else dense(pattern, values)
+    b = np.random.default_rng(1).standard_normal(len(matrix))
+    x = factors.solve(b, transposed=transposed)
+    assert_as_small_as_superlu(matrix, x, b)
+    assert_as_small_as_superlu(matrix, factors.refine(b, x, transposed=transposed), b)
+
+
+@pytest.mark.parametrize("name", ["line of 1000", "square of 40", "cube of 11", "saddle point", "sparse 2", "dense"])
+def test_batches_of_larger_matrices(name):
+    """As one by one, in both dtypes: panels of every size and groups of them."""
+    pattern, values = pattern_of(GALLERY[name]())
+    plan, rng = plan_factor(pattern, values), np.random.default_rng(0)
+    for dtype in (np.float32, np.float64):
+        batch = (values[:, None] * (1 + 1e-3 * rng.random((pattern.nnz, 19)))).astype(dtype)
+        b = rng.standard_normal((pattern.shape[0], 19)).astype(dtype)
+        factors = plan(batch)
+        x = factors.solve(b)
+        np.testing.assert_array_equal(factors.values, batch)
+        for s in (0, 7, 18):
+            one = plan(np.ascontiguousarray(batch[:, s])).solve(np.ascontiguousarray(b[:, s]))
+            np.testing.assert_array_equal(x[:, s], one)
+            assert backward_error(dense(pattern, batch[:, s]), one, b[:, s]) < 100 * np.finfo(dtype).eps
+
+
+# ---- matrices that are refused ---------------------------------------------------------------------------------------
+
+SINGULAR: dict[str, Callable[[], Any]] = {
+    "zero": lambda: np.zeros((3, 3)) * sp.eye_array(3),
+    "no entries": lambda: sp.csr_array((4, 4)),
+    "a zero row": lambda: [[1.0, 2.0], [0.0, 0.0]],
+    "a zero column": lambda: [[1.0, 0.0], [2.0, 0.0]],
+    "structurally": lambda: [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]],
+    "equal rows": lambda: [[1.0, 2.0, 3.0], [4.0, 5.0, 7.0], [1.0, 2.0, 3.0]],
+    "Neumann": lambda: laplacian(8, 8) - sp.diags_array(laplacian(8, 8).sum(axis=1)),
+    "rank one": lambda: np.outer([1.0, 3.0, 7.0], [0.1, 0.3, 0.7]),
+    "NaN": lambda: [[1.0, np.nan], [0.0, 1.0]],
+    "infinite": lambda: [[1.0, 0.0], [np.inf, 1.0]],
+}
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+def test_singular_values_are_refused(name):
+    """By the plan, or by its call."""
+    pattern, values = pattern_of(SINGULAR[name]())
+    with pytest.raises(PivotError) as caught:
+        plan_factor(pattern, values)(values)
+    assert caught.value.samples == ()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bad_samples_are_named_and_spare_the_others(dtype):
+    """Zero pivots, NaN anywhere, overflow: those samples and no others."""
+    pattern, values = pattern_of(laplacian(6, 6))
+    batch, plan = np.repeat(values[:, None], 21, axis=1).astype(dtype), plan_factor(pattern)
+    good = plan(batch)
+    batch[:, 3] = 0
+    batch[0, 8], batch[-1, 9], batch[1, 20] = np.nan, np.nan, np.nan
+    batch[:, 11] *= np.finfo(dtype).max
+    with pytest.raises(PivotError, match="5 of 21 matrices cannot be factorised") as caught:
+        plan(batch)
+    assert caught.value.samples == (3, 8, 9, 11, 20)
+    assert "3, 8, 9, 11, 20" in str(caught.value)
+    kept = [s for s in range(21) if s not in caught.value.samples]
+    b = np.ones((36, 21), dtype)
+    fewer = plan(np.ascontiguousarray(batch[:, kept])).solve(b[:, : len(kept)].copy())
+    np.testing.assert_array_equal(fewer, good.solve(b)[:, kept])
+
+
+def test_nan_above_the_diagonal_is_refused():
+    """No pivot depends on it."""
+    pattern = of_mask(np.triu(np.ones((5, 5))))
+    plan = plan_factor(pattern)
+    for at in range(pattern.nnz):
+        values = np.ones((pattern.nnz, 9))
+        values[at, 4] = np.nan
+        with pytest.raises(PivotError) as caught:
+            plan(values)
+        assert caught.value.samples == (4,)
+        with pytest.raises(PivotError):
+            plan(np.ascontiguousarray(values[:, 4]))
+
+
+@given(exponent=st.integers(1, 300), dtype=reals)
+def test_other_pivots_are_refused_before_digits_are_lost(exponent, dtype):
+    """[[p, 1], [1, 1]] with p on the diagonal: right while p is not too small, refused then, and well planned anew."""
+    pivot = dtype.type(10.0**-exponent)
+    pattern, values = SparsityPattern.dense(2, 2), np.array([pivot, 1, 1, 1], dtype)
+    eps, b = float(np.finfo(dtype).eps), np.array([1, 2], dtype)
+    matrix = values.reshape(2, 2)
+    try:
+        factors = plan_factor(pattern)(values)
+    except PivotError as error:
+        assert pivot < 2 * eps**0.5
+        assert "Plan again with these values" in str(error) or not pivot
+        x = plan_factor(pattern, values)(values).solve(b)
+        assert backward_error(matrix, x, b) <= 4 * eps
+    else:
+        assert backward_error(matrix, factors.solve(b), b) <= 4 * eps**0.5
+        assert backward_error(matrix, factors.refine(b, factors.solve(b), steps=3), b) <= 4 * eps
+
+
+def test_a_plan_with_values_takes_their_pivots():
+    """And a batch with other values is refused by name."""
+    small, large = np.array([1e-12, 1.0, 1.0, 1e-12]), np.array([1.0, 0.5, 0.5, 1.0])
+    pattern, batch = SparsityPattern.dense(2, 2), np.stack([small, large, small], axis=1)
+    plan = plan_factor(pattern, large)
+    assert plan(large).growth < 3
+    with pytest.raises(PivotError, match=r"2 of 3 matrices .* samples 0, 2\..*values\[:, 0\]") as caught:
+        plan(batch)
+    assert caught.value.samples == (0, 2)
+    assert plan_factor(pattern, small)(small).growth < 3
+
+
+# ---- the same whatever came before -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [None, 5, 64])
+@pytest.mark.parametrize("name", ["square of 40", "cube of 11"])
+def test_any_number_of_threads(name, batch):
+    pattern, values = pattern_of(GALLERY[name]())
+    if batch:
+        values = values[:, None] * (1 + 0.01 * np.random.default_rng(0).random((pattern.nnz, batch)))
+    plan, b = plan_factor(pattern), np.ones((pattern.shape[0], *values.shape[1:]))
+
+    def run() -> list[Array]:
+        factors = plan(values)
+        x = factors.solve(b)
+        return [x, factors.solve(b, transposed=True), factors.refine(b, x), np.asarray(factors.growth)]
+
+    assert_same_for_any_number_of_threads(run)
+
+
+def test_plans_of_equal_input_are_equal():
+    pattern, values = pattern_of(GALLERY["network with sources"]())
+    plans = [plan_factor(pattern, values) for _ in range(2)]
+    for first, second in zip(plans[0].panels, plans[1].panels, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_a_plan_can_be_copied():
+    """Its copy computes the same, and its arrays are read-only too."""
+    pattern, values = pattern_of(GALLERY["saddle point"]())
+    plan, b = plan_factor(pattern, values), np.ones(pattern.shape[0])
+    copy = pickle.loads(pickle.dumps(plan))
+    np.testing.assert_array_equal(copy(values).solve(b), plan(values).solve(b))
+    assert not any(array.flags.writeable for array in copy.panels)
+
+
+@given(n=sizes(0, 33), density=st.sampled_from([0.05, 0.1, 0.2, 0.4]), symmetric=st.booleans(), seed=seeds)
+def test_structure(n, density, symmetric, seed):
+    """Against elimination of a matrix of booleans: U is exact, L fills up panels, and every panel has what it reads."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random((n, n)) < density
+    mask = (mask | mask.T if symmetric else mask) | np.eye(n, dtype=bool)
+    plan = plan_factor(of_mask(mask))
+    filled, at = mask[np.ix_(plan.rows, plan.columns)], plan.panels
+    for k in range(n):
+        filled[k + 1 :, k + 1 :] |= np.outer(filled[k + 1 :, k], filled[k, k + 1 :])
+    columns = [set(at.columns[at.column_ptr[p] : at.column_ptr[p + 1]].tolist()) for p in range(len(at.own))]
+    for p, own in enumerate(at.own):
+        rows, lefts = range(at.first[p], at.first[p + 1]), at.left[at.left_ptr[p] : at.left_ptr[p + 1]]
+        assert 1 <= len(rows) <= 4
+        kept = at.columns[at.column_ptr[p] : at.column_ptr[p + 1]]
+        assert sorted(columns[p]) == kept.tolist() and [*kept[own : own + len(rows)]] == [*rows]
+        for row in rows:
+            assert {*np.flatnonzero(filled[row])} <= columns[p]
+            assert {*np.flatnonzero(filled[row, rows[-1] + 1 :]) + rows[-1] + 1} == {*kept[own + len(rows) :]}
+        assert [*kept[:own]] == [c for q in lefts for c in range(at.first[q], at.first[q + 1])]
+        for q in lefts:
+            assert {c for c in columns[q] if c >= at.first[q + 1]} <= columns[p]
+    assert plan.fill == at.base[-1] == sum(len(c) * r for c, r in zip(columns, np.diff(at.first), strict=True))
+
+
+def test_factors_own_their_values():
+    """Values may be overwritten, read-only or of an earlier shape; solving changes neither b nor x."""
+    pattern, values = pattern_of(laplacian(7, 5))
+    plan, b, before = plan_factor(pattern), np.ones(35), values.copy()
+    values.flags.writeable = b.flags.writeable = False
+    factors = plan(values)
+    plan(np.ones((pattern.nnz, 3)) * (1 + 99 * (pattern.row_of_entry == pattern.indices))[:, None])
+    x = factors.solve(b)
+    x.flags.writeable = False
+    refined = factors.refine(b, x)
+    values.flags.writeable = True
+    values[:] = np.nan
+    np.testing.assert_array_equal(factors.refine(b, x), refined)
+    np.testing.assert_array_equal(factors.values, before)
+    np.testing.assert_array_equal(plan(before).solve(b), x)
+    assert not plan.rows.flags.writeable and not plan.columns.flags.writeable
+
+
+def test_orders_and_sizes():
+    """Rows and columns are permutations, and L + U of a line has no entry that the line has not."""
+    pattern, values = pattern_of(line(50))
+    for plan in (plan_factor(pattern), plan_factor(pattern, values)):
+        assert sorted(plan.rows) == sorted(plan.columns) == [*range(50)]
+        assert pattern.nnz <= plan.fill <= pattern.nnz + 4
+        assert plan.flops > 0
+        assert "148" in repr(plan) and "one matrix" in repr(plan(values))
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+@pytest.mark.parametrize("batch", [None, 0, 1, 2])
+def test_empty(n, batch):
+    shape = () if batch is None else (batch,)
+    plan = plan_factor(SparsityPattern.diagonal(n))
+    factors = plan(2 * np.ones((n, *shape)))
+    b = np.ones((n, *shape))
+    x = factors.solve(b)
+    np.testing.assert_array_equal(x, b / 2)
+    np.testing.assert_array_equal(factors.refine(b, x), x)
+    assert factors.growth.shape == shape
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_plans():
+    square = SparsityPattern.dense(3, 3)
+    for error, pattern, values in [
+        (PatternError, np.eye(3), None), (ShapeError, SparsityPattern.dense(3, 4), None),
+        (PatternError, of_mask([[1, 1], [1, 0]]), None), (ShapeError, square, np.ones(8)),
+        (ShapeError, square, np.ones((9, 1))), (DTypeError, square, np.ones(9, int)),
+        (LayoutError, square, np.ones(18)[::2]), (DeviceError, square, [1.0] * 9),
+    ]:  # fmt: skip
+        with pytest.raises(error):
+            plan_factor(pattern, values)
+
+
+def test_wrong_arguments():
+    plan = plan_factor(SparsityPattern.dense(3, 3))
+    values = (np.ones((3, 3)) + 9 * np.eye(3)).ravel()
+    one, batch = plan(values), plan(np.repeat(values[:, None], 2, axis=1))
+    for error, call in [
+        (ShapeError, lambda: plan(np.ones(8))), (ShapeError, lambda: plan(np.ones((9, 2, 1)))),
+        (DTypeError, lambda: plan(np.ones(9, np.float16))), (LayoutError, lambda: plan(np.ones(18)[::2])),
+        (DeviceError, lambda: plan([1.0] * 9)),
+        (ShapeError, lambda: one.solve(np.ones(4))), (ShapeError, lambda: one.solve(np.ones((3, 1, 1)))),
+        (DTypeError, lambda: one.solve(np.ones(3, np.float32))), (LayoutError, lambda: one.solve(np.ones(6)[::2])),
+        (DeviceError, lambda: one.solve([1.0] * 3)), (ShapeError, lambda: batch.solve(np.ones((3, 3)))),
+        (ShapeError, lambda: one.refine(np.ones(3), np.ones((3, 1)))),
+        (DTypeError, lambda: one.refine(np.ones(3), np.ones(3, np.float32))),
+        (ShapeError, lambda: batch.refine(np.ones(3), np.ones(3))),
+        (OptionError, lambda: one.refine(np.ones(3), np.ones(3), steps=0)),
+        (OptionError, lambda: one.solve(np.ones(3), transposed=1)),
+    ]:  # fmt: skip
+        with pytest.raises(error):
+            call()
+
+
+def test_arrays_on_a_device_are_refused(monkeypatch):
+    class Device:
+        dtype, shape, ndim = np.dtype(float), (9,), 1
+
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=Device, __name__="cupy"))
+    plan = plan_factor(SparsityPattern.dense(3, 3))
+    factors = plan((np.ones((3, 3)) + np.eye(3)).ravel())
+    for call in (lambda: plan_factor(plan.pattern, Device()), lambda: plan(Device()), lambda: factors.solve(Device())):
+        with pytest.raises(DeviceError, match="is on a device, and factors are computed on the host"):
+            call()
