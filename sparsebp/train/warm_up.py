@@ -91,6 +91,16 @@ def _scans(dtype: np.dtype) -> None:
         plan(g, np.ones((len(dense), 9, _SAMPLES), dtype))
 
 
+def _linear_recurrences(dtype: np.dtype) -> None:
+    k, h, x, h0 = kernels.get(np), *(np.ones((_SAMPLES, 2, size), dtype) for size in (5, 10)), np.ones((2, 5), dtype)
+    out, back, none = np.empty_like(h), np.empty_like(x), np.empty_like(h0)
+    linear_recurrence_vjp(h, linear_recurrence(h, h), h)
+    k.min_gru_forward(x, h0, None, "tanh", False, out)
+    k.min_gru_backward(x, out, h, h0, None, "tanh", False, back, none)
+    rates = -np.ones((5, 10), dtype)
+    selective_scan_vjp(h, h, rates, x, x, None, selective_scan(h, h, rates, x, x).states, h)
+
+
 def _sparse_products(dtype: np.dtype) -> None:
     rows, columns = np.indices((12, 24))
     scattered, selected = (rows + columns**2) % 5 == 0, columns == rows // 2 * 2
