@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
@@ -53,7 +53,7 @@ class _Foreign(NamedTuple):
         return 0, self.pointer
 
 
-@lru_cache(maxsize=None)  # for good: CuPy 14 destroys PyTorch's stream when what wraps it ends
+@cache  # for good: CuPy 14 destroys PyTorch's stream when what wraps it ends
 def _wrapped(pointer: int, number: int) -> Any:
     """Return CuPy's stream for one of the current device, `number`."""
     stream = backend.cupy().cuda.Stream
