@@ -540,9 +540,8 @@ def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint]:
             yield NumbersPoint("weights", cell, single, length)
         yield NumbersPoint("python", cell, single, 1)
         yield NumbersPoint("captured", cell, single, lengths[0], chunks=chosen_chunks(cell, single, lengths[0], xp))
-    for size, batch in sizes["wide"]:
-        for cell in CELLS:
-            yield NumbersPoint("cudnn", cell, single, lengths[0], size, batch=batch)
+    beside = [NumbersPoint("cudnn", c, single, lengths[0], h, batch=b) for h, b in sizes["wide"] for c in CELLS]
+    yield from (point for point in beside if point.batch == BATCH)
     for cell in CELLS:
         for length in lengths:
             yield from (NumbersPoint("scan", cell, single, length, chunks=count) for count in chunks if count <= length)
@@ -557,6 +556,7 @@ def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint]:
             for cell in CELLS:
                 for what in ("forward", "backward"):
                     yield NumbersPoint(what, cell, dtype, steps, size)
+    yield from (point for point in beside if point.batch != BATCH)
     for cell in CELLS:
         for length in lengths:
             yield NumbersPoint("phases", cell, double, length, chunks=chosen_chunks(cell, double, length, xp))
@@ -773,7 +773,7 @@ GPU_NUMBERS = Benchmark(
     settings={"batch": BATCH},
     sizes={
         "steps": STEPS, "lengths": (1000, 30_000), "hidden": (1, 7, 20, 32, 33, 64, 128),
-        "chunks": (16, 24, 32, 48, 64, 96, 128, 192, 258, 384, 528), "rows_a_lane": (1, 2, 3, 4, 5),
+        "chunks": (16, 24, 32, 48, 59, 64, 69, 96, 128, 192, 237, 258, 279, 384, 528), "rows_a_lane": (1, 2, 3, 4, 5),
         "wide": tuple((hidden, batch) for batch in (16, 1, 64) for hidden in (20, 64, 128, 256, 512)),
     },
     quick={"steps": 5, "lengths": (9,), "hidden": (33,), "chunks": (5,), "rows_a_lane": (2,),
