@@ -7,6 +7,7 @@ PIP_FLAGS ?=
 RUNS ?= runs
 WORKERS ?= 2
 GPU_SECONDS ?= 530
+GPU_BUDGET ?= 1610
 GPU_OPTIONS ?=
 
 VENV := .venv
@@ -23,7 +24,7 @@ $(error There is no $(MISSING). Expected files or folders under tests/, as in ma
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format types imports docs wheel gpu-prepare gpu-check gpu-numbers gpu-grid gpu-graphs clean
+.PHONY: help demo test test-fast lint format types imports docs wheel gpu-prepare gpu-first gpu-check gpu-numbers gpu-grid gpu-graphs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -71,22 +72,26 @@ wheel: $(VENV)/.dev  ## a wheel for this Python with the machine code of all ker
 	$(BIN)/python tools/ship_kernels.py
 	$(BIN)/python -m pip wheel --disable-pip-version-check -q $(PIP_FLAGS) . --no-deps -w dist
 
-# On a GPU: no install step, the source tree and this machine's own python3 with its packages. Results go to $OUT, if set.
+# On a GPU: no install step, the source tree and this machine's own python3 with its packages. Results are in runs/gpu;
+# $OUT, if set, gets one archive of them.
 GPU_RUN := $(PYTHON) tests/gpu_runs
 
 gpu-prepare: $(VENV)/.dev  ## fetch into .cache/ what a GPU machine without network may lack
 	$(BIN)/python tests/gpu_runs prepare
 
-gpu-check:  ## first run on a GPU: compile, launch and test everything, sanitizers; each run ends within 9 minutes
+gpu-first:  ## the first run on a GPU: four calls within one budget of seconds; call it four times
+	@$(GPU_RUN) first --seconds $(GPU_SECONDS) --budget $(GPU_BUDGET) $(GPU_OPTIONS)
+
+gpu-check:  ## its parts: compile, launch and test everything, sanitizers; each ends within 9 minutes
 	@$(GPU_RUN) check --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
 
-gpu-numbers:  ## second run: single kernels, chunks, launches
+gpu-numbers:  ## single kernels, chunks, launches, beside cuDNN
 	@$(GPU_RUN) numbers --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
 
-gpu-grid:  ## third run: the paper's grid beside cuDNN
+gpu-grid:  ## the paper's grid beside cuDNN
 	@$(GPU_RUN) grid --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
 
-gpu-graphs:  ## fourth run: captured steps, tested and timed
+gpu-graphs:  ## captured steps, tested and timed
 	@$(GPU_RUN) graphs --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
 
 clean:  ## remove everything that can be made again

@@ -2,7 +2,9 @@
 
 ``python -m benchmarks gpu-numbers``. Steps of the sequential kernels by cell, dtype and hidden size; the scan by number
 of chunks and by rows that a lane holds; its launches one by one; products of weight gradients; the Python time of a
-launch; a backward captured into a graph. Cycles are of the clock that the device reports.
+launch; a backward captured into a graph; ours beside cuDNN's by hidden size and batch.
+
+Times of the GPU and of the host are apart, and cycles are of a measured clock: see `gpu_timing`.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.gpu_timing import Queued, kernel_names, measured, ratio
 from benchmarks.harness import Benchmark, Result, Row, Run, columns
 from benchmarks.processes import measure_apart
-from benchmarks.recurrent import measure_recurrent_row
+from benchmarks.recurrent import described
 from benchmarks.schedules import find, optimizer_of
 from benchmarks.workloads import CELLS, SequenceWorkload, TorchTwin, chunk_count
 from sparsebp import kernels, models, nn
@@ -76,14 +79,13 @@ def device_rates(cupy: ModuleType) -> Rates:
     """Return the GPU's peak FLOP/s without matrix units, the bandwidth that a large copy reaches, and its clock."""
     device = cupy.cuda.Device()
     attributes = device.attributes
-    clock = attributes["ClockRate"] * 1e3
+    clock = Queued(cupy)(timing.Call(lambda _: None), 1)["hertz"]
     lanes = {"80": (64, 32), "90": (128, 64)}.get(device.compute_capability, (128, 2))
     flops = [attributes["MultiProcessorCount"] * each * 2 * clock for each in lanes]
     source = cupy.ones(1 << 28, cupy.uint8)
     target = cupy.empty_like(source)
-    calls = {"copy": lambda: cupy.copyto(target, source)}
-    copy = timing.measure(calls, rounds=7, clock=timing.DeviceClock(cupy))["copy"]
-    return Rates({"float32": flops[0], "float64": flops[1]}, 2 * source.nbytes / copy.median, clock)
+    copy = measured({"copy": lambda: cupy.copyto(target, source)}, cupy, {"rounds": 7})["copy"]
+    return Rates({"float32": flops[0], "float64": flops[1]}, 2 * source.nbytes / copy["median"], clock)
 
 
 class Recurrence:
@@ -212,12 +214,11 @@ def measure_graphs(run: Run) -> Iterator[Row]:
 def make_graphs(sizes: Mapping[str, Any], rounds: Mapping[str, Any]) -> Callable[[GraphsPoint], Row]:
     """Return the function that measures a point, in the measuring process."""
     cupy = backend.cupy()
-    clock = timing.DeviceClock(cupy)
-    return lambda point: measure_graphs_point(point, cupy, sizes, rounds, clock)
+    return lambda point: measure_graphs_point(point, cupy, sizes, rounds)
 
 
 def measure_graphs_point(
-    point: GraphsPoint, xp: ModuleType, sizes: Mapping[str, Any], rounds: Mapping[str, Any], clock: timing.Clock
+    point: GraphsPoint, xp: ModuleType, sizes: Mapping[str, Any], rounds: Mapping[str, Any]
 ) -> Row:
     parts = _densenet(xp, sizes) if point.network == "DenseNet" else _sequence(xp, sizes["sequences"][point.network])
     sides = {"launched": (point.order, False), "captured": (point.order, True)}
@@ -229,14 +230,13 @@ def measure_graphs_point(
         found[name] = Steps(*parts(), graph=graph, order=order)
     reasons = [steps.uncaptured for name, steps in found.items() if name != "launched" and steps.uncaptured]
     kept = {name: steps for name, steps in found.items() if name == "launched" or not steps.uncaptured}
-    timings = timing.measure(kept, clock=clock, **rounds)
+    row: Row = {**measured(kept, xp, rounds, queue=False)}  # whole steps wait for the numbers of earlier ones
     for steps in found.values():
         steps.close()
-    row: Row = {name: measured.to_dict() for name, measured in timings.items()}
-    if "captured" in timings:
-        row["capture"] = timing.ratio(timings["launched"], timings["captured"])
-        if "one" in timings:
-            row["streams"] = timing.ratio(timings["one"], timings["captured"])
+    if "captured" in row:
+        row["capture"] = ratio(row["launched"], row["captured"])
+        if "one" in row:
+            row["streams"] = ratio(row["one"], row["captured"])
     return row | {"uncaptured": "; ".join(dict.fromkeys(reasons))} | judge_graphs(row)
 
 
@@ -295,6 +295,7 @@ GPU_GRAPHS = Benchmark(
         "orders": (ONE_STREAM, "two streams"),
     },
     rounds={"rounds": 15, "least_rounds": 3, "budget": 4.0},
+    quick_rounds={**harness.QUICK_ROUNDS, "copies": 2},
     threads=None,
     seconds=SECONDS,
     measure=measure_graphs,
@@ -363,39 +364,44 @@ def grid(
 def make_grid(rounds: Mapping[str, Any]) -> Callable[[GridPoint], Row]:
     """Return the function that measures a point, in the measuring process."""
     cupy = backend.cupy()
-    rates, clock = device_rates(cupy), timing.DeviceClock(cupy)
+    rates = device_rates(cupy)
     device = {"copy_bandwidth": rates.bandwidth, "peak_flops": rates.flops, "tf32": _allows_tf32()}
 
     def measure(point: GridPoint) -> Row:
         try:
-            return measure_grid_point(point, cupy, rates, rounds, clock) | device
+            return measure_grid_point(point, cupy, rates, rounds) | device
         finally:
             cupy.get_default_memory_pool().free_all_blocks()
 
     return measure
 
 
-def measure_grid_point(
-    point: GridPoint, xp: ModuleType, rates: Rates, rounds: Mapping[str, Any], clock: timing.Clock
-) -> Row:
+def measure_grid_point(point: GridPoint, xp: ModuleType, rates: Rates, rounds: Mapping[str, Any]) -> Row:
     device = "cpu" if backend.is_host(xp) else "cuda"
     workload = SequenceWorkload(point.cell, point.length, point.batch, dtype=point.dtype, device=device)
-    row = measure_recurrent_row(workload, rounds, clock)
+    twin = TorchTwin(workload)
+    row = described(workload, twin)
+    sides: dict[str, Any] = {"ours": workload, "torch": twin}
+    steps = measured({name: side.step for name, side in sides.items()}, xp, rounds, queue=False)
+    backwards = {name: timing.Call(side.backward, side.forward) for name, side in sides.items()}
+    for part, found in (("step", steps), ("backward", measured(backwards, xp, rounds))):
+        row |= {f"{part}_{name}": side for name, side in found.items()}
+        row[f"{part}_ratio"] = ratio(found["torch"], found["ours"])
+    row["torch_kernels"] = kernel_names(twin.step)
     choice = workload.choice()
     row["chunks"] = chunks = choice.chunks if choice.chunks > 1 else chunk_count(point.length)
-    row |= captured_step(workload, rounds, clock)
-    del workload
+    row |= captured_step(workload, twin, xp, rounds)
+    del workload, twin, sides, backwards
     recurrence = Recurrence(kernels.get(xp), xp, point.cell, point.dtype, point.length, point.batch)
     calls = {"bp": recurrence.backward(), "chunked": recurrence.backward(chunks)}
-    for name, measured in timing.measure(calls, clock=clock, **rounds).items():
-        row[f"kernel_{name}"] = measured.to_dict()
+    row |= {f"kernel_{name}": found for name, found in measured(calls, xp, rounds).items()}
     for name, (operations, moved) in costs(point).items():
         row[f"floor_{name}"] = max(operations / rates.flops[row["dtype"]], moved / rates.bandwidth)
         row[f"flops_{name}"], row[f"bytes_{name}"] = operations, moved
     return row
 
 
-def captured_step(workload: SequenceWorkload, rounds: Mapping[str, Any], clock: timing.Clock) -> Row:
+def captured_step(workload: SequenceWorkload, twin: TorchTwin, xp: ModuleType, rounds: Mapping[str, Any]) -> Row:
     """Time the step captured, in turn with PyTorch's; say why it is not, where it is not."""
     try:
         steps = Steps(workload.model, workload.loss, workload.optimizer, (workload.x, workload.target), graph=True)
@@ -403,8 +409,8 @@ def captured_step(workload: SequenceWorkload, rounds: Mapping[str, Any], clock: 
         return {"uncaptured": f"{type(error).__name__}: {error}"}
     if steps.uncaptured:
         return {"uncaptured": steps.uncaptured}
-    timings = timing.measure({"ours": steps, "torch": TorchTwin(workload).step}, clock=clock, **rounds)
-    return {"captured": timings["ours"].to_dict(), "captured_ratio": timing.ratio(timings["torch"], timings["ours"])}
+    found = measured({"ours": steps, "torch": twin.step}, xp, rounds, queue=False)
+    return {"captured": found["ours"], "captured_ratio": ratio(found["torch"], found["ours"])}
 
 
 def costs(point: GridPoint, hidden: int = HIDDEN) -> dict[str, tuple[int, int]]:
@@ -467,6 +473,7 @@ GPU_GRID = Benchmark(
     sizes={"lengths": LENGTHS, "batches": BATCHES, "dtypes": DTYPES},
     quick={"lengths": (4,), "batches": (), "dtypes": ("float32",)},
     rounds={"rounds": 15, "least_rounds": 3, "budget": 1.0},
+    quick_rounds={**harness.QUICK_ROUNDS, "copies": 2},
     threads=None,
     seconds=SECONDS,
     measure=measure_grid,
@@ -510,6 +517,7 @@ class NumbersPoint(NamedTuple):
     hidden: int = HIDDEN
     chunks: int = 1
     rows_a_lane: int | None = None
+    batch: int = BATCH
 
 
 def measure_numbers(run: Run) -> Iterator[Row]:
@@ -532,6 +540,8 @@ def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint]:
             yield NumbersPoint("weights", cell, single, length)
         yield NumbersPoint("python", cell, single, 1)
         yield NumbersPoint("captured", cell, single, lengths[0], chunks=chosen_chunks(cell, single, lengths[0], xp))
+    beside = [NumbersPoint("cudnn", c, single, lengths[0], h, batch=b) for h, b in sizes["wide"] for c in CELLS]
+    yield from (point for point in beside if point.batch == BATCH)
     for cell in CELLS:
         for length in lengths:
             yield from (NumbersPoint("scan", cell, single, length, chunks=count) for count in chunks if count <= length)
@@ -546,6 +556,7 @@ def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint]:
             for cell in CELLS:
                 for what in ("forward", "backward"):
                     yield NumbersPoint(what, cell, dtype, steps, size)
+    yield from (point for point in beside if point.batch != BATCH)
     for cell in CELLS:
         for length in lengths:
             yield NumbersPoint("phases", cell, double, length, chunks=chosen_chunks(cell, double, length, xp))
@@ -559,22 +570,19 @@ def rows_tried(cell: str, sizes: Mapping[str, Any]) -> list[int]:
 def make_numbers(rounds: Mapping[str, Any]) -> Callable[[NumbersPoint], Row]:
     """Return the function that measures a point, in the measuring process."""
     cupy = backend.cupy()
-    clock = cupy.cuda.Device().attributes["ClockRate"] * 1e3
 
     def measure(point: NumbersPoint) -> Row:
         try:
-            return measure_numbers_point(point, cupy, clock, rounds, timing.DeviceClock(cupy))
+            return measure_numbers_point(point, cupy, rounds)
         finally:
             cupy.get_default_memory_pool().free_all_blocks()
 
     return measure
 
 
-def measure_numbers_point(
-    point: NumbersPoint, xp: ModuleType, cycles: float, rounds: Mapping[str, Any], clock: timing.Clock
-) -> Row:  # fmt: skip
-    recurrence = Recurrence(kernels.get(xp), xp, point.cell, point.dtype, point.length, BATCH, point.hidden)
-    row: Row = {"batch": BATCH}
+def measure_numbers_point(point: NumbersPoint, xp: ModuleType, rounds: Mapping[str, Any]) -> Row:
+    recurrence = Recurrence(kernels.get(xp), xp, point.cell, point.dtype, point.length, point.batch, point.hidden)
+    row: Row = {}
     if point.what == "phases":
         return row | phases(point, xp, rounds)
     if point.what == "python":
@@ -586,11 +594,38 @@ def measure_numbers_point(
     }  # fmt: skip
     if point.what == "captured":
         calls["captured"] = captured(calls["scan"], xp)
-        both = timing.measure({name: calls[name] for name in ("scan", "captured")}, clock=clock, **rounds)
-        return row | {"time": both["captured"].to_dict(), "launched": both["scan"].to_dict()}
-    found = timing.measure({"time": calls[point.what]}, clock=clock, **rounds)["time"]
-    row["time"], row["a_step"] = found.to_dict(), found.median / point.length
-    return row | {"cycles_a_step": row["a_step"] * cycles}
+        both = measured({name: calls[name] for name in ("scan", "captured")}, xp, rounds)
+        return row | {"time": both["captured"], "launched": both["scan"]}
+    if point.what == "cudnn":
+        return row | beside_cudnn(point, recurrence, xp, rounds)
+    found = measured({"time": calls[point.what]}, xp, rounds)["time"]
+    row["time"], row["host"], row["a_step"] = found, found.get("host"), found["median"] / point.length
+    return row | ({"cycles_a_step": row["a_step"] * found["hertz"]} if "hertz" in found else {})
+
+
+def beside_cudnn(point: NumbersPoint, recurrence: Recurrence, xp: ModuleType, rounds: Mapping[str, Any]) -> Row:
+    """Time forward and backward beside ``torch.nn``'s with one feature, cuDNN's, without TF32 and with it."""
+    torch = harness.import_torch()
+    device = torch.device("cpu" if backend.is_host(xp) else "cuda")
+    layer = getattr(torch.nn, point.cell)(1, point.hidden, device=device)
+    x, row = torch.zeros(point.length, point.batch, 1, device=device), Row()
+    ours = {"forward": recurrence.forward, "backward": recurrence.backward(point.chunks)}
+    theirs: dict[str, Any] = {
+        "forward": lambda: layer(x), "backward": timing.Call(lambda y: y[-1].sum().backward(), lambda: layer(x)[0]),
+    }  # fmt: skip
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        for tf32 in (False, True):
+            torch.backends.cudnn.allow_tf32 = tf32
+            for part, call in ours.items():
+                found = measured({"ours": call, "torch": theirs[part]}, xp, rounds)
+                name = f"{part}_tf32" if tf32 else part
+                row |= {f"{name}_{side}": each for side, each in found.items()}
+                row[f"{name}_ratio"] = ratio(found["torch"], found["ours"])
+        row["torch_kernels"] = kernel_names(lambda: layer(x)[0][-1].sum().backward())
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    return row
 
 
 def products(recurrence: Recurrence) -> None:
@@ -627,12 +662,13 @@ def phases(point: NumbersPoint, xp: ModuleType, rounds: Mapping[str, Any]) -> Ro
     device = DeviceKernels(xp, timed)
     if point.rows_a_lane is not None:
         device._rows_a_lane = lambda *sizes: point.rows_a_lane  # type: ignore[method-assign, assignment]
-    run = Recurrence(Kernels(device), xp, point.cell, point.dtype, point.length, BATCH, point.hidden)
-    call = run.backward(point.chunks)
+    run = Recurrence(Kernels(device), xp, point.cell, point.dtype, point.length, point.batch, point.hidden)
+    call, queue = run.backward(point.chunks), Queued(xp)
     took: dict[str, list[float]] = defaultdict(list)
     call()
     for _ in range(rounds["rounds"]):
         timed.launches.clear()
+        queue.spin()  # an idle GPU would reach the first event long before its launch
         call()
         backend.synchronize(xp)
         for number, launch in enumerate(timed.launches):
@@ -643,7 +679,13 @@ def phases(point: NumbersPoint, xp: ModuleType, rounds: Mapping[str, Any]) -> Ro
         raise SparseBPError("Lanes do not hold as many rows as they are to", expected=point.rows_a_lane, got=rows,
                             remedy="Hold them where the launchers choose them")  # fmt: skip
     shown = ", ".join(f"{name[2:]} {tables.seconds(seconds)}" for name, seconds in found.items())
-    return {"time": sum(found.values()), "launches": found, "parts": shown, "rows_a_lane": rows[0] if rows else None}
+    return {
+        "time": sum(found.values()),
+        "launches": found,
+        "all": dict(took),
+        "parts": shown,
+        "rows_a_lane": rows[0] if rows else None,
+    }
 
 
 class Launch(NamedTuple):
@@ -731,17 +773,28 @@ GPU_NUMBERS = Benchmark(
     settings={"batch": BATCH},
     sizes={
         "steps": STEPS, "lengths": (1000, 30_000), "hidden": (1, 7, 20, 32, 33, 64, 128),
-        "chunks": (16, 24, 32, 48, 64, 96, 128, 192, 258, 384, 528), "rows_a_lane": (1, 2, 3, 4, 5),
+        "chunks": (16, 24, 32, 48, 59, 64, 69, 96, 128, 192, 237, 258, 279, 384, 528), "rows_a_lane": (1, 2, 3, 4, 5),
+        "wide": tuple((hidden, batch) for batch in (16, 1, 64) for hidden in (20, 64, 128, 256, 512)),
     },
-    quick={"steps": 5, "lengths": (9,), "hidden": (33,), "chunks": (5,), "rows_a_lane": (2,)},
+    quick={"steps": 5, "lengths": (9,), "hidden": (33,), "chunks": (5,), "rows_a_lane": (2,),
+           "wide": ((5, 2),)},
     rounds={"rounds": 15, "least_rounds": 5, "budget": 0.5},
+    quick_rounds={**harness.QUICK_ROUNDS, "copies": 2},
     threads=None,
     seconds=SECONDS,
     measure=measure_numbers,
     columns=columns(
         words={"what": "what", "parts": "launches"},
         numbers={"hidden": "H", "chunks": "chunks", "rows_a_lane": "rows per lane"},
-        seconds={"time": "time", "launched": "launched", "a_step": "per step"},
+        seconds={
+            "time": "time", "host": "host's time", "launched": "launched", "a_step": "per step",
+            "forward_ours": "forward", "forward_torch": "forward, cuDNN", "backward_ours": "backward",
+            "backward_torch": "backward, cuDNN",
+        },
+        times={
+            "forward_ratio": "forward, over cuDNN", "backward_ratio": "backward, over cuDNN",
+            "forward_tf32_ratio": "forward, over TF32", "backward_tf32_ratio": "backward, over TF32",
+        },
         formats={"{:.0f}": {"cycles_a_step": "cycles per step"}},
     ),
     short=("what", "cell", "length", "hidden", "chunks", "rows_a_lane", "time", "cycles_a_step"),

@@ -426,12 +426,7 @@ def measure_recurrent_row(
     Without `apart` there is no JAX; without `backward` only whole steps are timed.
     """
     twin = TorchTwin(workload)
-    choice = workload.choice()
-    row: Row = {
-        "model": f"{workload.cell}({workload.input_size}, {workload.hidden})", "cell": workload.cell,
-        "hidden": workload.hidden, "length": workload.length, "batch": workload.batch, "dtype": workload.dtype.name,
-        "algorithm": choice.algorithm, "reason": choice.reason, "gradient_difference": workload.agreement(twin),
-    }  # fmt: skip
+    row = described(workload, twin)
     sides: dict[str, Any] = {"ours": workload, "torch": twin}
     warm = rounds.get("warmup", 2)
     timers = {name: timing.timer(side.step, warm, clock) for name, side in sides.items()}
@@ -451,6 +446,16 @@ def measure_recurrent_row(
         row |= {f"{part}_{name}": measured.to_dict() for name, measured in timings.items()}
         row[f"{part}_ratio"] = timing.ratio(timings["torch"], timings["ours"])
     return row | _beside_best(step) | _beside_products(step, workload.flops)
+
+
+def described(workload: SequenceWorkload, twin: TorchTwin) -> Row:
+    """Return what a row says of its workload, whose gradients are compared with the twin's."""
+    choice = workload.choice()
+    return {
+        "model": f"{workload.cell}({workload.input_size}, {workload.hidden})", "cell": workload.cell,
+        "hidden": workload.hidden, "length": workload.length, "batch": workload.batch, "dtype": workload.dtype.name,
+        "algorithm": choice.algorithm, "reason": choice.reason, "gradient_difference": workload.agreement(twin),
+    }  # fmt: skip
 
 
 def _timers_of_jax(workload: SequenceWorkload, apart: Apart, row: Row) -> dict[str, Callable[[], float]]:

@@ -32,7 +32,11 @@ MODEL = {
     "a small kernel (loss, product, update), including that": (f"{OTHER * 1e6:.1f} µs", "guess"),
     "the launch of a graph": (f"{GRAPH * 1e6:.0f} µs", "others' measurements"),
 }
-CUDNN = {"forward": 0.36e-6, "backward": 1.1e-6}
+BEGIN = {"reduce": 1500, "combine": 700, "backward": 800, "forward": 800}
+"""Cycles from a kernel's first instruction to its first step: weights to registers, the first loads. Estimates."""
+ERROR = 1.25
+"""By which times may be longer than the model's; the longer ones also count every word of a uniform load as a pass."""
+CUDNN = {"forward": (0.26e-6, 0.36e-6), "backward": (0.8e-6, 1.1e-6)}
 """Seconds that a time step of cuDNN's tanh RNN takes at these sizes, in float32: derived, not measured by us."""
 CUDNN_OTHERS = 20
 """Small kernels of PyTorch's step besides: loss, linear layer, fused Adam."""
@@ -83,15 +87,25 @@ def _phase(launch: Any, steps: int, memory: str) -> dict[str, Any]:
         "warps": launch.warps,
         "steps": steps,
         "cycles": round(launch.cycles(memory), 1),
+        "cycles, four passes": round(launch.cycles(memory, wide=True), 1),
     }
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 
-def seconds(phases: Sequence[dict[str, Any]]) -> float:
+Range = tuple[float, float]
+"""The least and the most seconds, or their ratios."""
+
+
+def seconds(phases: Sequence[dict[str, Any]]) -> Range:
     """Return the time of kernels one after the other in a graph."""
-    return sum(one["steps"] * one["cycles"] for one in phases) / CLOCK + NODE * (len(phases) - 1)
+    begin = sum(BEGIN[one["kernel"].split("_")[1]] for one in phases)
+    low, high = (
+        (begin + sum(one["steps"] * one[name] for one in phases)) / CLOCK + NODE * (len(phases) - 1)
+        for name in ("cycles", "cycles, four passes")
+    )
+    return low, ERROR * high
 
 
 def tried(of_length: dict[str, Any]) -> list[int]:
@@ -104,19 +118,27 @@ def best_scan(of_length: dict[str, Any]) -> int:
     return min(tried(of_length), key=lambda chunks: seconds(of_length[str(chunks)]))
 
 
-def step_seconds(figures: dict[str, Any], cell: str, length: int) -> dict[str, float]:
+def over(theirs: Range, ours: Range) -> str:
+    """Return how many times as fast ours is, at least and at most."""
+    return _range(tuple(_digits(ratio) for ratio in (theirs[0] / ours[1], theirs[1] / ours[0]))) + "×"
+
+
+def step_seconds(figures: dict[str, Any], cell: str, length: int) -> dict[str, Range]:
     """Return the time of a whole training step: captured, and launched one by one."""
     of_length, counts = figures["runs"][cell][str(length)], figures["steps"][cell]["launched"]
     scan = of_length[str(best_scan(of_length))]
     streamed = 4 * 16 * length * BATCH * HIDDEN / BANDWIDTH if cell == "gru" else 0.0  # what the products read
     small = counts["launches"] - 1 - len(scan)
-    busy = seconds(of_length["forward"]) + seconds(scan) + small * OTHER + streamed
-    return {"captured": GRAPH + busy, "launched": max(busy, (counts["launches"] + counts["uploads"]) * LAUNCH)}
+    host = (counts["launches"] + counts["uploads"]) * LAUNCH
+    parts = zip(seconds(of_length["forward"]), seconds(scan), (1.0, ERROR), strict=True)
+    low, high = (forward + back + (small * OTHER + streamed) * error for forward, back, error in parts)
+    return {"captured": (GRAPH + low, GRAPH + high), "launched": (max(low, host), max(high, host))}
 
 
-def cudnn_step(length: int) -> float:
+def cudnn_step(length: int) -> Range:
     """Return the time of PyTorch's step of the tanh RNN."""
-    return length * sum(CUDNN.values()) + CUDNN_OTHERS * OTHER
+    low, high = (length * sum(part) + CUDNN_OTHERS * OTHER for part in zip(*CUDNN.values(), strict=True))
+    return low, high
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -139,11 +161,11 @@ def _steps(figures: dict[str, Any]) -> str:
     for cell, name in NAMES.items():
         for part, key in (("forward", "forward"), ("backward, sequential", "1")):
             cycles = [figures["runs"][cell][str(length)][key][0]["cycles"] for length in CHUNKS]
-            time = cycles[0] / CLOCK
+            time = cycles[0] / CLOCK, ERROR * cycles[0] / CLOCK
             theirs = CUDNN[part.split(",")[0]] if cell == "rnn" else None
             rows.append((
-                f"{name}, {part}", f"{cycles[0]:.0f}", f"{cycles[1]:.0f}", f"{time * 1e9:.0f} ns",
-                f"{theirs * 1e9:.0f} ns" if theirs else "–", f"{theirs / time:.0f}×" if theirs else "–",
+                f"{name}, {part}", f"{cycles[0]:.0f}", f"{cycles[1]:.0f}", f"{_range(_nano(time))} ns",
+                f"{_range(_nano(theirs))} ns" if theirs else "–", over(theirs, time) if theirs else "–",
             ))  # fmt: skip
     header = ("kernel", "cycles per step, T = 1000", "T = 30 000", "time, T = 1000", "cuDNN", "ratio")
     return _table(header, rows)
@@ -156,7 +178,7 @@ def _scans(figures: dict[str, Any]) -> str:
             of_length, chosen = figures["runs"][cell][str(length)], figures["chosen"][cell][str(length)]
             for chunks in tried(of_length):
                 phases = of_length[str(chunks)]
-                shown = [f"{one['warps']} × {one['cycles']:.0f}" for one in phases]
+                shown = [f"{one['warps']} × {_cycles(one)}" for one in phases]
                 label = f"{chunks} (`auto`)" if chunks == chosen else f"{chunks}"
                 rows.append((name, f"{length}", label, f"{phases[0]['rows']}", *shown, _time(seconds(phases))))
     header = ("cell", "T", "chunks", "rows per lane", "reduce: warps × cycles", "combine", "last phase", "time")
@@ -167,11 +189,11 @@ def _times(figures: dict[str, Any]) -> str:
     rows = []
     for length in CHUNKS:
         of_length = figures["runs"]["rnn"][str(length)]
-        chunks, theirs = best_scan(of_length), length * CUDNN["backward"]
+        chunks, theirs = best_scan(of_length), (length * CUDNN["backward"][0], length * CUDNN["backward"][1])
         recursion, scan = seconds(of_length["1"]), seconds(of_length[str(chunks)])
-        ratio = theirs / min(recursion, scan)
         rows.append((
-            f"{length}", _time(recursion), f"{_time(scan)} ({chunks} chunks)", _time(theirs), f"{ratio:.0f}×",
+            f"{length}", _time(recursion), f"{_time(scan)} ({chunks} chunks)", _time(theirs),
+            over(theirs, min(recursion, scan)),
         ))  # fmt: skip
     return _table(("T", "recursion", "scan", "cuDNN", "ratio"), rows)
 
@@ -180,8 +202,8 @@ def _whole(figures: dict[str, Any]) -> str:
     rows = []
     for length in CHUNKS:
         ours, theirs = step_seconds(figures, "rnn", length), cudnn_step(length)
-        ratio = theirs / ours["captured"]
-        rows.append((f"{length}", _time(ours["captured"]), _time(ours["launched"]), _time(theirs), f"{ratio:.1f}×"))
+        times = _time(ours["captured"]), _time(ours["launched"]), _time(theirs)
+        rows.append((f"{length}", *times, over(theirs, ours["captured"])))
     return _table(("T", "captured", "launched", "PyTorch with cuDNN", "ratio, captured"), rows)
 
 
@@ -203,8 +225,26 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _time(value: float) -> str:
-    return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+def _range(texts: Sequence[str]) -> str:
+    return "–".join(dict.fromkeys(texts))
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def _nano(value: Range) -> list[str]:
+    return [f"{each * 1e9:.0f}" for each in value]
+
+
+def _cycles(phase: dict[str, Any]) -> str:
+    return _range([f"{phase[name]:.0f}" for name in ("cycles", "cycles, four passes")])
+
+
+def _time(value: Range) -> str:
+    if value[1] >= 1e-3:
+        return _range([f"{each * 1e3:.2f}" for each in value]) + " ms"
+    return _range([f"{each * 1e6:.0f}" for each in value]) + " µs"
 
 
 def fill(text: str, figures: dict[str, Any]) -> str:

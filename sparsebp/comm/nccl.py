@@ -81,7 +81,7 @@ class NCCLTransport(Transport):
         ids = {(self.rank, other): self._nccl.get_unique_id() for other in range(self.size)}
         everywhere = {pair: one for own in host.share(ids) for pair, one in own.items()}
         make = self._nccl.NcclCommunicator
-        self._world = make(self.size, everywhere[0, 0], self.rank)
+        self._world: Any = make(self.size, everywhere[0, 0], self.rank)
         self._channels: dict[tuple[int, int], _Channel] = {}
         pairs = [(a, b) for a in range(self.size) for b in range(self.size) if a != b]
         for a, b in sorted(pairs, key=lambda pair: (min(pair), max(pair), pair)):  # the same order on all ranks
@@ -185,7 +185,9 @@ class NCCLTransport(Transport):
         """Tell the other hosts that this one has failed, and abort this device's operations."""
         self.host.abort(error)
         for comm in [self._world, *(channel.comm for channel in self._channels.values())]:
-            comm.abort()
+            if comm is not None:
+                comm.abort()
+        self._world = None
         self._channels.clear()
 
     def close(self) -> None:
@@ -195,6 +197,10 @@ class NCCLTransport(Transport):
             channel.stream.synchronize()
             channel.comm.destroy()
         self._channels.clear()
+        if self._world is not None:  # it may be closed again
+            self._stream.synchronize()
+            self._world.destroy()
+        self._world = None
         self.host.close()
 
     def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:

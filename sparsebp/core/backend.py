@@ -166,6 +166,11 @@ def device_number(xp: ModuleType) -> int | None:
     return None if xp is np else int(xp.cuda.Device().id)
 
 
+def on_device(xp: ModuleType, number: int | None) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which the calling thread works on that device; every thread begins on the first one."""
+    return contextlib.nullcontext() if number is None else xp.cuda.Device(number)
+
+
 def device_attributes(xp: ModuleType) -> dict[str, int]:
     """Return the driver's attributes of the current device of `xp`; empty for NumPy."""
     return {} if xp is np else dict(xp.cuda.Device().attributes)

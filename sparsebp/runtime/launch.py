@@ -261,7 +261,9 @@ def _share_cores(transport: MPITransport) -> None:
 
 def own_device(transport: MPITransport) -> int:
     """Return the number of this rank's GPU: ranks of one machine take one each."""
-
+    # NCCL has a stream for every peer and direction, and from four ranks on more than CUDA's eight hardware queues,
+    # where streams would wait for each other. CUDA reads it when a process first uses a device.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     MPI = mpi()
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     try:

@@ -50,6 +50,7 @@ class TwoStreams:
     def __init__(self, xp: ModuleType = np) -> None:
         self._xp = xp
         self._streams = backend.streams(xp, 2)
+        self._device = backend.device_number(xp)  # of the streams
         self._jobs: queue.SimpleQueue[tuple[Program, Step, Step | None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._alone = contextlib.ExitStack()
@@ -114,8 +115,9 @@ class TwoStreams:
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
-                target=_work, args=(weakref.ref(self), self._jobs), name="sparsebp second stream", daemon=True
-            )
+                target=_work, args=(weakref.ref(self), self._jobs, backend.on_device(self._xp, self._device)),
+                name="sparsebp second stream", daemon=True,
+            )  # fmt: skip
             self._thread.start()
             weakref.finalize(self, self._jobs.put, None)
         if not self._inside and backend.is_host(self._xp):
@@ -213,9 +215,11 @@ class TwoStreams:
         return error if first is None or not isinstance(error, _Aborted) else first
 
 
-def _work(streams: weakref.ref[TwoStreams], jobs: queue.SimpleQueue[Any]) -> None:
+def _work(
+    streams: weakref.ref[TwoStreams], jobs: queue.SimpleQueue[Any], device: contextlib.AbstractContextManager[Any]
+) -> None:
     """The second thread. While it waits, it does not keep its `TwoStreams` alive, and it ends when that is deleted."""
-    with threads.serial_kernels(), np.errstate(over="ignore", invalid="ignore"):
+    with device, threads.serial_kernels(), np.errstate(over="ignore", invalid="ignore"):
         while (job := jobs.get()) is not None and (alive := streams()) is not None:
             alive.second(*job)
             del job, alive

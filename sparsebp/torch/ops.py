@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
@@ -40,8 +40,26 @@ def on_its_stream(tensor: Tensor) -> Iterator[None]:
         yield
         return
     cp, number = backend.cupy(), tensor.device.index
-    with cp.cuda.Device(number), cp.cuda.ExternalStream(torch.cuda.current_stream(number).cuda_stream, number):
+    with cp.cuda.Device(number), _wrapped(torch.cuda.current_stream(number).cuda_stream, number):
         yield
+
+
+class _Foreign(NamedTuple):
+    """A stream by its pointer, in CUDA's stream protocol; those of older versions of PyTorch do not offer it."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
+@cache  # for good: CuPy 14 destroys PyTorch's stream when what wraps it ends
+def _wrapped(pointer: int, number: int) -> Any:
+    """Return CuPy's stream for one of the current device, `number`."""
+    stream = backend.cupy().cuda.Stream
+    if hasattr(stream, "from_external"):
+        return stream.from_external(_Foreign(pointer))
+    return backend.cupy().cuda.ExternalStream(pointer, number)  # before CuPy 14, which warns of it
 
 
 def to_array(tensor: Tensor) -> Array:

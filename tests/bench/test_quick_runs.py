@@ -16,7 +16,7 @@ from benchmarks import NAMES, gpu, harness, jacobians, load, recurrent, scan, tr
 from benchmarks.scaling import ASYNCHRONOUS
 from benchmarks.workloads import SequenceWorkload, TorchTwin
 from sparsebp import nn
-from sparsebp.core import backend, timing
+from sparsebp.core import backend
 from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.core.threads import most_threads
 
@@ -156,7 +156,7 @@ def test_what_a_training_step_is_to_be(
 def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
     """On the CPU: the same code with another clock and other arrays."""
     rates = gpu.Rates({"float32": 1e12, "float64": 1e12}, 1e11, 1e9)
-    row = gpu.measure_grid_point(gpu.GridPoint(cell, np.float64, 7, 3), np, rates, ONCE, timing.HostClock())
+    row = gpu.measure_grid_point(gpu.GridPoint(cell, np.float64, 7, 3), np, rates, ONCE)
     chosen = load("gpu-grid")
     shown = {*chosen.short, *(column.key for column in chosen.columns)}
     assert shown - {"captured", "captured_ratio"} <= row.keys()
@@ -170,7 +170,7 @@ def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
 @pytest.mark.parametrize("order", gpu.ORDERS.values())
 def test_steps_that_are_not_captured_say_why(order: str) -> None:
     sizes = load("gpu-graphs").quick
-    row = gpu.measure_graphs_point(gpu.GraphsPoint("DenseNet", order), np, sizes, ONCE, timing.HostClock())
+    row = gpu.measure_graphs_point(gpu.GraphsPoint("DenseNet", order), np, sizes, ONCE)
     assert row["met"] == "not captured" and row["launched"]["median"] > 0
     assert row["uncaptured"] == "the model is on the host"
 
@@ -179,9 +179,9 @@ def test_steps_that_are_not_captured_say_why(order: str) -> None:
 @pytest.mark.parametrize("cell", ["RNN", "GRU"])
 def test_single_kernels_are_measured(cell: str, what: str) -> None:
     point = gpu.NumbersPoint(what, cell, np.float64, 9, 5, chunks=3)
-    row = gpu.measure_numbers_point(point, np, 2e9, ONCE, timing.HostClock())
+    row = gpu.measure_numbers_point(point, np, ONCE)
     assert row["a_step"] == pytest.approx(row["time"]["median"] / 9)
-    assert row["cycles_a_step"] == pytest.approx(row["a_step"] * 2e9)
+    assert len(row["time"]["all"]) == row["time"]["rounds"]
 
 
 def test_fused_steps_are_judged_where_the_update_is_much_of_them() -> None:

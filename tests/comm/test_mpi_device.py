@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from backends import make_backend
+from sparsebp.runtime import launch
 
 pytestmark = pytest.mark.gpu
 
@@ -40,3 +43,14 @@ def test_arrays_of_a_device_are_complete_when_mpi_reads_them(on_device: bool) ->
     np.testing.assert_array_equal(cp.asnumpy(whole), np.arange(1000.0) * 3)
     assert transport.exscan(sent, lambda earlier, later: earlier + later) is None
     transport.close()
+
+
+def test_a_rank_takes_its_gpu_with_a_hardware_queue_for_every_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_backend("gpu")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    local = SimpleNamespace(rank=0, size=1, Free=lambda: None)
+    world = SimpleNamespace(Split_type=lambda kind: local)
+    monkeypatch.setattr(launch, "mpi", lambda: SimpleNamespace(COMM_WORLD=world, COMM_TYPE_SHARED=0))
+    transport: Any = SimpleNamespace(share=lambda value: [value])
+    assert launch.own_device(transport) == 0
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"

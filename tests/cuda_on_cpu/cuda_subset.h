@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #include <type_traits>
 #include <utility>
@@ -226,6 +227,13 @@ inline unsigned __float_as_uint(float x) { return emulator_bits<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return emulator_bits<float>(x); }
 inline long long __double_as_longlong(double x) { return emulator_bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return emulator_bits<double>(x); }
+
+// A clock of one cycle a nanosecond, for kernels that wait.
+EMULATOR_CODE inline long long clock64() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
 
 // ---- how executor.py finds and calls a kernel ----------------------------------------------------------------------
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import orders
 import strict_cupy
 from backends import make_backend, needs_numba
 from matrices import random_pattern
-from sparsebp import kernels, nn
+from sparsebp import kernels, nn, optim
 from sparsebp.core import backend
 from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import plan_product
+from sparsebp.runtime.executor import Executor
 from sparsebp.scan import plan_scan
+from strict_cupy.device import DEVICE
 
 # ---- plans and patterns cached on a device serve every stream at once, including later ones --------------------------
 
@@ -73,6 +79,59 @@ def test_a_scan_that_two_streams_run_at_once(stacked, cupy):
         for i in range(n):
             y = np.einsum("ijb,jb->ib", data[i].reshape(size, size, batch), y)
             np.testing.assert_allclose(got[i].get(), y, rtol=1e-9)
+
+
+# ---- a device other than the first; threads begin on the first ------------------------------------------------------
+
+
+@pytest.fixture
+def second(cupy, monkeypatch):
+    if strict_cupy.installed():
+        monkeypatch.setattr(DEVICE, "count", 2)
+    elif cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    with cupy.cuda.Device(1):
+        yield 1
+
+
+def test_two_streams_on_another_device_than_the_first(second):
+    order = {"streams": 2, "fusion": "backward"}
+    found = []
+    for device in ("cpu", "cuda"):
+        model = orders.conv().to(device)
+        opt = optim.SGD(model.parameters(), 0.1)
+        executor = Executor(model, nn.CrossEntropyLoss(), opt, orders.order_for(model, **order))
+        batch = [tuple(backend.to_device(a, device) for a in (orders.IMAGES, orders.CLASSES))]
+        for _ in range(2):
+            executor.step(batch)
+        executor.flush()
+        executor.close()
+        found.append({name: backend.to_host(array) for name, array in model.parameters().items()})
+    assert {array.data.device_id for array in model.parameters().values()} == {second}
+    for name, values in found[0].items():
+        np.testing.assert_allclose(found[1][name], values, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_stream_of_pytorchs_is_used_without_a_warning_and_outlives_its_use(second, cupy, monkeypatch):
+    """CuPy 14 warns of ExternalStream, and destroys what a wrapper from `Stream.from_external` leaves behind."""
+    if not strict_cupy.installed():
+        pytest.skip("PyTorch's tensors on a device are tested with PyTorch")
+    import torch
+
+    from sparsebp.torch.ops import on_its_stream
+
+    theirs = cupy.cuda.Stream(non_blocking=True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda number: SimpleNamespace(cuda_stream=theirs.ptr))
+    tensor = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=second))
+    with cupy.cuda.Device(0), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with on_its_stream(tensor):
+                assert (cupy.cuda.get_current_stream().ptr, cupy.cuda.Device().id) == (theirs.ptr, second)
+                assert cupy.ones(3).tolist() == [1, 1, 1]
+            gc.collect()
+    with theirs:
+        assert cupy.ones(3).tolist() == [1, 1, 1]
 
 
 # ---- launches of a layer; none of them transfers or reads anything ---------------------------------------------------

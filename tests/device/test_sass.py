@@ -177,3 +177,10 @@ def test_units_bound_many_warps() -> None:
     assert machine.wavefronts(loop.round) == 12
     assert machine.with_warps(20, loop.round, 90, 1) == 20
     assert machine.with_warps(20, loop.round, 90, 16) == 16 * 12
+
+
+def test_a_load_of_one_place_by_all_lanes_may_take_a_pass_or_one_a_word() -> None:
+    code: list[Line] = [*[("LDS.128 R4, [UR4]", {})] * 3, ("@P0 BRA `(.L_head)", {}), ("EXIT", {})]
+    loop = busiest(loops(functions(listing(code, {0: ".L_head"}))["k"]))
+    assert (machine.wavefronts(loop.round), machine.wavefronts(loop.round, wide=True)) == (3, 12)
+    assert machine.with_warps(20, loop.round, 90, 16) == 48 < machine.with_warps(20, loop.round, 90, 16, wide=True)

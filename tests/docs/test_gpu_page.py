@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from docs_scripts import script
 from gpu_model.kernels import COMPILER, figures
 from sass import nvrtc
 
@@ -18,6 +19,16 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 def test_the_page_shows_its_figures() -> None:
     command = [sys.executable, str(DOCS / "make_gpu_expectations.py"), "--check"]
     assert subprocess.run(command, check=False).returncode == 0, "run docs/make_gpu_expectations.py"
+
+
+def test_times_are_ranges_and_have_the_start_of_every_kernel() -> None:
+    page = script("make_gpu_expectations")
+    names = ("rnn_reduce", "scan_combine", "rnn_backward")
+    phases = [{"kernel": name, "steps": 10, "cycles": 100, "cycles, four passes": 300} for name in names]
+    begin, low, high = 1500 + 700 + 800, 3 * 10 * 100, 3 * 10 * 300
+    expected = [(begin + cycles) / page.CLOCK + 2 * page.NODE for cycles in (low, high)]
+    assert page.seconds(phases) == pytest.approx((expected[0], page.ERROR * expected[1]))
+    assert page.over((80.0, 110.0), (2.0, 4.0)) == "20–55×"
 
 
 @pytest.mark.skipif(

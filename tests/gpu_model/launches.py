@@ -33,10 +33,13 @@ class Launch:
     warps: int
     bytes: int
 
-    def cycles(self, memory: str) -> float:
-        """Return the cycles of a time step of one warp among so many, with what it loads coming from `memory`."""
+    def cycles(self, memory: str, wide: bool = False) -> float:
+        """Return the cycles of a time step of one warp among so many, with what it loads coming from `memory`.
+
+        `wide`: a load of one place by all lanes passes through shared memory once for each word.
+        """
         warps = 1 if self.kernel == "scan_combine" else self.warps  # one follows the chunks, the others fetch for it
-        return figures(self.kernel, self.defines).with_warps(warps, memory)
+        return figures(self.kernel, self.defines).with_warps(warps, memory, wide)
 
 
 def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, multiprocessors: int) -> list[Launch]:

@@ -1,7 +1,9 @@
-"""What runs keep in ``.cache/``, the one ignored folder that travels from run to run, and what is put there before.
+"""What travels to a GPU machine in ``.cache/``, what runs keep there in ``runs/cache/``, and what they bring back.
 
-Machine code of CuPy's and Numba's; an archive of CuPy's, as ``check`` leaves it; the wheel of compute-sanitizer;
-results of the host's kernels, for a machine on which Numba does not work.
+``.cache/`` is only read: whoever carries it replaces the whole folder with every call. It has an archive of CuPy's
+machine code, as ``check`` leaves it; the wheel of compute-sanitizer; results of the host's kernels, for a machine on
+which Numba does not work; and ``gpu-first.tar.gz``, to go on with the first run on another machine. Machine code that
+is compiled there stays in ``runs/cache/``, which nobody carries.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
+KEPT = ROOT / "runs" / "cache"
 ARCHIVE = "cupy-cache.tar.gz"
 REFERENCES = CACHE / "references.npz"
 MOST_ARCHIVED = 16 << 20
@@ -26,11 +29,11 @@ _SANITIZER = "nvidia_cuda_sanitizer_api-*.whl"
 
 
 def kept() -> Path:
-    """Return the folder that caches are written to: ``.cache``, or a temporary one where that is read-only."""
+    """Return the folder that caches are written to: `KEPT`, or a temporary one where that is read-only."""
     try:
-        CACHE.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=CACHE):
-            return CACHE
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=KEPT):
+            return KEPT
     except OSError:
         folder = Path(tempfile.gettempdir()) / f"sparsebp-cache-{os.getuid()}"
         folder.mkdir(exist_ok=True)
@@ -47,9 +50,9 @@ def environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def unpack() -> str:
-    """Take CuPy's machine code from the archive, where one was carried here; say how much, and what went wrong."""
-    folder, archive, wrong = kept() / "cupy", CACHE / ARCHIVE, ""
+def unpack(archive: Path | None = None) -> str:
+    """Take CuPy's machine code from an archive, by default one that was carried here; say how much, and what failed."""
+    folder, archive, wrong = kept() / "cupy", archive or CACHE / ARCHIVE, ""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if archive.exists():
@@ -72,6 +75,27 @@ def pack(out: Path) -> str:
         archive.unlink()
         return f"no archive of {len(files)} modules" + (f": {size} bytes are too many" if files else "")
     return f"{archive.name}: {len(files)} modules, {size} bytes; put it into .cache/ for the next run"
+
+
+def parcel(folder: Path, archive: Path) -> str:
+    """Pack all results of a folder into one archive of at most `MOST_ARCHIVED` bytes, and say so.
+
+    What makes it too large is left out, the largest file first, but for the machine code, which goes before all.
+    """
+    files = sorted((file for file in folder.iterdir() if file.is_file()), key=lambda file: file.stat().st_size)
+    files.sort(key=lambda file: file.name == ARCHIVE)
+    left: list[str] = []
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    half = archive.with_suffix(f".{os.getpid()}")
+    while True:
+        with tarfile.open(half, "w:gz", compresslevel=4) as packed:
+            for file in files:
+                packed.add(file, file.name)
+        if half.stat().st_size <= MOST_ARCHIVED or not files:
+            break
+        left.append(files.pop().name)
+    half.replace(archive)
+    return f"{archive.name}: {len(files)} files" + (f", without {', '.join(left)}: too large" if left else "")
 
 
 def sanitizer() -> Path | None:

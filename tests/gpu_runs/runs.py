@@ -1,4 +1,4 @@
-"""The four runs: which stages each has, and how much of its time each is sure to have."""
+"""All stages, how much of a run's time each is sure to have, and the four runs that have them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from benchmarks import harness, load
 from gpu_runs.carried import ARCHIVE, ROOT, sanitizer
-from gpu_runs.stages import Session, Stage
+from gpu_runs.stages import Stage
 
 WORKERS = 6
 FINISH = 15.0
@@ -28,17 +29,20 @@ QUICK_TESTS = (
 """Two in files that do not import PyTorch."""
 
 
-def check(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
-    """Return the stages of the first run: is all of it right?"""
+def every(out: Path, benchmarks: Path, quick: bool) -> dict[str, Stage]:
+    """Return all stages by name; results of benchmarks go to their folder, all others to `out`."""
     small = ["--quick"] if quick else []
-    out = session.out
     chosen, workers = (QUICK_TESTS, 1) if quick else (("tests",), WORKERS)
+    of_graphs = QUICK_TESTS if quick else [path for path in GRAPH_TESTS if (ROOT / path).exists()]
 
     def module(name: str, *options: str) -> Callable[[float], list[str]]:
         return lambda limit: _module(name, *options, "--seconds", f"{max(limit - 5, 1):.0f}", *small)
 
-    return [
-        versions(quick=False),
+    def measuring(name: str, share: float) -> Stage:
+        return Stage(name, share, bench(name, benchmarks, quick), measured(name, benchmarks))
+
+    stages = [
+        Stage("versions", 40, lambda limit: _module("versions", *small), needed=True),
         Stage("compile", 80, module("compile_all"), _told),
         Stage("launches", 50, module("launches", "--out", str(out)), _told, leaves=("check-launches.jsonl",)),
         Stage("tests", 220, lambda limit: tests(out, "check", chosen, workers), tested(out, "check"),
@@ -46,45 +50,27 @@ def check(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
         Stage("cache", 5, lambda limit: _module("carried", str(out)), leaves=(ARCHIVE,)),
         Stage("memcheck", 60, _sanitized("memcheck", out, small), _errors, leaves=("check-memcheck.txt",)),
         Stage("racecheck", 60, _sanitized("racecheck", out, small), _errors, leaves=("check-racecheck.txt",)),
-    ]  # fmt: skip
-
-
-def numbers(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
-    """Return the stages of the second run: single kernels, and what a profiler says of them where one is permitted."""
-    return [
-        versions(quick),
-        Stage("gpu-numbers", 420, bench("gpu-numbers", benchmarks, quick), measured("gpu-numbers", benchmarks)),
-        Stage("ncu", 50, lambda limit: profiled(session.out), lambda lines: _profiles(session.out), optional=True,
-              leaves=("numbers-ncu.txt",)),
-    ]  # fmt: skip
-
-
-def grid(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
-    """Return the stages of the third run: the paper's grid beside cuDNN."""
-    return [
-        versions(quick),
-        Stage("gpu-grid", 450, bench("gpu-grid", benchmarks, quick), measured("gpu-grid", benchmarks)),
-    ]
-
-
-def graphs(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
-    """Return the stages of the fourth run: captured steps, tested in a process of their own, then timed."""
-    out = session.out
-    chosen = QUICK_TESTS if quick else [path for path in GRAPH_TESTS if (ROOT / path).exists()]
-    return [
-        versions(quick),
-        Stage("tests", 150, lambda limit: tests(out, "graphs", chosen, 0), tested(out, "graphs"),
+        measuring("gpu-numbers", 420),
+        Stage("ncu", 50, lambda limit: profiled(out), lambda lines: _profiles(out), optional=True,
+              leaves=("numbers-ncu.txt", "numbers-ncu.ncu-rep")),
+        measuring("gpu-grid", 450),
+        Stage("graph tests", 150, lambda limit: tests(out, "graphs", of_graphs, 0), tested(out, "graphs"),
               leaves=_leaves("graphs")),
-        Stage("gpu-graphs", 300, bench("gpu-graphs", benchmarks, quick), measured("gpu-graphs", benchmarks)),
+        measuring("gpu-graphs", 300),
     ]  # fmt: skip
+    return {stage.name: stage for stage in stages}
+
+
+RUNS = {
+    "check": ("versions", "compile", "launches", "tests", "cache", "memcheck", "racecheck"),
+    "numbers": ("versions", "gpu-numbers", "ncu"),
+    "grid": ("versions", "gpu-grid"),
+    "graphs": ("versions", "graph tests", "gpu-graphs"),
+}
+"""The stages of each run: is all of it right; single kernels; the paper's grid beside cuDNN; captured steps."""
 
 
 # ---- stages --------------------------------------------------------------------------------------------------------
-
-
-def versions(quick: bool) -> Stage:
-    """Return the first stage of every run; a quick one tries no package."""
-    return Stage("versions", 40, lambda limit: _module("versions", *(["--quick"] if quick else [])), needed=True)
 
 
 def bench(name: str, out: Path, quick: bool) -> Callable[[float], list[str]]:
@@ -177,13 +163,17 @@ def profiled(out: Path) -> list[str] | str:
         return "ncu is not here"
     sections = [part for name in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats")
                 for part in ("--section", name)]  # fmt: skip
-    return [program, "--clock-control", "none", "--kernel-name", "regex:rnn_|gru_|lstm_|scan_", *sections, "--log-file",
-            str(out / "numbers-ncu.txt"), sys.executable, "-m", "gpu_runs.one_backward"]  # fmt: skip
+    # by default ncu empties the caches before each kernel, whose input is in L2 otherwise
+    return [program, "--clock-control", "none", "--cache-control", "none", "-o", str(out / "numbers-ncu.ncu-rep"),
+            "--kernel-name", "regex:rnn_|gru_|lstm_|scan_", *sections, sys.executable, "-m",
+            "gpu_runs.one_backward"]  # fmt: skip
 
 
 def _profiles(out: Path) -> list[str]:
-    """Return how many launches were profiled, or why none was."""
-    path = out / "numbers-ncu.txt"
+    """Write what the report says as text; return how many launches were profiled, or why none was."""
+    path, report, program = out / "numbers-ncu.txt", out / "numbers-ncu.ncu-rep", shutil.which("ncu")
+    if report.exists() and program is not None:
+        subprocess.run([program, "--import", str(report), "--log-file", str(path)], check=False, timeout=30)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     errors = [line for line in lines if "==ERROR==" in line]
     return [f"{sum('GPU Speed Of Light' in line for line in lines)} launches profiled", *errors[:3]]
@@ -196,7 +186,3 @@ def _module(name: str, *options: str) -> list[str]:
 def _told(lines: Sequence[str]) -> list[str]:
     """Return the last lines but those that show progress."""
     return [line for line in lines if line and not line.startswith("[")][-LISTED:]
-
-
-RUNS = {"check": check, "numbers": numbers, "grid": grid, "graphs": graphs}
-"""What makes the stages of a run, given its session, the folder for results of benchmarks, and whether it is quick."""

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from benchmarks.harness import commit
 from gpu_runs.carried import ROOT, environment
+from gpu_runs.carried import parcel as pack_all
 from sparsebp.core.files import write_atomically
 
 GRACE = 15.0
@@ -83,17 +84,23 @@ class Session:
         Their folder.
     seconds
         In which all stages are to be done.
+    parcel
+        An archive of all files in `out`, written anew after every stage; None: none.
     """
 
-    def __init__(self, name: str, out: Path, seconds: float) -> None:
+    def __init__(self, name: str, out: Path, seconds: float, parcel: Path | None = None) -> None:
         self.name, self.out, self.seconds = name, out.absolute(), seconds
         self.out.mkdir(parents=True, exist_ok=True)
         self.begin = time.monotonic()
         self.outcomes: list[Outcome] = []
+        self.parcel = parcel
         self._log = (self.out / f"log-{name}.txt").open("wb")
         self._logged = 0
         self._stages: Sequence[Stage] = ()
         self._interrupts = 0
+
+    def before(self) -> None:
+        """Called before every stage, and with all outcomes at the end."""
 
     @property
     def elapsed(self) -> float:
@@ -123,6 +130,7 @@ class Session:
         left, unit = list(stages), (self.seconds - GRACE - LAST) / sum(stage.share for stage in stages)
         while left:
             stage = left.pop(0)
+            self.before()
             limit = self.seconds - GRACE - LAST - self.elapsed - unit * sum(each.share for each in left)
             outcome = self._run(stage, limit)
             self.outcomes.append(outcome)
@@ -130,6 +138,7 @@ class Session:
                 why = "the run was interrupted" if self._interrupts else f"{stage.name} failed"
                 self.outcomes += [Outcome(each.name, "left out", said=[why]) for each in left]
                 left = []
+            self.before()
             self._save(complete=not left and not self._interrupts)
         status = self._summary()
         return 130 if self._interrupts else status
@@ -214,6 +223,8 @@ class Session:
         stages = [asdict(outcome) for outcome in self.outcomes]
         text = json.dumps({**found, "stages": stages}, indent=1, ensure_ascii=False) + "\n"
         write_atomically(self.out / f"summary-{self.name}.json", text.encode())
+        if self.parcel is not None:
+            pack_all(self.out, self.parcel)
 
     def _summary(self) -> int:
         self.say(f"\n==== {self.name}, commit {commit()}: {self.elapsed:.0f} of {self.seconds:.0f} s")
@@ -228,5 +239,7 @@ class Session:
             for each in self.outcomes
             if each.outcome not in ("passed", "not run") and each.stage not in optional
         ]
+        if self.parcel is not None:  # again: the log has the summary now
+            self.say(f"Packed into {pack_all(self.out, self.parcel)}")
         self.say(f"NOT WELL: {', '.join(bad)}" if bad else "ALL WELL")
         return 1 if bad else 0

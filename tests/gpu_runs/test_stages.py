@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 
 from gpu_runs import carried, runs
 from gpu_runs.compile_all import Processes
+from gpu_runs.first import First
 from gpu_runs.stages import Session, Stage
 
 ROOT = carried.ROOT
@@ -56,7 +59,7 @@ def test_stages_in_turn_and_the_summary_last(tmp_path: Path, capsys: pytest.Capt
     assert [stage["said"] for stage in found["stages"]] == [
         ["two"],
         ["the tool is not here"],
-        [str(carried.CACHE / "cupy")],
+        [str(carried.KEPT / "cupy")],
     ]
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "log-try.txt").read_text(encoding="utf-8")
@@ -219,22 +222,84 @@ def test_an_interrupted_pytest_says_what_it_has_done(workers: int, tmp_path: Pat
 
 
 def test_machine_code_travels_as_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carried, "CACHE", tmp_path / "there")
+    monkeypatch.setattr(carried, "KEPT", tmp_path / "there")
     out = tmp_path / "out"
     out.mkdir()
     assert carried.pack(out) == "no archive of 0 modules" and not [*out.iterdir()]
     (tmp_path / "there" / "cupy").mkdir(parents=True)
     (tmp_path / "there" / "cupy" / "abc.cubin").write_bytes(os.urandom(1000))
     assert carried.pack(out).startswith("cupy-cache.tar.gz: 1 modules")
-    monkeypatch.setattr(carried, "CACHE", tmp_path / "here")
-    (tmp_path / "here").mkdir()
+    monkeypatch.setattr(carried, "KEPT", tmp_path / "here")
+    monkeypatch.setattr(carried, "CACHE", tmp_path / "carried")
+    carried.CACHE.mkdir()
     assert carried.unpack() == "0 modules of an earlier run"
-    (tmp_path / "here" / "cupy-cache.tar.gz").write_bytes((out / "cupy-cache.tar.gz").read_bytes())
+    (tmp_path / "carried" / "cupy-cache.tar.gz").write_bytes((out / "cupy-cache.tar.gz").read_bytes())
+    assert carried.unpack() == "1 modules of an earlier run"
+    shutil.rmtree(carried.CACHE)  # the next call carries another one
+    carried.CACHE.mkdir()
     assert carried.unpack() == "1 modules of an earlier run"
     both = [(tmp_path / side / "cupy" / "abc.cubin").read_bytes() for side in ("here", "there")]
     assert both[0] == both[1]
     monkeypatch.setattr(carried, "MOST_ARCHIVED", 500)
     assert "are too many" in carried.pack(out) and not [*out.iterdir()]
+
+
+def test_what_makes_an_archive_too_large_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carried, "MOST_ARCHIVED", 5000)
+    for name, size in (("a.json", 3000), ("b.ncu-rep", 4000), ("cupy-cache.tar.gz", 100)):
+        (tmp_path / name).write_bytes(os.urandom(size))
+    archive = tmp_path / "out" / "gpu-try.tar.gz"
+    assert (
+        carried.parcel(tmp_path, archive) == "gpu-try.tar.gz: 1 files, without cupy-cache.tar.gz, b.ncu-rep: too large"
+    )
+    with tarfile.open(archive) as packed:
+        assert packed.getnames() == ["a.json"]
+
+
+def first(folder: Path, budget: float, stages: dict[str, Stage]) -> First | str:
+    """Do a call of the first run with these stages."""
+    session = First(folder, 100, budget)
+    found = session.stages(stages)
+    if isinstance(found, str):
+        return found
+    session.run(found)
+    return session
+
+
+def test_a_budget_holds_for_all_calls_and_what_is_done_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def stage(name: str, code: str = "pass") -> Stage:
+        return Stage(name, 1, lambda limit: (ran.append(name), [sys.executable, "-c", code])[1])
+
+    calls = ({"a": 10, "b": 10}, {"c": 10})
+    monkeypatch.setattr("gpu_runs.first.CALLS", calls)
+    stages = {name: stage(name) for name in ("versions", "a", "b", "c")}
+    interrupts = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGINT); time.sleep(9)"
+    first(tmp_path, 1000, stages | {"b": stage("b", interrupts)})
+    assert ran == ["versions", "a", "b"]
+    first(tmp_path, 1000, stages | {"b": stage("b", "1 / 0")})  # it fails, but it has had its turn
+    assert ran[3:] == ["versions", "b"]
+    state = json.loads((tmp_path / "first.json").read_text(encoding="utf-8"))
+    assert state["calls"] == 2 and state["done"].keys() == {"a", "b"} and 0 < state["spent"] < 100
+    assert {path.name for path in tmp_path.glob("log-*")} == {"log-first-1.txt", "log-first-2.txt"}
+    assert "The budget is spent" in str(first(tmp_path, state["spent"] + 20, stages))
+    session = first(tmp_path, state["spent"] + 70, stages)
+    assert isinstance(session, First) and session.seconds <= 60 and ran[5:] == ["versions", "c"]
+    assert "All 2 calls are done" in str(first(tmp_path, 1000, stages)) and len(ran) == 7
+
+
+def test_the_next_machine_goes_on_with_what_the_archive_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_runs.first.CALLS", ({"a": 10}, {"b": 10}))
+    monkeypatch.setattr("gpu_runs.first.CACHE", tmp_path / "carried")
+    monkeypatch.setattr(carried, "KEPT", tmp_path / "kept")
+    stages = {name: Stage(name, 1, python("print(1)")) for name in ("versions", "a", "b")}
+    session = First(tmp_path / "here", 100, 1000, tmp_path / "carried" / "gpu-first.tar.gz")
+    session.run(session.stages(stages))  # type: ignore[arg-type]
+    there = first(tmp_path / "there", 1000, stages)
+    assert isinstance(there, First) and [each.stage for each in there.outcomes] == ["versions", "b"]
 
 
 def test_a_process_that_dies_while_compiling_costs_what_it_was_at_alone() -> None:

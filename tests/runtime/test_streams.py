@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from types import SimpleNamespace
@@ -37,6 +38,9 @@ class FakeDevice:
             def wait_event(self, event):
                 device.notes.append(("wait", self.priority, event))
 
+        class Device(contextlib.nullcontext):
+            id = 0
+
         class Event:
             def __init__(self, disable_timing):
                 self.stream = None
@@ -46,8 +50,11 @@ class FakeDevice:
                 device.notes.append(("record", self.stream, self))
 
         self.xp = SimpleNamespace(
-            cuda=SimpleNamespace(Stream=Stream, Event=Event, get_current_stream=lambda: device.current.stream)
-        )
+            cuda=SimpleNamespace(
+                Stream=Stream, Event=Event, get_current_stream=lambda: device.current.stream,
+                Device=Device,
+            )
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("build", [out_of_order, conventional])

@@ -193,17 +193,21 @@ def busy(instructions: Sequence[Instruction], architecture: int) -> Counter[str]
     return taken
 
 
-def wavefronts(instructions: Sequence[Instruction]) -> int:
+def wavefronts(instructions: Sequence[Instruction], wide: bool = False) -> int:
     """Return passes through shared memory, of which a multiprocessor has one a cycle: one for 32 words of the lanes.
 
-    A place without a lane's own register is the same for all lanes: one pass. Conflicts and broadcasts to a part of the
-    lanes are not known here: every word of a lane counts.
+    A place without a lane's own register is the same for all lanes: one pass; with `wide`, one for each of its words.
+    Nobody has published which of the two it is for LDS.128. Conflicts and broadcasts to a part of the lanes are not
+    known here: every word of a lane counts.
     """
     shared = [one for one in instructions if one.base in ("LDS", "STS")]
-    return sum(one.words if re.search(r"\[R\d", one.text) or one.base == "STS" else 1 for one in shared)
+    own = [wide or one.base == "STS" or re.search(r"\[R\d", one.text) for one in shared]
+    return sum(one.words if each else 1 for one, each in zip(shared, own, strict=True))
 
 
-def with_warps(cycles: float, instructions: Sequence[Instruction], architecture: int, warps: int) -> float:
+def with_warps(
+    cycles: float, instructions: Sequence[Instruction], architecture: int, warps: int, wide: bool = False
+) -> float:
     """Return the cycles of a round when a multiprocessor has `warps` of these: what one takes, or what they share."""
     each_scheduler = -(-warps // 4) * max(busy(instructions, architecture).values())
-    return max(cycles, each_scheduler, warps * wavefronts(instructions))
+    return max(cycles, each_scheduler, warps * wavefronts(instructions, wide))

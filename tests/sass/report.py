@@ -35,10 +35,10 @@ class Report:
         """One round with its waits."""
         return machine.run(self.loop.round, self.architecture, machine.LOAD_LATENCY[memory])
 
-    def with_warps(self, warps: int, memory: str = "L2") -> float:
-        """Cycles when a multiprocessor has `warps` of these."""
+    def with_warps(self, warps: int, memory: str = "L2", wide: bool = False) -> float:
+        """Cycles when a multiprocessor has `warps` of these; `wide`: see `machine.wavefronts`."""
         cycles = self.steady(memory).cycles
-        return machine.with_warps(cycles, self.loop.round, self.architecture, warps) / self.steps
+        return machine.with_warps(cycles, self.loop.round, self.architecture, warps, wide) / self.steps
 
     @property
     def chain(self) -> tuple[float, float]:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -71,15 +73,17 @@ class Capture:
 
 
 class Device:
-    """The one device of the process, and all of its state."""
+    """What devices do with work, and all of its state; a test of several devices raises `count`."""
 
     def __init__(self) -> None:
         self.late = True
+        self.count = 1
         self.lock = threading.RLock()
         self.sticky: int | None = None
         self.tails: dict[int, list[Node]] = {0: []}
         self.blocking: set[int] = {0}
         self.captures: dict[int, Capture] = {}
+        self.destroyed: set[int] = set()
         self.streams = 0
 
     # ---- streams -----------------------------------------------------------------------------------------------------
@@ -112,6 +116,8 @@ class Device:
         """Give work to a stream; `what`, `name` and `size` are for the counters."""
         with self.lock:
             self.check()
+            if stream in self.destroyed:
+                raise CUDARuntimeError(400)
             note(what, name, size)
             capture = self.captures.get(stream)
             if capture is not None:
@@ -254,15 +260,33 @@ DEVICE = Device()
 
 
 class _Current(threading.local):
-    stream: Any = None
-    stack: tuple[Any, ...] = ()
+    """Of a thread: its device, its stream on each device, and the streams to go back to, with their devices."""
+
+    device = 0
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Any] = {}
+        self.stack: list[tuple[int, Any]] = []
 
 
 _current = _Current()
 
 
-def current_stream() -> Any:
-    return _current.stream or Stream.null
+def current_device() -> int:
+    """Return the number of the calling thread's device: 0 in every new thread, as CUDA has it."""
+    return _current.device
+
+
+def set_device(number: int) -> None:
+    """Make a device the calling thread's."""
+    DEVICE.check()
+    if not 0 <= number < DEVICE.count:
+        raise CUDARuntimeError(101)
+    _current.device = number
+
+
+def current_stream(device_id: int = -1) -> Any:
+    return _current.streams.get(_current.device if device_id == -1 else device_id) or Stream.null
 
 
 class Event:
@@ -355,7 +379,7 @@ class Stream:
         if ptds and not null:
             raise NotImplementedError("the stand-in has no default stream of a thread")
         self.ptr = 0 if null else DEVICE.new_stream(not non_blocking)
-        self.device_id = -1 if null else 0
+        self.device_id = -1 if null else current_device()
         self.priority = 0 if priority is None else max(-5, min(0, priority))  # as CUDA clamps it
         self.is_non_blocking = non_blocking and not null
 
@@ -365,17 +389,42 @@ class Stream:
     def __hash__(self) -> int:
         return self.ptr
 
+    @classmethod
+    def from_external(cls, obj: Any) -> Stream:
+        """Wrap a foreign stream by the protocol that CuPy 14 takes; a wrapper that ends destroys the stream, as there.
+
+        (CuPy's `Stream.__del__` does not ask whose the stream is.)
+        """
+        _, pointer = obj.__cuda_stream__()
+        found = cls.__new__(cls)
+        found.ptr, found.device_id, found.priority, found.is_non_blocking = pointer, current_device(), 0, False
+        if pointer:
+            DEVICE.tails.setdefault(pointer, [])
+            weakref.finalize(found, DEVICE.destroyed.add, pointer).atexit = False
+        return found
+
+    def _matched(self) -> int:
+        """Return the current device, which must be the stream's."""
+        number = current_device() if self.device_id == -1 else self.device_id
+        if number != current_device():
+            raise RuntimeError(
+                f"The device that the stream is created on ({number}) does not match with the current device "
+                f"({current_device()})"
+            )
+        return number
+
     def __enter__(self) -> Stream:
-        _current.stack = (*_current.stack, current_stream())
-        _current.stream = self
+        number = self._matched()
+        _current.stack.append((number, _current.streams.get(number)))
+        _current.streams[number] = self
         return self
 
     def __exit__(self, *args: object) -> None:
-        *before, _current.stream = _current.stack
-        _current.stack = tuple(before)
+        number, before = _current.stack.pop()
+        _current.streams[number] = before
 
     def use(self) -> Stream:
-        _current.stream = self
+        _current.streams[self._matched()] = self
         return self
 
     def synchronize(self) -> None:
@@ -406,6 +455,15 @@ class Stream:
 
     def is_capturing(self) -> bool:
         return self.ptr in DEVICE.captures
+
+
+class ExternalStream(Stream):
+    """As ``cupy.cuda.ExternalStream``, which CuPy 14 warns of."""
+
+    def __init__(self, ptr: int, device_id: int = -1) -> None:
+        warnings.warn("ExternalStream is deprecated. Use Stream.from_external()", DeprecationWarning, stacklevel=2)
+        DEVICE.tails.setdefault(ptr, [])
+        self.ptr, self.device_id, self.priority, self.is_non_blocking = ptr, device_id, 0, False
 
 
 Stream.null = Stream(null=True)

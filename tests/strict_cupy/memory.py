@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from strict_cupy.device import DEVICE, current_stream
+from strict_cupy.device import DEVICE, current_device, current_stream
 
 UNIT = 512
 """Bytes that sizes are rounded up to, and that addresses are multiples of."""
@@ -32,10 +32,10 @@ _current = _Current()
 class Memory:
     """A piece of a pool's memory; when nobody holds it, the pool has it back."""
 
-    def __init__(self, pool: MemoryPool, size: int, stream: int, buffer: np.ndarray) -> None:
-        self.size, self.buffer, self.device_id = size, buffer, 0
+    def __init__(self, pool: MemoryPool, size: int, place: tuple[int, int], buffer: np.ndarray) -> None:
+        self.size, self.buffer, self.device_id = size, buffer, place[0]
         self.ptr = buffer.ctypes.data if size else 0
-        weakref.finalize(self, pool._take_back, stream, buffer).atexit = False
+        weakref.finalize(self, pool._take_back, place, buffer).atexit = False
 
 
 class MemoryPointer:
@@ -44,13 +44,13 @@ class MemoryPointer:
     def __init__(self, mem: Memory, offset: int) -> None:
         self.mem, self.offset = mem, offset
         self.ptr = mem.ptr + offset if mem.ptr else 0
-        self.device_id = 0
+        self.device_id = mem.device_id
 
     @property
     def device(self) -> Any:
         from strict_cupy.modules import Device
 
-        return Device(0)
+        return Device(self.device_id)
 
     def bytes(self, size: int) -> np.ndarray:
         """Return the host's view of `size` bytes."""
@@ -85,16 +85,17 @@ class MemoryPool:
     """As ``cupy.cuda.MemoryPool``."""
 
     def __init__(self, allocator: Any = None) -> None:
-        self._free: dict[tuple[int, int], list[np.ndarray]] = {}
+        self._free: dict[tuple[tuple[int, int], int], list[np.ndarray]] = {}
         self._lock = threading.RLock()  # a collection of garbage inside may give memory back
         self._used = 0
 
     def malloc(self, size: int) -> MemoryPointer:
         """Return memory whose bytes nobody has written."""
         rounded, stream = -(-size // UNIT) * UNIT, current_stream().ptr
+        place = current_device(), stream
         with self._lock:
             DEVICE.check()
-            free = self._free.get((stream, rounded))
+            free = self._free.get((place, rounded))
             if free:
                 buffer = free.pop()
             else:
@@ -104,12 +105,12 @@ class MemoryPool:
             self._used += rounded
         if size:
             DEVICE.submit(lambda: buffer.fill(UNWRITTEN), stream, "allocation", "", size)
-        return MemoryPointer(Memory(self, size, stream, buffer), 0)
+        return MemoryPointer(Memory(self, size, place, buffer), 0)
 
-    def _take_back(self, stream: int, buffer: np.ndarray) -> None:
+    def _take_back(self, place: tuple[int, int], buffer: np.ndarray) -> None:
         with self._lock:
             self._used -= buffer.nbytes
-            self._free.setdefault((stream, buffer.nbytes), []).append(buffer)
+            self._free.setdefault((place, buffer.nbytes), []).append(buffer)
 
     def free_all_blocks(self, stream: Any = None) -> None:
         with self._lock:

@@ -29,36 +29,38 @@ CUDA_VERSION = 13000
 
 
 class Device:
-    """As ``cupy.cuda.Device``; there is one."""
+    """As ``cupy.cuda.Device``."""
 
     cublas_handle = 0xC0B1A5
     compute_capability = "90"
 
-    def __init__(self, device: Any = None) -> None:
-        if device is not None and int(getattr(device, "id", device)) != 0:
-            raise device.CUDARuntimeError(101)
-        self.id = 0
+    def __init__(self, number: Any = None) -> None:
+        self.id = device.current_device() if number is None else int(getattr(number, "id", number))
+        self._before: list[int] = []
 
     attributes = property(lambda self: dict(H200))
     mem_info = property(lambda self: (MEMORY, MEMORY))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Device)
+        return isinstance(other, Device) and self.id == other.id
 
     def __hash__(self) -> int:
         return self.id
 
     def __repr__(self) -> str:
-        return "<CUDA Device 0>"
+        return f"<CUDA Device {self.id}>"
 
     def __enter__(self) -> Device:
+        self._before.append(device.current_device())
+        device.set_device(self.id)
         return self
 
     def __exit__(self, *args: object) -> None:
-        pass
+        device.set_device(self._before.pop())
 
     def use(self) -> None:
-        """Make it the current one, which it is."""
+        """Make it the current one of this thread."""
+        device.set_device(self.id)
 
     def synchronize(self) -> None:
         note("synchronized", "device")
@@ -110,7 +112,7 @@ def _runtime() -> ModuleType:
 
     def get_device_count() -> int:
         check()
-        return 1
+        return device.DEVICE.count
 
     def get_device_properties(number: int) -> dict[str, Any]:
         return {
@@ -123,7 +125,7 @@ def _runtime() -> ModuleType:
 
     return _module(
         "cupy.cuda.runtime", CUDARuntimeError=device.CUDARuntimeError, getDeviceCount=get_device_count,
-        getDevice=lambda: 0, setDevice=lambda number: None, getDeviceProperties=get_device_properties,
+        getDevice=device.current_device, setDevice=device.set_device, getDeviceProperties=get_device_properties,
         memGetInfo=lambda: (MEMORY, MEMORY), runtimeGetVersion=lambda: CUDA_VERSION,
         driverGetVersion=lambda: CUDA_VERSION, deviceSynchronize=device_synchronize,
         streamCaptureModeRelaxed=2,
@@ -158,8 +160,8 @@ def _sparse() -> ModuleType:
 
 def _build() -> dict[str, ModuleType]:
     cuda = _module(
-        "cupy.cuda", Device=Device, Stream=device.Stream, Event=device.Event, Graph=device.Graph,
-        get_current_stream=lambda device_id=-1: device.current_stream(), get_elapsed_time=device.get_elapsed_time,
+        "cupy.cuda", Device=Device, Stream=device.Stream, ExternalStream=device.ExternalStream, Event=device.Event,
+        Graph=device.Graph, get_current_stream=device.current_stream, get_elapsed_time=device.get_elapsed_time,
         MemoryPool=memory.MemoryPool, MemoryPointer=memory.MemoryPointer, using_allocator=memory.using_allocator,
         PinnedMemoryPool=memory.PinnedMemoryPool, alloc_pinned_memory=memory.alloc_pinned_memory,
         set_pinned_memory_allocator=memory.set_pinned_memory_allocator, runtime=_runtime(),

@@ -1,7 +1,8 @@
 """Puts `strict_cupy` in CuPy's place in every process that has this folder on its path, for the tests of the runs.
 
 And what the runs ask of a GPU besides: PyTorch's device ``cuda``, which is the CPU here, and what can go wrong there:
-``STANDIN_FAULT=sticky:name`` breaks the device for good at the launch of that kernel, as an illegal access does.
+``STANDIN_FAULT=sticky:name`` breaks the device for good at the launch of that kernel, as an illegal access does;
+``STANDIN_FAULT=numba`` lets nobody import Numba.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def _add_to_cupy() -> None:
     for name in ("num_regs", "local_size_bytes"):
         setattr(RawKernel, name, 0)
     fault, _, at = os.environ.get("STANDIN_FAULT", "").partition(":")
+    if fault == "numba":
+        import strict_cupy.without_numba  # noqa: F401
     launch = RawKernel.__call__
 
     def launch_or_fail(self: Any, *arguments: Any, **options: Any) -> None:
