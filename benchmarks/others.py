@@ -7,7 +7,9 @@ installed are left out, with a note.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 import logging
 import os
 import warnings
@@ -54,8 +56,9 @@ def darts(cell: str, hidden: int, length: int, accelerated: bool, settings: Sett
     import sparsebp.torch as st
 
     callbacks = [LambdaCallback(on_fit_start=lambda trainer, module: st.accelerate(module))] if accelerated else []
+    options = {**LIGHTNING, "callbacks": callbacks}
     model = RNNModel(model=cell, hidden_dim=hidden, training_length=length, input_chunk_length=length * 2 // 3,
-                     batch_size=16, random_state=0, pl_trainer_kwargs={**LIGHTNING, "callbacks": callbacks})  # fmt: skip
+                     batch_size=16, random_state=0, pl_trainer_kwargs=options)  # fmt: skip
     series = TimeSeries.from_values(monthly(144))
     return Side(lambda: model.fit(series, epochs=settings["epochs"]), lambda: model.model)
 
@@ -129,13 +132,38 @@ def measure_others(run: Run) -> Iterator[Row]:
                                      remedy="Install one or more: " + ", ".join(LIBRARIES))  # fmt: skip
     for name in LIBRARIES.keys() - there:
         run.note(f"{name} is not installed: left out")
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     for count in run.threads():
         for case in run.settings["cases"]:
             if case[0] in there:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of Lightning about workers, of the libraries about each other
-                    yield measure_others_row(*case, run) | {"threads": count}
+                with quietly():
+                    row = measure_others_row(*case, run)
+                yield row | {"threads": count}
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Hide Lightning's lines about every fit, and the libraries' warnings about each other."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def seeded(step: Callable[[], object]) -> Callable[[], None]:
+    """Return a step that seeds itself by its number, so that both sides draw the same actions and episodes."""
+    numbers = itertools.count()
+
+    def run() -> None:
+        number = next(numbers)
+        import_torch().manual_seed(number)
+        np.random.seed(number)  # noqa: NPY002 - sb3 draws its batches from it
+        step()
+
+    return run
 
 
 def measure_others_row(name: str, cell: str, hidden: int, length: int, run: Run) -> Row:
@@ -145,20 +173,21 @@ def measure_others_row(name: str, cell: str, hidden: int, length: int, run: Run)
     from sparsebp.torch.modules import dispatch_of, way_of
 
     sides = {key: LIBRARIES[name](cell, hidden, length, key == "ours", run.settings) for key in ("ours", "torch")}
+    steps = {key: seeded(side.step) for key, side in sides.items()}
     weights = []
-    for side in sides.values():
-        torch.manual_seed(0)
-        side.step()
+    for key, side in sides.items():
+        steps[key]()
         weights.append(torch.cat([p.detach().double().ravel() for p in side.module().parameters()]))
     difference = float((weights[0] - weights[1]).norm() / weights[1].norm())
     refuse_difference(f"{name}, {cell}({hidden}): a parameter", "the plain model", difference)
     calls: list[bool] = []
     hooks = [module.register_forward_pre_hook(lambda module, args: calls.append(way_of(module, args[0]).ours))
              for module in sides["ours"].module().modules() if dispatch_of(module) is not None]  # fmt: skip
-    sides["ours"].step()
+    steps["ours"]()
     for hook in hooks:
         hook.remove()
-    timings = timing.measure({key: side.step for key, side in sides.items()}, **run.rounds)
+    steps["torch"]()
+    timings = timing.measure(steps, **run.rounds)
     return {
         "library": name, "cell": cell, "hidden": hidden, "length": length, "difference": difference,
         "share": sum(calls) / len(calls) if calls else 0.0,
@@ -174,7 +203,7 @@ OTHERS = Benchmark(
         "cases": tuple((name, cell, 8, length) for name, cell, _, length in CASES), "rollout": 16, "updates": 1,
         "epochs": 1, "steps": 1,
     },
-    rounds={"rounds": 7, "least_rounds": 3, "budget": 20.0, "warmup": 1},
+    rounds={"rounds": 7, "least_rounds": 3, "budget": 10.0, "warmup": 1},
     quick_rounds={"rounds": 1, "least_rounds": 1, "warmup": 1},
     measure=measure_others,
     columns=columns(
