@@ -136,7 +136,7 @@ def measure_others(run: Run) -> Iterator[Row]:
         for case in run.settings["cases"]:
             if case[0] in there:
                 with quietly():
-                    row = measure_others_row(*case, run)
+                    row = measure_others_row(run, *case)
                 yield row | {"threads": count}
 
 
@@ -166,7 +166,7 @@ def seeded(step: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def measure_others_row(name: str, cell: str, hidden: int, length: int, run: Run) -> Row:
+def measure_others_row(run: Run, name: str, cell: str, hidden: int, length: int) -> Row:
     """Time both sides, after comparing all parameters behind a first step from the same seed."""
     import torch
 
