@@ -27,7 +27,6 @@ class TorchFunction:
 
     def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
         self.f, self.argnum, self.scalar = f, argnum, scalar
-        self._on: dict[Any, torch.Tensor] = {}
 
     def of(self, args: tuple[Any, ...], places: list[int]) -> Callable[..., torch.Tensor]:
         """Return the function of some arguments alone, x first; of a scalar function, its gradient."""
@@ -95,23 +94,23 @@ class TorchFunction:
         found: torch.Tensor = torch.func.vmap(lambda v: back(v)[0])(torch.from_numpy(seeds).to(y))
         return found.detach()
 
-    def taken(self, blocks: list[Any], entries: np.ndarray, others: np.ndarray, outside: Any, x: Any) -> Any:
-        """Return entries of the blocks' rows; raise `outside` if another one is not zero."""
-        flat = torch.cat(blocks).reshape(-1) if blocks else torch.zeros(0, dtype=torch.as_tensor(x).dtype)
-        rest = flat[self.kept("others", others, flat)]
-        wrong = (rest != 0) & ~rest.isnan()
-        if bool(wrong.any()):  # synchronizes
-            place = int(wrong.int().argmax())
-            raise outside(place, rest[place].item())
-        found = flat[self.kept("entries", entries, flat)]
-        return found.numpy() if isinstance(x, np.ndarray) else found
+    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
+        """Return elements of a block, and one that should be zero but is not: its place and value."""
+        flat = block.reshape(-1)
+        where = torch.from_numpy(reached).to(flat.device)
+        if torch.count_nonzero(flat) != torch.count_nonzero(flat[where]):  # synchronizes
+            rest = flat.nan_to_num(nan=0.0)  # 0 · ∞ within PyTorch's derivatives is no entry
+            rest[where] = 0
+            if bool(rest.any()):
+                place = int(rest.nonzero()[0])
+                return None, (place, flat[place].item())
+        return flat[torch.from_numpy(places).to(flat.device)], None
 
-    def kept(self, name: str, index: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-        """Return an index array as a tensor, copied once per device."""
-        found = self._on.get((name, like.device))
-        if found is None:
-            found = self._on[name, like.device] = torch.from_numpy(index.copy()).to(like.device)
-        return found
+    def joined(self, parts: list[Any], order: np.ndarray, x: Any) -> Any:
+        """Return the values of all blocks, value i of them in place order[i]; an array if x is one."""
+        found = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.as_tensor(x).dtype)
+        found = torch.empty_like(found).index_copy_(0, torch.from_numpy(order.copy()).to(found.device), found)
+        return found.numpy() if isinstance(x, np.ndarray) else found
 
     def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
