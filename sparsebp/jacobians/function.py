@@ -299,7 +299,8 @@ class SparseJacobian:
     def _check(self, matrix: Any, args: tuple[Any, ...]) -> None:
         v = np.random.default_rng(0).standard_normal(self._size).astype(matrix.dtype)
         found, expected = matrix @ v, self._function.to_numpy(self._function.forward(args, v[None]))[0]
-        room = np.sqrt(np.finfo(matrix.dtype).eps) * (abs(matrix) @ abs(v) + abs(expected))
+        least = max(1e-6, np.sqrt(np.finfo(matrix.dtype).eps))  # f may compute in float32 inside
+        room = least * (abs(matrix) @ abs(v) + abs(expected))
         wrong = abs(found - expected) > room
         if wrong.any():
             row = int(np.argmax(wrong))

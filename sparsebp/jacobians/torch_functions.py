@@ -2,7 +2,8 @@
 
 `make_fx` records every ATen operation that f runs, without views and writes in place, and refuses control flow that
 depends on values. The graph is then walked with the index sets of `sparsebp.jacobians.tracing`: for every operation
-listed here a rule says on which elements an element of the result depends. Others are refused.
+listed here a rule says on which elements an element of the result depends. Others are refused, unless PyTorch
+decomposes them into these.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsebp.core.errors import DTypeError, ShapeError, TracingError
@@ -62,7 +64,7 @@ class TorchFunction:
                   and i != self.argnum]  # fmt: skip
         f = torch.func.functionalize(self.of(args, [self.argnum, *others]), remove="mutations_and_views")
         try:
-            graph = make_fx(f)(x, *(args[i].detach() for i in others)).graph
+            graph = make_fx(f, dict(core_aten_decompositions().items()))(x, *(args[i].detach() for i in others)).graph
         except RuntimeError as error:
             if isinstance(error, TracingError):
                 raise
@@ -184,6 +186,8 @@ def _result(level: Sets, node: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         sets = [_pointwise(level, name, args, traced, vals[0])]
     else:
         raise refused(f"torch.ops.{target}", "Write it with other operations of PyTorch, or pass pattern=")
+    if any(isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in vals[len(sets) :]):
+        raise refused(f"The second result of torch.ops.{target}", "Write it with other operations of PyTorch")
     made = tuple(_array(level, v, s) if isinstance(v, torch.Tensor) else None
                  for v, s in zip(vals, [*sets, *[None] * len(vals)], strict=False))  # fmt: skip
     return made if isinstance(val, (list, tuple)) else made[0]
