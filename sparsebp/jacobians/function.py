@@ -193,13 +193,12 @@ class SparseJacobian:
     def _keep(
         self, of: np.ndarray, color: np.ndarray, line: np.ndarray, width: int, reached: np.ndarray | None = None
     ) -> None:
-        """Keep the colours, each entry's place in a row-major (colors, width), and the places that no entry reaches."""
-        self._colors, self._width = of, width
-        self.colors = _number(of)
-        self._entries = frozen(color * width + line)
-        others = np.ones(self.colors * width, bool)
-        others[self._entries if reached is None else reached] = False
-        self._others = frozen(np.flatnonzero(others))
+        """Keep the colours, and each entry's place among the derivatives, (colors, width); `reached`: of any entry."""
+        self._colors, self._width, self.colors = of, width, _number(of)
+        places = color * width + line
+        self._order = frozen(np.argsort(places, kind="stable"))
+        self._places = frozen(places[self._order])
+        self._reached = self._places if reached is None else frozen(np.unique(reached))
 
     def values(self, *args: Any) -> Array:
         """Return the values at these arguments, in the order of the pattern's entries.
@@ -272,33 +271,36 @@ class SparseJacobian:
         x = _checked(self._checked_args(args)[self._argnum])
         if len(x) != self._size:
             raise ShapeError("x has another length than before", expected=f"({self._size},)", got=tuple(x.shape))
-        blocks = []
         run = self._function.forward if self.mode == "forward" else self._function.reverse
-        widest = max(1, *self.pattern.shape) * 8
-        step = max(1, BLOCK_BYTES // widest)
+        step = max(1, BLOCK_BYTES // (8 * max(1, *self.pattern.shape)))
+        parts = []
         for first in range(0, self.colors, step):
             seeds = np.zeros((min(step, self.colors - first), len(self._colors)), np.float32)
             mine = np.flatnonzero((self._colors >= first) & (self._colors < first + step))
             seeds[self._colors[mine] - first, mine] = 1
-            blocks.append(self._width_checked(run(args, seeds)))
-        return self._function.taken(blocks, self._entries, self._others, self._outside, x)
-
-    def _width_checked(self, block: Any) -> Any:
-        if block.shape[1] != self._width:
-            raise ShapeError("The function returns another length than before", expected=self._width,
-                             got=block.shape[1])  # fmt: skip
-        return block
-
-    def _outside(self, place: int, value: Any) -> PatternError:
-        line = int(self._others[place]) % self._width
-        which = "row" if self.mode == "forward" else "column"
-        return PatternError(f"A derivative outside the pattern is not zero, in {which} {line}", expected="0", got=value,
-                            remedy="Does f use constants that have changed? Prepare it again")  # fmt: skip
+            block = run(args, seeds)
+            if block.shape[1] != self._width:
+                raise ShapeError("The function returns another length than before", expected=self._width,
+                                 got=block.shape[1])  # fmt: skip
+            start, end = first * self._width, (first + step) * self._width
+            places, reached = (index[slice(*np.searchsorted(index, (start, end)))] - start
+                               for index in (self._places, self._reached))  # fmt: skip
+            values, others = self._function.taken(block, places, reached)
+            if others is not None:
+                place, value = others
+                which = "row" if self.mode == "forward" else "column"
+                raise PatternError(
+                    f"A derivative outside the pattern is not zero, in {which} {place % self._width}",
+                    expected="0", got=value, remedy="Does f use constants that have changed? Prepare it again",
+                )  # fmt: skip
+            parts.append(values)
+        return self._function.joined(parts, self._order, x)
 
     def _check(self, matrix: Any, args: tuple[Any, ...]) -> None:
         v = np.random.default_rng(0).standard_normal(self._size).astype(matrix.dtype)
         found, expected = matrix @ v, self._function.to_numpy(self._function.forward(args, v[None]))[0]
-        room = np.sqrt(np.finfo(matrix.dtype).eps) * (abs(matrix) @ abs(v) + abs(expected))
+        least = max(1e-6, np.sqrt(np.finfo(matrix.dtype).eps))  # f may compute in float32 inside
+        room = least * (abs(matrix) @ abs(v) + abs(expected))
         wrong = abs(found - expected) > room
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -361,8 +363,11 @@ class Differentiable(Protocol):
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
 
-    def taken(self, blocks: list[Any], entries: np.ndarray, others: np.ndarray, outside: Any, x: Any) -> Any:
-        """Return entries of the blocks' rows; raise `outside` if another one is not zero."""
+    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
+        """Return elements of a block, and one that should be zero but is not: its place and value."""
+
+    def joined(self, parts: list[Any], order: np.ndarray, x: Any) -> Any:
+        """Return the values of all blocks, value i of them in place order[i]."""
 
     def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
@@ -448,15 +453,22 @@ class NumpyFunction:
         found = back(Traced(np.zeros(len(y), y.dtype), seeds.astype(y.dtype), level))
         return found.carried if isinstance(found, Traced) else np.zeros((len(seeds), x.size), y.dtype)
 
-    def taken(self, blocks: list[Any], entries: np.ndarray, others: np.ndarray, outside: Any, x: Any) -> np.ndarray:
-        """Return entries of the blocks' rows; raise `outside` if another one is not zero."""
-        whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks) if blocks else np.zeros(0, x.dtype)
-        flat = np.ascontiguousarray(whole).reshape(-1)
-        rest = flat[others]
-        wrong = (rest != 0) & ~np.isnan(rest)  # 0 · ∞ within PyTorch's derivatives is no entry
-        if wrong.any():
-            raise outside(int(np.argmax(wrong)), rest[wrong][0])
-        return flat[entries]
+    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
+        """Return elements of a block, and one that should be zero but is not: its place and value."""
+        flat = np.ascontiguousarray(block).reshape(-1)
+        if np.count_nonzero(flat) != np.count_nonzero(flat[reached]):
+            rest = np.nan_to_num(flat, nan=0.0)
+            rest[reached] = 0
+            if rest.any():
+                place = int(np.flatnonzero(rest)[0])
+                return None, (place, flat[place])
+        return flat[places], None
+
+    def joined(self, parts: list[Any], order: np.ndarray, x: Any) -> np.ndarray:
+        """Return the values of all blocks, value i of them in place order[i]."""
+        found = np.empty(len(order), parts[0].dtype if parts else x.dtype)
+        found[order] = np.concatenate(parts) if parts else 0
+        return found
 
     def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> np.ndarray:
         """Return samples as columns."""

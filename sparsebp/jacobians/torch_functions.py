@@ -2,7 +2,8 @@
 
 `make_fx` records every ATen operation that f runs, without views and writes in place, and refuses control flow that
 depends on values. The graph is then walked with the index sets of `sparsebp.jacobians.tracing`: for every operation
-listed here a rule says on which elements an element of the result depends. Others are refused.
+listed here a rule says on which elements an element of the result depends. Others are refused, unless PyTorch
+decomposes them into these.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsebp.core.errors import DTypeError, ShapeError, TracingError
@@ -27,7 +29,6 @@ class TorchFunction:
 
     def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
         self.f, self.argnum, self.scalar = f, argnum, scalar
-        self._on: dict[Any, torch.Tensor] = {}
 
     def of(self, args: tuple[Any, ...], places: list[int]) -> Callable[..., torch.Tensor]:
         """Return the function of some arguments alone, x first; of a scalar function, its gradient."""
@@ -63,7 +64,7 @@ class TorchFunction:
                   and i != self.argnum]  # fmt: skip
         f = torch.func.functionalize(self.of(args, [self.argnum, *others]), remove="mutations_and_views")
         try:
-            graph = make_fx(f)(x, *(args[i].detach() for i in others)).graph
+            graph = make_fx(f, dict(core_aten_decompositions().items()))(x, *(args[i].detach() for i in others)).graph
         except RuntimeError as error:
             if isinstance(error, TracingError):
                 raise
@@ -95,23 +96,23 @@ class TorchFunction:
         found: torch.Tensor = torch.func.vmap(lambda v: back(v)[0])(torch.from_numpy(seeds).to(y))
         return found.detach()
 
-    def taken(self, blocks: list[Any], entries: np.ndarray, others: np.ndarray, outside: Any, x: Any) -> Any:
-        """Return entries of the blocks' rows; raise `outside` if another one is not zero."""
-        flat = torch.cat(blocks).reshape(-1) if blocks else torch.zeros(0, dtype=torch.as_tensor(x).dtype)
-        rest = flat[self.kept("others", others, flat)]
-        wrong = (rest != 0) & ~rest.isnan()
-        if bool(wrong.any()):  # synchronizes
-            place = int(wrong.int().argmax())
-            raise outside(place, rest[place].item())
-        found = flat[self.kept("entries", entries, flat)]
-        return found.numpy() if isinstance(x, np.ndarray) else found
+    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
+        """Return elements of a block, and one that should be zero but is not: its place and value."""
+        flat = block.reshape(-1)
+        where = torch.from_numpy(reached).to(flat.device)
+        if torch.count_nonzero(flat) != torch.count_nonzero(flat[where]):  # synchronizes
+            rest = flat.nan_to_num(nan=0.0)  # 0 · ∞ within PyTorch's derivatives is no entry
+            rest[where] = 0
+            if bool(rest.any()):
+                place = int(rest.nonzero()[0])
+                return None, (place, flat[place].item())
+        return flat[torch.from_numpy(places).to(flat.device)], None
 
-    def kept(self, name: str, index: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-        """Return an index array as a tensor, copied once per device."""
-        found = self._on.get((name, like.device))
-        if found is None:
-            found = self._on[name, like.device] = torch.from_numpy(index.copy()).to(like.device)
-        return found
+    def joined(self, parts: list[Any], order: np.ndarray, x: Any) -> Any:
+        """Return the values of all blocks, value i of them in place order[i]; an array if x is one."""
+        found = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.as_tensor(x).dtype)
+        found = torch.empty_like(found).index_copy_(0, torch.from_numpy(order.copy()).to(found.device), found)
+        return found.numpy() if isinstance(x, np.ndarray) else found
 
     def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
@@ -185,6 +186,8 @@ def _result(level: Sets, node: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         sets = [_pointwise(level, name, args, traced, vals[0])]
     else:
         raise refused(f"torch.ops.{target}", "Write it with other operations of PyTorch, or pass pattern=")
+    if any(isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in vals[len(sets) :]):
+        raise refused(f"The second result of torch.ops.{target}", "Write it with other operations of PyTorch")
     made = tuple(_array(level, v, s) if isinstance(v, torch.Tensor) else None
                  for v, s in zip(vals, [*sets, *[None] * len(vals)], strict=False))  # fmt: skip
     return made if isinstance(val, (list, tuple)) else made[0]

@@ -59,6 +59,7 @@ FUNCTIONS = {
     "transposed convolution": (lambda x: DECONV(x.reshape(1, 1, N)).flatten() ** 2, N, True),
     "modules": (MLP, N, True),
     "two rows": (lambda x: torch.stack([x.sin().sum(), (x * x).sum()]), N, True),
+    "decomposed": (lambda x: torch.nn.functional.mse_loss(x[:3], x[3:6], reduction="none"), N, True),
     "constant": (lambda x: torch.ones(2, dtype=x.dtype), N, True),
     "steps": (lambda x: x.floor() + (x > 0) * 2.0 + x.sign(), N, False),
 }  # fmt: skip
@@ -166,6 +167,14 @@ def test_sizes_and_dtypes(n, dtype):
     np.testing.assert_array_equal(jac.values(x.numpy()), found.data)
     assert isinstance(jac.values(x.numpy()), np.ndarray)
     assert sb.sparse_hessian(lambda x: (f(x) ** 2).sum(), x)(x).shape == (n, n)
+
+
+def test_float32_inside_is_no_missing_entry():
+    x = torch.linspace(0.1, 0.7, N, dtype=torch.float64)
+    jac = sb.sparse_jacobian(lambda x: x[0] * torch.full((3,), 0.3) + x[:3] ** 2, x)
+    expected = np.diag(2 * x.numpy())[:3]
+    expected[:, 0] += 0.3
+    np.testing.assert_allclose(jac(x, check=True).toarray(), expected, rtol=1e-6)
 
 
 def test_other_arguments_are_not_constants():
