@@ -30,8 +30,10 @@ OPTIONAL = {
     "met", "fused", "fused_ratio", "step_jax", "jax_ratio", "jax_unroll", "gemm_rate", "share", "peer_share", "onnx",
     "onnx_ratio",
 }  # fmt: skip
-NEEDS = dict.fromkeys(("convergence", "pruned", "spectrain"), "mlxtend") | dict.fromkeys(
-    ("time-parallel", "data-parallel", "scaling-measured"), "mpi4py"
+NEEDS = (
+    dict.fromkeys(("convergence", "pruned", "spectrain"), "mlxtend")
+    | dict.fromkeys(("time-parallel", "data-parallel", "scaling-measured"), "mpi4py")
+    | {"others": "sb3_contrib"}
 )
 SPARSE = ("convergence", "pruned", "spectrain", "scaling", "scaling-papers")
 """Benchmarks of which not every row has every column, nor a quick run every schedule."""
@@ -44,6 +46,8 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
         (model, way) for model in ("RNN(1, 20)", "GRU(38, 20)") for way in ("maps", "vectors")
     ] and all(row["sent_exscan"] == (4 * 20 * 21 if row["way"] == "maps" else 0) for row in result["rows"])
     and all(row["kept"] < row["kept_whole"] for row in result["rows"]),
+    "others": lambda result: {(row["library"], row["cell"]) for row in result["rows"] if not row["share"]}
+    <= {("sb3_contrib", "LSTM"), ("neuralforecast", "LSTM")},
     "scaling-measured": lambda result: [row["schedule"] for row in result["rows"]] == ["1f1b", "zb-h1"]
     and all(row["measured"] > 0 and row["simulated"] > 0 for row in result["rows"]),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import re
@@ -20,7 +21,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "explanation").glob("*.md")),
 ]
 BLOCK = re.compile(
-    r"^(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```\n"
+    r"(?:^<!-- needs: (?P<needs>\w+) -->\n)?^(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```\n"
     r"(?:\n(?P=indent)```text\n(?P<output>.*?)^(?P=indent)```\n)?",
     re.DOTALL | re.MULTILINE,
 )
@@ -28,14 +29,21 @@ BLOCK = re.compile(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_code_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks of a page share one namespace; a ``text`` block right behind one is its exact output."""
+    """All blocks of a page share one namespace; a ``text`` block right behind one is its exact output.
+
+    A block behind ``<!-- needs: LIBRARY -->`` is left out where the library is not installed.
+    """
     text = page.read_text(encoding="utf-8")
     if "import torch" in text:
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
+    missing = []
     for block in BLOCK.finditer(text):
-        line = text[: block.start()].count("\n") + 2
+        if block["needs"] and importlib.util.find_spec(block["needs"]) is None:
+            missing.append(block["needs"])
+            continue
+        line = text[: block.start("code")].count("\n") + 1
         source = textwrap.dedent(block["code"])  # of a tab
         code = compile("\n" * (line - 1) + source, str(page), "exec")  # so that errors name the page's lines
         printed = io.StringIO()
@@ -43,6 +51,8 @@ def test_code_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             exec(code, namespace)
         if block["output"] is not None:
             assert printed.getvalue() == textwrap.dedent(block["output"]), f"{page.name}, the block at line {line}"
+    if missing:
+        pytest.skip(f"blocks left out, not installed: {', '.join(missing)}")
 
 
 def test_every_block_is_run() -> None:
