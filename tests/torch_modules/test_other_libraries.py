@@ -21,8 +21,9 @@ LIGHTNING = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False
 
 
 @pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Whether the kernels ran, for every call of an accelerated module."""
+def ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[bool]]:
+    """Whether the kernels ran, for every call of an accelerated module; logs go to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
     noted: list[bool] = []
     call = Dispatch.__call__
 
