@@ -139,9 +139,11 @@ def _our_min_gru(grad: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, ...]:
     return h, gx
 
 
-def _our_scan(grad: np.ndarray, *given: Any) -> tuple[np.ndarray, ...]:
-    y, states = sb.selective_scan(*given)
-    return y, *sb.selective_scan_vjp(*given, None, states, grad)[:5]
+def _our_scan(
+    grad: np.ndarray, x: np.ndarray, dt: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    y, states = sb.selective_scan(x, dt, a, b, c)
+    return y, *sb.selective_scan_vjp(x, dt, a, b, c, None, states, grad)[:5]
 
 
 def moved_bytes(task: Task) -> int:
