@@ -61,8 +61,8 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None) -> Factor
     -----
     Columns are ordered by SuperLU (J. Demmel et al., "A supernodal approach to sparse partial pivoting", SIAM J. Matrix
     Anal. Appl. 20, 1999): by minimum degree where at least half of the entries have a partner across the diagonal,
-    and then a pivot may be on the diagonal if it is half as large as its column's largest entry; else by COLAMD, with
-    partial pivoting.
+    and then a pivot may be on the diagonal if it is half as large as its column's largest entry; else, and where the
+    factors of `values` would not be accurate, by COLAMD with partial pivoting.
     """
     check_patterns(pattern=pattern)
     n, m = pattern.shape
@@ -82,8 +82,14 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None) -> Factor
             raise PivotError("values are not finite", expected="finite numbers", got="NaN or infinity")
     with within_memory(f"The plan of the factors of a matrix of shape {pattern.shape} does not fit in memory",
                        "Reorder the matrix, or solve iteratively"):  # fmt: skip
-        rows, columns = _order(pattern, values)
-        return _lay_out(pattern, rows, columns)
+        symmetric = values is None or _nearly_symmetric(pattern)
+        plan = _lay_out(pattern, *_order(pattern, values, symmetric))
+        if values is not None and symmetric:
+            try:
+                plan(values)
+            except PivotError:  # rows of very different sizes, say: pivots are worth more than symmetry
+                plan = _lay_out(pattern, *_order(pattern, values, symmetric=False))
+        return plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +312,13 @@ def _check_on_host(name: str, array: Array) -> None:
 # The order of elimination, by SuperLU.
 
 
-def _order(pattern: SparsityPattern, values: Array | None) -> tuple[np.ndarray, np.ndarray]:
+def _nearly_symmetric(pattern: SparsityPattern) -> bool:
+    n, rows, columns = pattern.shape[0], pattern.row_of_entry.astype(np.int64), pattern.indices.astype(np.int64)
+    pairs = np.intersect1d(rows * n + columns, columns * n + rows, assume_unique=True)
+    return len(pairs) >= SYMMETRIC * pattern.nnz
+
+
+def _order(pattern: SparsityPattern, values: Array | None, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the row and the column of every pivot."""
     from scipy.sparse.linalg import splu
 
@@ -319,10 +331,8 @@ def _order(pattern: SparsityPattern, values: Array | None) -> tuple[np.ndarray, 
         options["diag_pivot_thresh"] = 0.0
     else:
         data = values.astype(np.float64)
-        keys = rows.astype(np.int64) * n + columns, columns.astype(np.int64) * n + rows
-        if len(np.intersect1d(*keys, assume_unique=True)) >= SYMMETRIC * pattern.nnz:
-            options["diag_pivot_thresh"] = THRESHOLD
-        else:
+        options["diag_pivot_thresh"] = THRESHOLD
+        if not symmetric:
             options = {"permc_spec": "COLAMD", "diag_pivot_thresh": 1.0}
     try:
         found = splu(pattern.to_scipy(data).tocsc(), **options)

@@ -497,3 +497,11 @@ def test_arrays_on_a_device_are_refused(monkeypatch):
     for call in (lambda: plan_factor(plan.pattern, Device()), lambda: plan(Device()), lambda: factors.solve(Device())):
         with pytest.raises(DeviceError, match="is on a device, and factors are computed on the host"):
             call()
+
+
+def test_rows_of_very_different_sizes_are_ordered_for_their_pivots():
+    """The order of minimum degree, with pivots near the diagonal, loses all digits of this matrix."""
+    matrix = sp.csr_array([[1e11, -2e11, -1e11], [10, 20, -10], [0, 0, 2e-25]])
+    pattern = SparsityPattern.from_scipy(matrix)
+    factors = plan_factor(pattern, matrix.data)(matrix.data)
+    np.testing.assert_allclose(factors.solve(matrix @ [1.0, 2, 3]), [1, 2, 3], rtol=1e-12)
