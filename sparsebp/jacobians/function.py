@@ -7,6 +7,8 @@ Reid, 1974). Derivatives are exact, by dual numbers or a reverse sweep; nothing 
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
@@ -152,12 +154,16 @@ class SparseJacobian:
         self._count, x = len(args), args[self._argnum]
         self._function = _function_of(f, x, self._argnum, scalar=self._scalar)
         self._size = len(_checked(x))
+        self._constants: list[Any] | None = None  # what the pattern holds for; None: for everything
         if pattern is None:
+            self._function.compare(args)
             pattern = self._function.pattern(args)
+            self._constants = [None if self._function.varies(i, arg) else _kept(arg) for i, arg in enumerate(args)]
         else:
             check_patterns(pattern=pattern)
             if pattern.shape[1] != self._size:
                 raise PatternError("pattern does not fit x", expected=f"{self._size} columns", got=pattern.shape)
+        self._compared = False
         self._plan(pattern, args)
 
     _scalar = False
@@ -265,12 +271,20 @@ class SparseJacobian:
     def _checked_args(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(args) != self._count:
             raise OptionError("The function takes other arguments", expected=f"{self._count}", got=len(args))
+        for number, kept in enumerate(self._constants or ()):
+            if kept is not None and not _unchanged(kept, args[number]):
+                raise OptionError(f"Argument {number}, a constant of the pattern, has changed",
+                                  expected=shown(kept[1]), got=shown(args[number]),
+                                  remedy="Prepare the Jacobian again, or pass pattern=")  # fmt: skip
         return args
 
     def _at(self, args: tuple[Any, ...]) -> Array:
         x = _checked(self._checked_args(args)[self._argnum])
         if len(x) != self._size:
             raise ShapeError("x has another length than before", expected=f"({self._size},)", got=tuple(x.shape))
+        if not self._compared:
+            self._function.compare(args)
+            self._compared = True
         run = self._function.forward if self.mode == "forward" else self._function.reverse
         step = max(1, BLOCK_BYTES // (8 * max(1, *self.pattern.shape)))
         parts = []
@@ -297,6 +311,7 @@ class SparseJacobian:
         return self._function.joined(parts, self._order, x)
 
     def _check(self, matrix: Any, args: tuple[Any, ...]) -> None:
+        self._function.compare(args)
         v = np.random.default_rng(0).standard_normal(self._size).astype(matrix.dtype)
         found, expected = matrix @ v, self._function.to_numpy(self._function.forward(args, v[None]))[0]
         least = max(1e-6, np.sqrt(np.finfo(matrix.dtype).eps))  # f may compute in float32 inside
@@ -335,6 +350,35 @@ class SparseHessian(SparseJacobian):
         self._keep(colors, color, rows, pattern.shape[0], reached)
 
 
+def _kept(arg: Any) -> tuple[Any, Any]:
+    """Return an argument, and a copy to compare later ones with."""
+    with contextlib.suppress(Exception):  # not everything can be copied
+        return arg, copy.deepcopy(arg)
+    return arg, arg
+
+
+def _unchanged(kept: tuple[Any, Any], arg: Any) -> bool:
+    """Return whether an argument is as it was; of a kind that cannot be compared, whether it is the same object."""
+    before = kept[1]
+    if type(arg) is not type(before):
+        return False
+    if hasattr(arg, "indptr"):  # of a sparse matrix entries count, whatever their values
+        return arg.shape == before.shape and all(
+            np.array_equal(getattr(arg, name), getattr(before, name)) for name in ("indptr", "indices")
+        )
+    if isinstance(arg, dict):
+        return arg.keys() == before.keys() and all(_unchanged((kept[0], before[key]), arg[key]) for key in arg)
+    if isinstance(arg, (list, tuple)):
+        return len(arg) == len(before) and all(_unchanged((kept[0], b), a) for a, b in zip(arg, before, strict=True))
+    try:
+        if not hasattr(arg, "shape"):
+            return arg is kept[0] or bool(arg == before)
+        missing = (arg != arg) & (before != before)  # NaN # noqa: PLR0124
+        return bool(((arg == before) | missing).all())
+    except Exception:  # whatever a comparison of these objects raises
+        return arg is kept[0]
+
+
 def _number(colors: np.ndarray) -> int:
     return int(colors.max(initial=-1)) + 1
 
@@ -356,6 +400,12 @@ class Differentiable(Protocol):
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
         """Find the pattern."""
+
+    def varies(self, place: int, arg: Any) -> bool:
+        """Return whether the pattern holds for other values of this argument."""
+
+    def compare(self, args: tuple[Any, ...]) -> None:
+        """Raise if the function, when it is traced, is another one."""
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return derivatives along directions (p, n): shape (p, m)."""
@@ -395,9 +445,13 @@ class NumpyFunction:
         self.f, self.argnum, self.scalar = f, argnum, scalar
 
     def of_x(self, args: tuple[Any, ...]) -> Callable[[Any], Any]:
-        """Return the function of x alone."""
-        from sparsebp.jacobians import numpy_functions  # noqa: F401  (registers them)
+        """Return the function of x alone; of a scalar one, its gradient."""
         from sparsebp.jacobians.tracing import gradient
+
+        return gradient(self._alone(args)) if self.scalar else self._alone(args)
+
+    def _alone(self, args: tuple[Any, ...]) -> Callable[[Any], Any]:
+        from sparsebp.jacobians import numpy_functions  # noqa: F401  (registers them)
 
         before, after = args[: self.argnum], args[self.argnum + 1 :]
 
@@ -409,7 +463,7 @@ class NumpyFunction:
                     raise error.__cause__ from None
                 raise
 
-        return gradient(of) if self.scalar else of
+        return of
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
         """Find the pattern with index sets; other arguments of floats are arrays that depend on no input."""
@@ -419,15 +473,45 @@ class NumpyFunction:
         level = Sets(x.size)
 
         def unknown(value: Any) -> Any:
-            if isinstance(value, (float, np.floating)) or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
-                return Traced(raw(value), level.nothing(np.shape(value), None), level)
-            return value
+            if not self.varies(-1, value):
+                return value
+            found = Traced(raw(value), level.nothing(np.shape(value), None), level)
+            found.scalar = not isinstance(value, np.ndarray)
+            return found
 
         y = _output(self.of_x(tuple(map(unknown, args)))(level.input(np.array(x))))
+        if level.refusals:  # f caught it
+            raise level.refusals[0]
         found = y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype)
         found.sort_indices()
         pattern = SparsityPattern(found.indptr, found.indices, found.shape)
         return _symmetric(pattern) if self.scalar else pattern
+
+    def varies(self, place: int, arg: Any) -> bool:
+        """Return whether it is x, or floats."""
+        floats = isinstance(arg, (float, np.floating)) or (isinstance(arg, np.ndarray) and arg.dtype.kind == "f")
+        return place == self.argnum or floats
+
+    def compare(self, args: tuple[Any, ...]) -> None:
+        """Compare the function with what it computes when it is traced, which `isinstance` may tell apart."""
+        from sparsebp.jacobians.tracing import Duals, Traced, lift
+
+        x, f = np.array(args[self.argnum]), self._alone(args)
+        try:
+            with np.errstate(all="ignore"):
+                expected = np.asarray(f(x.copy()))
+        except Exception:  # the function has no value here; its pattern does not depend on values
+            return
+        y = lift(f(Traced(x, np.zeros((0, *x.shape), x.dtype), Duals(0))))
+        found = np.asarray(y.value if isinstance(y, Traced) else y)
+        if expected.dtype.kind not in "fiub" or found.shape != expected.shape:
+            return  # which is refused elsewhere
+        room = 1e-3 if "float32" in (str(found.dtype), str(expected.dtype)) else 1e-8
+        scale = np.max(np.abs(expected), initial=0, where=np.isfinite(expected)) if expected.size else 0
+        if not np.allclose(found, expected, rtol=room, atol=room * scale, equal_nan=True):
+            raise TracingError("The function is another one when it is traced", expected=shown(expected),
+                               got=shown(found), remedy="Does it test types, catch exceptions, keep arrays of an "
+                               "earlier call, or draw random numbers?")  # fmt: skip
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
         """Carry dual numbers through the function."""

@@ -82,6 +82,8 @@ def _move(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if name == "pad" and (args[2:] or [kwargs.get("mode", "constant")])[0] not in (
             "constant", "edge", "wrap", "reflect", "symmetric"):  # fmt: skip
         raise refused("numpy.pad in this mode", "Use mode='constant', 'edge', 'wrap', 'reflect' or 'symmetric'")
+    if {"A", "K"} & {x for x in (*args, *kwargs.values()) if isinstance(x, str)}:
+        raise refused(f"numpy.{name} in an order that depends on memory", "Use order='C' or 'F'")
     if unknown := {"out", "reflect_type", "stat_length", "end_values"} & kwargs.keys():
         raise refused(f"numpy.{name} with {', '.join(unknown)}=", "Write it without")
     level = level_of(*found)

@@ -60,8 +60,8 @@ class TorchFunction:
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
         """Walk the graph at these arguments; other tensors of floats are arrays that depend on no input."""
         _, x = self.at(args)
-        others = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.dtype.is_floating_point
-                  and i != self.argnum]  # fmt: skip
+        others = [i for i, a in enumerate(args) if self.varies(i, a) and i != self.argnum]
+        args = tuple(torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args)
         f = torch.func.functionalize(self.of(args, [self.argnum, *others]), remove="mutations_and_views")
         try:
             graph = make_fx(f, dict(core_aten_decompositions().items()))(x, *(args[i].detach() for i in others)).graph
@@ -80,6 +80,14 @@ class TorchFunction:
         both = found + found.T.tocsr()
         both.sort_indices()
         return SparsityPattern(both.indptr, both.indices, both.shape)
+
+    def varies(self, place: int, arg: Any) -> bool:
+        """Return whether it is x, a float, or a tensor of floats."""
+        floats = isinstance(arg, float) or (isinstance(arg, torch.Tensor) and arg.dtype.is_floating_point)
+        return place == self.argnum or floats
+
+    def compare(self, args: tuple[Any, ...]) -> None:
+        """Do nothing: PyTorch differentiates the function itself."""
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
         """Return derivatives along directions (p, n): shape (p, m)."""
@@ -176,6 +184,8 @@ def _result(level: Sets, node: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         empty = [torch.empty(leaf.shape) if isinstance(leaf, Traced) else leaf for leaf in args]
         return target(*empty, **{"dtype": val.dtype, **kwargs})
     vals = val if isinstance(val, (list, tuple)) else (val,)
+    if any(isinstance(v, torch.Tensor) and v.is_complex() for v in vals):
+        raise refused(f"Complex numbers (torch.ops.{target})", "Write it with real tensors, or pass pattern=")
     if not any(isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in vals):
         sets: list[Any] = [None] * len(vals)
     elif name in MOVES:
@@ -214,6 +224,9 @@ MOVES = frozenset((
     "take", "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "unsqueeze_", "view",
 ))  # fmt: skip
 """Operations that move elements; they run on the numbers of the elements."""
+SOURCES = {"cat": (0,), "stack": (0,), "copy": (1,), "index_put": (2,), "scatter": (3,), "select_scatter": (1,),
+           "slice_scatter": (1,), "diagonal_scatter": (1,)}  # fmt: skip
+"""Arguments of theirs whose elements are moved, whatever their dtype."""
 
 
 def _moved(level: Sets, name: str, target: Any, args: Any, kwargs: dict[str, Any], traced: list[Traced]) -> list[Any]:
@@ -228,16 +241,19 @@ def _moved(level: Sets, name: str, target: Any, args: Any, kwargs: dict[str, Any
         args = args[:2]
     elif name == "scatter" and not isinstance(args[3], (torch.Tensor, Traced)):
         args = (*args[:3], 0)
-    starts = iter(_numbers(traced))
+    starts, sources = iter(_numbers(traced)), SOURCES.get(name, ())
+    if kwargs.get("reduce"):
+        raise refused(f"torch.ops.{target} with reduce=", "Use scatter_add")
 
     def number(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return [number(item) for item in x]
         if isinstance(x, Traced):
             return next(starts)
-        constant = isinstance(x, torch.Tensor) and x.dtype.is_floating_point
+        constant = isinstance(x, torch.Tensor) and (x.dtype.is_floating_point or any(x is source for source in given))
         return torch.zeros(x.shape, dtype=torch.int64) if constant else x.cpu() if isinstance(x, torch.Tensor) else x
 
+    given = [x for place in sources if place < len(args) for x in _flat([args[place]])]
     found = target(*number(args), **kwargs)
     parts = found if isinstance(found, (list, tuple)) else (found,)
     return [level.choose(traced, lambda *_, part=part: part.numpy(), tuple(part.shape), None) for part in parts]
@@ -329,7 +345,7 @@ def _contraction(labels: str, added: bool = False) -> Callable[..., Any]:
     names, out = labels.split("->")
 
     def rule(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
-        operands = [x if isinstance(x, Traced) else x.cpu().numpy() for x in args[added : added + 2]]
+        operands = [x if isinstance(x, Traced) else x.detach().cpu().numpy() for x in args[added : added + 2]]
         shape = tuple(val.shape)
         found = level.nothing(shape, None)
         if any(isinstance(x, Traced) for x in operands):

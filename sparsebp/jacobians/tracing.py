@@ -42,6 +42,7 @@ class Traced(NDArrayOperatorsMixin):
         self.owner: Traced | None = None  # of a view
         self.key: Any = None  # by which a view was taken from its owner
         self.pending: tuple[Traced, Any, int] | None = None  # the owner that a changed view must be written back to
+        self.scalar = False  # a scalar of NumPy: x += … makes another, and other names keep the old one
 
     # ---- NumPy's protocols ------------------------------------------------------------------------------------------
 
@@ -76,11 +77,17 @@ class Traced(NDArrayOperatorsMixin):
     # ---- what depends on values -------------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        raise refused("A condition on values of x (if, while, and, or, not)", "Use numpy.where(condition, a, b)")
+        raise self._noted(refused("A condition on values of x (if, while, and, or, not)",
+                                  "Use numpy.where(condition, a, b)"))  # fmt: skip
+
+    def _noted(self, error: TracingError) -> TracingError:
+        """Note a refusal, which the function may catch and then do something else, and return it."""
+        self.level.refusals.append(error)
+        return error
 
     def _scalar(self, *_: Any) -> Any:
-        raise refused("A conversion to a Python number (float(x), int(x), item(), tolist(), math.sin(x))",
-                      "Keep NumPy's scalar, and use functions of NumPy: numpy.sin(x)")  # fmt: skip
+        raise self._noted(refused("A conversion to a Python number (float(x), int(x), item(), tolist(), math.sin(x))",
+                                  "Keep NumPy's scalar, and use functions of NumPy: numpy.sin(x)"))  # fmt: skip
 
     __float__ = __int__ = __complex__ = __index__ = item = tolist = _scalar
 
@@ -150,6 +157,8 @@ class Traced(NDArrayOperatorsMixin):
         current(self)
         if self.dtype.kind == "c" and np.dtype(dtype).kind == "f":
             raise refused("A conversion of complex numbers to real ones", "Use z.real")
+        if np.dtype(dtype).kind not in "fciub":
+            raise refused(f"A conversion to {np.dtype(dtype)}", "Keep arrays of numbers")
         return elementwise(raw(self.value.astype(dtype)), [(self, lambda: 1)])
 
     def __getitem__(self, key: Any) -> Any:
@@ -164,7 +173,11 @@ class Traced(NDArrayOperatorsMixin):
             return found
 
         view = (lambda t: t[(slice(None), *_tuple(key))], spread) if basic else None
-        return moved(self.value[key], [self], lambda x: x[key], view=view, key=key)
+        value = self.value[key]
+        found = moved(value, [self], lambda x: x[key], view=view, key=key)
+        if isinstance(found, Traced):
+            found.scalar = value.scalar if isinstance(value, Traced) else not isinstance(value, np.ndarray)
+        return found
 
     def __setitem__(self, key: Any, item: Any) -> None:
         _check_key(key)
@@ -198,9 +211,13 @@ class Traced(NDArrayOperatorsMixin):
         self.versions[0] += 1
         self.seen = self.versions[0]
 
-    def _overwrite(self, found: Any) -> Traced:
+    def _overwrite(self, found: Any) -> Any:
         """Take the result of an in-place operation, x += …, or out=x."""
         current(self)
+        if self.scalar:
+            return found
+        if self.ndim == 0:
+            raise refused("An in-place operation on an array without axes", "Write s = s + v in place of s += v")
         if not isinstance(found, Traced) or found.level is not self.level:
             found = Traced(found, self.level.nothing(np.shape(found), self.dtype), self.level)
         if found.shape != self.shape or not np.can_cast(found.dtype, self.dtype, "same_kind"):
@@ -287,6 +304,14 @@ class Level:
     """What one trace carries, and what each kind of operation does to it."""
 
     depth = 0
+
+    def __new__(cls, *_: Any) -> Any:
+        """Make a level that has refused nothing."""
+        level = super().__new__(cls)
+        level.refusals = []
+        return level
+
+    refusals: list[TracingError]
 
     def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return what a constant carries."""
@@ -664,7 +689,8 @@ def matrix_product(matrix: Any, x: Any, right: bool = False) -> Any:
     if matrix.ndim != 2 or x.ndim not in (1, 2) or matrix.shape[1] != x.shape[0]:
         raise TracingError("A sparse matrix does not fit", expected=f"({matrix.shape[1]},) or ({matrix.shape[1]}, k)",
                            got=x.shape)  # fmt: skip
-    level, matrix, wide = level_of(x), matrix.tocsr(), x.shape[1:]
+    level, wide = level_of(x), x.shape[1:]
+    matrix = matrix.tocsr(copy=isinstance(level, Tape))  # f may write to it before the reverse sweep reads it
 
     def push(t: np.ndarray) -> np.ndarray:
         columns = np.moveaxis(t, 0, -1).reshape(t.shape[1], math.prod(wide) * len(t))
@@ -783,6 +809,33 @@ SPECIAL: dict[str, tuple[Callable[..., Any] | None, ...]] = {
 
 REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 ACCUMULATIONS = {"add": "cumsum", "multiply": "cumprod"}
+OF_SCALARS = frozenset(
+    (
+        "sum",
+        "prod",
+        "max",
+        "amax",
+        "min",
+        "amin",
+        "mean",
+        "var",
+        "std",
+        "dot",
+        "vdot",
+        "inner",
+        "matmul",
+        "trace",
+        "linalg.norm",
+        "ptp",
+        "median",
+        "average",
+        "trapezoid",
+        "einsum",
+        "interp",
+        "clip",
+    )
+)
+"""Functions of which NumPy returns scalars where a result has no axes."""
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 MOVERS: dict[str, Callable[..., Any]] = {}
 """Functions of NumPy by name, with its signatures; `numpy_functions` holds them. Movers also take lists of arrays."""
@@ -799,9 +852,27 @@ def _slopes_of(ufunc: Any) -> tuple[Callable[..., Any] | None, ...] | None:
     return SPECIAL[name] if name in SPECIAL and ufunc is getattr(special, name, None) else None
 
 
+def _owned(args: Iterable[Any]) -> list[Any]:
+    """Return arguments; for a reverse sweep, which reads them after f may have written to them, copies of arrays."""
+    args = [lift(x) for x in args]
+    if not any(isinstance(x, Traced) and isinstance(x.level, Tape) for x in args):
+        return args
+    return [x.copy() if isinstance(x, np.ndarray) or _sparse(x) else x for x in args]
+
+
+def _as_scalar(found: Any) -> Any:
+    """Return a result of which NumPy makes a scalar where it has no axes."""
+    if isinstance(found, Traced) and found.ndim == 0:
+        found.scalar = True
+    return found
+
+
 def _ufunc(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _as_scalar(_of_ufunc(ufunc, method, _owned(inputs), kwargs))
+
+
+def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]) -> Any:
     name = getattr(ufunc, "__name__", str(ufunc))
-    inputs = [lift(x) for x in inputs]
     if any(_sparse(x) for x in inputs):
         raise refused(f"numpy.{name} of a sparse matrix", "Products are written A @ x")
     for x in inputs:
@@ -850,12 +921,13 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return MOVERS[name](*args, **kwargs)
     if name not in FUNCTIONS:
         raise refused(f"numpy.{name}", "Write it with functions that are listed in the reference")
-    return composite(f"numpy.{name}", FUNCTIONS[name], args, kwargs)
+    found = composite(f"numpy.{name}", FUNCTIONS[name], args, kwargs)
+    return _as_scalar(found) if name in OF_SCALARS else found
 
 
 def composite(name: str, function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
     """Run a function of `FUNCTIONS`, if it has these arguments."""
-    args = [lift(x) for x in args]
+    args = _owned(args)
     given = {k: v for k, v in kwargs.items() if v is not np._NoValue and (v is not None or k not in ("where", "out"))}
     try:
         inspect.signature(function).bind(*args, **given)

@@ -202,3 +202,30 @@ def test_a_function_is_told_from_a_module():
 
     with pytest.raises(OptionError, match=r"sparsebp\.sparse_jacobian"):
         st.sparse_jacobian(torch.sin, torch.ones(2, 3))
+
+
+def test_complex_tensors_are_refused_and_whole_numbers_are_moved():
+    for f in (
+        lambda x: torch.fft.fft(x).abs() + x,
+        lambda x: torch.view_as_complex(x.reshape(2, 2)).abs().repeat(2) + x,
+    ):
+        with pytest.raises(TracingError, match="Complex numbers"):
+            sb.sparse_jacobian(f, torch.zeros(4, dtype=torch.float64))
+
+    def written(x):
+        z = x.clone()
+        z[:2] = torch.tensor([50, 60])
+        return z**2
+
+    x = torch.arange(1.0, 5, dtype=torch.float64)
+    for f in (lambda x: torch.cat([x**2, torch.arange(300)]), written, torch.nn.Linear(4, 2).double()):
+        expected = torch.func.jacrev(f)(x).detach()
+        torch.testing.assert_close(torch.from_numpy(sb.sparse_jacobian(f, x)(x).toarray()), expected)
+
+
+def test_a_number_among_the_arguments_of_a_function_of_tensors():
+    zero, x = torch.zeros(3, dtype=torch.float64), torch.arange(1.0, 4, dtype=torch.float64)
+    jac = sb.sparse_jacobian(lambda t, x: t * x.flip(0) + x, 0.0, zero, argnum=1)
+    assert jac(2.0, x).toarray().tolist() == [[1, 0, 2], [0, 3, 0], [2, 0, 1]]
+    with pytest.raises(TracingError):
+        sb.sparse_jacobian(lambda t, x: x if t < 1 else x.flip(0), 0.0, zero, argnum=1)

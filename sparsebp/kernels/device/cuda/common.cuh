@@ -68,10 +68,11 @@ __device__ __forceinline__ void clear(real* shared, int count) {
 // columns of P. Rows begin 16 bytes or more apart, by an odd number of such pieces: lanes that read a row each meet no bank of
 // shared memory twice.
 
-#ifdef HIDDEN
 #ifndef STATES
 #define STATES 1  // vectors of HIDDEN values that the state of a cell consists of
 #endif
+
+#ifdef HIDDEN
 constexpr int SIDE = STATES * HIDDEN;  // rows of P
 constexpr int ROW_PIECES = padded(SIDE + 1) / WIDTH;
 constexpr int PITCH = (ROW_PIECES + (ROW_PIECES % 2 ? 0 : 1)) * WIDTH;

@@ -5,7 +5,7 @@
 
 #include "common.cuh"
 
-constexpr int STATES = 8;  // of a pass
+constexpr int AT_ONCE = 8;  // of a pass
 constexpr int CHANNELS = 128;  // of a block, all of one sample
 constexpr int CHUNK = 32;  // steps between two states that are kept, as in spec.py
 
@@ -15,16 +15,16 @@ extern "C" __global__ void __launch_bounds__(128) selective_scan(
     int64 batch, int64 channels, int64 order, int64 blocks) {
     const int64 sample = blockIdx.x / blocks, channel = blockIdx.x % blocks * CHANNELS + threadIdx.x;
     if (channel >= channels) return;
-    for (int64 first = 0; first == 0 || first < order; first += STATES) {
-        real h[STATES], rate[STATES];
+    for (int64 first = 0; first == 0 || first < order; first += AT_ONCE) {
+        real h[AT_ONCE], rate[AT_ONCE];
 #pragma unroll
-        for (int n = 0; n < STATES; ++n) h[n] = 0, rate[n] = first + n < order ? a[(first + n) * channels + channel] : 0;
+        for (int n = 0; n < AT_ONCE; ++n) h[n] = 0, rate[n] = first + n < order ? a[(first + n) * channels + channel] : 0;
         for (int64 t = 0; t < steps; ++t) {
             const int64 row = t * batch + sample, at = row * channels + channel;
             const real v = dt[at], u = x[at], through = v * u;
             real total = first ? y[at] : d[channel] * u;
 #pragma unroll
-            for (int n = 0; n < STATES; ++n) {
+            for (int n = 0; n < AT_ONCE; ++n) {
                 if (first + n >= order) continue;
                 if (t % CHUNK == 0) states[((t / CHUNK * batch + sample) * order + first + n) * channels + channel] = h[n];
                 h[n] = exp_of(v * rate[n]) * h[n] + through * b[row * order + first + n];
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(128) selective_scan(
     }
 }
 
-// befores: scratch (CHUNK, STATES, threads of the grid). gb, gc: (warps of a sample, T, B, N), a warp's sums over channels.
+// befores: scratch (CHUNK, AT_ONCE, threads of the grid). gb, gc: (warps of a sample, T, B, N), a warp's sums over channels.
 // No thread leaves before the end: a warp's sums need all lanes.
 extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
     const real* __restrict__ x, const real* __restrict__ dt, const real* __restrict__ a, const real* __restrict__ b,
@@ -48,10 +48,10 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
     const int64 warp = channel / WARP, chunks = (steps + CHUNK - 1) / CHUNK;
     const bool there = channel < channels;
     const real skip = there ? d[channel] : 0;
-    for (int64 first = 0; first == 0 || first < order; first += STATES) {
-        real h[STATES], rate[STATES], carried[STATES], total[STATES], piece[STATES], total_d = 0;
+    for (int64 first = 0; first == 0 || first < order; first += AT_ONCE) {
+        real h[AT_ONCE], rate[AT_ONCE], carried[AT_ONCE], total[AT_ONCE], piece[AT_ONCE], total_d = 0;
 #pragma unroll
-        for (int n = 0; n < STATES; ++n) {
+        for (int n = 0; n < AT_ONCE; ++n) {
             carried[n] = total[n] = 0;
             rate[n] = there && first + n < order ? a[(first + n) * channels + channel] : 0;
         }
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
             const int64 start = chunk * CHUNK, stop = start + CHUNK < steps ? start + CHUNK : steps;
             real piece_d = 0;
 #pragma unroll
-            for (int n = 0; n < STATES; ++n) {
+            for (int n = 0; n < AT_ONCE; ++n) {
                 const int64 at = ((chunk * batch + sample) * order + first + n) * channels + channel;
                 h[n] = there && first + n < order ? states[at] : 0;
                 piece[n] = 0;
@@ -68,9 +68,9 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
                 const int64 row = t * batch + sample, at = row * channels + channel;
                 const real v = there ? dt[at] : 0, through = there ? v * x[at] : 0;
 #pragma unroll
-                for (int n = 0; n < STATES; ++n) {
+                for (int n = 0; n < AT_ONCE; ++n) {
                     if (first + n >= order) continue;
-                    befores[((t - start) * STATES + n) * threads + self] = h[n];
+                    befores[((t - start) * AT_ONCE + n) * threads + self] = h[n];
                     h[n] = exp_of(v * rate[n]) * h[n] + through * b[row * order + first + n];
                 }
             }
@@ -79,10 +79,10 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
                 const real v = there ? dt[at] : 0, u = there ? x[at] : 0, g_y = there ? gy[at] : 0, through = v * u;
                 real of_dt = 0, of_input = 0;
 #pragma unroll
-                for (int n = 0; n < STATES; ++n) {
+                for (int n = 0; n < AT_ONCE; ++n) {
                     if (first + n >= order) continue;
                     const int64 place = row * order + first + n;
-                    const real before = befores[((t - start) * STATES + n) * threads + self];
+                    const real before = befores[((t - start) * AT_ONCE + n) * threads + self];
                     const real factor = exp_of(v * rate[n]), g = g_y * c[place] + carried[n];
                     const real back = g * before * factor;  // at dt a
                     const real of_b = warp_sum(there ? g * through : 0);
@@ -103,11 +103,11 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
             }
             total_d += piece_d;
 #pragma unroll
-            for (int n = 0; n < STATES; ++n) total[n] += piece[n];
+            for (int n = 0; n < AT_ONCE; ++n) total[n] += piece[n];
         }
         if (!there) continue;
 #pragma unroll
-        for (int n = 0; n < STATES; ++n)
+        for (int n = 0; n < AT_ONCE; ++n)
             if (first + n < order) ga[(sample * order + first + n) * channels + channel] = total[n];
         gd[sample * channels + channel] = total_d;
     }
