@@ -540,11 +540,11 @@ class LRU(Layer):
         with short_products(xp, 2 * rows * self.hidden_size * self.input_size):
             into = transposed_product(found.b.view(x.dtype).reshape(rows, -1), flat)
             out = transposed_product(at_y, h.view(x.dtype).reshape(rows, -1))
-        towards = (found.a.conj() * maps.a).reshape(-1)
+        real, imaginary = (found.a.conj() * maps.a).view(x.dtype).reshape(-1, 2).T
         gamma = xp.exp(params["gamma_log"])[:, None]
         grads = {
-            "nu_log": -towards.real * xp.exp(params["nu_log"]),
-            "theta_log": -towards.imag * xp.exp(params["theta_log"]),
+            "nu_log": -real * xp.exp(params["nu_log"]),
+            "theta_log": -imaginary * xp.exp(params["theta_log"]),
             "gamma_log": (into * maps.into).sum(axis=1).reshape(-1, 2).sum(axis=1),
             "B_re": into[::2] * gamma, "B_im": into[1::2] * gamma,
             "C_re": out[:, ::2].copy(), "C_im": -out[:, 1::2], "D": (at_y * flat).sum(axis=0),

@@ -322,7 +322,7 @@ REFUSED = {
     "spectral norm": (lambda x: np.linalg.norm(x[:4].reshape(2, 2), 2, axis=(0, 1))[None], "norm"),
     "complex norm": (lambda x: np.linalg.norm(x * 1j)[None], "complex"),
     "complex to real": (lambda x: (x * 1j).astype(float), "complex"),
-    "kept from another trace": (lambda x: x + 0 * (x if isinstance(x, np.ndarray) else KEPT.setdefault("x", x)), "kept"),
+    "kept from another trace": (lambda x: x if isinstance(x, np.ndarray) else x + 0 * KEPT.setdefault("x", x), "kept"),
     "sparse times elementwise": (SPARSE.multiply, "array"),
     "loop until": (lambda x: loop(x) + 0, "where"),
     "a view written to": (lambda x: write_view(x) + 0, "view"),
