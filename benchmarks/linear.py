@@ -329,7 +329,7 @@ LINEAR = Benchmark(
         times={"best_ratio": "over the best peer", "torch_ratio": "over PyTorch", "jax_ratio": "over JAX"},
         formats={"{:.2f}": {"over_copy": "time over a copy's"}},
     ),
-    short=("kind", "length", "batch", "hidden", "threads", "ours", "best_ratio", "best", "over_copy", "met"),
+    short=("kind", "length", "batch", "hidden", "ours", "best_ratio", "best", "over_copy", "met"),
     in_short=lambda row: row["threads"] == 1,
     overview=Overview(task="A linear recurrence and its gradients", peer="PyTorch or JAX, the faster",
                       ratio="best_ratio", label="{kind}, batch {batch}, T = {length}",
