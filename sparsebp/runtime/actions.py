@@ -216,6 +216,7 @@ class Step:
     # scores: The `Watch`'s scores of every micro-batch; None until there is one.
     # grads, own: Gradients by the name of the parameter, until they are used; and the names of those that are sums made
     # in this step, which may be added to in place.
+    # uses: Gradients at shared parameters, by name and micro-batch, then by stage, until all stages have theirs.
     # squares: The sum of squares of each gradient that has been checked.
     # update: The optimizer's update, from the last loss on.
     # outbox: In a pipeline, messages to send: the output of F, or the gradient of I, of a stage and micro-batch.
@@ -228,7 +229,7 @@ class Step:
 
     __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "held", "later", "marks",
                  "options", "outbox", "own", "packed", "predictions", "resumed", "saved", "scores", "shapes", "shares",
-                 "squares", "tag", "update", "values")  # fmt: skip
+                 "squares", "tag", "update", "uses", "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
         count = len(batches)
@@ -243,6 +244,7 @@ class Step:
         self.saved, self.shapes, self.for_input, self.for_weights = (_table(count, stages) for _ in range(4))
         self.grads: dict[str, Array] = {}
         self.own: set[str] = set()
+        self.uses: dict[tuple[str, int], dict[int, Array]] = {}
         self.squares: dict[str, float] = {}
         self.update: Any = None
         self.outbox: dict[tuple[Kind, int, int], Array] = {}
@@ -329,6 +331,11 @@ class Actions:
         self.clip_norm, self.watch = clip_norm, watch
         self.names: Sequence[str] = stages.names
         """The parameters whose gradients are computed on this rank."""
+        self._shared = frozenset(stages.shared())
+
+    def runs(self, number: int, m: int) -> bool:
+        """Return whether a stage runs here for a micro-batch."""
+        return True
 
     def forward(self, number: int, m: int, count: int) -> Run:
         """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
@@ -439,8 +446,17 @@ class Actions:
         return run
 
     def weight_grad(self, number: int, m: int) -> Run:
-        """W: gradients of further micro-batches, and of further uses of a shared parameter, are added."""
+        """W: gradients of further micro-batches are added.
+
+        Those of a shared parameter wait for all of a micro-batch's, and are summed from the last stage to the first, as
+        a backward pass does it: whatever the order of the schedule, the sums are the same bits.
+        """
         stage = self.stages[number]
+        users = {
+            name: [n for n, other in enumerate(self.stages.all)
+                   if name in other.parameters.values() and self.runs(n, m)]
+            for name in self._shared.intersection(stage.parameters.values())
+        }  # fmt: skip
 
         def run(step: Step) -> None:
             gradients = step.for_weights[m][number]
@@ -453,6 +469,15 @@ class Actions:
                 name = stage.parameters.get(key)
                 if name is None:  # not trained
                     continue
+                if name in users:
+                    arrived = step.uses.setdefault((name, m), {})
+                    arrived[number] = grad
+                    if len(arrived) < len(users[name]):
+                        continue
+                    grad, *others = (arrived[n] for n in reversed(users[name]))  # noqa: PLW2901
+                    for other in others:
+                        grad = grad + other  # noqa: PLW2901
+                    del step.uses[name, m]
                 if name in step.own:
                     step.grads[name] += grad
                 elif name in step.grads:  # the layer's array may be part of another one

@@ -99,8 +99,8 @@ class Executor:
     """Forward, loss, gradients and updates of a model, in the order of a schedule.
 
     The results do not depend on the order, bitwise on a CPU, as long as every stage takes its micro-batches in turn.
-    (Gradients of further micro-batches, and of further uses of a shared parameter, are added in the order of arrival;
-    dropout draws and running statistics advance with the forwards.) An action's results are freed as soon as their last
+    (Gradients of further micro-batches are added in the order of arrival; dropout draws and running statistics advance
+    with the forwards.) An action's results are freed as soon as their last
     reader is done, gradients with their update.
 
     Parameters

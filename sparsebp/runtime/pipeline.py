@@ -55,10 +55,14 @@ class PipelineActions(Actions):
         held = {name for number in own for name in stages[number].parameters.values()}
         self.names = tuple(name for name in stages.names if name in held)
 
+    def runs(self, number: int, m: int) -> bool:
+        """Return whether a stage runs on this rank for a micro-batch."""
+        return m in self.own.get(number, ())
+
     def forward(self, number: int, m: int, count: int) -> Run:
         """F; an output that another rank needs goes to the outbox."""
         forward, last = super().forward(number, m, count), number == len(self.stages) - 1
-        if m in self.own.get(number + 1, ()) or last:
+        if self.runs(number + 1, m) or last:
             return forward
 
         def run(step: Step) -> None:
@@ -83,7 +87,7 @@ class PipelineActions(Actions):
         return run
 
     def _place(self, step: Step, m: int, number: int, gy: Array) -> None:
-        if m in self.own.get(number, ()):
+        if self.runs(number, m):
             super()._place(step, m, number, gy)
         else:
             step.outbox["I", number + 1, m] = gy
@@ -558,7 +562,7 @@ class PipelineExecutor:
 
     Every rank has the whole model, and computes and updates only its own stages: `flush` brings the others' up to date.
     The gradients equal one worker's, up to the rounding of their sums; bitwise if micro-batches come to every stage in
-    their order, and no two stages of a rank share a parameter.
+    their order.
 
     Parameters
     ----------

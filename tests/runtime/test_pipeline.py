@@ -178,6 +178,19 @@ def test_replicated_stages_have_no_running_statistics_and_do_not_draw():
         )
 
 
+@pytest.mark.parametrize(("schedule", "sizes"), [("zb-v", [2, 3, 1]), ("dualpipe-v", [2, 3, 1, 2])])
+def test_stages_that_share_a_parameter_sum_as_one_worker_does(schedule, sizes):
+    """The V puts the first stage and the last one on one rank, where their W of several micro-batches alternate."""
+
+    def tied():
+        linear = nn.Linear(7, 7, dtype=np.float64, rng=0)
+        return nn.Sequential(linear, nn.Tanh(), nn.Linear(7, 7, dtype=np.float64, rng=1), linear)
+
+    steps = [p.batches("mlp", sizes, seed=seed) for seed in range(3)]
+    found = p.on_ranks(2, tied, p.momentum, steps, lambda model: p.schedule_of(schedule, model, 2, len(sizes)))
+    assert p.digest(found[1]) == p.digest(p.alone(tied, p.momentum, steps)[1])
+
+
 def test_stages_on_the_same_ranks_may_share_a_parameter():
     """And fewer micro-batches than the schedule's enter at one end alone: some ranks have no gradient of their own."""
 
