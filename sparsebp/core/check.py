@@ -64,7 +64,8 @@ def check_choice(name: str, value: T, choices: Collection[T]) -> T:
 
 def did_you_mean(name: str, choices: Collection[Any]) -> str | None:
     """Return the question whether one of the choices with the nearest spelling is meant; None if none is near."""
-    near = difflib.get_close_matches(name.lower(), choices)
+    low = name.lower()
+    near = [low] if low in choices else difflib.get_close_matches(low, choices)
     return f"Did you mean {' or '.join(map(repr, near))}?" if near else None
 
 

@@ -180,21 +180,15 @@ class SparseJacobian:
             of_rows = color_columns(pattern.T)
         if of_columns is None and of_rows is not None and REVERSE_COST * _number(of_rows) >= lengths[0]:
             of_columns = color_columns(pattern)
-        reverse = of_rows is not None and (
-            of_columns is None or REVERSE_COST * _number(of_rows) < _number(of_columns)
-        )  # fmt: skip
-        if reverse:
-            try:
+        if of_rows is not None and (of_columns is None or REVERSE_COST * _number(of_rows) < _number(of_columns)):
+            with contextlib.suppress(TracingError):  # where derivatives are known forward alone
                 self._function.reverse(args, np.zeros((1, pattern.shape[0]), np.float32))
-            except TracingError:  # derivatives are known forward alone
-                reverse = False
-        self.mode = "reverse" if reverse else "forward"
-        if reverse:
-            assert of_rows is not None
-            self._keep(of_rows, of_rows[rows], columns, pattern.shape[1])
-        else:
-            of_columns = color_columns(pattern) if of_columns is None else of_columns
-            self._keep(of_columns, of_columns[columns], rows, pattern.shape[0])
+                self.mode = "reverse"
+                self._keep(of_rows, of_rows[rows], columns, pattern.shape[1])
+                return
+        self.mode = "forward"
+        of_columns = color_columns(pattern) if of_columns is None else of_columns
+        self._keep(of_columns, of_columns[columns], rows, pattern.shape[0])
 
     def _keep(
         self, of: np.ndarray, color: np.ndarray, line: np.ndarray, width: int, reached: np.ndarray | None = None
@@ -263,8 +257,10 @@ class SparseJacobian:
         scipy.sparse.csr_array
             Shape (m, n), with every entry of the pattern, even if it is 0.
         """
-        matrix = self.pattern.to_scipy(self._function.to_numpy(self._at(args)), copy=True)
         if check_flag("check", check):
+            self._compared = False
+        matrix = self.pattern.to_scipy(self._function.to_numpy(self._at(args)), copy=True)
+        if check:
             self._check(matrix, args)
         return matrix
 
@@ -311,7 +307,6 @@ class SparseJacobian:
         return self._function.joined(parts, self._order, x)
 
     def _check(self, matrix: Any, args: tuple[Any, ...]) -> None:
-        self._function.compare(args)
         v = np.random.default_rng(0).standard_normal(self._size).astype(matrix.dtype)
         found, expected = matrix @ v, self._function.to_numpy(self._function.forward(args, v[None]))[0]
         least = max(1e-6, np.sqrt(np.finfo(matrix.dtype).eps))  # f may compute in float32 inside

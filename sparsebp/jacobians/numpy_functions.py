@@ -1,7 +1,7 @@
 """NumPy's functions on traced arrays, made of the four kinds of operation that `sparsebp.jacobians.tracing` follows.
 
-`MOVES` holds functions that move elements: they run as they are, on arrays of any kind. The others are written out,
-with NumPy's signature.
+Ufuncs are elementwise, by their slopes. `MOVES` holds functions that move elements: they run as they are, on arrays of
+any kind. The others are written out, under NumPy's names and with its signatures, which say what they do.
 """
 
 from __future__ import annotations
@@ -31,6 +31,102 @@ from sparsebp.jacobians.tracing import (
 )
 
 # mypy: disable-error-code="call-overload"
+
+# Ufuncs. Slopes by operand, of the result y and the operands; None: zero.
+
+_ERF = 2 / math.sqrt(math.pi)
+
+
+def _exponent(b: Any) -> Any:
+    """Return b - 1, and 0 instead where b is 0: the factor b makes it zero, even at 0."""
+    if isinstance(b, (np.ndarray, np.generic)):
+        b = np.asarray(b)
+        return np.where(b == 0, 0, b - 1).astype(b.dtype)
+    return b - 1 if isinstance(b, Traced) or b else 0
+
+
+def _log_or_zero(a: Any) -> Any:
+    return np.where(a == 0, 0, np.log(np.where(a == 0, 1, a)))
+
+
+def _special(name: str) -> Any:
+    import scipy.special
+
+    return getattr(scipy.special, name)
+
+
+def _first(y: Any, a: Any, b: Any) -> Any:
+    return np.heaviside(a - b, 0.5)  # as PyTorch: half of the slope each at a tie
+
+
+def _second(y: Any, a: Any, b: Any) -> Any:
+    return np.heaviside(b - a, 0.5)
+
+
+tracing.SLOPES |= {
+    "positive": (lambda y, a: 1,),
+    "negative": (lambda y, a: -1,),
+    "conjugate": (lambda y, a: 1,),
+    "absolute": (lambda y, a: np.sign(a),),
+    "fabs": (lambda y, a: np.sign(a),),
+    "square": (lambda y, a: 2 * a,),
+    "sqrt": (lambda y, a: 0.5 / y,),
+    "cbrt": (lambda y, a: 1 / (3 * y * y),),
+    "reciprocal": (lambda y, a: -y * y,),
+    "exp": (lambda y, a: y,),
+    "exp2": (lambda y, a: y * math.log(2),),
+    "expm1": (lambda y, a: np.exp(a),),
+    "log": (lambda y, a: 1 / a,),
+    "log2": (lambda y, a: 1 / (a * math.log(2)),),
+    "log10": (lambda y, a: 1 / (a * math.log(10)),),
+    "log1p": (lambda y, a: 1 / (1 + a),),
+    "sin": (lambda y, a: np.cos(a),),
+    "cos": (lambda y, a: -np.sin(a),),
+    "tan": (lambda y, a: 1 + y * y,),
+    "arcsin": (lambda y, a: 1 / np.sqrt(1 - a * a),),
+    "arccos": (lambda y, a: -1 / np.sqrt(1 - a * a),),
+    "arctan": (lambda y, a: 1 / (1 + a * a),),
+    "sinh": (lambda y, a: np.cosh(a),),
+    "cosh": (lambda y, a: np.sinh(a),),
+    "tanh": (lambda y, a: 1 - y * y,),
+    "arcsinh": (lambda y, a: 1 / np.sqrt(a * a + 1),),
+    "arccosh": (lambda y, a: 1 / np.sqrt((a - 1) * (a + 1)),),
+    "arctanh": (lambda y, a: 1 / (1 - a * a),),
+    **dict.fromkeys(("deg2rad", "radians"), (lambda y, a: math.pi / 180,)),
+    **dict.fromkeys(("rad2deg", "degrees"), (lambda y, a: 180 / math.pi,)),
+    **dict.fromkeys(("sign", "floor", "ceil", "trunc", "rint"), (None,)),
+    "add": (lambda y, a, b: 1, lambda y, a, b: 1),
+    "subtract": (lambda y, a, b: 1, lambda y, a, b: -1),
+    "multiply": (lambda y, a, b: b, lambda y, a, b: a),
+    "divide": (lambda y, a, b: 1 / b, lambda y, a, b: -y / b),
+    **dict.fromkeys(("power", "float_power"), (lambda y, a, b: b * a ** _exponent(b),
+                                              lambda y, a, b: y * _log_or_zero(a))),
+    "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
+    "hypot": (lambda y, a, b: a / y, lambda y, a, b: b / y),
+    **dict.fromkeys(("maximum", "fmax"), (_first, _second)),
+    **dict.fromkeys(("minimum", "fmin"), (_second, _first)),
+    "logaddexp": (lambda y, a, b: np.exp(a - y), lambda y, a, b: np.exp(b - y)),
+    "logaddexp2": (lambda y, a, b: np.exp2(a - y), lambda y, a, b: np.exp2(b - y)),
+    "copysign": (lambda y, a, b: np.sign(a) * np.copysign(1, b), None),
+    "fmod": (lambda y, a, b: 1, lambda y, a, b: -np.trunc(a / b)),
+    "remainder": (lambda y, a, b: 1, lambda y, a, b: -np.floor(a / b)),
+    **dict.fromkeys(("floor_divide", "heaviside"), (None, None)),
+    **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and",
+                     "logical_or", "logical_xor"), (None, None)),
+    **dict.fromkeys(("logical_not", "isfinite", "isinf", "isnan", "signbit"), (None,)),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), (None, None)), "invert": (None,),  # of bools
+}  # fmt: skip
+tracing.SPECIAL |= {
+    "expit": (lambda y, a: y * (1 - y),),
+    "logit": (lambda y, a: 1 / (a * (1 - a)),),
+    "log_expit": (lambda y, a: _special("expit")(-a),),
+    "erf": (lambda y, a: _ERF * np.exp(-a * a),),
+    "erfc": (lambda y, a: -_ERF * np.exp(-a * a),),
+    "ndtr": (lambda y, a: np.exp(-a * a / 2) / math.sqrt(2 * math.pi),),
+    "gammaln": (lambda y, a: _special("psi")(a),),
+    "gamma": (lambda y, a: y * _special("psi")(a),),
+    "xlogy": (lambda y, a, b: np.log(b), lambda y, a, b: a / b),
+}
 
 # Functions of NumPy that move elements: which arguments hold them. They run on numbers of elements.
 

@@ -15,6 +15,7 @@ What cannot be followed raises `TracingError`: nothing is guessed from values.
 
 from __future__ import annotations
 
+import abc
 import inspect
 import itertools
 import math
@@ -300,45 +301,39 @@ Slope = Callable[[], Any]
 Term = tuple[Traced, Slope]
 
 
-class Level:
+class Level(abc.ABC):
     """What one trace carries, and what each kind of operation does to it."""
 
-    depth = 0
+    def __init__(self, depth: int = 0) -> None:
+        self.depth = depth
+        self.refusals: list[TracingError] = []  # that the function may have caught
 
-    def __new__(cls, *_: Any) -> Any:
-        """Make a level that has refused nothing."""
-        level = super().__new__(cls)
-        level.refusals = []
-        return level
-
-    refusals: list[TracingError]
-
+    @abc.abstractmethod
     def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return what a constant carries."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
         """Return Σ slope · operand, each broadcast to `shape`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
         """Return elements of the operands: `choice` takes an array for each.
 
         `view`, where there is one, maps tangents without a copy, and adjoints.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def select(self, condition: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return `numpy.where`; a or b may be plain, the condition traced at a lower level or this."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
         """Return a linear map: `push` maps tangents, an axis in front, `pull` adjoints; `structure` is its matrix."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return `numpy.einsum` of two operands; each label of an operand is in the other or in `out`, once."""
-        raise NotImplementedError
 
 
 class Sets(Level):
@@ -347,6 +342,7 @@ class Sets(Level):
     def __init__(self, inputs: int) -> None:
         from scipy.sparse import csr_array
 
+        super().__init__()
         self.inputs, self.csr = inputs, csr_array
 
     def input(self, x: np.ndarray) -> Traced:
@@ -442,7 +438,8 @@ class Duals(Level):
     """Tangents of shape (p, *shape): p directional derivatives at once, of the value's own dtype."""
 
     def __init__(self, directions: int, depth: int = 0) -> None:
-        self.directions, self.depth = directions, depth
+        super().__init__(depth)
+        self.directions = directions
 
     def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.zeros((self.directions, *shape), dtype)
@@ -504,7 +501,7 @@ class Tape(Level):
     """A record of what was computed: each array's parents, and how an adjoint goes back to them."""
 
     def __init__(self, depth: int) -> None:
-        self.depth = depth
+        super().__init__(depth)
         self.nodes: list[list[tuple[int, Callable[[Any], Any]]]] = []
 
     def node(self, *parents: tuple[Traced, Callable[[Any], Any]]) -> int:
@@ -709,104 +706,6 @@ def matrix_product(matrix: Any, x: Any, right: bool = False) -> Any:
         x, v.shape, v.dtype, push, lambda adjoint: matrix_product(matrix.T, adjoint), structure))  # fmt: skip
 
 
-# Ufuncs. Slopes by operand, of the result y and the operands; None: zero.
-
-_ERF = 2 / math.sqrt(math.pi)
-
-
-def _exponent(b: Any) -> Any:
-    """Return b - 1, and 0 instead where b is 0: the factor b makes it zero, even at 0."""
-    if isinstance(b, (np.ndarray, np.generic)):
-        b = np.asarray(b)
-        return np.where(b == 0, 0, b - 1).astype(b.dtype)
-    return b - 1 if isinstance(b, Traced) or b else 0
-
-
-def _log_or_zero(a: Any) -> Any:
-    return np.where(a == 0, 0, np.log(np.where(a == 0, 1, a)))
-
-
-def _special(name: str) -> Any:
-    import scipy.special
-
-    return getattr(scipy.special, name)
-
-
-def _first(y: Any, a: Any, b: Any) -> Any:
-    return np.heaviside(a - b, 0.5)  # as PyTorch: half of the slope each at a tie
-
-
-def _second(y: Any, a: Any, b: Any) -> Any:
-    return np.heaviside(b - a, 0.5)
-
-
-SLOPES: dict[str, tuple[Callable[..., Any] | None, ...]] = {
-    "positive": (lambda y, a: 1,),
-    "negative": (lambda y, a: -1,),
-    "conjugate": (lambda y, a: 1,),
-    "absolute": (lambda y, a: np.sign(a),),
-    "fabs": (lambda y, a: np.sign(a),),
-    "square": (lambda y, a: 2 * a,),
-    "sqrt": (lambda y, a: 0.5 / y,),
-    "cbrt": (lambda y, a: 1 / (3 * y * y),),
-    "reciprocal": (lambda y, a: -y * y,),
-    "exp": (lambda y, a: y,),
-    "exp2": (lambda y, a: y * math.log(2),),
-    "expm1": (lambda y, a: np.exp(a),),
-    "log": (lambda y, a: 1 / a,),
-    "log2": (lambda y, a: 1 / (a * math.log(2)),),
-    "log10": (lambda y, a: 1 / (a * math.log(10)),),
-    "log1p": (lambda y, a: 1 / (1 + a),),
-    "sin": (lambda y, a: np.cos(a),),
-    "cos": (lambda y, a: -np.sin(a),),
-    "tan": (lambda y, a: 1 + y * y,),
-    "arcsin": (lambda y, a: 1 / np.sqrt(1 - a * a),),
-    "arccos": (lambda y, a: -1 / np.sqrt(1 - a * a),),
-    "arctan": (lambda y, a: 1 / (1 + a * a),),
-    "sinh": (lambda y, a: np.cosh(a),),
-    "cosh": (lambda y, a: np.sinh(a),),
-    "tanh": (lambda y, a: 1 - y * y,),
-    "arcsinh": (lambda y, a: 1 / np.sqrt(a * a + 1),),
-    "arccosh": (lambda y, a: 1 / np.sqrt((a - 1) * (a + 1)),),
-    "arctanh": (lambda y, a: 1 / (1 - a * a),),
-    **dict.fromkeys(("deg2rad", "radians"), (lambda y, a: math.pi / 180,)),
-    **dict.fromkeys(("rad2deg", "degrees"), (lambda y, a: 180 / math.pi,)),
-    **dict.fromkeys(("sign", "floor", "ceil", "trunc", "rint"), (None,)),
-    "add": (lambda y, a, b: 1, lambda y, a, b: 1),
-    "subtract": (lambda y, a, b: 1, lambda y, a, b: -1),
-    "multiply": (lambda y, a, b: b, lambda y, a, b: a),
-    "divide": (lambda y, a, b: 1 / b, lambda y, a, b: -y / b),
-    **dict.fromkeys(("power", "float_power"), (lambda y, a, b: b * a ** _exponent(b),
-                                              lambda y, a, b: y * _log_or_zero(a))),
-    "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
-    "hypot": (lambda y, a, b: a / y, lambda y, a, b: b / y),
-    **dict.fromkeys(("maximum", "fmax"), (_first, _second)),
-    **dict.fromkeys(("minimum", "fmin"), (_second, _first)),
-    "logaddexp": (lambda y, a, b: np.exp(a - y), lambda y, a, b: np.exp(b - y)),
-    "logaddexp2": (lambda y, a, b: np.exp2(a - y), lambda y, a, b: np.exp2(b - y)),
-    "copysign": (lambda y, a, b: np.sign(a) * np.copysign(1, b), None),
-    "fmod": (lambda y, a, b: 1, lambda y, a, b: -np.trunc(a / b)),
-    "remainder": (lambda y, a, b: 1, lambda y, a, b: -np.floor(a / b)),
-    **dict.fromkeys(("floor_divide", "heaviside"), (None, None)),
-    **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and",
-                     "logical_or", "logical_xor"), (None, None)),
-    **dict.fromkeys(("logical_not", "isfinite", "isinf", "isnan", "signbit"), (None,)),
-    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), (None, None)), "invert": (None,),  # of bools
-}  # fmt: skip
-SPECIAL: dict[str, tuple[Callable[..., Any] | None, ...]] = {
-    "expit": (lambda y, a: y * (1 - y),),
-    "logit": (lambda y, a: 1 / (a * (1 - a)),),
-    "log_expit": (lambda y, a: _special("expit")(-a),),
-    "erf": (lambda y, a: _ERF * np.exp(-a * a),),
-    "erfc": (lambda y, a: -_ERF * np.exp(-a * a),),
-    "ndtr": (lambda y, a: np.exp(-a * a / 2) / math.sqrt(2 * math.pi),),
-    "gammaln": (lambda y, a: _special("psi")(a),),
-    "gamma": (lambda y, a: y * _special("psi")(a),),
-    "xlogy": (lambda y, a, b: np.log(b), lambda y, a, b: a / b),
-}
-"""Ufuncs of `scipy.special`."""
-
-
 REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 ACCUMULATIONS = {"add": "cumsum", "multiply": "cumprod"}
 OF_SCALARS = frozenset(
@@ -836,6 +735,9 @@ OF_SCALARS = frozenset(
     )
 )
 """Functions of which NumPy returns scalars where a result has no axes."""
+SLOPES: dict[str, tuple[Callable[..., Any] | None, ...]] = {}
+SPECIAL: dict[str, tuple[Callable[..., Any] | None, ...]] = {}
+"""Ufuncs of NumPy and of `scipy.special`: the slope by each operand; None is zero. Filled by `numpy_functions`."""
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 MOVERS: dict[str, Callable[..., Any]] = {}
 """Functions of NumPy by name, with its signatures; `numpy_functions` holds them. Movers also take lists of arrays."""

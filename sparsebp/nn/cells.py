@@ -290,6 +290,8 @@ class CellMath(abc.ABC):
     """Columns of ga, in multiples of the hidden size."""
     kept: int
     """Columns of the gates that a run keeps, in multiples of the hidden size."""
+    diagonal = False
+    """Whether a step's Jacobian is diagonal: the way back is then as cheap as the recursion."""
     states: ClassVar[tuple[str, ...]] = ("h",)
     """Names of the arrays that the state consists of."""
     kind: str | None = None

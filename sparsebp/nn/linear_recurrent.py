@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import math
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 
@@ -69,6 +69,7 @@ class GatedMath(CellMath):
     """
 
     kept = 0  # `run` brings p itself
+    diagonal = True
 
     def __init__(self, nonlinearity: Candidate) -> None:
         self.nonlinearity: Candidate = check_choice("nonlinearity", nonlinearity, ("identity", "positive"))
@@ -245,6 +246,17 @@ def softplus(x: Array) -> Array:
 class Gated(Recurrent):
     """Base of `MinGRU` and `MinLSTM`: frames, layouts and stacks are those of `Recurrent`."""
 
+    math: ClassVar[type[GatedMath]]
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, *, nonlinearity: Candidate = "identity",
+        **options: Unpack[RecurrentOptions],
+    ) -> None:  # fmt: skip
+        self.nonlinearity: Candidate = nonlinearity
+        self.cell = self.math(nonlinearity)
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options)
+
     def stream(self, batch: int | None = None, state: Any = None) -> Stream:
         """Return a `Stream`, as `Recurrent.stream` does; a step is computed in NumPy and allocates."""
         if self.bidirectional:
@@ -287,14 +299,7 @@ class MinGRU(Gated):
     SparsityPattern(5 x 5, nnz=5, diagonal)
     """
 
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, *, nonlinearity: Candidate = "identity",
-        **options: Unpack[RecurrentOptions],
-    ) -> None:  # fmt: skip
-        self.nonlinearity: Candidate = nonlinearity
-        self.cell = MinGRUMath(nonlinearity)
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options)
+    math = MinGRUMath
 
 
 @takes_unbatched(2, 1)
@@ -316,14 +321,7 @@ class MinLSTM(Gated):
     Source: Feng, Tung, Ahmed, Bengio, Hajimirsadeghi, "Were RNNs All We Needed?", 2024, §3.2.
     """
 
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, *, nonlinearity: Candidate = "identity",
-        **options: Unpack[RecurrentOptions],
-    ) -> None:  # fmt: skip
-        self.nonlinearity: Candidate = nonlinearity
-        self.cell = MinLSTMMath(nonlinearity)
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options)
+    math = MinLSTMMath
 
 
 class GatedStream(Stream):

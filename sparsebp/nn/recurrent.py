@@ -494,7 +494,7 @@ def choose(
     from sparsebp.scan.rules import _HOST_CHOICE, Choice, choose_recurrent_backward
 
     if options.algorithm == "auto":
-        if cell.name in {"mingru", "minlstm"}:
+        if cell.diagonal:
             return Choice("bp", 1, "A step's Jacobian is diagonal: one linear recurrence goes back, at the speed of "
                           "memory.", {})  # fmt: skip
         if options.workers is None and backend.is_host(xp):

@@ -87,7 +87,7 @@ def to_tensor(array: Array) -> Tensor:
 
 
 @contextlib.contextmanager
-def primals(saved: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
+def primals(saved: Sequence[Tensor | None]) -> Iterator[list[Any]]:
     """Yield saved tensors without their tangents at the level of the ``jvp``; outer levels stay on in the block."""
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
         yield [tensor if tensor is None else forward_ad.unpack_dual(tensor).primal for tensor in saved]
@@ -568,7 +568,7 @@ def recurrent(
     else:
         inputs = unwrap_dead_wrappers(inputs)
         # `Function.apply` binds the arguments to their names first, which takes longer than all its other work
-        found = super(Function, Run).apply(*inputs) if _is_differentiated() else Run.forward(*inputs)
+        found = super(Function, Run).apply(*inputs) if is_differentiated() else Run.forward(*inputs)
     return found[0], found[1], found[2]
 
 
@@ -620,7 +620,7 @@ class Run(Function):
             return (None,) * len(needed)
         kept = ctx.saved_tensors
         asked = needed[3], any(needed[6:])
-        run_back = RunBack.apply if _is_differentiated() else RunBack.forward
+        run_back = RunBack.apply if is_differentiated() else RunBack.forward
         found = run_back(*asked, *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
         return tuple(g if need else None for g, need in zip((None, None, None, *found), needed, strict=True))
 
@@ -679,7 +679,7 @@ class RunBack(Function):
         return _vmapped(RunBack.apply, 11, inputs[1], info.batch_size, in_dims, inputs)
 
 
-def _is_differentiated() -> bool:
+def is_differentiated() -> bool:
     """Whether a backward may itself be differentiated, in any mode or by a transform."""
     return (
         torch.is_grad_enabled()

@@ -21,7 +21,7 @@ from sparsebp.nn.linear_recurrent import Candidate
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
 from sparsebp.scan import linear_recurrence_vjp
 from sparsebp.torch.modules import autocasts, cast_input, check_dense, check_lengths, check_tensors, without_autocast
-from sparsebp.torch.ops import MAY_BE_NONE, _is_differentiated, on_its_stream, primals, to_array, to_tensor
+from sparsebp.torch.ops import MAY_BE_NONE, is_differentiated, on_its_stream, primals, to_array, to_tensor
 
 __all__ = ["MinGRU", "linear_recurrence"]
 
@@ -180,7 +180,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> MAY_BE_NONE:
         a, h, h0 = ctx.saved_tensors
-        if _is_differentiated():
+        if is_differentiated():
             return *_gradients(a, h, grads[0], h0, ctx.reverse), None
         with torch._C._AutoDispatchBelowAutograd():
             return *recurrence_vjp(a, h, grads[0], h0, ctx.reverse), None
@@ -189,7 +189,6 @@ class Recurrence(torch.autograd.Function):
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dh0: Tensor | None, _: None) -> Tensor:
         """``dh[t] = a[t] * dh[t-1] + da[t] * h[t-1] + db[t]``."""
         with primals(ctx.saved_tensors) as (a, h, h0):
-            assert a is not None and h is not None and h0 is not None
             terms = torch.zeros_like(h) if db is None else db
             if da is not None:
                 terms = terms + da * _before(h, h0, ctx.reverse)

@@ -88,7 +88,7 @@ def test_a_fit_within_a_fit_is_refused():
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [("GPipe", "Did you mean 'gpipe'"), ("1f1", "'1f1b'"), ("data_parallel", "'data-parallel'"),
+    [("GPipe", "Did you mean 'gpipe'?"), ("1f1", "'1f1b'"), ("data_parallel", "'data-parallel'"),
      ("conventonal", "'conventional'"), ("xyzzy", "a file that is there")],
 )  # fmt: skip
 def test_a_mistyped_schedule_is_no_path(given, said):

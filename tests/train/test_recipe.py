@@ -134,8 +134,9 @@ def test_every_schedule_of_the_command_line_trains(schedule, size, accumulate):
     pytest.importorskip("sklearn")
     if schedule == "reverse-first-k":
         accumulate = 1
-    if schedule.startswith("dualpipe") and schedule != "dualpipe-2018":  # they are filled by two micro-batches a rank
-        size, accumulate = 2, 4
+    if schedule in ("dualpipe", "dualpipe-v"):  # filled by two micro-batches a rank; DualPipe's ranks are in two halves
+        size += schedule == "dualpipe" and size % 2
+        accumulate = 2 * size
     options = {"model": "lenet5", "samples": 12, "batch_size": 8, "epochs": 1, "accumulate": accumulate, "seed": 1}
 
     def train(transport, **more):
