@@ -167,6 +167,7 @@ def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> N
             others[name][...] = backend.as_namespace(value, backend.namespace(others[name]))
 
 
+FORWARD_SECONDS = 0.5  # for `mpiexec` to forward an error: on a busy machine it drops what it has not read at an abort
 TOGETHER_SECONDS = 0.5  # between the ends of ranks that leave together; less than others wait for a rank that left
 
 
@@ -355,6 +356,7 @@ class _Ending:
         if not self._told:
             sys.stdout.flush()
             sys.stderr.flush()
+            time.sleep(FORWARD_SECONDS)
             mpi().COMM_WORLD.Abort(self.status)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from sparsebp.kernels.device.dense import DenseKernels
 from sparsebp.kernels.device.launch import Launcher, RawModuleLoader, options, source
 from sparsebp.kernels.device.optimizers import OptimizerKernels, PointwiseKernels, WindowKernels
-from sparsebp.kernels.device.recurrence import LinearRecurrenceKernels, SelectiveScanKernels
-from sparsebp.kernels.device.recurrent import RecurrentKernels
+from sparsebp.kernels.device.recurrent import LinearRecurrenceKernels, RecurrentKernels, SelectiveScanKernels
 from sparsebp.kernels.device.spgemm import CsrKernels, SpgemmKernels, ValueKernels
 
 __all__ = ["DeviceKernels", "Launcher", "RawModuleLoader", "options", "source"]

@@ -415,33 +415,29 @@ def _subtract(data, base, r, left, right, n, columns, count, slot, zero):
     for low in range(0, count, CHUNK):
         few, some = min(CHUNK, count - low), simd.advance(columns, low)
         i = 0
-        while i + 2 <= r:
-            k = 0
-            while k + 4 <= n:
-                u = right + low * n + k
-                _two_by_four(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
-                k += 4
-            if k + 2 <= n:
-                u = right + low * n + k
-                _two_by_two(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
-                k += 2
-            if k < n:
-                u = right + low * n + k
-                _two_by_one(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
+        while i < r:
+            two, k = i + 2 <= r, 0
+            while k < n:
+                at, l, u = base + i, left + k * r + i, right + low * n + k
+                if k + 4 <= n:
+                    if two:
+                        _two_by_four(data, at, r, l, u, n, some, few, slot, zero)
+                    else:
+                        _one_by_four(data, at, r, l, u, n, some, few, slot, zero)
+                    k += 4
+                elif k + 2 <= n:
+                    if two:
+                        _two_by_two(data, at, r, l, u, n, some, few, slot, zero)
+                    else:
+                        _one_by_two(data, at, r, l, u, n, some, few, slot, zero)
+                    k += 2
+                else:
+                    if two:
+                        _two_by_one(data, at, l, u, n, some, few, slot, zero)
+                    else:
+                        _one_by_one(data, at, l, u, n, some, few, slot, zero)
+                    k += 1
             i += 2
-        if i < r:
-            k = 0
-            while k + 4 <= n:
-                u = right + low * n + k
-                _one_by_four(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
-                k += 4
-            if k + 2 <= n:
-                u = right + low * n + k
-                _one_by_two(data, base + i, r, left + k * r + i, u, n, some, few, slot, zero)
-                k += 2
-            if k < n:
-                u = right + low * n + k
-                _one_by_one(data, base + i, left + k * r + i, u, n, some, few, slot, zero)
 
 
 @simd.device
@@ -473,7 +469,7 @@ def _two_by_two(data, base, r, left, right, n, columns, count, slot, zero):
 
 
 @simd.device
-def _two_by_one(data, base, r, left, right, n, columns, count, slot, zero):
+def _two_by_one(data, base, left, right, n, columns, count, slot, zero):
     a, b = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + 1, zero)
     for c in range(count):
         at, v = base + slot[columns[c]], simd.entry(data, right + n * c, zero)
