@@ -387,11 +387,19 @@ def lower_file(
         raise OptionError("Unknown kind of programs", expected=".csv or .txt", got=repr(out.suffix))
 
 
+def _side(text: str) -> str:
+    """Return what `compare` takes: a builder, or a file."""
+    return text if text.endswith(".csv") else str(one_of(BUILDERS)["parser"](text))
+
+
 @taking("sizes", sizes_from)
 @taking("prices", costs_from)
 def compare(
     names: Annotated[
-        list[str] | None, typer.Argument(help="The builders; all if left out.", show_default=False, **one_of(BUILDERS))
+        list[str] | None,
+        typer.Argument(
+            help="Builders, or CSV files (mine.csv); all builders if left out.", show_default=False, parser=_side
+        ),
     ] = None,
     *,
     sizes: dict[str, Any],
@@ -412,13 +420,17 @@ def compare(
       sparsebp schedule compare
       sparsebp schedule compare gpipe 1f1b zb-h1 zb-h2 --stages 4
       sparsebp schedule compare gpipe modulo --stages 16 --no-input-gradient
+      sparsebp schedule compare gpipe mine.csv --stages 4
     """
     rows: list[dict[str, Any]] = []
     sizes["microbatches"] = sizes["microbatches"] or 8  # the same in all
     sizes["input_gradient"] = sizes["input_gradient"] is not False
     for name in names or BUILDERS:
         try:
-            schedule = build_schedule(name, costs=prices, strict=False, **sizes)
+            if name.endswith(".csv"):
+                schedule = read_csv(name)
+            else:
+                schedule = build_schedule(name, costs=prices, strict=False, **sizes)
             rows.append({"builder": name, **compared(summary(simulate(schedule, prices, steps=steps)))})
         except SparseBPError as error:
             if names:

@@ -88,7 +88,7 @@ class Candidate(NamedTuple):
         return fold_recipe(found, ends) if self.multiplies else found
 
 
-ON_A_HOST = "On a host auto takes plain back-propagation, which was the fastest in every row measured (benchmark scan)"
+ON_A_HOST = "On a host auto takes plain back-propagation, the fastest in every measured row (benchmark scan)"
 
 MUCH = 100
 """Times the work of the linear scan from which the caller of an algorithm is warned."""

@@ -269,7 +269,8 @@ def read_csv(path: str | os.PathLike[str], *, first: First | None = None, weight
         The schedule is incomplete or cannot run; the message has the lines and columns of the actions.
     """
     path = check_path("path", path)
-    content = read_file(path, f"{path} cannot be read", expected="a CSV file", remedy="Pass the path of a schedule")
+    content = read_file(path, f"{path} cannot be read", expected="a CSV file",
+                        remedy="Pass the path of a schedule, such as sparsebp schedule build writes")  # fmt: skip
     schedule = from_csv(content, first=first, weights=weights, source=str(path))
     return schedule if schedule.name else replace(schedule, name=path.stem)
 

@@ -130,6 +130,17 @@ def test_compare():
         assert name in table
 
 
+def test_compare_takes_files(tmp_path):
+    """A schedule of a user's own stands beside those of the builders, at the same costs."""
+    file = tmp_path / "mine.csv"
+    assert invoke("build", "zb-h1", "--stages", 4, "--out", file).exit_code == 0
+    found = invoke("compare", "1f1b", "zb-h1", file, "--stages", 4, "--cost", "F=2", "--json").stdout
+    _, built, read = [json.loads(line) for line in found.splitlines()]
+    assert read.pop("builder") == str(file) and built.pop("builder") == "zb-h1"
+    assert read == built and built["speedup"] > 1
+    assert "nowhere.csv" in one_message(invoke("compare", "1f1b", tmp_path / "nowhere.csv"))
+
+
 def test_compare_lists_what_cannot_be_built_unless_it_was_asked_for():
     result = invoke("compare", "--stages", 2)
     assert result.exit_code == 0
