@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         runtime,
         scan,
         schedule,
+        solvers,
         train,
     )
     from sparsebp.analysis import gradient_flow, hidden_jacobians, lyapunov
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from sparsebp.jacobians import TransposedJacobian, jacobian_t, sparse_hessian, sparse_jacobian
     from sparsebp.nn import prune, value_and_grad
     from sparsebp.patterns import SparsityPattern
-    from sparsebp.products import FactorPlan, ProductPlan, plan_factor, plan_product
+    from sparsebp.products import FactorPlan, ProductPlan, plan_assembly, plan_factor, plan_product
     from sparsebp.runtime.launch import connect
     from sparsebp.scan import (
         ScanPlan,
@@ -43,16 +44,18 @@ if TYPE_CHECKING:
         selective_scan,
         selective_scan_vjp,
     )
+    from sparsebp.solvers import least_squares, multigrid
     from sparsebp.train import verify
 
 _ROOMS = (
     "analysis", "data", "interop", "jacobians", "models", "nn", "optim", "patterns", "products", "runtime", "scan",
-    "schedule", "train",
+    "schedule", "solvers", "train",
 )  # fmt: skip
 _MODULES = {
     **{name: f"sparsebp.{name}" for name in _ROOMS},
     "backend": "sparsebp.core.backend",
     "errors": "sparsebp.core.errors",
+    "multigrid": "sparsebp.solvers.multigrid",
     "threads": "sparsebp.core.threads",
     "verify": "sparsebp.train.verify",
 }
@@ -60,6 +63,7 @@ _NAMES = {
     "SparsityPattern": "sparsebp.patterns",
     "FactorPlan": "sparsebp.products",
     "ProductPlan": "sparsebp.products",
+    "plan_assembly": "sparsebp.products",
     "plan_factor": "sparsebp.products",
     "plan_product": "sparsebp.products",
     "TransposedJacobian": "sparsebp.jacobians",
@@ -77,15 +81,17 @@ _NAMES = {
     "linear_recurrence_vjp": "sparsebp.scan",
     "selective_scan": "sparsebp.scan",
     "selective_scan_vjp": "sparsebp.scan",
+    "least_squares": "sparsebp.solvers",
     "connect": "sparsebp.runtime.launch",
     "run_ranks": "sparsebp.comm.threads",
 }
 __all__ = [
     "FactorPlan", "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis",
-    "backend", "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
-    "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "nn", "optim", "patterns", "plan_factor",
-    "plan_product", "plan_scan", "products", "prune", "run_ranks", "runtime", "scan", "schedule", "selective_scan",
-    "selective_scan_vjp", "sparse_hessian", "sparse_jacobian", "threads", "train", "value_and_grad", "verify",
+    "backend", "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t",
+    "jacobians", "least_squares", "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "multigrid",
+    "nn", "optim", "patterns", "plan_assembly", "plan_factor", "plan_product", "plan_scan", "products", "prune",
+    "run_ranks", "runtime", "scan", "schedule", "selective_scan", "selective_scan_vjp", "solvers", "sparse_hessian",
+    "sparse_jacobian", "threads", "train", "value_and_grad", "verify",
 ]  # fmt: skip
 
 
