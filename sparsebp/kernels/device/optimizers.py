@@ -164,6 +164,9 @@ def _rows_a_launch(columns: int, options: int) -> int:
 
 # Launchers of kernels of one pass over memory: ``pointwise.cu``.
 
+_PIECE = 8 * BLOCK
+"""Elements of a channel that a block works on, as in the source."""
+
 
 class PointwiseKernels(Launcher):
     """Device side of these kernels in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
@@ -172,8 +175,8 @@ class PointwiseKernels(Launcher):
         self, x: Array, weight: Array | None, bias: Array | None, eps: float, mean: Array, var: Array, scale: Array,
         out: Array, limits: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
-        """Mean and variance, a block a channel; the factors; a linear map, a thread an element."""
-        self._channels("channel_moments", x, len(mean), x, mean, var)
+        """Mean and variance, a block a piece of a channel; the factors; a linear map, a thread some elements."""
+        self._add_pieces("moments", x, (x,), (mean, var), np.int32(x.shape[0] * x.shape[2]))
         factor = self.xp.empty(mean.shape, mean.dtype)
         self.channel_factors(var, eps, weight, scale, factor)
         self.channel_scale(x, mean, factor, self.xp.zeros(mean.shape, mean.dtype) if bias is None else bias, out)
@@ -184,26 +187,26 @@ class PointwiseKernels(Launcher):
         self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
         out: Array, known: bool = False, y: Array | None = None, limits: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
-        """Two sums, a block a channel; the slopes; the gradient, a thread an element."""
+        """Two sums, a block a piece of a channel; the slopes; the gradient, a thread some elements."""
         gy = self._counted(gy, y, limits)
         if not known:
             self.channel_products(gy, x, mean, sums, products)
         offset, slope = self.xp.empty(mean.shape, mean.dtype), self.xp.empty(mean.shape, mean.dtype)
         count = mean.dtype.type(x.shape[0] * x.shape[2])
         self._numbers("channel_slopes", sums, sums, products, scale, count, offset, slope)
-        factor, blocks = scale if weight is None else scale * weight, ceil_div(x.size, BLOCK)
-        self._channels("channel_centre", x, blocks, gy, x, mean, offset, slope, factor, out)
+        factor = scale if weight is None else scale * weight
+        self._channels("channel_centre", x, gy, x, mean, offset, slope, factor, out)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
-        """A linear map for every channel; a thread an element."""
-        self._channels("channel_scale", x, ceil_div(x.size, BLOCK), x, mean, factor, offset, out)
+        """A linear map for every channel; a thread some elements."""
+        self._channels("channel_scale", x, x, mean, factor, offset, out)
 
     def channel_products(
         self, gy: Array, x: Array, mean: Array, sums: Array, products: Array, y: Array | None = None,
         limits: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
-        """Two sums over every channel in one pass; a block a channel."""
-        self._channels("channel_products", x, len(mean), self._counted(gy, y, limits), x, mean, sums, products)
+        """Two sums over every channel in one pass; a block a piece of a channel."""
+        self._add_pieces("products", x, (self._counted(gy, y, limits), x, mean), (sums, products))
 
     def _counted(self, gy: Array, y: Array | None, limits: tuple[float, float] | None) -> Array:
         """Return a gradient with zeros where y is not within the limits."""
@@ -213,10 +216,23 @@ class PointwiseKernels(Launcher):
         self.clamp_grad(gy.reshape(-1), y.reshape(-1), *limits, out.reshape(-1))
         return out
 
-    def _channels(self, name: str, x: Array, blocks: int, *arrays: Array) -> None:
+    def _add_pieces(
+        self, name: str, x: Array, arrays: tuple[Array, ...], out: tuple[Array, Array], *count: Any
+    ) -> None:
+        """Launch two sums over each piece of a channel, and those over all pieces."""
+        batch, channels, size = x.shape
+        check_int32(name, {"the elements of a channel": batch * size})
+        defines, pieces = c_types(REAL=x), ceil_div(batch * size, _PIECE)
+        found = self.xp.empty((2, channels, pieces), x.dtype)
+        sizes = map(np.int32, (*x.shape, pieces))
+        self._launch("pointwise.cu", f"piece_{name}", defines, channels * pieces, (BLOCK,), (*arrays, *found, *sizes))
+        args = (*found, *out, np.int32(channels), *count, np.int32(pieces))
+        self._launch("pointwise.cu", f"channel_{name}", defines, ceil_div(channels, WARP_A_ROW[1]), WARP_A_ROW, args)
+
+    def _channels(self, name: str, x: Array, *arrays: Array) -> None:
         check_int32(name, {"the elements of a channel": x.shape[0] * x.shape[2]})
         args = (*arrays, *map(np.int32, x.shape))
-        self._launch("pointwise.cu", name, c_types(REAL=x), blocks, (BLOCK,), args)
+        self._launch("pointwise.cu", name, c_types(REAL=x), ceil_div(x.size, _PIECE), (BLOCK,), args)
 
     def channel_track(
         self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
@@ -263,11 +279,14 @@ class PointwiseKernels(Launcher):
         self._launch("pointwise.cu", "softmax_cross_entropy", c_types(REAL=logits), grid, WARP_A_ROW, args)
 
 
-# Launchers of the kernels over sliding windows (``cuda/windows.cu``): a thread an element that is written.
+# Launchers of the kernels over sliding windows (``cuda/windows.cu``): a thread an element that is written, or a window and
+# `_ROWS` of its taps.
 #
 # A convolution is the product of its weights with its windows, laid side by side by a kernel: the library's products.
 
 Axes = tuple[int, ...]
+_ROWS = 8
+"""Taps of a thread that lays windows side by side, as in the source."""
 
 
 class WindowKernels(Launcher):
@@ -288,7 +307,8 @@ class WindowKernels(Launcher):
         columns = backend.matmul(_grouped(weight, groups).swapaxes(1, 2), self._outputs(y, groups))
         shape = (out.shape[1], *weight.shape[2:], out.shape[0], *y.shape[2:])
         columns = self.xp.ascontiguousarray(columns).reshape(shape)
-        self._columns("fold", columns, out, out, columns, (stride, before, dilation))
+        self._columns("fold", columns, out, ceil_div(out.size, BLOCK), out.size, out, columns,
+                      (stride, before, dilation))  # fmt: skip
 
     def correlate(
         self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
@@ -301,8 +321,10 @@ class WindowKernels(Launcher):
         """Return every window of x as a column: (groups, in_channels / groups * taps, B * outputs)."""
         batch, channels = x.shape[:2]
         columns = self.xp.empty((channels, *kernel, batch, *outputs), dtype=x.dtype)
-        self._columns("unfold", x, columns, x, columns, options)
-        return columns.reshape(groups, channels // groups * prod(kernel), batch * prod(outputs))
+        rows, windows = channels * prod(kernel), batch * prod(outputs)
+        tiles = ceil_div(windows, BLOCK)
+        self._columns("unfold", x, columns, ceil_div(rows, _ROWS) * tiles, tiles, x, columns, options)
+        return columns.reshape(groups, rows // groups, windows)
 
     def _outputs(self, y: Array, groups: int) -> Array:
         """Return y as (groups, out_channels / groups, B * outputs)."""
@@ -310,12 +332,15 @@ class WindowKernels(Launcher):
         return self.xp.ascontiguousarray(self.xp.moveaxis(y, 1, 0)).reshape(shape)
 
     def _columns(
-        self, name: str, source: Array, out: Array, x: Array, columns: Array, options: tuple[Axes, ...]
-    ) -> None:
-        check_int32(name, {"the planes of x": prod(x.shape[:2]), "the elements of a plane": prod(x.shape[2:])})
+        self, name: str, source: Array, out: Array, blocks: int, count: int, x: Array, columns: Array,
+        options: tuple[Axes, ...],
+    ) -> None:  # fmt: skip
+        counted = {"the planes of x": x.shape[:2], "the elements of a plane": x.shape[2:],
+                   "the windows of a plane": columns.shape[5:], "the taps of all channels": columns.shape[:4]}  # fmt: skip
+        check_int32(name, {what: prod(shape) for what, shape in counted.items()})
         sizes = map(np.int32, (*x.shape, *columns.shape[1:4], *columns.shape[5:]))
-        args = (source, out, np.int64(out.size), *sizes, *(np.int32(n) for option in options for n in option))
-        self._launch("windows.cu", name, c_types(REAL=x) | {"WINNER": "int"}, ceil_div(out.size, BLOCK), (BLOCK,), args)
+        args = (source, out, np.int64(count), *sizes, *(np.int32(n) for option in options for n in option))
+        self._launch("windows.cu", name, c_types(REAL=x) | {"WINNER": "int"}, blocks, (BLOCK,), args)
 
     def max_pool(
         self, x: Array, kernel: Axes, stride: Axes, before: Axes,

@@ -4,7 +4,8 @@
 // is no memory that it might find changed. A block works on one chunk of one array. Options, in the order of
 // `UPDATE_OPTIONS` in kernels/spec.py, and step numbers come by value too, unless pointers say where they are on the device: a
 // captured step finds the ones of its own time there. Scalars that come from the step number are worked out in double,
-// once a block. The floor is bytes / bandwidth.
+// once a block. The floor is bytes / bandwidth: a thread has 16 bytes of every array in flight, in one access each where
+// the array begins at a multiple of 16 bytes, as views into a flat buffer may not.
 
 #include "common.cuh"
 
@@ -15,7 +16,7 @@ constexpr int64 CHUNK = 4096;
 // rows: the number of chunks. With the pointers, they fit into the 4 KiB that all versions of CUDA allow.
 template <int COLUMNS, int OPTIONS>
 struct Table {
-    static constexpr int rows = 3968 / (8 * (COLUMNS + 3 + OPTIONS)), options = OPTIONS;
+    static constexpr int rows = 3968 / (8 * (COLUMNS + 3 + OPTIONS)), columns = COLUMNS, options = OPTIONS;
     struct Addresses { int64 of[rows][COLUMNS]; };
     struct Layout { int64 size[rows], first[rows + 1], step[rows]; };
     struct Options { double of[rows][OPTIONS]; };
@@ -77,7 +78,53 @@ __device__ __forceinline__ int64 step_of(const Layout& layout, const int64* own,
     const __grid_constant__ Rule::Options options, const double* __restrict__ own_options, \
     const int64* __restrict__ own_steps, int n
 
-#define FOR_EACH(i, piece) for (int i = threadIdx.x; i < piece.count; i += blockDim.x)
+__device__ __forceinline__ bool is_aligned(const real* array) {
+    return reinterpret_cast<unsigned long long>(array) % sizeof(typename Wide<real>::type) == 0;
+}
+
+// The first `left` of WIDTH values, in one access if they are all there and `aligned`; the others are zero.
+__device__ __forceinline__ void load_some(const real* source, bool aligned, int left, real (&out)[WIDTH]) {
+    if (aligned && left >= WIDTH) return load_wide(source, out);
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) out[k] = k < left ? source[k] : real(0);
+}
+
+__device__ __forceinline__ void store_some(real* target, bool aligned, int left, const real (&values)[WIDTH]) {
+    if (aligned && left >= WIDTH) return store_wide(target, values);
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k)
+        if (k < left) target[k] = values[k];
+}
+
+// Applies `rule` to the values of all columns at each place, and stores those that are not a gradient's. Both kinds of
+// access share the arithmetic: where an array begins does not change a bit.
+constexpr int GRADIENT = 1;
+
+template <class T, class Rule>
+__device__ __forceinline__ void update_each(const Piece<T>& piece, const Rule& rule) {
+    real* arrays[T::columns];
+    bool aligned = true;
+#pragma unroll
+    for (int c = 0; c < T::columns; ++c) arrays[c] = piece.optional(c), aligned = aligned && is_aligned(arrays[c]);
+    for (int i = threadIdx.x * WIDTH; i < piece.count; i += blockDim.x * WIDTH) {
+        real values[T::columns][WIDTH] = {};
+#pragma unroll
+        for (int c = 0; c < T::columns; ++c)
+            if (arrays[c]) load_some(arrays[c] + i, aligned, piece.count - i, values[c]);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            real one[T::columns];
+#pragma unroll
+            for (int c = 0; c < T::columns; ++c) one[c] = values[c][k];
+            rule(one);
+#pragma unroll
+            for (int c = 0; c < T::columns; ++c) values[c][k] = one[c];
+        }
+#pragma unroll
+        for (int c = 0; c < T::columns; ++c)
+            if (c != GRADIENT && arrays[c]) store_some(arrays[c] + i, aligned, piece.count - i, values[c]);
+    }
+}
 
 // The gradient that a rule sees: negated to go uphill, with the decay added. Without decay, an infinite parameter must
 // not turn into NaN through 0 * infinity.
@@ -104,19 +151,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) sgd_update(UPDATE_ARGUMENTS
     choose<Sgd>(o, options, own_options, piece.row);
     const real lr = o[0], momentum = o[1], fresh = 1.0 - o[2], decay = o[3];
     const bool nesterov = o[4] != 0, uphill = o[5] != 0, set = step_of(layout, own_steps, piece.row) > 1;
-    real* const param = piece.array(0);
-    const real* const grad = piece.array(1);
-    real* const buffer = piece.optional(2);
-    if (!buffer) {
-        FOR_EACH(i, piece) param[i] -= lr * gradient(grad[i], param[i], decay, uphill);
-        return;
-    }
-    FOR_EACH(i, piece) {
-        const real step = gradient(grad[i], param[i], decay, uphill);
-        const real kept = set ? momentum * buffer[i] + fresh * step : step;
-        buffer[i] = kept;
-        param[i] -= lr * (nesterov ? step + momentum * kept : kept);
-    }
+    const bool buffered = piece.optional(2);
+    update_each(piece, [&](real (&v)[3]) {  // parameter, gradient, buffer
+        const real step = gradient(v[1], v[0], decay, uphill);
+        const real kept = set ? momentum * v[2] + fresh * step : step;
+        v[2] = kept;
+        v[0] -= lr * (!buffered ? step : nesterov ? step + momentum * kept : kept);
+    });
 }
 
 // Bytes: parameter and two or three buffers read and written, gradient read. Options: lr, beta1, beta2, eps,
@@ -136,21 +177,16 @@ extern "C" __global__ void __launch_bounds__(256, 4) adam_update(UPDATE_ARGUMENT
     const real rest1 = 1.0 - o[1], beta2 = o[2], rest2 = 1.0 - o[2], eps = o[3];
     const bool decoupled = o[5] != 0, uphill = o[6] != 0;
     const real decay = decoupled ? 0.0 : o[4], keep = decoupled ? 1.0 - o[0] * o[4] : 1.0;
-    real* const param = piece.array(0);
-    const real* const grad = piece.array(1);
-    real *const exp_avg = piece.array(2), *const exp_avg_sq = piece.array(3), *const largest = piece.optional(4);
-    FOR_EACH(i, piece) {
-        const real weight = param[i] * keep, slope = gradient(grad[i], weight, decay, uphill);
-        const real mean = lerp_of(exp_avg[i], slope, rest1);
-        real square = beta2 * exp_avg_sq[i] + rest2 * slope * slope;
-        exp_avg[i] = mean;
-        exp_avg_sq[i] = square;
-        if (largest) {
-            square = largest[i] > square ? largest[i] : square;
-            largest[i] = square;
-        }
-        param[i] = weight - step_size * mean / (sqrt_of(square) / root + eps);
-    }
+    const bool amsgrad = piece.optional(4);
+    update_each(piece, [&](real (&v)[5]) {  // parameter, gradient, both means, the largest of the second one
+        const real weight = v[0] * keep, slope = gradient(v[1], weight, decay, uphill);
+        const real mean = lerp_of(v[2], slope, rest1);
+        real square = beta2 * v[3] + rest2 * slope * slope;
+        v[2] = mean;
+        v[3] = square;
+        if (amsgrad) v[4] = square = v[4] > square ? v[4] : square;
+        v[0] = weight - step_size * mean / (sqrt_of(square) / root + eps);
+    });
 }
 
 // NAdam's factors of the gradient and of the mean, by one warp; the closed form of the product of its momenta is derived
@@ -175,7 +211,7 @@ __device__ __forceinline__ void nadam_factors(
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
 // decoupled, maximize, momentum_decay.
-extern "C" __global__ void __launch_bounds__(256, 4) nadam_update(UPDATE_ARGUMENTS(Nadam)) {
+extern "C" __global__ void __launch_bounds__(256, 3) nadam_update(UPDATE_ARGUMENTS(Nadam)) {
     __shared__ real factors[2], correction;
     __shared__ double o[Nadam::options];
     const Piece<Nadam> piece(addresses, layout, n);
@@ -190,17 +226,14 @@ extern "C" __global__ void __launch_bounds__(256, 4) nadam_update(UPDATE_ARGUMEN
     const real rest1 = 1.0 - o[1], beta2 = o[2], rest2 = 1.0 - o[2], eps = o[3];
     const bool decoupled = o[5] != 0, uphill = o[6] != 0;
     const real decay = decoupled ? 0.0 : o[4], keep = decoupled ? 1.0 - o[0] * o[4] : 1.0;
-    real* const param = piece.array(0);
-    const real* const grad = piece.array(1);
-    real *const exp_avg = piece.array(2), *const exp_avg_sq = piece.array(3);
-    FOR_EACH(i, piece) {
-        const real weight = param[i] * keep, slope = gradient(grad[i], weight, decay, uphill);
-        const real mean = lerp_of(exp_avg[i], slope, rest1), square = beta2 * exp_avg_sq[i] + rest2 * slope * slope;
-        exp_avg[i] = mean;
-        exp_avg_sq[i] = square;
+    update_each(piece, [&](real (&v)[4]) {  // parameter, gradient, both means
+        const real weight = v[0] * keep, slope = gradient(v[1], weight, decay, uphill);
+        const real mean = lerp_of(v[2], slope, rest1), square = beta2 * v[3] + rest2 * slope * slope;
+        v[2] = mean;
+        v[3] = square;
         const real root = sqrt_of(square / known) + eps;
-        param[i] = weight + of_grad * slope / root + of_mean * mean / root;
-    }
+        v[0] = weight + of_grad * slope / root + of_mean * mean / root;
+    });
 }
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
@@ -222,17 +255,14 @@ extern "C" __global__ void __launch_bounds__(256, 4) radam_update(UPDATE_ARGUMEN
     const real rest1 = 1.0 - o[1], beta2 = o[2], rest2 = 1.0 - o[2], eps = o[3];
     const bool decoupled = o[5] != 0, uphill = o[6] != 0;
     const real decay = decoupled ? 0.0 : o[4], keep = decoupled ? 1.0 - o[0] * o[4] : 1.0;
-    real* const param = piece.array(0);
-    const real* const grad = piece.array(1);
-    real *const exp_avg = piece.array(2), *const exp_avg_sq = piece.array(3);
-    FOR_EACH(i, piece) {
-        const real weight = param[i] * keep, slope = gradient(grad[i], weight, decay, uphill);
-        const real mean = lerp_of(exp_avg[i], slope, rest1), square = beta2 * exp_avg_sq[i] + rest2 * slope * slope;
-        exp_avg[i] = mean;
-        exp_avg_sq[i] = square;
+    update_each(piece, [&](real (&v)[4]) {  // parameter, gradient, both means
+        const real weight = v[0] * keep, slope = gradient(v[1], weight, decay, uphill);
+        const real mean = lerp_of(v[2], slope, rest1), square = beta2 * v[3] + rest2 * slope * slope;
+        v[2] = mean;
+        v[3] = square;
         const real change = step_size * mean;
-        param[i] = weight - (rectifier > 0 ? change * (rectifier / (sqrt_of(square) + eps)) : change);
-    }
+        v[0] = weight - (rectifier > 0 ? change * (rectifier / (sqrt_of(square) + eps)) : change);
+    });
 }
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
@@ -246,17 +276,14 @@ extern "C" __global__ void __launch_bounds__(256, 4) adamax_update(UPDATE_ARGUME
     __syncthreads();
     const real step_size = correction, rest1 = 1.0 - o[1], beta2 = o[2], eps = o[3], decay = o[4];
     const bool uphill = o[5] != 0;
-    real* const param = piece.array(0);
-    const real* const grad = piece.array(1);
-    real *const exp_avg = piece.array(2), *const exp_inf = piece.array(3);
-    FOR_EACH(i, piece) {
-        const real slope = gradient(grad[i], param[i], decay, uphill), mean = lerp_of(exp_avg[i], slope, rest1);
-        const real old = beta2 * exp_inf[i], size = (slope < 0 ? -slope : slope) + eps;
+    update_each(piece, [&](real (&v)[4]) {  // parameter, gradient, mean, largest
+        const real slope = gradient(v[1], v[0], decay, uphill), mean = lerp_of(v[2], slope, rest1);
+        const real old = beta2 * v[3], size = (slope < 0 ? -slope : slope) + eps;
         const real largest = old > size ? old : size;
-        exp_avg[i] = mean;
-        exp_inf[i] = largest;
-        param[i] -= step_size * mean / largest;
-    }
+        v[2] = mean;
+        v[3] = largest;
+        v[0] -= step_size * mean / largest;
+    });
 }
 
 // Bytes: parameter and buffer read and written, gradient read. Options: lr, lr_decay, eps, weight_decay, maximize.
@@ -266,14 +293,11 @@ extern "C" __global__ void __launch_bounds__(256, 4) adagrad_update(UPDATE_ARGUM
     choose<Adagrad>(o, options, own_options, piece.row);
     const real lr = o[0] / (1.0 + double(step_of(layout, own_steps, piece.row) - 1) * o[1]), eps = o[2], decay = o[3];
     const bool uphill = o[4] != 0;
-    real* const param = piece.array(0);
-    const real* const grad = piece.array(1);
-    real* const sum = piece.array(2);
-    FOR_EACH(i, piece) {
-        const real slope = gradient(grad[i], param[i], decay, uphill), total = sum[i] + slope * slope;
-        sum[i] = total;
-        param[i] -= lr * slope / (sqrt_of(total) + eps);
-    }
+    update_each(piece, [&](real (&v)[3]) {  // parameter, gradient, sum of squares
+        const real slope = gradient(v[1], v[0], decay, uphill), total = v[2] + slope * slope;
+        v[2] = total;
+        v[0] -= lr * slope / (sqrt_of(total) + eps);
+    });
 }
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, rho, eps, weight_decay, maximize.
@@ -283,17 +307,14 @@ extern "C" __global__ void __launch_bounds__(256, 4) adadelta_update(UPDATE_ARGU
     choose<Adadelta>(o, options, own_options, piece.row);
     const real lr = o[0], rho = o[1], rest = 1.0 - o[1], eps = o[2], decay = o[3];
     const bool uphill = o[4] != 0;
-    real* const param = piece.array(0);
-    const real* const grad = piece.array(1);
-    real *const square_avg = piece.array(2), *const acc_delta = piece.array(3);
-    FOR_EACH(i, piece) {
-        const real slope = gradient(grad[i], param[i], decay, uphill);
-        const real square = rho * square_avg[i] + rest * slope * slope, moved = acc_delta[i];
+    update_each(piece, [&](real (&v)[4]) {  // parameter, gradient, means of squared gradients and of squared changes
+        const real slope = gradient(v[1], v[0], decay, uphill);
+        const real square = rho * v[2] + rest * slope * slope, moved = v[3];
         const real delta = sqrt_of(moved + eps) / sqrt_of(square + eps) * slope;
-        square_avg[i] = square;
-        acc_delta[i] = rho * moved + rest * delta * delta;
-        param[i] -= lr * delta;
-    }
+        v[2] = square;
+        v[3] = rho * moved + rest * delta * delta;
+        v[0] -= lr * delta;
+    });
 }
 
 // Bytes: parameter and one to three buffers read and written, gradient read. Options: lr, alpha, eps, weight_decay,
@@ -304,28 +325,25 @@ extern "C" __global__ void __launch_bounds__(256, 4) rmsprop_update(UPDATE_ARGUM
     choose<Rmsprop>(o, options, own_options, piece.row);
     const real lr = o[0], alpha = o[1], rest = 1.0 - o[1], eps = o[2], decay = o[3], momentum = o[4];
     const bool uphill = o[5] != 0;
-    real* const param = piece.array(0);
-    const real* const grad = piece.array(1);
-    real* const square_avg = piece.array(2);
-    real *const buffer = piece.optional(3), *const grad_avg = piece.optional(4);
-    FOR_EACH(i, piece) {
-        const real slope = gradient(grad[i], param[i], decay, uphill);
-        real square = alpha * square_avg[i] + rest * slope * slope;
-        square_avg[i] = square;
-        if (grad_avg) {  // centered: the variance
-            const real mean = lerp_of(grad_avg[i], slope, rest);
-            grad_avg[i] = mean;
+    const bool buffered = piece.optional(3), centered = piece.optional(4);
+    update_each(piece, [&](real (&v)[5]) {  // parameter, gradient, mean square, buffer, mean
+        const real slope = gradient(v[1], v[0], decay, uphill);
+        real square = alpha * v[2] + rest * slope * slope;
+        v[2] = square;
+        if (centered) {  // the variance
+            const real mean = lerp_of(v[4], slope, rest);
+            v[4] = mean;
             square -= mean * mean;
         }
         const real root = sqrt_of(square) + eps;
-        if (buffer) {
-            const real kept = momentum * buffer[i] + slope / root;
-            buffer[i] = kept;
-            param[i] -= lr * kept;
+        if (buffered) {
+            const real kept = momentum * v[3] + slope / root;
+            v[3] = kept;
+            v[0] -= lr * kept;
         } else {
-            param[i] -= lr * slope / root;
+            v[0] -= lr * slope / root;
         }
-    }
+    });
 }
 
 // ---- clipping --------------------------------------------------------------------------------------------------------
@@ -336,19 +354,14 @@ extern "C" __global__ void __launch_bounds__(256) scale_arrays(
     const double* __restrict__ own) {
     const Piece<Plain> piece(addresses, layout, n);
     const real by = own ? real(*own) : factor;
-    real* const values = piece.array(0);
-    FOR_EACH(i, piece) values[i] *= by;
+    update_each(piece, [&](real (&v)[1]) { v[0] *= by; });
 }
 
 // NaN stays NaN: both comparisons are false.
 extern "C" __global__ void __launch_bounds__(256) clamp_arrays(
     const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n, real limit) {
     const Piece<Plain> piece(addresses, layout, n);
-    real* const values = piece.array(0);
-    FOR_EACH(i, piece) {
-        const real value = values[i];
-        values[i] = value > limit ? limit : value < -limit ? -limit : value;
-    }
+    update_each(piece, [&](real (&v)[1]) { v[0] = v[0] > limit ? limit : v[0] < -limit ? -limit : v[0]; });
 }
 
 // The sum of the squares of each chunk.
@@ -357,9 +370,15 @@ extern "C" __global__ void __launch_bounds__(256) chunk_squares(
     double* __restrict__ sums) {
     __shared__ double warps[8];
     const Piece<Plain> piece(addresses, layout, n);
-    const real* const values = piece.array(0);
+    const real* const array = piece.array(0);
+    const bool aligned = is_aligned(array);
     double total = 0;
-    FOR_EACH(i, piece) total += double(values[i]) * double(values[i]);
+    for (int i = threadIdx.x * WIDTH; i < piece.count; i += blockDim.x * WIDTH) {
+        real values[WIDTH];
+        load_some(array + i, aligned, piece.count - i, values);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) total += double(values[k]) * double(values[k]);
+    }
     total = warp_total(total);
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = total;
     __syncthreads();

@@ -35,11 +35,12 @@ extern "C" __global__ void __launch_bounds__(256) pointwise_slopes(
             out[(first + i) * batch + sample + threadIdx.x] = tile[threadIdx.x][i];
 }
 
-// Channels' statistics, and maps with a few numbers a channel: arrays (batch, channels, size) and (channels,). Sums have a
-// block a channel and the tree of their additions is fixed; maps have a thread an element. Bound by memory. The elements
-// of a channel over the batch are fewer than 2^31.
+// Channels' statistics, and maps with a few numbers a channel: arrays (batch, channels, size) and (channels,). For sums, a
+// block has a piece of a channel, its elements counted over the batch, and then a warp adds up the pieces of a channel: the
+// tree of additions is fixed. Bound by memory: a thread has EACH elements in flight. The elements of a channel are fewer
+// than 2^31.
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 256, EACH = 8, PIECE = THREADS * EACH;
 
 // The sum over the block, for all of its threads.
 __device__ __forceinline__ real block_sum(real value) {
@@ -53,61 +54,136 @@ __device__ __forceinline__ real block_sum(real value) {
     return total;
 }
 
-// Where element i of a channel, counted over the batch, lies.
-__device__ __forceinline__ int64 element_of(int i, int channel, int channels, int size) {
-    const int sample = i / size;
-    return (int64(sample) * channels + channel) * size + (i - sample * size);
-}
-
-extern "C" __global__ void __launch_bounds__(256) channel_moments(
-    const real* __restrict__ x, real* __restrict__ mean, real* __restrict__ var, int batch, int channels, int size) {
-    const int channel = blockIdx.x, count = batch * size;
-    real sum = 0;
-    for (int i = threadIdx.x; i < count; i += THREADS) sum += x[element_of(i, channel, channels, size)];
-    const real middle = block_sum(sum) / real(count);
-    sum = 0;
-    for (int i = threadIdx.x; i < count; i += THREADS) {
-        const real value = x[element_of(i, channel, channels, size)] - middle;
-        sum += value * value;
+// A place in planes of `size` elements, counted modulo `planes`, that goes on by THREADS without a division.
+struct Place {
+    const int planes, size, planes_on, on;
+    int plane, at;
+    __device__ __forceinline__ Place(int64 element, int planes, int size)
+        : planes(planes), size(size), planes_on(THREADS / size % planes), on(THREADS % size) {
+        const int64 nth = element / size;
+        plane = int(nth % planes);
+        at = int(element - nth * size);
     }
+    __device__ __forceinline__ void go_on() {
+        at += on, plane += planes_on;
+        if (at >= size) at -= size, ++plane;
+        if (plane >= planes) plane -= planes;
+    }
+};
+
+// What a block has of a channel, and a thread of that: place(k) is where its element k lies, -1 behind the end.
+struct ChannelPiece {
+    const int channel, channels, first, count;
+    Place place;
+    __device__ __forceinline__ ChannelPiece(int batch, int channels, int size, int pieces)
+        : channel(blockIdx.x / pieces), channels(channels), first(blockIdx.x % pieces * PIECE),
+          count(min(PIECE, batch * size - first)), place(first + threadIdx.x, batch, size) {}
+    __device__ __forceinline__ int64 next(int k) {
+        const int64 found = (int64(place.plane) * channels + channel) * place.size + place.at;
+        place.go_on();
+        return k * THREADS + int(threadIdx.x) < count ? found : -1;
+    }
+};
+
+// sums, squares (channels, pieces): the sum of a piece, and that of the squared differences from the piece's own mean.
+extern "C" __global__ void __launch_bounds__(256) piece_moments(
+    const real* __restrict__ x, real* __restrict__ sums, real* __restrict__ squares, int batch, int channels, int size,
+    int pieces) {
+    ChannelPiece piece(batch, channels, size, pieces);
+    real values[EACH], sum = 0, square = 0;
+    int64 at[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) at[k] = piece.next(k), values[k] = at[k] < 0 ? real(0) : x[at[k]];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) sum += values[k];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) mean[channel] = middle, var[channel] = sum / real(count);
+    const real middle = sum / real(piece.count);
+#pragma unroll
+    for (int k = 0; k < EACH; ++k)
+        if (at[k] >= 0) square += (values[k] - middle) * (values[k] - middle);
+    square = block_sum(square);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum, squares[blockIdx.x] = square;
 }
 
-extern "C" __global__ void __launch_bounds__(256) channel_products(
+// A piece's squared differences from the mean of all are those from its own mean, and its elements' times the squared
+// difference of the two.
+extern "C" __global__ void __launch_bounds__(256) channel_moments(
+    const real* __restrict__ sums, const real* __restrict__ squares, real* __restrict__ mean, real* __restrict__ var,
+    int channels, int count, int pieces) {
+    const int channel = blockIdx.x * blockDim.y + threadIdx.y;
+    if (channel >= channels) return;
+    real sum = 0, square = 0;
+    for (int p = threadIdx.x; p < pieces; p += WARP) sum += sums[int64(channel) * pieces + p];
+    const real middle = warp_sum(sum) / real(count);
+    for (int p = threadIdx.x; p < pieces; p += WARP) {
+        const real own = real(min(PIECE, count - p * PIECE));
+        const real apart = sums[int64(channel) * pieces + p] / own - middle;
+        square += squares[int64(channel) * pieces + p] + own * apart * apart;
+    }
+    square = warp_sum(square);
+    if (threadIdx.x == 0) mean[channel] = middle, var[channel] = square / real(count);
+}
+
+extern "C" __global__ void __launch_bounds__(256) piece_products(
     const real* __restrict__ gy, const real* __restrict__ x, const real* __restrict__ mean, real* __restrict__ sums,
-    real* __restrict__ products, int batch, int channels, int size) {
-    const int channel = blockIdx.x, count = batch * size;
-    const real middle = mean[channel];
+    real* __restrict__ products, int batch, int channels, int size, int pieces) {
+    ChannelPiece piece(batch, channels, size, pieces);
+    const real middle = mean[piece.channel];
     real sum = 0, product = 0;
-    for (int i = threadIdx.x; i < count; i += THREADS) {
-        const int64 element = element_of(i, channel, channels, size);
-        sum += gy[element];
-        product += gy[element] * (x[element] - middle);
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        const int64 at = piece.next(k);
+        if (at < 0) continue;
+        sum += gy[at];
+        product += gy[at] * (x[at] - middle);
     }
     sum = block_sum(sum);
     product = block_sum(product);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum, products[blockIdx.x] = product;
+}
+
+extern "C" __global__ void __launch_bounds__(256) channel_products(
+    const real* __restrict__ piece_sums, const real* __restrict__ piece_products, real* __restrict__ sums,
+    real* __restrict__ products, int channels, int pieces) {
+    const int channel = blockIdx.x * blockDim.y + threadIdx.y;
+    if (channel >= channels) return;
+    real sum = 0, product = 0;
+    for (int p = threadIdx.x; p < pieces; p += WARP) {
+        sum += piece_sums[int64(channel) * pieces + p];
+        product += piece_products[int64(channel) * pieces + p];
+    }
+    sum = warp_sum(sum);
+    product = warp_sum(product);
     if (threadIdx.x == 0) sums[channel] = sum, products[channel] = product;
 }
 
 extern "C" __global__ void __launch_bounds__(256) channel_scale(
     const real* __restrict__ x, const real* __restrict__ mean, const real* __restrict__ factor,
     const real* __restrict__ offset, real* __restrict__ out, int batch, int channels, int size) {
-    const int64 element = int64(blockIdx.x) * THREADS + threadIdx.x;
-    if (element >= int64(batch) * channels * size) return;
-    const int channel = int(element / size % channels);
-    out[element] = (x[element] - mean[channel]) * factor[channel] + offset[channel];
+    const int64 end = int64(batch) * channels * size;
+    int64 element = int64(blockIdx.x) * PIECE + threadIdx.x;
+    Place place(element, channels, size);
+#pragma unroll
+    for (int k = 0; k < EACH; ++k, element += THREADS, place.go_on()) {
+        if (element >= end) return;
+        out[element] = (x[element] - mean[place.plane]) * factor[place.plane] + offset[place.plane];
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(256) channel_centre(
     const real* __restrict__ gy, const real* __restrict__ x, const real* __restrict__ mean,
     const real* __restrict__ offset, const real* __restrict__ slope, const real* __restrict__ factor,
     real* __restrict__ out, int batch, int channels, int size) {
-    const int64 element = int64(blockIdx.x) * THREADS + threadIdx.x;
-    if (element >= int64(batch) * channels * size) return;
-    const int channel = int(element / size % channels);
-    const real gradient = gy[element] - offset[channel] - (x[element] - mean[channel]) * slope[channel];
-    out[element] = gradient * factor[channel];
+    const int64 end = int64(batch) * channels * size;
+    int64 element = int64(blockIdx.x) * PIECE + threadIdx.x;
+    Place place(element, channels, size);
+#pragma unroll
+    for (int k = 0; k < EACH; ++k, element += THREADS, place.go_on()) {
+        if (element >= end) return;
+        const int channel = place.plane;
+        const real gradient = gy[element] - offset[channel] - (x[element] - mean[channel]) * slope[channel];
+        out[element] = gradient * factor[channel];
+    }
 }
 
 // Running statistics, `momentum` towards new ones; keep = 1 - momentum.
