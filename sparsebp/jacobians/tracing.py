@@ -27,6 +27,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from sparsebp.core.errors import MemoryLimitError, TracingError
+from sparsebp.patterns.pattern import SparsityPattern
 
 MOST_ENTRIES = 1 << 27
 """Most entries of the index sets of one array: 640 MB."""
@@ -432,6 +433,13 @@ class Sets(Level):
                 found = found + self.csr(entries, (math.prod(shape), x.size)) @ x.carried
         self.check(found.nnz)
         return found
+
+
+def pattern_of(sets: Any, symmetric: bool) -> SparsityPattern:
+    """Return index sets as a pattern; `symmetric`: its union with its transpose."""
+    sets = sets + sets.T.tocsr() if symmetric else sets
+    sets.sort_indices()
+    return SparsityPattern(sets.indptr, sets.indices, sets.shape)
 
 
 class Duals(Level):

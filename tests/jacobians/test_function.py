@@ -518,11 +518,13 @@ def test_few_colors():
 
 
 def test_results_do_not_depend_on_blocks(monkeypatch):
-    jac = sb.sparse_jacobian(brusselator, np.zeros(24))
     x = np.random.default_rng(0).standard_normal(24)
-    whole = jac.values(x)
-    monkeypatch.setattr("sparsebp.jacobians.function.BLOCK_BYTES", 1)
-    np.testing.assert_array_equal(jac.values(x), whole)
+    jac = sb.sparse_jacobian(brusselator, x)
+    whole, hess = jac.values(x), sb.sparse_hessian(lambda x: np.sum(brusselator(x) ** 2), x).values(x)
+    for step in (1, 2, 3):
+        monkeypatch.setattr("sparsebp.jacobians.numpy_functions.NumpyFunction.block_bytes", 8 * 24 * step)
+        np.testing.assert_array_equal(sb.sparse_jacobian(brusselator, x).values(x), whole)
+        np.testing.assert_array_equal(sb.sparse_hessian(lambda x: np.sum(brusselator(x) ** 2), x).values(x), hess)
     first, second = jac(x), jac(2 * x)
     np.testing.assert_array_equal(first.data, whole)
     assert not np.shares_memory(first.data, second.data)
