@@ -6,10 +6,11 @@ any kind. The others are written out, under NumPy's names and with its signature
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from sparsebp.core.errors import DTypeError, ShapeError, TracingError
 from sparsebp.jacobians import tracing
 from sparsebp.jacobians.tracing import (
     Duals,
+    Pool,
     Sets,
     Traced,
     current,
@@ -681,6 +683,7 @@ class NumpyFunction:
 
     def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
         self.f, self.argnum, self.scalar = f, argnum, scalar
+        self._pools: list[Pool] = []
 
     def of_x(self, args: tuple[Any, ...]) -> Callable[[Any], Any]:
         """Return the function of x alone; of a scalar one, its gradient."""
@@ -743,12 +746,19 @@ class NumpyFunction:
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
         """Carry dual numbers through the function."""
         x = args[self.argnum]
-        level = Duals(len(seeds))
-        y = _output(self.of_x(args)(Traced(np.array(x), seeds.astype(x.dtype), level)))
-        if isinstance(y, Traced):
-            found: np.ndarray = y.carried
-            return found
-        return np.zeros((len(seeds), len(y)), x.dtype)
+        with self._duals(len(seeds)) as level:
+            y = _output(self.of_x(args)(Traced(np.array(x), seeds.astype(x.dtype), level)))
+        return y.carried if isinstance(y, Traced) else np.zeros((len(seeds), len(y)), x.dtype)
+
+    @contextlib.contextmanager
+    def _duals(self, directions: int) -> Iterator[Duals]:
+        """Give a level whose memory is kept for the next call; at the same time, each thread has its own."""
+        try:
+            pool = self._pools.pop()
+        except IndexError:
+            pool = Pool()
+        yield Duals(directions, pool)
+        self._pools.append(pool)
 
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
         """Run the function once, and carry the seeds back: they are the tangents of an adjoint that is zero."""
@@ -756,8 +766,8 @@ class NumpyFunction:
         y, back = pullback(lambda x: _output(self.of_x(args)(x)), np.array(x))
         if len(y) != seeds.shape[1]:
             raise ShapeError("The function returns another length than before", expected=seeds.shape[1], got=len(y))
-        level = Duals(len(seeds))
-        found = back(Traced(np.zeros(len(y), y.dtype), seeds.astype(y.dtype), level))
+        with self._duals(len(seeds)) as level:
+            found = back(Traced(np.zeros(len(y), y.dtype), seeds.astype(y.dtype), level))
         return found.carried if isinstance(found, Traced) else np.zeros((len(seeds), x.size), y.dtype)
 
     def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
