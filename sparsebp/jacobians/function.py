@@ -1,8 +1,8 @@
 """Sparse Jacobians and Hessians of plain functions: the pattern found and coloured once, then values by colours.
 
-The function is traced with index sets for its pattern (`tracing.Sets`; PyTorch: its ATen graph). Columns that share no
-row get one colour, and the derivative along a colour's sum of unit vectors holds all their entries (Curtis, Powell,
-Reid, 1974). Derivatives are exact, by dual numbers or a reverse sweep; nothing is differenced.
+The function is traced with index sets for its pattern (`tracing.Sets`; PyTorch: its ATen graph; JAX: by asdex).
+Columns that share no row get one colour, and the derivative along a colour's sum of unit vectors holds all their
+entries (Curtis, Powell, Reid, 1974). Derivatives are exact, by dual numbers or a reverse sweep; nothing is differenced.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ import numpy as np
 from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, OptionError, PatternError, ShapeError, TracingError
 from sparsebp.patterns.coloring import color_columns, color_symmetric, star_sources
-from sparsebp.patterns.pattern import SparsityPattern, check_patterns, frozen
+from sparsebp.patterns.pattern import SparsityPattern, check_patterns
 
 REVERSE_COST = 3
 """Time of a reverse direction in forward ones: rows are coloured if that takes fewer colours by this factor."""
-BLOCK_BYTES = 1 << 22
-"""Bytes of one block of directions, n or m numbers each: they are computed together while they stay in the cache."""
 
 
 def sparse_jacobian(
@@ -35,12 +33,13 @@ def sparse_jacobian(
     ----------
     f
         A function whose argument `argnum` is a vector x of shape (n,), and which returns a vector of shape (m,), in
-        NumPy or PyTorch; a list of m scalars is a vector too. NumPy functions are listed in the reference; others, and
-        control flow that depends on values, are refused.
+        NumPy, PyTorch or JAX; a list of m scalars is a vector too. NumPy functions are listed in the reference; others,
+        and control flow that depends on values, are refused.
     *args
-        Arguments to trace f at. x is a NumPy array or a tensor, float32 or float64. Its values do not matter: the
-        pattern holds for all x, and for all values of other floats and arrays of floats. Integers, and constants inside
-        f, are part of the function: the zeros of a constant array that multiplies x are zeros of the Jacobian.
+        Arguments to trace f at. x is an array of NumPy or JAX or a tensor, float32 or float64. Its values do not
+        matter: the pattern holds for all x, and for all values of other floats and arrays of floats. Integers, and
+        constants inside f, are part of the function: the zeros of a constant array that multiplies x are zeros of the
+        Jacobian.
     argnum
         Place of x among the arguments: 1 for the right-hand side f(t, y) of an initial value problem.
     pattern
@@ -62,6 +61,8 @@ def sparse_jacobian(
         `pattern` does not fit.
     MemoryLimitError
         An array inside f depends on too much of x.
+    MissingDependencyError
+        f is a function of JAX, there is no `pattern`, and asdex is not installed.
 
     See Also
     --------
@@ -154,11 +155,12 @@ class SparseJacobian:
         self._count, x = len(args), args[self._argnum]
         self._function = _function_of(f, x, self._argnum, scalar=self._scalar)
         self._size = len(_checked(x))
-        self._constants: list[Any] | None = None  # what the pattern holds for; None: for everything
+        self._constants: list[Any] | None = None  # what pattern and program hold for; None: for everything
+        if pattern is None or self._function.compiled:
+            self._constants = [None if self._function.varies(i, arg) else _kept(arg) for i, arg in enumerate(args)]
         if pattern is None:
             self._function.compare(args)
             pattern = self._function.pattern(args)
-            self._constants = [None if self._function.varies(i, arg) else _kept(arg) for i, arg in enumerate(args)]
         else:
             check_patterns(pattern=pattern)
             if pattern.shape[1] != self._size:
@@ -193,12 +195,21 @@ class SparseJacobian:
     def _keep(
         self, of: np.ndarray, color: np.ndarray, line: np.ndarray, width: int, reached: np.ndarray | None = None
     ) -> None:
-        """Keep the colours, and each entry's place among the derivatives, (colors, width); `reached`: of any entry."""
+        """Keep the colours, and each entry's place among the derivatives, (colors, width), by blocks of colours.
+
+        `reached`: the places of all that an entry may add to, if these are others.
+        """
         self._colors, self._width, self.colors = of, width, _number(of)
-        places = color * width + line
-        self._order = frozen(np.argsort(places, kind="stable"))
-        self._places = frozen(places[self._order])
-        self._reached = self._places if reached is None else frozen(np.unique(reached))
+        self._step = max(1, self._function.block_bytes // (8 * max(1, *self.pattern.shape)))
+
+        def by_block(places: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+            blocks = places // (self._step * max(width, 1))
+            order = np.argsort(blocks, kind="stable")  # in the order of entries within a block
+            whose = np.split(order, np.searchsorted(blocks[order], np.arange(1, -(-self.colors // self._step))))
+            return whose, [places[mine] % max(self._step * width, 1) for mine in whose]
+
+        self._entries, self._places = by_block(color * width + line)
+        self._reached = self._places if reached is None else by_block(np.unique(reached))[1]
 
     def values(self, *args: Any) -> Array:
         """Return the values at these arguments, in the order of the pattern's entries.
@@ -211,7 +222,7 @@ class SparseJacobian:
         Returns
         -------
         Array
-            Shape (nnz,), of the dtype of f's result; a tensor on the device of x if x is one.
+            Shape (nnz,), of the dtype of f's result; a tensor or an array of JAX, on the device of x, if x is one.
 
         Raises
         ------
@@ -282,19 +293,13 @@ class SparseJacobian:
             self._function.compare(args)
             self._compared = True
         run = self._function.forward if self.mode == "forward" else self._function.reverse
-        step = max(1, BLOCK_BYTES // (8 * max(1, *self.pattern.shape)))
         parts = []
-        for first in range(0, self.colors, step):
-            seeds = np.zeros((min(step, self.colors - first), len(self._colors)), np.float32)
-            mine = np.flatnonzero((self._colors >= first) & (self._colors < first + step))
-            seeds[self._colors[mine] - first, mine] = 1
-            block = run(args, seeds)
+        for first, places, reached in zip(range(0, self.colors, self._step), self._places, self._reached, strict=False):
+            colors = np.arange(first, min(first + self._step, self.colors))
+            block = run(args, self._colors == colors[:, None])
             if block.shape[1] != self._width:
                 raise ShapeError("The function returns another length than before", expected=self._width,
                                  got=block.shape[1])  # fmt: skip
-            start, end = first * self._width, (first + step) * self._width
-            places, reached = (index[slice(*np.searchsorted(index, (start, end)))] - start
-                               for index in (self._places, self._reached))  # fmt: skip
             values, others = self._function.taken(block, places, reached)
             if others is not None:
                 place, value = others
@@ -304,7 +309,7 @@ class SparseJacobian:
                     expected="0", got=value, remedy="Does f use constants that have changed? Prepare it again",
                 )  # fmt: skip
             parts.append(values)
-        return self._function.joined(parts, self._order, x)
+        return self._function.joined(parts, self._entries, x)
 
     def _check(self, matrix: Any, args: tuple[Any, ...]) -> None:
         v = np.random.default_rng(0).standard_normal(self._size).astype(matrix.dtype)
@@ -382,8 +387,8 @@ def _checked(x: Any) -> Any:
     """Check that x is a vector of floats."""
     dtype = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
     if not hasattr(x, "shape") or dtype not in ("float32", "float64"):
-        raise DTypeError("x is not an array of floats", expected="a NumPy array or a tensor, float32 or float64",
-                         got=dtype)  # fmt: skip
+        raise DTypeError("x is not an array of floats", expected="an array of NumPy or JAX or a tensor, float32 or "
+                         "float64", got=dtype)  # fmt: skip
     if x.ndim != 1:
         raise ShapeError("x is not a vector", expected="(n,)", got=tuple(x.shape),
                          remedy="Pass x.ravel(), and reshape inside the function")  # fmt: skip
@@ -392,6 +397,11 @@ def _checked(x: Any) -> Any:
 
 class Differentiable(Protocol):
     """A function of one array library, of which derivatives are known."""
+
+    block_bytes: int
+    """Bytes of one block of directions, n or m numbers each, that are computed together."""
+    compiled: bool
+    """Whether arguments that do not vary are compiled into it."""
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
         """Find the pattern."""
@@ -403,7 +413,7 @@ class Differentiable(Protocol):
         """Raise if the function, when it is traced, is another one."""
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
-        """Return derivatives along directions (p, n): shape (p, m)."""
+        """Return derivatives along directions (p, n), of 0 and 1 or floats: shape (p, m)."""
 
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
@@ -411,8 +421,8 @@ class Differentiable(Protocol):
     def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
         """Return elements of a block, and one that should be zero but is not: its place and value."""
 
-    def joined(self, parts: list[Any], order: np.ndarray, x: Any) -> Any:
-        """Return the values of all blocks, value i of them in place order[i]."""
+    def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
+        """Return the values of all blocks; `entries`: whose values each block has."""
 
     def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
@@ -422,161 +432,18 @@ class Differentiable(Protocol):
 
 
 def _function_of(f: Any, x: Any, argnum: int, scalar: bool) -> Differentiable:
-    torch = sys.modules.get("torch")
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(x, torch.Tensor):
         from sparsebp.jacobians.torch_functions import TorchFunction
 
         return TorchFunction(f, argnum, scalar)
+    if jax is not None and isinstance(x, jax.Array):
+        from sparsebp.jacobians.jax_functions import JaxFunction
+
+        return JaxFunction(f, argnum, scalar)
     if not isinstance(x, np.ndarray):
-        raise DTypeError("x is not an array of floats", expected="a NumPy array or a tensor, float32 or float64",
-                         got=type(x).__name__)  # fmt: skip
+        raise DTypeError("x is not an array of floats", expected="an array of NumPy or JAX or a tensor, float32 or "
+                         "float64", got=type(x).__name__)  # fmt: skip
+    from sparsebp.jacobians.numpy_functions import NumpyFunction
+
     return NumpyFunction(f, argnum, scalar)
-
-
-class NumpyFunction:
-    """A function of NumPy arrays; of a scalar one, its gradient."""
-
-    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
-        self.f, self.argnum, self.scalar = f, argnum, scalar
-
-    def of_x(self, args: tuple[Any, ...]) -> Callable[[Any], Any]:
-        """Return the function of x alone; of a scalar one, its gradient."""
-        from sparsebp.jacobians.tracing import gradient
-
-        return gradient(self._alone(args)) if self.scalar else self._alone(args)
-
-    def _alone(self, args: tuple[Any, ...]) -> Callable[[Any], Any]:
-        from sparsebp.jacobians import numpy_functions  # noqa: F401  (registers them)
-
-        before, after = args[: self.argnum], args[self.argnum + 1 :]
-
-        def of(x: Any) -> Any:
-            try:
-                return self.f(*before, x, *after)
-            except ValueError as error:  # by which NumPy replaces a refusal to become an element of a plain array
-                if isinstance(error.__cause__, TracingError):
-                    raise error.__cause__ from None
-                raise
-
-        return of
-
-    def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
-        """Find the pattern with index sets; other arguments of floats are arrays that depend on no input."""
-        from sparsebp.jacobians.tracing import Sets, Traced, raw
-
-        x = args[self.argnum]
-        level = Sets(x.size)
-
-        def unknown(value: Any) -> Any:
-            if not self.varies(-1, value):
-                return value
-            found = Traced(raw(value), level.nothing(np.shape(value), None), level)
-            found.scalar = not isinstance(value, np.ndarray)
-            return found
-
-        y = _output(self.of_x(tuple(map(unknown, args)))(level.input(np.array(x))))
-        if level.refusals:  # f caught it
-            raise level.refusals[0]
-        found = y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype)
-        found.sort_indices()
-        pattern = SparsityPattern(found.indptr, found.indices, found.shape)
-        return _symmetric(pattern) if self.scalar else pattern
-
-    def varies(self, place: int, arg: Any) -> bool:
-        """Return whether it is x, or floats."""
-        floats = isinstance(arg, (float, np.floating)) or (isinstance(arg, np.ndarray) and arg.dtype.kind == "f")
-        return place == self.argnum or floats
-
-    def compare(self, args: tuple[Any, ...]) -> None:
-        """Compare the function with what it computes when it is traced, which `isinstance` may tell apart."""
-        from sparsebp.jacobians.tracing import Duals, Traced, lift
-
-        x, f = np.array(args[self.argnum]), self._alone(args)
-        try:
-            with np.errstate(all="ignore"):
-                expected = np.asarray(f(x.copy()))
-        except Exception:  # the function has no value here; its pattern does not depend on values
-            return
-        y = lift(f(Traced(x, np.zeros((0, *x.shape), x.dtype), Duals(0))))
-        found = np.asarray(y.value if isinstance(y, Traced) else y)
-        if expected.dtype.kind not in "fiub" or found.shape != expected.shape:
-            return  # which is refused elsewhere
-        room = 1e-3 if "float32" in (str(found.dtype), str(expected.dtype)) else 1e-8
-        scale = np.max(np.abs(expected), initial=0, where=np.isfinite(expected)) if expected.size else 0
-        if not np.allclose(found, expected, rtol=room, atol=room * scale, equal_nan=True):
-            raise TracingError("The function is another one when it is traced", expected=shown(expected),
-                               got=shown(found), remedy="Does it test types, catch exceptions, keep arrays of an "
-                               "earlier call, or draw random numbers?")  # fmt: skip
-
-    def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
-        """Carry dual numbers through the function."""
-        from sparsebp.jacobians.tracing import Duals, Traced
-
-        x = args[self.argnum]
-        level = Duals(len(seeds))
-        y = _output(self.of_x(args)(Traced(np.array(x), seeds.astype(x.dtype), level)))
-        if isinstance(y, Traced):
-            found: np.ndarray = y.carried
-            return found
-        return np.zeros((len(seeds), len(y)), x.dtype)
-
-    def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
-        """Run the function once, and carry the seeds back: they are the tangents of an adjoint that is zero."""
-        from sparsebp.jacobians.tracing import Duals, Traced, pullback
-
-        x = args[self.argnum]
-        y, back = pullback(lambda x: _output(self.of_x(args)(x)), np.array(x))
-        if len(y) != seeds.shape[1]:
-            raise ShapeError("The function returns another length than before", expected=seeds.shape[1], got=len(y))
-        level = Duals(len(seeds))
-        found = back(Traced(np.zeros(len(y), y.dtype), seeds.astype(y.dtype), level))
-        return found.carried if isinstance(found, Traced) else np.zeros((len(seeds), x.size), y.dtype)
-
-    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
-        """Return elements of a block, and one that should be zero but is not: its place and value."""
-        flat = np.ascontiguousarray(block).reshape(-1)
-        if np.count_nonzero(flat) != np.count_nonzero(flat[reached]):
-            rest = np.nan_to_num(flat, nan=0.0)
-            rest[reached] = 0
-            if rest.any():
-                place = int(np.flatnonzero(rest)[0])
-                return None, (place, flat[place])
-        return flat[places], None
-
-    def joined(self, parts: list[Any], order: np.ndarray, x: Any) -> np.ndarray:
-        """Return the values of all blocks, value i of them in place order[i]."""
-        found = np.empty(len(order), parts[0].dtype if parts else x.dtype)
-        found[order] = np.concatenate(parts) if parts else 0
-        return found
-
-    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> np.ndarray:
-        """Return samples as columns."""
-        return np.stack(samples, axis=1) if samples else np.zeros(shape, like.dtype)
-
-    def to_numpy(self, values: Any) -> np.ndarray:
-        """Return the array itself."""
-        found: np.ndarray = values
-        return found
-
-
-def _output(y: Any) -> Any:
-    """Return the function's output as a vector of floats, traced or plain."""
-    from sparsebp.jacobians.tracing import Traced, current, lift
-
-    y = lift(y)
-    y = current(y) if isinstance(y, Traced) else np.asarray(y)
-    if y.dtype.kind not in "fiub":
-        raise DTypeError("The function does not return real numbers", expected="an array of floats", got=y.dtype)
-    if y.ndim != 1:
-        raise ShapeError("The function does not return a vector", expected="(m,)", got=y.shape,
-                         remedy="Return y.ravel(); for a scalar use sparse_hessian, or return y[None]")  # fmt: skip
-    return y
-
-
-def _symmetric(pattern: SparsityPattern) -> SparsityPattern:
-    """Return the union of a pattern and its transpose."""
-    rows, columns = pattern.row_of_entry, pattern.indices
-    order = np.argsort(np.concatenate([rows, columns]), kind="stable")
-    both = np.concatenate([columns, rows])[order]
-    lengths = np.bincount(np.concatenate([rows, columns]), minlength=pattern.shape[0])
-    return SparsityPattern.canonical(np.concatenate(([0], np.cumsum(lengths))), both, pattern.shape)

@@ -6,29 +6,38 @@ any kind. The others are written out, under NumPy's names and with its signature
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from sparsebp.core.check import shown
+from sparsebp.core.errors import DTypeError, ShapeError, TracingError
 from sparsebp.jacobians import tracing
 from sparsebp.jacobians.tracing import (
+    Duals,
+    Pool,
     Sets,
     Traced,
     current,
     elementwise,
+    gradient,
     level_of,
     lift,
     moved,
+    pattern_of,
+    pullback,
     raw,
     raw_at,
     refused,
     selection,
     wrapped,
 )
+from sparsebp.patterns.pattern import SparsityPattern
 
 # mypy: disable-error-code="call-overload"
 
@@ -662,3 +671,143 @@ tracing.FUNCTIONS |= {
     **{f"fft.{name}": _fft(name) for name in ("fft", "ifft", "rfft", "irfft")},
 }  # fmt: skip
 tracing.MOVERS |= {**{name: _moving(name) for name in MOVES}, "select": numpy_select}
+
+
+# A function of x, by the levels of a trace.
+
+
+class NumpyFunction:
+    """A function of NumPy arrays; of a scalar one, its gradient."""
+
+    compiled, block_bytes = False, 1 << 22  # while they stay in the cache
+
+    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
+        self.f, self.argnum, self.scalar = f, argnum, scalar
+        self._pools: list[Pool] = []
+
+    def of_x(self, args: tuple[Any, ...]) -> Callable[[Any], Any]:
+        """Return the function of x alone; of a scalar one, its gradient."""
+        return gradient(self._alone(args)) if self.scalar else self._alone(args)
+
+    def _alone(self, args: tuple[Any, ...]) -> Callable[[Any], Any]:
+        before, after = args[: self.argnum], args[self.argnum + 1 :]
+
+        def of(x: Any) -> Any:
+            try:
+                return self.f(*before, x, *after)
+            except ValueError as error:  # by which NumPy replaces a refusal to become an element of a plain array
+                if isinstance(error.__cause__, TracingError):
+                    raise error.__cause__ from None
+                raise
+
+        return of
+
+    def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
+        """Find the pattern with index sets; other arguments of floats are arrays that depend on no input."""
+        x = args[self.argnum]
+        level = Sets(x.size)
+
+        def unknown(value: Any) -> Any:
+            if not self.varies(-1, value):
+                return value
+            found = Traced(raw(value), level.nothing(np.shape(value), None), level)
+            found.scalar = not isinstance(value, np.ndarray)
+            return found
+
+        y = _output(self.of_x(tuple(map(unknown, args)))(level.input(np.array(x))))
+        if level.refusals:  # f caught it
+            raise level.refusals[0]
+        return pattern_of(y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype), self.scalar)
+
+    def varies(self, place: int, arg: Any) -> bool:
+        """Return whether it is x, or floats."""
+        floats = isinstance(arg, (float, np.floating)) or (isinstance(arg, np.ndarray) and arg.dtype.kind == "f")
+        return place == self.argnum or floats
+
+    def compare(self, args: tuple[Any, ...]) -> None:
+        """Compare the function with what it computes when it is traced, which `isinstance` may tell apart."""
+        x, f = np.array(args[self.argnum]), self._alone(args)
+        try:
+            with np.errstate(all="ignore"):
+                expected = np.asarray(f(x.copy()))
+        except Exception:  # the function has no value here; its pattern does not depend on values
+            return
+        y = lift(f(Traced(x, np.zeros((0, *x.shape), x.dtype), Duals(0))))
+        found = np.asarray(y.value if isinstance(y, Traced) else y)
+        if expected.dtype.kind not in "fiub" or found.shape != expected.shape:
+            return  # which is refused elsewhere
+        room = 1e-3 if "float32" in (str(found.dtype), str(expected.dtype)) else 1e-8
+        scale = np.max(np.abs(expected), initial=0, where=np.isfinite(expected)) if expected.size else 0
+        if not np.allclose(found, expected, rtol=room, atol=room * scale, equal_nan=True):
+            raise TracingError("The function is another one when it is traced", expected=shown(expected),
+                               got=shown(found), remedy="Does it test types, catch exceptions, keep arrays of an "
+                               "earlier call, or draw random numbers?")  # fmt: skip
+
+    def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
+        """Carry dual numbers through the function."""
+        x = args[self.argnum]
+        with self._duals(len(seeds)) as level:
+            y = _output(self.of_x(args)(Traced(np.array(x), seeds.astype(x.dtype), level)))
+        return y.carried if isinstance(y, Traced) else np.zeros((len(seeds), len(y)), x.dtype)
+
+    @contextlib.contextmanager
+    def _duals(self, directions: int) -> Iterator[Duals]:
+        """Give a level whose memory is kept for the next call; at the same time, each thread has its own."""
+        try:
+            pool = self._pools.pop()
+        except IndexError:
+            pool = Pool()
+        yield Duals(directions, pool)
+        self._pools.append(pool)
+
+    def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
+        """Run the function once, and carry the seeds back: they are the tangents of an adjoint that is zero."""
+        x = args[self.argnum]
+        y, back = pullback(lambda x: _output(self.of_x(args)(x)), np.array(x))
+        if len(y) != seeds.shape[1]:
+            raise ShapeError("The function returns another length than before", expected=seeds.shape[1], got=len(y))
+        with self._duals(len(seeds)) as level:
+            found = back(Traced(np.zeros(len(y), y.dtype), seeds.astype(y.dtype), level))
+        return found.carried if isinstance(found, Traced) else np.zeros((len(seeds), x.size), y.dtype)
+
+    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
+        """Return elements of a block, and one that should be zero but is not: its place and value."""
+        flat = np.ascontiguousarray(block).reshape(-1)
+        values = flat[places]
+        if np.count_nonzero(flat) != np.count_nonzero(values if reached is places else flat[reached]):
+            rest = np.nan_to_num(flat, nan=0.0)
+            rest[reached] = 0
+            if rest.any():
+                place = int(np.flatnonzero(rest)[0])
+                return None, (place, flat[place])
+        return values, None
+
+    def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> np.ndarray:
+        """Return the values of all blocks; `entries`: whose values each block has."""
+        if len(parts) == 1:
+            return parts[0]
+        found = np.empty(sum(map(len, parts)), parts[0].dtype if parts else x.dtype)
+        for part, mine in zip(parts, entries, strict=False):
+            found[mine] = part
+        return found
+
+    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> np.ndarray:
+        """Return samples as columns."""
+        return np.stack(samples, axis=1) if samples else np.zeros(shape, like.dtype)
+
+    def to_numpy(self, values: Any) -> np.ndarray:
+        """Return the array itself."""
+        found: np.ndarray = values
+        return found
+
+
+def _output(y: Any) -> Any:
+    """Return the function's output as a vector of floats, traced or plain."""
+    y = lift(y)
+    y = current(y) if isinstance(y, Traced) else np.asarray(y)
+    if y.dtype.kind not in "fiub":
+        raise DTypeError("The function does not return real numbers", expected="an array of floats", got=y.dtype)
+    if y.ndim != 1:
+        raise ShapeError("The function does not return a vector", expected="(m,)", got=y.shape,
+                         remedy="Return y.ravel(); for a scalar use sparse_hessian, or return y[None]")  # fmt: skip
+    return y

@@ -19,13 +19,15 @@ from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsebp.core.errors import DTypeError, ShapeError, TracingError
-from sparsebp.jacobians.tracing import Sets, Traced, refused, selection
+from sparsebp.jacobians.tracing import Sets, Traced, pattern_of, refused, selection
 from sparsebp.patterns.builders import conv_pattern, conv_transpose_pattern
 from sparsebp.patterns.pattern import SparsityPattern
 
 
 class TorchFunction:
     """A function of tensors; of a scalar one, its gradient."""
+
+    compiled, block_bytes = False, 1 << 22
 
     def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
         self.f, self.argnum, self.scalar = f, argnum, scalar
@@ -72,14 +74,7 @@ class TorchFunction:
                 "PyTorch cannot trace the function", got=str(error).split(". ")[0],
                 remedy="Use torch.where instead of conditions on values, or pass pattern=",
             ) from error  # fmt: skip
-        found = walk(graph, x.numel())
-        found.sort_indices()
-        pattern = SparsityPattern(found.indptr, found.indices, found.shape)
-        if not self.scalar:
-            return pattern
-        both = found + found.T.tocsr()
-        both.sort_indices()
-        return SparsityPattern(both.indptr, both.indices, both.shape)
+        return pattern_of(walk(graph, x.numel()), self.scalar)
 
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether it is x, a float, or a tensor of floats."""
@@ -107,19 +102,24 @@ class TorchFunction:
     def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
         """Return elements of a block, and one that should be zero but is not: its place and value."""
         flat = block.reshape(-1)
+        values = flat[torch.from_numpy(places).to(flat.device)]
         where = torch.from_numpy(reached).to(flat.device)
-        if torch.count_nonzero(flat) != torch.count_nonzero(flat[where]):  # synchronizes
+        seen = values if reached is places else flat[where]
+        if torch.count_nonzero(flat) != torch.count_nonzero(seen):  # synchronizes
             rest = flat.nan_to_num(nan=0.0)  # 0 · ∞ within PyTorch's derivatives is no entry
             rest[where] = 0
             if bool(rest.any()):
                 place = int(rest.nonzero()[0])
                 return None, (place, flat[place].item())
-        return flat[torch.from_numpy(places).to(flat.device)], None
+        return values, None
 
-    def joined(self, parts: list[Any], order: np.ndarray, x: Any) -> Any:
-        """Return the values of all blocks, value i of them in place order[i]; an array if x is one."""
+    def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
+        """Return the values of all blocks; `entries`: whose values each block has. An array if x is one."""
         found = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.as_tensor(x).dtype)
-        found = torch.empty_like(found).index_copy_(0, torch.from_numpy(order.copy()).to(found.device), found)
+        if len(parts) > 1:
+            found = torch.empty_like(found).index_copy_(
+                0, torch.from_numpy(np.concatenate(entries)).to(found.device), found
+            )
         return found.numpy() if isinstance(x, np.ndarray) else found
 
     def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:

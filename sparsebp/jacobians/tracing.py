@@ -16,6 +16,7 @@ What cannot be followed raises `TracingError`: nothing is guessed from values.
 from __future__ import annotations
 
 import abc
+import functools
 import inspect
 import itertools
 import math
@@ -27,9 +28,12 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from sparsebp.core.errors import MemoryLimitError, TracingError
+from sparsebp.patterns.pattern import SparsityPattern
 
 MOST_ENTRIES = 1 << 27
 """Most entries of the index sets of one array: 640 MB."""
+SMALL = 1 << 17
+"""Bytes of an array that the allocator keeps by itself."""
 
 
 class Traced(NDArrayOperatorsMixin):
@@ -434,12 +438,52 @@ class Sets(Level):
         return found
 
 
+def pattern_of(sets: Any, symmetric: bool) -> SparsityPattern:
+    """Return index sets as a pattern; `symmetric`: its union with its transpose."""
+    sets = sets + sets.T.tocsr() if symmetric else sets
+    sets.sort_indices()
+    return SparsityPattern(sets.indptr, sets.indices, sets.shape)
+
+
+class Pool:
+    """Large arrays that are used again as soon as nothing else refers to them.
+
+    The system hands out new memory page by page, which takes longer than the arithmetic on it.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, list[np.ndarray]] = {}
+        self.left = 1 << 26  # bytes that it may still keep
+        self.alone = -1
+        self.alone = self._uses([np.empty(0)])[0]
+
+    def _uses(self, buffers: list[np.ndarray]) -> list[int]:
+        return [sys.getrefcount(buffer) for buffer in buffers]
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Return an array as `numpy.empty` does."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size < SMALL:
+            return np.empty(shape, dtype)
+        unit = 1 << max(size.bit_length() - 4, 0)
+        size = -(-size // unit) * unit  # one for arrays of nearly the same size
+        buffers = self.buffers.setdefault(size, [])
+        for buffer, uses in zip(buffers, self._uses(buffers), strict=True):
+            if uses == self.alone:
+                return np.ndarray(shape, dtype, buffer)
+        if size > self.left:
+            return np.empty(shape, dtype)
+        self.left -= size
+        buffers.append(np.empty(size, np.uint8))
+        return np.ndarray(shape, dtype, buffers[-1])
+
+
 class Duals(Level):
     """Tangents of shape (p, *shape): p directional derivatives at once, of the value's own dtype."""
 
-    def __init__(self, directions: int, depth: int = 0) -> None:
-        super().__init__(depth)
-        self.directions = directions
+    def __init__(self, directions: int, pool: Pool | None = None) -> None:
+        super().__init__()
+        self.directions, self.pool = directions, pool or Pool()
 
     def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.zeros((self.directions, *shape), dtype)
@@ -450,30 +494,37 @@ class Duals(Level):
         return t if x.ndim == ndim else t.reshape(self.directions, *(1,) * (ndim - x.ndim), *x.shape)
 
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
-        found, full = None, (self.directions, *shape)
+        found, own, full = None, False, (self.directions, *shape)
         with np.errstate(all="ignore"):
             for x, slope in terms:
-                t, s = self.broadcast(x, len(shape)), slope()
-                if isinstance(s, int) and s in (1, -1):
-                    part = t if s == 1 else -t
-                else:
-                    part = np.multiply(s, t)
-                    if not np.isfinite(s).all():
+                part, s = self.broadcast(x, len(shape)), slope()
+                sign = s if isinstance(s, int) and s in (1, -1) else None
+                if sign is None:
+                    t, into = part, None
+                    if dtype == np.result_type(s, t) and full in (t.shape, (self.directions, *np.shape(s))):
+                        into = self.pool.empty(full, dtype)
+                    part, sign = np.multiply(s, t, out=into), 1
+                    if not (math.isfinite(abs(np.add.reduce(s, axis=None))) or np.isfinite(s).all()):
                         part = np.where(t == 0, 0, part)  # an infinite slope of what does not move
-                if found is None:
-                    found, own = part, part is not t
-                elif own and found.shape == full and found.dtype == dtype:
-                    found += part
+                    fresh = True
                 else:
-                    found, own = found + part, True
+                    fresh = False
+                if found is None:
+                    found, own = (part, fresh) if sign == 1 else (-part, True)
+                else:
+                    into = found if own and found.shape == full and found.dtype == dtype else None
+                    if into is None and dtype == np.result_type(found, part) and full in (found.shape, part.shape):
+                        into = self.pool.empty(full, dtype)
+                    found, own = (np.add if sign == 1 else np.subtract)(found, part, out=into), True
         if found is None:
             return self.nothing(shape, dtype)
-        return np.broadcast_to(found, full).astype(dtype, copy=False)
+        found = found.astype(dtype, copy=False)
+        return found if found.shape == full else np.broadcast_to(found, full)
 
     def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
         if view is not None:
             return view[0](operands[0].carried)
-        found = np.empty((self.directions, *shape), dtype)
+        found = self.pool.empty((self.directions, *shape), dtype)
         for d in range(self.directions):
             found[d] = choice(*(x.carried[d] for x in operands))
         return found
@@ -832,7 +883,7 @@ def composite(name: str, function: Callable[..., Any], args: Iterable[Any], kwar
     args = _owned(args)
     given = {k: v for k, v in kwargs.items() if v is not np._NoValue and (v is not None or k not in ("where", "out"))}
     try:
-        inspect.signature(function).bind(*args, **given)
+        _signature(function).bind(*args, **given)
     except TypeError:
         options = ", ".join(f"{option}=" for option in given) or f"{len(args)} arguments"
         raise refused(f"{name} with {options}", "Write it with plain operations") from None
@@ -842,3 +893,6 @@ def composite(name: str, function: Callable[..., Any], args: Iterable[Any], kwar
         if isinstance(x, Traced):
             current(x)
     return function(*args, **given)
+
+
+_signature = functools.cache(inspect.signature)

@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -518,14 +519,52 @@ def test_few_colors():
 
 
 def test_results_do_not_depend_on_blocks(monkeypatch):
-    jac = sb.sparse_jacobian(brusselator, np.zeros(24))
     x = np.random.default_rng(0).standard_normal(24)
-    whole = jac.values(x)
-    monkeypatch.setattr("sparsebp.jacobians.function.BLOCK_BYTES", 1)
-    np.testing.assert_array_equal(jac.values(x), whole)
+    jac = sb.sparse_jacobian(brusselator, x)
+    whole, hess = jac.values(x), sb.sparse_hessian(lambda x: np.sum(brusselator(x) ** 2), x).values(x)
+    for step in (1, 2, 3):
+        monkeypatch.setattr("sparsebp.jacobians.numpy_functions.NumpyFunction.block_bytes", 8 * 24 * step)
+        np.testing.assert_array_equal(sb.sparse_jacobian(brusselator, x).values(x), whole)
+        np.testing.assert_array_equal(sb.sparse_hessian(lambda x: np.sum(brusselator(x) ** 2), x).values(x), hess)
     first, second = jac(x), jac(2 * x)
     np.testing.assert_array_equal(first.data, whole)
     assert not np.shares_memory(first.data, second.data)
+
+
+def test_memory_that_is_used_again_is_nobodys(monkeypatch):
+    """Tangents large enough for the pool: results of earlier calls, of other threads and after errors stay right."""
+    monkeypatch.setattr("sparsebp.jacobians.tracing.SMALL", 1)
+    rng, n, small = np.random.default_rng(0), 211, np.arange(3.0)
+    fails = []
+
+    def f(x):
+        if fails:
+            raise ArithmeticError
+        y = np.pad(x, 1)
+        z = y[2:] * y[:-2] - np.sqrt(np.abs(x)) / (1 + x * x)
+        z[1:] += np.where(x[1:] > 0.5, x[1:] ** 3, z[1:] * x[:-1])
+        return np.concatenate([z[::-1] + x, (x[:3] * small + x[3:6]).T])
+
+    pattern = sb.sparse_jacobian(f, np.ones(n)).pattern
+    jac = sb.sparse_jacobian(f, np.ones(n), pattern=pattern)
+    xs = rng.uniform(0.1, 1, (n, 24))
+    monkeypatch.setattr("sparsebp.jacobians.numpy_functions.NumpyFunction.block_bytes", 8 * n * 2)
+    few = sb.sparse_jacobian(f, np.ones(n), pattern=pattern)
+    first = jac.values(xs[:, 0])
+    kept = first.copy()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda b: (few if b % 2 else jac).values(xs[:, b].copy()), range(24)))
+    fails.append(1)
+    with pytest.raises(ArithmeticError):
+        jac.values(xs[:, 0])
+    fails.clear()
+    np.testing.assert_array_equal(first, kept)
+    for b in range(24):
+        np.testing.assert_array_equal(found[b], sb.sparse_jacobian(f, xs[:, b], pattern=pattern).values(xs[:, b]))
+    dense = jac(xs[:, 5]).toarray()
+    np.testing.assert_allclose(dense, differences(f, xs[:, 5]), atol=1e-7)
+    hess = sb.sparse_hessian(lambda x: np.sum(f(x) ** 2), xs[:, 0])
+    assert np.array_equal(hess.values(xs[:, 1]), hess.values(xs[:, 1]))
 
 
 def test_other_arguments_are_not_constants():

@@ -1,0 +1,202 @@
+"""Sparse Jacobians and Hessians of functions of JAX, against JAX's dense ones."""
+
+import sys
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares
+
+import sparsebp as sb
+from sparsebp.core.errors import DTypeError, MissingDependencyError, OptionError, PatternError, ShapeError, TracingError
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+N = 7
+RNG = np.random.default_rng(5)
+DENSE = np.where(RNG.random((5, N)) < 0.4, RNG.standard_normal((5, N)), 0.0)
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    with jax.enable_x64(request.param == "float64"):
+        yield request.param
+
+
+def brusselator(x):
+    u, v = x.reshape(2, 3, 4)
+    lap = [sum(jnp.roll(w, s, a) for s in (1, -1) for a in (0, 1)) - 4 * w for w in (u, v)]
+    reaction = u * u * v
+    return jnp.stack([1 + reaction - 4.4 * u + lap[0], 3.4 * u - reaction + lap[1]]).ravel()
+
+
+def scanned(x):
+    return jax.lax.scan(lambda h, v: (jnp.tanh(h * v), h + v), x[0], x)[1]
+
+
+FUNCTIONS = {
+    "brusselator": (brusselator, 24),
+    "stencil": (lambda x: jnp.pad(x[2:] * x[:-2] - jnp.exp(x[1:-1]), 1), N),
+    "writes": (lambda x: x.at[1:-1].add(x[2:] * x[:-2]).at[0].set(x[-1] ** 2), N),
+    "indices": (lambda x: x[jnp.array([3, 3, -1, 0])] * x[jnp.array([1, 2, 3, 4])], N),
+    "where": (lambda x: jnp.where(x > 0.4, jnp.sqrt(jnp.abs(x)), x[::-1]), N),
+    "matrix": (lambda x: jnp.tanh(jnp.asarray(DENSE, x.dtype) @ x), N),
+    "reductions": (lambda x: jnp.stack([x[:3].sum(), jnp.prod(x[2:4]), jnp.max(x[4:]), x[:2].var()]), N),
+    "list of scalars": (lambda x: [x[0] * x[1], 3.0, jnp.pi * jnp.exp(x[2])], N),
+    "convolution": (lambda x: jnp.convolve(x, jnp.asarray([1.0, -2.0, 0.5], x.dtype)), N),
+    "recurrence": (scanned, N),
+    "loop": (lambda x: jax.lax.fori_loop(0, 3, lambda i, y: y * jnp.roll(y, 1), x), N),
+    "condition": (lambda x: jax.lax.cond(x[0] > 0.5, lambda y: y**2, lambda y: y[::-1], x), N),
+    "compiled": (jax.jit(lambda x: jnp.cumsum(x) * x[0]), N),
+    "tall": (lambda x: jnp.outer(x[:1], x[1:]).ravel() + x[0], N),
+    "wide": (lambda x: jnp.stack([jnp.sum(x * x), jnp.prod(x)]), 40),
+    "constant": (lambda x: jnp.ones(2, x.dtype), N),
+    "nothing": (lambda x: x[:0], N),
+    "of nothing": (lambda x: jnp.ones(3, x.dtype), 0),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_are_those_of_jacfwd(name, dtype):
+    pytest.importorskip("asdex")
+    f, n = FUNCTIONS[name]
+    jac = sb.sparse_jacobian(f, jnp.zeros(n, dtype))
+    for seed in range(2):
+        x = jnp.asarray(np.random.default_rng(seed).uniform(0.2, 0.9, n), dtype)
+        dense = jax.jacfwd(lambda x: jnp.stack(found) if isinstance(found := f(x), list) else found)(x)
+        matrix, values = jac(x, check=True), jac.values(x)
+        assert matrix.dtype == dtype == values.dtype and isinstance(values, jax.Array)
+        np.testing.assert_allclose(matrix.toarray(), dense, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(matrix.data, values)
+        assert isinstance(jac.values(np.asarray(x)), np.ndarray)
+        np.testing.assert_array_equal(jac.values(np.asarray(x)), values)
+
+
+HESSIANS = {
+    "rosenbrock": lambda x: jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2),
+    "surface": lambda x: jnp.sqrt(1 + jnp.diff(jnp.pad(x, 1)) ** 2).sum(),
+    "arrow": lambda x: jnp.sum(x[1:] ** 2) * x[0],
+    "recurrence": lambda x: scanned(x)[-1],
+    "linear": lambda x: 3 * x.sum(),
+    "constant": lambda x: jnp.asarray(2.0, x.dtype),
+}
+
+
+@pytest.mark.parametrize("name", HESSIANS)
+def test_hessians(name, dtype):
+    pytest.importorskip("asdex")
+    g = HESSIANS[name]
+    hess = sb.sparse_hessian(g, jnp.zeros(N, dtype))
+    x = jnp.asarray(np.random.default_rng(1).uniform(0.2, 0.9, N), dtype)
+    found = hess(x, check=True).toarray()
+    np.testing.assert_array_equal(found, found.T)
+    np.testing.assert_allclose(found, jax.hessian(g)(x), rtol=2e-4, atol=2e-4)
+
+
+def test_rows_are_coloured_where_that_is_cheaper():
+    pytest.importorskip("asdex")
+    assert sb.sparse_jacobian(FUNCTIONS["wide"][0], jnp.zeros(40)).mode == "reverse"
+
+    def loop(x):  # has no reverse sweep
+        return jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] * jnp.sum(x)), (0, x[:1]))[1]
+
+    jac = sb.sparse_jacobian(loop, jnp.zeros(40))
+    assert jac.mode == "forward"
+    x = jnp.linspace(0.1, 0.2, 40)
+    np.testing.assert_allclose(jac(x, check=True).toarray(), jax.jacfwd(loop)(x), rtol=1e-5)
+    with pytest.raises(TracingError, match="Reverse-mode"):
+        sb.sparse_hessian(lambda x: loop(x)[0], jnp.zeros(40))
+
+
+def test_results_do_not_depend_on_blocks(monkeypatch):
+    pattern = sb.SparsityPattern.from_scipy(sb.sparse_jacobian(
+        lambda x: np.pad(x[2:] * x[:-2] - np.exp(x[1:-1]), 1), np.zeros(N))(np.ones(N)))  # fmt: skip
+    f, x = FUNCTIONS["stencil"][0], jnp.linspace(0.1, 0.7, N)
+    whole = sb.sparse_jacobian(f, x, pattern=pattern).values(x)
+    for step in (1, 2):
+        monkeypatch.setattr("sparsebp.jacobians.jax_functions.JaxFunction.block_bytes", 8 * N * step)
+        np.testing.assert_array_equal(sb.sparse_jacobian(f, x, pattern=pattern).values(x), whole)
+
+
+def test_other_arguments():
+    pytest.importorskip("asdex")
+
+    def f(t, x, scale, count):
+        return t * scale * x[:count] ** 2 + x[0]
+
+    x = jnp.arange(1.0, 6)
+    jac = sb.sparse_jacobian(f, 0.0, jnp.zeros(5), jnp.zeros(3), 3, argnum=1)
+    for t, scale in ((2.0, np.ones(3, np.float32)), (3, jnp.full(3, 0.5))):
+        expected = jax.jacfwd(lambda x, t=t, scale=scale: f(t, x, scale, 3))(x)
+        np.testing.assert_allclose(jac(t, x, scale, 3, check=True).toarray(), expected)
+    with pytest.raises(OptionError, match="constant"):
+        jac(2.0, x, jnp.ones(3), 2)
+    by_hand = sb.sparse_jacobian(f, 0.0, x, jnp.ones(3), 3, argnum=1, pattern=jac.pattern)
+    np.testing.assert_array_equal(by_hand.values(2.0, x, jnp.ones(3), 3), jac.values(2.0, x, jnp.ones(3), 3))
+    with pytest.raises(OptionError, match="constant"):  # it is compiled in
+        by_hand(2.0, x, jnp.ones(3), 2)
+
+
+def test_check_compiles_anew():
+    pytest.importorskip("asdex")
+    weight = np.array([[1.0, 0.0], [0.0, 0.0]], np.float32)
+    jac = sb.sparse_jacobian(lambda x: jnp.asarray(weight) @ x + x, jnp.zeros(2))
+    jac(jnp.ones(2))
+    weight[0, 1] = 3
+    if jac.pattern.nnz < 4:
+        with pytest.raises(PatternError):
+            jac(jnp.ones(2), check=True)
+    else:
+        np.testing.assert_array_equal(jac(jnp.ones(2), check=True).toarray(), [[2, 3], [0, 1]])
+
+
+def test_refusals():
+    x = jnp.ones(4)
+    diagonal = sb.SparsityPattern.diagonal(4)
+    for f, error, match in (
+        (lambda x: x if x[0] > 0 else -x, TracingError, "lax.cond"),
+        (lambda x: x[x > 0], TracingError, "JAX cannot trace"),
+        (lambda x: x.sum(), ShapeError, "ravel"),
+        (lambda x: x.reshape(2, 2), ShapeError, "ravel"),
+        (lambda x: x * 1j, DTypeError, "real"),
+        (lambda x: x[:3], ShapeError, "length"),
+    ):
+        with pytest.raises(error, match=match):
+            sb.sparse_jacobian(f, x, pattern=diagonal)(x)
+    jac = sb.sparse_jacobian(lambda x: x**2, x, pattern=diagonal)
+    for other, error in ((jnp.ones(5), ShapeError), (jnp.arange(4), DTypeError), (np.ones(4), DTypeError)):
+        with pytest.raises(error):
+            jac(other)
+    with pytest.raises(PatternError, match="misses"):
+        sb.sparse_jacobian(lambda x: x * x[0], x, pattern=diagonal)(x, check=True)
+
+
+def test_operations_that_asdex_does_not_know_need_a_pattern():
+    pytest.importorskip("asdex")
+    x = jnp.linspace(0.1, 0.5, 4)
+    with pytest.raises(TracingError, match="pattern="):
+        sb.sparse_jacobian(lambda x: jax.scipy.special.gammaincc(2.0, x), x)
+    with pytest.raises(TracingError, match="scalar"):
+        sb.sparse_hessian(lambda x: x, x)
+
+
+def test_without_asdex(monkeypatch):
+    monkeypatch.setitem(sys.modules, "asdex", None)
+    x, f = jnp.linspace(0.1, 0.5, 4), lambda x: jax.scipy.special.gammaincc(2.0, x)
+    with pytest.raises(MissingDependencyError, match="pattern="):
+        sb.sparse_jacobian(f, x)
+    jac = sb.sparse_jacobian(f, x, pattern=sb.SparsityPattern.diagonal(4))
+    np.testing.assert_allclose(jac(x, check=True).toarray(), jax.jacfwd(f)(x), rtol=1e-5)
+
+
+def test_batches_and_least_squares():
+    pytest.importorskip("asdex")
+    f = FUNCTIONS["stencil"][0]
+    with jax.enable_x64(True):
+        jac = sb.sparse_jacobian(f, jnp.zeros(N))
+        xs = jnp.asarray(RNG.uniform(0.2, 0.9, (N, 3)))
+        found = jac.batch(xs)
+        assert isinstance(found, jax.Array) and jac.batch(xs[:, :0]).shape == (jac.pattern.nnz, 0)
+        np.testing.assert_array_equal(found, np.stack([jac.values(xs[:, b]) for b in range(3)], axis=1))
+        rosen = sb.sparse_jacobian(lambda x: jnp.concatenate([10 * (x[1:] - x[:-1] ** 2), 1 - x[:-1]]), jnp.zeros(N))
+        fit = least_squares(lambda x: np.asarray(rosen._function.f(x)), np.full(N, -0.5), jac=rosen)
+        np.testing.assert_allclose(fit.x, 1, atol=1e-6)
