@@ -23,7 +23,6 @@ from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_choice, check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn.cells import (
@@ -46,13 +45,15 @@ from sparsebp.nn.layer import (
     batch_first_axes,
     check_gy,
     check_input,
+    check_sequence_input,
     fan_in_bound,
     normal,
     parameter_dtype,
+    turned,
     uniform,
 )
-from sparsebp.nn.recurrent import Recurrent, RecurrentOptions, suffix
-from sparsebp.nn.stream import Stream, takes_unbatched
+from sparsebp.nn.recurrent import Recurrent, RecurrentOptions
+from sparsebp.nn.stream import ArrayStream, Stream, takes_unbatched
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.recurrence import linear_recurrence, linear_recurrence_vjp
 
@@ -230,12 +231,17 @@ def sigmoid(x: Array) -> Array:
 
 
 def softplus(x: Array) -> Array:
-    """Return ``log(1 + exp(x))`` without overflow; its absolute error is that of a number near 1, or x's."""
-    xp = backend.namespace(x)
+    """Return ``log(1 + exp(x))`` without overflow, and with small relative error."""
+    xp, tiny = backend.namespace(x), np.finfo(x.dtype).tiny
     found = xp.abs(x)
     xp.exp(xp.negative(found, out=found), out=found)
-    found += 1
-    xp.log(found, out=found)  # in NumPy four times as fast as log1p, and z = σ(u) needs no small u's digits
+    near_one = found + 1
+    log = xp.log(near_one)  # in NumPy four times as fast as log1p, of which it is what Kahan's correction makes it
+    near_one -= 1
+    near_one += tiny  # where nothing was left of it, the quotient is tiny / tiny
+    log += tiny
+    log /= near_one
+    found *= log
     found += xp.maximum(x, 0)
     return found
 
@@ -247,6 +253,7 @@ class Gated(Recurrent):
     """Base of `MinGRU` and `MinLSTM`: frames, layouts and stacks are those of `Recurrent`."""
 
     math: ClassVar[type[GatedMath]]
+    cell: GatedMath
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
@@ -262,7 +269,24 @@ class Gated(Recurrent):
         if self.bidirectional:
             raise OptionError("A stream has no end to come back from", expected="a layer of one direction",
                               got="bidirectional=True", remedy="Build the layer with bidirectional=False")  # fmt: skip
-        return GatedStream(self, batch, state)
+        return ArrayStream(self, batch, state)
+
+    def state_of(self, lead: tuple[int, ...]) -> Array:
+        """Return an array for a stream's state (num_layers, …, H)."""
+        return empty(np, (self.num_layers, *lead, self.hidden_size), self.params["weight_ih_l0"].dtype)
+
+    def advance(self, x: Array, h: Array) -> Array:
+        """Take a stream's state one step on, and return the last layer's, read-only."""
+        for number in range(len(h)):
+            weights = self._weights(number)
+            p = x @ weights.weight_ih.T
+            if weights.bias_ih is not None:
+                p += weights.bias_ih
+            u, v = split(self.cell.parts(p), 2)
+            h[number] += sigmoid(u) * (self.cell.candidate(v)[0] - h[number])
+            x = h[number]
+        x.flags.writeable = False
+        return x
 
 
 @takes_unbatched(2, 1)
@@ -322,41 +346,6 @@ class MinLSTM(Gated):
     """
 
     math = MinLSTMMath
-
-
-class GatedStream(Stream):
-    """The state of a `MinGRU` or a `MinLSTM` between the steps of a sequence; see `Stream`."""
-
-    __slots__ = ()
-
-    def __init__(self, layer: Gated, batch: int | None, state: Any = None) -> None:
-        if not belongs(layer, "stream") or layer.device != "cpu":
-            raise OptionError(f"{type(layer).__name__} cannot go step by step", expected="the forward of this package, "
-                              "on the host", got="another layer",
-                              remedy="Run forward(x, h0) on the steps so far")  # fmt: skip
-        lead = () if batch is None else (check_integer("batch", batch, 1),)
-        self._layer, self._batch, self._c = layer, batch, None
-        self._dtype, self._shape = layer.params["weight_ih_l0"].dtype, (*lead, layer.input_size)
-        self._h = empty(np, (layer.num_layers, *lead, layer.hidden_size), self._dtype)
-        self._out = self._h[-1]
-        self._out.flags.writeable = False
-        self.reset(state)
-
-    def step(self, x: np.ndarray) -> np.ndarray:
-        """Take all layers one step on, and return the last one's h; see `Stream.step`."""
-        given, cell = self._checked(x), self._layer.cell
-        for number in range(len(self._h)):
-            weights = self._weights(suffix(number, 1))
-            p = given @ weights.weight_ih.T
-            if weights.bias_ih is not None:
-                p += weights.bias_ih
-            u, v = split(cell.parts(p), 2)
-            self._h[number] += sigmoid(u) * (cell.candidate(v)[0] - self._h[number])
-            given = self._h[number]
-        return self._out
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return GatedStream, (self._layer, self._batch, self._h)
 
 
 # LRU: a linear recurrence with complex, constant coefficients.
@@ -468,11 +457,8 @@ class LRU(Layer):
             An argument does not fit, T is 0 or the batch is empty.
         """
         like = self.params["D"]
-        xp = check_input(x, dtype=like.dtype, shape=(None, None, self.input_size), like=like)
-        if x.size == 0:
-            raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape,
-                             remedy="Skip empty batches and sequences")  # fmt: skip
-        x = self._turned(x)
+        xp = check_sequence_input(x, self.input_size, like)
+        x = turned(x, self.batch_first)
         steps, batch, _ = x.shape
         wide = self._complex(like.dtype)
         if h0 is not None:
@@ -485,7 +471,7 @@ class LRU(Layer):
         y = product(h.view(like.dtype), maps.out.T)
         y += like * x
         last = h[-1] if valid is None else h[valid.values - 1, valid.samples]
-        return self._turned(y if valid is None else valid.mask(y)), LRUSaved(x, h, start, valid, last[None].copy())
+        return turned(y if valid is None else valid.mask(y), self.batch_first), LRUSaved(x, h, start, valid, last[None].copy())
 
     def gradients(self, gy: Array | None, saved: LRUSaved, grad_h_n: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
@@ -508,7 +494,7 @@ class LRU(Layer):
             check_input(grad_h_n, name="grad_h_n", dtype=h.dtype, shape=h_n.shape, like=h)
 
         def back() -> _LRUGradients:
-            at_y = xp.zeros_like(x) if gy is None else self._turned(gy)
+            at_y = xp.zeros_like(x) if gy is None else turned(gy, self.batch_first)
             at_y = at_y if lengths is None else lengths.mask(at_y)
             maps = self._maps(xp)
             at_h = product(at_y, maps.out).view(h.dtype)
@@ -528,7 +514,7 @@ class LRU(Layer):
     def _input_grad(self, found: _LRUGradients) -> Array:
         at_x = product(found.b.view(found.at_y.dtype), found.maps.into)
         at_x += found.at_y * self.params["D"]
-        return self._turned(at_x)
+        return turned(at_x, self.batch_first)
 
     def _weight_grad(self, found: _LRUGradients, x: Array, h: Array) -> dict[str, Array]:
         """Return the gradients through λ, through γ B and C as real matrices, and at D."""
@@ -564,10 +550,20 @@ class LRU(Layer):
     def _complex(real: np.dtype) -> np.dtype:
         return np.dtype(np.complex64 if real == np.float32 else np.complex128)
 
-    def _turned(self, array: Array) -> Array:
-        """Return an array time-major from one in the layer's order of axes, or the other way round."""
-        turned = array.transpose(1, 0, 2) if self.batch_first else array
-        return backend.namespace(array).ascontiguousarray(turned)
+    def stream(self, batch: int | None = None, state: Any = None) -> Stream:
+        """Return a `Stream`, as `Recurrent.stream` does; its state `h` is laid out as `h0`."""
+        return ArrayStream(self, batch, state)
+
+    def state_of(self, lead: tuple[int, ...]) -> Array:
+        """Return an array for a stream's state (1, …, hidden_size), complex."""
+        return empty(np, (1, *lead, self.hidden_size), self._complex(self.params["D"].dtype))
+
+    def advance(self, x: Array, h: Array) -> Array:
+        """Take a stream's state one step on, and return y."""
+        maps = self._maps(np)
+        h[0] = maps.a[0, 0] * h[0] + (x @ maps.into.T).view(h.dtype)
+        y: Array = h[0].view(x.dtype) @ maps.out.T + self.params["D"] * x
+        return y
 
 
 class _LRUMaps(NamedTuple):
