@@ -135,7 +135,7 @@ class SelectiveScan(Layer):
         """
         xp = check_sequence_input(x, self.d_inner, self.params["D"])
         x = turned(x, self.batch_first)
-        valid = None if lengths is None else parse_lengths(lengths, *x.shape[:2], xp)
+        valid = None if lengths is None else parse_lengths(lengths, x.shape[0], x.shape[1], xp)
         x = x if valid is None else valid.mask(x)
         q = product(x, self.params["x_proj.weight"].T)
         r, b, c = self._parts(q)
