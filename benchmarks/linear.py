@@ -2,7 +2,8 @@
 
 ``python -m benchmarks linear``. Four of them, float32: given factors, a factor that is complex and the same in all
 steps (complex64), the minGRU after its projection, and Mamba's selective scan. A call computes the output and, from a
-given gradient at it, those at all inputs.
+given gradient at it, those at all inputs. Then three layers in a classifier, mean over the steps and cross-entropy: a
+call is a whole training step with Adam.
 
 PyTorch has a loop over the steps and a scan of logarithmic depth (Hillis and Steele), as it is and through
 `torch.compile`, which takes minutes to unroll a loop of a thousand steps; JAX has `lax.scan` and
@@ -25,11 +26,16 @@ import sparsebp as sb
 from benchmarks import harness
 from benchmarks.harness import Benchmark, Overview, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import Apart
-from sparsebp import kernels
+from benchmarks.recurrent import JaxTraining, adam_step
+from benchmarks.workloads import LEARNING_RATE
+from sparsebp import kernels, nn
 from sparsebp.core import backend, timing
 
 TARGETS, MOVED = {"given factors": 3.0, "one complex factor": 4.0, "minGRU": 5.0, "selective scan": 3.0}, 2.5
+TARGETS |= {"training MinGRU": 5.0, "training LRU": 4.0, "training SelectiveScan": 3.0}
 """Times faster than the best peer; times a copy of as many bytes, where no arithmetic is in the way."""
+FEATURES, CLASSES = 38, 10
+"""Of the input of a training step, except of a selective scan, and of its output."""
 PEERS = {"torch": "PyTorch", "jax": "JAX"}
 NO_JAX = "JAX is not installed (pip install 'sparsebp[peers]'): the best peer is PyTorch alone"
 
@@ -49,7 +55,12 @@ class Task(NamedTuple):
     @property
     def arithmetic(self) -> bool:
         """Whether arithmetic, and not memory, takes the time."""
-        return self.kind == "selective scan"
+        return self.kind == "selective scan" or self.training
+
+    @property
+    def training(self) -> bool:
+        """Whether it is a whole training step, of a network with such a layer."""
+        return self.kind.startswith("training")
 
 
 TASKS = (
@@ -57,10 +68,13 @@ TASKS = (
     Task("one complex factor", 2000, 8, 256),
     Task("minGRU", 1000, 16, 64), Task("minGRU", 1000, 64, 100),
     Task("selective scan", 512, 2, 256, 16),
+    Task("training MinGRU", 1000, 16, 64), Task("training MinGRU", 1000, 64, 100), Task("training LRU", 1000, 16, 64),
+    Task("training SelectiveScan", 512, 2, 256, 16),
 )  # fmt: skip
 QUICK = (
     Task("given factors", 9, 2, 5), Task("one complex factor", 9, 2, 5), Task("minGRU", 9, 2, 5),
     Task("selective scan", 9, 2, 5, 3),
+    Task("training MinGRU", 9, 2, 5), Task("training LRU", 9, 2, 5), Task("training SelectiveScan", 9, 2, 5, 3),
 )  # fmt: skip
 
 
@@ -105,11 +119,61 @@ _OUTPUTS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+# Layers in a peer's library, from the parameters `p` of ours.
+
+
+def _min_gru_layer(lib: Any, scan: Scan, p: Mapping[str, Any], x: Any) -> Any:
+    parts = x @ p["0.weight_ih_l0"].T + p["0.bias_ih_l0"]
+    units = parts.shape[-1] // 2
+    return _min_gru(lib, scan, parts[..., :units], parts[..., units:])
+
+
+def _lru_layer(lib: Any, scan: Scan, p: Mapping[str, Any], x: Any) -> Any:
+    factor = lib.exp(-lib.exp(p["0.nu_log"]) + 1j * lib.exp(p["0.theta_log"]))
+    terms = (x @ p["0.B_re"].T + 1j * (x @ p["0.B_im"].T)) * lib.exp(p["0.gamma_log"])
+    h = scan(lib.broadcast_to(factor, terms.shape), terms)
+    return h.real @ p["0.C_re"].T - h.imag @ p["0.C_im"].T + p["0.D"] * x
+
+
+def _selective_layer(lib: Any, scan: Scan, p: Mapping[str, Any], x: Any) -> Any:
+    rank, states = p["0.dt_proj.weight"].shape[1], p["0.A_log"].shape[1]
+    parts = x @ p["0.x_proj.weight"].T
+    dt = lib.log1p(lib.exp(parts[..., :rank] @ p["0.dt_proj.weight"].T + p["0.dt_proj.bias"]))
+    b, c = parts[..., rank : rank + states], parts[..., rank + states :]
+    return _selective(lib, scan, x, dt, -lib.exp(p["0.A_log"]), b, c) + p["0.D"] * x
+
+
+_LAYERS: dict[str, Callable[..., Any]] = {
+    "training MinGRU": _min_gru_layer, "training LRU": _lru_layer, "training SelectiveScan": _selective_layer,
+}  # fmt: skip
+
+
+def _logits(task: Task, lib: Any, scan: Scan, p: Mapping[str, Any], x: Any) -> Any:
+    return _LAYERS[task.kind](lib, scan, p, x).mean(0) @ p["2.weight"].T + p["2.bias"]
+
+
+def network(task: Task) -> tuple[nn.Sequential, np.ndarray, np.ndarray]:
+    """Return the classifier of a training step, its input and its classes."""
+    layers: dict[str, Callable[[], tuple[nn.Layer, int, int]]] = {
+        "training MinGRU": lambda: (nn.MinGRU(FEATURES, task.hidden, rng=0), FEATURES, task.hidden),
+        "training LRU": lambda: (nn.LRU(FEATURES, task.hidden, r_min=0.9, r_max=0.999, rng=0), FEATURES, FEATURES),
+        "training SelectiveScan":
+            lambda: (nn.SelectiveScan(task.hidden, task.states, rng=0), task.hidden, task.hidden),
+    }  # fmt: skip
+    layer, features, width = layers[task.kind]()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((task.length, task.batch, features), dtype=np.float32)
+    model = nn.Sequential(layer, nn.MeanOverSteps(), nn.Linear(width, CLASSES, rng=0))
+    return model, x, rng.integers(0, CLASSES, task.batch)
+
+
 # Ours.
 
 
 def ours(task: Task) -> tuple[Callable[[], object], tuple[np.ndarray, ...]]:
     """Return a call of ours, and the output and the gradients that it gives, in the inputs' order."""
+    if task.training:
+        return _our_training(task)
     given, grad = inputs(task)
     calls: dict[str, Callable[..., Any]] = {"minGRU": _our_min_gru, "selective scan": _our_scan}
     call = calls.get(task.kind, _our_recurrence)
@@ -118,6 +182,13 @@ def ours(task: Task) -> tuple[Callable[[], object], tuple[np.ndarray, ...]]:
     if task.kind == "minGRU":
         grads = [*np.split(grads[0], 2, axis=-1)]
     return run, (y, *grads)
+
+
+def _our_training(task: Task) -> tuple[Callable[[], object], tuple[np.ndarray, ...]]:
+    model, x, target = network(task)
+    value_and_grad = sb.value_and_grad(model, nn.CrossEntropyLoss())
+    optimizer = sb.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    return lambda: optimizer.step(value_and_grad(x, target)[1]), tuple(value_and_grad(x, target)[1].values())
 
 
 def _packed(task: Task, given: Arrays) -> tuple[np.ndarray, ...]:
@@ -158,6 +229,8 @@ def moved_bytes(task: Task) -> int:
 
 def torch_sides(task: Task, compiled: bool, note: Callable[[str], None]) -> dict[str, Callable[[], Any]]:
     """Return PyTorch's calls by name; one that it cannot compile is left out, with a note."""
+    if task.training:
+        return _torch_training(task, compiled, note)
     torch = import_torch()
     given, grad = inputs(task)
     tensors = [torch.from_numpy(array).requires_grad_() for array in given.values()]
@@ -171,16 +244,55 @@ def torch_sides(task: Task, compiled: bool, note: Callable[[str], None]) -> dict
         name: partial(_OUTPUTS[task.kind], torch, scan) for name, scan in (("loop", _torch_loop), ("scan", _torch_scan))
     }
     found: dict[str, Callable[[], Any]] = {f"torch, {name}": partial(side, out) for name, out in outputs.items()}
-    if task.kind == "one complex factor":
-        note("One complex factor: without torch.compile, which generates no code for complex numbers")
-    elif compiled:
-        run = partial(side, torch.compile(outputs["scan"]))
-        try:
-            run()
-            found["torch, scan, compiled"] = run
-        except Exception as error:  # whatever stops its compiler: the other sides stay
-            note(f"{task.kind}, T = {task.length}: torch.compile fails, {type(error).__name__}")
+    if compiled:
+        _compiled(task, found, lambda: partial(side, torch.compile(outputs["scan"])), note)
     return found
+
+
+def _compiled(
+    task: Task, found: dict[str, Callable[[], Any]], make: Callable[[], Callable[[], Any]], note: Callable[[str], None]
+) -> None:  # fmt: skip
+    """Add a compiled side, if PyTorch can compile it."""
+    if task.kind in ("one complex factor", "training LRU"):
+        note("Complex numbers: without torch.compile, which generates no code for them")
+        return
+    run = make()
+    try:
+        run()
+        found["torch, scan, compiled"] = run
+    except Exception as error:  # whatever stops its compiler: the other sides stay
+        note(f"{task.kind}, T = {task.length}: torch.compile fails, {type(error).__name__}")
+
+
+def _torch_training(task: Task, compiled: bool, note: Callable[[str], None]) -> dict[str, Callable[[], Any]]:
+    """Return training steps, which return the gradients of their first call."""
+    torch = import_torch()
+    model, x, target = network(task)
+    given, classes = torch.from_numpy(x), torch.from_numpy(target)
+
+    def side(wrap: Callable[..., Any], scan: Scan) -> Callable[[], list[Any]]:
+        p = {name: torch.from_numpy(a.copy()).requires_grad_() for name, a in model.state_dict().items()}
+        loss = wrap(lambda: torch.nn.functional.cross_entropy(_logits(task, torch, scan, p, given), classes))
+        adam, first = torch.optim.Adam(p.values(), lr=LEARNING_RATE, fused=True), list[Any]()
+
+        def step() -> list[Any]:
+            adam.zero_grad(set_to_none=True)
+            loss().backward()
+            adam.step()
+            first[:] = first or [param.grad for param in p.values()]
+            return first
+
+        return step
+
+    found: dict[str, Callable[[], Any]] = {
+        f"torch, {name}": side(lambda call: call, scan)
+        for name, scan in (("loop", _torch_loop), ("scan", _torch_scan))
+    }
+    if compiled:
+        _compiled(task, found, lambda: side(torch.compile, _torch_scan), note)
+    return found
+
+
 
 
 def _torch_loop(a: Any, b: Any) -> Any:
@@ -209,8 +321,10 @@ def jax_sides(task: Task) -> tuple[dict[str, Callable[[], object]], dict[str, tu
     import jax
     import jax.numpy as jnp
 
+    lib = SimpleNamespace(broadcast_to=jnp.broadcast_to, exp=jnp.exp, log1p=jnp.log1p, sigmoid=jax.nn.sigmoid)
+    if task.training:
+        return _jax_training(task, lib)
     given, grad = inputs(task)
-    lib = SimpleNamespace(broadcast_to=jnp.broadcast_to, exp=jnp.exp, sigmoid=jax.nn.sigmoid)
     arrays, incoming = tuple(map(jnp.asarray, given.values())), jnp.asarray(grad)
     found: dict[str, Callable[[], object]] = {}
     results = {}
@@ -219,6 +333,32 @@ def jax_sides(task: Task) -> tuple[dict[str, Callable[[], object]], dict[str, tu
         found[f"jax, {name}"] = partial(_to_its_end, run, incoming, *arrays)
         results[f"jax, {name}"] = tuple(map(np.asarray, run(incoming, *arrays)))
     return found, results
+
+
+def _jax_training(task: Task, lib: Any) -> tuple[dict[str, Callable[[], object]], dict[str, tuple[np.ndarray, ...]]]:
+    import jax
+    import jax.numpy as jnp
+
+    model, x, target = network(task)
+    found: dict[str, Callable[[], object]] = {}
+    results = {}
+    for name, scan in (("scan", _jax_scan), ("associative scan", _jax_associative)):
+        step = jax.jit(partial(adam_step, jax.value_and_grad(partial(_jax_loss, task, lib, scan)), LEARNING_RATE),
+                       donate_argnums=(0, 1, 2))  # fmt: skip
+        params = {key: jnp.array(array) for key, array in model.state_dict().items()}
+        found[f"jax, {name}"] = training = JaxTraining(step, params, (jnp.asarray(x), jnp.asarray(target)))
+        training()
+        first = training.first_gradients()
+        results[f"jax, {name}"] = tuple(first[key] for key in model.state_dict())
+    return found, results
+
+
+def _jax_loss(task: Task, lib: Any, scan: Scan, params: Mapping[str, Any], x: Any, target: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    logits = jax.nn.log_softmax(_logits(task, lib, scan, params, x))
+    return -jnp.mean(jnp.take_along_axis(logits, target[:, None], 1))
 
 
 def _jax_call(output: Callable[..., Any], grad: Any, *arrays: Any) -> tuple[Any, ...]:
@@ -284,7 +424,8 @@ def measure_linear_row(task: Task, run: Run, apart: Apart | None) -> Row:
         timers, results = timers | theirs, results | more
     for name, wanted in results.items():
         for got, want in zip(found, wanted, strict=True):
-            difference = max(difference, float(np.abs(got - want).max() / max(np.abs(want).max(), 1)))
+            scale = max(float(np.abs(want).max()), 0.0 if task.training else 1.0)
+            difference = max(difference, float(np.abs(got - want).max()) / scale)
         refuse_difference(f"{task.kind}, T = {task.length}: an output or a gradient", name, difference)
     timings = timing.in_turn(timers, **rounds)
     row: Row = {"kind": task.kind, "length": task.length, "batch": task.batch, "hidden": task.hidden}
@@ -312,9 +453,10 @@ def judge_linear(row: Mapping[str, Any], task: Task, rate: float) -> Row:
 
 LINEAR = Benchmark(
     name="linear",
-    title="Linear recurrences, forward and all gradients, on the CPU, float32 and complex64, compared with PyTorch and "
-    "JAX",
-    leaves_out="compiling by torch.compile and jax.jit, once per shape; the minGRU's projection, which all sides share",
+    title="Linear recurrences, forward and all gradients, and training steps of their layers, on the CPU, float32 and "
+    "complex64, compared with PyTorch and JAX",
+    leaves_out="compiling by torch.compile and jax.jit, once per shape; except from training steps, the minGRU's "
+    "projection, which all sides share",
     settings={"targets": {"peer": TARGETS, "copies": MOVED}, "dtype": "float32"},
     sizes={"tasks": TASKS, "compiled": True},
     quick={"tasks": QUICK, "compiled": False},

@@ -195,14 +195,14 @@ def sides(
     gradients: dict[str, dict[str, np.ndarray]] = {}
     for unroll in UNROLLED:
         value_and_grad = jax.value_and_grad(partial(loss, cell, unroll))
-        step = jax.jit(partial(_adam_step, value_and_grad, rate), donate_argnums=(0, 1, 2))
-        found[f"jax{unroll}"] = training = _Training(step, fresh(), batch)
+        step = jax.jit(partial(adam_step, value_and_grad, rate), donate_argnums=(0, 1, 2))
+        found[f"jax{unroll}"] = training = JaxTraining(step, fresh(), batch)
         training()
         gradients[f"jax{unroll}"] = training.first_gradients()
     return found, gradients
 
 
-class _Training:
+class JaxTraining:
     """A training step that keeps parameters and moments."""
 
     def __init__(self, step: Callable[..., Any], params: Params, batch: tuple[Any, Any]) -> None:
@@ -225,7 +225,7 @@ class _Training:
         return {name: np.asarray(m) / np.asarray(1 - _BETAS[0], m.dtype) for name, m in self._state[1].items()}
 
 
-def _adam_step(
+def adam_step(
     value_and_grad: Callable[..., Any], rate: float, params: Params, m: Params, v: Params, count: Any, x: Any, y: Any
 ) -> tuple[Any, ...]:
     import jax

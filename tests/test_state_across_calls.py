@@ -282,6 +282,7 @@ KINDS: dict[str, tuple[Callable[[Any], nn.Layer], Callable[[int, int], tuple[int
     "lstm_cell": (lambda d: nn.LSTMCell(4, 3, dtype=d, rng=0), rows),
     "min_lstm": (lambda d: nn.MinLSTM(3, 4, 2, dropout=0.3, dtype=d, rng=0), sequence),
     "lru": (lambda d: nn.LRU(3, 4, dtype=d, rng=0), sequence),
+    "selective_scan": (lambda d: nn.SelectiveScan(3, 4, dtype=d, rng=0), sequence),
     "rnn_cell": (lambda d: nn.RNNCell(4, 3, dtype=d, rng=0), rows),
     "classifier": (classifier, sequence),
 }

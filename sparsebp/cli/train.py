@@ -350,9 +350,10 @@ def demo(
     from sparsebp.train.config import config_for, layer_name
 
     config = config_for("seqmnist", model=model, epochs=epochs, seed=seed)
+    each = ", on two cores about two seconds each" if model == "gru" else ""
     typer.echo(
-        f"Training a {layer_name(model)} on MNIST digits, pixel by pixel. Epochs: {config.epochs}, on two cores about "
-        "two seconds each,\nand some 20 seconds more the first time, to compile kernels.", err=True
+        f"Training a {layer_name(model)} on MNIST digits, pixel by pixel. Epochs: {config.epochs}{each}.\n"
+        "The first time, some 20 seconds more to compile kernels.", err=True
     )  # fmt: skip
     use_threads(threads)
     run_session(config, out, resume=resume, agreement=True, as_json=json)

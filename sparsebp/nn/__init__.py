@@ -37,6 +37,7 @@ from sparsebp.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMS
 from sparsebp.nn.pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, SequenceClassifier
+from sparsebp.nn.selective import SelectiveScan
 from sparsebp.nn.sequential import Concat, Residual, Sequential, Stage
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "ReLU",
     "ReLU6",
     "Residual",
+    "SelectiveScan",
     "SequenceClassifier",
     "Sequential",
     "SiLU",

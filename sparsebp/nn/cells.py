@@ -326,6 +326,14 @@ class CellMath(abc.ABC):
         # The Jacobians there become zero, except that a gradient at the last c passes unchanged to the sample's end. So
         # no product over padded steps overflows, and 0 · inf makes no NaN.
 
+    def resume(self, k: Kernels, tape: Tape, h0: Array) -> None:
+        """Change the state before a run's first step: of a cell whose Jacobian is diagonal."""
+        raise NotImplementedError
+
+    def resume_back(self, tape: Tape, gy: Array | None, last: Array, run: RunGradients) -> RunGradients:
+        """Change the gradient at the state after a run's last step: of a cell whose Jacobian is diagonal."""
+        raise NotImplementedError
+
     # ---- the same for every cell, but for one that wraps another -----------------------------------------------------
 
     def initial_weights(

@@ -730,6 +730,20 @@ def check_input(
     return xp
 
 
+def check_sequence_input(x: Array, features: int, like: Array) -> ModuleType:
+    """Check x (T, B, features), or batch first, which must not be empty; return its namespace."""
+    xp = check_input(x, dtype=like.dtype, shape=(None, None, features), like=like)
+    if x.size == 0:
+        raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape,
+                         remedy="Skip empty batches and sequences")  # fmt: skip
+    return xp
+
+
+def turned(array: Array, batch_first: bool) -> Array:
+    """Return (T, B, n) from an array in a layer's order of axes, or the other way round; C-contiguous."""
+    return backend.namespace(array).ascontiguousarray(array.transpose(1, 0, 2) if batch_first else array)
+
+
 def check_gy(gy: Array, shape: tuple[int, ...], dtype: Any, like: Array = None) -> ModuleType:
     """Check the gradient with respect to an output of `shape` and return its namespace."""
     if type(gy) is type(like) is np.ndarray and gy.shape == shape and gy.dtype == dtype:  # nearly always

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, Unpack, cast
 
 import numpy as np
 
@@ -23,13 +24,13 @@ from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_choice, check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn.cells import (
     CellMath,
     GivenState,
     Lengths,
+    RunGradients,
     State,
     Tape,
     Weights,
@@ -46,13 +47,15 @@ from sparsebp.nn.layer import (
     batch_first_axes,
     check_gy,
     check_input,
+    check_sequence_input,
     fan_in_bound,
     normal,
     parameter_dtype,
+    turned,
     uniform,
 )
-from sparsebp.nn.recurrent import Recurrent, RecurrentOptions, suffix
-from sparsebp.nn.stream import Stream, takes_unbatched
+from sparsebp.nn.recurrent import Recurrent, RecurrentOptions
+from sparsebp.nn.stream import ArrayStream, Stream, takes_unbatched
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.recurrence import linear_recurrence, linear_recurrence_vjp
 
@@ -91,24 +94,89 @@ class GatedMath(CellMath):
         return xp.where(v >= 0, v + one / 2, s), xp.where(v >= 0, one, s * (1 - s))
 
     def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
-        """Run the recurrence over p."""
-        tape.gates = x
-        k.min_gru_forward(self.parts(x), tape.h0, None, self.nonlinearity, False, tape.h)
+        """Run the recurrence over p, or project x block by block: the kernel then reads p where it was just written."""
+        if not projection:
+            tape.gates = x
+            k.min_gru_forward(self.parts(x), tape.h0, None, self.nonlinearity, False, tape.h)
+            return
+        xp = backend.namespace(x)
+        tape.gates = p = empty(xp, (*x.shape[:2], len(weights.weight_ih)), x.dtype)
+        w = weights.weight_ih if weights.bias_ih is None else xp.column_stack((weights.weight_ih, weights.bias_ih))
+        rows = Rows(x, weights.bias_ih is not None)
+        with short_products(xp, x.size * len(w)):
+            for block in self.blocks(x):
+                xp.matmul(rows.of(block), w.T, out=p[block].reshape(-1, len(w)))
+                h0, h = tape.states[0][block.start], tape.h[block]
+                k.min_gru_forward(self.parts(p[block]), h0, None, self.nonlinearity, False, h)
 
     def run_back(
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
         initial: State, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write ga and `initial` by the recurrence ``g[t] = gy[t] + (1 - z[t+1]) * g[t+1]``."""
-        xp = backend.namespace(tape.h)
-        arriving = xp.zeros_like(tape.h) if gy is None else gy
-        if last[0] is not None:
-            arriving = arriving if gy is None else gy.copy()
-            arriving[-1] += last[0]
-        uv = self.parts(tape.gates)
-        grads = ga if self.gates == 2 else empty(xp, uv.shape, uv.dtype)
-        k.min_gru_backward(uv, tape.h, arriving, tape.h0, None, self.nonlinearity, False, grads, initial[0])
-        self.parts_back(tape.gates, grads, ga)
+        """Write ga, `initial` and `sums` by the recurrence ``g[t] = gy[t] + (1 - z[t+1]) * g[t+1]``, block by block."""
+        xp, blocks, carried = backend.namespace(tape.h), self.blocks(tape.x), last[0]
+        longest, gates = blocks[0].stop, cast(Array, tape.gates)
+        arriving = empty(xp, (longest, *tape.h.shape[1:]), tape.h.dtype)
+        room = empty(xp, (longest, *gates.shape[1:]), tape.h.dtype) if ga is None else None
+        products = None if sums is None else Products(tape.x, self.gates * tape.h.shape[2])
+        for block in reversed(blocks):
+            p = gates[block]
+            if gy is not None and carried is None:
+                g = gy[block]
+            else:
+                g = arriving[: len(p)]
+                g[...] = 0 if gy is None else gy[block]
+                g[-1] += 0 if carried is None else carried
+            out = cast(Array, room)[: len(p)] if ga is None else ga[block]
+            uv = self.parts(p)
+            grads = out if self.gates == 2 else empty(xp, uv.shape, uv.dtype)
+            before = tape.states[0][block.start]
+            k.min_gru_backward(uv, tape.h[block], g, before, None, self.nonlinearity, False, grads, initial[0])
+            self.parts_back(p, grads, out)
+            carried = initial[0]
+            if products is not None:
+                products.add(block, out)
+        if products is not None and sums is not None:
+            products.write(sums.weight_ih, sums.bias_ih)
+
+    def resume(self, k: Kernels, tape: Tape, h0: Array) -> None:
+        """Change a run's state before the first step, and run again as far as that changes the states."""
+        # The memory of a gated layer fades, so both runs meet: from there on their states are bitwise equal.
+        states, gates = tape.states[0], cast(Array, tape.gates)
+        states[0] = h0
+        for block in growing(len(gates)):
+            before = states[block.stop].copy()
+            part = Tape(tape.x[block], (states[block.start : block.stop + 1],))
+            self.run(k, gates[block], Weights(gates, None, None, None), part)
+            if bool((before == states[block.stop]).all()):
+                return
+
+    def resume_back(self, tape: Tape, gy: Array | None, last: Array, run: RunGradients) -> RunGradients:
+        """Return the gradients for `last`, the gradient at the state after the last step, where `run` has those for 0.
+
+        The way back is done again as far as `last` matters; so is the one for 0, to see where both meet.
+        """
+        steps, gates = len(tape.h), cast(Array, tape.gates)
+        ends = [backend.namespace(last).zeros_like(last), last]
+        for from_end in growing(steps):
+            block = slice(steps - from_end.stop, steps - from_end.start)
+            part = Tape(tape.x[block], (tape.states[0][block.start : block.stop + 1],), gates[block])
+            both = [self.backward(part, gates, None if gy is None else gy[block], (end,)) for end in ends]
+            run.ga[block] = both[1].ga
+            ends = [one.initial[0] for one in both]
+            if bool((ends[0] == ends[1]).all()):
+                return run
+        return RunGradients(run.ga, (ends[1],))
+
+    def blocks(self, x: Array) -> list[slice]:
+        """Return blocks of x's steps: one, unless they are to be short."""
+        steps, batch, _ = x.shape
+        size = max(1, BLOCK // batch) if self.is_blocked(x) else steps
+        return [slice(first, min(first + size, steps)) for first in range(0, steps, size)]
+
+    def is_blocked(self, x: Array) -> bool:
+        """Whether products with x are short enough to be done in blocks, whose results are then still in the cache."""
+        return x.shape[2] <= BLOCKED and backend.is_host(backend.namespace(x))
 
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """Write ga by ``d_u = g (c - h) z (1 - z)`` and ``d_v = g z c'(v)``, as the kernel does on its way."""
@@ -130,12 +198,22 @@ class GatedMath(CellMath):
         return Weights(weight, None, uniform(rng, (rows,), bound, dtype) if bias else None, None)
 
     def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Array | None, ...]:
-        """Return p (T, B, gH)."""
+        """Return p (T, B, gH), or x with the weights, if `run` is to project it block by block."""
+        if self.is_blocked(x):
+            return x, weights.weight_ih, weights.bias_ih
         return (project(x, weights.weight_ih, weights.bias_ih),)
 
     def weight_grad(self, ga: Array, tape: Tape, weights: Weights, at_h: Array | None = None) -> Weights:
-        """Return the gradients of W_ih and b_ih: a GEMM and a GEMV over all steps."""
+        """Return the gradients of W_ih and b_ih: a GEMM and a GEMV over all steps, or `Products` of blocks."""
         xp, rows = backend.namespace(ga), ga.shape[0] * ga.shape[1]
+        if self.is_blocked(tape.x):
+            w_ih = xp.empty_like(weights.weight_ih)
+            b_ih = None if weights.bias_ih is None else xp.empty_like(weights.bias_ih)
+            products = Products(tape.x, len(w_ih))
+            for block in reversed(self.blocks(tape.x)):
+                products.add(block, ga[block])
+            products.write(w_ih, b_ih)
+            return Weights(w_ih, None, b_ih, None)
         flat = ga.reshape(rows, ga.shape[2])
         with short_products(xp, rows * weights.weight_ih.size):
             w_ih = transposed_product(flat, tape.x.reshape(rows, tape.x.shape[2]))
@@ -156,8 +234,8 @@ class GatedMath(CellMath):
         out[...] = (found[::-1] if reverse else found).transpose(0, 2, 1)
 
     def sums_inside(self, k: Kernels, tape: Tape, chunks: int) -> bool:
-        """No kernel sums the weight gradients on the way back."""
-        return False
+        """Whether `run_back` sums the weight gradients, block by block."""
+        return self.is_blocked(tape.x)
 
     def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:
         """Return the way back as one affine map per sample, whose matrix is ``diag(Π (1 - z))``."""
@@ -168,6 +246,59 @@ class GatedMath(CellMath):
         if gy is not None:
             maps[:, hidden] = self.backward(tape, w_hh, gy, (None,)).initial[0]
         return maps
+
+
+def growing(steps: int) -> Iterator[slice]:
+    """Yield parts of so many steps, each twice as long as the one before."""
+    first, size = 0, 64
+    while first < steps:
+        yield slice(first, min(first + size, steps))
+        first, size = first + size, 2 * size
+
+
+BLOCKED, BLOCK = 128, 2048
+"""Features of an input that is projected in blocks, and rows of a block."""
+
+
+class Rows:
+    """Blocks of x (T, B, I) as matrices, with a last column of ones if there are `biases`."""
+
+    def __init__(self, x: Array, biases: bool) -> None:
+        xp, (steps, batch, features) = backend.namespace(x), x.shape
+        self.x, self.features = x.reshape(-1, features), features
+        self.batch, self.room = batch, None
+        if biases:
+            self.room = xp.ones((min(steps * batch, max(BLOCK, batch)), features + 1), x.dtype)
+
+    def of(self, block: slice) -> Array:
+        """Return a block of steps, which the next one overwrites."""
+        rows = self.x[block.start * self.batch : block.stop * self.batch]
+        if self.room is None:
+            return rows
+        found = self.room[: len(rows)]
+        found[:, : self.features] = rows
+        return found
+
+
+class Products:
+    """Sums the products of ga with x and with ones over blocks of steps: the gradients of W_ih and b_ih."""
+
+    def __init__(self, x: Array, rows: int) -> None:
+        self.x, xp = Rows(x, True), backend.namespace(x)
+        self.sums, self.one = (xp.zeros((x.shape[2] + 1, rows), x.dtype) for _ in range(2))
+
+    def add(self, block: slice, ga: Array) -> None:
+        """Add a block of steps."""
+        xp = backend.namespace(ga)
+        with short_products(xp, self.x.x.size * self.sums.shape[1]):
+            xp.matmul(self.x.of(block).T, ga.reshape(-1, ga.shape[2]), out=self.one)
+        self.sums += self.one
+
+    def write(self, weight: Array, bias: Array | None) -> None:
+        """Write the gradients."""
+        weight[...] = self.sums[:-1].T
+        if bias is not None:
+            bias[...] = self.sums[-1]
 
 
 class MinGRUMath(GatedMath):
@@ -230,12 +361,17 @@ def sigmoid(x: Array) -> Array:
 
 
 def softplus(x: Array) -> Array:
-    """Return ``log(1 + exp(x))`` without overflow; its absolute error is that of a number near 1, or x's."""
-    xp = backend.namespace(x)
+    """Return ``log(1 + exp(x))`` without overflow, and with small relative error."""
+    xp, tiny = backend.namespace(x), np.finfo(x.dtype).tiny
     found = xp.abs(x)
     xp.exp(xp.negative(found, out=found), out=found)
-    found += 1
-    xp.log(found, out=found)  # in NumPy four times as fast as log1p, and z = σ(u) needs no small u's digits
+    near_one = found + 1
+    log = xp.log(near_one)  # in NumPy four times as fast as log1p, of which it is what Kahan's correction makes it
+    near_one -= 1
+    near_one += tiny  # where nothing was left of it, the quotient is tiny / tiny
+    log += tiny
+    log /= near_one
+    found *= log
     found += xp.maximum(x, 0)
     return found
 
@@ -247,6 +383,7 @@ class Gated(Recurrent):
     """Base of `MinGRU` and `MinLSTM`: frames, layouts and stacks are those of `Recurrent`."""
 
     math: ClassVar[type[GatedMath]]
+    cell: GatedMath
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
@@ -262,7 +399,24 @@ class Gated(Recurrent):
         if self.bidirectional:
             raise OptionError("A stream has no end to come back from", expected="a layer of one direction",
                               got="bidirectional=True", remedy="Build the layer with bidirectional=False")  # fmt: skip
-        return GatedStream(self, batch, state)
+        return ArrayStream(self, batch, state)
+
+    def state_of(self, lead: tuple[int, ...]) -> Array:
+        """Return an array for a stream's state (num_layers, …, H)."""
+        return empty(np, (self.num_layers, *lead, self.hidden_size), self.params["weight_ih_l0"].dtype)
+
+    def advance(self, x: Array, h: Array) -> Array:
+        """Take a stream's state one step on, and return the last layer's, read-only."""
+        for number in range(len(h)):
+            weights = self._weights(number)
+            p = x @ weights.weight_ih.T
+            if weights.bias_ih is not None:
+                p += weights.bias_ih
+            u, v = split(self.cell.parts(p), 2)
+            h[number] += sigmoid(u) * (self.cell.candidate(v)[0] - h[number])
+            x = h[number]
+        x.flags.writeable = False
+        return x
 
 
 @takes_unbatched(2, 1)
@@ -322,41 +476,6 @@ class MinLSTM(Gated):
     """
 
     math = MinLSTMMath
-
-
-class GatedStream(Stream):
-    """The state of a `MinGRU` or a `MinLSTM` between the steps of a sequence; see `Stream`."""
-
-    __slots__ = ()
-
-    def __init__(self, layer: Gated, batch: int | None, state: Any = None) -> None:
-        if not belongs(layer, "stream") or layer.device != "cpu":
-            raise OptionError(f"{type(layer).__name__} cannot go step by step", expected="the forward of this package, "
-                              "on the host", got="another layer",
-                              remedy="Run forward(x, h0) on the steps so far")  # fmt: skip
-        lead = () if batch is None else (check_integer("batch", batch, 1),)
-        self._layer, self._batch, self._c = layer, batch, None
-        self._dtype, self._shape = layer.params["weight_ih_l0"].dtype, (*lead, layer.input_size)
-        self._h = empty(np, (layer.num_layers, *lead, layer.hidden_size), self._dtype)
-        self._out = self._h[-1]
-        self._out.flags.writeable = False
-        self.reset(state)
-
-    def step(self, x: np.ndarray) -> np.ndarray:
-        """Take all layers one step on, and return the last one's h; see `Stream.step`."""
-        given, cell = self._checked(x), self._layer.cell
-        for number in range(len(self._h)):
-            weights = self._weights(suffix(number, 1))
-            p = given @ weights.weight_ih.T
-            if weights.bias_ih is not None:
-                p += weights.bias_ih
-            u, v = split(cell.parts(p), 2)
-            self._h[number] += sigmoid(u) * (cell.candidate(v)[0] - self._h[number])
-            given = self._h[number]
-        return self._out
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return GatedStream, (self._layer, self._batch, self._h)
 
 
 # LRU: a linear recurrence with complex, constant coefficients.
@@ -468,11 +587,8 @@ class LRU(Layer):
             An argument does not fit, T is 0 or the batch is empty.
         """
         like = self.params["D"]
-        xp = check_input(x, dtype=like.dtype, shape=(None, None, self.input_size), like=like)
-        if x.size == 0:
-            raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape,
-                             remedy="Skip empty batches and sequences")  # fmt: skip
-        x = self._turned(x)
+        xp = check_sequence_input(x, self.input_size, like)
+        x = turned(x, self.batch_first)
         steps, batch, _ = x.shape
         wide = self._complex(like.dtype)
         if h0 is not None:
@@ -485,7 +601,7 @@ class LRU(Layer):
         y = product(h.view(like.dtype), maps.out.T)
         y += like * x
         last = h[-1] if valid is None else h[valid.values - 1, valid.samples]
-        return self._turned(y if valid is None else valid.mask(y)), LRUSaved(x, h, start, valid, last[None].copy())
+        return turned(y if valid is None else valid.mask(y), self.batch_first), LRUSaved(x, h, start, valid, last[None].copy())
 
     def gradients(self, gy: Array | None, saved: LRUSaved, grad_h_n: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
@@ -508,7 +624,7 @@ class LRU(Layer):
             check_input(grad_h_n, name="grad_h_n", dtype=h.dtype, shape=h_n.shape, like=h)
 
         def back() -> _LRUGradients:
-            at_y = xp.zeros_like(x) if gy is None else self._turned(gy)
+            at_y = xp.zeros_like(x) if gy is None else turned(gy, self.batch_first)
             at_y = at_y if lengths is None else lengths.mask(at_y)
             maps = self._maps(xp)
             at_h = product(at_y, maps.out).view(h.dtype)
@@ -528,7 +644,7 @@ class LRU(Layer):
     def _input_grad(self, found: _LRUGradients) -> Array:
         at_x = product(found.b.view(found.at_y.dtype), found.maps.into)
         at_x += found.at_y * self.params["D"]
-        return self._turned(at_x)
+        return turned(at_x, self.batch_first)
 
     def _weight_grad(self, found: _LRUGradients, x: Array, h: Array) -> dict[str, Array]:
         """Return the gradients through λ, through γ B and C as real matrices, and at D."""
@@ -564,10 +680,20 @@ class LRU(Layer):
     def _complex(real: np.dtype) -> np.dtype:
         return np.dtype(np.complex64 if real == np.float32 else np.complex128)
 
-    def _turned(self, array: Array) -> Array:
-        """Return an array time-major from one in the layer's order of axes, or the other way round."""
-        turned = array.transpose(1, 0, 2) if self.batch_first else array
-        return backend.namespace(array).ascontiguousarray(turned)
+    def stream(self, batch: int | None = None, state: Any = None) -> Stream:
+        """Return a `Stream`, as `Recurrent.stream` does; its state `h` is laid out as `h0`."""
+        return ArrayStream(self, batch, state)
+
+    def state_of(self, lead: tuple[int, ...]) -> Array:
+        """Return an array for a stream's state (1, …, hidden_size), complex."""
+        return empty(np, (1, *lead, self.hidden_size), self._complex(self.params["D"].dtype))
+
+    def advance(self, x: Array, h: Array) -> Array:
+        """Take a stream's state one step on, and return y."""
+        maps = self._maps(np)
+        h[0] = maps.a[0, 0] * h[0] + (x @ maps.into.T).view(h.dtype)
+        y: Array = h[0].view(x.dtype) @ maps.out.T + self.params["D"] * x
+        return y
 
 
 class _LRUMaps(NamedTuple):

@@ -45,7 +45,17 @@ from sparsebp.nn.cells import (
     weight_names,
 )
 from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of
-from sparsebp.nn.layer import Layer, NothingKept, batch_first_axes, check_gy, check_input, keeps, parameter_dtype
+from sparsebp.nn.layer import (
+    Layer,
+    NothingKept,
+    batch_first_axes,
+    check_gy,
+    check_input,
+    check_sequence_input,
+    keeps,
+    parameter_dtype,
+    turned,
+)
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.stream import RecurrentCell, Stream, takes_unbatched
 
@@ -161,7 +171,7 @@ class Recurrent(Layer):
 
     def _batch_second(self, y: Array, saved: Any) -> tuple[Array, Any]:
         """Return y batch first if the layer is batch first."""
-        return (backend.namespace(y).ascontiguousarray(y.transpose(1, 0, 2)) if self.batch_first else y), saved
+        return turned(y, self.batch_first) if self.batch_first else y, saved
 
     def forward_time_major(
         self, x: Array, initial: GivenState | None = None, lengths: Any = None
@@ -171,11 +181,8 @@ class Recurrent(Layer):
         `initial` has one array, or None, for each name of the cell's states.
         """
         weight = self.params["weight_ih_l0"]
-        xp = check_input(x, dtype=weight.dtype, shape=(None, None, self.input_size), like=weight)
-        if x.size == 0:
-            raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape,
-                             remedy="Skip empty batches and sequences")  # fmt: skip
-        y = xp.ascontiguousarray(x.transpose(1, 0, 2) if self.batch_first else x)
+        xp = check_sequence_input(x, self.input_size, weight)
+        y = turned(x, self.batch_first)
         steps, batch, _ = y.shape
         shapes = self.state_shapes(batch)
         if initial is not None:
@@ -306,8 +313,7 @@ class Recurrent(Layer):
         runs = RunsBack(self, saved, arriving, tuple(named.values()))
 
         def at_input() -> Array:
-            gx = runs.at_input()
-            return backend.namespace(gx).ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
+            return turned(runs.at_input(), self.batch_first)
 
         names = ("h0", "c0")[: len(self.cell.states)]
         return NamedGradients(self, gy, saved, at_input, runs.at_weights, names=names, more=runs.at_initial)

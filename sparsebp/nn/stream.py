@@ -90,7 +90,7 @@ class Stream:
         given = (state,) if self._c is None else pair("state", state) or (None, None)
         for own, array in zip((self._h, self._c), given, strict=False):
             if array is not None:
-                check_input(array, name="state", dtype=self._dtype, shape=own.shape, like=own)
+                check_input(array, name="state", dtype=own.dtype, shape=own.shape, like=own)
         values = [0 if array is None else np.array(array) for array in given]  # copies: one may be the other's state
         for own, value in zip((self._h, self._c), values, strict=False):
             own[...] = value
@@ -141,16 +141,42 @@ class Stream:
 
     def _weights(self, suffix: str) -> Weights:
         weights = Weights.of(self._layer.params, suffix)
-        if weights.weight_ih.dtype != self._dtype or not isinstance(weights.weight_ih, np.ndarray):
-            raise OptionError("The layer was converted after this stream was made",
-                              expected=f"{self._dtype} on the host",
-                              got=f"{weights.weight_ih.dtype} on {self._layer.device}",
-                              remedy="Make a new one: layer.stream()")  # fmt: skip
+        self._check_dtype(weights.weight_ih.dtype)
         return weights
+
+    def _check_dtype(self, dtype: Any) -> None:
+        if dtype != self._dtype or self._layer.device != "cpu":
+            raise OptionError("The layer was converted after this stream was made",
+                              expected=f"{self._dtype} on the host", got=f"{dtype} on {self._layer.device}",
+                              remedy="Make a new one: layer.stream()")  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = self._h if self._c is None else (self._h, self._c)
         return _again, (self._layer, self._suffixes, self._batch, state)
+
+
+class ArrayStream(Stream):
+    """A `Stream` whose layer takes the step itself, by its methods `state_of` and `advance`, in NumPy."""
+
+    __slots__ = ()
+
+    def __init__(self, layer: Any, batch: int | None, state: Any = None) -> None:
+        if not belongs(layer, "stream") or layer.device != "cpu":
+            raise _refused(layer, "the forward of this package, on the host")
+        lead = () if batch is None else (check_integer("batch", batch, 1),)
+        self._layer, self._batch, self._c = layer, batch, None
+        self._dtype, self._shape = layer.dtype, (*lead, layer.input_size)
+        self._h = layer.state_of(lead)
+        self.reset(state)
+
+    def step(self, x: np.ndarray) -> np.ndarray:
+        """Take the layer one step on, and return its output; see `Stream.step`."""
+        self._check_dtype(self._layer.dtype)
+        y: np.ndarray = self._layer.advance(self._checked(x), self._h)
+        return y
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrayStream, (self._layer, self._batch, self._h)
 
 
 def _again(layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any) -> Stream:

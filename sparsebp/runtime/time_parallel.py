@@ -292,8 +292,8 @@ class TimeParallel:
     Parameters
     ----------
     layer
-        An `RNN`, `GRU` or `LSTM` of one direction and without proj_size, with the same weights on all ranks; how a
-        rank goes back through its own steps is the layer's choice (``backward=``).
+        An `RNN`, `GRU`, `LSTM`, `MinGRU` or `MinLSTM` of one direction and without proj_size, with the same weights on
+        all ranks; how a rank goes back through its own steps is the layer's choice (``backward=``).
     transport
         Carries states and gradients between the ranks. Rank 0 keeps the end of the sequence, see `stretch`.
     way
@@ -318,11 +318,16 @@ class TimeParallel:
     gain nothing (the first and last rank need none); with more, they pay off if there are enough ranks to make up for
     the extra work. ``"vectors"`` does no work twice, but the ranks take turns: it holds longer sequences without being
     faster, except that gradients of weights, and of other layers, are computed meanwhile.
+
+    A `MinGRU` or a `MinLSTM` forgets the state before its shard. So a rank runs its shard at once, from a state of
+    zero, and likewise back, and again from the state, or gradient, that arrives, as far as the two runs differ: a few
+    hundred steps, unless a gate stays shut. The ranks then work at the same time, and send one vector a layer each way;
+    ``"auto"`` means ``"vectors"``.
     """
 
     def __init__(self, layer: Recurrent, transport: Transport, way: Way = "auto") -> None:
         if not isinstance(layer, Recurrent):
-            raise OptionError("Only recurrent layers run over time", expected="an RNN, a GRU or an LSTM",
+            raise OptionError("Only recurrent layers run over time", expected="an RNN, GRU, LSTM, MinGRU or MinLSTM",
                               got=type(layer).__name__)  # fmt: skip
         if not belongs(layer, "forward_time_major", METHODS):
             raise OptionError("The layer overrides methods, which would not be called",
@@ -404,9 +409,14 @@ class TimeParallel:
         sent: list[Handle] = []
         for number, handle in enumerate(received):
             finish = self._begin(inputs, self._weights(number))  # the projection, which waits for no state
-            if handle is not None:
+            if handle is not None and layer.cell.diagonal and steps:
+                tape = finish(xp.zeros_like(states[number]))  # while the rank waits for the state
                 handle.wait()
-            tape = finish(states[number])
+                layer.cell.resume(kernels.get(xp).unchecked, tape, states[number])
+            else:
+                if handle is not None:
+                    handle.wait()
+                tape = finish(states[number])
             saved.tapes.append(tape)
             saved.last[number] = joined(tape.ends(None))
             if self.transport.rank:
@@ -462,6 +472,8 @@ class TimeParallel:
     def _choose(self, stretches: list[Stretch]) -> tuple[Way, str]:
         if self.way != "auto":
             return self.way, f"way={self.way!r} was asked for"
+        if self.layer.cell.diagonal:
+            return "vectors", "a memory that fades: ranks start before the state and the gradient arrive"
         counts = stretch_way_steps(stretches, self.layer.num_layers)
         way: Way = "maps" if counts["maps"] < counts["vectors"] else "vectors"
         shown = ", ".join(f"{name} {count:.3g}" for name, count in counts.items())
@@ -542,11 +554,19 @@ class TimeParallel:
         self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: ShardSaved, sent: list[Handle]
     ) -> RunGradients:
         """Go back when the gradient at the shard's end has arrived, and send the gradient at its beginning."""
-        rank, incoming = self.transport.rank, known
+        rank, incoming, cell = self.transport.rank, known, self.layer.cell
         if rank:
             incoming = backend.namespace(tape.h).empty((len(tape.h0), self._size), dtype=tape.h.dtype)
-            self.transport.irecv(incoming, rank - 1, self.layer.num_layers + number).wait()
-        run = self._run_back(number, tape, gy, incoming, saved)
+            received = self.transport.irecv(incoming, rank - 1, self.layer.num_layers + number)
+            if cell.diagonal and len(tape.x):
+                run = self._run_back(number, tape, gy, None, saved)  # while the rank waits for the gradient
+                received.wait()
+                run = cell.resume_back(tape, gy, incoming, run)
+            else:
+                received.wait()
+                run = self._run_back(number, tape, gy, incoming, saved)
+        else:
+            run = self._run_back(number, tape, gy, incoming, saved)
         if rank != self._last:
             sent.append(self.transport.isend(joined(run.initial), rank + 1, self.layer.num_layers + number))
         return run

@@ -182,6 +182,7 @@ LAYERS = {
     "LSTMCell": lambda: nn.LSTMCell(2, 3),
     "MinGRU": lambda: nn.MinGRU(2, 3),
     "LRU": lambda: nn.LRU(2, 3),
+    "SelectiveScan": lambda: nn.SelectiveScan(2, 3),
 }
 
 

@@ -63,6 +63,7 @@ MODELS = {  # name -> (model, shape of x, options of forward)
     "MinGRU, 2 layers": (lambda: nn.MinGRU(3, 2, 2, rng=0, **F8), (5, 4, 3)),
     "MinLSTM": (lambda: nn.MinLSTM(3, 2, rng=0, **F8), (5, 4, 3)),
     "LRU": (lambda: nn.LRU(3, 2, rng=0, **F8), (5, 4, 3)),
+    "SelectiveScan": (lambda: nn.SelectiveScan(3, 2, rng=0, **F8), (5, 4, 3)),
     "RNNCell": (lambda: nn.RNNCell(3, 2, rng=0, **F8), (4, 3)),
     "GRUCell": (lambda: nn.GRUCell(3, 2, rng=0, **F8), (4, 3)),
     "SequenceClassifier": (

@@ -147,6 +147,28 @@ def test_against_torch(layer, steps, batch, with_lengths, there, seed):
         assert found[name].dtype.char in "dD" and (found[name].flags.c_contiguous or name == "y")
 
 
+@pytest.mark.parametrize("kind", GATED)
+@pytest.mark.parametrize(("block", "blocked"), [(1, 128), (7, 128), (2048, 2)])
+def test_blocks_of_steps(kind, block, blocked, monkeypatch):
+    """Blocks of a step and of several, and products over all steps at once; weights are first to be asked for."""
+    monkeypatch.setattr(nn.linear_recurrent, "BLOCK", block)
+    monkeypatch.setattr(nn.linear_recurrent, "BLOCKED", blocked)
+    for bias, there in ((True, (0, 1)), (False, (0,)), (True, (1,))):
+        layer = GATED[kind](3, 5, 2, bias, rng=0, **F8)
+        case = random_case(layer, 11, 3, np.random.default_rng(0), True, there)
+        y, saved = layer.forward(*case[:3])
+        g = layer.gradients(case[3], saved, case[4])
+        weights = g.weights
+        found = {"y": y, "x": g.input, "h0": g.h0, **weights}
+        want = run_torch(layer, *case)
+        for name, array in found.items():
+            np.testing.assert_allclose(array, want[name], err_msg=name, **CLOSE)
+        again = layer.gradients(case[3], saved, case[4])
+        _ = again.input
+        for name, array in again.weights.items():
+            np.testing.assert_array_equal(array, weights[name], err_msg=name)
+
+
 EACH = [
     *(lambda kind=kind, c=c, **o: kind(3, 5, nonlinearity=c, **o) for kind in GATED.values()
       for c in ("identity", "positive")),

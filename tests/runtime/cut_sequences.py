@@ -20,6 +20,7 @@ KINDS: dict[str, Callable[..., Recurrent]] = {
     "gru": sb.nn.GRU,
     "lstm": sb.nn.LSTM,
     "mingru": sb.nn.MinGRU,
+    "minlstm": lambda *sizes, **options: sb.nn.MinLSTM(*sizes, nonlinearity="positive", **options),
 }
 LIMITS = {np.float32: 3e-4, np.float64: 1e-10}
 

@@ -78,6 +78,34 @@ def test_vectors_send_no_map() -> None:
         assert counted.values == {"isend": 20 * (states + gradients)}
 
 
+@pytest.mark.parametrize("kind", ["mingru", "minlstm"])
+@pytest.mark.parametrize("bias", [0.0, -4.0, -30.0])
+def test_ranks_that_start_from_zero_meet_one_workers_run(kind: str, bias: float) -> None:
+    """Gates that forget soon, slowly, and not at all; a rank sends a vector a layer each way, whatever the length."""
+    layer, steps, batch, hidden = KINDS[kind](2, 5, 2, rng=0), 1500, 3, 5
+    for name in ("bias_ih_l0", "bias_ih_l1"):
+        layer.params[name][:hidden] += bias
+    rng = np.random.default_rng(0)
+    x, gy = (rng.standard_normal((steps, batch, size), dtype=np.float32) for size in (2, hidden))
+    y, back = layer.vjp(x)
+    expected = back(gy)
+
+    def work(transport: Transport) -> tuple[Any, ...]:
+        counted, share = Counted(transport), stretch(steps, transport)
+        model = TimeParallel(layer, counted)
+        found, ranks_back = model.vjp(x[share])
+        g = ranks_back(gy[share])
+        gx = g.input
+        assert counted.values["isend"] == 2 * batch * hidden * ((counted.rank > 0) + (counted.rank < 2))
+        return share, found, gx, g.weights
+
+    for share, found, gx, weights in run_ranks(3, work):
+        np.testing.assert_allclose(found, y[share], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(gx, expected.input[share], rtol=1e-4, atol=1e-5)
+        for name, grad in expected.weights.items():
+            np.testing.assert_allclose(weights[name], grad, rtol=1e-3, atol=1e-4 * np.abs(grad).max())
+
+
 @given(steps=st.integers(0, 50), ranks=st.integers(1, 7))
 def test_stretches_are_equal_but_for_one_step_and_rank_0_has_the_end(steps: int, ranks: int) -> None:
     class Place:
@@ -126,7 +154,7 @@ def test_bad_input_is_refused() -> None:
         on_ranks(2, lambda t, m: m.forward(X), dropout=0.5)
     with pytest.raises(OptionError, match="bidirectional=False"):
         on_ranks(2, lambda t, m: None, bidirectional=True)
-    with pytest.raises(OptionError, match=r"Expected an RNN, a GRU or an LSTM\. Got Linear"):
+    with pytest.raises(OptionError, match=r"Expected an RNN, GRU, LSTM, MinGRU or MinLSTM\. Got Linear"):
         run_ranks(1, lambda t: TimeParallel(sb.nn.Linear(2, 3), t))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="way"):
         run_ranks(1, lambda t: TimeParallel(sb.nn.RNN(2, 3), t, "best"))  # type: ignore[arg-type]

@@ -1,0 +1,222 @@
+"""SelectiveScan: the recurrent layer inside a Mamba block, whose step sizes and couplings are projections of the input.
+
+With them, each of E channels has N states, ``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]``. What a step keeps, takes
+in and gives out thus depends on the input, and a step's Jacobian is diagonal all the same: one kernel runs all states
+of all channels, and none of them is ever in memory. See `sparsebp.selective_scan`.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.backend import empty
+from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer, check_number
+from sparsebp.core.errors import OptionError
+from sparsebp.nn.cells import Lengths, parse_lengths, product, short_products, transposed_product
+from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.layer import (
+    Layer,
+    batch_first_axes,
+    check_gy,
+    check_sequence_input,
+    fan_in_bound,
+    full,
+    parameter_dtype,
+    turned,
+    uniform,
+)
+from sparsebp.nn.linear_recurrent import softplus
+from sparsebp.nn.stream import ArrayStream, Stream, takes_unbatched
+from sparsebp.scan.selective import SelectiveScanGrads, selective_scan, selective_scan_vjp
+
+
+class SelectiveSaved(NamedTuple):
+    """Saved by `SelectiveScan.forward`."""
+
+    x: Array  # (T, B, E)
+    q: Array  # the projection of x (T, B, R + 2 N): before dt's second one, then b and c
+    dt: Array  # (T, B, E)
+    states: Array  # the states before some steps, see `sparsebp.selective_scan`
+    lengths: Lengths | None
+
+
+@takes_unbatched(2, 1)
+class SelectiveScan(Layer):
+    """The selective state space layer of Mamba (S6), between its convolution and its gate.
+
+    ``y[t] = Σ_n c[t, n] h[t, n] + D x[t]`` with ``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]`` and ``a = -exp(A_log)``.
+    b, c and r are projections of x[t] by ``x_proj``, and ``dt = softplus(dt_proj r + bias)``.
+
+    Parameters
+    ----------
+    d_inner
+        Features E of x and of y.
+    d_state
+        States N of each feature.
+    dt_rank
+        Size R of r; ``"auto"``: ⌈E / 16⌉.
+    batch_first
+        As of `GRU`.
+    dt_min, dt_max
+        dt is drawn between them where r is 0, uniformly in its logarithm.
+    device, dtype
+        None or ``"cpu"`` (see `Layer.to`); float32 or float64.
+    rng
+        Generator or seed of the initial values.
+
+    Notes
+    -----
+    Parameters, named and drawn as in mamba_ssm: ``x_proj.weight`` (R + 2 N, E), rows of r, b and c;
+    ``dt_proj.weight`` (E, R) and ``dt_proj.bias`` (E,); ``A_log`` (E, N), log n in state n = 1, 2, …; ``D`` (E,), ones.
+
+    Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023, algorithm 2 and §3.6.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsebp as sb
+    >>> layer = sb.nn.SelectiveScan(6, d_state=4, rng=0)
+    >>> y, saved = layer.forward(np.ones((7, 3, 6), np.float32))
+    >>> y.shape
+    (7, 3, 6)
+    """
+
+    replayable = True
+    batch_axes = batch_first_axes
+
+    def __init__(
+        self, d_inner: int, d_state: int = 16, dt_rank: int | Literal["auto"] = "auto", batch_first: bool = False, *,
+        dt_min: float = 0.001, dt_max: float = 0.1, device: Any = None, dtype: Any = np.float32, rng: Seed = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.input_size = self.d_inner = features = check_integer("d_inner", d_inner, 1)
+        self.d_state = states = check_integer("d_state", d_state, 1)
+        rank = -(-features // 16) if isinstance(dt_rank, str) and dt_rank == "auto" else dt_rank
+        self.dt_rank = rank = check_integer("dt_rank", rank, 1)
+        self.batch_first = check_flag("batch_first", batch_first)
+        dt_min, dt_max = check_number("dt_min", dt_min, 0), check_number("dt_max", dt_max, 0)
+        if not 0 < dt_min <= dt_max:
+            raise OptionError("dt has no range", expected="0 < dt_min <= dt_max", got=f"{dt_min}, {dt_max}")
+        rng, real = check_generator("rng", rng), parameter_dtype(dtype, device)
+        dt = np.maximum(np.exp(rng.uniform(math.log(dt_min), math.log(dt_max), features)), 1e-4)
+        self.params.update({
+            "x_proj.weight": uniform(rng, (rank + 2 * states, features), fan_in_bound(features), real),
+            "dt_proj.weight": uniform(rng, (features, rank), fan_in_bound(rank), real),
+            "dt_proj.bias": (dt + np.log(-np.expm1(-dt))).astype(real),  # the inverse of softplus
+            "A_log": np.tile(np.log(np.arange(1, states + 1)), (features, 1)).astype(real),
+            "D": full((features,), 1.0, real),
+        })  # fmt: skip
+
+    def forward(self, x: Array, *, lengths: Any = None) -> tuple[Array, SelectiveSaved]:
+        """Run the layer, from states of zero.
+
+        Parameters
+        ----------
+        x
+            (T, B, d_inner), or (B, T, d_inner) with ``batch_first``.
+        lengths
+            Valid steps of each sample (B integers in 1 … T), or None for all. Values of x after them have no effect.
+
+        Returns
+        -------
+        y
+            Of the shape of x; zero past each sample's length.
+        saved
+            For `gradients`.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError, OptionError
+            An argument does not fit, T is 0 or the batch is empty.
+        """
+        xp = check_sequence_input(x, self.d_inner, self.params["D"])
+        x = turned(x, self.batch_first)
+        valid = None if lengths is None else parse_lengths(lengths, x.shape[0], x.shape[1], xp)
+        x = x if valid is None else valid.mask(x)
+        q = product(x, self.params["x_proj.weight"].T)
+        r, b, c = self._parts(q)
+        dt = self._step_sizes(product(xp.ascontiguousarray(r), self.params["dt_proj.weight"].T))
+        y, states = selective_scan(x, dt, self._rates(xp), b, c, self.params["D"])
+        return turned(y if valid is None else valid.mask(y), self.batch_first), SelectiveSaved(
+            x, q, dt, states, valid
+        )
+
+    def gradients(self, gy: Array, saved: SelectiveSaved) -> Gradients:
+        """Return the gradients from `gy`, of y's shape. The scan goes back once, for all of them."""
+        x, q, dt, states, lengths = saved
+        xp = backend.namespace(x)
+        steps, batch, features = x.shape
+        check_gy(gy, (batch, steps, features) if self.batch_first else x.shape, x.dtype, x)
+
+        def back() -> _Back:
+            at_y = turned(gy, self.batch_first)
+            at_y = at_y if lengths is None else lengths.mask(at_y)
+            _, b, c = self._parts(q)
+            found = selective_scan_vjp(x, dt, self._rates(xp), b, c, self.params["D"], states, at_y)
+            at_v = xp.expm1(-dt)  # softplus'(v) = σ(v) = 1 - exp(-dt)
+            at_v *= found.dt
+            xp.negative(at_v, out=at_v)
+            at_r = product(at_v, self.params["dt_proj.weight"])
+            return _Back(found, at_v, xp.concatenate((at_r, found.b, found.c), axis=-1))
+
+        shared = Shared(back, xp)
+
+        def at_input() -> Array:
+            at_x = product(shared().at_q, self.params["x_proj.weight"])
+            at_x += shared().scan.x
+            return turned(at_x, self.batch_first)
+
+        return Gradients(self, gy, saved, at_input, lambda: self._weight_grad(xp, shared(), x, q))
+
+    def _weight_grad(self, xp: ModuleType, found: _Back, x: Array, q: Array) -> dict[str, Array]:
+        rows = x.shape[0] * x.shape[1]
+        at_v, at_q = found.at_v.reshape(rows, -1), found.at_q.reshape(rows, -1)
+        with short_products(xp, rows * self.d_inner * at_q.shape[1]):
+            grads = {
+                "x_proj.weight": transposed_product(at_q, x.reshape(rows, -1)),
+                "dt_proj.weight": transposed_product(at_v, xp.ascontiguousarray(self._parts(q)[0]).reshape(rows, -1)),
+                "dt_proj.bias": backend.matmul(xp.ones(rows, dtype=x.dtype), at_v),
+                "A_log": found.scan.a * self._rates(xp),
+                "D": found.scan.d,
+            }
+        return {name: xp.ascontiguousarray(grad) for name, grad in grads.items()}
+
+    def stream(self, batch: int | None = None, state: Any = None) -> Stream:
+        """Return a `Stream`, as `Recurrent.stream` does; its state `h` has the shape (…, d_inner, d_state)."""
+        return ArrayStream(self, batch, state)
+
+    def state_of(self, lead: tuple[int, ...]) -> Array:
+        """Return an array for a stream's state (…, E, N)."""
+        return empty(np, (*lead, self.d_inner, self.d_state), self.params["D"].dtype)
+
+    def advance(self, x: Array, h: Array) -> Array:
+        """Take a stream's state one step on, and return y."""
+        r, b, c = self._parts(x @ self.params["x_proj.weight"].T)
+        dt = self._step_sizes(r @ self.params["dt_proj.weight"].T)
+        h *= np.exp(dt[..., None] * self._rates(np))
+        h += (dt * x)[..., None] * b[..., None, :]
+        y: Array = (h @ c[..., None])[..., 0] + self.params["D"] * x
+        return y
+
+    def _parts(self, q: Array) -> tuple[Array, Array, Array]:
+        """Split the projection into r, b and c: views."""
+        rank, states = self.dt_rank, self.d_state
+        return q[..., :rank], q[..., rank : rank + states], q[..., rank + states :]
+
+    def _step_sizes(self, v: Array) -> Array:
+        v += self.params["dt_proj.bias"]
+        return softplus(v)
+
+    def _rates(self, xp: ModuleType) -> Array:
+        a: Array = -xp.exp(self.params["A_log"])
+        return a
+
+
+class _Back(NamedTuple):
+    scan: SelectiveScanGrads
+    at_v: Array  # at dt before softplus
+    at_q: Array
