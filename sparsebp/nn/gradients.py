@@ -127,12 +127,15 @@ class Gradients:
                 else:
                     grads[name] = value
             grads = layer.summed(grads) if layer.children else checked_grads(layer, grads)
-        return _without_pruned(layer, grads) if masking.owners else grads
+        return without_pruned(layer, grads) if masking.owners else grads
+
+    def _own_lock(self) -> Any:
+        with _making:
+            self._lock = self._lock or forkable_lock()
+        return self._lock
 
     def _once(self, name: str, compute: Callable[[], T]) -> T:
-        with _making:
-            self._lock = lock = self._lock or forkable_lock()
-        with lock:
+        with self._own_lock():
             if name not in self._kept:
                 if self.check is not None:
                     self.check()
@@ -150,14 +153,18 @@ class NamedGradients(Gradients):
 
     __slots__ = ("_more", "_names")
 
-    def __init__(self, *args: Any, names: tuple[str, ...], more: Callable[[], Sequence[Array]]) -> None:
+    def __init__(self, *args: Any, names: tuple[str, ...], more: Callable[[], Sequence[Array]] | None = None) -> None:
         super().__init__(*args)
         self._names, self._more = names, more
+
+    def others(self) -> Sequence[Array]:
+        """Compute the gradients with respect to the further inputs: by default by `more`."""
+        return self._more() if self._more is not None else ()
 
     def __getattr__(self, name: str) -> Array:
         if name.startswith("_") or name not in self._names:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return self._once("more", self._more)[self._names.index(name)]
+        return self._once("more", self.others)[self._names.index(name)]
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._names]
@@ -167,7 +174,7 @@ _making = forkable_lock()
 """Held while a `Gradients` makes its own lock: most need none, since a training step asks each for one thing, once."""
 
 
-def _without_pruned(layer: Any, grads: dict[str, Array]) -> dict[str, Array]:
+def without_pruned(layer: Any, grads: dict[str, Array]) -> dict[str, Array]:
     """Return gradients with 0 where parameters are pruned."""
     params = layer.parameters() if hasattr(layer, "parameters") else {}
     masks = {name: masking.mask_of(params[name]) for name in grads if name in params}

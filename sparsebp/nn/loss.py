@@ -290,18 +290,18 @@ class ClassLoss(Loss):
         losses, slopes, counts, valid = self._of_target(xp, rows, target, weight, ignoring)
         if valid is not None:
             losses = xp.where(valid, losses, losses.dtype.type(0))
-        value: Any = losses
+        value: Any
         if self.reduction == "none":
             value = losses.reshape(self._shape_of(prediction))
-        elif self.reduction == "sum":
+        else:
             value = losses.sum(dtype=np.float64)
-        elif self.reduction == "mean" and counts is None:
-            value = losses.mean(dtype=np.float64)
+        if self.reduction == "mean" and counts is None:
+            value = value / len(rows)
             slopes *= slopes.dtype.type(1 / len(rows))
         elif self.reduction == "mean":
             with np.errstate(divide="ignore", invalid="ignore"):  # where all is ignored, the loss is NaN
                 total = counts.sum(dtype=np.float64)
-                value = losses.sum(dtype=np.float64) / total
+                value = value / total
                 slopes /= total
         if valid is not None:
             slopes = xp.where(valid[:, None], slopes, slopes.dtype.type(0))
@@ -335,7 +335,7 @@ class ClassLoss(Loss):
         if target.dtype.kind == "f":
             return False
         if seen or backend.is_host(xp):
-            return bool((target == self.ignore_index).any())  # synchronize!
+            return bool(xp.count_nonzero(target == self.ignore_index))  # synchronize!
         return self.ignore_index != DEFAULT_IGNORED
 
     def _check_classes(self, target: Array, classes: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
+from sparsebp.core import masks as masking
 from sparsebp.core.check import (
     Array,
     Backward,
@@ -23,7 +24,6 @@ from sparsebp.core.check import (
     check_number,
 )
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.locks import forkable_lock
 from sparsebp.core.shortcuts import belongs, forward_of
 from sparsebp.nn.basic import dropout_mask
 from sparsebp.nn.bptt import FUSED, BackwardOptions, run_backward
@@ -44,7 +44,7 @@ from sparsebp.nn.cells import (
     reverse_time,
     weight_names,
 )
-from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of
+from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of, without_pruned
 from sparsebp.nn.layer import (
     Layer,
     NothingKept,
@@ -58,6 +58,7 @@ from sparsebp.nn.layer import (
 )
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.stream import RecurrentCell, Stream, takes_unbatched
+from sparsebp.scan.rules import HOST_CHOICE, Choice, choose_recurrent_backward
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -280,7 +281,7 @@ class Recurrent(Layer):
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 
         The inner scans run once for the gradients at x, at the parameters and at the initial state. The first layer's
-        may run again if the parameters are asked for first and x later, see `RunsBack`.
+        may run again if the parameters are asked for first and x later, see `RecurrentGradients`.
 
         Raises
         ------
@@ -310,13 +311,7 @@ class Recurrent(Layer):
             check_gy(gy, shape, saved.h_n.dtype, saved.h_n)
             arriving = gy.transpose(1, 0, 2) if self.batch_first else gy
             arriving = arriving if saved.lengths is None else saved.lengths.mask(arriving)
-        runs = RunsBack(self, saved, arriving, tuple(named.values()))
-
-        def at_input() -> Array:
-            return turned(runs.at_input(), self.batch_first)
-
-        names = ("h0", "c0")[: len(self.cell.states)]
-        return NamedGradients(self, gy, saved, at_input, runs.at_weights, names=names, more=runs.at_initial)
+        return RecurrentGradients(self, gy, saved, arriving, tuple(named.values()))
 
     def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the algorithm chosen for `backward`."""
@@ -375,33 +370,37 @@ def suffix(run: int, directions: int) -> str:
     return f"_l{layer}" + ("_reverse" if direction else "")
 
 
-class RunsBack:
-    """The ways back through the runs of a recurrent layer, each taken when first needed, once, by whichever thread.
+class RecurrentGradients(NamedGradients):
+    """Gradients of a recurrent layer: ways back through its runs, each taken when first needed, once.
 
     If the weights are asked for first, kernels sum the first layer's gradients on the way, where they can, and store
     nothing for the gradient at the input. If that is asked for afterwards, these runs go back again.
     """
 
-    def __init__(self, rnn: Recurrent, saved: RecurrentSaved, gy: Array | None, last: GivenState) -> None:
-        self._rnn, self._saved, self._gy, self._last = rnn, saved, gy, last
-        self._xp, self._lock = backend.namespace(saved.last[0]), forkable_lock()
+    def __init__(
+        self, rnn: Recurrent, gy: Array | None, saved: RecurrentSaved, arriving: Array | None, last: GivenState
+    ) -> None:  # fmt: skip
+        super().__init__(rnn, gy, saved, names=("h0", "c0")[: len(saved.last)])
+        self._arriving, self._last = arriving, last
+        self._xp = backend.namespace(saved.last[0])
         self._done, self._mark = False, None
         self._grads: dict[int, RunGradients] = {}  # by the number of the run
         self._initial: dict[int, State] = {}
         self._unread: dict[int, Weights] = {}  # sums that have not been asked for yet
 
-    def at_input(self) -> Array:
-        """Return the gradient at the layer's input, time-major."""
-        with self._lock:
+    def input_grad(self) -> Array:
+        """Return the gradient at the layer's input."""
+        with self._own_lock():
             self._take(for_weights=False)
             if 0 not in self._grads:
                 self._first_layer_again()
-        return self._layer_input_grad(0)
+        gx = self._layer_input_grad(0)
+        return turned(gx, self.layer.batch_first)
 
-    def at_weights(self) -> dict[str, Array]:
+    def weight_grad(self) -> dict[str, Array]:
         """Return the gradients of the parameters, by name."""
-        rnn, tapes, named = self._rnn, self._saved.tapes, {}
-        with self._lock:
+        rnn, tapes, named = self.layer, self.saved.tapes, {}
+        with self._own_lock():
             self._take(for_weights=True)
             # Sums are given away once, as the caller may write to them; a second call computes them anew from ga.
             sums, self._unread = self._unread, {}
@@ -415,17 +414,17 @@ class RunsBack:
             for name, grad in zip(weight_names(suffix(run, rnn.directions)), grads, strict=True):
                 if grad is not None:
                     named[name] = grad
-        return named
+        return without_pruned(rnn, named) if masking.owners else named
 
     def _first_layer_again(self) -> None:
-        self._layer_back(0, self._layer_input_grad(1) if self._rnn.num_layers > 1 else self._gy)
+        self._layer_back(0, self._layer_input_grad(1) if self.layer.num_layers > 1 else self._arriving)
         self._mark = backend.record(self._xp)
 
-    def at_initial(self) -> State:
+    def others(self) -> State:
         """Return the gradients at the state before the first step."""
-        with self._lock:
+        with self._own_lock():
             self._take(for_weights=False)
-        states = [self._initial[run] for run in range(len(self._saved.tapes))]
+        states = [self._initial[run] for run in range(len(self.saved.tapes))]
         return tuple(self._xp.stack(arrays) for arrays in zip(*states, strict=True))
 
     def _take(self, *, for_weights: bool) -> None:
@@ -433,19 +432,19 @@ class RunsBack:
         if self._done:
             backend.wait(self._xp, self._mark)
             return
-        gy, rnn = self._gy, self._rnn
+        gy, rnn = self._arriving, self.layer
         for layer in reversed(range(rnn.num_layers)):
             # The first layer's kernels may sum the gradients of its weights. If the gradient at x is asked for first,
             # only the host does so, and stores ga as well; both orders give bitwise equal sums.
-            choice, inside = self._saved.backward_choice, layer == 0 and (for_weights or backend.is_host(self._xp))
+            choice, inside = self.saved.backward_choice, layer == 0 and (for_weights or backend.is_host(self._xp))
             if (
                 inside
                 and choice.algorithm in FUSED
-                and rnn.cell.sums_inside(kernels.get(self._xp), self._saved.tapes[0], choice.chunks)
+                and rnn.cell.sums_inside(kernels.get(self._xp), self.saved.tapes[0], choice.chunks)
             ):
                 for run in range(rnn.directions):
                     self._unread[run], self._initial[run], ga = rnn.cell.summed_backward(
-                        kernels.get(self._xp).unchecked, self._saved.tapes[run], rnn._weights(run),
+                        kernels.get(self._xp).unchecked, self.saved.tapes[run], rnn._weights(run),
                         *self._arriving_at(run, gy), choice.chunks, keep=not for_weights,
                     )  # fmt: skip
                     if ga is not None:
@@ -457,7 +456,7 @@ class RunsBack:
         self._mark, self._done = backend.record(self._xp), True
 
     def _layer_back(self, layer: int, gy: Array | None) -> None:
-        rnn, saved = self._rnn, self._saved
+        rnn, saved = self.layer, self.saved
         for run in rnn._runs(layer):
             self._grads[run] = run_backward(
                 rnn.options, saved.backward_choice, rnn.cell, saved.tapes[run], rnn._weights(run),
@@ -467,25 +466,25 @@ class RunsBack:
 
     def _arriving_at(self, run: int, arriving: Array | None) -> tuple[Array | None, list[Array | None]]:
         """Return gy and the gradient at the last state of one run, in the order of its steps."""
-        xp, lengths, size = self._xp, self._saved.lengths, self._rnn.output_size
-        direction = run % self._rnn.directions
+        xp, lengths, size = self._xp, self.saved.lengths, self.layer.output_size
+        direction = run % self.layer.directions
         gy = None if arriving is None else arriving[..., direction * size : (direction + 1) * size]
         if gy is not None:
             gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
         last = [None if array is None else xp.ascontiguousarray(array[run]) for array in self._last]
         if lengths is not None and last[0] is not None:  # the kernels' last step is not every sample's last step
-            gy = xp.zeros_like(self._saved.tapes[run].h) if gy is None else gy.copy()
+            gy = xp.zeros_like(self.saved.tapes[run].h) if gy is None else gy.copy()
             gy[lengths.values - 1, lengths.samples] += last[0]
             last[0] = None
         return gy, last  # the gradient at c passes through the padding unchanged, see `CellMath.close`
 
     def _layer_input_grad(self, layer: int) -> Array:
         """Return the gradient at a layer's input, before its dropout: (T, B, features)."""
-        rnn = self._rnn
+        rnn = self.layer
         first, *second = (rnn.cell.input_grad(self._grads[run].ga, rnn._weights(run)) for run in rnn._runs(layer))
         for backwards in second:
-            first += reverse_time(backwards, self._saved.lengths)
-        mask = self._saved.masks[layer]
+            first += reverse_time(backwards, self.saved.lengths)
+        mask = self.saved.masks[layer]
         if mask is not None:
             first *= mask
         return first
@@ -497,14 +496,12 @@ def choose(
 ) -> Any:  # fmt: skip
     """Return the `scan.Choice` for states of `shape` (T, B, H); ``auto`` is a rule."""
     # `stack` are `input_size`, `layers` and `directions`.
-    from sparsebp.scan.rules import _HOST_CHOICE, Choice, choose_recurrent_backward
-
     if options.algorithm == "auto":
         if cell.diagonal:
             return Choice("bp", 1, "A step's Jacobian is diagonal: one linear recurrence goes back, at the speed of "
                           "memory.", {})  # fmt: skip
         if options.workers is None and backend.is_host(xp):
-            return _HOST_CHOICE
+            return HOST_CHOICE
         return choose_recurrent_backward(
             cast(Any, cell.name), *shape, dtype, xp, options.workers, options.memory_limit, **stack
         )
@@ -573,7 +570,7 @@ class SequenceClassifier(Layer):
 
         def of_rnn() -> Gradients:
             directions, size = self.rnn.directions, self.rnn.output_size
-            grad_h_n = xp.zeros_like(saved.rnn.h_n)
+            grad_h_n = xp.zeros(saved.rnn.h_n.shape, saved.head.dtype)
             grad_h_n[-directions:] = head.input_grad().reshape(-1, directions, size).transpose(1, 0, 2)
             return gradients_of(self.rnn, None, saved.rnn, grad_h_n=grad_h_n)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,7 +25,7 @@ from sparsebp.core.errors import (
     SparseBPError,
 )
 from sparsebp.core.locks import forkable_lock
-from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS, check_update
 
 # Checks of arguments: arrays by name, fractions.
 
@@ -364,25 +365,29 @@ class Optimizer:
         # grads: one for each of the rows. options: one row for each parameter. steps: the counts of updates on the
         # device; None: the host's.
         first, end = rows[0], rows[-1] + 1
-        if len(rows) == end - first:  # mostly one or all: views, no copies
-            at: Any = slice(first, end)
-            params, columns = self._arrays[at], [column[at] for column in self._columns]
-        else:
+        at: Any = slice(first, end)
+        params, columns = self._arrays, self._columns
+        if len(rows) < end - first:
             at = list(rows)
-            params, *columns = ([column[row] for row in rows] for column in (self._arrays, *self._columns))
+            params, *columns = ([column[row] for row in rows] for column in (params, *columns))
+        elif len(rows) < len(params):
+            params, columns = params[at], [column[at] for column in columns]
         xp = self._kinds[first][0]
-        k = kernels.get(xp)
         if steps is None:
             count = self._steps[at] + 1
-            k.optimizer_update(self.rule, params, grads, columns, options[at], count)
-            self._steps[at] = count
         else:
             at = at if isinstance(at, slice) else backend.constant(xp, np.array(at))
             count = steps[at]
             count += 1
             if not isinstance(at, slice):  # a copy
                 steps[at] = count
-            k.optimizer_update(self.rule, params, grads, columns, options[at], count)
+        k, given = kernels.get(xp), (self.rule, params, grads, columns, options[at], count)
+        if backend.is_host(xp):  # options and counts are right; the kernel calls the check if an array looks wrong
+            k.unchecked.optimizer_update(*given, partial(check_update, *given))
+        else:
+            k.optimizer_update(*given)
+        if steps is None:
+            self._steps[at] = count
         if masks.owners:  # an old momentum or decay moves pruned weights too
             for param in params:
                 masks.clear(param)

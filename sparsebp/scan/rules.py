@@ -384,11 +384,11 @@ def choose_recurrent_backward(
         check_integer(name, value, 1)
     itemsize = backend.float_dtype(dtype).itemsize
     if backend.is_host(backend.check_module(xp)) and workers is None:
-        return _HOST_CHOICE
+        return HOST_CHOICE
     return _choose(STATES[cell] * H, T, B, itemsize, machine(xp, workers), memory_limit)
 
 
-_HOST_CHOICE = Choice("bp", 1, f"{ON_A_HOST}; workers= weighs it against a chunked scan", {"bp": 0})
+HOST_CHOICE = Choice("bp", 1, f"{ON_A_HOST}; workers= weighs it against a chunked scan", {"bp": 0})
 
 
 @lru_cache(maxsize=256)  # called at every forward

@@ -310,12 +310,15 @@ def test_python_threads_update_at_the_same_time():
 
 def test_tables_hold_the_addresses_of_the_arrays():
     """What is read from the structures of lists and arrays is what CPython and NumPy say."""
-    from sparsebp.kernels.host.optim import table_of
+    from sparsebp.kernels.host.optim import _read, _wanted, lists_of
 
     arrays = [np.ones(shape) for shape in SHAPES]
     others = [None if i == 2 else np.ones(array.shape) for i, array in enumerate(arrays)]
     for columns in ((arrays, others), (tuple(arrays), tuple(others))):
-        addresses, begins, rows = table_of(columns, "wo", pytest.fail)
+        lists, trusted = lists_of(columns, pytest.fail)
+        n, wanted = len(arrays), _wanted("d", "wo")
+        addresses, begins, rows = np.empty((n, 2), np.int64), np.empty(n + 1, np.int64), np.empty(n, np.int64)
+        assert _read(id(lists), wanted, trusted, addresses, begins, rows)
         want = [[0 if a is None else a.ctypes.data for a in row] for row in zip(arrays, others, strict=True)]
         np.testing.assert_array_equal(addresses, want)
         np.testing.assert_array_equal(begins, np.cumsum([0] + [a.size for a in arrays]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -39,7 +39,7 @@ from sparsebp.kernels.host.engine.simd import (
     store_up_to,
     word_at,
 )
-from sparsebp.kernels.host.engine.threads import parallel, team
+from sparsebp.kernels.host.engine.threads import ALONE, in_parts, parallel, team
 from sparsebp.kernels.operands import momenta
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 
@@ -271,34 +271,13 @@ _OPTIONAL = 1 << 40
 """Not one of an array's flags: None may stand here."""
 
 
-class Table(NamedTuple):
-    """Lists of arrays as compiled code takes them.
-
-    Attributes
-    ----------
-    addresses
-        (n, columns) int64; 0 for None.
-    begins
-        (n + 1,) int64: where each array begins in the concatenation of its column.
-    rows
-        (n,) int64: the lengths of their first axes, 1 for arrays without axes.
-    """
-
-    addresses: np.ndarray
-    begins: np.ndarray
-    rows: np.ndarray
-
-
-def table_of(columns: Sequence[Sequence[Any]], access: str, check: Callable[[], Any]) -> Table:
-    """Return the addresses and sizes of arrays.
+def lists_of(columns: Sequence[Sequence[Any]], check: Callable[[], Any]) -> tuple[list[list[Any]], bool]:
+    """Return sequences of arrays as lists, and whether they have been checked and need no look by compiled code.
 
     Parameters
     ----------
     columns
         Sequences of equal length, at least 1. Arrays at the same place have the same shape, and all have one dtype.
-    access
-        A letter for each column: ``r``, its arrays are read; ``w``, they are written; ``o``, they are written, and None
-        may stand in their place.
     check
         Called if anything looks wrong: raises the error, or returns because all is well (subclasses of arrays, say).
 
@@ -307,39 +286,48 @@ def table_of(columns: Sequence[Sequence[Any]], access: str, check: Callable[[], 
     DeviceError
         The arrays live on a device.
     """
-    lists = [column if type(column) is list else list(column) for column in columns]
-    n, first = len(lists[0]), lists[0][0]
-    trusted = type(first) is not np.ndarray or first.dtype.char not in "fd" or set(map(len, lists)) != {n}
+    first = columns[0][0]
+    trusted = type(first) is not np.ndarray or first.dtype.char not in "fd" or len(set(map(len, columns))) > 1
     if trusted:
         check()
         if not backend.is_host(backend.namespace(first)):  # all are of one namespace
             raise DeviceError("An array belongs to another namespace than these kernels", expected="numpy.ndarray",
                               got=type(first).__name__, remedy="Take the kernels with kernels.get(xp)")  # fmt: skip
-    where, wanted = tuple(map(id, lists)), _wanted(first.dtype.char, access)
-    table = Table(np.empty((n, len(lists)), np.int64), np.empty(n + 1, np.int64), np.ones(n, np.int64))
-    if not _read(where, wanted, trusted, *table):
-        check()
-        _read(where, wanted, True, *table)
-    return table
+    return [column if type(column) is list else list(column) for column in columns], trusted
 
 
 @cache
 def _wanted(dtype: str, access: str) -> np.ndarray:
-    """Return the addresses of the type, the dtype and None, then the flags that each column needs."""
+    """Return the addresses of the type, the dtype and None, then the flags that each column needs.
+
+    `access` has a letter for each column: ``r``, its arrays are read; ``w``, they are written; ``o``, they are written,
+    and None may stand in their place.
+    """
     flags = {"r": _READ, "w": _WRITE, "o": _WRITE | _OPTIONAL}
     return np.array([id(np.ndarray), id(np.dtype(dtype)), id(None), *(flags[letter] for letter in access)], np.int64)
 
 
+@device
+def _entry(items, i):
+    """Return where the object at a place of a list is."""
+    return word_at(word_at(items + _ITEMS) + 8 * i)
+
+
 @numba.njit(**JIT)
 def _read(lists, wanted, trusted, addresses, begins, rows):
-    """Fill the tables; False, with tables half filled, at the first entry that is not as wanted, unless `trusted`."""
+    """Write the addresses of a list of lists of arrays.
+
+    addresses (n, columns) has 0 for None; begins (n + 1,) says where each array begins in the concatenation of its
+    column, rows (n,) the lengths of first axes, 1 for arrays without axes. False, with tables half written, at the
+    first entry that is not as wanted, unless `trusted`.
+    """
     n, columns = addresses.shape
     array_type, dtype, none = wanted[0], wanted[1], wanted[2]
     begins[0] = 0
     for i in range(n):
-        first, ndim, size = word_at(word_at(lists[0] + _ITEMS) + 8 * i), np.int64(0), np.int64(1)
+        first, ndim, size = _entry(_entry(lists, 0), i), np.int64(0), np.int64(1)
         for column in range(columns):
-            entry = word_at(word_at(lists[column] + _ITEMS) + 8 * i)
+            entry = _entry(_entry(lists, column), i)
             flags = wanted[3 + column]
             if entry == none and flags >= _OPTIONAL:
                 addresses[i, column] = 0
@@ -356,8 +344,7 @@ def _read(lists, wanted, trusted, addresses, begins, rows):
                 ndim = word_at(first + _NDIM) & 0xFFFF
                 for axis in range(ndim):
                     size *= word_at(word_at(first + _SHAPE) + 8 * axis)
-                if ndim > 0:
-                    rows[i] = word_at(word_at(first + _SHAPE))
+                rows[i] = word_at(word_at(first + _SHAPE)) if ndim > 0 else 1
             elif not trusted:
                 for axis in range(ndim):
                     if word_at(word_at(entry + _SHAPE) + 8 * axis) != word_at(word_at(first + _SHAPE) + 8 * axis):
@@ -423,17 +410,19 @@ class OptimizerKernels:
         """Sum of the squares of each array, in float64: of its chunks, then of those in order."""
         if not arrays:
             return
-        addresses, begins, rows = table_of((arrays,), "r", check)
-        lengths, chunks = np.empty(len(rows), np.int64), np.empty(len(begins), np.int64)
+        n, (lists, trusted) = len(arrays), lists_of((arrays,), check)
+        tables = addresses, begins, rows = np.empty((n, 1), np.int64), np.empty(n + 1, np.int64), np.empty(n, np.int64)
+        wanted = _wanted(arrays[0].dtype.char, "r")
+        if not _read(id(lists), wanted, trusted, *tables):
+            check()
+            _read(id(lists), wanted, True, *tables)
+        lengths, chunks = np.empty(n, np.int64), np.empty(n + 1, np.int64)
         _cut_chunks(begins, rows, lengths, chunks)
         sums, like = np.empty(int(chunks[-1])), arrays[0].dtype.type(1)
-        parts = _parts(int(begins[-1]))
+        work = int(begins[-1])
+        parts = 1 if work < _WORTH_THREADS else parts_for(work)
         _chunk_sums(team(parts), parts, addresses, begins, like, lengths, chunks, sums)
         add_chunks(chunks, sums, out)
-
-
-def _parts(work: int) -> int:
-    return 1 if work < _WORTH_THREADS else parts_for(work)
 
 
 def _run(
@@ -443,11 +432,15 @@ def _run(
     if not columns[0]:
         check()
         return
-    addresses, begins, _ = table_of(columns, access, check)
-    like = columns[0][0].dtype.type(1)
-    parts = _parts(int(begins[-1]) * len(columns))
-    function = rule_address(rule, like.dtype)
-    _update(team(parts), parts, function, like, addresses, begins, options, steps)
+    (lists, trusted), dtype = lists_of(columns, check), columns[0][0].dtype
+    args = rule_address(rule, dtype), dtype.type(1), id(lists), _wanted(dtype.char, access), options, steps
+    work = _update(ALONE, 0, trusted, *args)
+    if work < 0:
+        check()
+        work = _update(ALONE, 0, True, *args)
+    if work > 0:
+        parts = parts_for(work)
+        _update(team(parts), parts, True, *args)
 
 
 def _run_on_all(rule: str, arrays: Sequence[Array], value: float, check: Check) -> None:
@@ -507,8 +500,25 @@ def rule_address(rule: str, dtype: np.dtype) -> int:
 _compiled: list[Any] = []
 
 
-@parallel(**JIT)
-def _update(part, parts, rule, like, addresses, begins, options, steps):
+@numba.njit(**JIT)
+def _update(team, parts, trusted, rule, like, lists, wanted, options, steps):
+    """Update all parameters in so many parts; with 0 in one, unless the work is worth waking other threads.
+
+    Return 0, or without an update the numbers that would move, if they are worth it, or -1 if `_read` says False.
+    """
+    n, columns = len(options), len(wanted) - 3
+    addresses, begins = np.empty((n, columns), np.int64), np.empty(n + 1, np.int64)
+    if not _read(lists, wanted, trusted, addresses, begins, np.empty(n, np.int64)):
+        return -1
+    work = begins[n] * columns
+    if parts == 0 and work >= _WORTH_THREADS:
+        return work
+    in_parts(_update_part, team, max(parts, 1), (max(parts, 1), rule, like, addresses, begins, options, steps))
+    return 0
+
+
+@numba.njit(**INNER_JIT)
+def _update_part(part, parts, rule, like, addresses, begins, options, steps):
     low, high = span(part, parts, begins[-1])
     update_range(rule, like, addresses, begins, options, steps, low, high)
 
