@@ -190,12 +190,12 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
         for t in range(slice_end - 1, slice_start - 1, -1):
             earlier = advance(saved[0], origin * hidden + (t - 1) * step) if t > 0 else initial
             slot = slice_end - 1 - t
-            for block in range(begin, end):
+            for block in range(end - 1, begin - 1, -1):  # samples, too, so that memory is read in one direction
                 first, base = block * SAMPLES, (block - begin) * SAMPLES
                 rows = min(batch - first, SAMPLES)
                 fed = advance(kept, (block - begin) * of_block + slot * rows * stride)
                 own = advance(g, base * states * width)
-                for s in range(rows):
+                for s in range(rows - 1, -1, -1):
                     of_sample = (first + s) * hidden
                     previous, at = advance(earlier, of_sample), origin * hidden + t * step + of_sample
                     for j in range(width - count, -1, -count):  # so a part's last vector ends in numbers yet to come
