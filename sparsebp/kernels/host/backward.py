@@ -106,35 +106,18 @@ def chunk_start(chunk, chunks, steps):
 
 
 @device
-def _gather(rows_of, batch, length, steps, rows, out):
-    """Write the rows of a block's samples one after the other, from the last step to the first.
-
-    Where they lie, steps may be a power of two apart, and a few of them then fill the sets of the first cache that they
-    fall into. A sum over a single run of rows is also one loop, not one of four turns in another.
-    """
-    for t in range(steps):
-        for s in range(rows):
-            source, to = advance(rows_of, ((steps - 1 - t) * batch + s) * length), (t * rows + s) * length
-            for j in range(0, length, lanes(out)):  # the last vector ends in a row that is yet to come
-                store(out, to + j, load_up_to(source, j, length - j))
-
-
-@device
-def _add_sums(gates, columns, x, before, at, batch, features, hidden, row, stride, a, steps, rows, room, sums):
+def _add_sums(gates, columns, x, before, batch, features, hidden, row, stride, a, steps, samples, sums):
     """Add a block's products over a slice to its sums.
 
-    x and before begin at row `at` of (T·B, …). a: rows of columns as `_gather` orders them. room: its scratch.
+    x and before: the first sample's rows of the slice's last step. a: rows of columns, from the last step to the first.
     """
-    if features > 0:
-        _gather(advance(x, at * features), batch, features, steps, rows, room)
-        add_outer(room, features, features, a, stride, steps * rows, row, sums)
+    add_outer(x, features, batch, samples, steps, a, stride, row, sums)
     of_hidden, target = advance(a, part_at(columns - gates, gates, hidden, item_of(a))), advance(sums, features * row)
-    _gather(advance(before, at * hidden), batch, hidden, steps, rows, room)
-    add_outer(room, hidden, hidden, of_hidden, stride, steps * rows, row, target)
+    add_outer(before, hidden, batch, samples, steps, of_hidden, stride, row, target)
     target = advance(target, hidden * row)
     for j in range(0, stride, lanes(a)):
         total = load(target, j)
-        for r in range(steps * rows):
+        for r in range(steps * samples):
             total = total + load(a, r * stride + j)
         store(target, j, total)
 
@@ -186,11 +169,10 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
     step, samples = batch * hidden, (end - begin) * SAMPLES
     has_sums, has_ga, has_gy, features = sums.size > 0, ga.size > 0, gy.size > 0, x.shape[2]
     slots = max(1, min(stop - start, SLICE // (samples * stride * item))) if has_sums else 1
-    gathered = slots * SAMPLES * max(features, hidden) + count if has_sums else 0
-    scratch = np.empty(samples * (states * width + slots * stride) + gathered + VECTOR_BYTES, w.dtype)
+    scratch = np.empty(samples * (states * width + slots * stride) + VECTOR_BYTES, w.dtype)
     g = aligned_pointer(scratch)  # of every sample, a row of `width` for each of the state's arrays
     kept = advance(g, samples * states * width)
-    room, of_block = advance(kept, samples * slots * stride), slots * SAMPLES * stride
+    of_block = slots * SAMPLES * stride
     weights, incoming, target = pointer(w), pointer(gy), pointer(ga)
     edge = advance(pointer(bounds), chunk * states * step)
     comes = advance(edge, states * step)
@@ -208,12 +190,12 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
         for t in range(slice_end - 1, slice_start - 1, -1):
             earlier = advance(saved[0], origin * hidden + (t - 1) * step) if t > 0 else initial
             slot = slice_end - 1 - t
-            for block in range(begin, end):
+            for block in range(end - 1, begin - 1, -1):  # samples, too, so that memory is read in one direction
                 first, base = block * SAMPLES, (block - begin) * SAMPLES
                 rows = min(batch - first, SAMPLES)
                 fed = advance(kept, (block - begin) * of_block + slot * rows * stride)
                 own = advance(g, base * states * width)
-                for s in range(rows):
+                for s in range(rows - 1, -1, -1):
                     of_sample = (first + s) * hidden
                     previous, at = advance(earlier, of_sample), origin * hidden + t * step + of_sample
                     for j in range(width - count, -1, -count):  # so a part's last vector ends in numbers yet to come
@@ -235,10 +217,11 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
         if has_sums:
             for block in range(begin, end):
                 first = block * SAMPLES
+                at = (slice_end - 1) * batch + first
                 _add_sums(
-                    gates, columns, pointer(x), pointer(before), slice_start * batch + first, batch, features, hidden,
-                    row, stride, advance(kept, (block - begin) * of_block), slice_end - slice_start,
-                    min(batch - first, SAMPLES), room, advance(own_sums, (block - begin) * size),
+                    gates, columns, advance(pointer(x), at * features), advance(pointer(before), at * hidden), batch,
+                    features, hidden, row, stride, advance(kept, (block - begin) * of_block), slice_end - slice_start,
+                    min(batch - first, SAMPLES), advance(own_sums, (block - begin) * size),
                 )  # fmt: skip
     if chunk == first_chunk:
         for s in range(min(samples, batch - begin * SAMPLES)):

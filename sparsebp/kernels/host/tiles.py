@@ -53,7 +53,8 @@ def _tiles(sizes: Iterable[tuple[int, int]], continued: bool = False) -> Any:
     ) -> Any:  # fmt: skip
         """Add to `out` the products of `rows` rows of x with `vectors` vectors of w; there is at least one k.
 
-        `x_rows` and `out_rows` say where four rows begin, `x_step` and `w_step` how far the next k is. From the fourth
+        `x_rows` and `out_rows` say where four rows begin, `x_step` and `w_step` how far the next k is. `x_step` may
+        be three numbers (step, turns, other): every step of that number of turns is the other one. From the fourth
         vector on, those of w are `second` behind it, not next to each other.
         """
 
@@ -65,7 +66,8 @@ def _tiles(sizes: Iterable[tuple[int, int]], continued: bool = False) -> Any:
                 values = cgutils.unpack_tuple(builder, args[place])
                 return [context.cast(builder, *one, types.int64) for one in zip(values, sig.args[place], strict=True)]
 
-            starts, targets, steps = words(3), words(10), (word(4), word(6))
+            x_steps = words(4) if isinstance(x_step, types.BaseTuple) else [word(4)]
+            starts, targets, steps = words(3), words(10), (x_steps, word(6))
             end = builder.append_basic_block("added")
             chosen = builder.switch(builder.add(builder.shl(word(0), WORD(3)), word(1)), end)
             for size in sizes:
@@ -85,7 +87,7 @@ def _tiles(sizes: Iterable[tuple[int, int]], continued: bool = False) -> Any:
 
 def _write_tile(
     builder: Any, ty: SimdType, size: tuple[int, int], continued: bool, of_x: tuple[Any, list[Any]],
-    of_w: tuple[Any, Any], of_out: tuple[Any, list[Any]], steps: tuple[Any, Any], depth: Any,
+    of_w: tuple[Any, Any], of_out: tuple[Any, list[Any]], steps: tuple[list[Any], Any], depth: Any,
 ) -> None:  # fmt: skip
     """Write the code of one tile, a loop along k."""
     (rows, vectors), vector, align = size, llvm_vector(ty), ty.dtype.bitwidth // 8
@@ -103,7 +105,7 @@ def _write_tile(
     entry, loop, end = builder.block, builder.append_basic_block("along_k"), builder.append_basic_block("ready")
     builder.branch(loop)
     builder.position_at_end(loop)
-    k, panel, source = builder.phi(WORD), builder.phi(of_w[0].type), builder.phi(of_x[0].type)
+    k, turn, panel, source = (builder.phi(kind) for kind in (WORD, WORD, of_w[0].type, of_x[0].type))
     sums = [builder.phi(vector) for _ in tile]
     right = [builder.load(at(panel, column), align=align) for column in columns]
     left = [splat(builder, ty, builder.load(builder.gep(source, [row]), align=align)) for row in of_x[1][:rows]]
@@ -111,9 +113,13 @@ def _write_tile(
         call_llvm(builder, f"llvm.fmuladd.{vector_name(ty)}", vector, [left[r], right[v], total])
         for (r, v), total in zip(tile, sums, strict=True)
     ]
-    following = builder.add(k, WORD(1))
-    onward = following, builder.gep(panel, [w_step]), builder.gep(source, [x_step]), *added
-    for phi, first, later in zip((k, panel, source, *sums), (WORD(0), of_w[0], of_x[0], *start), onward, strict=True):
+    following, turns, step = builder.add(k, WORD(1)), builder.add(turn, WORD(1)), x_step[0]
+    if len(x_step) > 1:
+        ends = builder.icmp_signed("==", turns, x_step[1])
+        turns, step = builder.select(ends, WORD(0), turns), builder.select(ends, x_step[2], step)
+    phis, begin = (k, turn, panel, source, *sums), (WORD(0), WORD(0), of_w[0], of_x[0], *start)
+    onward = following, turns, builder.gep(panel, [w_step]), builder.gep(source, [step]), *added
+    for phi, first, later in zip(phis, begin, onward, strict=True):
         phi.add_incoming(first, entry)
         phi.add_incoming(later, loop)
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
@@ -184,22 +190,22 @@ def accumulate(x, x_stride, depth, w, w_stride, width, out, out_stride):
 
 
 @device
-def add_outer(x, x_row, features, a, a_row, rows, width, out):
-    """``out[i] += Σ_r x[r·x_row + i] · a[r·a_row …]``.
+def add_outer(x, features, batch, samples, steps, a, a_row, width, out):
+    """``out[i] += Σ_r x[r, i] · a[r]`` over the rows of some samples and steps, from the last step to the first.
 
-    out (features, width), of whole vectors. 2 · rows · features · width FLOP. Where no four features are left the last
-    is taken several times: the same sum, written again.
+    x: the first sample's row of the last step, of an array (T, batch, features); it is read where it lies. Rows of `a`
+    follow each other, `a_row` apart. out (features, width), of whole vectors. 2 · steps · samples · features · width
+    FLOP. Where no four features are left the last is taken several times: the same sum, written again.
     """
     count, j = lanes(x), 0
+    x_step = features, samples, (1 - samples - batch) * features
     while j < width:  # outside: a panel of `a` stays in the first cache, whatever the features
         panel = panel_of((width - j) // count)
         for i in range(0, features, 4):
             last, target = features - 1 - i, advance(out, i * width + j)
             d1, d2, d3 = min(1, last), min(2, last), min(3, last)
-            targets = 0, d1 * width, d2 * width, d3 * width
-            _continue_four(
-                4, panel, advance(x, i), (0, d1, d2, d3), x_row, advance(a, j), a_row, 0, rows, target, targets
-            )
+            sources, targets, rows = (0, d1, d2, d3), (0, d1 * width, d2 * width, d3 * width), steps * samples
+            _continue_four(4, panel, advance(x, i), sources, x_step, advance(a, j), a_row, 0, rows, target, targets)
         j += panel * count
 
 
