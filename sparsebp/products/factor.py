@@ -9,8 +9,10 @@ enough, and every call checks that: one that would lose more than half of the di
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -92,6 +94,10 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None) -> Factor
         return plan
 
 
+plans: WeakValueDictionary[int, FactorPlan] = WeakValueDictionary()
+"""The plans that somebody keeps, by their numbers."""
+
+
 @dataclass(frozen=True, eq=False)
 class FactorPlan:
     """How matrices on one pattern are factorised, any number of times. Made by `plan_factor`.
@@ -106,15 +112,19 @@ class FactorPlan:
         Floating-point operations for each matrix.
     panels : tuple
         `sparsebp.kernels.host.factor.Panels`, the structure of L and U.
+    number : int
+        Another one for every plan of this process: compiled graphs hold it in the plan's place.
     """
 
     pattern: SparsityPattern
     fill: int
     flops: int
     panels: Any = field(repr=False)
+    number: int = field(init=False, repr=False, default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "panels", type(self.panels)(*map(frozen, self.panels)))
+        plans[self.number] = self
 
     @property
     def rows(self) -> np.ndarray:

@@ -20,11 +20,12 @@ except ImportError as error:
 
 from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Outcome, RNNCell, accelerate, explain, restore
 from sparsebp.torch.recurrences import MinGRU, linear_recurrence
+from sparsebp.torch.solves import solve
 from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian
 
 __all__ = [
     "GRU", "LSTM", "RNN", "BatchedCSR", "GRUCell", "LSTMCell", "MinGRU", "Outcome", "ProductPlan", "RNNCell",
-    "accelerate", "explain", "linear_recurrence", "plan_product", "restore", "sparse_jacobian",
+    "accelerate", "explain", "linear_recurrence", "plan_product", "restore", "solve", "sparse_jacobian",
 ]  # fmt: skip
 
 

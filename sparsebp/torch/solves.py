@@ -1,0 +1,252 @@
+"""Linear systems on a kept pattern in PyTorch, differentiable to any order.
+
+With A x = b, the gradient at b solves Aᵀ gb = gx, and that at A's entry (i, j) is ``-gb[i] * x[j]``; in forward mode
+dx solves ``A dx = db - dA x``. So both modes need solves with the same factors, and the products that sum over A's
+entries, which `sparsebp.torch.sparse` has. Each matrix is factorised once, in the forward. The factors are a tensor
+that autograd keeps as it keeps an operand, so they belong to the values of that call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsebp import kernels, products
+from sparsebp.core.check import check_flag
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError, StaleError
+from sparsebp.patterns import SparsityPattern
+from sparsebp.products import FactorPlan
+from sparsebp.products.factor import plans
+from sparsebp.torch.ops import primals, to_array, to_tensor
+from sparsebp.torch.sparse import Form, ProductPlan, pattern_of
+
+__all__ = ["solve"]
+
+
+def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
+    """Solve A x = b, or Aᵀ x = b, for matrices on the pattern of a plan.
+
+    Differentiable at `values` and at `b`, to any order and in forward mode, also under `torch.func.vmap`, `grad` and
+    `jvp`; a compiled graph holds it as two operators. A backward pass uses the factors of the forward.
+
+    Parameters
+    ----------
+    plan
+        From `sparsebp.plan_factor`.
+    values
+        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; float32 or float64, on the CPU.
+    b
+        Right-hand sides, of the dtype of `values`. For one matrix (n,), or (n, K). For B matrices (n, B), one for
+        each, or (n,) for all.
+    transposed
+        Solve with Aᵀ.
+
+    Returns
+    -------
+    torch.Tensor
+        x: (n,) or (n, K) for one matrix, (n, B) for B.
+
+    Raises
+    ------
+    PivotError
+        A matrix is singular, not finite, or does not suit the pivots of the plan; `samples` names them.
+    OptionError
+        `plan` is not a FactorPlan.
+    DTypeError, DeviceError, ShapeError
+        A tensor does not fit.
+
+    Examples
+    --------
+    >>> import torch, sparsebp as sb, sparsebp.torch as st
+    >>> plan = sb.plan_factor(sb.SparsityPattern.dense(2, 2))
+    >>> values = torch.tensor([2.0, 0.0, 1.0, 4.0], requires_grad=True)
+    >>> x = st.solve(plan, values, torch.tensor([2.0, 9.0]))
+    >>> x.tolist()
+    [1.0, 2.0]
+    >>> x.sum().backward()
+    >>> values.grad.tolist()
+    [-0.375, -0.75, -0.25, -0.5]
+    """
+    if not isinstance(plan, FactorPlan):
+        raise OptionError("plan is not a plan of factors", expected="a FactorPlan, from sparsebp.plan_factor",
+                          got=type(plan).__name__)  # fmt: skip
+    _check(plan, values, b)
+    transposed = check_flag("transposed", transposed)
+    factors = factorise(plan.number, values.detach())
+    found: Tensor = (solve_op if torch.compiler.is_compiling() else Solve.apply)(
+        plan.number, values, factors, b, transposed
+    )
+    return found
+
+
+def _check(plan: FactorPlan, values: Any, b: Any) -> None:
+    for name, tensor in (("values", values), ("b", b)):
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(f"{name} is not a tensor", expected="a torch.Tensor", got=type(tensor).__name__)
+        if tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise DeviceError(f"{name} is elsewhere", expected="a dense tensor on the CPU, where factors are computed",
+                              got=f"{tensor.layout} on {tensor.device}")  # fmt: skip
+        if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != values.dtype:
+            expected = "float32 or float64" if tensor is values else f"{values.dtype}, as of values"
+            raise DTypeError(f"{name} has the wrong dtype", expected=expected, got=tensor.dtype)
+    nnz, n = plan.pattern.nnz, plan.pattern.shape[0]
+    if values.dim() not in (1, 2) or values.shape[0] != nnz:
+        raise ShapeError("values do not fit the plan", expected=f"({nnz},), or ({nnz}, B)", got=tuple(values.shape))
+    fits = b.dim() in (1, 2) and b.shape[0] == n
+    if not fits or (values.dim() == b.dim() == 2 and b.shape[1] != values.shape[1]):
+        wanted = f"({n},), or ({n}, {'K' if values.dim() == 1 else values.shape[1]})"
+        raise ShapeError("b does not fit the matrices", expected=wanted, got=tuple(b.shape))
+
+
+# ---- the operators ---------------------------------------------------------------------------------------------------
+
+torch.library.define("sparsebp::factorise", "(int plan, Tensor values) -> Tensor")
+torch.library.define(
+    "sparsebp::solve", "(int plan, Tensor values, Tensor factors, Tensor b, bool transposed) -> Tensor"
+)
+factorise = torch.ops.sparsebp.factorise.default
+solve_op = torch.ops.sparsebp.solve.default
+
+
+def _plan(number: int) -> FactorPlan:
+    found = plans.get(number)
+    if found is None:
+        raise StaleError("The plan of a compiled solve is gone", expected="a plan that somebody keeps",
+                         got="none of that number", remedy="Keep the object that plan_factor returned")  # fmt: skip
+    return found
+
+
+@torch.library.impl("sparsebp::factorise", "cpu")
+def _factorise(plan: int, values: Tensor) -> Tensor:
+    """Return L and U, as `sparsebp.kernels.host.factor` lays them out."""
+    return to_tensor(_plan(plan)(to_array(values))._data)
+
+
+@torch.library.impl("sparsebp::solve", "cpu")
+def _solve(plan: int, values: Tensor, factors: Tensor, b: Tensor, transposed: bool) -> Tensor:
+    """Solve with the factors of `values`, of which the shape alone is read here."""
+    right = to_array(b)
+    if b.dim() == 1:
+        right = right[:, None] if values.dim() == 1 else np.repeat(right[:, None], values.shape[1], axis=1)
+    x = np.empty_like(right)
+    if x.size:
+        kernels.on_host().factor.solve(_plan(plan).panels, to_array(factors), right, x, transposed)
+    return to_tensor(x.reshape(_shape(values, b)))
+
+
+def _shape(values: Tensor, b: Tensor) -> tuple[int, ...]:
+    """Return the shape of x."""
+    return (*b.shape[:1], *(values if values.dim() == 2 else b).shape[1:])
+
+
+@torch.library.register_fake("sparsebp::factorise")
+def _shape_of_factors(plan: int, values: Tensor) -> Tensor:
+    batch = values.shape[1] if values.dim() == 2 else 1
+    lanes = kernels.on_host().factor.width(batch, str(values.dtype).removeprefix("torch."))
+    return values.new_empty((-(-batch // lanes), _plan(plan).fill, lanes))
+
+
+@torch.library.register_fake("sparsebp::solve")
+def _shape_of_solution(plan: int, values: Tensor, factors: Tensor, b: Tensor, transposed: bool) -> Tensor:
+    return b.new_empty(_shape(values, b))
+
+
+# ---- derivatives -----------------------------------------------------------------------------------------------------
+
+_forms: WeakKeyDictionary[FactorPlan, ProductPlan] = WeakKeyDictionary()
+
+
+def _form(plan: FactorPlan, role: str, left: Tensor, right: Tensor) -> Tensor:
+    """Return one of A, x and c = A x from the other two, batch last: ``"c"`` A x, ``"b"`` Aᵀ c, ``"a"`` c xᵀ on A."""
+    found = _forms.get(plan)
+    if found is None:
+        column = SparsityPattern.dense(plan.pattern.shape[0], 1)
+        found = _forms[plan] = ProductPlan(products.plan_product(pattern_of("plan", plan), column))
+    result: Tensor = Form.apply(found._number, role, left.t(), right.t())
+    return result.t()
+
+
+def _of_shape_of(operand: Tensor, gradient: Tensor) -> Tensor:
+    """Sum the gradients of all samples where they share the operand."""
+    return gradient.sum(1) if gradient.dim() > operand.dim() else gradient
+
+
+class Solve(torch.autograd.Function):
+    """The operator with its derivatives; the factors are a function of `values` and count as constant."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            found: Tensor = solve_op(*inputs)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        number, values, factors, b, ctx.transposed = inputs
+        ctx.plan, ctx.shared = _plan(number), b.dim() == 1  # keeps the plan alive for the backward
+        ctx.save_for_backward(values, factors, output)
+        ctx.save_for_forward(values, factors, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        values, factors, x = ctx.saved_tensors
+        gb = Solve.apply(ctx.plan.number, values, factors, grads[0], not ctx.transposed)
+        at_values = None
+        if ctx.needs_input_grad[1]:
+            outer = (x, gb) if ctx.transposed else (gb, x)
+            at_values = _of_shape_of(values, -_form(ctx.plan, "a", *outer))
+        at_b = gb.sum(1) if ctx.shared and gb.dim() == 2 else gb
+        return None, at_values, None, at_b if ctx.needs_input_grad[3] else None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        _, d_values, _, db, _ = tangents
+        with primals(ctx.saved_tensors) as (values, factors, x):
+            right = db
+            if d_values is not None:
+                moved = _form(ctx.plan, "b" if ctx.transposed else "c", d_values, x)
+                right = -moved if db is None else (db if db.dim() == moved.dim() else db[:, None]) - moved
+            found: Tensor = Solve.apply(ctx.plan.number, values, factors, right, ctx.transposed)
+            return found
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], number: int, values: Tensor, factors: Tensor, b: Tensor,
+        transposed: bool,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        """Take the mapped axis, last here, as more matrices, or as more right-hand sides of one matrix."""
+        _, at_values, _, at_b, _ = in_dims
+        b = b[..., None] if at_b is None else b.movedim(at_b, -1)
+
+        def run(values: Tensor, right: Tensor) -> Tensor:
+            found: Tensor = Solve.apply(number, values, factors, right, transposed)
+            return found
+
+        if at_values is None and values.dim() == 1:
+            return run(values, b.flatten(1)).reshape(b.shape), b.dim() - 1
+        if at_values is None:  # several right-hand sides of each matrix
+            return torch.stack([run(values, right) for right in b.unbind(-1)]), 0
+        values = values.movedim(at_values, -1)
+        if values.dim() < b.dim():  # likewise
+            found = [run(values, right.expand(-1, info.batch_size)) for right in b.unbind(1)]
+            return (torch.stack(found, 1) if found else b.expand(-1, -1, info.batch_size)), 2
+        b = (b if b.dim() == values.dim() else b[:, None]).expand(-1, *values.shape[1:])
+        return run(values.flatten(1), b.flatten(1)).reshape(b.shape), b.dim() - 1
+
+
+def _factorise_mapped(info: Any, in_dims: Sequence[int | None], plan: int, values: Tensor) -> tuple[Tensor, None]:
+    """Take the mapped axis as more matrices; their factors are one tensor, mapped over by nobody."""
+    at = in_dims[1]
+    return factorise(plan, values if at is None else values.movedim(at, -1).flatten(1)), None
+
+
+torch.library.register_vmap("sparsebp::factorise", _factorise_mapped)
+
+# As in `sparsebp.torch.ops`: with `torch.library.register_autograd` instead, tangents would silently be dropped.
+_LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
+_LIBRARY.impl("solve", Solve.apply, "Autograd")
