@@ -44,6 +44,7 @@ Result: TypeAlias = Mapping[str, Any]
 
 _PACKAGES = (
     "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl", "jax", "onnxruntime",
+    "pyamg",
 )  # fmt: skip
 
 _COPIED = 1 << 27
@@ -358,7 +359,7 @@ def where(result: Mapping[str, Any]) -> str:
     )
 
 
-_NAMED = ("numpy", "numba", "torch", "jax", "onnxruntime", "scipy", "cupy-cuda12x", "cupy-cuda13x")
+_NAMED = ("numpy", "numba", "torch", "jax", "onnxruntime", "scipy", "pyamg", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def save_result(result: Mapping[str, Any], folder: Path | None, stem: str | None = None) -> Path:

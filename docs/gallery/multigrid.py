@@ -3,7 +3,7 @@
 A coarse grid's matrix is PᵀAP. Its pattern stays when the coefficients of A change, so both products are planned once
 and then compute values only.
 
-More: [Re-assemble a multigrid hierarchy](../how-to/multigrid.md)
+More: [Multigrid with new coefficients](../how-to/multigrid.md)
 """
 
 import matplotlib.pyplot as plt

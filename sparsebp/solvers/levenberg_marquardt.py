@@ -152,7 +152,7 @@ def least_squares(
                 gain = cost - there
                 ratio = gain / foretold if foretold > 0 else -1.0
                 small = gain < ftol * cost and ratio > 0.25
-                short = xtol > 0 and np.linalg.norm(step) < xtol * (xtol + np.linalg.norm(x))
+                short = xtol > 0 and _norm(step) < xtol * (xtol + _norm(x))
                 status = 4 if small and short else 2 if small else 3 if short else 0
         if ratio > 0:
             x, raw, cost = trial, raw_there, there
@@ -165,6 +165,11 @@ def least_squares(
         optimality=problem.optimality, nfev=nfev, njev=problem.njev, status=status, message=MESSAGES[status],
         success=status > 0,
     )  # fmt: skip
+
+
+def _norm(x: Array) -> float:
+    """Return the Euclidean norm, without BLAS, whose sums depend on its threads."""
+    return float(np.sqrt((x * x).sum()))
 
 
 class _Problem:
@@ -218,7 +223,7 @@ class _Problem:
         with np.errstate(over="ignore", invalid="ignore"):
             weighted = raw if self.root is None else self.root * raw
             if self.loss == "linear":
-                return float(0.5 * (weighted @ weighted))
+                return float(0.5 * (weighted * weighted).sum())
             rho = LOSSES[self.loss]((weighted / self.f_scale) ** 2)[0]
             return float(0.5 * self.f_scale**2 * rho.sum())
 
@@ -255,7 +260,7 @@ class _Problem:
             return None
         right = -self.gradient / self.scale
         step = factors.solve(right)
-        return step / self.scale, float(0.5 * step @ (damping * step + right))
+        return step / self.scale, float(0.5 * (step * (damping * step + right)).sum())
 
     def _transposed(self, values: Array, vector: Array | None) -> Array:
         """Return Jᵀ vector, or the sums of squares of J's columns."""

@@ -74,6 +74,11 @@ def pruned_vgg(names: Any) -> None:
     assert not layer.params["weight"][~layer.buffers["weight_mask"]].any()
 
 
+def robust_fit(names: Any) -> None:
+    assert names.found.success
+    assert np.sqrt(np.mean((names.found.x - names.true) ** 2)) < 0.05
+
+
 def stream_inference(names: Any) -> None:
     whole = names.head(names.gru(names.signal[:, None]))[:, 0]
     np.testing.assert_allclose(names.predictions, whole, rtol=1e-4, atol=1e-5)
@@ -91,7 +96,7 @@ def weight_prediction(names: Any) -> None:
 
 CHECKS = (
     accelerate_forecaster, conv_jacobian, lyapunov_spectrum, multigrid, newton_equilibrium, optimizer_fusion, own_layer,
-    own_schedule, pruned_vgg, stream_inference, two_ranks, weight_prediction,
+    own_schedule, pruned_vgg, robust_fit, stream_inference, two_ranks, weight_prediction,
 )  # fmt: skip
 
 

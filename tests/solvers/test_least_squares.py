@@ -171,7 +171,7 @@ def test_arguments_are_passed_on_and_threads_change_nothing():
     def f(x, scale):
         return np.concatenate([scale * (x[1:] - x[:-1] ** 2), 1 - x[:-1]])
 
-    x0 = np.random.default_rng(0).uniform(-1, 1, 20_000)
+    x0 = np.random.default_rng(0).uniform(-1, 1, 30_000)
     assert_same_for_any_number_of_threads(lambda: [sb.least_squares(f, x0, args=(10.0,), max_nfev=4).x])
 
 
