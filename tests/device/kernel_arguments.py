@@ -333,11 +333,12 @@ class Maker:
     # ---- linear recurrences: real ones, or complex ones with factors that steps and samples share ----
 
     def linear_recurrence(self) -> Arguments:
-        """With a length for each sample and shared factors, or without; in one direction or the other."""
-        units = 2 * self.hidden if self.shared else self.hidden
-        lengths = None if self.hidden == 37 else np.arange(self.batch) * 3 % (self.steps + 1)
-        factors = {"Ta": 1, "Ba": 1} if self.shared else {"Ta": self.steps, "Ba": self.batch}
-        return factors | {"Wa": units, "W": units, "lengths": lengths, "pairs": self.shared, "reverse": self.batch == 2}
+        """With a length for each sample and shared factors, or without; in either direction; with H = 37 in chunks."""
+        units, steps = 2 * self.hidden if self.shared else self.hidden, 256 if self.hidden == 37 else self.steps
+        lengths = None if self.hidden == 37 else np.arange(self.batch) * 3 % (steps + 1)
+        factors = {"Ta": 1, "Ba": 1} if self.shared else {"Ta": steps, "Ba": self.batch}
+        flags = {"lengths": lengths, "pairs": self.shared, "reverse": self.batch == 2}
+        return factors | flags | {"T": steps, "Wa": units, "W": units}
 
     linear_recurrence_grad = linear_recurrence
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
+from sparsebp.kernels.device import recurrent
 from strategies import seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 
@@ -46,11 +47,12 @@ def by_loop(
 @given(
     steps=sizes(0, 70), batch=sizes(0, 7), hidden=sizes(0, 70), dtype=st.sampled_from(DTYPES),
     shared=st.tuples(st.booleans(), st.booleans(), st.booleans()), with_h0=st.booleans(), reverse=st.booleans(),
-    lengths=st.sampled_from([None, "drawn", "all", "none"]), seed=seeds,
+    lengths=st.sampled_from([None, "drawn", "all", "none"]), least=st.sampled_from([1, 5, 64]), seed=seeds,
 )  # fmt: skip
 def test_recurrence_and_its_gradients(
-    backend, steps, batch, hidden, dtype, shared, with_h0, reverse, lengths, seed
+    backend, steps, batch, hidden, dtype, shared, with_h0, reverse, lengths, least, seed
 ):  # fmt: skip
+    """`least`: steps of a chunk on a device, for chunks of few steps."""
     rng, shape = np.random.default_rng(seed), (steps, batch, hidden)
     a = 0.4 * normal(rng, tuple(1 if one else n for one, n in zip(shared, shape, strict=True)), dtype)
     b, grad_h = normal(rng, shape, dtype), normal(rng, shape, dtype)
@@ -60,7 +62,8 @@ def test_recurrence_and_its_gradients(
         array.flags.writeable = False
     options = {"reverse": reverse, "lengths": drawn}
     on_device = [None if x is None else backend.array(x) for x in (a, b, grad_h, h0)]
-    with backend.in_use():
+    with backend.in_use(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrent, "_LEAST_STEPS", least)
         h = sb.linear_recurrence(*on_device[:2], on_device[3], **options)
         grads = sb.linear_recurrence_vjp(on_device[0], h, *on_device[2:], **options)
     want = by_loop(a, b, h0, grad_h, reverse, drawn)
@@ -92,6 +95,26 @@ def test_any_layout_in_memory(shared, dtype):
     grads = sb.linear_recurrence_vjp(arrays[0], h, arrays[2], arrays[3])
     for got, want in zip(sb.linear_recurrence_vjp(views[0], h, views[2], odd), grads, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ["overflow", "infinite"])
+def test_products_of_chunks_that_say_nothing(backend, case, dtype):
+    """A chunk's factors may overflow where no state does, or vanish where an infinite one stays."""
+    steps, real = 300, dtype.type(0).real.dtype
+    a, b = np.zeros((steps, 1, 3), dtype), np.zeros((steps, 1, 3), dtype)
+    if case == "overflow":
+        a[...], b[290] = np.finfo(real).max ** 0.1, 1
+    else:  # of a complex number, infinity times zero is NaN at the next step
+        a[...], b[10] = np.finfo(real).tiny ** 0.1, np.inf if dtype.kind == "f" else 1
+    state, want = np.zeros((1, 3), dtype), []
+    for t in range(steps):
+        state = a[t] * state + b[t]
+        want.append(state)
+    with backend.in_use():
+        found = backend.numpy(sb.linear_recurrence(backend.array(a), backend.array(b)))
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+    assert not np.isnan(want).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -279,8 +279,8 @@ class PointwiseKernels(Launcher):
         self._launch("pointwise.cu", "softmax_cross_entropy", c_types(REAL=logits), grid, WARP_A_ROW, args)
 
 
-# Launchers of the kernels over sliding windows (``cuda/windows.cu``): a thread an element that is written, or a window and
-# `_ROWS` of its taps.
+# Launchers of the kernels over sliding windows (``cuda/windows.cu``): a thread an element that is written, or a window
+# and `_ROWS` of its taps.
 #
 # A convolution is the product of its weights with its windows, laid side by side by a kernel: the library's products.
 
@@ -335,8 +335,10 @@ class WindowKernels(Launcher):
         self, name: str, source: Array, out: Array, blocks: int, count: int, x: Array, columns: Array,
         options: tuple[Axes, ...],
     ) -> None:  # fmt: skip
-        counted = {"the planes of x": x.shape[:2], "the elements of a plane": x.shape[2:],
-                   "the windows of a plane": columns.shape[5:], "the taps of all channels": columns.shape[:4]}  # fmt: skip
+        counted = {
+            "the planes of x": x.shape[:2], "the elements of a plane": x.shape[2:],
+            "the windows of a plane": columns.shape[5:], "the taps of all channels": columns.shape[:4],
+        }  # fmt: skip
         check_int32(name, {what: prod(shape) for what, shape in counted.items()})
         sizes = map(np.int32, (*x.shape, *columns.shape[1:4], *columns.shape[5:]))
         args = (source, out, np.int64(count), *sizes, *(np.int32(n) for option in options for n in option))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -534,28 +535,70 @@ def _warp_bytes(cell: Cell, hidden: int, rows: int, itemsize: int) -> int:
 
 # Linear recurrences and selective scans (``cuda/recurrence.cu``, ``cuda/selective_scan.cu``).
 
-Operands = tuple[Array | None, ...]
-
 _STATES, _CHANNELS = 8, 128
 """States in a thread's registers, and channels of a block, as in the source."""
 
 
+_LEAST_STEPS, _ENOUGH_CHAINS = 64, 2**16
+"""Steps that a chunk has at least, and chains that keep a GPU's memory busy. The same on all devices."""
+
+
+def linear_chunks(steps: int, chains: int) -> int:
+    """Return into how many chunks of steps a linear recurrence is cut; 1: not.
+
+    More than the root of 2 T of them would take longer to combine than they take to run. With fewer than four, reading
+    twice costs what is won.
+    """
+    chunks = min(steps // _LEAST_STEPS, _ENOUGH_CHAINS // max(chains, 1), isqrt(2 * steps))
+    return chunks if chunks >= 4 else 1
+
+
 class LinearRecurrenceKernels(Launcher):
-    """Device side of linear recurrences in `sparsebp.kernels.spec.Kernels`: a thread a unit of a sample."""
+    """Device side of linear recurrences in `sparsebp.kernels.spec.Kernels`: a thread a unit of a sample, and chunk."""
 
     def linear_recurrence(
         self, a: Array, b: Array, h0: Array, lengths: Array | None, pairs: bool, reverse: bool, h: Array
     ) -> None:
-        """Every thread runs down the steps."""
-        self._linear("linear_recurrence", (a, b, h0, lengths, h), a, h, pairs, reverse)
+        """Every thread runs down the steps; those of chunks know the states before them."""
+        sizes, chunks, defines = self._sizes(a, h, pairs, reverse)
+        carries = self._carries(a, b, h0, lengths, h0, sizes, chunks, defines, back=False)
+        self._chains("linear_recurrence", defines, sizes[4] * chunks, (a, b, h0, lengths, h, carries, *sizes))
 
     def linear_recurrence_grad(
         self, a: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, pairs: bool, reverse: bool, ga: Array,
         gb: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """The same, from the last step to the first."""
-        arrays = (a, h, gh, h0, lengths, ga, gb, gh0)
-        self._linear("linear_recurrence_grad", arrays, a, h, pairs, reverse, len(ga) != len(h))
+        sizes, chunks, defines = self._sizes(a, h, pairs, reverse)
+        carries = self._carries(a, gh, None, lengths, h0, sizes, chunks, defines, back=True)
+        summed = len(ga) != len(h)
+        of_a = self.xp.empty((chunks, *ga.shape[1:]), ga.dtype) if summed and chunks > 1 else ga
+        args = (a, h, gh, h0, lengths, of_a, gb, gh0, carries, *sizes, np.int32(summed))
+        self._chains("linear_recurrence_grad", defines, sizes[4] * chunks, args)
+        if of_a is not ga:
+            ga[0] = of_a.sum(axis=0)
+
+    def _sizes(self, a: Array, h: Array, pairs: bool, reverse: bool) -> tuple[tuple[Any, ...], int, Defines]:
+        """Return the numbers that all launches of a recurrence end with, the chunks, and the defines."""
+        steps, batch, width = h.shape
+        units, of_units = (n // (1 + pairs) for n in (width, a.shape[2]))
+        of_step, of_sample = a.shape[1] * of_units if len(a) > 1 else 0, of_units if a.shape[1] > 1 else 0
+        chunks = linear_chunks(steps, batch * units)
+        sizes = map(np.int64, (of_step, of_sample, int(of_units > 1), steps, batch * units, units))
+        return (*sizes, np.int32(reverse), np.int64(chunks)), chunks, c_types(REAL=h) | {"PAIRS": int(pairs)}
+
+    def _carries(
+        self, a: Array, b: Array, start: Array | None, lengths: Array | None, like: Array, sizes: tuple[Any, ...],
+        chunks: int, defines: Defines, *, back: bool,
+    ) -> Array | None:  # fmt: skip
+        """Launch the first two phases; return the states between chunks, (chunks - 1, B, W)."""
+        if chunks == 1:
+            return None
+        products, carries = self.xp.empty((2, chunks - 1, *like.shape), like.dtype)
+        ends = (*sizes, np.int32(back))
+        self._chains("linear_reduce", defines, sizes[4] * (chunks - 1), (a, b, lengths, products, carries, *ends))
+        self._chains("linear_combine", defines, sizes[4], (a, b, start, lengths, products, carries, *ends))
+        return carries
 
     def min_gru_forward(
         self, x: Array, h0: Array, lengths: Array | None, nonlinearity: str, reverse: bool, h: Array
@@ -570,22 +613,14 @@ class LinearRecurrenceKernels(Launcher):
         """The same, from the last step to the first."""
         self._min_gru("min_gru_backward", (x, h, gh, h0, lengths, gx, gh0), h, nonlinearity, reverse)
 
-    def _linear(self, name: str, arrays: Operands, a: Array, h: Array, pairs: bool, *flags: bool) -> None:
-        steps, batch, width = h.shape
-        units, of_units = (n // (1 + pairs) for n in (width, a.shape[2]))
-        of_step, of_sample = a.shape[1] * of_units if len(a) > 1 else 0, of_units if a.shape[1] > 1 else 0
-        sizes = of_step, of_sample, int(of_units > 1), steps, batch * units, units
-        args = (*arrays, *map(np.int64, sizes), *map(np.int32, flags))
-        self._launch_chains(name, c_types(REAL=h) | {"PAIRS": int(pairs)}, batch * units, args)
-
-    def _min_gru(self, name: str, arrays: Operands, h: Array, nonlinearity: str, reverse: bool) -> None:
+    def _min_gru(self, name: str, arrays: tuple[Array | None, ...], h: Array, nonlinearity: str, reverse: bool) -> None:
         steps, batch, units = h.shape
         function, sizes = np.int32(CANDIDATES.index(nonlinearity)), (steps, batch * units, units)
         args = (*arrays, function, *map(np.int64, sizes), np.int32(reverse))
-        self._launch_chains(name, c_types(REAL=h) | {"PAIRS": 0}, batch * units, args)
+        self._chains(name, c_types(REAL=h) | {"PAIRS": 0}, batch * units, args)
 
-    def _launch_chains(self, name: str, defines: Defines, count: int, args: tuple[Any, ...]) -> None:
-        self._launch("recurrence.cu", name, defines, ceil_div(count, BLOCK), (BLOCK,), args)
+    def _chains(self, name: str, defines: Defines, count: int, args: tuple[Any, ...]) -> None:
+        self._launch("recurrence.cu", name, defines, ceil_div(int(count), BLOCK), (BLOCK,), args)
 
 
 class SelectiveScanKernels(Launcher):

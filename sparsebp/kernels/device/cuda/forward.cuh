@@ -10,6 +10,26 @@
 //               be waited for with it. (For the same reason a round is loaded at once: were it a step at a time, a wait for
 //               an old load would be a wait for the newest.)
 // `shared` has SHARED values of room for it.
+
+// Brings into L2 what will be loaded two rounds later, where DRAM takes longer than a round. Each lane asks for a line of
+// its own, at `at`, and goes on by `way` a round, up to `end`.
+struct Prefetch {
+    const real *at, *end;
+    int64 way;
+
+    __device__ __forceinline__ void next_round() {
+        if (at < end) {
+#ifndef SPARSEBP_ON_CPU
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#else
+            volatile const real brought = *at;  // checked as a load is
+            (void)brought;
+#endif
+        }
+        at += way;
+    }
+};
+
 #if defined(INPUTS)
 // From the input x (T, B, `inputs`), projected here: W_ih x[t] + b_ih, plus b_hh for the first `both` outputs (biases: null
 // for none). Two rounds of it lie in shared memory: one is in use, the next is stored into the other before it ends. Entries
@@ -35,6 +55,8 @@ template <int OUTPUTS> class StepInput {
     int length;
     const real* source;
     int64 stride;
+    static constexpr bool PREFETCHES = OUTPUTS == 1 && !STREAMED;
+    Prefetch ahead;  // a lane a step
 
     // Whether this thread brings entries of the input: the first warp does, for all.
     static __device__ __forceinline__ bool brings() { return int(threadIdx.x) < (ROUND < WARP ? ROUND : WARP); }
@@ -45,6 +67,7 @@ template <int OUTPUTS> class StepInput {
             const int e = p * WARP + threadIdx.x, s = e / INPUTS, i = e % INPUTS;
             next[p] = brings() && s < steps && i < length ? source[s * stride + i] : real(0);
         }
+        if (PREFETCHES) ahead.next_round();
         source += DEPTH * stride;
     }
 
@@ -75,6 +98,8 @@ template <int OUTPUTS> class StepInput {
     }
 
     __device__ __forceinline__ void begin(int64 steps) {
+        const real* const end = source - int64(blockIdx.x) * length + steps * stride;
+        ahead = {int(threadIdx.x) < DEPTH ? source + (2 * DEPTH + threadIdx.x) * stride : end, end, DEPTH * stride};
         load(steps);
         store(now);
     }
@@ -156,12 +181,16 @@ template <int OUTPUTS> class StepInput {
     real now[DEPTH][OUTPUTS], next[DEPTH][OUTPUTS];
     const real* source;
     int64 stride;
+    Prefetch ahead;  // a lane an end of the values of a warp, from one step and gate
+    static constexpr bool PREFETCHES = OUTPUTS * sizeof(real) < 16;  // else a round is longer
+    static_assert(!PREFETCHES || 2 * DEPTH * OUTPUTS <= WARP, "one line each");
 
     __device__ __forceinline__ void load(int64 steps) {
 #pragma unroll
         for (int s = 0; s < DEPTH; ++s)
 #pragma unroll
             for (int q = 0; q < OUTPUTS; ++q) next[s][q] = s < steps ? source[s * stride + q * HIDDEN] : real(0);
+        if (PREFETCHES) ahead.next_round();
         source += DEPTH * stride;
     }
 
@@ -178,6 +207,12 @@ template <int OUTPUTS> class StepInput {
         : source(x + int64(blockIdx.x) * OUTPUTS * H + unit), stride(int64(batch) * OUTPUTS * H) {}
 
     __device__ __forceinline__ void begin(int64 steps) {
+        const int lane = threadIdx.x % WARP, row = lane / 2, first = int(threadIdx.x) - lane;
+        const int unit = lane % 2 ? min(first + WARP, HIDDEN) - 1 : first;
+        const real* const begin = source - min(int(threadIdx.x), HIDDEN - 1);  // of this sample's values
+        const real* const end = begin + (steps - 1) * stride + OUTPUTS * HIDDEN;
+        const int64 offset = (2 * DEPTH + row / OUTPUTS) * stride + row % OUTPUTS * HIDDEN + unit;
+        ahead = {row < DEPTH * OUTPUTS ? begin + offset : end, end, DEPTH * stride};
         load(steps);
         take();
     }

@@ -2,7 +2,13 @@
 // memory where there are as many units as the device has threads; else by the time that loads take, which do not wait for
 // the step before: several steps are loaded ahead.
 //
+// Few units and many steps are cut into chunks of steps (Martin & Cundy 2018, arXiv:1709.04057), in three launches: every
+// chunk is reduced to its map, state -> P state + v; the maps are combined, which gives the state before each chunk; and
+// the chunks run as one would alone, side by side. What is read is read twice.
+//
 // PAIRS = 1: a number is complex, the real part and the imaginary one side by side.
+//
+// The 1 of launch bounds: left to itself, ptxas aims at more blocks a multiprocessor, and spills.
 
 #include "common.cuh"
 
@@ -21,6 +27,8 @@ __device__ __forceinline__ Number times(Number x, Number y) {
 }
 __device__ __forceinline__ Number conj(Number x) { return {x.re, -x.im}; }
 __device__ __forceinline__ Number zero() { return {real(0), real(0)}; }
+__device__ __forceinline__ Number one() { return {real(1), real(0)}; }
+__device__ __forceinline__ bool is_finite(Number x) { return x.re - x.re == 0 && x.im - x.im == 0; }
 #else
 typedef real Number;
 __device__ __forceinline__ Number load(const real* p, int64 i) { return p[i]; }
@@ -29,6 +37,8 @@ __device__ __forceinline__ Number plus(Number x, Number y) { return x + y; }
 __device__ __forceinline__ Number times(Number x, Number y) { return x * y; }
 __device__ __forceinline__ Number conj(Number x) { return x; }
 __device__ __forceinline__ Number zero() { return 0; }
+__device__ __forceinline__ Number one() { return 1; }
+__device__ __forceinline__ bool is_finite(Number x) { return x - x == 0; }
 #endif
 
 // The recurrence of one thread: `element` is its unit of its sample, counted over both; its steps, in their order, lie at
@@ -46,36 +56,129 @@ __device__ __forceinline__ Chain chain_of(
     return {element, 0, count, factor, of_step, own};
 }
 
-extern "C" __global__ void __launch_bounds__(256) linear_recurrence(
+// The steps of chunk `chunk`, from `begin` to `end` of all, and up to `stop` of this chain's own, in their order.
+struct Part {
+    int64 begin, end, stop;
+};
+
+__device__ __forceinline__ Part part_of(int64 chunk, int64 chunks, int64 steps, int64 own) {
+    const int64 begin = chunk * steps / chunks, end = (chunk + 1) * steps / chunks;
+    return {begin, end, end < own ? end : own};
+}
+
+// The state behind these steps, from `state` before them; or on the way BACK, where b is gh, what is carried on to earlier
+// ones. `product` is that of the factors met.
+template <bool BACK>
+__device__ __forceinline__ Number run(
+    const real* __restrict__ a, const real* __restrict__ b, const Chain& c, const Part& part, Number state,
+    Number& product) {
+    const int64 first = BACK ? part.stop - 1 : part.begin, way = BACK ? -1 : 1;
+    int64 at = c.element + c.first + first * c.apart, factor = c.factor + first * c.factors_apart;
+#pragma unroll AHEAD
+    for (int64 i = part.begin; i < part.stop; ++i) {
+        const Number by = BACK ? conj(load(a, factor)) : load(a, factor), arriving = load(b, at);
+        state = BACK ? times(by, plus(arriving, state)) : plus(times(by, state), arriving);
+        product = times(by, product);
+        at += way * c.apart, factor += way * c.factors_apart;
+    }
+    return state;
+}
+
+__device__ __forceinline__ Number run(
+    int back, const real* __restrict__ a, const real* __restrict__ b, const Chain& c, const Part& part, Number state,
+    Number& product) {
+    return back ? run<true>(a, b, c, part, state, product) : run<false>(a, b, c, part, state, product);
+}
+
+// First phase: products, ends (chunks - 1, count), the maps of all chunks but the one that nothing comes behind.
+extern "C" __global__ void __launch_bounds__(256) linear_reduce(
+    const real* __restrict__ a, const real* __restrict__ b, const int64* __restrict__ lengths,
+    real* __restrict__ products, real* __restrict__ ends, int64 of_step, int64 of_sample, int64 of_unit, int64 steps,
+    int64 count, int64 units, int reverse, int64 chunks, int back) {
+    const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, map = thread / count;
+    if (map >= chunks - 1) return;
+    const Chain c = chain_of(thread % count, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
+    Number product = one();
+    store(ends, thread, run(back, a, b, c, part_of(map + back, chunks, steps, c.steps), zero(), product));
+    store(products, thread, product);
+}
+
+// Second phase, a thread a chain: carries (chunks - 1, count) has the ends, and gets the states between chunks. h0: null on
+// the way back; `back` is 0 or 1. A map that has overflowed, or meets an infinite state, says nothing: those chunks are run
+// again, from their states.
+extern "C" __global__ void __launch_bounds__(256) linear_combine(
     const real* __restrict__ a, const real* __restrict__ b, const real* __restrict__ h0,
-    const int64* __restrict__ lengths, real* __restrict__ h, int64 of_step, int64 of_sample, int64 of_unit, int64 steps,
-    int64 count, int64 units, int reverse) {
+    const int64* __restrict__ lengths, const real* __restrict__ products, real* __restrict__ carries, int64 of_step,
+    int64 of_sample, int64 of_unit, int64 steps, int64 count, int64 units, int reverse, int64 chunks, int back) {
     const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (element >= count) return;
     const Chain c = chain_of(element, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
-    Number state = load(h0, element);
-    int64 at = element + c.first, factor = c.factor;
+    Number state = h0 ? load(h0, element) : zero();
+    for (int64 first = 0; first < chunks - 1; first += AHEAD) {
+        const auto map_of = [&](int n) { return back ? chunks - 2 - first - n : first + n; };
+        Number products_of[AHEAD], found[AHEAD], last = state;
+#pragma unroll
+        for (int n = 0; n < AHEAD; ++n) {
+            const bool there = first + n < chunks - 1;
+            products_of[n] = there ? load(products, map_of(n) * count + element) : one();
+            found[n] = there ? load(carries, map_of(n) * count + element) : zero();
+        }
+        bool finite = true;
+#pragma unroll
+        for (int n = 0; n < AHEAD; ++n) {
+            last = found[n] = plus(times(products_of[n], last), found[n]);
+            finite = finite && is_finite(last);
+        }
+        if (finite) {
+            state = last;
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n)
+                if (first + n < chunks - 1) store(carries, map_of(n) * count + element, found[n]);
+            continue;
+        }
+        for (int n = 0; n < AHEAD && first + n < chunks - 1; ++n) {
+            Number product = one();
+            state = run(back, a, b, c, part_of(map_of(n) + back, chunks, steps, c.steps), state, product);
+            store(carries, map_of(n) * count + element, state);
+        }
+    }
+}
+
+// A thread a chain and chunk. carries: the states before all chunks but the first.
+extern "C" __global__ void __launch_bounds__(256) linear_recurrence(
+    const real* __restrict__ a, const real* __restrict__ b, const real* __restrict__ h0,
+    const int64* __restrict__ lengths, real* __restrict__ h, const real* __restrict__ carries, int64 of_step,
+    int64 of_sample, int64 of_unit, int64 steps, int64 count, int64 units, int reverse, int64 chunks) {
+    const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
+    if (chunk >= chunks) return;
+    const Chain c = chain_of(element, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
+    const Part part = part_of(chunk, chunks, steps, c.steps);
+    Number state = chunk ? load(carries, thread - count) : load(h0, element);
+    int64 at = element + c.first + part.begin * c.apart, factor = c.factor + part.begin * c.factors_apart;
 #pragma unroll AHEAD
-    for (int64 i = 0; i < c.steps; ++i) {
+    for (int64 i = part.begin; i < part.stop; ++i) {
         state = plus(times(load(a, factor), state), load(b, at));
         store(h, at, state);
         at += c.apart, factor += c.factors_apart;
     }
-    for (int64 t = c.steps; t < steps; ++t) store(h, element + t * count, zero());
+    for (int64 t = max(part.begin, c.steps); t < part.end; ++t) store(h, element + t * count, zero());
 }
 
-// gb[t] = gh[t] + carried, where carried = conj(a[t+1]) * gb[t+1]; ga[t] = gb[t] * conj(h[t-1]), or the sum over t.
-extern "C" __global__ void __launch_bounds__(256) linear_recurrence_grad(
+// gb[t] = gh[t] + carried, where carried = conj(a[t+1]) * gb[t+1]; ga[t] = gb[t] * conj(h[t-1]), or the sum over t: with
+// chunks, (chunks, count), that over each. carries: what comes into all chunks but the last.
+extern "C" __global__ void __launch_bounds__(256, 1) linear_recurrence_grad(
     const real* __restrict__ a, const real* __restrict__ h, const real* __restrict__ gh, const real* __restrict__ h0,
     const int64* __restrict__ lengths, real* __restrict__ ga, real* __restrict__ gb, real* __restrict__ gh0,
-    int64 of_step, int64 of_sample, int64 of_unit, int64 steps, int64 count, int64 units, int reverse, int summed) {
-    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (element >= count) return;
+    const real* __restrict__ carries, int64 of_step, int64 of_sample, int64 of_unit, int64 steps, int64 count,
+    int64 units, int reverse, int64 chunks, int summed) {
+    const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
+    if (chunk >= chunks) return;
     const Chain c = chain_of(element, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
-    Number carried = zero(), total = zero(), piece = zero();
-    int64 at = element + c.first + (c.steps - 1) * c.apart, factor = c.factor + (c.steps - 1) * c.factors_apart;
+    const Part part = part_of(chunk, chunks, steps, c.steps);
+    Number carried = chunk < chunks - 1 ? load(carries, thread) : zero(), total = zero(), piece = zero();
+    int64 at = element + c.first + (part.stop - 1) * c.apart, factor = c.factor + (part.stop - 1) * c.factors_apart;
 #pragma unroll AHEAD
-    for (int64 i = c.steps - 1; i >= 0; --i) {
+    for (int64 i = part.stop - 1; i >= part.begin; --i) {
         const Number g = plus(load(gh, at), carried);
         const Number product = times(g, conj(i ? load(h, at - c.apart) : load(h0, element)));
         carried = times(conj(load(a, factor)), g);
@@ -85,16 +188,15 @@ extern "C" __global__ void __launch_bounds__(256) linear_recurrence_grad(
         if (i % PIECE == 0) total = plus(total, piece), piece = zero();
         at -= c.apart, factor -= c.factors_apart;
     }
-    store(gh0, element, carried);
-    if (summed) store(ga, element, total);
-    for (int64 t = c.steps; t < steps; ++t) {
+    if (!chunk) store(gh0, element, carried);
+    if (summed) store(ga, thread, plus(total, piece));
+    for (int64 t = max(part.begin, c.steps); t < part.end; ++t) {
         store(gb, element + t * count, zero());
         if (!summed) store(ga, element + t * count, zero());
     }
 }
 
 // The minGRU: a = 1 - z and b = z * c(v), with z = sigmoid(u) and (u, v) a step's projected input. The same for PAIRS.
-// The launch bounds' 1: left to itself, ptxas aims at more blocks a multiprocessor, and spills.
 
 __device__ __forceinline__ real sigmoid(real x) { return real(1) / (real(1) + exp_of(-x)); }
 
