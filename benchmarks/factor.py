@@ -1,14 +1,16 @@
-"""LU factors of many matrices on one pattern, against SciPy's SuperLU.
+"""LU factors of many matrices on one pattern, against SciPy's SuperLU and, where klujax is installed, KLU.
 
 ``python -m benchmarks factor``. A matrix with new values is factorised and one system solved with it. The order is
 planned once, outside of the time that is compared; the table gives that time too. SciPy's ``splu`` orders and analyses
-every matrix anew, on one thread, and has no batch: a sample of ours stands against one matrix of its.
+every matrix anew, on one thread, and has no batch: a sample of ours stands against one matrix of its. KLU keeps its
+order and its pivots, as we do: its ``refactor`` and solve, for one matrix or a batch.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -27,7 +29,7 @@ SAMPLES = 4
 
 
 def measure_factor(run: Run) -> Iterator[Row]:
-    plan_factor(SparsityPattern.diagonal(2))  # compiles
+    plan_factor(SparsityPattern.diagonal(2), np.ones(2))  # compiles
     for count in run.threads():
         for name, matrix in matrices(run.settings["sides"]).items():
             for batch in run.settings["batches"]:
@@ -91,17 +93,44 @@ def measure_factor_row(name: str, plan: Any, data: np.ndarray, batch: int, round
         refuse_difference(f"{name}: a solution", "SciPy", float(abs(x[:, s] - expected).max() / abs(expected).max()))
     turns = cycle(theirs)
     scipy = timing.Call(lambda given: splu(given[0]).solve(given[1]), lambda: next(turns))
-    timings = timing.measure({"ours": lambda: plan(values).solve(b), "scipy": scipy}, **rounds)
-    timings["ours"] = harness.each(timings["ours"], batch)
+    sides: dict[str, Any] = {"ours": lambda: plan(values).solve(b), "scipy": scipy}
+    if importlib.util.find_spec("klujax") is not None:
+        sides["klu"] = klu(plan.pattern, values, b)
+        gap = abs(np.asarray(sides["klu"]()) - x.T).max() / abs(x).max()
+        refuse_difference(f"{name}: a solution", "KLU", float(gap))
+    timings = timing.measure(sides, **rounds)
+    timings |= {side: harness.each(timings[side], batch) for side in timings if side != "scipy"}
     row = timing.side_by_side(timings)
     reached = harness.reaches(row, "scipy_ratio", TARGET) if batch >= 8 else {"target": None, "met": None}
     return row | reached
 
 
+def klu(pattern: SparsityPattern, values: np.ndarray, b: np.ndarray) -> Callable[[], Any]:
+    """Return a call of KLU that factorises a batch with the pivots of the first call, and solves: (B, n)."""
+    import jax
+    import klujax
+
+    with jax.enable_x64(True):
+        data, right = jax.numpy.asarray(values.T.copy()), jax.numpy.asarray(b.T[:, :, None].copy())
+        where = jax.numpy.asarray(pattern.row_of_entry, np.int32), jax.numpy.asarray(pattern.indices, np.int32)
+        symbolic = klujax.analyze(*where, pattern.shape[0])
+        numeric = klujax.factor(*where, data, symbolic)
+        handles = [klujax._get_symbolic_handle(symbolic), klujax._get_numeric_handle(numeric)]
+        handles = [handle.astype(np.uint64) for handle in handles]
+        # without klujax's own wrapper, which sorts the entries at every call
+        run = jax.jit(lambda *arrays: klujax.refactor_and_solve_f64.bind(*arrays)[0])
+
+    def call(kept: Any = (symbolic, numeric)) -> Any:  # they free what the handles stand for
+        with jax.enable_x64(True):
+            return run(*where, data, right, *handles).block_until_ready()[:, :, 0]
+
+    return call
+
+
 FACTOR = Benchmark(
     name="factor",
     title="A matrix with new values, factorised, and one system solved: float64, CPU, time per matrix",
-    leaves_out="ordering and symbolic phase of ours (column 'plan once'); SciPy's are in every call",
+    leaves_out="ordering and symbolic phase of ours (column 'plan once') and of KLU; SciPy's are in every call",
     settings={"dtype": "float64", "target": TARGET},
     sizes={"batches": (1, 8, 16, 64), "sides": {"line": 10_000, "square": 40, "cube": 14}},
     quick={"batches": (1, 9), "sides": {"line": 60, "square": 5, "cube": 4}},
@@ -111,9 +140,9 @@ FACTOR = Benchmark(
         words={"matrix": "matrix"},
         numbers={"n": "rows", "entries": "entries", "fill": "entries of L and U"},
         seconds={"plan": "plan once"},
-        times={"scipy_ratio": "over SciPy"},
+        times={"scipy_ratio": "over SciPy", "klu_ratio": "over KLU"},
     ),
-    short=("matrix", "batch", "threads", "ours", "scipy", "scipy_ratio", "plan"),
+    short=("matrix", "batch", "threads", "ours", "scipy", "scipy_ratio", "klu_ratio", "plan"),
     in_short=lambda row: row["batch"] in (1, 16) and row["threads"] == 1,
     overview=Overview(task="LU factors of a matrix with new values", peer="SciPy", ratio="scipy_ratio",
                       label="{matrix}, batch {batch}", page="products.md#lu-factors"),

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from sparsebp.core.check import Array, check_flag, check_integer, shown
-from sparsebp.core.errors import DTypeError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
 from sparsebp.patterns.coloring import color_columns, color_symmetric, star_sources
 from sparsebp.patterns.pattern import SparsityPattern, check_patterns
 
@@ -261,7 +261,8 @@ class SparseJacobian:
         *args
             The arguments of f.
         check
-            Compare with the derivative along a random direction, and raise a `PatternError` if an entry is missing.
+            Compare with the derivative along a random direction, and raise a `PatternError` if an entry is missing, a
+            `NonFiniteError` if an entry is NaN where the function is finite.
 
         Returns
         -------
@@ -321,6 +322,17 @@ class SparseJacobian:
             row = int(np.argmax(wrong))
             raise PatternError(f"Row {row} of the pattern misses an entry", expected=f"{expected[row]}",
                                got=f"{found[row]} along a random direction")  # fmt: skip
+        unknown = np.flatnonzero(np.isnan(matrix.data))
+        if len(unknown):
+            rows, columns = self.pattern.row_of_entry[unknown], self.pattern.indices[unknown]
+            finite = np.flatnonzero(np.isfinite(np.broadcast_to(self._function.value(args), matrix.shape[0])[rows]))
+            if len(finite):
+                raise NonFiniteError(
+                    f"The derivative in row {rows[finite[0]]}, column {columns[finite[0]]} is NaN, and the function is "
+                    "finite there", expected="a number", got=f"{len(finite)} such entries",
+                    remedy="x is where a function has no derivative, as arctan2 at (0, 0), or f multiplies 0 by "
+                    "infinity there; move x, or replace the argument of that function by numpy.where",
+                )  # fmt: skip
 
     def __repr__(self) -> str:
         m, n = self.pattern.shape
@@ -330,7 +342,10 @@ class SparseJacobian:
 class SparseHessian(SparseJacobian):
     """The sparse Hessian of a scalar function, at any arguments. Made by `sparse_hessian`.
 
-    It is called like a `SparseJacobian`, and can be passed as `hess` to `scipy.optimize.minimize`.
+    It is called like a `SparseJacobian`, and can be passed as `hess` to `scipy.optimize.minimize` with the method
+    trust-constr. The methods Newton-CG, trust-ncg and trust-krylov take its product with a vector,
+    ``hessp=lambda x, p: hess(x) @ p``; dogleg and trust-exact take dense matrices,
+    ``hess=lambda x: hess(x).toarray()``.
 
     Attributes
     ----------
@@ -411,6 +426,9 @@ class Differentiable(Protocol):
 
     def compare(self, args: tuple[Any, ...]) -> None:
         """Raise if the function, when it is traced, is another one."""
+
+    def value(self, args: tuple[Any, ...]) -> np.ndarray:
+        """Return what f returns, not its gradient."""
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return derivatives along directions (p, n), of 0 and 1 or floats: shape (p, m)."""

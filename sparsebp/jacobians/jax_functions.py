@@ -109,7 +109,7 @@ class JaxFunction(NumpyFunction):
 
     def _run(self, name: str, function: Callable[..., Any], seeds: np.ndarray, given: list[Any]) -> np.ndarray:
         """Run a function, compiled the first time: constants among the arguments may not change later."""
-        run = self._runs.setdefault(name, jax.jit(function))
+        run = self._runs.get(name) or self._runs.setdefault(name, jax.jit(function))
         with _tracing():
             return np.asarray(run(seeds, *given))
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, TracingError
+from sparsebp.core.pool import Pool
 from sparsebp.jacobians import tracing
 from sparsebp.jacobians.tracing import (
     Duals,
-    Pool,
     Sets,
     Traced,
     current,
@@ -695,7 +695,7 @@ class NumpyFunction:
         def of(x: Any) -> Any:
             try:
                 return self.f(*before, x, *after)
-            except ValueError as error:  # by which NumPy replaces a refusal to become an element of a plain array
+            except (TypeError, ValueError) as error:  # by which NumPy replaces refusals of an array's elements
                 if isinstance(error.__cause__, TracingError):
                     raise error.__cause__ from None
                 raise
@@ -742,6 +742,10 @@ class NumpyFunction:
             raise TracingError("The function is another one when it is traced", expected=shown(expected),
                                got=shown(found), remedy="Does it test types, catch exceptions, keep arrays of an "
                                "earlier call, or draw random numbers?")  # fmt: skip
+
+    def value(self, args: tuple[Any, ...]) -> np.ndarray:
+        """Return what f returns, not its gradient."""
+        return np.asarray(self._alone(args)(np.array(args[self.argnum])), float)
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
         """Carry dual numbers through the function."""

@@ -84,6 +84,11 @@ class TorchFunction:
     def compare(self, args: tuple[Any, ...]) -> None:
         """Do nothing: PyTorch differentiates the function itself."""
 
+    def value(self, args: tuple[Any, ...]) -> np.ndarray:
+        """Return what f returns, not its gradient."""
+        found: torch.Tensor = self.f(*args[: self.argnum], self.at(args)[1].clone(), *args[self.argnum + 1 :])
+        return found.detach().cpu().numpy()
+
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
         """Return derivatives along directions (p, n): shape (p, m)."""
         f, x = self.at(args)

@@ -28,12 +28,11 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from sparsebp.core.errors import MemoryLimitError, TracingError
+from sparsebp.core.pool import Pool
 from sparsebp.patterns.pattern import SparsityPattern
 
 MOST_ENTRIES = 1 << 27
 """Most entries of the index sets of one array: 640 MB."""
-SMALL = 1 << 17
-"""Bytes of an array that the allocator keeps by itself."""
 
 
 class Traced(NDArrayOperatorsMixin):
@@ -153,6 +152,8 @@ class Traced(NDArrayOperatorsMixin):
         if name in METHODS:
             function = getattr(np, METHODS[name])
             return lambda *args, **kwargs: function(self, *args, **kwargs)
+        if name in SLOPES and self.ndim == 0:  # numpy.sin of an array of objects calls each one's sin()
+            return lambda *others: getattr(np, name)(self, *others)
         if name.startswith("__"):
             raise AttributeError(name)
         raise refused(f"The attribute {name!r} of an array", "Use a function of NumPy that is listed in the reference")
@@ -445,39 +446,6 @@ def pattern_of(sets: Any, symmetric: bool) -> SparsityPattern:
     return SparsityPattern(sets.indptr, sets.indices, sets.shape)
 
 
-class Pool:
-    """Large arrays that are used again as soon as nothing else refers to them.
-
-    The system hands out new memory page by page, which takes longer than the arithmetic on it.
-    """
-
-    def __init__(self) -> None:
-        self.buffers: dict[int, list[np.ndarray]] = {}
-        self.left = 1 << 26  # bytes that it may still keep
-        self.alone = -1
-        self.alone = self._uses([np.empty(0)])[0]
-
-    def _uses(self, buffers: list[np.ndarray]) -> list[int]:
-        return [sys.getrefcount(buffer) for buffer in buffers]
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an array as `numpy.empty` does."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if size < SMALL:
-            return np.empty(shape, dtype)
-        unit = 1 << max(size.bit_length() - 4, 0)
-        size = -(-size // unit) * unit  # one for arrays of nearly the same size
-        buffers = self.buffers.setdefault(size, [])
-        for buffer, uses in zip(buffers, self._uses(buffers), strict=True):
-            if uses == self.alone:
-                return np.ndarray(shape, dtype, buffer)
-        if size > self.left:
-            return np.empty(shape, dtype)
-        self.left -= size
-        buffers.append(np.empty(size, np.uint8))
-        return np.ndarray(shape, dtype, buffers[-1])
-
-
 class Duals(Level):
     """Tangents of shape (p, *shape): p directional derivatives at once, of the value's own dtype."""
 
@@ -548,14 +516,21 @@ class Duals(Level):
         return found.astype(dtype, copy=False)
 
 
+Pull = Callable[[Any, Any], tuple[Any, Any]]
+
+
 class Tape(Level):
-    """A record of what was computed: each array's parents, and how an adjoint goes back to them."""
+    """A record of what was computed: each array's parents, and how an adjoint goes back to them.
+
+    With an adjoint goes where it is *alive*, None: everywhere. It is not in a branch that `numpy.where` does not take;
+    there it stays 0, even where the branch has no derivative.
+    """
 
     def __init__(self, depth: int) -> None:
         super().__init__(depth)
-        self.nodes: list[list[tuple[int, Callable[[Any], Any]]]] = []
+        self.nodes: list[list[tuple[int, Pull]]] = []
 
-    def node(self, *parents: tuple[Traced, Callable[[Any], Any]]) -> int:
+    def node(self, *parents: tuple[Traced, Pull]) -> int:
         """Record an array and return its number."""
         self.nodes.append([(x.carried, pull) for x, pull in parents])
         return len(self.nodes) - 1
@@ -564,62 +539,84 @@ class Tape(Level):
         return self.node()
 
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
-        def pull(x: Traced, slope: Slope) -> Callable[[Any], Any]:
-            def back(adjoint: Any) -> Any:
+        def pull(x: Traced, slope: Slope) -> Pull:
+            def back(adjoint: Any, alive: Any) -> tuple[Any, Any]:
                 with np.errstate(all="ignore"):
-                    return unbroadcast(adjoint * slope(), x.shape)
+                    found = adjoint * slope()
+                    found = found if alive is None else np.where(alive, found, 0)
+                    return unbroadcast(found, x.shape), _moved_alive(alive, lambda a: unbroadcast(a, x.shape))
 
             return back
 
         return self.node(*((x, pull(x, slope)) for x, slope in terms))
 
     def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
+        def pull(back: Callable[[Any], Any]) -> Pull:
+            return lambda adjoint, alive: (back(adjoint), _moved_alive(alive, back))
+
         if view is not None:
-            return self.node((operands[0], view[1]))
+            return self.node((operands[0], pull(view[1])))
         numbers = choice(*numbered(operands)).ravel()
 
-        def pull(x: Traced, first: int) -> Callable[[Any], Any]:
+        def to(x: Traced, first: int) -> Pull:
             mine = np.flatnonzero((numbers >= first) & (numbers < first + x.size))
             back = selection(numbers[mine] - first, mine, (x.size, numbers.size))
-            return lambda adjoint: np.reshape(matrix_product(back, np.reshape(adjoint, -1)), x.shape)
+            return pull(lambda adjoint: np.reshape(matrix_product(back, np.reshape(adjoint, -1)), x.shape))
 
         first = itertools.accumulate((x.size for x in operands), initial=1)
-        return self.node(*((x, pull(x, start)) for x, start in zip(operands, first, strict=False)))
+        return self.node(*((x, to(x, start)) for x, start in zip(operands, first, strict=False)))
 
     def select(self, condition: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        def to_a(adjoint: Any) -> Any:
-            return unbroadcast(np.where(condition, adjoint, 0), a.shape)
+        def pull(x: Traced, taken: bool) -> Pull:
+            def back(adjoint: Any, alive: Any) -> tuple[Any, Any]:
+                sides = (adjoint, 0) if taken else (0, adjoint)
+                part = unbroadcast(np.where(condition, *sides), x.shape)
+                if isinstance(condition, Traced):  # of a pattern
+                    return part, None
+                mine = np.broadcast_to(np.asarray(condition, bool) == taken, shape)
+                mine = mine if alive is None else mine & alive
+                return part, _moved_alive(mine, lambda m: unbroadcast(m, x.shape))
 
-        def to_b(adjoint: Any) -> Any:
-            return unbroadcast(np.where(condition, 0, adjoint), b.shape)
+            return back
 
-        return self.node(*((x, pull) for x, pull in ((a, to_a), (b, to_b)) if isinstance(x, Traced)
-                           and x.level is self))  # fmt: skip
+        return self.node(*((x, pull(x, taken)) for x, taken in ((a, True), (b, False))
+                           if isinstance(x, Traced) and x.level is self))  # fmt: skip
 
     def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
         if pull is None:
             raise refused(
                 "A reverse sweep (a Hessian) through complex numbers (an FFT)", "Pass the gradient to sparse_jacobian"
             )
-        return self.node((x, pull))
+        return self.node((x, lambda adjoint, alive: (pull(adjoint), None)))
 
     def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        def pull(k: int) -> Callable[[Any], Any]:
+        def pull(k: int) -> Pull:
             other = raw_at(self, operands[1 - k])
-            return lambda adjoint: np.einsum(f"{out},{labels[1 - k]}->{labels[k]}", adjoint, other)
+            return lambda adjoint, alive: (
+                np.einsum(f"{out},{labels[1 - k]}->{labels[k]}", adjoint, other), None)  # fmt: skip
 
         mine = [k for k, x in enumerate(operands) if isinstance(x, Traced) and x.level is self]
         return self.node(*((operands[k], pull(k)) for k in mine))
 
     def back(self, number: int, seed: Any, to: int) -> Any:
         """Return the adjoint of array `to` where that of array `number` is `seed`; None: there is no path."""
-        adjoints: dict[int, Any] = {number: seed}
+        adjoints: dict[int, tuple[Any, Any]] = {number: (seed, None)}
         for at in range(number, to, -1):
-            adjoint = adjoints.pop(at, None)
-            for parent, pull in self.nodes[at] if adjoint is not None else ():
-                part = pull(adjoint)
-                adjoints[parent] = adjoints[parent] + part if parent in adjoints else part
-        return adjoints.get(to)
+            if at not in adjoints:
+                continue
+            given = adjoints.pop(at)
+            for parent, pull in self.nodes[at]:
+                part, alive = pull(*given)
+                if parent in adjoints:
+                    other, lives = adjoints[parent]
+                    part, alive = other + part, None if alive is None or lives is None else alive | lives
+                adjoints[parent] = part, alive
+        return adjoints.get(to, (None, None))[0]
+
+
+def _moved_alive(alive: Any, back: Callable[[Any], Any]) -> Any:
+    """Return where a sum over elements, some of which are alive, is; `back` moves and adds elements."""
+    return alive if alive is None else back(alive.astype(float)) > 0
 
 
 def numbered(operands: list[Traced]) -> list[np.ndarray]:
@@ -759,32 +756,10 @@ def matrix_product(matrix: Any, x: Any, right: bool = False) -> Any:
 
 REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 ACCUMULATIONS = {"add": "cumsum", "multiply": "cumprod"}
-OF_SCALARS = frozenset(
-    (
-        "sum",
-        "prod",
-        "max",
-        "amax",
-        "min",
-        "amin",
-        "mean",
-        "var",
-        "std",
-        "dot",
-        "vdot",
-        "inner",
-        "matmul",
-        "trace",
-        "linalg.norm",
-        "ptp",
-        "median",
-        "average",
-        "trapezoid",
-        "einsum",
-        "interp",
-        "clip",
-    )
-)
+OF_SCALARS = frozenset((
+    "sum", "prod", "max", "amax", "min", "amin", "mean", "var", "std", "dot", "vdot", "inner", "matmul", "trace",
+    "linalg.norm", "ptp", "median", "average", "trapezoid", "einsum", "interp", "clip",
+))  # fmt: skip
 """Functions of which NumPy returns scalars where a result has no axes."""
 SLOPES: dict[str, tuple[Callable[..., Any] | None, ...]] = {}
 SPECIAL: dict[str, tuple[Callable[..., Any] | None, ...]] = {}

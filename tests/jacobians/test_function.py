@@ -16,7 +16,15 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import least_squares, minimize, root
 
 import sparsebp as sb
-from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.core.errors import (
+    DTypeError,
+    MemoryLimitError,
+    NonFiniteError,
+    OptionError,
+    PatternError,
+    ShapeError,
+    TracingError,
+)
 from sparsebp.patterns import color_columns, color_symmetric
 from sparsebp.patterns.coloring import star_sources
 from strategies import csr_patterns
@@ -254,6 +262,45 @@ def test_an_infinite_slope_stays_in_its_entry():
     np.testing.assert_array_equal(jac(np.array([0.0, 4.0, 1.0])).toarray(), [[np.inf, 1, 0], [0, 0.25, 1]])
     jac = sb.sparse_jacobian(lambda x: np.where(x > 0, np.log(np.where(x > 0, x, 1)), 0.0), np.ones(2))
     np.testing.assert_array_equal(jac(np.array([0.0, 2.0])).toarray(), [[0, 0], [0, 0.5]])
+
+
+BRANCHES = {  # a branch that is not taken has no derivative at 0; the second derivatives of the sum at 0 and 2
+    "log": (lambda x: np.where(x > 0, np.log(x), 0.0), [0, -0.25]),
+    "sqrt": (lambda x: np.where(x > 0, np.sqrt(x), x * x), [2, -0.25 / 2**1.5]),
+    "power": (lambda x: np.where(x > 0, x**1.5, 0.0), [0, 0.75 / 2**0.5]),
+    "reciprocal": (lambda x: np.where(x > 0, 3 / x, x**3), [0, 6 / 8]),
+    "nested": (lambda x: np.where(x > 0, np.exp(np.sqrt(x) * np.log(x)), 1 + x), [0, None]),
+    "arctan2": (lambda x: np.where(x > 0, np.arctan2(x, 0 * x), x**4), [0, 0]),
+    "moved": (lambda x: np.where(x > 0, np.roll(np.log(x)[::-1], 1), 0.0), [0, -0.25]),
+    "reshaped": (lambda x: np.where((x > 0)[:, None], np.sqrt(x).reshape(2, 1), 0.0).ravel(), [0, -0.25 / 2**1.5]),
+    "select": (lambda x: np.select([x > 1, x > 0.5], [np.log(x), 1 / x], x**2), [2, -0.25]),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_that_is_not_taken_adds_nothing(name):
+    f, expected = BRANCHES[name]
+    x = np.array([0.0, 2.0])
+    with np.errstate(all="ignore"):
+        hess = sb.sparse_hessian(lambda x: np.sum(f(x)), np.ones(2))
+        found = hess(x, check=True).toarray()
+        jac = sb.sparse_jacobian(f, np.ones(2))(x, check=True).toarray()
+    hess = sb.sparse_hessian(lambda x: np.sum(np.sqrt(x) ** 2), np.ones(2))(x).toarray()
+    assert np.isnan(hess[0, 0])  # its limit is 0, which no rule for branches may hide
+    assert np.isfinite(jac).all() and not found[0, 1] and found[0, 0] == expected[0]
+    assert expected[1] is None or abs(found[1, 1] - expected[1]) < 1e-14
+
+
+def test_check_names_an_entry_that_is_nan_where_the_function_is_finite():
+    jac = sb.sparse_jacobian(lambda x: np.arctan2(x[1:], x[:-1]), np.ones(4))
+    x = np.array([1.0, 0.0, 0.0, 2.0])
+    assert np.isnan(jac(x).data).sum() == 2
+    with pytest.raises(NonFiniteError, match=r"row 1, column 1 .* 2 such entries"):
+        jac(x, check=True)
+    hess = sb.sparse_hessian(lambda x: np.sum(np.hypot(x[1:], x[:-1])), np.ones(4))
+    with pytest.raises(NonFiniteError, match="row 1"):
+        hess(x, check=True)
+    hess(np.ones(4), check=True)
 
 
 HESSIANS = {
@@ -533,7 +580,7 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
 
 def test_memory_that_is_used_again_is_nobodys(monkeypatch):
     """Tangents large enough for the pool: results of earlier calls, of other threads and after errors stay right."""
-    monkeypatch.setattr("sparsebp.jacobians.tracing.SMALL", 1)
+    monkeypatch.setattr("sparsebp.core.pool.SMALL", 1)
     rng, n, small = np.random.default_rng(0), 211, np.arange(3.0)
     fails = []
 
@@ -617,10 +664,16 @@ def test_with_scipy_solve_ivp_and_minimize():
 
     from sparsebp.jacobians.tracing import gradient
 
-    g = HESSIANS["rosenbrock"][0]
+    def g(x):
+        return np.sum((x - 1) ** 4 + (x - 1) ** 2) + np.sum(np.diff(x) ** 2 * x[1:] ** 2)
+
     hess = sb.sparse_hessian(g, np.zeros(N))
-    found = minimize(g, np.full(N, 0.5), method="trust-constr", jac=gradient(g), hess=hess, options={"gtol": 1e-9})
-    np.testing.assert_allclose(found.x, 1, atol=1e-5)
+    product, dense = (lambda x, p: hess(x) @ p), (lambda x: hess(x).toarray())
+    for options, methods in (({"hess": hess}, ["trust-constr"]), ({"hess": dense}, ["dogleg", "trust-exact"]),
+                           ({"hessp": product}, ["Newton-CG", "trust-ncg", "trust-krylov"])):  # fmt: skip
+        for method in methods:
+            found = minimize(g, np.full(N, 0.5), method=method, jac=gradient(g), **options)
+            np.testing.assert_allclose(found.x, 1, atol=1e-4)
 
 
 def test_the_reference_lists_what_can_be_followed():
@@ -669,7 +722,12 @@ def _object_array(x):
     return v
 
 
-@pytest.mark.parametrize("f", [_running_sum, _two_names, _equal_elements, _object_array])
+def _functions_of_objects(x):
+    v = np.array([x[0] * x[1], x[2] ** 2 + 1])
+    return np.hypot(np.sin(v), 2.0) + np.sqrt(v[1]) * np.arctan2(v, v[::-1])
+
+
+@pytest.mark.parametrize("f", [_running_sum, _two_names, _equal_elements, _object_array, _functions_of_objects])
 def test_scalars_are_not_changed_in_place(f):
     x = np.array([1.0, 2.5, -3])
     jac = sb.sparse_jacobian(f, np.zeros(3))
