@@ -285,14 +285,11 @@ def _torch_training(task: Task, compiled: bool, note: Callable[[str], None]) -> 
         return step
 
     found: dict[str, Callable[[], Any]] = {
-        f"torch, {name}": side(lambda call: call, scan)
-        for name, scan in (("loop", _torch_loop), ("scan", _torch_scan))
+        f"torch, {name}": side(lambda call: call, scan) for name, scan in (("loop", _torch_loop), ("scan", _torch_scan))
     }
     if compiled:
         _compiled(task, found, lambda: side(torch.compile, _torch_scan), note)
     return found
-
-
 
 
 def _torch_loop(a: Any, b: Any) -> Any:

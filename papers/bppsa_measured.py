@@ -13,7 +13,8 @@ import numpy as np
 
 from benchmarks import harness, workloads
 from benchmarks.harness import Result, import_torch
-from benchmarks.processes import Apart
+from benchmarks.processes import Apart, on_ranks
+from benchmarks.ranks import STEP_TARGET, time_parallel_on_ranks
 from benchmarks.recurrent import measure_recurrent_row
 from benchmarks.schedules import interval, schedule_of
 from benchmarks.workloads import NETWORKS, STAGES, SequenceWorkload, TorchTwin
@@ -426,6 +427,69 @@ def _draw_parts(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     ax.invert_yaxis()
     ax.margins(x=0.12)
     ax.set(xlabel="time of a step, in steps of torch.nn")
+
+
+# ---- what became of the idea: Fig. 8 and 9 again with diagonal Jacobians ---------------------------------------------
+
+_ONE_PASS = "The recurrence goes over the arrays once, as fast as memory allows; a scan goes over them at least twice"
+_STEPS_OF = {"GRU": ("GRU", "bp"), "MinGRU": ("MinGRU", "bp"), "scan": ("MinGRU", "blelloch")}
+_SIDES_OF = {
+    "GRU": "GRU, plain back-propagation", "MinGRU": "MinGRU, one recurrence", "scan": "MinGRU, Blelloch's scan",
+}  # fmt: skip
+
+
+def diagonal(context: Context) -> Found:
+    """Training steps of GRU and MinGRU over the points of Fig. 8 and 9, B = 16, and of a minGRU on two ranks."""
+    points = [(30, 1)] if context.quick else [(length, 1) for length in (100, 1000, 10_000, 30_000)]
+    points += [] if context.quick else [(259, 38), (517, 24), (1034, 12)]
+    count, length = threads.most_threads(), 301 if context.quick else 1_000_000
+    few: dict[str, Any] = {"rounds": 2, "least_rounds": 2, "warmup": 1}
+    rounds = few if context.quick else {"rounds": 7, "least_rounds": 3, "budget": 2.0}
+    claims, rows = [], []
+    with harness.using_threads(count):
+        for steps, features in points:
+            calls = {name: _training(cell, way, steps, features) for name, (cell, way) in _STEPS_OF.items()}
+            found = timing.measure(calls, **rounds)
+            rows.append({"length": steps, "features": features} | {name: found[name].median for name in found})
+            what = f"({features}, 20), T = {steps}, B = 16"
+            claims += [
+                at_least(f"MinGRU{what}: a training step over GRU's", 1, found["GRU"].median / found["MinGRU"].median,
+                         why="Its products with weights take the time", ran="one recurrence"),
+                at_least(f"MinGRU{what}: a scan over the Jacobians' diagonals, one recurrence over it", 1,
+                         found["MinGRU"].median / found["scan"].median, why=_ONE_PASS, ran=_NAMES["blelloch"]),
+            ]  # fmt: skip
+    parallel = on_ranks(2, time_parallel_on_ranks, threads=2, cell="MinGRU", length=length, batch=1,
+                        rounds=2 if context.quick else 5)["seconds"]  # fmt: skip
+    took = {side: float(np.median(parallel[side]["step"])) for side in ("vectors", "one", "same")}
+    what = f"MinGRU(38, 20), T = {length:,}, B = 1: a step of two ranks that each have half of the time, over"
+    for side, least, name in (("one", STEP_TARGET, "one worker"), ("same", 1, "one worker with two threads")):
+        claims.append(at_least(
+            f"{what} {name}", least, took[side] / took["vectors"], why="The two ranks share the memory's bandwidth",
+            ran="ranks start from zero and repeat what the arriving state changes",
+        ))  # fmt: skip
+    return Found(tuple(claims), {"rows": rows, "ranks": took})
+
+
+def _training(cell: str, way: str, steps: int, features: int) -> Callable[[], object]:
+    """Return a training step of a classifier: forward, cross-entropy, backward and Adam."""
+    rng = np.random.default_rng(0)
+    model = nn.SequenceClassifier(
+        getattr(nn, cell)(features, 20, backward=way, rng=0), nn.Linear(20, workloads.CLASSES, rng=0)
+    )
+    x, target = rng.standard_normal((steps, 16, features), np.float32), rng.integers(0, workloads.CLASSES, 16)
+    value_and_grad = nn.value_and_grad(model, nn.CrossEntropyLoss())
+    adam = optim.Adam(model.parameters(), lr=workloads.LEARNING_RATE)
+    return lambda: adam.step(value_and_grad(x, target)[1])
+
+
+def draw_diagonal(data: Mapping[str, Any]) -> Any:
+    drawing, axes = harness.figure(1, 1, width=8.0, height=4.2)
+    rows = sorted((row for row in data["rows"] if row["features"] == 1), key=lambda row: row["length"])
+    for name, colour in zip(_STEPS_OF, ("#111827", *harness.BLUES), strict=False):
+        axes[0, 0].loglog([row["length"] for row in rows], [1e3 * row[name] for row in rows], "o-", color=colour,
+                          label=_SIDES_OF[name])  # fmt: skip
+    axes[0, 0].set(xlabel="sequence length T, steps (B = 16)", ylabel="training step, ms")
+    return drawing
 
 
 # Two trainings from the same weights on the same batches: their losses over wall-clock time.

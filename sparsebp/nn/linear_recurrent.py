@@ -23,7 +23,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_choice, check_flag, check_generator, check_integer, check_number
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.errors import OptionError
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn.cells import (
@@ -601,7 +601,9 @@ class LRU(Layer):
         y = product(h.view(like.dtype), maps.out.T)
         y += like * x
         last = h[-1] if valid is None else h[valid.values - 1, valid.samples]
-        return turned(y if valid is None else valid.mask(y), self.batch_first), LRUSaved(x, h, start, valid, last[None].copy())
+        return turned(y if valid is None else valid.mask(y), self.batch_first), LRUSaved(
+            x, h, start, valid, last[None].copy()
+        )
 
     def gradients(self, gy: Array | None, saved: LRUSaved, grad_h_n: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.

@@ -49,7 +49,7 @@ class SelectiveSaved(NamedTuple):
 class SelectiveScan(Layer):
     """The selective state space layer of Mamba (S6), between its convolution and its gate.
 
-    ``y[t] = Σ_n c[t, n] h[t, n] + D x[t]`` with ``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]`` and ``a = -exp(A_log)``.
+    ``y[t] = Σ_n c[t, n] h[t, n] + D x[t]`` with ``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]``, ``a = -exp(A_log)``.
     b, c and r are projections of x[t] by ``x_proj``, and ``dt = softplus(dt_proj r + bias)``.
 
     Parameters
@@ -141,9 +141,7 @@ class SelectiveScan(Layer):
         r, b, c = self._parts(q)
         dt = self._step_sizes(product(xp.ascontiguousarray(r), self.params["dt_proj.weight"].T))
         y, states = selective_scan(x, dt, self._rates(xp), b, c, self.params["D"])
-        return turned(y if valid is None else valid.mask(y), self.batch_first), SelectiveSaved(
-            x, q, dt, states, valid
-        )
+        return turned(y if valid is None else valid.mask(y), self.batch_first), SelectiveSaved(x, q, dt, states, valid)
 
     def gradients(self, gy: Array, saved: SelectiveSaved) -> Gradients:
         """Return the gradients from `gy`, of y's shape. The scan goes back once, for all of them."""

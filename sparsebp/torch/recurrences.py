@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sparsebp import kernels
+from sparsebp.core import backend
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number
 from sparsebp.core.errors import DeviceError, DTypeError, ShapeError
-from sparsebp.nn.linear_recurrent import Candidate
+from sparsebp.nn.linear_recurrent import OPEN, Candidate
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
 from sparsebp.scan import linear_recurrence_vjp
 from sparsebp.torch.modules import autocasts, cast_input, check_dense, check_lengths, check_tensors, without_autocast
@@ -197,23 +199,26 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Any:
         """Take the mapped axis as more samples."""
-        count = info.batch_size
-
-        def folded(x: Tensor, dim: int | None, at: int, spread: bool) -> Tensor:
-            """Return x with the mapped axis joined to the one of samples, number `at`."""
-            x = x.unsqueeze(at) if dim is None else x.movedim(dim, at)
-            shape = list(x.shape)
-            shape[at] = count if spread else shape[at]
-            shape[at + 1] = batch if spread else shape[at + 1]
-            return x.expand(shape).flatten(at, at + 1)
-
-        batch = b.shape[1 if in_dims[1] is None else [n for n in range(4) if n != in_dims[1]][1]]
+        sizes = info.batch_size, _samples(b, in_dims[1])
         shared = in_dims[0] is None and a.shape[1] == 1
         found = _run(
-            folded(a, in_dims[0], 1, not shared), folded(b, in_dims[1], 1, True), folded(h0, in_dims[2], 0, True),
-            reverse,
+            _folded(a, in_dims[0], 1, None if shared else sizes), _folded(b, in_dims[1], 1, sizes),
+            _folded(h0, in_dims[2], 0, sizes), reverse,
         )  # fmt: skip
-        return found.unflatten(1, (count, batch)), 1
+        return found.unflatten(1, sizes), 1
+
+
+def _samples(x: Tensor, dim: int | None) -> int:
+    """Return the number of samples of x (T, B, H), which has a mapped axis `dim` or none."""
+    return x.shape[1 if dim is None else [n for n in range(4) if n != dim][1]]
+
+
+def _folded(x: Tensor, dim: int | None, at: int, sizes: tuple[int, int] | None) -> Tensor:
+    """Return x with the mapped axis joined to the one of samples, number `at`; both spread to `sizes`, if given."""
+    x = x.unsqueeze(at) if dim is None else x.movedim(dim, at)
+    shape = list(x.shape)
+    shape[at : at + 2] = shape[at : at + 2] if sizes is None else sizes
+    return x.expand(shape).flatten(at, at + 1)
 
 
 def _before(h: Tensor, h0: Tensor, reverse: bool) -> Tensor:
@@ -238,6 +243,117 @@ def _gradients(a: Tensor, h: Tensor, grad_h: Tensor, h0: Tensor, reverse: bool) 
 # As in `sparsebp.torch.ops`: with `torch.library.register_autograd` instead, tangents would silently be dropped.
 _LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
 _LIBRARY.impl("linear_recurrence", Recurrence.apply, "Autograd")
+
+
+# ---- the minGRU, whose kernel makes factors and terms itself -------------------------------------------------------
+
+torch.library.define("sparsebp::min_gru", "(Tensor p, Tensor h0, str nonlinearity, bool reverse) -> Tensor")
+torch.library.define(
+    "sparsebp::min_gru_vjp",
+    "(Tensor p, Tensor h, Tensor grad_h, Tensor h0, str nonlinearity, bool reverse) -> (Tensor, Tensor)",
+)
+min_gru = torch.ops.sparsebp.min_gru.default
+min_gru_vjp = torch.ops.sparsebp.min_gru_vjp.default
+
+
+@torch.library.impl("sparsebp::min_gru", ("cpu", "cuda"))
+def _compute_min_gru(p: Tensor, h0: Tensor, nonlinearity: str, reverse: bool) -> Tensor:
+    with on_its_stream(p):
+        x, start = to_array(p.contiguous()), to_array(h0.contiguous())
+        xp = backend.namespace(x)
+        h = backend.empty(xp, (*x.shape[:2], start.shape[1]), x.dtype)
+        kernels.get(xp).min_gru_forward(x, start, None, nonlinearity, reverse, h)
+        return to_tensor(h)
+
+
+@torch.library.impl("sparsebp::min_gru_vjp", ("cpu", "cuda"))
+def _compute_min_gru_vjp(
+    p: Tensor, h: Tensor, grad_h: Tensor, h0: Tensor, nonlinearity: str, reverse: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    with on_its_stream(p):
+        given = [to_array(tensor.contiguous()) for tensor in (p, h, grad_h, h0)]
+        xp = backend.namespace(given[0])
+        gp, gh0 = (backend.empty(xp, tuple(tensor.shape), given[0].dtype) for tensor in (p, h0))
+        kernels.get(xp).min_gru_backward(*given, None, nonlinearity, reverse, gp, gh0)
+        return to_tensor(gp), to_tensor(gh0)
+
+
+@torch.library.register_fake("sparsebp::min_gru")
+def _shape_of_min_gru(p: Tensor, h0: Tensor, nonlinearity: str, reverse: bool) -> Tensor:
+    return p.new_empty((*p.shape[:2], h0.shape[1]))
+
+
+@torch.library.register_fake("sparsebp::min_gru_vjp")
+def _shapes_of_min_gru_vjp(
+    p: Tensor, h: Tensor, grad_h: Tensor, h0: Tensor, nonlinearity: str, reverse: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return p.new_empty(p.shape), h0.new_empty(h0.shape)
+
+
+def _run_min_gru(p: Tensor, h0: Tensor, nonlinearity: str, reverse: bool) -> Tensor:
+    found: Tensor = (min_gru if torch.compiler.is_compiling() else MinGRURun.apply)(p, h0, nonlinearity, reverse)
+    return found
+
+
+class MinGRURun(torch.autograd.Function):
+    """The operator with its derivatives; those that are differentiated again are made of `Recurrence`."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            found: Tensor = min_gru(*inputs)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        p, h0, *ctx.options = inputs
+        ctx.save_for_backward(p, output, h0)
+        ctx.save_for_forward(p, output, h0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> MAY_BE_NONE:
+        p, h, h0 = ctx.saved_tensors
+        if not is_differentiated():
+            with torch._C._AutoDispatchBelowAutograd():
+                return *min_gru_vjp(p, h, grads[0], h0, *ctx.options), None, None
+        nonlinearity, reverse = ctx.options
+        z, rest, c, slope = _gate_and_candidate(p, nonlinearity)
+        at_a, at_b, at_h0 = _gradients(rest, h, grads[0], h0, reverse)
+        return torch.cat(((at_b * c - at_a) * z * rest, at_b * z * slope), 2), at_h0, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dp: Tensor | None, dh0: Tensor | None, *_: None) -> Tensor:
+        """``dh[t] = (1 - z) dh[t-1] + dz (c - h[t-1]) + z dc``."""
+        with primals(ctx.saved_tensors) as (p, h, h0):
+            nonlinearity, reverse = ctx.options
+            z, rest, c, slope = _gate_and_candidate(p, nonlinearity)
+            terms = torch.zeros_like(h)
+            if dp is not None:
+                du, dv = dp.chunk(2, dim=2)
+                terms = du * z * rest * (c - _before(h, h0, reverse)) + z * slope * dv
+            return _run(rest, terms, torch.zeros_like(h0) if dh0 is None else dh0, reverse)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], p: Tensor, h0: Tensor, nonlinearity: str, reverse: bool
+    ) -> Any:  # fmt: skip
+        """Take the mapped axis as more samples."""
+        sizes = info.batch_size, _samples(p, in_dims[0])
+        given = _folded(p, in_dims[0], 1, sizes), _folded(h0, in_dims[1], 0, sizes)
+        return _run_min_gru(*given, nonlinearity, reverse).unflatten(1, sizes), 1
+
+
+def _gate_and_candidate(p: Tensor, nonlinearity: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return z, 1 - z, c and c's slope."""
+    u, v = p.chunk(2, dim=2)
+    z, rest = u.sigmoid(), (-u).sigmoid()
+    if nonlinearity == "identity":
+        return z, rest, v, torch.ones_like(v)
+    s = v.sigmoid()
+    return z, rest, torch.where(v >= 0, v + 0.5, s), torch.where(v >= 0, 1.0, s * (1 - s))
+
+
+_LIBRARY.impl("min_gru", MinGRURun.apply, "Autograd")
 
 
 # ---- MinGRU ----------------------------------------------------------------------------------------------------------
@@ -373,10 +489,14 @@ class MinGRU(torch.nn.Module):
 
     def _direction(self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, name: str, reverse: bool) -> Tensor:
         weight, bias = getattr(self, "weight_ih" + name), getattr(self, "bias_ih" + name) if self.bias else None
-        u, v = functional.linear(x, weight, bias).chunk(2, dim=2)
-        z = u.sigmoid()
-        c = v if self.nonlinearity == "identity" else torch.where(v >= 0, v + 0.5, v.sigmoid())
-        return linear_recurrence((-u).sigmoid(), z * c, h0, reverse=reverse, lengths=lengths)
+        p = functional.linear(x, weight, bias)
+        start = p.new_zeros((p.shape[1], self.hidden_size)) if h0 is None else h0
+        if lengths is None:
+            return _run_min_gru(p, start, self.nonlinearity, reverse)
+        valid = _valid(lengths, p)  # in the padding the gate is shut, and the state stays what it is
+        shut = torch.cat((p.new_full((self.hidden_size,), -OPEN), p.new_zeros(self.hidden_size)))
+        h = _run_min_gru(torch.where(valid, p, shut), start, self.nonlinearity, reverse)
+        return torch.where(valid, h, 0)
 
     def _checked(self, x: Any, hx: Any, lengths: Any) -> tuple[Tensor, Tensor | None]:
         """Return the input and the state, under autocast in the dtype of the weights."""

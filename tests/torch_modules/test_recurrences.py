@@ -15,6 +15,7 @@ from torch import Tensor
 import sparsebp.torch as st
 from sparsebp import nn
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
+from sparsebp.torch import recurrences
 from strategies import seeds, sizes
 
 F8 = {"dtype": torch.float64}
@@ -163,6 +164,28 @@ def test_mingru_is_that_without_pytorch(
         np.testing.assert_allclose(want[name].detach().numpy(), array, rtol=1e-9, atol=1e-11, err_msg=name)
     if h0 is not None:
         np.testing.assert_allclose(tensors[1].grad.numpy(), found.h0, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("nonlinearity", ["identity", "positive"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_mingrus_operator_has_all_derivatives(nonlinearity, reverse):
+    torch.manual_seed(0)
+    p, h0 = torch.randn(5, 2, 6, requires_grad=True, **F8), torch.randn(2, 3, requires_grad=True, **F8)
+
+    def run(p, h0):
+        return recurrences._run_min_gru(p, h0, nonlinearity, reverse)
+
+    z, rest, c, _ = recurrences._gate_and_candidate(p, nonlinearity)
+    torch.testing.assert_close(run(p, h0), loop(rest, z * c, h0, reverse=reverse))
+    assert torch.autograd.gradcheck(run, (p, h0), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(run, (p, h0))
+    many = torch.randn(4, 5, 2, 6, **F8)
+    for dims, tensors in (((0, None), (many, h0)), ((2, 1), (many.movedim(0, 2), h0.expand(4, 2, 3).movedim(0, 1)))):
+        found = torch.func.vmap(run, in_dims=dims)(*tensors)
+        torch.testing.assert_close(found, torch.stack([run(one, h0) for one in many]))
+    want = torch.func.jacfwd(run)(p, h0)
+    torch.testing.assert_close(torch.func.jacrev(run)(p, h0), want)
+    torch.library.opcheck(recurrences.min_gru, (p.detach(), h0.detach(), nonlinearity, reverse))
 
 
 def test_mingru_unbatched_copied_and_shown():
