@@ -485,7 +485,7 @@ ALIGNMENT = 64
 
 
 class _Memory(NamedTuple):
-    """Bytes, and the first address in them that is a multiple of `ALIGNMENT`: asking NumPy for it takes microseconds."""
+    """Bytes, and the first address in them that is a multiple of `ALIGNMENT`; NumPy takes microseconds to say it."""
 
     data: np.ndarray
     address: int

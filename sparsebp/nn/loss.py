@@ -290,11 +290,8 @@ class ClassLoss(Loss):
         losses, slopes, counts, valid = self._of_target(xp, rows, target, weight, ignoring)
         if valid is not None:
             losses = xp.where(valid, losses, losses.dtype.type(0))
-        value: Any
-        if self.reduction == "none":
-            value = losses.reshape(self._shape_of(prediction))
-        else:
-            value = losses.sum(dtype=np.float64)
+        none = self.reduction == "none"
+        value: Any = losses.reshape(self._shape_of(prediction)) if none else losses.sum(dtype=np.float64)
         if self.reduction == "mean" and counts is None:
             value = value / len(rows)
             slopes *= slopes.dtype.type(1 / len(rows))
