@@ -260,12 +260,11 @@ class ClassLoss(Loss):
         OptionError
             A class is out of range, or probabilities meet an `ignore_index` that is a class.
         """
-        value, saved = self.on_device(prediction, target)
-        if self.reduction != "none":
-            value = float(value)  # synchronize!
+        xp = self._check(prediction, target)
+        ignoring = self._may_ignore(xp, target)
+        value, saved = self._read(*self._evaluate(xp, prediction, target, ignoring))
         if _is_nan(value) and target.dtype.kind != "f":  # a class out of range makes it so
-            xp = backend.namespace(prediction)
-            if self._may_ignore(xp, target, seen=True) and not self._may_ignore(xp, target):
+            if not ignoring and self._may_ignore(xp, target, seen=True):
                 value, saved = self._read(*self._evaluate(xp, prediction, target, True))
             if _is_nan(value):
                 self._check_classes(target, saved.shape[_axis(saved)])
