@@ -484,15 +484,27 @@ ALIGNMENT = 64
 """A cache line, and the widest vector."""
 
 
+class _Memory(NamedTuple):
+    """Bytes, and the first address in them that is a multiple of `ALIGNMENT`; NumPy takes microseconds to say it."""
+
+    data: np.ndarray
+    address: int
+
+    @classmethod
+    def new(cls, size: int) -> _Memory:
+        """Allocate `size` bytes and room for the alignment."""
+        data = np.empty(size + ALIGNMENT, np.uint8)
+        return cls(data, -(-data.ctypes.data // ALIGNMENT) * ALIGNMENT)
+
+
 class _Block:
     """Memory on loan: the base of a NumPy array and of all its views. Its end returns the memory."""
 
     __slots__ = ("__array_interface__", "_memory", "_pool")
 
-    def __init__(self, pool: HostPool, memory: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    def __init__(self, pool: HostPool, memory: _Memory, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self._pool, self._memory = pool, memory
-        address = -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
-        self.__array_interface__ = {"shape": shape, "typestr": dtype.str, "data": (address, False), "version": 3}
+        self.__array_interface__ = {"shape": shape, "typestr": dtype.str, "data": (memory[1], False), "version": 3}
 
     def __del__(self) -> None:
         self._pool.give_back(self._memory)
@@ -504,7 +516,7 @@ class HostPool:
     def __init__(self, kept: int = KEPT) -> None:
         self.kept = kept
         self.free_bytes = 0
-        self._free: dict[int, list[np.ndarray]] = {}
+        self._free: dict[int, list[_Memory]] = {}
         self._lock = forkable_lock(self._forget)  # reentrant: garbage collection inside may return a block
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -518,9 +530,9 @@ class HostPool:
                 same = self._free.get(size + ALIGNMENT)
                 memory = same.pop() if same else None
                 if memory is not None:
-                    self.free_bytes -= memory.nbytes
+                    self.free_bytes -= size + ALIGNMENT
             if memory is None:
-                memory = np.empty(size + ALIGNMENT, np.uint8)
+                memory = _Memory.new(size)
         except (MemoryError, ValueError, OverflowError) as error:  # ValueError: more than NumPy can count
             raise MemoryLimitError(f"An array of shape {tuple(shape)} does not fit in memory",
                                    expected="memory for its elements", got=f"{size} bytes of {dtype}",
@@ -538,17 +550,18 @@ class HostPool:
         """Start empty in a child process forked while another thread changed the pool."""
         self.free_bytes, self._free = 0, {}
 
-    def give_back(self, memory: np.ndarray) -> None:
+    def give_back(self, memory: _Memory) -> None:
         """Take memory back; beyond `kept`, memory of the size first met is released."""
-        if memory.nbytes > self.kept:
+        size = memory[0].nbytes
+        if size > self.kept:
             return
         with self._lock:
-            self._free.setdefault(memory.nbytes, []).append(memory)
-            self.free_bytes += memory.nbytes
+            self._free.setdefault(size, []).append(memory)
+            self.free_bytes += size
             while self.free_bytes > self.kept:
                 oldest = next(iter(self._free))
                 if self._free[oldest]:
-                    self.free_bytes -= self._free[oldest].pop().nbytes
+                    self.free_bytes -= self._free[oldest].pop().data.nbytes
                 if not self._free[oldest]:
                     del self._free[oldest]
 

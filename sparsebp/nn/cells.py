@@ -461,9 +461,8 @@ class CellMath(abc.ABC):
         h0 = tape.h0
         xp = backend.namespace(h0)
         grads = Weights(*[None if a is None else xp.empty(a.shape, dtype=a.dtype) for a in weights])
-        ga, initial = (
-            self.empty_gradients(tape)[:2] if keep else (None, tuple(map(xp.empty_like, [h0] * len(self.states))))
-        )
+        ga = self.empty_gradients(tape).ga if keep else None
+        initial = tuple([xp.empty(h0.shape, h0.dtype) for _ in self.states])
         sums = WeightSums(tape.x, tape.h_prev, *grads[:4])
         self.run_back(k, tape, weights.weight_hh, gy, last, chunks, ga, initial, sums)
         return SummedGradients(grads, initial, ga)

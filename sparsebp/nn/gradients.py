@@ -129,13 +129,10 @@ class Gradients:
             grads = layer.summed(grads) if layer.children else checked_grads(layer, grads)
         return without_pruned(layer, grads) if masking.owners else grads
 
-    def _own_lock(self) -> Any:
-        with _making:
-            self._lock = self._lock or forkable_lock()
-        return self._lock
-
     def _once(self, name: str, compute: Callable[[], T]) -> T:
-        with self._own_lock():
+        with _making:
+            self._lock = lock = self._lock or forkable_lock()
+        with lock:
             if name not in self._kept:
                 if self.check is not None:
                     self.check()

@@ -260,12 +260,11 @@ class ClassLoss(Loss):
         OptionError
             A class is out of range, or probabilities meet an `ignore_index` that is a class.
         """
-        value, saved = self.on_device(prediction, target)
-        if self.reduction != "none":
-            value = float(value)  # synchronize!
+        xp = self._check(prediction, target)
+        ignoring = self._may_ignore(xp, target)
+        value, saved = self._read(*self._evaluate(xp, prediction, target, ignoring))
         if _is_nan(value) and target.dtype.kind != "f":  # a class out of range makes it so
-            xp = backend.namespace(prediction)
-            if self._may_ignore(xp, target, seen=True) and not self._may_ignore(xp, target):
+            if not ignoring and self._may_ignore(xp, target, seen=True):
                 value, saved = self._read(*self._evaluate(xp, prediction, target, True))
             if _is_nan(value):
                 self._check_classes(target, saved.shape[_axis(saved)])
@@ -290,11 +289,8 @@ class ClassLoss(Loss):
         losses, slopes, counts, valid = self._of_target(xp, rows, target, weight, ignoring)
         if valid is not None:
             losses = xp.where(valid, losses, losses.dtype.type(0))
-        value: Any
-        if self.reduction == "none":
-            value = losses.reshape(self._shape_of(prediction))
-        else:
-            value = losses.sum(dtype=np.float64)
+        none = self.reduction == "none"
+        value: Any = losses.reshape(self._shape_of(prediction)) if none else losses.sum(dtype=np.float64)
         if self.reduction == "mean" and counts is None:
             value = value / len(rows)
             slopes *= slopes.dtype.type(1 / len(rows))

@@ -24,6 +24,7 @@ from sparsebp.core.check import (
     check_number,
 )
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.locks import forkable_lock
 from sparsebp.core.shortcuts import belongs, forward_of
 from sparsebp.nn.basic import dropout_mask
 from sparsebp.nn.bptt import FUSED, BackwardOptions, run_backward
@@ -382,7 +383,7 @@ class RecurrentGradients(NamedGradients):
     ) -> None:  # fmt: skip
         super().__init__(rnn, gy, saved, names=("h0", "c0")[: len(saved.last)])
         self._arriving, self._last = arriving, last
-        self._xp = backend.namespace(saved.last[0])
+        self._xp, self._lock = backend.namespace(saved.last[0]), forkable_lock()
         self._done, self._mark = False, None
         self._grads: dict[int, RunGradients] = {}  # by the number of the run
         self._initial: dict[int, State] = {}
@@ -390,7 +391,7 @@ class RecurrentGradients(NamedGradients):
 
     def input_grad(self) -> Array:
         """Return the gradient at the layer's input."""
-        with self._own_lock():
+        with self._lock:
             self._take(for_weights=False)
             if 0 not in self._grads:
                 self._first_layer_again()
@@ -400,7 +401,7 @@ class RecurrentGradients(NamedGradients):
     def weight_grad(self) -> dict[str, Array]:
         """Return the gradients of the parameters, by name."""
         rnn, tapes, named = self.layer, self.saved.tapes, {}
-        with self._own_lock():
+        with self._lock:
             self._take(for_weights=True)
             # Sums are given away once, as the caller may write to them; a second call computes them anew from ga.
             sums, self._unread = self._unread, {}
@@ -422,7 +423,7 @@ class RecurrentGradients(NamedGradients):
 
     def others(self) -> State:
         """Return the gradients at the state before the first step."""
-        with self._own_lock():
+        with self._lock:
             self._take(for_weights=False)
         states = [self._initial[run] for run in range(len(self.saved.tapes))]
         return tuple(self._xp.stack(arrays) for arrays in zip(*states, strict=True))
@@ -432,20 +433,16 @@ class RecurrentGradients(NamedGradients):
         if self._done:
             backend.wait(self._xp, self._mark)
             return
-        gy, rnn = self._arriving, self.layer
+        gy, rnn, k = self._arriving, self.layer, kernels.get(self._xp)
         for layer in reversed(range(rnn.num_layers)):
             # The first layer's kernels may sum the gradients of its weights. If the gradient at x is asked for first,
             # only the host does so, and stores ga as well; both orders give bitwise equal sums.
             choice, inside = self.saved.backward_choice, layer == 0 and (for_weights or backend.is_host(self._xp))
-            if (
-                inside
-                and choice.algorithm in FUSED
-                and rnn.cell.sums_inside(kernels.get(self._xp), self.saved.tapes[0], choice.chunks)
-            ):
+            if inside and choice.algorithm in FUSED and rnn.cell.sums_inside(k, self.saved.tapes[0], choice.chunks):
                 for run in range(rnn.directions):
                     self._unread[run], self._initial[run], ga = rnn.cell.summed_backward(
-                        kernels.get(self._xp).unchecked, self.saved.tapes[run], rnn._weights(run),
-                        *self._arriving_at(run, gy), choice.chunks, keep=not for_weights,
+                        k.unchecked, self.saved.tapes[run], rnn._weights(run), *self._arriving_at(run, gy),
+                        choice.chunks, keep=not for_weights,
                     )  # fmt: skip
                     if ga is not None:
                         self._grads[run] = RunGradients(ga, self._initial[run])

@@ -32,7 +32,7 @@ from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS, check_update
 
 def check_named(what: str, arrays: Any) -> None:
     """Raise `OptionError` unless `arrays` is a mapping."""
-    if not isinstance(arrays, Mapping):
+    if type(arrays) is not dict and not isinstance(arrays, Mapping):  # asking an abstract class takes longer
         raise OptionError(f"{what} are not a mapping", expected="arrays by name", got=type(arrays).__name__)
 
 
@@ -381,7 +381,8 @@ class Optimizer:
             count += 1
             if not isinstance(at, slice):  # a copy
                 steps[at] = count
-        k, given = kernels.get(xp), (self.rule, params, grads, columns, options[at], count)
+        given = self.rule, params, grads, columns, options[at], count
+        k: Any = kernels.get(xp)
         if backend.is_host(xp):  # options and counts are right; the kernel calls the check if an array looks wrong
             k.unchecked.optimizer_update(*given, partial(check_update, *given))
         else:

@@ -197,8 +197,6 @@ def _run(module: RNNBase, x: Tensor, batch_sizes: Tensor | None, batch: int, hx:
                 for part, found in zip(lasts, last, strict=True):
                     part.append(found)
             x = torch.cat(outputs, 1) if module.bidirectional else outputs[0]
-    if x.requires_grad and not module.bidirectional:
-        x = x.clone()  # else writing to the output would change what the backward needs
     states = [torch.stack(part) if len(part) > 1 else part[0].unsqueeze(0) for part in lasts]
     return x, states[0] if len(states) == 1 else (states[0], states[1])
 

@@ -173,6 +173,7 @@ class Forward(NamedTuple):
     states: State
     last: State
     gates: Array | None
+    h: Array  # (B + N, H): h of `states`, and before it that at the start
 
 
 class Backward(NamedTuple):
@@ -200,8 +201,11 @@ def forward(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights:
     cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
     k = kernels.get(xp)
     gates = empty(xp, (len(x), KEPT[kind] * hidden), x.dtype) if KEPT[kind] else None
-    states = tuple(empty(xp, (len(x), hidden), x.dtype) for _ in start)
-    done = Forward(states, tuple(xp.array(part) for part in start), gates)
+    batch = len(start[0])
+    h = empty(xp, (batch + len(x), hidden), x.dtype)
+    h[:batch] = start[0]
+    states = h[batch:], *(empty(xp, (len(x), hidden), x.dtype) for _ in start[1:])
+    done = Forward(states, tuple(xp.array(part) for part in start), gates, h)
     if not cuts:
         return done
     projected, *projection = cell.inputs(k, x[:, None], weights)
@@ -238,12 +242,15 @@ def infer(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: W
 
 def backward(
     kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights, states: State, gates: Array | None,
-    gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool, for_weights: bool,
+    gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool, for_weights: bool, before: Array,
 ) -> Backward:  # fmt: skip
-    """Propagate gradients at the states h (N, H) and at the last state, any of them None, back through `forward`."""
+    """Propagate gradients at the states h (N, H) and at the last state, any of them None, back through `forward`.
+
+    `before` is `Forward.h`.
+    """
     cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
     if for_weights and not for_input and len(cuts) == 1:
-        summed = _summed_backward(cell, x, cuts, start, weights, states, gates, gy, at_last)
+        summed = _summed_backward(cell, x, cuts, start, weights, states, gates, gy, at_last, before)
         if summed is not None:
             return summed
     k, compiled = kernels.get(xp), None
@@ -274,14 +281,14 @@ def backward(
     at_input = cell.input_grad(grad_gates, weights)[:, 0] if for_input else None
     at_weights = None
     if for_weights:
-        whole = _whole(x[:, None], start, (states[0][:, None],), gates, cuts, states[0])
+        whole = _whole(x[:, None], start, (states[0][:, None],), gates, cuts, before)
         at_weights = cell.weight_grad(grad_gates, whole, weights)
     return Backward(at_input, arriving, at_weights)
 
 
 def _summed_backward(
     cell: CellMath, x: Array, cuts: Sequence[Segment], start: State, weights: Weights, states: State,
-    gates: Array | None, gy: Array | None, at_last: tuple[Array | None, ...],
+    gates: Array | None, gy: Array | None, at_last: tuple[Array | None, ...], before: Array,
 ) -> Backward | None:  # fmt: skip
     """Return the gradients of one segment if its kernel accumulates the weight gradients, else None."""
     tape = _tape(x, cuts, 0, start, states, gates)
@@ -289,7 +296,7 @@ def _summed_backward(
     k, chunks = kernels.get(xp), choose(_AUTO, cell, tape.h.shape, x.dtype, xp).chunks
     if not cell.sums_inside(k, tape, chunks):
         return None
-    whole = _whole(tape.x, start, tape.states, tape.gates, cuts, states[0])
+    whole = _whole(tape.x, start, tape.states, tape.gates, cuts, before)
     gy_here = None if gy is None else _steps(gy, cuts[0])
     k = k.unchecked if cell.fits(tape.x, weights, tape.h.shape[2]) else k
     found = cell.summed_backward(k, whole, weights, gy_here, at_last, chunks)
@@ -298,11 +305,13 @@ def _summed_backward(
 
 def _whole(x: Array, start: State, states: State, gates: Array | None, cuts: Sequence[Segment], h: Array) -> PackedTape:
     """Return a tape of all rows, with the state before each row's step (N, H), shaped as the states."""
-    before = empty(backend.namespace(h), h.shape, h.dtype)
-    for number, cut in enumerate(cuts):
-        second = cut.first + cut.batch
-        before[cut.first : second] = _before(cuts, number, start[0], h)
-        before[second : cut.rows.stop] = h[cut.first : cut.rows.stop - cut.batch]
+    before, batch = h[: len(h) - len(start[0])], len(start[0])
+    if len(cuts) > 1:  # where sequences end, the state before a row stands less than `batch` rows before it
+        before = empty(backend.namespace(h), before.shape, h.dtype)
+        for number, cut in enumerate(cuts):
+            second = cut.first + cut.batch
+            before[cut.first : second] = _before(cuts, number, start[0], h[batch:])
+            before[second : cut.rows.stop] = h[batch + cut.first : batch + cut.rows.stop - cut.batch]
     return PackedTape(x, start, states, gates, before.reshape(states[0].shape))
 
 
@@ -385,14 +394,17 @@ def compute_run(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return y (N, H) in the order of x, h_n and c_n (B, H); for the backward, in the order of the run, h, c and gates.
 
-    h is empty where it equals y.
+    h (B + N, H) begins with h0. y has memory of its own: a caller may write to it.
     """
     with on_its_stream(x):
         rows, start = to_array(x), _state(h0, c0)
         cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
         done = forward(kind, _ordered(rows, order), cuts, start, Weights(*map(_array, weights)))
         (h, c), (h_n, c_n) = _pair(done.states), _pair(done.last)
-        return _tensors(x, (_ordered(h, order), h_n, c_n, h if reverse else None, c, done.gates))
+        y = empty(backend.namespace(h), h.shape, h.dtype) if order is None else h.take(order, axis=0)
+        if order is None:
+            y[...] = h
+        return _tensors(x, (y, h_n, c_n, done.h, c, done.gates))
 
 
 torch.library.impl("sparsebp::run", ("cpu", "cuda"), compute_run)
@@ -417,8 +429,8 @@ def _shapes_of_run(
     rows, hidden = x.shape[0], w_hh.shape[1]
     none, states, last = (0,), (rows, hidden), (h0.shape[0], hidden)
     gates = (rows, KEPT[kind] * hidden) if KEPT[kind] else none
-    of_c = (none, none) if c0 is None else (last, states)
-    return tuple(x.new_empty(shape) for shape in (states, last, of_c[0], states if reverse else none, of_c[1], gates))
+    of_c, h = (none, none) if c0 is None else (last, states), (h0.shape[0] + rows, hidden)
+    return tuple(x.new_empty(shape) for shape in (states, last, of_c[0], h, of_c[1], gates))
 
 
 def compute_run_back(
@@ -428,13 +440,13 @@ def compute_run_back(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the gradients at x, h0, c0 and the weights."""
     with on_its_stream(x):
-        rows, start, at_y = to_array(x), _state(h0, c0), _array(gy)
+        rows, start, at_y, all_h = to_array(x), _state(h0, c0), _array(gy), to_array(h)
         cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
         found = backward(
             kind, _ordered(rows, order), cuts, start, Weights(*map(_array, weights)),
-            _state(h, None if c0 is None else c), to_array(gates) if KEPT[kind] else None,
+            (all_h[len(h0) :], *(() if c0 is None else (to_array(c),))), to_array(gates) if KEPT[kind] else None,
             at_y if at_y is None else _ordered(at_y, order), (_array(grad_h_n), _array(grad_c_n))[: len(start)],
-            for_input, for_weights,
+            for_input, for_weights, all_h,
         )  # fmt: skip
         at_x = found.x if found.x is None else _ordered(found.x, order)
         return _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
@@ -605,11 +617,11 @@ class Run(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102
         kind, reverse, *tensors = inputs
-        y, _, c_n, h, c, gates = output
+        _, _, c_n, h, c, gates = output
         ctx.kind, ctx.reverse = kind, reverse
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(h, c, gates, *([c_n] if tensors[3] is None else []))
-        kept = h if reverse else y, c, gates, *tensors
+        kept = h, c, gates, *tensors
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
 

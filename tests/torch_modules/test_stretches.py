@@ -26,7 +26,7 @@ def run(kind, dtype, batch_sizes, features, hidden, arrives, bias):
     done = ops.forward(kind, x, cuts, start, weights)
     back = ops.backward(
         kind, x, cuts, start, weights, done.states, done.gates, gy if arrives else None,
-        last if bias else (None,) * len(start), True, True,
+        last if bias else (None,) * len(start), True, True, done.h,
     )  # fmt: skip
     arrays = (*done.states, *done.last, done.gates, back.x, *back.start, *back.weights)
     return [array for array in arrays if array is not None]
