@@ -13,6 +13,7 @@ HEAVY = (
     "cupy",
     "scipy",
     "torch",
+    "jax",
     "typer",
     "click",
     "matplotlib",
@@ -20,7 +21,7 @@ HEAVY = (
     "mlxtend",
     "safetensors",
 )
-OPTIONAL = ("cupy", "torch", "typer", "click", "matplotlib", "rich", "mlxtend")
+OPTIONAL = ("cupy", "torch", "jax", "typer", "click", "matplotlib", "rich", "mlxtend")
 ROOMS = ("core.errors", "core.check", "core.backend", "kernels", "nn", "optim", "data", "runtime", "train", "cli")
 
 

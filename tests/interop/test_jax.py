@@ -1,0 +1,295 @@
+"""Products, solves and linear recurrences in JAX: values, gradients of both orders, and `vmap`, against dense ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsebp as sb
+from matrices import of_mask
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+
+jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+
+from jax import numpy as jnp  # noqa: E402
+
+import sparsebp.jax as sj  # noqa: E402
+
+EYE, FULL = np.eye(3, dtype=bool), np.ones((3, 3), bool)
+LOWER = np.tri(3, k=0, dtype=bool) & ~np.tri(3, k=-2, dtype=bool)
+MASKS = [(LOWER, LOWER.T), (EYE, LOWER), (LOWER, EYE), (FULL, FULL), (LOWER[:2], np.ones((3, 4), bool)),
+         (np.zeros((0, 2), bool), np.ones((2, 3), bool)), (np.ones((1, 1), bool), np.ones((1, 1), bool))]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def normal(*shape: int, dtype: Any = np.float64) -> Any:
+    rng = np.random.default_rng(sum(shape) + len(shape))
+    parts = [rng.standard_normal(shape) for _ in range(2)]
+    return jnp.asarray((parts[0] + 1j * parts[1] if np.dtype(dtype).kind == "c" else parts[0]).astype(dtype))
+
+
+def matrix_of(pattern: sb.SparsityPattern, values: Any) -> Any:
+    rows, columns = (torch.from_numpy(i.astype(np.int64)) for i in (pattern.row_of_entry, pattern.indices))
+    return values.new_zeros(pattern.shape).index_put((rows, columns), values)
+
+
+def by_column(f: Any, *tensors: Any) -> Any:
+    """Call f once for every column of the tensors (…, B), by a loop."""
+    counts = [tensor.shape[1] for tensor in tensors if tensor.dim() == 2]
+    rows = [[t[:, i] if t.dim() == 2 else t for t in tensors] for i in range(max(counts, default=1))]
+    return torch.stack([f(*row) for row in rows], -1) if counts else f(*rows[0])
+
+
+def assert_same(ours: Any, theirs: Any, *operands: Any) -> None:
+    """Values and gradients at all operands, and the gradients of these, of a function of JAX and one of PyTorch."""
+    every = tuple(range(len(operands)))
+
+    def loss(*v: Any) -> Any:
+        return (jnp.abs(ours(*v)) ** 2).sum()
+
+    def steep(*v: Any) -> Any:
+        return sum((jnp.abs(g) ** 2).sum() for g in jax.grad(loss, every)(*v))
+
+    found = jax.jit(lambda *v: (ours(*v), jax.grad(loss, every)(*v), jax.grad(steep, every)(*v)))(*operands)
+    tensors = [torch.from_numpy(np.array(v)).requires_grad_() for v in operands]
+    value = theirs(*tensors)
+    first = torch.autograd.grad((value.abs() ** 2).sum(), tensors, create_graph=True)
+    second = torch.autograd.grad(sum((g.abs() ** 2).sum() for g in first), tensors)
+    expected = [value, *(g.conj() for g in (*first, *second))]  # PyTorch's gradients are conjugates of JAX's
+    close = {"rtol": 1e-3, "atol": 1e-3} if operands[0].dtype.itemsize == 4 else {"rtol": 1e-9, "atol": 1e-10}
+    for mine, true in zip(jax.tree.leaves(found), expected, strict=True):
+        assert mine.dtype == operands[0].dtype
+        np.testing.assert_allclose(mine, true.detach().resolve_conj().numpy(), **close)
+
+
+@pytest.mark.parametrize(
+    ("masks", "batched"),
+    [(MASKS[0], (own_a, own_b)) for own_a in (False, True) for own_b in (False, True)]
+    + [(masks, (True, False)) for masks in MASKS[1:]],
+)
+def test_products(masks, batched):
+    a, b = map(of_mask, masks)
+    plan = sb.plan_product(a, b)
+    c = plan.pattern
+    values = [normal(p.nnz, *((3,) if own else ())) for p, own in zip((a, b), batched, strict=True)]
+
+    def one(x: Any, y: Any) -> Any:
+        return (matrix_of(a, x) @ matrix_of(b, y))[tuple(i.astype(np.int64) for i in (c.row_of_entry, c.indices))]
+
+    assert_same(lambda x, y: sj.product(plan, x, y), lambda x, y: by_column(one, x, y), *values)
+
+
+def plan_of(n: int) -> Any:
+    mask = np.random.default_rng(n).random((n, n)) < 0.3
+    return sb.plan_factor(of_mask(mask | np.eye(n, dtype=bool)))
+
+
+def system(plan: Any, of_values: Any, of_b: Any, dtype: Any = np.float64) -> tuple[Any, Any]:
+    pattern = plan.pattern
+    values = np.array(normal(pattern.nnz, *of_values, dtype=dtype))
+    values[pattern.row_of_entry == pattern.indices] += 4 * pattern.shape[0]
+    return jnp.asarray(values), normal(pattern.shape[0], *of_b, dtype=dtype)
+
+
+FORMS = [((), ()), ((), (3,)), ((3,), (3,)), ((9,), ()), ((1,), (1,))]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("n", "dtype", "form"), [*((5, np.float64, form) for form in FORMS), (1, np.float32, FORMS[0])], ids=str
+)
+def test_solves(n, dtype, form, transposed):
+    plan = plan_of(n)
+
+    def one(values: Any, b: Any) -> Any:
+        matrix = matrix_of(plan.pattern, values)
+        return torch.linalg.solve(matrix.T if transposed else matrix, b)
+
+    assert_same(lambda v, b: sj.solve(plan, v, b, transposed), lambda v, b: by_column(one, v, b),
+                *system(plan, *form, dtype))  # fmt: skip
+
+
+def test_an_identity_has_values_of_its_own():
+    plan = sb.plan_factor(sb.SparsityPattern.identity(3))
+    assert_same(lambda v, b: sj.solve(plan, v, b), lambda v, b: b / v, jnp.arange(1.0, 4), normal(3))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((1, 1, 1), np.float32), *((shape, np.complex128) for shape in ((4, 2, 3), (1, 2, 3), (4, 1, 3), (1, 1, 1)))],
+)
+def test_recurrences(dtype, shape, reverse):
+    operands = normal(*shape, dtype=dtype), normal(4, 2, 3, dtype=dtype), normal(2, 3, dtype=dtype)
+
+    def stepped(a: Any, b: Any, h: Any) -> Any:
+        steps = {}
+        for t in sorted(range(4), reverse=reverse):
+            h = steps[t] = a.expand(b.shape)[t] * h + b[t]
+        return torch.stack([steps[t] for t in range(4)])
+
+    assert_same(lambda *v: sj.linear_recurrence(*v, reverse=reverse), stepped, *operands)
+    a, b, h0 = operands
+    np.testing.assert_array_equal(sj.linear_recurrence(a, b), sj.linear_recurrence(a, b, jnp.zeros_like(h0)))
+
+
+@pytest.mark.parametrize("mapped", [(0, 0), (1, None), (None, 0)], ids=str)
+@pytest.mark.parametrize("kind", ["product", "solve", "columns", "batch", "one b", "recurrence"])
+def test_vmap(kind, mapped):
+    """Around and within `grad`, and twice."""
+    plan = plan_of(5)
+    product = sb.plan_product(plan.pattern, plan.pattern)
+
+    def solve(values: Any, b: Any) -> Any:
+        return sj.solve(plan, values, b)
+
+    f, operands = {
+        "product": (lambda x, y: sj.product(product, x, y), (normal(product.a.nnz), normal(product.b.nnz, 2))),
+        "solve": (solve, system(plan, (), ())),
+        "columns": (solve, system(plan, (), (2,))),
+        "batch": (solve, system(plan, (2,), (2,))),
+        "one b": (solve, system(plan, (2,), ())),
+        "recurrence": (lambda a, b: sj.linear_recurrence(a, b, reverse=True), (normal(4, 1, 3), normal(4, 2, 3))),
+    }[kind]  # fmt: skip
+    many = [v if axis is None else jnp.stack([v, 1.5 * v, 2 * v], axis)
+            for v, axis in zip(operands, mapped, strict=True)]  # fmt: skip
+    rows = [[w if axis is None else jnp.take(w, i, axis) for w, axis in zip(many, mapped, strict=True)]
+            for i in range(3)]  # fmt: skip
+
+    def both(run: Any) -> Any:
+        return lambda *v: (run(*v), jax.grad(lambda *v: (run(*v) ** 2).sum(), (0, 1))(*v))
+
+    one = jax.jit(both(f))
+    values, grads = jax.tree.map(lambda *found: np.stack(found), *(one(*row) for row in rows))
+    close = {"rtol": 1e-11, "atol": 1e-13}
+    for mine, true in zip(jax.tree.leaves(jax.jit(jax.vmap(both(f), mapped))(*many)), (values, *grads), strict=True):
+        np.testing.assert_allclose(mine, true, **close)
+    found, at = jax.jit(both(jax.vmap(f, mapped)))(*many)
+    np.testing.assert_allclose(found, values, **close)
+    for mine, true, axis in zip(at, grads, mapped, strict=True):
+        np.testing.assert_allclose(mine, true.sum(0) if axis is None else np.moveaxis(true, 0, axis), **close)
+    twice = jax.jit(jax.vmap(jax.vmap(f, mapped), (None, 0)))(many[0], jnp.stack([many[1], 3 * many[1]]))
+    np.testing.assert_allclose(twice, np.stack([values, 3 * values]), **close)
+
+
+def test_empty_arrays():
+    nothing = sb.plan_factor(sb.SparsityPattern.diagonal(0))
+    assert sj.solve(nothing, normal(0), normal(0)).shape == (0,)
+    assert sj.solve(nothing, normal(0, 3), normal(0, 3)).shape == (0, 3)
+    plan = plan_of(3)
+    values = system(plan, (), ())[0]
+    assert sj.solve(plan, values, normal(3, 0)).shape == (3, 0)
+    for shape in ((0, 2, 3), (4, 0, 3), (4, 2, 0)):
+        h0 = normal(*shape[1:])
+        grads = jax.grad(lambda *v: sj.linear_recurrence(*v).sum(), (0, 1, 2))(normal(*shape), normal(*shape), h0)
+        assert [g.shape for g in grads] == [shape, shape, shape[1:]]
+        assert not any(g.any() for g in grads if shape[0] == 0)
+
+
+def test_arrays_of_numpy_are_read_at_every_call():
+    """Also read-only ones and views; NaN stays in its sample."""
+    plan = plan_of(3)
+    values, b = (np.array(v) for v in system(plan, (2,), (2,)))
+    before = sj.solve(plan, values, b)
+    values *= 2
+    np.testing.assert_allclose(sj.solve(plan, values, b), before / 2)
+    values.setflags(write=False)
+    np.testing.assert_allclose(sj.solve(plan, values[:, ::-1], b[:, ::-1]), before[:, ::-1] / 2)
+    b[0, 1] = np.nan
+    found = sj.solve(plan, values, b)
+    assert np.isfinite(found[:, 0]).all() and np.isnan(found[:, 1]).any()
+
+
+def test_a_matrix_is_factorised_once(monkeypatch):
+    from sparsebp.kernels.host import factor
+
+    calls, whole = [], factor.factorise
+    monkeypatch.setattr(factor, "factorise", lambda *args: (calls.append(1), whole(*args))[1])
+    plan = plan_of(5)
+    operands = system(plan, (3,), (3,))
+    jax.block_until_ready(jax.jit(jax.grad(lambda v, b: (sj.solve(plan, v, b) ** 2).sum(), (0, 1)))(*operands))
+    assert len(calls) == 1
+
+
+def test_two_threads_at_once():
+    plan = plan_of(17)
+    grad = jax.jit(jax.grad(lambda v, b: sj.solve(plan, v, b).sum(), (0, 1)))
+    tasks = [system(plan, (), ()), system(plan, (3,), ())]
+    expected = [[np.asarray(g) for g in grad(*task)] for task in tasks]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            same = zip(grad(*tasks[number]), expected[number], strict=True)
+            wrong.extend(number for mine, true in same if not np.array_equal(mine, true))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_refusals():
+    plan = plan_of(3)
+    product = sb.plan_product(plan.pattern, plan.pattern)
+    identity = sb.plan_product(sb.SparsityPattern.identity(3), plan.pattern)
+    values, b = system(plan, (), ())
+    a, terms, h0 = normal(4, 2, 3), normal(4, 2, 3), normal(2, 3)
+    wrong = [
+        (OptionError, lambda: sj.solve(product, values, b)),
+        (OptionError, lambda: sj.product(plan, values, values)),
+        (OptionError, lambda: sj.product(identity, b, values)),
+        (OptionError, lambda: sj.solve(plan, values, b, transposed=2)),
+        (DTypeError, lambda: sj.solve(plan, values.tolist(), b)),
+        (DTypeError, lambda: sj.solve(plan, values, b.astype(np.float32))),
+        (DTypeError, lambda: sj.product(product, values.astype(np.float16), values)),
+        (DTypeError, lambda: sj.linear_recurrence(a.astype(int), terms)),
+        (ShapeError, lambda: sj.solve(plan, values[:-1], b)),
+        (ShapeError, lambda: sj.solve(plan, values[None], b)),
+        (ShapeError, lambda: sj.solve(plan, jnp.stack([values, values], 1), normal(3, 3))),
+        (ShapeError, lambda: sj.product(product, jnp.stack([values, values], 1), normal(len(values), 3))),
+        (ShapeError, lambda: sj.linear_recurrence(a[0], terms)),
+        (ShapeError, lambda: sj.linear_recurrence(a[:3], terms)),
+        (ShapeError, lambda: sj.linear_recurrence(a, terms[0])),
+        (ShapeError, lambda: sj.linear_recurrence(a, terms, h0[0])),
+    ]
+    for error, call in wrong:
+        with pytest.raises(error, match="Expected"):
+            call()
+    with pytest.raises(Exception, match="PivotError: The matrix cannot be factorised"):
+        jax.block_until_ready(jax.jit(lambda v: sj.solve(plan, v, b))(0 * values))
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(lambda v: sj.solve(plan, v, b), (values,), (values,))
+
+
+def test_float64_is_never_converted():
+    jax.config.update("jax_enable_x64", False)
+    plan = plan_of(3)
+    values, b = np.ones(plan.pattern.nnz), np.ones(3)
+    with pytest.raises(DTypeError, match="jax_enable_x64"):
+        sj.solve(plan, values, b)
+    with pytest.raises(DTypeError, match="jax_enable_x64"):
+        sj.linear_recurrence(np.ones((2, 1, 1), complex), np.ones((2, 1, 1), complex))
+    single = sj.solve(sb.plan_factor(sb.SparsityPattern.diagonal(3)), 2 * np.ones(3, np.float32), np.float32(b))
+    assert single.dtype == np.float32 and single.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_without_jax_the_extra_is_named():
+    code = "import sys; sys.modules['jax'] = None; import sparsebp.jax"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingDependencyError" in result.stderr and "pip install 'sparsebp[jax]'" in result.stderr
