@@ -137,7 +137,8 @@ class SparseJacobian:
     pattern
         Where entries may be, a `SparsityPattern` (m, n); values come in the order of its entries.
     colors
-        Number of colours: a call costs about as much as this many evaluations of f, times a small factor.
+        Number of colours: a call costs about as much as this many derivatives along one direction. In NumPy such a
+        derivative takes one or two operations more for each operation of f; f's own are done once for many directions.
     mode
         ``"forward"``: the columns are coloured; ``"reverse"``: the rows.
     """

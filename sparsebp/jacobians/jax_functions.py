@@ -86,6 +86,11 @@ class JaxFunction(NumpyFunction):
         """Compile anew, with what f finds now; JAX itself traces the function that it differentiates."""
         self._runs.clear()
 
+    def value(self, args: tuple[Any, ...]) -> np.ndarray:
+        """Return what f returns, not its gradient."""
+        y = self.f(*args[: self.argnum], jnp.asarray(args[self.argnum]), *args[self.argnum + 1 :])
+        return np.asarray(y, float)
+
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
         """Return derivatives along directions (p, n): shape (p, m)."""
         f, given = self._split(args)

@@ -7,7 +7,15 @@ import pytest
 from scipy.optimize import least_squares
 
 import sparsebp as sb
-from sparsebp.core.errors import DTypeError, MissingDependencyError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.core.errors import (
+    DTypeError,
+    MissingDependencyError,
+    NonFiniteError,
+    OptionError,
+    PatternError,
+    ShapeError,
+    TracingError,
+)
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -168,6 +176,16 @@ def test_refusals():
             jac(other)
     with pytest.raises(PatternError, match="misses"):
         sb.sparse_jacobian(lambda x: x * x[0], x, pattern=diagonal)(x, check=True)
+
+
+def test_check_names_an_entry_that_is_nan():
+    x, diagonal = jnp.array([0.0, 1.0]), sb.SparsityPattern.diagonal(2)
+    jac = sb.sparse_jacobian(lambda x: x.at[:].set(jnp.sqrt(x) ** 2), x, pattern=diagonal)
+    with pytest.raises(NonFiniteError, match="row 0, column 0"):
+        jac(x, check=True)
+    hess = sb.sparse_hessian(lambda x: jnp.sum(x.at[:].multiply(jnp.sqrt(x) * jnp.sqrt(x))), x, pattern=diagonal)
+    with pytest.raises(NonFiniteError, match="row 0, column 0"):
+        hess(x, check=True)
 
 
 def test_operations_that_asdex_does_not_know_need_a_pattern():

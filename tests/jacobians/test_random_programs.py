@@ -69,9 +69,10 @@ def program(xp, steps):
     return f
 
 
+NUMBERS = st.floats(-1.25, 1.25, width=16, allow_subnormal=False)
 PROGRAMS = st.lists(
-    st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 99), st.integers(0, 99), st.floats(-1.25, 1.25, width=16, allow_subnormal=False),
-              st.integers(0, 30)), min_size=1, max_size=8,
+    st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 99), st.integers(0, 99), NUMBERS, st.integers(0, 30)),
+    min_size=1, max_size=8,
 )  # fmt: skip
 
 
