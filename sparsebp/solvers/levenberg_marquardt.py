@@ -12,6 +12,7 @@ these are the points, and what is left is the Schur complement of the cameras.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,9 +21,10 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_integer, check_number, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, PivotError, ShapeError
 from sparsebp.jacobians.function import SparseJacobian, sparse_jacobian
+from sparsebp.patterns.builders import AssemblyPlan
 from sparsebp.patterns.pattern import SparsityPattern
-from sparsebp.products.factor import plan_factor
-from sparsebp.products.product import plan_addition, plan_product
+from sparsebp.products.factor import FactorPlan, plan_factor
+from sparsebp.products.product import ProductPlan, plan_addition, plan_product
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -31,6 +33,8 @@ FIRST_DAMPING = 1e-3
 """μ at the start, Madsen's τ for a start that is not close."""
 EASE = 1 / 3
 """The least factor by which a good step changes μ."""
+PLANS = 8
+"""Patterns of J whose plans are kept."""
 
 Loss = Literal["linear", "soft_l1", "huber", "cauchy", "arctan"]
 LOSS_NAMES: tuple[Loss, ...] = ("linear", "soft_l1", "huber", "cauchy", "arctan")
@@ -104,6 +108,8 @@ def least_squares(
 
     Notes
     -----
+    Plans of the last 8 patterns are kept, so further fits of one model plan nothing.
+
     K. Madsen, H. B. Nielsen, O. Tingleff, "Methods for Non-Linear Least Squares Problems", 2nd ed., IMM DTU 2004,
     algorithm 3.16, with Nielsen's rule (eq. 2.21) for μ. D is Moré's: J. J. Moré, "The Levenberg-Marquardt algorithm:
     implementation and theory", 1978, section 6. A loss multiplies each residual and its row of J by √ρ', which leaves
@@ -167,6 +173,14 @@ def least_squares(
     )  # fmt: skip
 
 
+@lru_cache(maxsize=PLANS)
+def plan_normal_equations(pattern: SparsityPattern) -> tuple[ProductPlan, AssemblyPlan, FactorPlan]:
+    """Plan Jᵀ J, the sum with a diagonal, and its factors; kept for further fits on the same pattern."""
+    product = plan_product(pattern.T, pattern)
+    damped = plan_addition(product.pattern, SparsityPattern.diagonal(pattern.shape[1]))
+    return product, damped, plan_factor(damped.pattern)
+
+
 def _norm(x: Array) -> float:
     """Return the Euclidean norm, without BLAS, whose sums depend on its threads."""
     return float(np.sqrt((x * x).sum()))
@@ -204,9 +218,7 @@ class _Problem:
         if pattern.kind == "identity":  # whose values do not count
             pattern = SparsityPattern.diagonal(self.n)
         self.pattern, self.rows, self.columns = pattern, pattern.row_of_entry, pattern.indices
-        self.product = plan_product(pattern.T, pattern)
-        self.damped = plan_addition(self.product.pattern, SparsityPattern.diagonal(self.n))
-        self.factor = plan_factor(self.damped.pattern)
+        self.product, self.damped, self.factor = plan_normal_equations(pattern)
         self.normal = np.empty(self.product.pattern.nnz, self.dtype)
         self.squares = np.zeros(self.n, self.dtype)
 
