@@ -125,7 +125,11 @@ def least_squares(
     """
     from scipy.optimize import OptimizeResult
 
-    if np.isfinite(np.asarray(bounds, float)).any():
+    try:
+        unbounded = np.isinf(np.asarray(bounds, float)).all()
+    except (TypeError, ValueError):  # SciPy's Bounds, say
+        unbounded = False
+    if not unbounded:
         raise OptionError("bounds are not supported", expected="(-inf, inf)", got=shown(bounds),
                           remedy="Use scipy.optimize.least_squares")  # fmt: skip
     ftol, xtol, gtol = (0.0 if tol is None else check_number(name, tol, 0)
@@ -134,7 +138,7 @@ def least_squares(
     most = max(1, 100 * problem.n) if max_nfev is None else check_integer("max_nfev", max_nfev, 1)
 
     x, least = np.array(x0), np.finfo(x0.dtype).eps  # below it, damping is lost in rounding
-    raw = problem.residuals(x)
+    raw = problem.first
     cost = problem.cost(raw)
     if not np.isfinite(cost):
         raise NonFiniteError("The residuals at x0 are not finite", expected="finite numbers", got=f"cost {cost}")
@@ -198,7 +202,8 @@ class _Problem:
         backend.check_array("x0", x0, shape=(None,), contiguous=False)
         self.f, self.args, self.n, self.dtype = f, tuple(args), len(x0), x0.dtype
         self.m: int | None = None
-        self.m = len(self.residuals(x0))
+        self.first = self.residuals(x0)
+        self.m = len(self.first)
         if weights is not None:
             backend.check_array("weights", weights, dtype=self.dtype, shape=(self.m,), contiguous=False)
             if not (np.isfinite(weights) & (weights >= 0)).all():
@@ -211,8 +216,12 @@ class _Problem:
         elif not callable(jac):
             raise OptionError("jac is neither a function nor a pattern", got=shown(jac),
                               expected="a function, a SparsityPattern, or None for exact derivatives")  # fmt: skip
-        self.jac, self.njev = jac, 0
-        pattern = jac.pattern if isinstance(jac, SparseJacobian) else SparsityPattern.from_scipy(self._matrix(x0))
+        self.jac, self.njev, self.matrix = jac, 0, None
+        if isinstance(jac, SparseJacobian):
+            pattern = jac.pattern
+        else:
+            self.matrix = self._matrix(x0)  # for the first `linearise`
+            pattern = SparsityPattern.from_scipy(self.matrix)
         if pattern.shape != (self.m, self.n):
             raise ShapeError("The Jacobian does not fit f and x0", expected=(self.m, self.n), got=pattern.shape)
         if pattern.kind == "identity":  # whose values do not count
@@ -269,6 +278,8 @@ class _Problem:
         try:
             factors = self.factor(self.damped(self.normal, np.full(self.n, damping, self.dtype)))
         except PivotError:
+            if damping > 1:  # larger than anything else in the matrix
+                raise
             return None
         right = -self.gradient / self.scale
         step = factors.solve(right)
@@ -284,7 +295,7 @@ class _Problem:
         if isinstance(self.jac, SparseJacobian):
             values = self.jac.values(x, *self.args)
         else:
-            matrix = self._matrix(x)
+            matrix, self.matrix = self._matrix(x) if self.matrix is None else self.matrix, None
             same = matrix.shape == self.pattern.shape and np.array_equal(matrix.indptr, self.pattern.indptr)
             if not same or not np.array_equal(matrix.indices, self.pattern.indices):
                 raise PatternError("jac returned a matrix on another pattern", expected=self.pattern, got=matrix.nnz,
