@@ -29,8 +29,8 @@ def plan_assembly(rows: Array, cols: Array, shape: tuple[int, int]) -> TripletAs
     Parameters
     ----------
     rows, cols
-        Row and column of every triplet: integers of NumPy, of one shape, which is read in C order. With shape
-        (elements, k, k), say, for k × k element matrices.
+        Row and column of every triplet: lists or NumPy arrays of integers, of one shape, read in C order. For k × k
+        element matrices it is (elements, k, k), say.
     shape
         (n_rows, n_columns) of the matrix.
 
@@ -81,7 +81,7 @@ def _indices(name: str, array: Array, size: int) -> np.ndarray:
     if isinstance(found, np.ndarray) and not found.size and isinstance(array, (list, tuple)):
         found = found.astype(np.int64)  # NumPy's empty lists are floats
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
-        raise PatternError(f"{name} is not an index array", expected="integers of NumPy",
+        raise PatternError(f"{name} is not an index array", expected="integers, of NumPy or a list",
                            got=getattr(found, "dtype", type(found).__name__))  # fmt: skip
     wrong = (found < 0) | (found >= size)
     if wrong.any():

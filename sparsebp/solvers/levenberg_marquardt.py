@@ -12,6 +12,7 @@ these are the points, and what is left is the Schur complement of the cameras.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,9 +21,10 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_integer, check_number, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, PivotError, ShapeError
 from sparsebp.jacobians.function import SparseJacobian, sparse_jacobian
+from sparsebp.patterns.builders import AssemblyPlan
 from sparsebp.patterns.pattern import SparsityPattern
-from sparsebp.products.factor import plan_factor
-from sparsebp.products.product import plan_addition, plan_product
+from sparsebp.products.factor import FactorPlan, plan_factor
+from sparsebp.products.product import ProductPlan, plan_addition, plan_product
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -31,6 +33,8 @@ FIRST_DAMPING = 1e-3
 """μ at the start, Madsen's τ for a start that is not close."""
 EASE = 1 / 3
 """The least factor by which a good step changes μ."""
+PLANS = 8
+"""Patterns of J whose plans are kept."""
 
 Loss = Literal["linear", "soft_l1", "huber", "cauchy", "arctan"]
 LOSS_NAMES: tuple[Loss, ...] = ("linear", "soft_l1", "huber", "cauchy", "arctan")
@@ -104,6 +108,8 @@ def least_squares(
 
     Notes
     -----
+    Plans of the last 8 patterns are kept, so further fits of one model plan nothing.
+
     K. Madsen, H. B. Nielsen, O. Tingleff, "Methods for Non-Linear Least Squares Problems", 2nd ed., IMM DTU 2004,
     algorithm 3.16, with Nielsen's rule (eq. 2.21) for μ. D is Moré's: J. J. Moré, "The Levenberg-Marquardt algorithm:
     implementation and theory", 1978, section 6. A loss multiplies each residual and its row of J by √ρ', which leaves
@@ -119,7 +125,11 @@ def least_squares(
     """
     from scipy.optimize import OptimizeResult
 
-    if np.isfinite(np.asarray(bounds, float)).any():
+    try:
+        unbounded = np.isinf(np.asarray(bounds, float)).all()
+    except (TypeError, ValueError):  # SciPy's Bounds, say
+        unbounded = False
+    if not unbounded:
         raise OptionError("bounds are not supported", expected="(-inf, inf)", got=shown(bounds),
                           remedy="Use scipy.optimize.least_squares")  # fmt: skip
     ftol, xtol, gtol = (0.0 if tol is None else check_number(name, tol, 0)
@@ -128,7 +138,7 @@ def least_squares(
     most = max(1, 100 * problem.n) if max_nfev is None else check_integer("max_nfev", max_nfev, 1)
 
     x, least = np.array(x0), np.finfo(x0.dtype).eps  # below it, damping is lost in rounding
-    raw = problem.residuals(x)
+    raw = problem.first
     cost = problem.cost(raw)
     if not np.isfinite(cost):
         raise NonFiniteError("The residuals at x0 are not finite", expected="finite numbers", got=f"cost {cost}")
@@ -167,6 +177,14 @@ def least_squares(
     )  # fmt: skip
 
 
+@lru_cache(maxsize=PLANS)
+def plan_normal_equations(pattern: SparsityPattern) -> tuple[ProductPlan, AssemblyPlan, FactorPlan]:
+    """Plan Jᵀ J, the sum with a diagonal, and its factors; kept for further fits on the same pattern."""
+    product = plan_product(pattern.T, pattern)
+    damped = plan_addition(product.pattern, SparsityPattern.diagonal(pattern.shape[1]))
+    return product, damped, plan_factor(damped.pattern)
+
+
 def _norm(x: Array) -> float:
     """Return the Euclidean norm, without BLAS, whose sums depend on its threads."""
     return float(np.sqrt((x * x).sum()))
@@ -184,7 +202,8 @@ class _Problem:
         backend.check_array("x0", x0, shape=(None,), contiguous=False)
         self.f, self.args, self.n, self.dtype = f, tuple(args), len(x0), x0.dtype
         self.m: int | None = None
-        self.m = len(self.residuals(x0))
+        self.first = self.residuals(x0)
+        self.m = len(self.first)
         if weights is not None:
             backend.check_array("weights", weights, dtype=self.dtype, shape=(self.m,), contiguous=False)
             if not (np.isfinite(weights) & (weights >= 0)).all():
@@ -197,16 +216,18 @@ class _Problem:
         elif not callable(jac):
             raise OptionError("jac is neither a function nor a pattern", got=shown(jac),
                               expected="a function, a SparsityPattern, or None for exact derivatives")  # fmt: skip
-        self.jac, self.njev = jac, 0
-        pattern = jac.pattern if isinstance(jac, SparseJacobian) else SparsityPattern.from_scipy(self._matrix(x0))
+        self.jac, self.njev, self.matrix = jac, 0, None
+        if isinstance(jac, SparseJacobian):
+            pattern = jac.pattern
+        else:
+            self.matrix = self._matrix(x0)  # for the first `linearise`
+            pattern = SparsityPattern.from_scipy(self.matrix)
         if pattern.shape != (self.m, self.n):
             raise ShapeError("The Jacobian does not fit f and x0", expected=(self.m, self.n), got=pattern.shape)
         if pattern.kind == "identity":  # whose values do not count
             pattern = SparsityPattern.diagonal(self.n)
         self.pattern, self.rows, self.columns = pattern, pattern.row_of_entry, pattern.indices
-        self.product = plan_product(pattern.T, pattern)
-        self.damped = plan_addition(self.product.pattern, SparsityPattern.diagonal(self.n))
-        self.factor = plan_factor(self.damped.pattern)
+        self.product, self.damped, self.factor = plan_normal_equations(pattern)
         self.normal = np.empty(self.product.pattern.nnz, self.dtype)
         self.squares = np.zeros(self.n, self.dtype)
 
@@ -257,6 +278,8 @@ class _Problem:
         try:
             factors = self.factor(self.damped(self.normal, np.full(self.n, damping, self.dtype)))
         except PivotError:
+            if damping > 1:  # larger than anything else in the matrix
+                raise
             return None
         right = -self.gradient / self.scale
         step = factors.solve(right)
@@ -272,7 +295,7 @@ class _Problem:
         if isinstance(self.jac, SparseJacobian):
             values = self.jac.values(x, *self.args)
         else:
-            matrix = self._matrix(x)
+            matrix, self.matrix = self._matrix(x) if self.matrix is None else self.matrix, None
             same = matrix.shape == self.pattern.shape and np.array_equal(matrix.indptr, self.pattern.indptr)
             if not same or not np.array_equal(matrix.indices, self.pattern.indices):
                 raise PatternError("jac returned a matrix on another pattern", expected=self.pattern, got=matrix.nnz,

@@ -98,6 +98,18 @@ def test_every_way_to_give_the_jacobian(n, way):
     assert found.success
     np.testing.assert_allclose(found.x, 1, atol=1e-6)
     assert found.njev <= found.nfev
+    calls = {"f": 0, "jac": 0}
+
+    def counted(name, f):
+        def call(x):
+            calls[name] += 1
+            return f(x)
+
+        return call
+
+    again = sb.least_squares(counted("f", rosenbrock), x0, counted("jac", traced))
+    assert (calls["f"], calls["jac"]) == (again.nfev, again.njev)
+    np.testing.assert_array_equal(again.x, found.x)
 
 
 def test_a_step_is_levenberg_marquardts():
@@ -175,7 +187,10 @@ def test_arguments_are_passed_on_and_threads_change_nothing():
     assert_same_for_any_number_of_threads(lambda: [sb.least_squares(f, x0, args=(10.0,), max_nfev=4).x])
 
 
-@pytest.mark.parametrize("ends", [(0, np.inf), (np.zeros(3), np.full(3, np.inf))])
+@pytest.mark.parametrize(
+    "ends",
+    [(0, np.inf), (np.zeros(3), np.full(3, np.inf)), (-np.inf, [0, 1, np.inf]), scipy.optimize.Bounds(0, 1), "none"],
+)
 def test_bounds_are_refused(ends):
     with pytest.raises(OptionError, match="bounds are not supported"):
         sb.least_squares(lambda x: x, np.ones(3), bounds=ends)
@@ -195,7 +210,7 @@ def test_wrong_input_is_refused():
     refused(ShapeError, "x0", lambda x: x, np.ones((3, 1)))
     refused(ShapeError, "f returns", lambda x: x[:, None], x)
     refused(DTypeError, "f returns", lambda x: x.astype(np.float32), x)
-    lengths = iter([3, 3, 2])
+    lengths = iter([3, 2])
     refused(ShapeError, "f returns", lambda x: np.ones(next(lengths)), x, lambda x: sp.eye_array(3, format="csr"))
     refused(ShapeError, "does not fit f", lambda x: x, x, lambda x: sp.csr_array((2, 3)))
     refused(PatternError, "pattern does not fit x", lambda x: x, x, sb.SparsityPattern.dense(3, 2))
