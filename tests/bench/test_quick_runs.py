@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -20,7 +21,7 @@ from sparsebp.core import backend
 from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.core.threads import most_threads
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 GPU = ("gpu-numbers", "gpu-grid", "gpu-graphs")
@@ -163,12 +164,57 @@ def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
     row = gpu.measure_grid_point(gpu.GridPoint(cell, np.float64, 7, 3), np, rates, ONCE)
     chosen = load("gpu-grid")
     shown = {*chosen.short, *(column.key for column in chosen.columns)}
-    assert shown - {"captured", "captured_ratio"} <= row.keys()
+    of_captured = {"captured", "captured_ratio", "captured_torch", "both_captured_ratio"}
+    assert shown - of_captured <= row.keys()
     assert "the model is on the host" in row["uncaptured"]
     assert row["gradient_difference"] < 1e-12
     matrices = 1 if cell == "RNN" else 3
     assert row["flops_bp"] == 2 * matrices * 7 * 3 * 20**2
     assert row["flops_chunked"] == 20 * row["flops_bp"]
+
+
+class _TorchOnAGPU:
+    """What `gpu.captured_torch` asks of ``torch.cuda``; every call is noted."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_stream(self) -> _TorchOnAGPU:
+        return self
+
+    Stream = CUDAGraph = current_stream
+
+    def wait_stream(self, other: object) -> None:
+        self.notes.append("wait")
+
+    @contextlib.contextmanager
+    def stream(self, which: object) -> Iterator[None]:
+        self.notes.append("beside")
+        yield
+
+    @contextlib.contextmanager
+    def graph(self, which: object) -> Iterator[None]:
+        self.notes.append("capture")
+        yield
+        self.notes.append("captured")
+
+    def replay(self) -> None:
+        self.notes.append("replay")
+
+
+def test_pytorchs_step_is_captured_after_steps_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = TorchTwin(SequenceWorkload("RNN", 7, 3))
+    with pytest.raises(MissingDependencyError, match="on a GPU alone"):
+        gpu.captured_torch(twin)
+    cuda, step = _TorchOnAGPU(), twin.step
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(torch.optim, "Adam", lambda params, *, lr, fused, capturable: torch.optim.SGD(params, lr))
+    monkeypatch.setattr(twin, "step", lambda: (cuda.notes.append("step"), step()))
+    gpu.captured_torch(twin)()
+    assert cuda.notes == ["wait", "beside", *["step"] * gpu.WARM, "wait", "capture", "step", "captured", "replay"]
 
 
 @pytest.mark.parametrize("order", gpu.ORDERS.values())

@@ -43,5 +43,6 @@ def test_the_figures_are_those_of_the_machine_code(kernel: str) -> None:
     for length in ("1000", "30000"):
         of_length = kept["runs"][cell][length]
         phase = of_length["forward" if part == "forward" else "1"][0]
-        now = figures(kernel).cycles(of_length["memory"])
+        memory = "L2" if part == "forward" else of_length["memory"]  # where the forward has asked for its input
+        now = figures(kernel).cycles(memory)
         assert phase["cycles"] == pytest.approx(now, rel=0.02), "run docs/make_gpu_expectations.py --read"
