@@ -339,7 +339,7 @@ def demo(
     5 000 real MNIST images, 784 time steps each. Prints the test accuracy, the
     chosen backward algorithm and why, and how far the scans' gradients are
     from plain back-propagation; writes a loss curve and a checkpoint.
-    Takes less than a minute.
+    With a GRU it takes less than a minute.
 
     \b
     Examples:

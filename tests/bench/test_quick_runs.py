@@ -44,7 +44,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     and len(result["notes"]) == 1 + len(result["settings"]["batches"]),
     "data-parallel": lambda result: [row["network"] for row in result["rows"]] == ["this machine's memory"],
     "time-parallel": lambda result: [(row["model"], row["way"]) for row in result["rows"]] == [
-        (model, way) for model in ("RNN(1, 20)", "GRU(38, 20)") for way in ("maps", "vectors")
+        (model, way) for model in ("RNN(1, 20)", "GRU(38, 20)", "MinGRU(38, 20)") for way in ("maps", "vectors")
     ] and all(row["sent_exscan"] == (4 * 20 * 21 if row["way"] == "maps" else 0) for row in result["rows"])
     and all(row["kept"] < row["kept_whole"] for row in result["rows"]),
     "others": lambda result: {(row["library"], row["cell"]) for row in result["rows"] if not row["share"]}
