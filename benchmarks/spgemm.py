@@ -379,7 +379,7 @@ MOST = 4_000_000
 def measure_spgemm_sweep(run: Run) -> Iterator[Row]:
     ratios: dict[int, list[tuple[float, str]]] = {}
     for number, (family, draw) in enumerate(FAMILIES.items()):
-        drawn = [_drawn(family, draw, (number, i), run.settings["largest"]) for i in range(run.settings["each"])]
+        drawn = [drawn_pair(family, draw, (number, i), run.settings["largest"]) for i in range(run.settings["each"])]
         plans = [plan_pair(pair)[0] for pair in drawn]
         for pair, plan in zip(drawn, plans, strict=True):
             check(pair, plan)
@@ -434,7 +434,7 @@ Draw = Callable[[np.random.Generator, int], tuple[Any, Any]]
 """Takes a source of random numbers and the largest number of rows; returns A and B."""
 
 
-def _drawn(family: str, draw: Draw, seed: tuple[int, int], largest: int) -> Pair:
+def drawn_pair(family: str, draw: Draw, seed: tuple[int, int], largest: int) -> Pair:
     rng = np.random.default_rng(seed)
     while True:
         a, b = (sorted_csr(matrix) for matrix in draw(rng, largest))
