@@ -289,15 +289,18 @@ class ClassLoss(Loss):
         losses, slopes, counts, valid = self._of_target(xp, rows, target, weight, ignoring)
         if valid is not None:
             losses = xp.where(valid, losses, losses.dtype.type(0))
-        none = self.reduction == "none"
-        value: Any = losses.reshape(self._shape_of(prediction)) if none else losses.sum(dtype=np.float64)
-        if self.reduction == "mean" and counts is None:
-            value = value / len(rows)
+        value: Any = losses
+        if self.reduction == "none":
+            value = losses.reshape(self._shape_of(prediction))
+        elif self.reduction == "sum":
+            value = losses.sum(dtype=np.float64)
+        elif self.reduction == "mean" and counts is None:
+            value = losses.mean(dtype=np.float64)
             slopes *= slopes.dtype.type(1 / len(rows))
         elif self.reduction == "mean":
             with np.errstate(divide="ignore", invalid="ignore"):  # where all is ignored, the loss is NaN
                 total = counts.sum(dtype=np.float64)
-                value = value / total
+                value = losses.sum(dtype=np.float64) / total
                 slopes /= total
         if valid is not None:
             slopes = xp.where(valid[:, None], slopes, slopes.dtype.type(0))

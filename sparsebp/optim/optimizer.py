@@ -383,10 +383,10 @@ class Optimizer:
                 steps[at] = count
         given = self.rule, params, grads, columns, options[at], count
         k: Any = kernels.get(xp)
-        if backend.is_host(xp):  # options and counts are right; the kernel calls the check if an array looks wrong
-            k.unchecked.optimizer_update(*given, partial(check_update, *given))
-        else:
+        if k.unchecked is k:
             k.optimizer_update(*given)
+        else:  # options and counts are right; the kernel calls the check if an array looks wrong
+            k.unchecked.optimizer_update(*given, partial(check_update, *given))
         if steps is None:
             self._steps[at] = count
         if masks.owners:  # an old momentum or decay moves pruned weights too

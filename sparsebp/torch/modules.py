@@ -55,13 +55,14 @@ def check_tensors(name: str, tensors: dict[str, Tensor | None]) -> None:
         if tensor is None:
             continue
         if first is None:
-            first = tensor
+            first, other = tensor, f"torch.nn.{name}" if hasattr(torch.nn, name) else None
             if first.dtype not in DTYPES:
                 raise DTypeError(f"st.{name} has no kernels for {first.dtype}", expected="float32 or float64",
-                                 got=first.dtype, remedy="Use .float()")  # fmt: skip
+                                 got=first.dtype, remedy=f"Use .float(){f', or {other}' if other else ''}")  # fmt: skip
             if first.device.type not in DEVICES or first.layout != torch.strided:
                 raise DeviceError(f"st.{name} has no kernels for such tensors", got=f"{first.layout} on {first.device}",
-                                  expected="dense ones on a CPU or on CUDA")  # fmt: skip
+                                  expected="dense ones on a CPU or on CUDA",
+                                  remedy=f"Use {other}" if other else None)  # fmt: skip
         elif tensor.dtype != first.dtype:
             raise DTypeError(f"{what} of st.{name} has another dtype", expected=first.dtype, got=tensor.dtype)
         elif tensor.device != first.device or tensor.layout != first.layout:
