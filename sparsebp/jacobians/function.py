@@ -18,10 +18,12 @@ import numpy as np
 from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
 from sparsebp.patterns.coloring import color_columns, color_symmetric, star_sources
-from sparsebp.patterns.pattern import SparsityPattern, check_patterns
+from sparsebp.patterns.pattern import SparsityPattern, check_patterns, frozen
 
 REVERSE_COST = 3
 """Time of a reverse direction in forward ones: rows are coloured if that takes fewer colours by this factor."""
+KEPT_SEEDS = 1 << 24
+"""Bytes of seeds, one for each colour and number, up to which they are kept, and compiled code may fix them."""
 
 
 def sparse_jacobian(
@@ -209,8 +211,16 @@ class SparseJacobian:
             whose = np.split(order, np.searchsorted(blocks[order], np.arange(1, -(-self.colors // self._step))))
             return whose, [places[mine] % max(self._step * width, 1) for mine in whose]
 
+        firsts = range(0, self.colors, self._step)
+        few = self.colors * len(of) <= KEPT_SEEDS
+        self._seeds = [frozen(self._seeds_from(first)) for first in firsts] if few else None
         self._entries, self._places = by_block(color * width + line)
         self._reached = self._places if reached is None else by_block(np.unique(reached))[1]
+
+    def _seeds_from(self, first: int) -> np.ndarray:
+        """Return the directions of a block of colours, beginning with this one."""
+        found: np.ndarray = self._colors == np.arange(first, min(first + self._step, self.colors))[:, None]
+        return found
 
     def values(self, *args: Any) -> Array:
         """Return the values at these arguments, in the order of the pattern's entries.
@@ -296,9 +306,10 @@ class SparseJacobian:
             self._compared = True
         run = self._function.forward if self.mode == "forward" else self._function.reverse
         parts = []
-        for first, places, reached in zip(range(0, self.colors, self._step), self._places, self._reached, strict=False):
-            colors = np.arange(first, min(first + self._step, self.colors))
-            block = run(args, self._colors == colors[:, None])
+        for number, (places, reached) in enumerate(zip(self._places, self._reached, strict=True)):
+            if number * self._step >= self.colors:
+                break
+            block = run(args, self._seeds[number] if self._seeds is not None else self._seeds_from(number * self._step))
             if block.shape[1] != self._width:
                 raise ShapeError("The function returns another length than before", expected=self._width,
                                  got=block.shape[1])  # fmt: skip

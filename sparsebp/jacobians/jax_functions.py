@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,14 +26,15 @@ REFUSALS = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, NotImplementedErr
 
 
 class JaxFunction(NumpyFunction):
-    """A function of JAX arrays; of a scalar one, its gradient. Derivatives leave as arrays of NumPy."""
+    """A function of JAX arrays; of a scalar one, its gradient. Derivatives stay on the device of x."""
 
-    compiled, block_bytes = True, 1 << 24  # XLA fuses what is elementwise: fewer arrays than in NumPy
+    compiled, block_bytes = True, 1 << 26  # XLA fuses what is elementwise: fewer arrays than in NumPy
 
     def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
         super().__init__(f, argnum, scalar)
         self._given: list[int] = []
-        self._runs: dict[str, Any] = {}
+        self._runs: dict[tuple[str, int | None], Any] = {}
+        self._indices: dict[int, tuple[np.ndarray, jax.Array]] = {}  # by the identity of the array beside it
 
     def _split(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], list[Any]]:
         """Return the function of x and of arguments that may vary, and these; of a scalar function, its gradient."""
@@ -91,16 +93,17 @@ class JaxFunction(NumpyFunction):
         y = self.f(*args[: self.argnum], jnp.asarray(args[self.argnum]), *args[self.argnum + 1 :])
         return np.asarray(y, float)
 
-    def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
+    def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return derivatives along directions (p, n): shape (p, m)."""
         f, given = self._split(args)
 
         def along(seeds: Any, x: Any, *others: Any) -> Any:
-            return jax.vmap(lambda v: jax.jvp(lambda x: f(x, *others), (x,), (v,))[1])(seeds.astype(x.dtype))
+            _, push = jax.linearize(lambda x: f(x, *others), x)
+            return jax.vmap(push)(seeds.astype(x.dtype))
 
         return self._run("forward", along, seeds, given)
 
-    def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
+    def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
         f, given = self._split(args)
 
@@ -112,15 +115,36 @@ class JaxFunction(NumpyFunction):
 
         return self._run("reverse", back, seeds, given)
 
-    def _run(self, name: str, function: Callable[..., Any], seeds: np.ndarray, given: list[Any]) -> np.ndarray:
-        """Run a function, compiled the first time: constants among the arguments may not change later."""
-        run = self._runs.get(name) or self._runs.setdefault(name, jax.jit(function))
+    def _run(self, name: str, function: Callable[..., Any], seeds: np.ndarray, given: list[Any]) -> Any:
+        """Run a function, compiled the first time: constants among the arguments may not change later.
+
+        Seeds that are read-only are kept by the caller and fixed in the program, which XLA simplifies by them.
+        """
+        key = (name, None if seeds.flags.writeable else id(seeds))
+        if key not in self._runs:
+            fixed = partial(function, seeds) if key[1] else function
+            self._runs[key] = seeds if key[1] else None, jax.jit(fixed)  # the seeds, since others may get their place
+        run = self._runs[key][1]
         with _tracing():
-            return np.asarray(run(seeds, *given))
+            return run(*given) if key[1] else run(seeds, *given)
+
+    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
+        """Return elements of a block, and one that should be zero but is not: its place and value."""
+        seen = None if reached is places else self._on_device(reached)
+        values, outside = _taken(block, self._on_device(places), seen)
+        return values, super().taken(np.asarray(block), places, reached)[1] if outside else None
+
+    def _on_device(self, index: np.ndarray) -> Any:
+        """Return an index, copied once."""
+        if id(index) not in self._indices:
+            self._indices[id(index)] = index, jnp.asarray(index)
+        return self._indices[id(index)][1]
 
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
         """Return the values of all blocks, an array of the kind of x and on its device."""
-        found = super().joined(parts, entries, x)
+        if len(parts) == 1:
+            return np.array(parts[0]) if isinstance(x, np.ndarray) else parts[0]
+        found = super().joined([np.asarray(part) for part in parts], entries, x)
         return found if isinstance(x, np.ndarray) else jax.device_put(found, next(iter(x.devices())))
 
     def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
@@ -131,6 +155,15 @@ class JaxFunction(NumpyFunction):
     def to_numpy(self, values: Any) -> np.ndarray:
         """Return values on the host."""
         return np.asarray(values)
+
+
+@jax.jit
+def _taken(block: Any, places: Any, reached: Any) -> tuple[Any, Any]:
+    """Return elements of a block, and how many of the others are not zero."""
+    flat = block.reshape(-1)
+    values = flat.at[places].get(mode="promise_in_bounds")
+    seen = values if reached is None else flat.at[reached].get(mode="promise_in_bounds")
+    return values, jnp.count_nonzero(flat) - jnp.count_nonzero(seen)
 
 
 @contextlib.contextmanager
