@@ -61,6 +61,14 @@ def one_thread() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def jax_in_single_precision() -> Iterator[None]:
+    """Benchmarks set JAX's precision for their process, which is other tests' here."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_enable_x64", False)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in GPU])
 def test_quick_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip(NEEDS.get(name, "torch"))

@@ -72,6 +72,9 @@ __device__ __forceinline__ int64 step_of(const Layout& layout, const int64* own,
     return own ? own[row] : layout.step[row];
 }
 
+// Blocks that a multiprocessor should hold: double precision calls functions for roots and quotients, and would spill.
+constexpr int BLOCKS = sizeof(real) == 8 ? 2 : 4;
+
 // The arguments of every rule's kernel.
 #define UPDATE_ARGUMENTS(Rule) \
     const __grid_constant__ Rule::Addresses addresses, const __grid_constant__ Rule::Layout layout, \
@@ -145,7 +148,7 @@ __device__ __forceinline__ double warp_total(double value) {
 
 // Bytes: parameter and buffer read and written, gradient read. Options: lr, momentum, dampening, weight_decay, nesterov,
 // maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) sgd_update(UPDATE_ARGUMENTS(Sgd)) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) sgd_update(UPDATE_ARGUMENTS(Sgd)) {
     __shared__ double o[Sgd::options];
     const Piece<Sgd> piece(addresses, layout, n);
     choose<Sgd>(o, options, own_options, piece.row);
@@ -162,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) sgd_update(UPDATE_ARGUMENTS
 
 // Bytes: parameter and two or three buffers read and written, gradient read. Options: lr, beta1, beta2, eps,
 // weight_decay, decoupled, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) adam_update(UPDATE_ARGUMENTS(Adam)) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) adam_update(UPDATE_ARGUMENTS(Adam)) {
     __shared__ real corrections[2];
     __shared__ double o[Adam::options];
     const Piece<Adam> piece(addresses, layout, n);
@@ -211,7 +214,7 @@ __device__ __forceinline__ void nadam_factors(
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
 // decoupled, maximize, momentum_decay.
-extern "C" __global__ void __launch_bounds__(256, 3) nadam_update(UPDATE_ARGUMENTS(Nadam)) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) nadam_update(UPDATE_ARGUMENTS(Nadam)) {
     __shared__ real factors[2], correction;
     __shared__ double o[Nadam::options];
     const Piece<Nadam> piece(addresses, layout, n);
@@ -238,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) nadam_update(UPDATE_ARGUMEN
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
 // decoupled, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) radam_update(UPDATE_ARGUMENTS(Radam)) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) radam_update(UPDATE_ARGUMENTS(Radam)) {
     __shared__ real corrections[2];
     __shared__ double o[Radam::options];
     const Piece<Radam> piece(addresses, layout, n);
@@ -267,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) radam_update(UPDATE_ARGUMEN
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
 // maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) adamax_update(UPDATE_ARGUMENTS(Adamax)) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamax_update(UPDATE_ARGUMENTS(Adamax)) {
     __shared__ real correction;
     __shared__ double o[Adamax::options];
     const Piece<Adamax> piece(addresses, layout, n);
@@ -287,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) adamax_update(UPDATE_ARGUME
 }
 
 // Bytes: parameter and buffer read and written, gradient read. Options: lr, lr_decay, eps, weight_decay, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) adagrad_update(UPDATE_ARGUMENTS(Adagrad)) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) adagrad_update(UPDATE_ARGUMENTS(Adagrad)) {
     __shared__ double o[Adagrad::options];
     const Piece<Adagrad> piece(addresses, layout, n);
     choose<Adagrad>(o, options, own_options, piece.row);
@@ -301,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) adagrad_update(UPDATE_ARGUM
 }
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, rho, eps, weight_decay, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) adadelta_update(UPDATE_ARGUMENTS(Adadelta)) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) adadelta_update(UPDATE_ARGUMENTS(Adadelta)) {
     __shared__ double o[Adadelta::options];
     const Piece<Adadelta> piece(addresses, layout, n);
     choose<Adadelta>(o, options, own_options, piece.row);
@@ -319,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) adadelta_update(UPDATE_ARGU
 
 // Bytes: parameter and one to three buffers read and written, gradient read. Options: lr, alpha, eps, weight_decay,
 // momentum, maximize.
-extern "C" __global__ void __launch_bounds__(256, 4) rmsprop_update(UPDATE_ARGUMENTS(Rmsprop)) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) rmsprop_update(UPDATE_ARGUMENTS(Rmsprop)) {
     __shared__ double o[Rmsprop::options];
     const Piece<Rmsprop> piece(addresses, layout, n);
     choose<Rmsprop>(o, options, own_options, piece.row);
