@@ -5,6 +5,9 @@ is made of the same functions. They are `jax.custom_vjp` functions of one matrix
 them, and `jax.pure_callback` gives the kernels all samples at once. JAX has no forward mode (`jvp`, `jacfwd`) for such
 functions.
 
+On one core JAX's callbacks can wait for the thread that dispatches the next call, and that for them. There, the import
+sets JAX's option ``jax_cpu_enable_async_dispatch`` to False; it must come before the first array of JAX.
+
 float32, or float64 with JAX's option ``jax_enable_x64``; nothing is converted. Arrays on an accelerator travel to the
 host and back. The message of a `PivotError` arrives within the error that JAX raises in its place.
 
@@ -17,6 +20,7 @@ MissingDependencyError
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +41,8 @@ try:
 except ImportError as error:
     raise MissingDependencyError("JAX is not installed, and sparsebp.jax is for its arrays",
                                  remedy="Install the extra: pip install 'sparsebp[jax]'") from error  # fmt: skip
+if len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) == 1:
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # JAX's callbacks wait for the only thread, for ever
 from jax import lax
 from jax import numpy as jnp
 

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -291,7 +292,7 @@ class SparseJacobian:
         if len(args) != self._count:
             raise OptionError("The function takes other arguments", expected=f"{self._count}", got=len(args))
         for number, kept in enumerate(self._constants or ()):
-            if kept is not None and not _unchanged(kept, args[number]):
+            if kept is not None and not _unchanged(kept, args[number], exact=self._function.compiled):
                 raise OptionError(f"Argument {number}, a constant of the pattern, has changed",
                                   expected=shown(kept[1]), got=shown(args[number]),
                                   remedy="Prepare the Jacobian again, or pass pattern=")  # fmt: skip
@@ -386,26 +387,35 @@ def _kept(arg: Any) -> tuple[Any, Any]:
     return arg, arg
 
 
-def _unchanged(kept: tuple[Any, Any], arg: Any) -> bool:
-    """Return whether an argument is as it was; of a kind that cannot be compared, whether it is the same object."""
-    before = kept[1]
+def _unchanged(kept: tuple[Any, Any], arg: Any, *, exact: bool) -> bool:
+    """Return whether an argument is as it was; of a kind that cannot be compared, whether it is the same object.
+
+    Unless `exact`, entries alone count of a sparse matrix, not their values.
+    """
+    first, before = kept
     if type(arg) is not type(before):
         return False
-    if hasattr(arg, "indptr"):  # of a sparse matrix entries count, whatever their values
-        return arg.shape == before.shape and all(
-            np.array_equal(getattr(arg, name), getattr(before, name)) for name in ("indptr", "indices")
-        )
-    if isinstance(arg, dict):
-        return arg.keys() == before.keys() and all(_unchanged((kept[0], before[key]), arg[key]) for key in arg)
-    if isinstance(arg, (list, tuple)):
-        return len(arg) == len(before) and all(_unchanged((kept[0], b), a) for a, b in zip(arg, before, strict=True))
+    same = partial(_unchanged, exact=exact)
     try:
-        if not hasattr(arg, "shape"):
-            return arg is kept[0] or bool(arg == before)
-        missing = (arg != arg) & (before != before)  # NaN # noqa: PLR0124
-        return bool(((arg == before) | missing).all())
+        if hasattr(arg, "indptr"):
+            names = ("indptr", "indices", "data") if exact else ("indptr", "indices")
+            return arg.shape == before.shape and all(
+                np.array_equal(getattr(arg, name), getattr(before, name)) for name in names
+            )
+        if isinstance(arg, dict):
+            return arg.keys() == before.keys() and all(same((first[key], before[key]), arg[key]) for key in arg)
+        if isinstance(arg, (list, tuple)):
+            return len(arg) == len(before) and all(map(same, zip(first, before, strict=True), arg))
+        if hasattr(arg, "shape"):
+            if arg.shape != before.shape or arg.dtype != before.dtype:
+                return False
+            missing = (arg != arg) & (before != before)  # NaN # noqa: PLR0124
+            return bool(((arg == before) | missing).all())
+        if type(arg).__eq__ is not object.__eq__:
+            return bool(arg == before)
+        return arg is first and same((vars(first), vars(before)), vars(arg))
     except Exception:  # whatever a comparison of these objects raises
-        return arg is kept[0]
+        return arg is first
 
 
 def _number(colors: np.ndarray) -> int:

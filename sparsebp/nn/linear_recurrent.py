@@ -640,7 +640,7 @@ class LRU(Layer):
         shared = Shared(back, xp)
         return NamedGradients(
             self, gy, saved, lambda: self._input_grad(shared()), lambda: self._weight_grad(shared(), x, h),
-            names=("h0",), more=lambda: (shared().h0[None],),
+            names=("h0",), more=lambda: (shared().h0[None].copy(),),
         )  # fmt: skip
 
     def _input_grad(self, found: _LRUGradients) -> Array:

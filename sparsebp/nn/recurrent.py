@@ -45,7 +45,7 @@ from sparsebp.nn.cells import (
     reverse_time,
     weight_names,
 )
-from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of, without_pruned
+from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of, summed_if_tied, without_pruned
 from sparsebp.nn.layer import (
     Layer,
     NothingKept,
@@ -415,6 +415,7 @@ class RecurrentGradients(NamedGradients):
             for name, grad in zip(weight_names(suffix(run, rnn.directions)), grads, strict=True):
                 if grad is not None:
                     named[name] = grad
+        named = summed_if_tied(rnn, named)
         return without_pruned(rnn, named) if masking.owners else named
 
     def _first_layer_again(self) -> None:

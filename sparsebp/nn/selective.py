@@ -179,7 +179,7 @@ class SelectiveScan(Layer):
                 "dt_proj.weight": transposed_product(at_v, xp.ascontiguousarray(self._parts(q)[0]).reshape(rows, -1)),
                 "dt_proj.bias": backend.matmul(xp.ones(rows, dtype=x.dtype), at_v),
                 "A_log": found.scan.a * self._rates(xp),
-                "D": found.scan.d,
+                "D": xp.array(found.scan.d),  # the scan's results are kept
             }
         return {name: xp.ascontiguousarray(grad) for name, grad in grads.items()}
 

@@ -126,8 +126,9 @@ def least_squares(
     from scipy.optimize import OptimizeResult
 
     try:
-        unbounded = np.isinf(np.asarray(bounds, float)).all()
-    except (TypeError, ValueError):  # SciPy's Bounds, say
+        low, high = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else bounds
+        unbounded = bool(np.all(np.equal(low, -np.inf)) and np.all(np.equal(high, np.inf)))
+    except (TypeError, ValueError):  # nothing like bounds
         unbounded = False
     if not unbounded:
         raise OptionError("bounds are not supported", expected="(-inf, inf)", got=shown(bounds),
@@ -158,11 +159,12 @@ def least_squares(
                 continue
             raw_there = problem.residuals(trial)
             there, nfev = problem.cost(raw_there), nfev + 1
+            short = xtol > 0 and _norm(step) < xtol * (xtol + _norm(x))
+            status = 3 if short else 0
             if np.isfinite(there):
                 gain = cost - there
                 ratio = gain / foretold if foretold > 0 else -1.0
                 small = gain < ftol * cost and ratio > 0.25
-                short = xtol > 0 and _norm(step) < xtol * (xtol + _norm(x))
                 status = 4 if small and short else 2 if small else 3 if short else 0
         if ratio > 0:
             x, raw, cost = trial, raw_there, there
@@ -170,6 +172,8 @@ def least_squares(
             damping, growth = max(least, damping * max(EASE, 1 - (2 * ratio - 1) ** 3)), 2.0
         else:
             damping, growth = damping * growth, growth * 2
+            if damping > float(np.finfo(x0.dtype).max):  # steps of any length have failed
+                status = 3
     return OptimizeResult(
         x=x, cost=cost, fun=raw, jac=problem.pattern.to_scipy(problem.values, copy=True), grad=problem.gradient,
         optimality=problem.optimality, nfev=nfev, njev=problem.njev, status=status, message=MESSAGES[status],
@@ -196,6 +200,8 @@ class _Problem:
     def __init__(self, f: Any, x0: Any, jac: Any, args: Any, weights: Any, loss: Loss, f_scale: float) -> None:
         if not callable(f):
             raise OptionError("f is not a function", expected="a function of arrays", got=shown(f))
+        if not isinstance(args, (tuple, list)):
+            raise OptionError("args is not a tuple", expected="further arguments of f", got=shown(args))
         if not isinstance(x0, np.ndarray):
             raise DTypeError("x0 is not an array of NumPy", expected="float32 or float64", got=type(x0).__name__)
         backend.float_dtype(x0.dtype)
@@ -300,7 +306,7 @@ class _Problem:
             if not same or not np.array_equal(matrix.indices, self.pattern.indices):
                 raise PatternError("jac returned a matrix on another pattern", expected=self.pattern, got=matrix.nnz,
                                    remedy="Keep entries that happen to be zero")  # fmt: skip
-            values = matrix.data
+            values = matrix.data.copy()  # which may be the caller's own, and written at the next call of f or jac
         backend.check_array("the values of jac", values, dtype=self.dtype)
         return values
 

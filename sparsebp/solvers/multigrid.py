@@ -62,9 +62,14 @@ def from_pyamg(ml: Any, *, presmoother: Any = None, postsmoother: Any = None) ->
     if (presmoother is None) != (postsmoother is None):
         raise OptionError("One smoother is given without the other", expected="presmoother and postsmoother, or none",
                           got=shown(presmoother or postsmoother))  # fmt: skip
+    blocks = any(getattr(level.A, "blocksize", (1, 1)) != (1, 1) for level in levels)  # all levels become CSR here
+    if blocks and presmoother is not None and "block" in str((presmoother, postsmoother)):
+        raise OptionError("Smoothers of blocks need matrices of blocks", expected="smoothers of single unknowns",
+                          got=f"{shown(presmoother)}, {shown(postsmoother)}", remedy="Use gauss_seidel")  # fmt: skip
     for number, level in enumerate(levels[:-1] if presmoother is None else ()):
         for smoother in (level.presmoother, level.postsmoother):
-            if getattr(getattr(smoother, "func", smoother), "__name__", None) not in OF_ANY_VALUES:
+            name = getattr(getattr(smoother, "func", smoother), "__name__", None)
+            if name not in OF_ANY_VALUES or (blocks and name == "sor"):  # pyamg relaxes blocks in another way
                 raise OptionError(
                     f"The smoother of level {number} depends on the matrix, and its options are not known",
                     expected=" or ".join(OF_ANY_VALUES), got=getattr(smoother, "__name__", shown(smoother)),

@@ -9,6 +9,7 @@ that autograd keeps as it keeps an operand, so they belong to the values of that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,7 +33,8 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     """Solve A x = b, or Aᵀ x = b, for matrices on the pattern of a plan.
 
     Differentiable at `values` and at `b`, to any order and in forward mode, also under `torch.func.vmap`, `grad` and
-    `jvp`; a compiled graph holds it as two operators. A backward pass uses the factors of the forward.
+    `jvp`; a compiled graph holds it as two operators, also under `vmap` (but `torch.func.grad` has to be outside of the
+    graph). A backward pass uses the factors of the forward.
 
     Parameters
     ----------
@@ -219,24 +221,32 @@ class Solve(torch.autograd.Function):
         info: Any, in_dims: Sequence[int | None], number: int, values: Tensor, factors: Tensor, b: Tensor,
         transposed: bool,
     ) -> tuple[Tensor, int]:  # fmt: skip
-        """Take the mapped axis, last here, as more matrices, or as more right-hand sides of one matrix."""
-        _, at_values, _, at_b, _ = in_dims
-        b = b[..., None] if at_b is None else b.movedim(at_b, -1)
+        """Map as `_solve_mapped`, differentiably."""
+        return _solve_mapped(Solve.apply, info, in_dims, number, values, factors, b, transposed)
 
-        def run(values: Tensor, right: Tensor) -> Tensor:
-            found: Tensor = Solve.apply(number, values, factors, right, transposed)
-            return found
 
-        if at_values is None and values.dim() == 1:
-            return run(values, b.flatten(1)).reshape(b.shape), b.dim() - 1
-        if at_values is None:  # several right-hand sides of each matrix
-            return torch.stack([run(values, right) for right in b.unbind(-1)]), 0
-        values = values.movedim(at_values, -1)
-        if values.dim() < b.dim():  # likewise
-            found = [run(values, right.expand(-1, info.batch_size)) for right in b.unbind(1)]
-            return (torch.stack(found, 1) if found else b.expand(-1, -1, info.batch_size)), 2
-        b = (b if b.dim() == values.dim() else b[:, None]).expand(-1, *values.shape[1:])
-        return run(values.flatten(1), b.flatten(1)).reshape(b.shape), b.dim() - 1
+def _solve_mapped(
+    solve: Any, info: Any, in_dims: Sequence[int | None], number: int, values: Tensor, factors: Tensor, b: Tensor,
+    transposed: bool,
+) -> tuple[Tensor, int]:  # fmt: skip
+    """Take the mapped axis, last here, as more matrices, or as more right-hand sides of one matrix."""
+    _, at_values, _, at_b, _ = in_dims
+    b = b[..., None] if at_b is None else b.movedim(at_b, -1)
+
+    def run(values: Tensor, right: Tensor) -> Tensor:
+        found: Tensor = solve(number, values, factors, right, transposed)
+        return found
+
+    if at_values is None and values.dim() == 1:
+        return run(values, b.flatten(1)).reshape(b.shape), b.dim() - 1
+    if at_values is None:  # several right-hand sides of each matrix
+        return torch.stack([run(values, right) for right in b.unbind(-1)]), 0
+    values = values.movedim(at_values, -1)
+    if values.dim() < b.dim():  # likewise
+        found = [run(values, right.expand(-1, info.batch_size)) for right in b.unbind(1)]
+        return (torch.stack(found, 1) if found else b.expand(-1, -1, info.batch_size)), 2
+    b = (b if b.dim() == values.dim() else b[:, None]).expand(-1, *values.shape[1:])
+    return run(values.flatten(1), b.flatten(1)).reshape(b.shape), b.dim() - 1
 
 
 def _factorise_mapped(info: Any, in_dims: Sequence[int | None], plan: int, values: Tensor) -> tuple[Tensor, None]:
@@ -246,6 +256,7 @@ def _factorise_mapped(info: Any, in_dims: Sequence[int | None], plan: int, value
 
 
 torch.library.register_vmap("sparsebp::factorise", _factorise_mapped)
+torch.library.register_vmap("sparsebp::solve", partial(_solve_mapped, solve_op))  # within compiled graphs
 
 # As in `sparsebp.torch.ops`: with `torch.library.register_autograd` instead, tangents would silently be dropped.
 _LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")

@@ -1,9 +1,11 @@
 """Sparse Jacobians and Hessians of functions of JAX, against JAX's dense ones."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.sparse
 from scipy.optimize import least_squares
 
 import sparsebp as sb
@@ -218,3 +220,28 @@ def test_batches_and_least_squares():
         rosen = sb.sparse_jacobian(lambda x: jnp.concatenate([10 * (x[1:] - x[:-1] ** 2), 1 - x[:-1]]), jnp.zeros(N))
         fit = least_squares(lambda x: np.asarray(rosen._function.f(x)), np.full(N, -0.5), jac=rosen)
         np.testing.assert_allclose(fit.x, 1, atol=1e-6)
+
+
+def test_whatever_a_program_has_fixed_may_not_change():
+    """Values of sparse matrices, shapes, and what objects hold are compiled into functions of JAX."""
+    x = jnp.arange(1.0, 4.0)
+    pattern = sb.SparsityPattern.dense(3, 3)
+    matrix, other, index = scipy.sparse.csr_array(np.eye(3)), SimpleNamespace(k=2), np.array([2])
+
+    class Holder:
+        k = 2
+
+    def first(arg):
+        return float(arg.data[0]) if hasattr(arg, "indptr") else float(getattr(arg, "k", np.sum(arg)))
+
+    for arg in (matrix, other, index, [Holder()], {"a": Holder()}):
+        inner = arg[0] if isinstance(arg, list) else arg["a"] if isinstance(arg, dict) else arg
+        jac = sb.sparse_jacobian(lambda x, a, inner=inner: first(inner) * x, x, arg, pattern=pattern)
+        jac(x, arg)
+        jac(x, arg)
+        if inner is matrix:
+            matrix.data *= 5
+        elif inner is not index:
+            inner.k = 5
+        with pytest.raises(OptionError, match="has changed"):
+            jac(x, np.array([2, 2]) if inner is index else arg)

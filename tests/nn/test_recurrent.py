@@ -363,3 +363,21 @@ def test_the_jacobian_of_a_cell_is_that_of_its_input(kind, features):
     x, gy = rng.standard_normal((4, features)), rng.standard_normal((4, 3))
     _, back = cell.vjp(x)
     np.testing.assert_allclose(sb.jacobian_t(cell, x).vjp(gy), back(gy).input, rtol=1e-12, atol=1e-14)
+
+
+def test_parameters_tied_inside_a_layer_have_one_gradient():
+    layer = nn.GRU(4, 4, 2, rng=0, dtype=np.float64)
+    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        layer.params[f"{name}_l1"] = layer.params[f"{name}_l0"]
+    x = np.random.default_rng(1).standard_normal((5, 2, 4))
+    y, saved = layer.forward(x)
+    grads = layer.gradients(np.ones_like(y), saved).weights
+    assert grads.keys() == layer.parameters().keys()
+    bias = layer.params["bias_ih_l0"]
+    for at in (0, 7):
+        sums = []
+        for step in (1e-6, -2e-6):
+            bias[at] += step
+            sums.append(layer.forward(x)[0].sum())
+        bias[at] += 1e-6
+        np.testing.assert_allclose(grads["bias_ih_l0"][at], (sums[0] - sums[1]) / 2e-6, rtol=1e-6)

@@ -176,3 +176,22 @@ def test_initial_values_are_mambas():
 def test_refusals(call):
     with pytest.raises((OptionError, ShapeError), match="Expected"):
         call()
+
+
+@pytest.mark.parametrize("layer", [nn.SelectiveScan(4, 2, rng=0), nn.LRU(4, 3, rng=0), nn.MinGRU(4, 3, rng=0)])
+def test_gradients_belong_to_the_caller(layer):
+    x = np.random.default_rng(0).standard_normal((5, 2, 4)).astype(np.float32)
+    y, saved = layer.forward(x)
+    found = layer.gradients(np.ones_like(y), saved)
+
+    def states():
+        return found.others() if hasattr(found, "others") else ()
+
+    first, others = found.weight_grad(), [array.copy() for array in states()]
+    kept = {name: grad.copy() for name, grad in first.items()}
+    for array in (*first.values(), *states()):
+        array[...] = 7
+    for name, grad in found.weight_grad().items():
+        np.testing.assert_array_equal(grad, kept[name], err_msg=name)
+    for array, wanted in zip(states(), others, strict=True):
+        np.testing.assert_array_equal(array, wanted)

@@ -251,3 +251,29 @@ def test_points_are_eliminated_before_cameras():
     normal = sb.plan_product(jac.pattern.T, jac.pattern).pattern
     order = sb.plan_factor(normal).columns
     assert (order[: 3 * points] >= 4 * cameras).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"ftol": None, "xtol": None, "gtol": None}])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_steps_that_all_fail_end_the_fit_where_it_is(options, dtype):
+    found = sb.least_squares(lambda x: np.where(x > 0, dtype(np.nan), x - 1), np.zeros(3, dtype), **options)
+    assert found.status == 3 and (found.x == 0).all() and found.cost == 1.5
+
+
+def test_a_jacobian_that_its_function_writes_again_is_copied():
+    shared = sp.csr_array(np.eye(3))
+
+    def f(x):
+        shared.data[:] = 1 / (1 + x * x)
+        return np.arctan(x)
+
+    found = sb.least_squares(f, np.full(3, 3.0), lambda x: shared, max_nfev=3)
+    np.testing.assert_allclose(found.jac.T @ found.fun, found.grad, rtol=1e-12)
+
+
+def test_infinite_bounds_in_every_form_are_none():
+    for bounds in (scipy.optimize.Bounds(), (-np.inf, np.inf), ([-np.inf] * 2, np.inf)):
+        assert sb.least_squares(lambda x: x - 1, np.zeros(2), bounds=bounds).success
+    for bounds in ((), (np.inf, -np.inf), scipy.optimize.Bounds(0, 1), 5):
+        with pytest.raises(OptionError, match="bounds"):
+            sb.least_squares(lambda x: x - 1, np.zeros(2), bounds=bounds)

@@ -238,3 +238,16 @@ def test_refusals():
     with pytest.raises(PivotError) as caught:
         st.solve(plan, two, b)
     assert caught.value.samples == (1,)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_mapped_solves_in_a_compiled_graph(backend):
+    plan = sb.plan_factor(sb.SparsityPattern.dense(3, 3))
+    values = torch.randn(21, 9, dtype=torch.float64) + 4 * torch.eye(3, dtype=torch.float64).ravel()
+    b = torch.randn(21, 3, dtype=torch.float64)
+    for call in (
+        lambda values, b: torch.vmap(lambda v: st.solve(plan, v, b[0]))(values),
+        torch.vmap(lambda v, b: 2 * st.solve(plan, v, b)),
+        lambda values, b: torch.vmap(lambda b: st.solve(plan, values[0], b))(b),
+    ):
+        torch.testing.assert_close(torch.compile(call, backend=backend, fullgraph=True)(values, b), call(values, b))
