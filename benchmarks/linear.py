@@ -257,6 +257,7 @@ def _compiled(
         note("Complex numbers: without torch.compile, which generates no code for them")
         return
     run = make()
+    import_torch()._dynamo.reset()  # its limit of recompilations is one for all rows
     try:
         run()
         found["torch, scan, compiled"] = run
