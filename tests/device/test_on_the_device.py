@@ -143,7 +143,7 @@ BUDGETS = {
     "ReLU": (nn.ReLU, (16, 20), (1, 1, 0)),
     "Tanh": (nn.Tanh, (16, 20), (1, 3, 0)),
     "Conv2d": (lambda: nn.Conv2d(3, 8, 3, padding=1), IMAGES, (4, 3, 5)),
-    "BatchNorm2d": (lambda: nn.BatchNorm2d(3), IMAGES, (6, 5, 2)),  # sums of pieces, then of channels
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(3), IMAGES, (6, 5, 3)),  # sums of pieces, then of channels
     "MaxPool2d": (lambda: nn.MaxPool2d(2), IMAGES, (1, 1, 0)),
     "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGES, (8, 10, 0)),
     "Dropout": (lambda: nn.Dropout(0.5), (16, 20), (5, 1, 0)),

@@ -16,7 +16,6 @@ import sparsebp as sb
 import sparsebp.torch as st
 from matrices import of_mask
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, PivotError, ShapeError, StaleError
-from sparsebp.kernels.host import factor
 from sparsebp.products import FactorPlan
 from strategies import seeds, sizes
 
@@ -147,6 +146,8 @@ def test_compiled_graphs(form):
 
 
 def test_a_matrix_is_factorised_once(monkeypatch):
+    from sparsebp.kernels.host import factor
+
     calls = []
     whole = factor.factorise
     monkeypatch.setattr(factor, "factorise", lambda *args: (calls.append(1), whole(*args))[1])
