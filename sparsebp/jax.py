@@ -25,14 +25,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from sparsebp import kernels, products
+from sparsebp import kernels
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DTypeError, MissingDependencyError, OptionError, ShapeError
-from sparsebp.patterns import SparsityPattern
 from sparsebp.products import FactorPlan, ProductPlan
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
 
@@ -209,21 +207,10 @@ def _solve_backward(plan: FactorPlan, transposed: bool, saved: Any, grad: jax.Ar
     values, factors, x = saved
     gb = _solve(plan, not transposed, values, factors, grad)
     outer = (x, gb) if transposed else (gb, x)
-    return -_form(_times_column(plan), "a", *outer), jnp.zeros_like(factors), gb
+    return -_form(plan.times_vector, "a", *outer), jnp.zeros_like(factors), gb
 
 
 _solve.defvjp(_solve_forward, _solve_backward)
-_times_columns: WeakKeyDictionary[FactorPlan, ProductPlan] = WeakKeyDictionary()
-
-
-def _times_column(plan: FactorPlan) -> ProductPlan:
-    """Return the plan of the matrix times a vector."""
-    found = _times_columns.get(plan)
-    if found is None:
-        n, matrix = plan.pattern.shape[0], plan.pattern
-        matrix = SparsityPattern.diagonal(n) if matrix.kind == "identity" else matrix
-        found = _times_columns[plan] = products.plan_product(matrix, SparsityPattern.dense(n, 1))
-    return found
 
 
 def _factors_of_arrays(plan: FactorPlan, values: np.ndarray) -> np.ndarray:

@@ -212,9 +212,9 @@ class SparseJacobian:
             whose = np.split(order, np.searchsorted(blocks[order], np.arange(1, -(-self.colors // self._step))))
             return whose, [places[mine] % max(self._step * width, 1) for mine in whose]
 
-        firsts = range(0, self.colors, self._step)
-        few = self.colors * len(of) <= KEPT_SEEDS
-        self._seeds = [frozen(self._seeds_from(first)) for first in firsts] if few else None
+        self._seeds: list[np.ndarray] | None = None
+        if self.colors * len(of) <= KEPT_SEEDS:
+            self._seeds = [frozen(self._seeds_from(first)) for first in range(0, self.colors, self._step)]
         self._entries, self._places = by_block(color * width + line)
         self._reached = self._places if reached is None else by_block(np.unique(reached))[1]
 
@@ -307,14 +307,12 @@ class SparseJacobian:
             self._compared = True
         run = self._function.forward if self.mode == "forward" else self._function.reverse
         parts = []
-        for number, (places, reached) in enumerate(zip(self._places, self._reached, strict=True)):
-            if number * self._step >= self.colors:
-                break
-            block = run(args, self._seeds[number] if self._seeds is not None else self._seeds_from(number * self._step))
+        for number, first in enumerate(range(0, self.colors, self._step)):
+            block = run(args, self._seeds[number] if self._seeds is not None else self._seeds_from(first))
             if block.shape[1] != self._width:
                 raise ShapeError("The function returns another length than before", expected=self._width,
                                  got=block.shape[1])  # fmt: skip
-            values, others = self._function.taken(block, places, reached)
+            values, others = self._function.taken(block, self._places[number], self._reached[number])
             if others is not None:
                 place, value = others
                 which = "row" if self.mode == "forward" else "column"

@@ -20,8 +20,9 @@ from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag, check_integer
 from sparsebp.core.errors import DeviceError, PatternError, PivotError, ShapeError, within_memory
+from sparsebp.core.locks import cached_property
 from sparsebp.patterns.pattern import SparsityPattern, check_patterns, frozen
-from sparsebp.products.product import _as_columns, _check_values
+from sparsebp.products.product import ProductPlan, _as_columns, _check_values, plan_product
 
 SYMMETRIC = 0.5
 """Share of entries with a partner across the diagonal from which a pattern is ordered as a symmetric one."""
@@ -125,6 +126,13 @@ class FactorPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "panels", type(self.panels)(*map(frozen, self.panels)))
         plans[self.number] = self
+
+    @cached_property
+    def times_vector(self) -> ProductPlan:
+        """The product of such a matrix and a vector, whose gradients are those of a solve."""
+        n, pattern = self.pattern.shape[0], self.pattern
+        pattern = SparsityPattern.diagonal(n) if pattern.kind == "identity" else pattern
+        return plan_product(pattern, SparsityPattern.dense(n, 1))
 
     @property
     def rows(self) -> np.ndarray:

@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebp import kernels, products
+from sparsebp import kernels
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError, StaleError
-from sparsebp.patterns import SparsityPattern
 from sparsebp.products import FactorPlan
 from sparsebp.products.factor import plans
 from sparsebp.torch.ops import primals, to_array, to_tensor
-from sparsebp.torch.sparse import Form, ProductPlan, pattern_of
+from sparsebp.torch.sparse import Form, ProductPlan
 
 __all__ = ["solve"]
 
@@ -167,8 +166,7 @@ def _form(plan: FactorPlan, role: str, left: Tensor, right: Tensor) -> Tensor:
     """Return one of A, x and c = A x from the other two, batch last: ``"c"`` A x, ``"b"`` Aᵀ c, ``"a"`` c xᵀ on A."""
     found = _forms.get(plan)
     if found is None:
-        column = SparsityPattern.dense(plan.pattern.shape[0], 1)
-        found = _forms[plan] = ProductPlan(products.plan_product(pattern_of("plan", plan), column))
+        found = _forms[plan] = ProductPlan(plan.times_vector)
     result: Tensor = Form.apply(found._number, role, left.t(), right.t())
     return result.t()
 
