@@ -265,9 +265,8 @@ def sum_of(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdim
 
     def structure() -> Any:
         numbers = _last(np.arange(a.size).reshape(a.shape), axes)
-        rows = np.repeat(np.arange(numbers.size // max(numbers.shape[-1], 1)), numbers.shape[-1])
-        size = math.prod(shape[i] for i in range(a.ndim) if i not in axes)
-        return selection(rows, numbers.ravel(), (size, a.size))
+        size = math.prod(numbers.shape[:-1])
+        return selection(np.repeat(np.arange(size), numbers.shape[-1]), numbers.ravel(), (size, a.size))
 
     value = np.sum(raw_at(level, a), axis=axes, dtype=dtype)
     found = wrapped(level, value, lambda v: level.linear(
@@ -320,16 +319,21 @@ def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> An
     return max_of(a, axis, keepdims=keepdims) - min_of(a, axis, keepdims=keepdims)
 
 
+def _along(outputs: tuple[int, ...], inputs: tuple[int, ...], axis: int, reaches: np.ndarray) -> Any:
+    """Return the matrix of a map along one axis, whose output i takes input j where ``reaches[i, j]``."""
+    rows, columns = (np.moveaxis(np.arange(math.prod(shape)).reshape(shape), axis, -1) for shape in (outputs, inputs))
+    there = np.broadcast_to(reaches, (*rows.shape[:-1], *reaches.shape))
+    pairs = (np.broadcast_to(x, there.shape)[there] for x in (rows[..., None], columns[..., None, :]))
+    return selection(*pairs, (math.prod(outputs), math.prod(inputs)))
+
+
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
     a, axis = (np.reshape(a, -1), 0) if axis is None else (a, _axes(axis, a.ndim)[0])
     level, n = level_of(a), a.shape[axis]
 
     def structure() -> Any:
         Sets.check(a.size * (n + 1) // 2)
-        numbers = np.moveaxis(np.arange(a.size).reshape(a.shape), axis, -1)[..., None, :]
-        upto = np.broadcast_to(np.tril(np.ones((n, n), bool)), (*numbers.shape[:-2], n, n))
-        rows, columns = (np.broadcast_to(x, upto.shape)[upto] for x in (np.swapaxes(numbers, -1, -2), numbers))
-        return selection(rows, columns, (a.size, a.size))
+        return _along(a.shape, a.shape, axis, np.tril(np.ones((n, n), bool)))
 
     value = np.cumsum(raw_at(level, a), axis=axis, dtype=dtype)
     return wrapped(level, value, lambda v: level.linear(
@@ -441,13 +445,8 @@ def _fft(name: str) -> Any:
         value = function(raw_at(level, a), n, axis, norm)
 
         def structure() -> Any:
-            size, across = a.shape[axis], value.shape[axis]
-            Sets.check(a.size * across)
-            inputs = np.moveaxis(np.arange(a.size).reshape(a.shape), axis, -1)[..., None, :]
-            outputs = np.moveaxis(np.arange(value.size).reshape(value.shape), axis, -1)[..., None]
-            shape = (*inputs.shape[:-2], across, size)
-            rows, columns = (np.broadcast_to(x, shape).ravel() for x in (outputs, inputs))
-            return selection(rows, columns, (value.size, a.size))
+            Sets.check(a.size * value.shape[axis])
+            return _along(value.shape, a.shape, axis, np.ones((value.shape[axis], a.shape[axis]), bool))
 
         return wrapped(level, value, lambda v: level.linear(
             a, v.shape, v.dtype, lambda t: function(t, n, axis + 1, norm), None, structure))  # fmt: skip

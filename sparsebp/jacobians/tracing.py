@@ -97,40 +97,12 @@ class Traced(NDArrayOperatorsMixin):
 
     # ---- the parts of an ndarray ------------------------------------------------------------------------------------
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As of an ndarray."""
-        return self.value.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """As of an ndarray."""
-        return self.value.dtype
-
-    @property
-    def ndim(self) -> int:
-        """As of an ndarray."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """As of an ndarray."""
-        return math.prod(self.shape)
-
-    @property
-    def T(self) -> Any:
-        """As of an ndarray."""
-        return np.transpose(self)
-
-    @property
-    def real(self) -> Any:
-        """As of an ndarray."""
-        return np.real(self)
-
-    @property
-    def imag(self) -> Any:
-        """As of an ndarray."""
-        return np.imag(self)
+    shape = property(lambda self: self.value.shape)
+    dtype = property(lambda self: self.value.dtype)
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: math.prod(self.shape))
+    T = property(np.transpose)
+    real, imag = property(np.real), property(np.imag)
 
     def __len__(self) -> int:
         if not self.shape:
