@@ -10,29 +10,30 @@ and plans raise `ShapeError`, `DTypeError` or `DeviceError` for values that do n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from functools import lru_cache, reduce, wraps
+from inspect import signature
 from math import prod
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, get_args
 
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import Array
-from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.check import Array, check_choice
+from sparsebp.core.errors import DTypeError, MemoryLimitError, ShapeError
 from sparsebp.core.locks import cached_property
 from sparsebp.patterns.pattern import (
     KEPT,
     DeviceCopies,
     SparsityPattern,
-    check_allocatable,
     check_patterns,
-    checked_shape,
     checked_sizes,
     frozen,
     index_bytes,
     index_dtype,
+    with_room,
 )
 from sparsebp.patterns.windows import (
     Factor,
@@ -166,22 +167,35 @@ def _plan(parts: tuple[SparsityPattern, ...]) -> AssemblyPlan:
     return AssemblyPlan(parts, pattern, tuple(indices))
 
 
+Sizes = ParamSpec("Sizes")
+
+
+def _of_sizes(build: Callable[Sizes, SparsityPattern]) -> Callable[Sizes, SparsityPattern]:
+    """Let a builder, whose arguments are all sizes, check them and keep its latest patterns."""
+    parameters, kept = signature(build), lru_cache(maxsize=KEPT)(build)
+
+    @wraps(build)
+    def checked(*args: Sizes.args, **options: Sizes.kwargs) -> SparsityPattern:
+        sizes = parameters.bind(*args, **options).arguments
+        return kept(**dict(zip(sizes, checked_sizes(**sizes), strict=True)))
+
+    return checked
+
+
 # Patterns of blocks: diagonals (pointwise operators, linear layers), dense ones and triangles (recurrent layers).
 
 
+@_of_sizes
 def pointwise_pattern(size: int) -> SparsityPattern:
     """Return the diagonal pattern of an elementwise operator on `size` elements.
 
     Elements that are zero for one input only, such as a ReLU that is off, stay entries (BPPSA §3.3 and Table 1:
     sparsity 1 - 1/size).
-
     """
-    return _diagonal(*checked_sizes(size=size))
+    return SparsityPattern.diagonal(size)
 
 
-_diagonal = lru_cache(maxsize=KEPT)(SparsityPattern.diagonal)
-
-
+@_of_sizes
 def linear_pattern(in_features: int, out_features: int, positions: int = 1) -> SparsityPattern:
     """Return the pattern of the transposed Jacobian of ``y = x @ W.T + b``: dense, or block diagonal.
 
@@ -197,23 +211,18 @@ def linear_pattern(in_features: int, out_features: int, positions: int = 1) -> S
     SparsityPattern
         Shape (positions * in_features, positions * out_features).
     """
-    return _linear(*checked_sizes(in_features=in_features, out_features=out_features, positions=positions))
-
-
-@lru_cache(maxsize=KEPT)
-def _linear(in_features: int, out_features: int, positions: int) -> SparsityPattern:
     if positions == 1:
         return SparsityPattern.dense(in_features, out_features)
-    shape = checked_shape((positions * in_features, positions * out_features))
-    nnz = shape[0] * out_features
-    check_allocatable(nnz, shape)
-    indptr = np.arange(shape[0] + 1, dtype=np.int64) * out_features
-    block = np.arange(out_features, dtype=index_dtype(nnz, shape))
-    first = np.arange(positions, dtype=block.dtype) * out_features
+    rows = positions * in_features
+    shape, entry = with_room(rows * out_features, rows, positions * out_features)
+    indptr = np.arange(rows + 1, dtype=np.int64) * out_features
+    block = np.arange(out_features, dtype=entry)
+    first = np.arange(positions, dtype=entry) * out_features
     indices = np.broadcast_to((first[:, None] + block)[:, None, :], (positions, in_features, out_features))
     return SparsityPattern._unchecked(indptr, indices.reshape(-1), shape)
 
 
+@_of_sizes
 def axis_pattern(outer: int, length: int, inner: int) -> SparsityPattern:
     """Return the pattern of an operator on the vectors along one axis: dense along it, diagonal elsewhere.
 
@@ -227,62 +236,41 @@ def axis_pattern(outer: int, length: int, inner: int) -> SparsityPattern:
     SparsityPattern
         Square, of outer * length * inner rows with `length` entries each.
     """
-    outer, length, inner = checked_sizes(outer=outer, length=length, inner=inner)
-    return _linear(length, length, outer) if inner == 1 else _axis(outer, length, inner)
-
-
-@lru_cache(maxsize=KEPT)
-def _axis(outer: int, length: int, inner: int) -> SparsityPattern:
+    if inner == 1:
+        return linear_pattern(length, length, outer)
     size = outer * length * inner
-    shape = checked_shape((size, size))
-    check_allocatable(size * length, shape)
-    entry = index_dtype(size * length, shape)
+    shape, entry = with_room(size * length, size, size)
     first = np.arange(outer, dtype=entry)[:, None, None, None] * (length * inner)
     columns = first + np.arange(inner, dtype=entry)[:, None] + np.arange(length, dtype=entry) * inner
     indices = np.broadcast_to(columns, (outer, length, inner, length)).reshape(-1)
     return SparsityPattern._unchecked(np.arange(size + 1, dtype=np.int64) * length, indices, shape)
 
 
+@_of_sizes
 def hidden_pattern(size: int) -> SparsityPattern:
     """Return the pattern of ∂h[t]/∂h[t-1], transposed, of one recurrent step: dense (BPPSA Eq. 9, 11)."""
-    return _square(*checked_sizes(size=size))
-
-
-@lru_cache(maxsize=KEPT)
-def _square(size: int) -> SparsityPattern:
     return SparsityPattern.dense(size, size)
 
 
+@_of_sizes
 def lstm_pattern(size: int) -> SparsityPattern:
     """Return the pattern of ∂(h, c)[t]/∂(h, c)[t-1], transposed, of an LSTM step.
 
     Shape (2 * size, 2 * size). Row i is dense: every unit of h reaches all of the next h and c. Row ``size + i`` holds
     only unit i of both: c reaches them unit by unit.
     """
-    return _lstm(*checked_sizes(size=size))
-
-
-@lru_cache(maxsize=KEPT)
-def _lstm(size: int) -> SparsityPattern:
-    shape = checked_shape((2 * size, 2 * size))
-    nnz = 2 * size * (size + 1)
-    check_allocatable(nnz, shape)
+    shape, entry = with_room(2 * size * (size + 1), 2 * size, 2 * size)
     lengths = np.repeat(np.array([2 * size, 2], dtype=np.int64), size)
-    columns = np.arange(2 * size, dtype=index_dtype(nnz, shape))
+    columns = np.arange(2 * size, dtype=entry)
     indices = np.concatenate([np.tile(columns, size), columns.reshape(2, size).T.reshape(-1)])
     return SparsityPattern._unchecked(np.concatenate(([0], np.cumsum(lengths))), indices, shape)
 
 
+@_of_sizes
 def step_sum_pattern(steps: int, features: int) -> SparsityPattern:
     """Return the pattern of a sum over steps, per feature: one entry per row, (steps * features, features)."""
-    return _step_sum(*checked_sizes(steps=steps, features=features))
-
-
-@lru_cache(maxsize=KEPT)
-def _step_sum(steps: int, features: int) -> SparsityPattern:
-    shape = checked_shape((steps * features, features))
-    check_allocatable(shape[0], shape)
-    columns = np.tile(np.arange(features, dtype=index_dtype(shape[0], shape)), steps)
+    shape, entry = with_room(steps * features, steps * features, features)
+    columns = np.tile(np.arange(features, dtype=entry), steps)
     return SparsityPattern._unchecked(np.arange(shape[0] + 1), columns, shape)
 
 
@@ -312,8 +300,8 @@ def sequence_pattern(
 @lru_cache(maxsize=KEPT)
 def _sequence(steps: int, input_size: int, hidden_size: int, reverse: bool, bidirectional: bool) -> SparsityPattern:
     directions = 1 + bidirectional
-    shape = checked_shape((steps * input_size, steps * directions * hidden_size))
-    check_allocatable(steps * (steps + 1) // 2 * directions * max(input_size, 1) * hidden_size, shape)
+    most = steps * (steps + 1) // 2 * directions * max(input_size, 1) * hidden_size
+    shape, _ = with_room(most, steps * input_size, steps * directions * hidden_size)
     later = np.arange(steps)[:, None] <= np.arange(steps)  # (t, s): input t reaches output s
     reached = [later, later.T] if bidirectional else [later.T if reverse else later]
     of_step = np.repeat(np.stack(reached, axis=-1).reshape(steps, steps * directions), hidden_size, axis=1)
@@ -470,8 +458,7 @@ class _Convolution(NamedTuple):
 
 def _checked(c: _Convolution, mask: np.ndarray | None, memory_limit: int | None) -> ConvPattern:
     """Check the options and build the pattern."""
-    if c.layout not in ("chw", "hwc"):
-        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(c.layout))
+    check_choice("layout", c.layout, get_args(Layout))
     check_channels(c.in_channels, c.out_channels, c.groups)
     packed = None if mask is None else packed_mask(mask, c.weight_shape)
     if memory_limit is not None:
@@ -689,7 +676,6 @@ def _line(axis: Factor, taps: int) -> tuple[int, int]:
 
 
 def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:
-    if layout not in ("chw", "hwc"):
-        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(layout))
+    check_choice("layout", layout, get_args(Layout))
     lengths("channels", channels, 1, 1)
     return lengths("size", size, len(size) if isinstance(size, (tuple, list)) else 1, 1)

@@ -100,6 +100,13 @@ def check_allocatable(nnz: int, shape: tuple[int, int]) -> None:
                                got=f"{need} bytes for {nnz} entries") from error  # fmt: skip
 
 
+def with_room(nnz: int, rows: int, columns: int) -> tuple[tuple[int, int], np.dtype]:
+    """Return shape and index type of a pattern with `nnz` entries, for which there is memory."""
+    shape = checked_shape((rows, columns))
+    check_allocatable(nnz, shape)
+    return shape, index_dtype(nnz, shape)
+
+
 def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Return both arrays as host integer arrays whose rows and columns exist; order and duplicates are not checked."""
     indptr, indices = _integers("indptr", indptr), _integers("indices", indices)
@@ -307,8 +314,7 @@ class SparsityPattern:
     def dense(cls, m: int, n: int) -> SparsityPattern:
         """Make the full pattern of m rows and n columns."""
         m, n = checked_shape((m, n))
-        check_allocatable(m * n, (m, n))
-        dtype = index_dtype(m * n, (m, n))
+        _, dtype = with_room(m * n, m, n)
         indptr = np.arange(m + 1, dtype=np.int64) * n
         return cls._unchecked(indptr, np.tile(np.arange(n if m else 0, dtype=dtype), m), (m, n))
 

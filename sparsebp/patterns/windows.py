@@ -16,14 +16,7 @@ import numpy as np
 from sparsebp.core.check import check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.core.locks import cached_property
-from sparsebp.patterns.pattern import (
-    KEPT,
-    SparsityPattern,
-    check_allocatable,
-    checked_shape,
-    checked_sizes,
-    index_dtype,
-)
+from sparsebp.patterns.pattern import KEPT, SparsityPattern, checked_sizes, index_dtype, with_room
 
 Lengths: TypeAlias = int | Sequence[int]
 """One integer for all axes, or one per axis."""
@@ -397,9 +390,7 @@ def pad_pattern(channels: int, size: tuple[int, int], padding: tuple[int, int, i
 @lru_cache(maxsize=KEPT)
 def _pad(channels: int, height: int, width: int, left: int, right: int, above: int, below: int) -> SparsityPattern:
     area = (height + above + below) * (width + left + right)
-    shape = checked_shape((channels * height * width, channels * area))
-    check_allocatable(shape[0], shape)
-    entry = index_dtype(shape[0], shape)
+    shape, entry = with_room(channels * height * width, channels * height * width, channels * area)
     rows, columns = np.arange(height, dtype=entry) + above, np.arange(width, dtype=entry) + left
     kept = ((rows >= 0) & (rows < height + above + below))[:, None] & (columns >= 0) & (columns < width + left + right)
     places = rows[:, None] * (width + left + right) + columns
@@ -416,8 +407,7 @@ def border_pattern(
     # sizes: lengths of the axes after the channels; padding: (before, after) on each of them;
     # mode: "reflect", "replicate" or "circular", as in torch.nn.functional.pad.
     nnz = channels * prod(n + sum(pair) for n, pair in zip(sizes, padding, strict=True))
-    shape = checked_shape((channels * prod(sizes), nnz))
-    check_allocatable(nnz, shape)
+    shape, _ = with_room(nnz, channels * prod(sizes), nnz)
     each = np.arange(channels + 1)
     factors = [Factor(each, each[:-1], channels, np.zeros(channels, np.int8))]
     factors += [_repeated(size, pair, mode) for size, pair in zip(sizes, padding, strict=True)]
