@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -45,20 +45,25 @@ echo report >"$report"; exec "$@" """,
 """Programs that take the place of others: they look at nothing, but run what they are given."""
 
 
-@pytest.fixture
-def there(tmp_path: Path) -> dict[str, str]:
-    """The environment of a machine with a stand-in for CuPy, an empty $OUT, and no git history."""
+def machine(folder: Path) -> dict[str, str]:
+    """Return the environment of a machine with a stand-in for CuPy, an empty $OUT, and no git history."""
     for name, text in TOOLS.items():
-        path = tmp_path / "bin" / name
+        path = folder / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         path.chmod(0o755)
-    (tmp_path / "out").mkdir()
-    path = os.pathsep.join([str(tmp_path / "bin"), os.environ.get("PATH", "")])
+    (folder / "out").mkdir()
+    path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", "")])
     return os.environ | {
-        "PATH": path, "PYTHONPATH": str(STANDIN), "OUT": str(tmp_path / "out"), "SPARSEBP_COMMIT": "0123abc",
+        "PATH": path, "PYTHONPATH": str(STANDIN), "OUT": str(folder / "out"), "SPARSEBP_COMMIT": "0123abc",
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1",  # other tests run beside it
     }  # fmt: skip
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> dict[str, str]:
+    """A machine of this test alone."""
+    return machine(tmp_path)
 
 
 def results(there: dict[str, str]) -> Path:
@@ -96,41 +101,54 @@ def comes_back(there: dict[str, str], name: str) -> bool:
     return archive.name == f"gpu-{name}.tar.gz" and inside == {file.name for file in results(there).iterdir()}
 
 
-def test_check(there: dict[str, str]) -> None:
-    status, lines, stages = run("check", there)
-    assert {name: stage["outcome"] for name, stage in stages.items()} == dict.fromkeys(
-        ("versions", "compile", "launches", "tests", "cache", "memcheck", "racecheck"), "passed"
-    )
-    assert (status, lines[-1]) == (0, "ALL WELL"), lines
-    assert stages["tests"]["said"] == ["2 passed, 0 failed, 0 skipped"]
-    assert ", 0 wrong, compared with " in stages["launches"]["said"][-1]
-    assert "ERROR SUMMARY: 0 errors" in stages["memcheck"]["said"][0]
-    out = results(there)
+class Ran(NamedTuple):
+    """The whole first run: all stages of all four runs, in the processes of its four calls."""
+
+    there: dict[str, str]
+    stages: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Each call goes on where the one before ended, on another machine too, with what the archive brings."""
+    pytest.importorskip("torch")
+    there = machine(tmp_path_factory.mktemp("first"))
+    out, seen = results(there), list[list[str]]()
+    stages: dict[str, dict[str, Any]] = {}
+    for number, _ in enumerate(CALLS, 1):
+        done = call_first(there, "--budget", "1610")
+        assert done.returncode == 0 and done.stdout.splitlines()[-1] == "ALL WELL", done.stdout
+        summary = json.loads((out / f"summary-first-{number}.json").read_text(encoding="utf-8"))
+        assert summary["complete"] and summary["commit"] == "0123abc"
+        stages |= {stage["stage"]: stage for stage in summary["stages"]}
+        state = json.loads((out / "first.json").read_text(encoding="utf-8"))
+        seen.append([name for name in state["done"] if name not in {each for call in seen for each in call}])
+    assert seen == [list(call) for call in CALLS] and state["calls"] == 4
+    assert {stage["outcome"] for stage in (*stages.values(), *state["done"].values())} == {"passed"}
+    return Ran(there, stages)
+
+
+def test_the_first_run_has_the_stages_of_all_runs_and_is_done(ran: Ran) -> None:
+    assert ran.stages.keys() == {stage for stages in runs.RUNS.values() for stage in stages}
+    assert ran.stages.keys() == runs.every(Path(), Path(), True).keys()
+    assert comes_back(ran.there, "first")
+    assert "All 4 calls are done" in call_first(ran.there).stdout
+
+
+def test_check(ran: Ran) -> None:
+    assert ran.stages["tests"]["said"] == ran.stages["graph tests"]["said"] == ["2 passed, 0 failed, 0 skipped"]
+    assert ", 0 wrong, compared with " in ran.stages["launches"]["said"][-1]
+    assert "ERROR SUMMARY: 0 errors" in ran.stages["memcheck"]["said"][0]
+    out = results(ran.there)
     rows = runs.rows_of(out / "check-launches.jsonl")
     assert {row["kernel"] for row in rows} == {"clamp_arrays", "gather"} and not [row for row in rows if "error" in row]
     assert (out / "check-memcheck.txt").exists() and (out / "check-racecheck.txt").exists()
-    assert comes_back(there, "check")
 
 
-def test_numbers(there: dict[str, str]) -> None:
-    """Without Numba, which the machine's NumPy may be too new for."""
-    pytest.importorskip("torch")
-    there |= {"STANDIN_FAULT": "numba"}
-    status, lines, stages = run("numbers", there)
-    assert (status, lines[-1]) == (0, "ALL WELL"), lines
-    rows = result_of("gpu-numbers", there)["rows"]
-    assert {row["what"] for row in rows} == {
-        "forward",
-        "input",
-        "backward",
-        "summed",
-        "phases",
-        "weights",
-        "python",
-        "captured",
-        "cudnn",
-        "scan",
-    }
+def test_numbers(ran: Ran) -> None:
+    rows = result_of("gpu-numbers", ran.there)["rows"]
+    wanted = ["forward", "input", "backward", "summed", "phases", "weights", "python", "captured", "cudnn", "scan"]
+    assert {row["what"] for row in rows} == {*wanted}
     assert all(row["time"]["queued"] for row in rows if row["what"] in ("forward", "backward", "summed", "scan"))
     assert all({"host", "hertz", "all"} <= row["time"].keys() for row in rows if row["what"] == "forward")
     (wide,) = (row for row in rows if (row["what"], row["cell"]) == ("cudnn", "RNN"))
@@ -138,45 +156,17 @@ def test_numbers(there: dict[str, str]) -> None:
     held = [row for row in rows if row["what"] == "phases" and row["rows_a_lane"] == 2]
     assert {row["cell"] for row in held} == {"RNN", "GRU"}
     assert all(any("reduce" in name for name in row["launches"]) for row in held)
-    assert stages["ncu"]["said"] == ["1 launches profiled"]
-    assert comes_back(there, "numbers")
+    assert ran.stages["ncu"]["said"] == ["1 launches profiled"]
 
 
-def test_grid(there: dict[str, str]) -> None:
-    pytest.importorskip("torch")
-    status, lines, stages = run("grid", there)
-    assert (status, lines[-1]) == (0, "ALL WELL"), lines
-    result = result_of("gpu-grid", there)
-    assert [row["model"] for row in result["rows"]] == ["RNN(1, 20)", "GRU(38, 20)"]
-    assert all(row["gradient_difference"] < 1e-4 for row in result["rows"])
-    assert stages["gpu-grid"]["said"][0].startswith("2 rows measured, 0 not: gpu-grid-")
-
-
-def test_graphs(there: dict[str, str]) -> None:
-    status, lines, stages = run("graphs", there)
-    assert (status, lines[-1]) == (0, "ALL WELL"), lines
-    rows = result_of("gpu-graphs", there)["rows"]
-    assert [(row["network"], row["order"]) for row in rows[-2:]] == [
-        ("DenseNet", "one stream"),
-        ("DenseNet", "two streams"),
-    ]
-    assert all("captured" in row for row in rows if row["network"] == "DenseNet")
-    assert stages["graph tests"]["said"] == ["2 passed, 0 failed, 0 skipped"]
-
-
-def test_the_whole_first_run_in_four_calls_within_a_budget(there: dict[str, str], tmp_path: Path) -> None:
-    """Each call goes on where the one before ended, on another machine too, with what the archive brings."""
-    pytest.importorskip("torch")
-    out, seen = results(there), list[list[str]]()
-    for _ in CALLS:
-        done = call_first(there, "--budget", "1610")
-        assert done.returncode == 0, done.stdout
-        state = json.loads((out / "first.json").read_text(encoding="utf-8"))
-        seen.append([name for name in state["done"] if name not in {each for call in seen for each in call}])
-    assert seen == [list(call) for call in CALLS]
-    assert state["calls"] == 4 and all(each["outcome"] == "passed" for each in state["done"].values())
-    assert comes_back(there, "first")
-    assert "All 4 calls are done" in call_first(there).stdout
+def test_grid_and_graphs(ran: Ran) -> None:
+    rows = result_of("gpu-grid", ran.there)["rows"]
+    assert [row["model"] for row in rows] == ["RNN(1, 20)", "GRU(38, 20)"]
+    assert all(row["gradient_difference"] < 1e-4 for row in rows)
+    assert ran.stages["gpu-grid"]["said"][0].startswith("2 rows measured, 0 not: gpu-grid-")
+    rows = [row for row in result_of("gpu-graphs", ran.there)["rows"] if row["network"] == "DenseNet"]
+    assert [row["order"] for row in rows[-2:]] == ["one stream", "two streams"]
+    assert all("captured" in row for row in rows)
 
 
 def call_first(there: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
@@ -187,7 +177,9 @@ def call_first(there: dict[str, str], *options: str) -> subprocess.CompletedProc
 
 
 def test_a_kernel_that_breaks_the_device_costs_its_own_points_and_is_told(there: dict[str, str]) -> None:
-    there |= {"STANDIN_FAULT": "sticky:gru_forward"}
+    """And without Numba, which the machine's NumPy may be too new for."""
+    pytest.importorskip("torch")
+    there |= {"STANDIN_FAULT": "numba,sticky:gru_forward"}
     status, lines, stages = run("numbers", there)
     assert status == 1 and lines[-1] == "NOT WELL: gpu-numbers" and stages["gpu-numbers"]["outcome"] == "failed"
     rows = result_of("gpu-numbers", there)["rows"]
@@ -199,6 +191,7 @@ def test_a_kernel_that_breaks_the_device_costs_its_own_points_and_is_told(there:
     }
     assert all("CUDARuntimeError" in row["error"] for row in wrong)
     assert f"{len(rows) - len(wrong)} rows measured, {len(wrong)} not" in stages["gpu-numbers"]["said"][0]
+    assert comes_back(there, "numbers")
 
 
 def test_without_a_gpu_nothing_is_tried(there: dict[str, str]) -> None:
@@ -218,9 +211,9 @@ def test_every_source_and_every_kernel_is_in_the_first_run() -> None:
     assert all(one in compiled for one in listed)
     assert {file for file, _ in small_sets()} == files
     assert all(kernels_of(file) for file in files)
-    called = {case.kernel for case in cases.every()}
-    assert called == set(cases.kernels()) == {case.kernel for case in cases.every(small=True)}
-    assert len({case.key for case in cases.every()}) == len([*cases.every()])
+    called = [(case.kernel, case.key) for case in cases.every()]
+    assert {kernel for kernel, _ in called} == set(cases.kernels()) == {case.kernel for case in cases.every(small=True)}
+    assert len({key for _, key in called}) == len(called)
 
 
 def test_what_differs_is_found() -> None:

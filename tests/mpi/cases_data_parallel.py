@@ -27,23 +27,23 @@ def compare(transport: Transport, name: str, rtol: float = 1e-10, **options: obj
         assert rep.digest(threads[0][0]) == digests[0]
 
 
-@on_ranks(1, 2, 3, 4)
+@on_ranks(1, 2, 3, in_process=False)
 def numbers_of_one_worker(transport: Transport) -> None:
     for name in ("waits", "forward", "reverse first-2, forward"):
         compare(transport, name)
 
 
-@on_ranks(2, 3, 4)
+@on_ranks(2, 3, in_process=False)
 def unequal_shares_and_micro_batches(transport: Transport) -> None:
     compare(transport, "first-stage", accumulate=2, batch_size=5, epochs=1, inputs=rep.INPUTS[:11])
 
 
-@on_ranks(2, 3)
+@on_ranks(2, 3, in_process=False)
 def clipped(transport: Transport) -> None:
     compare(transport, "first-ready", 1e-8, clip_norm=0.05, epochs=1)
 
 
-@on_ranks(2, 3)
+@on_ranks(2, 3, in_process=False)
 def random_layers_draw_as_in_one_worker(transport: Transport) -> None:
     """The last step has one sample, and so only one rank."""
     for name in ("GRU", "encoder"):
@@ -51,7 +51,7 @@ def random_layers_draw_as_in_one_worker(transport: Transport) -> None:
         assert_like([train(transport, name, **options)], train(None, name, **options))
 
 
-@on_ranks(2, 4)
+@on_ranks(2, 3, in_process=False)
 def states_in_pieces(transport: Transport) -> None:
     compare(transport, "forward", sharded=True)
 
@@ -63,7 +63,7 @@ def beside_a_thread_of_progress(transport: Transport) -> None:
     between.close()
 
 
-@on_ranks(2, 3)
+@on_ranks(2, 3, in_process=False)
 def one_k_on_all_ranks(transport: Transport) -> None:
     found = search(transport)
     rep.assert_like_one_worker([found], rep.alone(rep.mlp, rep.OPTIMIZERS["adam"]), 1e-10)

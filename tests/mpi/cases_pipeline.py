@@ -38,7 +38,7 @@ def trained(transport: Transport, name: str, schedule: str, predictor: Any = Non
     return [step.loss for step in steps], p.digest(state), state, executor.reads
 
 
-@on_ranks(2, 3, 4)
+@on_ranks(2, 3, in_process=False)
 def synchronous_schedules_have_the_numbers_of_one_worker(transport: Transport) -> None:
     steps = [p.batches("mlp", sizes, seed=seed) for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2]))]
     wanted, wanted_state = p.alone(p.mlp, p.momentum, steps)
@@ -51,7 +51,7 @@ def synchronous_schedules_have_the_numbers_of_one_worker(transport: Transport) -
         assert len(set(transport.share(digest))) == 1
 
 
-@on_ranks(2, 4)
+@on_ranks(2, 3, in_process=False)
 def schedules_have_the_bits_of_ranks_that_are_threads(transport: Transport) -> None:
     kinds: list[tuple[str, str, Any]] = [
         ("mlp", "zb-h2", None), ("mlp", "pipedream", None), ("mlp", "dualpipe-2018", None),
@@ -65,7 +65,7 @@ def schedules_have_the_bits_of_ranks_that_are_threads(transport: Transport) -> N
         assert found[3] == every[transport.rank][3]
 
 
-@on_ranks(2, 3)
+@on_ranks(2, 3, in_process=False)
 def large_activations_leave_only_when_they_are_read(transport: Transport) -> None:
     """Messages beyond what MPI buffers: the order of waits must be free of deadlock."""
     model = nn.Sequential(*(nn.Linear(300, 300, dtype=np.float64, rng=k) for k in range(6)))

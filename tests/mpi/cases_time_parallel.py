@@ -14,7 +14,7 @@ from sparsebp.runtime.time_parallel import ChainParallel
 from sparsebp.scan import plan_scan
 
 
-@on_ranks(1, 2, 3, 4, in_process=False)
+@on_ranks(1, 2, 3, in_process=False)
 def gradients_over_time_are_those_of_one_worker(transport: Transport) -> None:
     for seed in range(12):
         problem = Problem.random(transport.size, seed)
@@ -23,7 +23,7 @@ def gradients_over_time_are_those_of_one_worker(transport: Transport) -> None:
             replace(problem, dtype=np.float32).check(transport)
 
 
-@on_ranks(2, 3, 4, in_process=False)
+@on_ranks(2, 3, in_process=False)
 def a_long_sequence(transport: Transport) -> None:
     problem = Problem.random(transport.size, 3)
     cuts = tuple(5003 * (rank + 1) // transport.size for rank in range(transport.size - 1))
@@ -31,7 +31,7 @@ def a_long_sequence(transport: Transport) -> None:
     replace(problem, steps=5003, cuts=cuts, kind="tanh", sizes=(1, 20, 1), options=options).check(transport)
 
 
-@on_ranks(1, 2, 3, 4, in_process=False)
+@on_ranks(1, 2, 3, in_process=False)
 def gradients_of_a_chain_are_those_of_the_linear_scan(transport: Transport) -> None:
     for seed in range(12):
         rng = np.random.default_rng([seed, transport.size])

@@ -29,7 +29,7 @@ def test_in_process(size: int, case: Case) -> None:
         assert re.search(case.fails, f"{raised.type.__name__}: {raised.value}")
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES[:3])  # to MPI a fourth rank is as a third
 def test_mpi(size: int, tmp_path: Path) -> None:
     names = [case.name for case in cases(size)]
     report = tmp_path / "report"

@@ -8,8 +8,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import orders
 from sparsebp import nn, optim
@@ -17,10 +15,10 @@ from sparsebp.core import threads
 from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
-from sparsebp.schedule import Action, Schedule, StepGraph
+from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import conventional, data_parallel, gpipe, out_of_order
 from sparsebp.schedule.files import write_csv
-from sparsebp.train import Callback, Trainer
+from sparsebp.train import Trainer
 
 TWO_STREAMS = {"ooo": out_of_order, "two streams": partial(conventional, streams=2)}
 
@@ -33,38 +31,6 @@ def train(model, data, optimizer, schedule, *, epochs=2, batch_size=6, **options
 def second_streams(alive):
     """Return the second streams' threads that were not in `alive`: another test's executor may not be collected yet."""
     return [t for t in threading.enumerate() if "second stream" in t.name and t not in alive]
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1), first=st.sampled_from("FUI"), streams=st.sampled_from([1, 2]),
-    microbatches=st.integers(1, 2), name=st.sampled_from(["mlp", "conv", "mlp, hybrid", "shared"]),
-    optimizer=st.sampled_from(["nesterov", "adam"]), read=st.booleans(),
-)  # fmt: skip
-@settings(max_examples=100, deadline=None)
-def test_every_order_gives_the_same_numbers(seed, first, streams, microbatches, name, optimizer, read):
-    make, data = orders.MODELS[name]
-    model, twin = make(), make()
-    if name == "shared":
-        first, streams = "F" if first == "I" else first, 1
-    if "hybrid" in name:
-        streams = 1
-    stages = Stages(model)
-    graph = StepGraph(len(stages), microbatches, stages.unweighted, "step", first=first)
-    schedule = orders.random_order(np.random.default_rng(seed), graph, streams, first)
-    opt, twin_opt = (orders.OPTIMIZERS[optimizer](m.parameters()) for m in (model, twin))
-    callbacks = [Note()] if read else []
-    history = train(model, data(), opt, schedule, accumulate=microbatches, callbacks=callbacks)
-    wanted = train(twin, data(), twin_opt, "conventional", accumulate=microbatches)
-    assert (history.loss, history.grad_norm) == (wanted.loss, wanted.grad_norm)
-    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
-    assert history.samples == wanted.samples and history.lr == wanted.lr
-
-
-class Note(Callback):
-    """Looks at the model after every step."""
-
-    def on_step(self, history):
-        pass
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv"])

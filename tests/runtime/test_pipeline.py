@@ -37,7 +37,7 @@ def one_step_each(name: str, schedule: str, size: int, sizes: list[int], dtype=n
 
 
 @pytest.mark.parametrize("schedule", p.SYNCHRONOUS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3, 4])
 def test_every_synchronous_schedule_gives_the_numbers_of_one_worker(schedule, size):
     """Bit for bit: micro-batches come to every stage in their order. DualPipe adds the sums of two ranks."""
     if schedule == "dualpipe" and size % 2:

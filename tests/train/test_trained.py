@@ -14,17 +14,25 @@ from sparsebp.schedule import StepGraph
 from sparsebp.train import Callback, Trainer
 
 
+class Look(Callback):
+    """Looks at the model after every step."""
+
+    def on_step(self, history):
+        pass
+
+
 @given(
     name=st.sampled_from(sorted(orders.MODELS)), optimizer=st.sampled_from(sorted(orders.OPTIMIZERS)),
     seed=st.integers(0, 2**32 - 1), part=st.booleans(), scheduled=st.booleans(),
     order=st.sampled_from(["none", "forward", "backward", "F", "U", "I"]), streams=st.sampled_from([1, 2]),
     accumulate=st.integers(1, 4), clip=st.sampled_from([None, 0.4]), batch_size=st.sampled_from([1, 7, 8, 22]),
+    read=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=160, deadline=None)
 def test_every_order_is_the_plain_loop(
-    name, optimizer, seed, part, scheduled, order, streams, accumulate, clip, batch_size
+    name, optimizer, seed, part, scheduled, order, streams, accumulate, clip, batch_size, read
 ):
-    """Bit for bit, of all parameters or some of them."""
+    """Bit for bit, of all parameters or some of them, and whether somebody looks after every step or not."""
     make, data = orders.MODELS[name]
     model, twin, rng = make(), make(), np.random.default_rng(seed)
     names = list(model.parameters())
@@ -44,7 +52,7 @@ def test_every_order_is_the_plain_loop(
         graph = StepGraph(len(stages), accumulate, stages.unweighted, "step", first=order)
         options = {"schedule": orders.random_order(rng, graph, streams, order)}
     trainer = Trainer(model, nn.CrossEntropyLoss(), opt, rng=3, lr_scheduler=rates[0], clip_norm=clip,
-                      accumulate=accumulate, **options)  # fmt: skip
+                      accumulate=accumulate, callbacks=[Look()] if read else [], **options)  # fmt: skip
     history = trainer.fit(data(), epochs=2, batch_size=batch_size)
     losses, norms = orders.plain(twin, data(), twin_opt, epochs=2, batch_size=batch_size, accumulate=accumulate,
                                  clip_norm=clip, scheduler=rates[1])  # fmt: skip

@@ -65,11 +65,10 @@ def assert_ranks_like(found, wanted):
     assert_like(found[0], wanted)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("options", [
-    {}, {"schedule": "zb-h1", "clip_norm": 0.05}, {"schedule": "modulo", "validation": True},
-    {"scheduler": lambda o: optim.StepLR(o, 2), "validation": True},
-    {"scheduler": lambda o: optim.ReduceLROnPlateau(o, patience=0), "validation": True},
+@pytest.mark.parametrize(("size", "options"), [
+    (1, {}), (4, {}), (2, {"schedule": "zb-h1", "clip_norm": 0.05}), (4, {"schedule": "zb-h1", "clip_norm": 0.05}),
+    (4, {"schedule": "modulo", "validation": True}), (2, {"scheduler": lambda o: optim.StepLR(o, 2)}),
+    (4, {"scheduler": lambda o: optim.ReduceLROnPlateau(o, patience=0), "validation": True}),
 ])  # fmt: skip
 def test_history_and_weights_are_those_of_one_worker_on_every_rank(size, options):
     found = run_ranks(size, lambda transport: fit(transport, **options))
@@ -86,10 +85,9 @@ def test_replicated_stages_train_as_one_worker_and_their_checkpoint_is_one_worke
     assert_like(fit(None, resume=True, checkpoint_dir=tmp_path, **options), wanted)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("options", [
-    {}, {"sharded": True}, {"clip_norm": 0.05, "validation": True},
-    {"scheduler": lambda o: optim.ReduceLROnPlateau(o, patience=0), "validation": True, "sharded": True},
+@pytest.mark.parametrize(("size", "options"), [
+    (1, {}), (3, {}), (2, {"sharded": True}), (1, {"clip_norm": 0.05}), (3, {"clip_norm": 0.05, "validation": True}),
+    (3, {"scheduler": lambda o: optim.ReduceLROnPlateau(o, patience=0), "validation": True, "sharded": True}),
 ])  # fmt: skip
 def test_replicas_have_the_history_and_weights_of_one_worker(size, options, tmp_path):
     def run(transport, folder=None, **more):

@@ -2,7 +2,7 @@
 
 And what the runs ask of a GPU besides: PyTorch's device ``cuda``, which is the CPU here, and what can go wrong there:
 ``STANDIN_FAULT=sticky:name`` breaks the device for good at the launch of that kernel, as an illegal access does;
-``STANDIN_FAULT=numba`` lets nobody import Numba.
+``STANDIN_FAULT=numba`` lets nobody import Numba; ``numba,sticky:name`` does both.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _add_to_cupy() -> None:
         cuda.set_allocator = lambda allocator=None: None
     for name in ("num_regs", "local_size_bytes"):
         setattr(RawKernel, name, 0)
-    fault, _, at = os.environ.get("STANDIN_FAULT", "").partition(":")
-    if fault == "numba":
+    faults = dict(fault.partition(":")[::2] for fault in os.environ.get("STANDIN_FAULT", "").split(","))
+    if "numba" in faults:
         import strict_cupy.without_numba  # noqa: F401
     launch = RawKernel.__call__
 
     def launch_or_fail(self: Any, *arguments: Any, **options: Any) -> None:
-        if fault == "sticky" and self.name == at:
+        if self.name == faults.get("sticky"):
             DEVICE.sticky = 700
         launch(self, *arguments, **options)
 
