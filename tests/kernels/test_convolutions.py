@@ -1,4 +1,4 @@
-"""The host's convolutions where they have ways of their own: depthwise, mapped tiles, and gradients at few weights.
+"""The host's convolutions where they have ways of their own: depthwise, few windows, mapped tiles, few weights.
 
 Against PyTorch in double precision. On every backend, against loops over windows: test_windows.py.
 """
@@ -98,6 +98,38 @@ def test_planes_narrower_than_a_vector_go_abreast_where_vectors_are_long():
     assert not depthwise.fits(np.empty((32, 1, 1, 3, 3), np.float32), large)
 
 
+# ---- few windows: samples side by side ------------------------------------------------------------------------------
+
+
+@given(
+    batch=sizes(1, 17), channels=sizes(8, 21), rows=sizes(8, 40), size=st.tuples(sizes(1, 6), sizes(1, 6)),
+    kernel=sizes(1, 4), pad=st.tuples(sizes(0, 4), sizes(0, 4)), dilation=sizes(1, 2), dtype=reals, seed=seeds,
+)  # fmt: skip
+@example(batch=8, channels=70, rows=41, size=(2, 2), kernel=3, pad=(1, 1), dilation=1, dtype=np.float32, seed=0)
+@example(batch=16, channels=9, rows=8, size=(1, 1), kernel=3, pad=(1, 1), dilation=1, dtype=np.float32, seed=0)
+@example(batch=8, channels=300, rows=9, size=(4, 4), kernel=3, pad=(1, 1), dilation=1, dtype=np.float64, seed=0)
+def test_few_windows(batch, channels, rows, size, kernel, pad, dilation, dtype, seed):
+    reach = (kernel - 1) * dilation
+    size = [max(n, reach + 1 - 2 * p) for n, p in zip(size, pad, strict=True)]
+    rng, outputs = np.random.default_rng(seed), [n + 2 * p - reach for n, p in zip(size, pad, strict=True)]
+    x, weight = normal(rng, (batch, channels, 1, *size), dtype), normal(rng, (rows, channels, 1, kernel, kernel), dtype)
+    arrays = weight, x, normal(rng, (batch, rows, 1, *outputs), dtype)
+    options = {"padding": pad, "dilation": dilation}
+    scales = by_torch(*map(np.abs, arrays), **options)
+    for found, wanted, scale in zip(by_kernels(*arrays, **options), by_torch(*arrays, **options), scales, strict=True):
+        assert (np.abs(found - wanted) <= 16 * np.finfo(dtype).eps * scale).all()
+
+
+def test_weights_that_meet_zeros_alone_are_not_left_out():
+    """On an image of one element a padded 3×3 kernel has eight of them: an infinite one makes NaN, as in PyTorch."""
+    weight, x = np.ones((8, 8, 1, 3, 3), np.float32), np.ones((16, 8, 1, 1, 1), np.float32)
+    y = np.empty_like(x)
+    weight[3, 2, 0, 0, 1] = np.inf
+    with np.errstate(invalid="ignore"):
+        kernels.get(np).convolve(weight, x, ONES, (0, 1, 1), ONES, 1, y)
+    np.testing.assert_array_equal(np.isnan(y).all(0).reshape(8), np.arange(8) == 3)
+
+
 # ---- 3 by 3 with many channels: sums of mapped tiles -----------------------------------------------------------------
 
 
@@ -134,9 +166,10 @@ def test_what_is_mapped():
 
 @pytest.mark.parametrize("special", [np.inf, np.nan, 3e38])
 @pytest.mark.parametrize("where", [0, 1, 2])
-def test_a_number_that_is_not_finite_stays_in_its_windows(special, where):
-    """3e38 is, but the sum with its neighbours is not."""
-    arrays = [a * np.float32(0.02) for a in arrays_of(0, np.float32, 2, 32, 32, (8, 8), (1, 1))]
+@pytest.mark.parametrize("batch", [2, 5])
+def test_a_number_that_is_not_finite_stays_in_its_windows(special, where, batch):
+    """3e38 is, but the sum with its neighbours is not. Few windows, and mapped tiles."""
+    arrays = [a * np.float32(0.02) for a in arrays_of(0, np.float32, batch, 32, 32, (8, 8), (1, 1))]
     arrays[where].flat[[0, 1, 77, 78]] = special
     with np.errstate(all="ignore"):
         wanted = [a.astype(np.float32) for a in by_torch(*arrays, padding=(1, 1))]

@@ -22,7 +22,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.threads import one_blas_thread
-from sparsebp.kernels.host import depthwise, winograd
+from sparsebp.kernels.host import depthwise, narrow, winograd
 from sparsebp.kernels.host.dense import blas_of, product
 from sparsebp.kernels.host.depthwise import contiguous, turn_in
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, INNER_SERIAL, JIT, SERIAL, span
@@ -545,6 +545,10 @@ class ConvolutionKernels:
         """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
         if out.size == 0:
             return
+        if narrow.fits(weight, stride, before, groups, x, out) and narrow.convolve(
+            weight, x, before, dilation, False, out
+        ):
+            return
         if _in_tiles(weight, stride, before, dilation, groups, x, out) and winograd.convolve(
             weight, x, before, False, out
         ):
@@ -573,6 +577,10 @@ class ConvolutionKernels:
         if out.size == 0:
             return
         around = _padding_of_transpose(weight, before, dilation)
+        if narrow.fits(weight, stride, around, groups, y, out) and narrow.convolve(
+            weight, y, around, dilation, True, out
+        ):
+            return
         if _in_tiles(weight, stride, around, dilation, groups, y, out) and winograd.convolve(
             weight, y, around, True, out
         ):
@@ -713,7 +721,19 @@ def _convolution_convolve(part, parts, blas, weight, x, geometry, block, splits,
         result = target if alone else pointer(products)
         left = number(advance(pointer(weight), (group * rows + first) * length))
         product(
-            blas, last - first, width, length, left, False, length, number(source), False, width, number(result), width
+            blas,
+            last - first,
+            width,
+            length,
+            left,
+            False,
+            length,
+            number(source),
+            False,
+            width,
+            False,
+            number(result),
+            width,
         )
         if not alone:
             for row in range(last - first):
@@ -754,7 +774,19 @@ def _convolve_t(part, parts, blas, weight, y, geometry, block, sums):
         result = pointer(columns) if len(columns) > 0 else target
         left = number(advance(pointer(weight), (group * rows + first) * length))
         product(
-            blas, length, width, last - first, left, True, length, number(right), False, width, number(result), width
+            blas,
+            length,
+            width,
+            last - first,
+            left,
+            True,
+            length,
+            number(right),
+            False,
+            width,
+            False,
+            number(result),
+            width,
         )
         if len(columns) > 0:
             fold(result, channels * g[INPUTS], samples, each, g, target)
@@ -776,8 +808,7 @@ def _convolution_correlate(part, parts, blas, y, x, geometry, block, chunk, sums
     width = channels * (length // each)
     columns = np.empty(0 if samples == 1 and g[SINGLE] else width * samples * g[OUTPUTS], x.dtype)
     gathered = np.empty(0 if samples == 1 else rows * samples * g[OUTPUTS], x.dtype)
-    products = np.empty(rows * width, x.dtype)
-    at = which * rows * length + first * (length // each)
+    out = number(advance(pointer(sums), which * rows * length + first * (length // each)))
     for low in range(start, high, block):
         samples = min(block, high - low)
         size = samples * g[OUTPUTS]
@@ -789,13 +820,7 @@ def _convolution_correlate(part, parts, blas, y, x, geometry, block, chunk, sums
         if samples > 1:
             _gather(left, groups * rows * g[OUTPUTS], samples, rows, g[OUTPUTS], pointer(gathered))
             left = pointer(gathered)
-        result = pointer(products)
-        product(blas, rows, width, size, number(left), False, size, number(right), True, size, number(result), width)
-        out = advance(pointer(sums), at)
-        if low == start:
-            copy_rows(out, length, result, width, 1, rows, width)
-        else:
-            add_rows(out, length, 1, result, width, rows, width)
+        added = low > start
+        product(blas, rows, width, size, number(left), False, size, number(right), True, size, added, out, length)
     keep_alive(columns)
     keep_alive(gathered)
-    keep_alive(products)

@@ -159,10 +159,10 @@ def gemm(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, added, c, ldc):
 
 
 @numba.njit(**INNER_JIT)
-def product(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, c, ldc):
+def product(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, added, c, ldc):
     """Compute C = A B as `gemm`; a row or a column by the library's function for vectors, which is faster."""
     if m > 1 and n > 1:
-        gemm(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, False, c, ldc)
+        gemm(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, added, c, ldc)
         return
     if n == 1:
         matrix, turned, rows, length = a, a_turned, m, lda
@@ -172,7 +172,8 @@ def product(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, c, ldc):
         vector, apart, out_apart = a, lda if a_turned else 1, 1
     height, width = (rows, k) if turned else (k, rows)
     letter, one = _NO if turned else _TURNED, blas[2]
-    _gemv(blas[1], letter, height, width, one, matrix, length, vector, apart, one + blas[3], c, out_apart)
+    before = one if added else one + blas[3]
+    _gemv(blas[1], letter, height, width, one, matrix, length, vector, apart, before, c, out_apart)
 
 
 SMALL = 1_000_000

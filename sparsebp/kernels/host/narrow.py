@@ -1,0 +1,208 @@
+"""Convolutions with few windows: weights are read once, where they lie, and zeros around images are mostly left out.
+
+A BLAS packs both of its operands at every call, and Winograd's tiles need weights that are mapped: few windows do not
+pay for either. Here the samples are laid side by side, with zeros around: the windows of a row of all samples are then
+one row of an image with the batch inside. Its windows are packed in panels of one vector, without the taps that lie
+above or below the image. The panels of a block of channels stay in the second cache while all rows of the weights go
+past, and a tile of eight rows is computed in registers. Every number is one chain of fused multiply-adds.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+import numba
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp.core.check import Array
+from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, span
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    advance,
+    aligned_pointer,
+    broadcast,
+    fma,
+    keep_alive,
+    lanes,
+    load,
+    load_up_to,
+    pointer,
+    prefetch,
+    store,
+    store_up_to,
+    zeros,
+)
+from sparsebp.kernels.host.engine.threads import parallel, team_for
+
+Axes = tuple[int, ...]
+
+_MOST_WINDOWS, _LEAST_FILLED = 256, 0.75
+"""Of all samples; and the share of the vectors' lanes that a row of windows fills."""
+_LEAST_CHANNELS = 8
+_GROUP, _BLOCK_BYTES = 8, 1 << 17
+"""Vectors of a part, whose panels share what is read of the weights; panels of a block of channels."""
+_LEAST_PARTS, _LEAST_ROWS = 8, 32
+"""Parts that are wanted, and rows of one: panels are packed for several parts."""
+
+
+def fits(weight: Array, stride: Axes, before: Axes, groups: int, x: Array, out: Array) -> bool:
+    """Whether `convolve` maps x (B, …) to out in less time than others."""
+    row, lanes = len(out) * out.shape[4], VECTOR_BYTES // x.itemsize
+    few = len(out) * prod(out.shape[2:]) <= _MOST_WINDOWS and row >= _LEAST_FILLED * (-(-row // lanes) * lanes)
+    taps = prod(weight.shape[2:]) > 1 and min(before) >= 0
+    return few and taps and groups == 1 and stride == (1, 1, 1) and min(weight.shape[:2]) >= _LEAST_CHANNELS
+
+
+def convolve(weight: Array, x: Array, before: Axes, dilation: Axes, turned: bool, out: Array) -> bool:
+    """Write the sums of every window's products; `turned`: of the weights with taps and channels exchanged.
+
+    weight (rows, channels, *kernel); x (B, channels, …), out (B, rows, …) on three axes, or the other way round.
+
+    Returns
+    -------
+    bool
+        Whether all that was written is finite; if not, it may be wrong.
+    """
+    (batch, channels), rows, taps = x.shape[:2], out.shape[1], prod(weight.shape[2:])
+    starts, kinds, counts, steps, order, sizes, ends = _lines(
+        batch, x.shape[2:], weight.shape[2:], before, dilation, out.shape[2:]
+    )
+    image = backend.empty(np, (channels, *sizes, batch), x.dtype)
+    image[...] = 0
+    (d, h, w), (to_d, to_h, to_w) = before, ends
+    image[:, d:to_d, h:to_h, w:to_w] = x[:, :, : to_d - d, : to_h - h, : to_w - w].transpose(1, 2, 3, 4, 0)
+    row, channel = (taps, weight[0].size) if turned else (weight[0].size, taps)
+    width = out.shape[4] * batch
+    vectors = len(starts) * -(-width // (VECTOR_BYTES // x.itemsize))
+    groups = -(-vectors // _GROUP)
+    splits = max(1, min(-(-_LEAST_PARTS // groups), rows // _LEAST_ROWS))
+    block = max(1, _BLOCK_BYTES // (min(vectors, _GROUP) * taps * VECTOR_BYTES))
+    sums = backend.empty(np, (rows, *out.shape[2:], batch), x.dtype)
+    args = weight.reshape(-1), row, channel, image.reshape(channels, -1), starts, kinds, counts, steps
+    places, parts = taps - 1 - order if turned else order, groups * splits
+    work = out.size * channels * taps // 8
+    _convolve(team_for(parts, work), parts, *args, places, width, vectors, splits, block, sums.reshape(rows, -1))
+    out[...] = sums.transpose(4, 0, 1, 2, 3)
+    return bool(np.isfinite(sums).all())
+
+
+@lru_cache(maxsize=256)
+def _lines(
+    batch: int, inputs: Axes, kernel: Axes, before: Axes, dilation: Axes, outputs: Axes
+) -> tuple[Array, Array, Array, Array, Array, Axes, Axes]:
+    """Describe the rows of windows; those whose taps meet the same rows of the image are of one kind.
+
+    Returns
+    -------
+    starts, kinds
+        Of each row, where its first window begins in a channel of the padded image, and its kind.
+    counts, steps, order
+        Of each kind, how many taps it has, how far they lie behind a window's first number, and which they are.
+    sizes, ends
+        Axes of the padded image, and where the elements that windows meet end in it.
+    """
+    sizes = tuple(o + (k - 1) * d for o, k, d in zip(outputs, kernel, dilation, strict=True))
+    ends = tuple(min(b + n, size) for b, n, size in zip(before, inputs, sizes, strict=True))
+    apart = np.array([sizes[1] * sizes[2], sizes[2], 1]) * batch
+    first = np.indices((*outputs[:2], 1)).reshape(3, -1).T
+    taps = np.indices(kernel).reshape(3, -1).T * np.array(dilation)
+    at = (first[:, None] + taps)[..., :2]
+    met = ((at >= before[:2]) & (at < ends[:2])).all(-1)
+    if not met.any(0).all():  # each weight takes part in some sum, which tells if it is not finite
+        met[...] = True
+    of_kinds, kinds = np.unique(met, axis=0, return_inverse=True)
+    order = np.argsort(~of_kinds, axis=1, kind="stable")
+    return first @ apart, kinds.reshape(-1), of_kinds.sum(1), (taps @ apart)[order], order, sizes, ends
+
+
+# The functions below are compiled: their arguments are arrays, pointers and bounds.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@parallel(**JIT)
+def _convolve(
+    part, parts, weight, row_apart, channel_apart, image, starts, kinds, counts, steps, places, width, vectors, splits,
+    block, out,
+):  # fmt: skip
+    """Run a part: of a group of vectors, one of `splits` parts of the rows."""
+    (channels, plane), (rows, size), step = image.shape, out.shape, lanes(pointer(image))
+    low, high = span(part % splits, splits, rows)
+    first, last = span(part // splits, parts // splits, vectors)
+    longest = block * steps.shape[1] * step
+    room = np.empty((last - first) * longest + step, image.dtype)
+    panels = aligned_pointer(room)
+    for begin in range(0, channels, block):
+        some = min(block, channels - begin)
+        for vector in range(first, last):
+            line, at, n = _place(vector, width, step)
+            source, kind = advance(pointer(image), begin * plane + starts[line] + at), kinds[line]
+            panel = advance(panels, (vector - first) * longest)
+            _pack(source, plane, some, pointer(steps[kind]), counts[kind], n, panel)
+        for row in range(low, high, 8):
+            left = advance(pointer(weight), row * row_apart + begin * channel_apart)
+            for vector in range(first, last):
+                line, at, n = _place(vector, width, step)
+                panel, kind = advance(panels, (vector - first) * longest), kinds[line]
+                target = advance(pointer(out), row * size + line * width + at)
+                _multiply(
+                    left, row_apart, min(high - row, 8), channel_apart, some, pointer(places[kind]), counts[kind],
+                    panel, begin == 0, target, size, n,
+                )  # fmt: skip
+    keep_alive(room)
+
+
+@numba.njit(**INNER_JIT)
+def _place(vector, width, step):
+    """Return the row of a vector's windows, the number of the first one, and how many they are."""
+    each = (width + step - 1) // step
+    at = vector % each * step
+    return vector // each, at, min(width - at, step)
+
+
+@numba.njit(**INNER_APART)
+def _pack(image, plane, channels, steps, taps, n, panel):
+    """Write `n` windows of channels as vectors."""
+    step = lanes(panel)
+    for _ in range(channels):
+        for tap in range(taps):
+            store(panel, tap * step, load_up_to(image, steps[tap], n))
+        image, panel = advance(image, plane), advance(panel, taps * step)
+
+
+@numba.njit(**INNER_APART)
+def _multiply(weight, apart, rows, channel, channels, places, taps, panel, fresh, out, size, n):
+    """Write the products of up to eight rows with a panel of `n` windows, or add them; missing rows repeat the last."""
+    step, i, j, k = lanes(panel), min(1, rows - 1), min(2, rows - 1), min(3, rows - 1)
+    p, q, r, s = min(4, rows - 1), min(5, rows - 1), min(6, rows - 1), min(7, rows - 1)
+    w0, w1, w2, w3 = weight, advance(weight, i * apart), advance(weight, j * apart), advance(weight, k * apart)
+    w4, w5 = advance(weight, p * apart), advance(weight, q * apart)
+    w6, w7 = advance(weight, r * apart), advance(weight, s * apart)
+    a = b = c = d = e = f = g = h = zeros(panel)
+    if not fresh:
+        a, b = load_up_to(out, 0, n), load_up_to(out, i * size, n)
+        c, d = load_up_to(out, j * size, n), load_up_to(out, k * size, n)
+        e, f = load_up_to(out, p * size, n), load_up_to(out, q * size, n)
+        g, h = load_up_to(out, r * size, n), load_up_to(out, s * size, n)
+    near = rows * apart if apart < channel else 0  # of rows side by side, channels lie a page or more apart
+    for _ in range(channels):
+        for line in range(0, near, step):
+            prefetch(w0, 6 * channel + line)
+        for tap in range(taps):
+            x, at = load(panel, tap * step), places[tap]
+            a, b = fma(broadcast(w0, at), x, a), fma(broadcast(w1, at), x, b)
+            c, d = fma(broadcast(w2, at), x, c), fma(broadcast(w3, at), x, d)
+            e, f = fma(broadcast(w4, at), x, e), fma(broadcast(w5, at), x, f)
+            g, h = fma(broadcast(w6, at), x, g), fma(broadcast(w7, at), x, h)
+        panel = advance(panel, taps * step)
+        w0, w1, w2, w3 = advance(w0, channel), advance(w1, channel), advance(w2, channel), advance(w3, channel)
+        w4, w5, w6, w7 = advance(w4, channel), advance(w5, channel), advance(w6, channel), advance(w7, channel)
+    store_up_to(out, 0, a, n)
+    store_up_to(out, i * size, b, n)
+    store_up_to(out, j * size, c, n)
+    store_up_to(out, k * size, d, n)
+    store_up_to(out, p * size, e, n)
+    store_up_to(out, q * size, f, n)
+    store_up_to(out, r * size, g, n)
+    store_up_to(out, s * size, h, n)
