@@ -597,6 +597,36 @@ class LRU(Layer):
         }  # fmt: skip
         return {name: xp.ascontiguousarray(grads[name]) for name in params}
 
+    def jacobian_t(self, saved: LRUSaved, memory_limit: int | None = None) -> Any:
+        """Return the transposed Jacobian of y with respect to x, (T · input_size) × (T · input_size), block-triangular.
+
+        The block from step s to step t ≥ s is that of ``Re(C λ^(t-s) γ B)``, plus D if t = s. Samples share it, unless
+        they have lengths: past its end a sample's is zero. Its size grows with T²; training never needs it.
+
+        Raises
+        ------
+        MemoryLimitError
+            It would need more than `memory_limit` bytes (default: 2 GiB).
+        """
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.nn.bptt import check_jacobian_room
+        from sparsebp.patterns import sequence_pattern
+
+        (steps, batch, features), xp, lengths = saved.x.shape, backend.namespace(saved.x), saved.lengths
+        check_jacobian_room((steps * features) ** 2 * (1 if lengths is None else batch), saved.x, memory_limit)
+        maps, real = self._maps(xp), saved.x.dtype
+        powers = maps.a[0] ** xp.arange(steps)[:, None]  # (T, N)
+        through = maps.into.reshape(-1, 2, features).swapaxes(1, 2) @ xp.asarray([1, 1j], maps.a.dtype)  # (N, I)
+        back = (maps.out.reshape(features, -1, 2) @ xp.asarray([1, -1j], maps.a.dtype)).T  # C as (N, I)
+        apart = xp.einsum("ni,tn,nj->tij", through, powers, back).real
+        apart[0] += xp.diag(self.params["D"])
+        pattern = sequence_pattern(steps, features, features)
+        (s, i), (t, j) = (xp.divmod(xp.asarray(of), features) for of in (pattern.row_of_entry, pattern.indices))
+        data = apart[t - s, i, j].astype(real, copy=False)
+        if lengths is not None:
+            data = data[:, None] * lengths.valid[:, :, 0][t].astype(real)
+        return TransposedJacobian(pattern, xp.ascontiguousarray(data))
+
     def _maps(self, xp: ModuleType) -> _LRUMaps:
         """Return λ, and real matrices from x to γ B x and from h to Re(C h): (re, im) of a state side by side."""
         p = self.params

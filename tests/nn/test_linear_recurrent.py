@@ -276,6 +276,23 @@ def test_jacobians(kind):
         np.testing.assert_allclose(element.to_dense(1), torch_twins.jacobian_t(next_state, states[t, 1]), **CLOSE)
 
 
+@pytest.mark.parametrize("lengths", [None, [5, 2]])
+def test_jacobian_of_an_lru(lengths):
+    layer = nn.LRU(2, 3, rng=0, **F8)
+    x = np.random.default_rng(0).standard_normal((5, 2, 2))
+    params, none = {name: torch.tensor(array) for name, array in layer.params.items()}, torch.zeros(1, 1, 3)
+    jacobian = layer.jacobian_t(layer.forward(x, lengths=lengths)[1])
+    assert jacobian.batch == (None if lengths is None else 2)  # it is linear
+    for s, length in enumerate(lengths or [5, 5]):
+
+        def outputs(sample, length=length):
+            return lru(layer, params, sample[:, None], none.to(torch.complex128), [length])[0]
+
+        np.testing.assert_allclose(jacobian.to_dense(s), torch_twins.jacobian_t(outputs, x[:, s]), **CLOSE)
+    with pytest.raises(sb.core.errors.MemoryLimitError, match="input_grad"):
+        layer.jacobian_t(layer.forward(x)[1], memory_limit=100)
+
+
 @pytest.mark.parametrize("kind", GATED)
 def test_streams(kind):
     """More in test_inference.py."""
