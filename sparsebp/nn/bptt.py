@@ -128,30 +128,41 @@ def layer_jacobian_t(
     """Return the transposed Jacobian of one layer's output with respect to its input, all steps and directions."""
     # The block of input step s and output step t is `A_s J_{s+1} … J_t` with A_s the transposed Jacobian of h[s] with
     # respect to x[s], and J the hidden ones.
-    from sparsebp.jacobians import TransposedJacobian
-    from sparsebp.patterns import sequence_pattern
-
     steps, batch, features = tapes[0].x.shape
     hidden, directions = tapes[0].h.shape[2], len(tapes)
     states = sum(array.shape[2] for array in cell.unprojected(tapes[0], weights[0])[1].states)
     xp = backend.namespace(tapes[0].x)
     entries = batch * steps * features * steps * (2 * directions * hidden + states)
-    need = entries * tapes[0].x.dtype.itemsize  # the blocks, their copy in the pattern's order, a direction's
-    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
-    if need > limit:
-        raise MemoryLimitError(
-            "The whole layer's Jacobian would need too much memory",
-            expected=f"at most {limit} bytes",
-            got=f"{need} bytes for T = {steps}, B = {batch}",
-            remedy="Use input_grad, which multiplies with it without building it, or raise memory_limit",
-        )
+    check_jacobian_room(
+        entries, tapes[0].x, memory_limit
+    )  # the blocks, their copy in the pattern's order, a direction's
     blocks = xp.empty((batch, steps, features, steps, directions, hidden), dtype=tapes[0].x.dtype)
     for direction, (tape, w) in enumerate(zip(tapes, weights, strict=True)):
         run = _direction_blocks(cell, tape, w)
         blocks[:, :, :, :, direction] = _reversed(run, lengths) if direction else run
     if mask is not None:
         blocks *= xp.moveaxis(mask, 1, 0)[:, :, :, None, None, None]
-    pattern = sequence_pattern(steps, features, hidden, bidirectional=directions == 2)
+    return sequence_jacobian_t(blocks, bidirectional=directions == 2)
+
+
+def check_jacobian_room(entries: int, x: Array, memory_limit: int | None) -> None:
+    """Raise MemoryLimitError if so many numbers of the dtype of x (T, B, features) exceed the limit."""
+    need, limit = entries * x.dtype.itemsize, DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+    if need > limit:
+        raise MemoryLimitError(
+            "The whole layer's Jacobian would need too much memory", expected=f"at most {limit} bytes",
+            got=f"{need} bytes for T = {x.shape[0]}, B = {x.shape[1]}",
+            remedy="Use input_grad, which multiplies with it without building it, or raise memory_limit",
+        )  # fmt: skip
+
+
+def sequence_jacobian_t(blocks: Array, bidirectional: bool = False) -> Any:
+    """Return the transposed Jacobian with blocks (B, T, I, T, directions, H), on the layer's sequence pattern."""
+    from sparsebp.jacobians import TransposedJacobian
+    from sparsebp.patterns import sequence_pattern
+
+    xp, (batch, steps, features, _, _, hidden) = backend.namespace(blocks), blocks.shape
+    pattern = sequence_pattern(steps, features, hidden, bidirectional=bidirectional)
     entry = xp.asarray(pattern.row_of_entry.astype(np.int64) * pattern.shape[1] + pattern.indices)
     return TransposedJacobian(pattern, xp.ascontiguousarray(blocks.reshape(batch, -1)[:, entry].T))
 

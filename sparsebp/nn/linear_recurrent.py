@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, Unpack, cast
 
 import numpy as np
 
+from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_choice, check_flag, check_generator, check_integer, check_number
@@ -94,50 +95,34 @@ class GatedMath(CellMath):
         return xp.where(v >= 0, v + one / 2, s), xp.where(v >= 0, one, s * (1 - s))
 
     def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
-        """Run the recurrence over p, or project x block by block: the kernel then reads p where it was just written."""
+        """Run the recurrence over p, or project x as well: the gates then read p where it was just written."""
         if not projection:
             tape.gates = x
             k.min_gru_forward(self.parts(x), tape.h0, None, self.nonlinearity, False, tape.h)
             return
-        xp = backend.namespace(x)
-        tape.gates = p = empty(xp, (*x.shape[:2], len(weights.weight_ih)), x.dtype)
-        w = weights.weight_ih if weights.bias_ih is None else xp.column_stack((weights.weight_ih, weights.bias_ih))
-        rows = Rows(x, weights.bias_ih is not None)
-        with short_products(xp, x.size * len(w)):
-            for block in self.blocks(x):
-                xp.matmul(rows.of(block), w.T, out=p[block].reshape(-1, len(w)))
-                h0, h = tape.states[0][block.start], tape.h[block]
-                k.min_gru_forward(self.parts(p[block]), h0, None, self.nonlinearity, False, h)
+        tape.gates = empty(np, (*x.shape[:2], len(weights.weight_ih)), x.dtype)
+        w, bias = weights.weight_ih, weights.bias_ih
+        kernels.on_host().gated_forward(x, w, bias, self.nonlinearity, tape.gates, tape.states[0])
 
     def run_back(
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
         initial: State, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums` by the recurrence ``g[t] = gy[t] + (1 - z[t+1]) * g[t+1]``, block by block."""
-        xp, blocks, carried = backend.namespace(tape.h), self.blocks(tape.x), last[0]
-        longest, gates = blocks[0].stop, cast(Array, tape.gates)
-        arriving = empty(xp, (longest, *tape.h.shape[1:]), tape.h.dtype)
-        room = empty(xp, (longest, *gates.shape[1:]), tape.h.dtype) if ga is None else None
-        products = None if sums is None else Products(tape.x, self.gates * tape.h.shape[2])
-        for block in reversed(blocks):
-            p = gates[block]
-            if gy is not None and carried is None:
-                g = gy[block]
-            else:
-                g = arriving[: len(p)]
-                g[...] = 0 if gy is None else gy[block]
-                g[-1] += 0 if carried is None else carried
-            out = cast(Array, room)[: len(p)] if ga is None else ga[block]
-            uv = self.parts(p)
-            grads = out if self.gates == 2 else empty(xp, uv.shape, uv.dtype)
-            before = tape.states[0][block.start]
-            k.min_gru_backward(uv, tape.h[block], g, before, None, self.nonlinearity, False, grads, initial[0])
-            self.parts_back(p, grads, out)
-            carried = initial[0]
-            if products is not None:
-                products.add(block, out)
-        if products is not None and sums is not None:
-            products.write(sums.weight_ih, sums.bias_ih)
+        """Write ga, `initial` and `sums` by the recurrence ``g[t] = gy[t] + (1 - z[t+1]) * g[t+1]``."""
+        xp, p, carried = backend.namespace(tape.h), cast(Array, tape.gates), initial[0]
+        if self.is_projected(tape.x):
+            carried[...] = 0 if last[0] is None else last[0]
+            gh = np.zeros((1, *tape.h.shape[1:]), tape.h.dtype) if gy is None else gy
+            grads = None if sums is None else (cast(Array, sums.weight_ih), sums.bias_ih)
+            kernels.on_host().gated_backward(tape.x, p, tape.states[0], gh, self.nonlinearity, carried, ga, grads)
+            return
+        if gy is None or last[0] is not None:
+            gy = xp.zeros_like(tape.h) if gy is None else gy.copy()
+            gy[-1] += 0 if last[0] is None else last[0]
+        uv, ga = self.parts(p), cast(Array, ga)
+        grads = ga if self.gates == 2 else empty(xp, uv.shape, uv.dtype)
+        k.min_gru_backward(uv, tape.h, gy, tape.h0, None, self.nonlinearity, False, grads, carried)
+        self.parts_back(p, grads, ga)
 
     def resume(self, k: Kernels, tape: Tape, h0: Array) -> None:
         """Change a run's state before the first step, and run again as far as that changes the states."""
@@ -168,15 +153,9 @@ class GatedMath(CellMath):
                 return run
         return RunGradients(run.ga, (ends[1],))
 
-    def blocks(self, x: Array) -> list[slice]:
-        """Return blocks of x's steps: one, unless they are to be short."""
-        steps, batch, _ = x.shape
-        size = max(1, BLOCK // batch) if self.is_blocked(x) else steps
-        return [slice(first, min(first + size, steps)) for first in range(0, steps, size)]
-
-    def is_blocked(self, x: Array) -> bool:
-        """Whether products with x are short enough to be done in blocks, whose results are then still in the cache."""
-        return x.shape[2] <= BLOCKED and backend.is_host(backend.namespace(x))
+    def is_projected(self, x: Array) -> bool:
+        """Whether the kernels project x, and sum the weight gradients."""
+        return x.shape[2] <= PROJECTED and backend.is_host(backend.namespace(x))
 
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """Write ga by ``d_u = g (c - h) z (1 - z)`` and ``d_v = g z c'(v)``, as the kernel does on its way."""
@@ -198,22 +177,14 @@ class GatedMath(CellMath):
         return Weights(weight, None, uniform(rng, (rows,), bound, dtype) if bias else None, None)
 
     def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Array | None, ...]:
-        """Return p (T, B, gH), or x with the weights, if `run` is to project it block by block."""
-        if self.is_blocked(x):
+        """Return p (T, B, gH), or x with the weights, if `run` is to project it."""
+        if self.is_projected(x):
             return x, weights.weight_ih, weights.bias_ih
         return (project(x, weights.weight_ih, weights.bias_ih),)
 
     def weight_grad(self, ga: Array, tape: Tape, weights: Weights, at_h: Array | None = None) -> Weights:
-        """Return the gradients of W_ih and b_ih: a GEMM and a GEMV over all steps, or `Products` of blocks."""
+        """Return the gradients of W_ih and b_ih: a GEMM and a GEMV over all steps."""
         xp, rows = backend.namespace(ga), ga.shape[0] * ga.shape[1]
-        if self.is_blocked(tape.x):
-            w_ih = xp.empty_like(weights.weight_ih)
-            b_ih = None if weights.bias_ih is None else xp.empty_like(weights.bias_ih)
-            products = Products(tape.x, len(w_ih))
-            for block in reversed(self.blocks(tape.x)):
-                products.add(block, ga[block])
-            products.write(w_ih, b_ih)
-            return Weights(w_ih, None, b_ih, None)
         flat = ga.reshape(rows, ga.shape[2])
         with short_products(xp, rows * weights.weight_ih.size):
             w_ih = transposed_product(flat, tape.x.reshape(rows, tape.x.shape[2]))
@@ -234,8 +205,8 @@ class GatedMath(CellMath):
         out[...] = (found[::-1] if reverse else found).transpose(0, 2, 1)
 
     def sums_inside(self, k: Kernels, tape: Tape, chunks: int) -> bool:
-        """Whether `run_back` sums the weight gradients, block by block."""
-        return self.is_blocked(tape.x)
+        """Whether `run_back` sums the weight gradients."""
+        return self.is_projected(tape.x)
 
     def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:
         """Return the way back as one affine map per sample, whose matrix is ``diag(Π (1 - z))``."""
@@ -256,49 +227,8 @@ def growing(steps: int) -> Iterator[slice]:
         first, size = first + size, 2 * size
 
 
-BLOCKED, BLOCK = 128, 2048
-"""Features of an input that is projected in blocks, and rows of a block."""
-
-
-class Rows:
-    """Blocks of x (T, B, I) as matrices, with a last column of ones if there are `biases`."""
-
-    def __init__(self, x: Array, biases: bool) -> None:
-        xp, (steps, batch, features) = backend.namespace(x), x.shape
-        self.x, self.features = x.reshape(-1, features), features
-        self.batch, self.room = batch, None
-        if biases:
-            self.room = xp.ones((min(steps * batch, max(BLOCK, batch)), features + 1), x.dtype)
-
-    def of(self, block: slice) -> Array:
-        """Return a block of steps, which the next one overwrites."""
-        rows = self.x[block.start * self.batch : block.stop * self.batch]
-        if self.room is None:
-            return rows
-        found = self.room[: len(rows)]
-        found[:, : self.features] = rows
-        return found
-
-
-class Products:
-    """Sums the products of ga with x and with ones over blocks of steps: the gradients of W_ih and b_ih."""
-
-    def __init__(self, x: Array, rows: int) -> None:
-        self.x, xp = Rows(x, True), backend.namespace(x)
-        self.sums, self.one = (xp.zeros((x.shape[2] + 1, rows), x.dtype) for _ in range(2))
-
-    def add(self, block: slice, ga: Array) -> None:
-        """Add a block of steps."""
-        xp = backend.namespace(ga)
-        with short_products(xp, self.x.x.size * self.sums.shape[1]):
-            xp.matmul(self.x.of(block).T, ga.reshape(-1, ga.shape[2]), out=self.one)
-        self.sums += self.one
-
-    def write(self, weight: Array, bias: Array | None) -> None:
-        """Write the gradients."""
-        weight[...] = self.sums[:-1].T
-        if bias is not None:
-            bias[...] = self.sums[-1]
+PROJECTED = 512
+"""Most features of an input that the kernels project: above, OpenBLAS's blocks of the weights pay."""
 
 
 class MinGRUMath(GatedMath):
@@ -666,6 +596,36 @@ class LRU(Layer):
             "C_re": out[:, ::2].copy(), "C_im": -out[:, 1::2], "D": (at_y * flat).sum(axis=0),
         }  # fmt: skip
         return {name: xp.ascontiguousarray(grads[name]) for name in params}
+
+    def jacobian_t(self, saved: LRUSaved, memory_limit: int | None = None) -> Any:
+        """Return the transposed Jacobian of y with respect to x, (T · input_size) × (T · input_size), block-triangular.
+
+        The block from step s to step t ≥ s is that of ``Re(C λ^(t-s) γ B)``, plus D if t = s. Samples share it, unless
+        they have lengths: past its end a sample's is zero. Its size grows with T²; training never needs it.
+
+        Raises
+        ------
+        MemoryLimitError
+            It would need more than `memory_limit` bytes (default: 2 GiB).
+        """
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.nn.bptt import check_jacobian_room
+        from sparsebp.patterns import sequence_pattern
+
+        (steps, batch, features), xp, lengths = saved.x.shape, backend.namespace(saved.x), saved.lengths
+        check_jacobian_room((steps * features) ** 2 * (1 if lengths is None else batch), saved.x, memory_limit)
+        maps, real = self._maps(xp), saved.x.dtype
+        powers = maps.a[0] ** xp.arange(steps)[:, None]  # (T, N)
+        through = maps.into.reshape(-1, 2, features).swapaxes(1, 2) @ xp.asarray([1, 1j], maps.a.dtype)  # (N, I)
+        back = (maps.out.reshape(features, -1, 2) @ xp.asarray([1, -1j], maps.a.dtype)).T  # C as (N, I)
+        apart = xp.einsum("ni,tn,nj->tij", through, powers, back).real
+        apart[0] += xp.diag(self.params["D"])
+        pattern = sequence_pattern(steps, features, features)
+        (s, i), (t, j) = (xp.divmod(xp.asarray(of), features) for of in (pattern.row_of_entry, pattern.indices))
+        data = apart[t - s, i, j].astype(real, copy=False)
+        if lengths is not None:
+            data = data[:, None] * lengths.valid[:, :, 0][t].astype(real)
+        return TransposedJacobian(pattern, xp.ascontiguousarray(data))
 
     def _maps(self, xp: ModuleType) -> _LRUMaps:
         """Return λ, and real matrices from x to γ B x and from h to Re(C h): (re, im) of a state side by side."""

@@ -183,6 +183,47 @@ class SelectiveScan(Layer):
             }
         return {name: xp.ascontiguousarray(grad) for name, grad in grads.items()}
 
+    def jacobian_t(self, saved: SelectiveSaved, memory_limit: int | None = None) -> Any:
+        """Return the transposed Jacobian of y with respect to x, (T · d_inner) × (T · d_inner), per sample.
+
+        Block-triangular: x[s] reaches y[t], t ≥ s, by h[s], and y[s] by c[s] and D too. With lengths it is zero past a
+        sample's end. Its size grows with T²; training never needs it.
+
+        Raises
+        ------
+        MemoryLimitError
+            It would need more than `memory_limit` bytes (default: 2 GiB).
+        """
+        from sparsebp.nn.bptt import check_jacobian_room, sequence_jacobian_t
+
+        x, q, dt, _, lengths = saved
+        xp, (steps, batch, features) = backend.namespace(x), x.shape
+        check_jacobian_room(2 * batch * (steps * features) ** 2, x, memory_limit)
+        a, (_, b, c), own = self._rates(xp), self._parts(q), xp.arange(features)
+        of_r, of_b, of_c = (part.T for part in self._parts(self.params["x_proj.weight"].T))
+        factors, through = xp.exp(dt[..., None] * a), (dt * x)[..., None]
+        h = xp.zeros((steps + 1, batch, features, self.d_state), x.dtype)
+        for t in range(steps):
+            h[t + 1] = factors[t] * h[t] + through[t] * b[t, :, None]
+        # h[s] by dt[s], which all of x[s] makes: (T, B, E, N), and (T, B, E) times (E of x, E of dt)
+        by_dt = a * factors * h[:-1] + x[..., None] * b[:, :, None]
+        slopes, of_dt = -xp.expm1(-dt), (self.params["dt_proj.weight"] @ of_r).T
+        blocks = xp.zeros((batch, steps, features, steps, 1, features), x.dtype)
+        reach = xp.zeros_like(factors)  # dy[t] / dh[s] but for c[t]
+        for t in range(steps):
+            reach[:t] *= factors[t]
+            reach[t] = 1
+            g = reach[: t + 1] * c[t, :, None]
+            block = ((g * by_dt[: t + 1]).sum(-1) * slopes[: t + 1])[..., None, :] * of_dt
+            block += xp.swapaxes((g * through[: t + 1]) @ of_b, -1, -2)
+            block[..., own, own] += (g * b[: t + 1, :, None]).sum(-1) * dt[: t + 1]
+            block[t] += xp.swapaxes(h[t + 1] @ of_c, -1, -2)
+            block[t][:, own, own] += self.params["D"]
+            if lengths is not None:
+                block *= lengths.valid[t][:, :, None]
+            blocks[:, : t + 1, :, t, 0] = xp.moveaxis(block, 1, 0)
+        return sequence_jacobian_t(blocks)
+
     def stream(self, batch: int | None = None, state: Any = None) -> Stream:
         """Return a `Stream`, as `Recurrent.stream` does; its state `h` has the shape (…, d_inner, d_state)."""
         return ArrayStream(self, batch, state)

@@ -97,6 +97,9 @@ def _linear_recurrences(dtype: np.dtype) -> None:
     linear_recurrence_vjp(h, linear_recurrence(h, h), h)
     k.min_gru_forward(x, h0, None, "tanh", False, out)
     k.min_gru_backward(x, out, h, h0, None, "tanh", False, back, none)
+    states, w = np.zeros((_SAMPLES + 1, 2, 5), dtype), np.ones((10, 5), dtype)
+    kernels.on_host().gated_forward(h, w, None, "identity", back, states)
+    kernels.on_host().gated_backward(h, back, states, h, "identity", none, None, (w, None))
     rates = -np.ones((5, 10), dtype)
     selective_scan_vjp(h, h, rates, x, x, None, selective_scan(h, h, rates, x, x).states, h)
 

@@ -148,14 +148,13 @@ def test_against_torch(layer, steps, batch, with_lengths, there, seed):
 
 
 @pytest.mark.parametrize("kind", GATED)
-@pytest.mark.parametrize(("block", "blocked"), [(1, 128), (7, 128), (2048, 2)])
-def test_blocks_of_steps(kind, block, blocked, monkeypatch):
-    """Blocks of a step and of several, and products over all steps at once; weights are first to be asked for."""
-    monkeypatch.setattr(nn.linear_recurrent, "BLOCK", block)
-    monkeypatch.setattr(nn.linear_recurrent, "BLOCKED", blocked)
+@pytest.mark.parametrize(("steps", "batch", "projected"), [(40, 20, 128), (300, 1, 128), (11, 3, 2)])
+def test_blocks_of_steps(kind, steps, batch, projected, monkeypatch):
+    """Several groups of samples and blocks of steps, and products over all at once; weights may be first asked for."""
+    monkeypatch.setattr(nn.linear_recurrent, "PROJECTED", projected)
     for bias, there in ((True, (0, 1)), (False, (0,)), (True, (1,))):
         layer = GATED[kind](3, 5, 2, bias, rng=0, **F8)
-        case = random_case(layer, 11, 3, np.random.default_rng(0), True, there)
+        case = random_case(layer, steps, batch, np.random.default_rng(0), True, there)
         y, saved = layer.forward(*case[:3])
         g = layer.gradients(case[3], saved, case[4])
         weights = g.weights
@@ -275,6 +274,23 @@ def test_jacobians(kind):
             return gated_run(kind, "identity", given[t : t + 1, 1], h, *weights)[0]
 
         np.testing.assert_allclose(element.to_dense(1), torch_twins.jacobian_t(next_state, states[t, 1]), **CLOSE)
+
+
+@pytest.mark.parametrize("lengths", [None, [5, 2]])
+def test_jacobian_of_an_lru(lengths):
+    layer = nn.LRU(2, 3, rng=0, **F8)
+    x = np.random.default_rng(0).standard_normal((5, 2, 2))
+    params, none = {name: torch.tensor(array) for name, array in layer.params.items()}, torch.zeros(1, 1, 3)
+    jacobian = layer.jacobian_t(layer.forward(x, lengths=lengths)[1])
+    assert jacobian.batch == (None if lengths is None else 2)  # it is linear
+    for s, length in enumerate(lengths or [5, 5]):
+
+        def outputs(sample, length=length):
+            return lru(layer, params, sample[:, None], none.to(torch.complex128), [length])[0]
+
+        np.testing.assert_allclose(jacobian.to_dense(s), torch_twins.jacobian_t(outputs, x[:, s]), **CLOSE)
+    with pytest.raises(sb.core.errors.MemoryLimitError, match="input_grad"):
+        layer.jacobian_t(layer.forward(x)[1], memory_limit=100)
 
 
 @pytest.mark.parametrize("kind", GATED)

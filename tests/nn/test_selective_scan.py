@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import sparsebp as sb
+import torch_twins
 from sparsebp import nn
 from sparsebp.core.errors import OptionError, ShapeError
 from strategies import seeds, sizes
@@ -76,6 +77,22 @@ def test_against_torch(features, states, rank, steps, batch, batch_first, with_l
     for name, want in run_torch(layer, x, gy, lengths).items():
         np.testing.assert_allclose(found[name], want.detach().numpy(), err_msg=name, **CLOSE)
         assert found[name].dtype == np.float64 and found[name].flags.c_contiguous, name
+
+
+@pytest.mark.parametrize("lengths", [None, [6, 2]])
+def test_jacobian(lengths):
+    layer = nn.SelectiveScan(5, 3, 2, dt_max=1.0, rng=0, **F8)
+    x, _ = case_of(layer, 6, 2, np.random.default_rng(0))
+    params = {name: torch.tensor(array) for name, array in layer.params.items()}
+    jacobian = layer.jacobian_t(layer.forward(x, lengths=lengths)[1])
+    assert jacobian.pattern.nnz == 21 * 25  # steps s ≤ t
+    for s, length in enumerate(lengths or [6, 6]):
+
+        def outputs(sample, length=length):
+            y = reference(layer, params, sample[:length, None])
+            return functional.pad(y, (0, 0, 0, 0, 0, 6 - length))
+
+        np.testing.assert_allclose(jacobian.to_dense(s), torch_twins.jacobian_t(outputs, x[:, s]), **CLOSE)
 
 
 def test_float32_stays_float32_over_many_steps():

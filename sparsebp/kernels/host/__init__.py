@@ -29,7 +29,7 @@ from sparsebp.kernels.host.inference import infer  # noqa: E402
 from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.pointwise import ChannelKernels, GeluKernels, PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.pool import MaxPoolKernels  # noqa: E402
-from sparsebp.kernels.host.recurrence import LinearRecurrenceKernels  # noqa: E402
+from sparsebp.kernels.host.recurrence import LinearRecurrenceKernels, gated_backward, gated_forward  # noqa: E402
 from sparsebp.kernels.host.selective_scan import SelectiveScanKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm import (  # noqa: E402
     BlockKernels,
@@ -51,6 +51,8 @@ __all__ = [
     "csr",
     "factor",
     "find",
+    "gated_backward",
+    "gated_forward",
     "infer",
     "inference",
     "matmul",

@@ -1,6 +1,7 @@
 """Recurrences that are linear in the state on the host, element by element, and their gradients.
 
-``h[t] = a[t] * h[t-1] + b[t]`` with given factors and terms, and the minGRU, which makes both of its projected input.
+``h[t] = a[t] * h[t-1] + b[t]`` with given factors and terms, and the minGRU and minLSTM, which make both of their
+projected input.
 Bound by memory, so each direction is one pass. Time is the outer loop, so that rows are read in the order in which they
 lie in memory, a tile of samples and units at a time: the row before is then still in a core's cache. A complex number
 is a pair of reals.
@@ -15,16 +16,20 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, parts_for, span
-from sparsebp.kernels.host.engine.math import sigmoid, tanh
+from sparsebp.kernels.host.engine.math import exp, sigmoid, tanh
 from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    absolute,
     advance,
     broadcast,
     clear,
+    copy,
     device,
     evens,
     fma,
     high_in_turn,
     intrinsic,
+    keep_alive,
     lanes,
     load,
     load_up_to,
@@ -33,17 +38,23 @@ from sparsebp.kernels.host.engine.simd import (
     minimum,
     odds,
     pointer,
+    prefetch,
     store,
     store_up_to,
     where_positive,
 )
 from sparsebp.kernels.host.engine.threads import parallel, team
+from sparsebp.kernels.host.tiles import add_outer, multiply
 from sparsebp.kernels.spec import CANDIDATES
 
 NARROWEST, WIDEST = 256, 8192
 """Numbers of a row in one tile: whole segments of memory at least, and at most what stays in the first two caches."""
 PIECE = 64
 """Steps whose gradients at a constant factor are added up before they join the sum, so that little is lost of it."""
+AHEAD = 4
+"""Steps that rows are asked for before they are read on the way back."""
+PROJECTED, MOST_GROUPS = 256, 32
+"""Rows of x that are projected together, and stay in the second cache; groups of samples that the threads share."""
 
 
 class Rows(NamedTuple):
@@ -86,7 +97,8 @@ class LinearRecurrenceKernels:
     ) -> None:
         """One pass over the projected input."""
         rows = (_rows(x), _rows(x, first=h.shape[2]), _rows(h0), _rows(h))
-        _run(_forward, h.shape, 12, lengths, reverse, False, (CANDIDATES.index(nonlinearity),), *rows)
+        form = CANDIDATES.index(nonlinearity), 2, h.shape[2]
+        _run(_forward, h.shape, 12, lengths, reverse, False, form, *rows)
 
     def min_gru_backward(
         self, x: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, nonlinearity: str, reverse: bool,
@@ -95,7 +107,56 @@ class LinearRecurrenceKernels:
         """One pass back; the gate and the candidate are made again."""
         of_x, of_gx = ((_rows(array), _rows(array, first=h.shape[2])) for array in (x, gx))
         rows = (*of_x, *map(_rows, (h0, h, gh, gh0)), of_gx[0], *of_gx)
-        _run(_backward, h.shape, 20, lengths, reverse, False, (CANDIDATES.index(nonlinearity),), *rows)
+        form = CANDIDATES.index(nonlinearity), 2, h.shape[2]
+        _run(_backward, h.shape, 20, lengths, reverse, False, form, *rows)
+
+
+def gated_forward(
+    x: Array, w: Array, bias: Array | None, nonlinearity: str, p: Array, h: Array,
+) -> None:  # fmt: skip
+    """Project x (T, B, I), and run a minGRU (two gates) or a minLSTM (three) over it where it was just written.
+
+    w (gH, I) and bias (gH,) as in `sparsebp.nn`; p (T, B, gH), the projection, is written, and so is h (T + 1, B, H),
+    the states, behind ``h[0]``. All C-contiguous and of one dtype.
+    """
+    width, room, samples = h.shape[2], _padded(len(w), x.shape[2], w.dtype), _samples_of(h.shape[1])
+    room[:-1, : len(w)], room[-1, : len(w)] = w.T, 0 if bias is None else bias
+    parts = min(parts_for(2 * len(x) * x.shape[1] * w.size), -(-x.shape[1] // samples))
+    form = CANDIDATES.index(nonlinearity), len(w) // width, width
+    _project_forward(team(parts), parts, form, samples, x, room, p, h)
+
+
+def gated_backward(
+    x: Array, p: Array, h: Array, gh: Array, nonlinearity: str, carried: Array, gp: Array | None,
+    grads: tuple[Array, Array | None] | None,
+) -> None:  # fmt: skip
+    """Write the gradients of `gated_forward` from gh (T, B, H), or (1, B, H) for all steps.
+
+    `carried` (B, H) is the gradient at the last state, then that at the initial one. gp is None or the gradient at p,
+    `grads` None or those at w and bias. Each block of gp is multiplied with x where it was just written.
+    """
+    width, columns, samples = h.shape[2], p.shape[2], _samples_of(h.shape[1])
+    groups, form = -(-x.shape[1] // samples), (CANDIDATES.index(nonlinearity), columns // width, width)
+    parts = min(parts_for(2 * x.size * columns), groups)
+    sums = np.zeros((groups, *_padded(columns, x.shape[2], x.dtype).shape))  # in double precision, as they are long
+    into = p[:0] if gp is None else gp
+    _project_backward(team(parts), parts, form, samples, x, p, h, _rows(gh), carried, into, grads is not None, sums)
+    if grads is not None:
+        total = sums.sum(axis=0)
+        grads[0][...] = total[:-1, :columns].T
+        if grads[1] is not None:
+            grads[1][...] = total[-1, :columns]
+
+
+def _samples_of(batch: int) -> int:
+    """Return the samples of a group: the same for any number of threads, as are then the sums over the groups."""
+    return max(min(8, batch // 2), -(-batch // MOST_GROUPS), 1)
+
+
+def _padded(columns: int, features: int, dtype: np.dtype) -> Array:
+    """Return zeros (features + 1, columns), rows rounded up to whole vectors: weights and, last, the bias."""
+    count = VECTOR_BYTES // dtype.itemsize
+    return np.zeros((features + 1, -(-columns // count) * count), dtype)
 
 
 def _run(
@@ -146,7 +207,7 @@ def _as_one_row(array: Array) -> Array:
 
 @intrinsic
 def _of_form(typingctx, form, linear, min_gru):
-    """Return one of two compiled functions, chosen when compiling: given factors have two flags, a minGRU a number."""
+    """Return one of two compiled functions, by the form: given factors have two flags, a minGRU three numbers."""
     chosen = linear if len(form) == 2 else min_gru
     return chosen(form, linear, min_gru), lambda context, builder, sig, args: context.get_dummy_value()
 
@@ -313,47 +374,193 @@ def _back_pair(a, shared, before, gh, carried, ga, added, gb, i, n, full):
     _put_pair(carried, i, n, full, fma(x, of_re, y * of_im), x * of_im - y * of_re)
 
 
-# The minGRU: a = 1 - z, b = z * c with the gate z = σ(u) and the candidate c = c(v).
+# The minGRU: a = 1 - z, b = z * c with the gate z = σ(u) and the candidate c = c(v). A minLSTM has two gates in place
+# of u, `width` numbers apart: z = i / (i + f). A form is the candidate's place in `CANDIDATES`, the gates, the width.
 
 
 @numba.njit(**INNER_JIT)
 def _min_gru_step(form, u, v, before, h, count):
-    step = lanes(h)
-    whole = count // step * step
-    for i in range(0, whole, step):
-        _min_gru_vector(form[0], u, v, before, h, i, step, True)
-    if whole < count:
-        _min_gru_vector(form[0], u, v, before, h, whole, count - whole, False)
+    kind, gates, width = form
+    if gates == 2:
+        _step_units(kind, 2, u, v, width, before, h, count)
+    else:
+        _step_units(kind, 3, u, v, width, before, h, count)
 
 
 @device
-def _min_gru_vector(kind, u, v, before, h, i, n, full):
+def _step_units(kind, gates, u, v, width, before, h, count):
+    step = lanes(h)
+    whole = count // step * step
+    for i in range(0, whole, step):
+        _min_gru_vector(kind, gates, u, v, width, before, h, i, step, True)
+    if whole < count:
+        _min_gru_vector(kind, gates, u, v, width, before, h, whole, count - whole, False)
+
+
+@device
+def _min_gru_vector(kind, gates, u, v, width, before, h, i, n, full):
     """``h = before + z * (c - before)``."""
-    z, state = sigmoid(_take(u, i, n, full)), _take(before, i, n, full)
+    state = _take(before, i, n, full)
     c, _ = _candidate(kind, _take(v, i, n, full))
+    if gates == 2:
+        z = sigmoid(_take(u, i, n, full))
+    else:
+        z, _, _, _ = _shared(_take(u, i, n, full), _take(u, width + i, n, full))
     _put(h, i, n, full, fma(z, c - state, state))
 
 
 @numba.njit(**INNER_JIT)
 def _min_gru_step_back(form, u, v, before, gh, carried, gu, added, gv, count):
-    step = lanes(gu)
-    whole = count // step * step
-    for i in range(0, whole, step):
-        _min_gru_back(form[0], u, v, before, gh, carried, gu, gv, i, step, True)
-    if whole < count:
-        _min_gru_back(form[0], u, v, before, gh, carried, gu, gv, whole, count - whole, False)
+    kind, gates, width = form
+    if gates == 2:
+        _step_units_back(kind, 2, u, v, width, before, gh, carried, gu, gv, count)
+    else:
+        _step_units_back(kind, 3, u, v, width, before, gh, carried, gu, gv, count)
 
 
 @device
-def _min_gru_back(kind, u, v, before, gh, carried, gu, gv, i, n, full):
+def _step_units_back(kind, gates, u, v, width, before, gh, carried, gu, gv, count):
+    step = lanes(gu)
+    whole = count // step * step
+    for i in range(0, whole, step):
+        _min_gru_back(kind, gates, u, v, width, before, gh, carried, gu, gv, i, step, True)
+    if whole < count:
+        _min_gru_back(kind, gates, u, v, width, before, gh, carried, gu, gv, whole, count - whole, False)
+
+
+@device
+def _min_gru_back(kind, gates, u, v, width, before, gh, carried, gu, gv, i, n, full):
     """``g = gh + carried; gu = g (c - before) z (1 - z); gv = g z c'(v); carried = (1 - z) g``."""
-    z = sigmoid(_take(u, i, n, full))
     c, slope = _candidate(kind, _take(v, i, n, full))
     g = _take(gh, i, n, full) + _take(carried, i, n, full)
-    gz, rest = g * z, 1.0 - z
-    _put(gu, i, n, full, gz * (c - _take(before, i, n, full)) * rest)
+    through = c - _take(before, i, n, full)
+    if gates == 2:
+        z = sigmoid(_take(u, i, n, full))
+        rest = 1.0 - z
+        gz = g * z
+        _put(gu, i, n, full, gz * through * rest)
+    else:
+        z, rest, shut_i, shut_f = _shared(_take(u, i, n, full), _take(u, width + i, n, full))
+        gz = g * z
+        through = gz * through * rest
+        _put(gu, i, n, full, through * shut_i)
+        _put(gu, width + i, n, full, -1.0 * through * shut_f)
     _put(gv, i, n, full, gz * slope)
     _put(carried, i, n, full, rest * g)
+
+
+@device
+def _shared(p_i, p_f):
+    """Return ``i / (i + f)``, ``f / (i + f)``, 1 - i and 1 - f, of the inputs of the gates i and f."""
+    # Both may be as small as they like: below e⁻⁶⁰ a gate is eˣ, and both are scaled alike.
+    shift = minimum(0.0, maximum(p_i, p_f) + 60.0)
+    i, shut_i = _gate(p_i - shift)
+    f, shut_f = _gate(p_f - shift)
+    share = 1.0 / (i + f)
+    return i * share, f * share, shut_i, shut_f
+
+
+@device
+def _gate(p):
+    """Return σ(p) and 1 - σ(p), both with small relative error."""
+    small = exp(-1.0 * absolute(p))
+    large = 1.0 / (1.0 + small)
+    small = small * large
+    return small + where_positive(p, large - small), small + where_positive(-1.0 * p, large - small)
+
+
+# The same with the projection p = W x + b: a group of samples goes through a block of steps, whose rows of p, or whose
+# gradients at p, are multiplied while they are in the cache.
+
+
+@parallel(**JIT)
+def _project_forward(part, parts, form, samples, x, w, p, h):
+    steps, batch, features = x.shape
+    _, gates, width = form
+    columns, row = p.shape[2], w.shape[1]
+    size = max(1, PROJECTED // samples)
+    room = np.empty((size * samples + 3) * row, x.dtype)  # products have four rows
+    tile, bias = pointer(room), advance(pointer(w), features * row)
+    begin, end = span(part, parts, -(-batch // samples))
+    for group in range(begin, end):
+        first = group * samples
+        count = min(samples, batch - first)
+        for start in range(0, steps, size):
+            stop = min(start + size, steps)
+            rows = (stop - start) * count
+            own = advance(pointer(x), (start * batch + first) * features)
+            for r in range(0, rows, 4):
+                for k in range(r, r + 4):
+                    copy(advance(tile, k * row), bias, row)
+                place = _place(r, rows, count, batch)
+                r1 = (_place(r + 1, rows, count, batch) - place) * features
+                r2 = (_place(r + 2, rows, count, batch) - place) * features
+                r3 = (_place(r + 3, rows, count, batch) - place) * features
+                source, target = advance(own, place * features), advance(tile, r * row)
+                multiply(source, r1, r2, r3, features, pointer(w), row, row, target, row)
+            for r in range(rows):
+                at, u = start * batch + first + _place(r, rows, count, batch), advance(tile, r * row)
+                before, now = advance(pointer(h), at * width), advance(pointer(h), (at + batch) * width)
+                _ask(x, (at + size * batch) * features, features)
+                _min_gru_step(form, u, advance(u, (gates - 1) * width), before, now, width)
+                copy(advance(pointer(p), at * columns), u, columns)
+    keep_alive(room)
+
+
+@device
+def _ask(values, offset, count):
+    """Ask for numbers that are read soon, wherever that is."""
+    for i in range(0, count, 16):
+        prefetch(pointer(values), offset + i)
+
+
+@device
+def _place(r, rows, count, batch):
+    """Return how many rows of all samples row r of a block lies behind its first; the last one's for those behind."""
+    r = min(r, rows - 1)
+    return r // count * batch + r % count
+
+
+@parallel(**JIT)
+def _project_backward(part, parts, form, samples, x, p, h, gh, carried, gp, summed, sums):
+    steps, batch, features = x.shape
+    _, gates, width = form
+    columns, row = p.shape[2], sums.shape[2]
+    size = max(1, PROJECTED // samples)
+    room, one = np.zeros(size * samples * row, x.dtype), np.zeros((features + 1) * row, x.dtype)
+    tile, piece = pointer(room), pointer(one)
+    begin, end = span(part, parts, -(-batch // samples))
+    for group in range(begin, end):
+        first = group * samples
+        count = min(samples, batch - first)
+        for stop in range(steps, 0, -size):
+            start, gu = max(0, stop - size), tile
+            for t in range(stop - 1, start - 1, -1):
+                for s in range(first, first + count):
+                    at = t * batch + s
+                    _ask(x, at * features, features)
+                    _ask(p, (at - AHEAD * batch) * columns, columns)
+                    _ask(h, (at - AHEAD * batch) * width, width)
+                    _ask(gh.values, gh.first + (t - AHEAD) * gh.of_step + s * gh.of_sample, width)
+                    u, before = advance(pointer(p), at * columns), advance(pointer(h), at * width)
+                    v, gv = advance(u, (gates - 1) * width), advance(gu, (gates - 1) * width)
+                    own = advance(pointer(carried), s * width)
+                    _min_gru_step_back(form, u, v, before, _row(gh, t, s, 0), own, gu, False, gv, width)
+                    if len(gp):
+                        copy(advance(pointer(gp), at * columns), gu, columns)
+                    gu = advance(gu, row)
+            if summed:
+                last = advance(pointer(x), ((stop - 1) * batch + first) * features)
+                add_outer(last, features, batch, count, stop - start, tile, row, row, piece)
+                bias = advance(piece, features * row)
+                for j in range(0, row, lanes(tile)):
+                    total = load(bias, j)
+                    for r in range((stop - start) * count):
+                        total = total + load(tile, r * row + j)
+                    store(bias, j, total)
+                _join(piece, advance(pointer(sums), group * (features + 1) * row), (features + 1) * row)
+    keep_alive(room)
+    keep_alive(one)
 
 
 @device
