@@ -17,7 +17,7 @@ from sparsebp import kernels
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.threads import most_threads
 from sparsebp.patterns import lstm_pattern
-from strategies import tolerance
+from strategies import reals, seeds, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 
 Arrays = tuple[np.ndarray, ...]
@@ -424,7 +424,7 @@ def test_repeats_bitwise(backend: Backend, cell: Cell, dtype: Any) -> None:
 @ONE_OF_EACH
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_bitwise_equal_for_any_number_of_threads(cell: Cell, dtype: Any) -> None:
-    case = Case(29, 13, 33, np.dtype(dtype), True, True, 2)
+    case = Case(29, 35, 33, np.dtype(dtype), True, True, 2)
 
     def run() -> list[np.ndarray]:
         inputs = cell.inputs(case)
@@ -436,10 +436,42 @@ def test_bitwise_equal_for_any_number_of_threads(cell: Cell, dtype: Any) -> None
     assert_same_for_any_number_of_threads(run)
 
 
+@CELLS
+@given(
+    batch=st.sampled_from([1, 15, 16, 17, 31, 32, 33, 48]), hidden=st.sampled_from([1, 3, 8, 16, 20, 38, 63]),
+    steps=st.integers(1, 5), features=st.sampled_from([0, 1, 3, 17]), dtype=reals, has_gy=st.booleans(), seed=seeds,
+)  # fmt: skip
+@settings(max_examples=20)
+def test_a_sample_has_the_same_bits_in_a_vector_of_samples_and_alone(
+    cell: Cell, batch: int, hidden: int, steps: int, features: int, dtype: Any, has_gy: bool, seed: int
+) -> None:
+    """As many samples as a vector has lanes lie in them; of three samples, units do."""
+    case = Case(steps, batch, hidden, dtype, has_gy, True, seed)
+    (gx, *rest), incoming, rows = cell.inputs(case), cell.incoming(case), cell.gates * hidden
+    weights, starts = rest[: -len(cell.starts(case))], rest[-len(cell.starts(case)) :]
+    projection = (case.normal(rows, features), case.normal(rows), None) if features else ()
+    x = case.normal(steps, batch, features) if features else gx
+
+    def run(some: slice) -> list[np.ndarray]:
+        def of(arrays: Any, axis: int = 0) -> list[Any]:
+            return [a if a is None else np.ascontiguousarray(a[some] if axis == 0 else a[:, some]) for a in arrays]
+
+        inputs = (*of([x], 1), *weights, *of(starts))
+        written = cell.forward(HOST, *inputs, projection=projection)
+        ga, *at_starts = cell.backward(HOST, cell.state(inputs, written), (*of(incoming[:1], 1), *of(incoming[1:])))
+        return [*written, ga, *(a[None] for a in at_starts)]
+
+    found = run(slice(None))
+    for first in range(0, batch, 3):
+        for together, alone in zip(found, run(slice(first, first + 3)), strict=True):
+            np.testing.assert_array_equal(together[:, first : first + 3], alone)
+
+
 @ONE_OF_EACH
 @pytest.mark.parametrize("hidden", [1, 20, 33])
 def test_outputs_are_written_and_nothing_beyond(cell: Cell, hidden: int) -> None:
-    case = Case(4, 3, hidden, np.dtype(np.float32), True, False, 5)
+    batch = 19
+    case = Case(4, batch, hidden, np.dtype(np.float32), True, False, 5)
     guarded = []
 
     def output(*shape: int) -> np.ndarray:
@@ -449,7 +481,7 @@ def test_outputs_are_written_and_nothing_beyond(cell: Cell, hidden: int) -> None
         return flat[64:-64].reshape(shape)
 
     k, inputs = kernels.get(np), cell.inputs(case)
-    written = [output(*shape) for shape in cell.written(4, 3, hidden)]
+    written = [output(*shape) for shape in cell.written(4, batch, hidden)]
     getattr(k, f"{cell.name}_forward")(*inputs, *cell.options, *written)
     state = cell.state(inputs, written)
     gradients = [output(*array.shape) for array in cell.empty_gradients(HOST, state)]
@@ -457,8 +489,8 @@ def test_outputs_are_written_and_nothing_beyond(cell: Cell, hidden: int) -> None
         getattr(k, f"{cell.name}_backward")(*state, *cell.incoming(case), *cell.options, *gradients, chunks)
     size = hidden * (len(gradients) - 1)
     jacobians = (2 * hidden * (hidden + 1),) if cell is LSTM else (hidden, hidden)
-    getattr(k, f"{cell.name}_jacobians")(*state, *cell.options, output(4, *jacobians, 3))
-    getattr(k, f"{cell.name}_maps")(*state, None, *cell.options, output(3, 3, size + 1, size))
+    getattr(k, f"{cell.name}_jacobians")(*state, *cell.options, output(4, *jacobians, batch))
+    getattr(k, f"{cell.name}_maps")(*state, None, *cell.options, output(3, batch, size + 1, size))
     for flat in guarded:
         assert np.isfinite(flat).all()
         assert (flat[:64] == 7).all()

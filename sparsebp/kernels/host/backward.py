@@ -60,6 +60,8 @@ from sparsebp.kernels.host.equations import (
     states_of,
 )
 from sparsebp.kernels.host.forward import (
+    ask_for,
+    blocks_in_lanes,
     blocks_of,
     empties,
     gate_at,
@@ -75,11 +77,14 @@ from sparsebp.kernels.host.tiles import (
     GROUP,
     add_outer,
     multiply,
+    multiply_lanes,
     multiply_packed,
     multiply_row,
     pack_matrix,
     panel_of,
     product_of,
+    to_lanes,
+    to_rows,
 )
 from sparsebp.kernels.operands import WeightSums
 
@@ -114,12 +119,18 @@ def _add_sums(gates, columns, x, before, batch, features, hidden, row, stride, a
     add_outer(x, features, batch, samples, steps, a, stride, row, sums)
     of_hidden, target = advance(a, part_at(columns - gates, gates, hidden, item_of(a))), advance(sums, features * row)
     add_outer(before, hidden, batch, samples, steps, of_hidden, stride, row, target)
-    target = advance(target, hidden * row)
-    for j in range(0, stride, lanes(a)):
-        total = load(target, j)
-        for r in range(steps * samples):
-            total = total + load(a, r * stride + j)
-        store(target, j, total)
+    target, count = advance(target, hidden * row), lanes(a)
+    for j in range(0, stride, 4 * count):  # four chains; where none is left, the last one again
+        last = stride - count
+        j1, j2, j3 = min(j + count, last), min(j + 2 * count, last), min(j + 3 * count, last)
+        s0, s1, s2, s3 = load(target, j), load(target, j1), load(target, j2), load(target, j3)
+        for r in range(0, steps * samples * stride, stride):
+            s0, s1 = s0 + load(a, r + j), s1 + load(a, r + j1)
+            s2, s3 = s2 + load(a, r + j2), s3 + load(a, r + j3)
+        store(target, j, s0)
+        store(target, j1, s1)
+        store(target, j2, s2)
+        store(target, j3, s3)
 
 
 @device
@@ -148,6 +159,40 @@ def _bring_back(gates, columns, hidden, begin, end, batch, w, width, kept, slot,
             multiply_row(of_gate, hidden, of_w, width, width, advance(g, block * SAMPLES * apart))
 
 
+@device
+def _step_back_in_lanes(
+    cell, step_back, hidden, w, width, g, now, earlier, gates_of, gy, of_gy, fed, has_gy, ga, has_ga, kept, stride,
+    of_block, has_sums,
+):  # fmt: skip
+    """Take as many samples as a vector has lanes a step back: as one sample with the units of all.
+
+    now, earlier: the first array that the forward kept, in lanes, of this step and the one before. gates_of, gy, ga,
+    kept: the first sample's rows. of_gy, fed: scratch; the gates are in `fed` until they are replaced.
+    """
+    gates, columns, count, item = len(cell), columns_of(cell), lanes(g), item_of(g)
+    apart = hidden * count
+    if gates > 1:
+        to_lanes(gates_of, 4 * hidden, 4 * hidden, fed)
+    if has_gy:
+        to_lanes(gy, hidden, hidden, of_gy)
+    for j in range(0, apart, count):
+        total = load(g, j)
+        if has_gy:
+            total = total + load(of_gy, j)
+        total = step_back(cell, (now, fed), earlier, 0, apart, j, total, advance(fed, j), advance(g, apart + j), apart)
+        store(g, j, total)
+    for q in range(gates):
+        of_gate = advance(fed, (columns - gates + q) * apart)
+        multiply_lanes(advance(w, q * hidden * width), width, hidden, of_gate, hidden, g)
+    if has_ga:
+        to_rows(fed, columns * hidden, ga, columns * hidden, SAMPLES * columns * hidden)
+    if has_sums:
+        to_rows(fed, gates * hidden, kept, stride, of_block)
+        if columns > gates:
+            of_last = part_at(gates, gates, hidden, item)
+            to_rows(advance(fed, gates * apart), hidden, advance(kept, of_last), stride, of_block)
+
+
 @numba.njit(**INNER_JIT)
 def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, before, sums, origin, saved, initial):
     """Take the samples of a group of blocks back through one of the chunks from `first_chunk` on.
@@ -169,14 +214,27 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
     step, samples = batch * hidden, (end - begin) * SAMPLES
     has_sums, has_ga, has_gy, features = sums.size > 0, ga.size > 0, gy.size > 0, x.shape[2]
     slots = max(1, min(stop - start, SLICE // (samples * stride * item))) if has_sums else 1
-    scratch = np.empty(samples * (states * width + slots * stride) + VECTOR_BYTES, w.dtype)
+    rows_kept, of_lanes = samples * slots * stride, (columns + 1) * width * count
+    scratch = np.empty(samples * (states + 2) * width + rows_kept + of_lanes + VECTOR_BYTES, w.dtype)
     g = aligned_pointer(scratch)  # of every sample, a row of `width` for each of the state's arrays
     kept = advance(g, samples * states * width)
+    of_gy, both = advance(kept, rows_kept), advance(kept, rows_kept + of_lanes)
+    fed_lanes, in_lanes = advance(of_gy, width * count), blocks_in_lanes(begin, end, batch, hidden, g) * SAMPLES
+    simd_clear(of_gy, of_lanes)
     of_block = slots * SAMPLES * stride
     weights, incoming, target = pointer(w), pointer(gy), pointer(ga)
     edge = advance(pointer(bounds), chunk * states * step)
     comes = advance(edge, states * step)
-    for s in range(samples):
+    for s in range(0, in_lanes, count):
+        to_lanes(
+            advance(comes, (begin * SAMPLES + s) * states * hidden), states * hidden, states * hidden,
+            advance(g, s * states * width),
+        )  # fmt: skip
+        at = (stop - 1) * step + (begin * SAMPLES + s) * hidden
+        to_lanes(
+            advance(saved[0], origin * hidden + at), hidden, hidden, advance(both, (2 * s + stop % 2 * count) * width)
+        )
+    for s in range(in_lanes, samples):
         sample = min(begin * SAMPLES + s, batch - 1)
         for i in range(states):
             for j in range(0, width, count):
@@ -190,7 +248,8 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
         for t in range(slice_end - 1, slice_start - 1, -1):
             earlier = advance(saved[0], origin * hidden + (t - 1) * step) if t > 0 else initial
             slot = slice_end - 1 - t
-            for block in range(end - 1, begin - 1, -1):  # samples, too, so that memory is read in one direction
+            rows_from = begin + in_lanes // SAMPLES
+            for block in range(end - 1, rows_from - 1, -1):  # samples, too, so that memory is read in one direction
                 first, base = block * SAMPLES, (block - begin) * SAMPLES
                 rows = min(batch - first, SAMPLES)
                 fed = advance(kept, (block - begin) * of_block + slot * rows * stride)
@@ -211,9 +270,23 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
                                 value = load(to, part_at(q, gates, hidden, item))
                                 store_up_to(target, columns * at + q * hidden + j, value, hidden - j)
             _bring_back(
-                gates, columns, hidden, begin, end, batch, weights, width, kept, slot, stride, of_block, g,
-                states * width,
+                gates, columns, hidden, rows_from, end, batch, weights, width,
+                advance(kept, (rows_from - begin) * of_block), slot, stride, of_block,
+                advance(g, in_lanes * states * width), states * width,
             )  # fmt: skip
+            for s in range(in_lanes - count, -1, -count):
+                of_sample = (begin * SAMPLES + s) * hidden
+                at, pair = origin * hidden + t * step + of_sample, advance(both, 2 * s * width)
+                now, before_now = advance(pair, (t + 1) % 2 * count * width), advance(pair, t % 2 * count * width)
+                to_lanes(advance(earlier, of_sample), hidden, hidden, before_now)
+                ask_for(advance(saved[0], at - 2 * step), hidden * count)
+                ask_for(advance(saved[1 if gates > 1 else 0], 4 * (at - step)), 4 * hidden * count if gates > 1 else 0)
+                _step_back_in_lanes(
+                    cell, step_back, hidden, weights, width, advance(g, s * states * width), now, before_now,
+                    advance(saved[1 if gates > 1 else 0], 4 * at), advance(incoming, at), of_gy, fed_lanes, has_gy,
+                    advance(target, columns * at), has_ga,
+                    advance(kept, s // SAMPLES * of_block + slot * SAMPLES * stride), stride, of_block, has_sums,
+                )  # fmt: skip
         if has_sums:
             for block in range(begin, end):
                 first = block * SAMPLES
@@ -224,7 +297,11 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
                     min(batch - first, SAMPLES), advance(own_sums, (block - begin) * size),
                 )  # fmt: skip
     if chunk == first_chunk:
-        for s in range(min(samples, batch - begin * SAMPLES)):
+        for s in range(0, in_lanes, count):
+            size = states * hidden
+            to = advance(edge, (begin * SAMPLES + s) * size)
+            to_rows(advance(g, s * states * width), size, to, size, SAMPLES * size)
+        for s in range(in_lanes, min(samples, batch - begin * SAMPLES)):
             for i in range(states):
                 to = ((begin * SAMPLES + s) * states + i) * hidden
                 for j in range(0, width, count):

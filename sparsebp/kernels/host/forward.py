@@ -3,7 +3,7 @@
 A step of a block of four samples is two products of four rows, with the input's weights and with the state's, and the
 cell's functions of their sums. Only the arrays that the cell keeps are written. Time is the outer loop over all blocks
 of a part, so memory is read in order. A single sample in the last block, or in the whole batch, is not computed four
-times: its input is projected four steps at a time instead.
+times: its input is projected four steps at a time instead. As many samples as a vector has lanes go in these.
 
 The pre-activations are a row of `columns` parts: the first `gates` get the input's products, the last `gates` the
 state's, with gates in torch's order except for a GRU's input, see `gate_at`. Gates are adjacent, and only their row
@@ -24,12 +24,14 @@ from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     advance,
     aligned_pointer,
+    broadcast,
     copy,
     device,
     keep_alive,
     lanes,
     load_n,
     pointer,
+    prefetch_second,
     store,
 )
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
@@ -37,6 +39,7 @@ from sparsebp.kernels.host.equations import (
     SAMPLES,
     columns_of,
     gru_cell,
+    item_of,
     lstm_cell,
     of_cell,
     padded,
@@ -45,7 +48,7 @@ from sparsebp.kernels.host.equations import (
     rnn_cell,
     states_of,
 )
-from sparsebp.kernels.host.tiles import multiply, multiply_row, panel_of
+from sparsebp.kernels.host.tiles import multiply, multiply_lanes, multiply_row, panel_of, to_lanes, to_rows
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
 # mypy: disable-error-code="no-untyped-def"
@@ -58,6 +61,10 @@ from sparsebp.kernels.host.tiles import multiply, multiply_row, panel_of
 # runs over the end of the batch repeats its last sample: the same numbers are computed and written again, to the same
 # place, by the same thread. Every sample's arithmetic is thus the same wherever it falls, and results do not depend on
 # the number of threads.
+#
+# A sample in each lane. As many samples of a part as a vector has lanes lie along them, if there are no fewer units:
+# nothing is padded. To the equations these samples are one, with the units of all. Every number is the same chain of
+# operations, so the same bits. Callers' arrays have a row for each sample, so squares are transposed.
 
 WORTH_THREADS = 1_200_000
 """Operations, some 60 µs of one thread, from which on a kernel is run on all threads. Results do not depend on it."""
@@ -218,6 +225,62 @@ def _start(x, rows, gates, columns, features, hidden, stride, row, weights, bias
         copy(advance(z, s * stride + row), advance(bias, row), stride - row)
 
 
+@device
+def ask_for(ptr, n):
+    """Ask for `n` numbers: hardware does so neither for results nor for what lies backwards in time.
+
+    In the second-level cache: the first one is full of weights.
+    """
+    for i in range(0, n, 64 // item_of(ptr)):
+        prefetch_second(ptr, i)
+
+
+@device
+def blocks_in_lanes(begin, end, batch, hidden, ptr):
+    """Return how many of a part's blocks are computed with a sample in each lane: whole vectors of samples."""
+    many = max(lanes(ptr) // SAMPLES, 1)
+    return max(min(end, batch // SAMPLES) - begin, 0) // many * many if hidden >= lanes(ptr) else 0
+
+
+@device
+def _step_in_lanes(cell, apply, x, features, hidden, row, w, bias, of_x, z, state, at, places):
+    """Take as many samples as a vector has lanes a step on: as one sample with the units of all.
+
+    x: the first sample's row. `at`: where its row begins in an array (T, B, H). of_x, z: scratch.
+    """
+    gates, columns, states, count, item = len(cell), columns_of(cell), states_of(cell), lanes(z), item_of(z)
+    apart = hidden * count
+    if features > 0:
+        to_lanes(x, features, features, of_x)
+    else:
+        for part in range(gates):
+            gate = advance(x, gate_at(part, gates, columns) * hidden)
+            to_lanes(gate, gates * hidden, hidden, advance(z, part * apart))
+    for part in range(0 if features > 0 else gates, columns):
+        of_bias = part_at(part, gates, hidden, item)
+        for j in range(hidden):
+            store(z, part * apart + j * count, broadcast(bias, of_bias + j))
+    first = part_at(columns - gates, gates, hidden, item)
+    for i in range(states):
+        ask_for(advance(places[i], at), apart)
+    if gates > 1:
+        ask_for(advance(places[states], 4 * at), 4 * apart)
+    for part in range(gates):
+        if features > 0:
+            multiply_lanes(advance(w, part * hidden), row, hidden, of_x, features, advance(z, part * apart))
+    weights = advance(w, features * row)
+    for part in range(columns - gates, columns):
+        of_part = advance(weights, part_at(part, gates, hidden, item) - first)
+        multiply_lanes(of_part, row, hidden, state, hidden, advance(z, part * apart))
+    kept = state, advance(state, apart) if states > 1 else z, z  # gates take the places of what they come from
+    for j in range(0, apart, count):
+        apply(cell, z, apart, state, apart, j, apart, 0, kept)
+    for i in range(states):
+        to_rows(advance(state, i * apart), hidden, advance(places[i], at), hidden, SAMPLES * hidden)
+    if gates > 1:
+        to_rows(z, 4 * hidden, advance(places[states], 4 * at), 4 * hidden, SAMPLES * 4 * hidden)
+
+
 @numba.njit(**INNER_JIT)
 def forward_part(part, parts, cell, shape, x, features, w, origin, places):
     """Run a part's samples through time.
@@ -232,13 +295,21 @@ def forward_part(part, parts, cell, shape, x, features, w, origin, places):
     width, inputs, item = padded(hidden, w.itemsize), x.shape[-1], w.itemsize
     row, stride = padded(gates * hidden, item), row_of_columns(gates, columns, hidden, item)
     room = states * SAMPLES * width
-    scratch = np.empty(2 * SAMPLES * stride + (end - begin) * room + VECTOR_BYTES, w.dtype)
+    count = VECTOR_BYTES // item
+    of_lanes = (columns * width + padded(features, item)) * count
+    scratch = np.empty(2 * SAMPLES * stride + (end - begin) * room + of_lanes + VECTOR_BYTES, w.dtype)
     both = aligned_pointer(scratch)
     of_one, state = advance(both, SAMPLES * stride), advance(both, 2 * SAMPLES * stride)
+    of_z, in_lanes = advance(state, (end - begin) * room), blocks_in_lanes(begin, end, batch, hidden, state)
+    of_x = advance(of_z, columns * width * count)
     source, of_input = advance(pointer(x), origin * inputs), pointer(w)
     weights = advance(of_input, features * row)
     bias, into = advance(weights, hidden * row), part_at(columns - gates, gates, hidden, item)
-    for block in range(begin, end):
+    for first in range(0, in_lanes * SAMPLES, count):
+        for i in range(states):
+            initial = advance(places[len(places) - states + i], (begin * SAMPLES + first) * hidden)
+            to_lanes(initial, hidden, hidden, advance(state, first * states * width + i * hidden * count))
+    for block in range(begin + in_lanes, end):
         for s in range(SAMPLES):
             sample = min(block * SAMPLES + s, batch - 1)
             for i in range(states):
@@ -246,7 +317,13 @@ def forward_part(part, parts, cell, shape, x, features, w, origin, places):
                 for j in range(0, width, lanes(state)):
                     store(state, to + j, load_n(places[len(places) - states + i], sample * hidden + j, hidden - j))
     for t in range(steps):
-        for block in range(begin, end):
+        for first in range(begin * SAMPLES, (begin + in_lanes) * SAMPLES, count):
+            at, own = t * batch + first, advance(state, (first - begin * SAMPLES) * states * width)
+            _step_in_lanes(
+                cell, apply, advance(source, at * inputs), features, hidden, row, of_input, bias, of_x, of_z, own,
+                (origin + at) * hidden, places,
+            )  # fmt: skip
+        for block in range(begin + in_lanes, end):
             first, own = block * SAMPLES, advance(state, (block - begin) * room)
             rows = min(batch - first, SAMPLES)
             if rows == 1:

@@ -12,7 +12,7 @@ what `out` holds; in these two it begins with what `out` holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
 from itertools import product as pairs
 from typing import Any
@@ -34,7 +34,11 @@ from sparsebp.kernels.host.engine.simd import (
     intrinsic,
     lanes,
     llvm_vector,
+    load,
     splat,
+    store,
+    store_up_to,
+    turn,
     vector_name,
 )
 
@@ -43,7 +47,7 @@ ROWS, VECTORS = 4, 3
 go with 6 vectors, for as many chains."""
 
 
-def _tiles(sizes: Iterable[tuple[int, int]], continued: bool = False) -> Any:
+def _tiles(sizes: Sequence[tuple[int, int]], continued: bool = False) -> Any:
     """Return a function of one tile, ``out[r] += Σ_k x[r, k] · w[k]``, of any of these numbers of rows and vectors."""
 
     @intrinsic
@@ -53,9 +57,9 @@ def _tiles(sizes: Iterable[tuple[int, int]], continued: bool = False) -> Any:
     ) -> Any:  # fmt: skip
         """Add to `out` the products of `rows` rows of x with `vectors` vectors of w; there is at least one k.
 
-        `x_rows` and `out_rows` say where four rows begin, `x_step` and `w_step` how far the next k is. `x_step` may
-        be three numbers (step, turns, other): every step of that number of turns is the other one. From the fourth
-        vector on, those of w are `second` behind it, not next to each other.
+        `x_rows` and `out_rows` say where rows begin, or how far they are apart, `x_step` and `w_step` how far the next
+        k is. `x_step` may be three numbers (step, turns, other): every step of that number of turns is the other one.
+        From the fourth vector on, those of w are `second` behind it, not next to each other.
         """
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -63,6 +67,8 @@ def _tiles(sizes: Iterable[tuple[int, int]], continued: bool = False) -> Any:
                 return context.cast(builder, args[place], sig.args[place], types.int64)
 
             def words(place: int) -> list[Any]:
+                if not isinstance(sig.args[place], types.BaseTuple):
+                    return [builder.mul(word(place), WORD(row)) for row in range(max(sizes)[0])]
                 values = cgutils.unpack_tuple(builder, args[place])
                 return [context.cast(builder, *one, types.int64) for one in zip(values, sig.args[place], strict=True)]
 
@@ -92,7 +98,7 @@ def _write_tile(
     """Write the code of one tile, a loop along k."""
     (rows, vectors), vector, align = size, llvm_vector(ty), ty.dtype.bitwidth // 8
     tile, (x_step, w_step) = list(pairs(range(rows), range(vectors))), steps
-    if rows == ROWS:  # with a constant step LLVM does several turns of the loop at once, and runs out of registers
+    if rows >= ROWS:  # with a constant step LLVM does several turns of the loop at once, and runs out of registers
         w_step = builder.asm(ir.FunctionType(WORD, [WORD]), "", "=r,0", [w_step], False)
 
     def at(ptr: Any, offset: Any) -> Any:
@@ -130,8 +136,11 @@ def _write_tile(
 
 
 _WIDTHS = range(1, VECTORS + 1)
-_add_any = _tiles(tuple(pairs(range(1, ROWS + 1), _WIDTHS)))
+_add_any, _continue_any = (_tiles(tuple(pairs(range(1, ROWS + 1), _WIDTHS)), continued) for continued in (False, True))
 _add_four, _continue_four = (_tiles(tuple(pairs((ROWS,), _WIDTHS)), continued) for continued in (False, True))
+LONGEST = 24 if VECTOR_BYTES == 64 else 12
+"""Rows of a tile of one vector: their sums leave registers for a vector and a number."""
+_add_long = _tiles([(rows, 1) for rows in (1, 2, 3, *range(4, LONGEST + 1, 4))])
 _add_two, _add_one = (_tiles(tuple(pairs((rows,), (*_WIDTHS, 2 * VECTORS)))) for rows in (2, 1))
 
 # The functions below are compiled: their arguments are pointers and sizes.
@@ -195,18 +204,61 @@ def add_outer(x, features, batch, samples, steps, a, a_row, width, out):
 
     x: the first sample's row of the last step, of an array (T, batch, features); it is read where it lies. Rows of `a`
     follow each other, `a_row` apart. out (features, width), of whole vectors. 2 · steps · samples · features · width
-    FLOP. Where no four features are left the last is taken several times: the same sum, written again.
+    FLOP.
     """
     count, j = lanes(x), 0
     x_step = features, samples, (1 - samples - batch) * features
     while j < width:  # outside: a panel of `a` stays in the first cache, whatever the features
         panel = panel_of((width - j) // count)
         for i in range(0, features, 4):
-            last, target = features - 1 - i, advance(out, i * width + j)
-            d1, d2, d3 = min(1, last), min(2, last), min(3, last)
-            sources, targets, rows = (0, d1, d2, d3), (0, d1 * width, d2 * width, d3 * width), steps * samples
-            _continue_four(4, panel, advance(x, i), sources, x_step, advance(a, j), a_row, 0, rows, target, targets)
+            _continue_any(
+                min(features - i, 4), panel, advance(x, i), (0, 1, 2, 3), x_step, advance(a, j), a_row, 0,
+                steps * samples, advance(out, i * width + j), width,
+            )  # fmt: skip
         j += panel * count
+
+
+# A sample in each lane: vectors of the state lie one behind the other, and the numbers are those of the weights.
+
+
+@device
+def multiply_lanes(w, w_row, columns, x, depth, out):
+    """``out[c] += Σ_k w[k, c] · x[k]`` for vectors x[k] and out[c], the same chains as in `multiply`."""
+    count, c = lanes(x), 0
+    while c < columns:
+        left = columns - c
+        rows = min(left // 4 * 4, LONGEST) if left >= 4 else left
+        _add_long(rows, 1, advance(w, c), 1, w_row, x, count, 0, depth, advance(out, c * count), count)
+        c += rows
+
+
+@device
+def to_lanes(rows, apart, width, out):
+    """Write `width` numbers of as many rows as a vector has lanes, `apart` from each other, as vectors.
+
+    `out` has room for `width` in whole vectors.
+    """
+    count = lanes(rows)
+    if width == 1 and apart == 1:
+        store(out, 0, load(rows, 0))
+        return
+    for j in range(0, width, count):
+        square = advance(out, j * count)
+        store(square, (count - 1) * count, turn(advance(rows, j), apart, width - j, square, count, 4 * count))
+
+
+@device
+def to_rows(vectors, width, out, apart, block):
+    """Write vectors as rows `apart` from each other, every fourth `block` behind the one four before.
+
+    Vectors are read up to whole squares. Only the last row ends where it ends: rows are a vector or more apart, and
+    if they are further apart than `width`, by whole vectors.
+    """
+    count = lanes(vectors)
+    last = (count // 4 - 1) * block + 3 * apart
+    for j in range((width - 1) // count * count, -1, -count):  # what a row writes beyond its end is written again
+        value = turn(advance(vectors, j * count), count, count, advance(out, j), apart, block)
+        store_up_to(out, last + j, value, width - j)
 
 
 # w in panels, one behind the other, so that a product reads them in one stream. With rows as long as all gates, the

@@ -580,18 +580,25 @@ def load_at(typingctx: Any, ptr: Any, indices: Any, offset: Any) -> Any:
     return ty(ptr, indices, offset), codegen
 
 
-@intrinsic
-def prefetch(typingctx: Any, ptr: Any, offset: Any) -> Any:
-    """Ask for the cache line of ``ptr[offset]``: it is read soon. Never faults, whatever the address."""
+def _prefetch(level: int) -> Any:
+    """Return the function that asks for the cache line of ``ptr[offset]``: it is read soon. Never faults."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = builder.gep(args[0], [context.cast(builder, args[1], offset, types.intp)])
-        address = builder.bitcast(at, ir.IntType(8).as_pointer())
-        read, keep, data = (ir.Constant(ir.IntType(32), value) for value in (0, 3, 1))
-        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, read, keep, data])
-        return context.get_dummy_value()
+    @intrinsic
+    def prefetched(typingctx: Any, ptr: Any, offset: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            at = builder.gep(args[0], [context.cast(builder, args[1], offset, types.intp)])
+            address = builder.bitcast(at, ir.IntType(8).as_pointer())
+            read, keep, data = (ir.Constant(ir.IntType(32), value) for value in (0, 4 - level, 1))
+            call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, read, keep, data])
+            return context.get_dummy_value()
 
-    return types.void(ptr, offset), codegen
+        return types.void(ptr, offset), codegen
+
+    return prefetched
+
+
+prefetch, prefetch_second = _prefetch(1), _prefetch(2)
+"""Into the first-level cache, or the second-level one alone."""
 
 
 @intrinsic
@@ -796,3 +803,34 @@ evens = _shuffle(lambda lanes: list(range(0, 2 * lanes, 2)))
 odds = _shuffle(lambda lanes: list(range(1, 2 * lanes, 2)))
 low_in_turn = _shuffle(lambda lanes: [i // 2 + i % 2 * lanes for i in range(lanes)])
 high_in_turn = _shuffle(lambda lanes: [i // 2 + i % 2 * lanes for i in range(lanes, 2 * lanes)])
+
+
+@intrinsic
+def turn(typingctx: Any, source: Any, apart: Any, n: Any, out: Any, row: Any, block: Any) -> Any:
+    """Transpose a square, a vector each way: store all its columns as rows but the last, and return that.
+
+    Rows of the source are `apart`, and only their first `n` numbers are read. Rows of `out` are `row` apart, but
+    every fourth is `block` behind the one four before.
+    """
+    ty = SimdType(source.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        distance, each, four = (context.cast(builder, args[i], sig.args[i], types.intp) for i in (1, 4, 5))
+        rows, vector = [], llvm_vector(ty)
+        for i in range(ty.lanes):
+            start = builder.gep(args[0], [builder.mul(distance, WORD(i))])
+            rows.append(_load_masked(context, builder, ty, (start, WORD(0), args[2]), (source, types.int64, n)))
+        half, width = ty.lanes // 2, 1
+        turns = [
+            ir.Constant(ir.VectorType(ir.IntType(32), ty.lanes), [i // 2 + i % 2 * ty.lanes for i in range(low, high)])
+            for low, high in ((0, ty.lanes), (ty.lanes, 2 * ty.lanes))
+        ]
+        while width < ty.lanes:
+            rows = [builder.shuffle_vector(rows[i], rows[i + half], turn) for i in range(half) for turn in turns]
+            width *= 2
+        for i in range(ty.lanes - 1):
+            at = builder.gep(args[3], [builder.add(builder.mul(four, WORD(i // 4)), builder.mul(each, WORD(i % 4)))])
+            builder.store(rows[i], builder.bitcast(at, vector.as_pointer()), align=ty.dtype.bitwidth // 8)
+        return rows[-1]
+
+    return ty(source, apart, n, out, row, block), codegen
