@@ -370,7 +370,8 @@ class CellMath(abc.ABC):
         # An LSTM's c is kept where samples end at different steps.
         xp, (steps, batch, _) = backend.namespace(x), x.shape
         if self.kind is None or not backend.is_host(xp) or (lengths is not None and len(self.states) > 1):
-            tape = self.begin(kernels.get(xp), x, weights)(initial)
+            k = kernels.get(xp)
+            tape = self.finish(k, weights, *self.begin(k, x, weights), initial)
             return tape.h, tape.ends(lengths)
         shape = batch, weights.weight_hh.shape[1]
         start = tuple(
@@ -395,19 +396,20 @@ class CellMath(abc.ABC):
             for array, shape in zip((*weights[:4], *state), shapes, strict=True)
         )  # fmt: skip
 
-    def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
-        """Project x (T, B, I), C-contiguous; return a function that runs the recurrence from an initial state."""
-        # One GEMM over all steps, or by the kernels where they are faster, with few features. No state, or None for an
-        # array of it, stands for zeros.
-        tape, inputs = self.blank(x, weights), self.inputs(k, x, weights)
+    def begin(self, k: Kernels, x: Array, weights: Weights) -> tuple[Tape, tuple[Any, ...]]:
+        """Project x (T, B, I), C-contiguous; return a tape, and what `finish` takes with it."""
+        # One GEMM over all steps, or by the kernels where they are faster, with few features.
+        return self.blank(x, weights), self.inputs(k, x, weights)
 
-        def finish(initial: GivenState | None) -> Tape:
-            for states, first in zip(tape.states, initial or (None,) * len(tape.states), strict=True):
-                states[0] = 0 if first is None else first
-            self.run(k, inputs[0], weights, tape, *inputs[1:])
-            return tape
-
-        return finish
+    def finish(
+        self, k: Kernels, weights: Weights, tape: Tape, inputs: tuple[Any, ...], initial: GivenState | None
+    ) -> Tape:
+        """Run the recurrence from an initial state; None for it, or for an array of it, stands for zeros."""
+        for number, states in enumerate(tape.states):
+            first = None if initial is None else initial[number]
+            states[0] = 0 if first is None else first
+        self.run(k, inputs[0], weights, tape, *inputs[1:])
+        return tape
 
     def blank(self, x: Array, weights: Weights) -> Tape:
         """Return a tape with room for the states of a run over x."""
@@ -460,7 +462,7 @@ class CellMath(abc.ABC):
         """Return the gradients at the weights and the initial state, as `backward` does; `keep` stores ga as well."""
         h0 = tape.h0
         xp = backend.namespace(h0)
-        grads = Weights(*[None if a is None else xp.empty(a.shape, dtype=a.dtype) for a in weights])
+        grads = Weights(*[None if a is None else xp.empty(a.shape, a.dtype) for a in weights])
         ga = self.empty_gradients(tape).ga if keep else None
         initial = tuple([xp.empty(h0.shape, h0.dtype) for _ in self.states])
         sums = WeightSums(tape.x, tape.h_prev, *grads[:4])
@@ -715,24 +717,23 @@ class ProjectedLSTMMath(LSTMMath):
     core = LSTMMath()
     kind = None
 
-    def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
-        """Project the input; then run the recursion, and project its states."""
+    def begin(self, k: Kernels, x: Array, weights: Weights) -> tuple[Tape, tuple[Any, ...]]:
+        """Project the input."""
         folded = weights._replace(weight_hh=_folded(weights), weight_hr=None)
-        core, gx = self.core.blank(x, folded), project(x, weights.weight_ih, self.input_bias(weights))
+        return self.core.blank(x, folded), (folded, project(x, weights.weight_ih, self.input_bias(weights)))
 
-        def finish(initial: GivenState | None) -> Tape:
-            h0, c0 = initial or (None, None)
-            for states, first in zip(core.states, (None, c0), strict=True):
-                states[0] = 0 if first is None else first
-            if h0 is not None:
-                gx[0] += product(h0, weights.weight_hh.T)
-            self.core.run(k, gx, folded, core, None, None, None)
-            h = empty(backend.namespace(x), (len(x) + 1, *x.shape[1:2], weights.weight_hh.shape[1]), x.dtype)
-            h[0] = 0 if h0 is None else h0
-            h[1:] = product(core.h, _projection(weights).T)
-            return Tape(x, (h, core.states[1]), core=core)
-
-        return finish
+    def finish(
+        self, k: Kernels, weights: Weights, tape: Tape, inputs: tuple[Any, ...], initial: GivenState | None
+    ) -> Tape:
+        """Run the recursion, and project its states."""
+        (h0, c0), (folded, gx), x = initial or (None, None), inputs, tape.x
+        if h0 is not None:
+            gx[0] += product(h0, weights.weight_hh.T)
+        core = self.core.finish(k, folded, tape, (gx, None, None, None), (None, c0))
+        h = empty(backend.namespace(x), (len(x) + 1, *x.shape[1:2], weights.weight_hh.shape[1]), x.dtype)
+        h[0] = 0 if h0 is None else h0
+        h[1:] = product(core.h, _projection(weights).T)
+        return Tape(x, (h, core.states[1]), core=core)
 
     def unprojected(self, tape: Tape, weights: Weights) -> tuple[CellMath, Tape, Array]:
         """Return the LSTM without a projection."""
