@@ -156,20 +156,20 @@ GivenState = Sequence[Array | None]
 """The same; None stands for zeros."""
 
 
-@dataclass
 class Tape:
     """One run of a cell over time, in the order in which it was processed."""
 
-    x: Array  # Inputs (T, B, input_size)
-    # For each array of the state `(T + 1, B, H)`: the initial one, then that after every step. Views of the first are
-    # `h0` (B, H), and `h` and `h_prev` (T, B, H), after and before each step: the weight gradient copies no states.
-    states: tuple[Array, ...]
-    gates: Array | None = None  # `(T, B, 4H)` for a GRU (r, z, n, M) and an LSTM (i, f, g, o), None for an RNN
-    # The run of the recursion itself, where the cell wraps another one; see `ProjectedLSTMMath`.
-    core: Tape | None = None
+    # x: Inputs (T, B, input_size)
+    # states: For each array of the state `(T + 1, B, H)`: the initial one, then that after every step. Views of the
+    # first are `h0` (B, H), and `h` and `h_prev` (T, B, H), after and before each step: no gradient copies states.
+    # gates: `(T, B, 4H)` for a GRU (r, z, n, M) and an LSTM (i, f, g, o), None for an RNN
+    # core: The run of the recursion itself, where the cell wraps another one; see `ProjectedLSTMMath`.
 
-    def __post_init__(self) -> None:
-        h = self.states[0]
+    def __init__(
+        self, x: Array, states: tuple[Array, ...], gates: Array | None = None, core: Tape | None = None
+    ) -> None:
+        self.x, self.states, self.gates, self.core = x, states, gates, core
+        h = states[0]
         self.h0, self.h, self.h_prev = h[0], h[1:], h[:-1]
 
     def ends(self, lengths: Lengths | None) -> State:
@@ -387,14 +387,15 @@ class CellMath(abc.ABC):
         if type(x) is not np.ndarray or x.dtype not in backend.FLOAT_DTYPES or hidden == 0:
             return False
         rows = self.gates * hidden
-        shapes = [(rows, x.shape[-1]), (rows, hidden), (rows,), (rows,)]
-        shapes += [(len(part), hidden) for part in state[:1]] * len(state)
-        return all(
-            array is None
-            or (type(array) is np.ndarray and array.shape == shape and array.dtype == x.dtype
-                and array.flags.c_contiguous)
-            for array, shape in zip((*weights[:4], *state), shapes, strict=True)
-        )  # fmt: skip
+        of_state = [(len(state[0]), hidden)] * len(state) if state else ()
+        shapes = (rows, x.shape[-1]), (rows, hidden), (rows,), (rows,), *of_state
+        for array, shape in zip((*weights[:4], *state), shapes, strict=True):
+            if array is not None and not (
+                type(array) is np.ndarray and array.shape == shape and array.dtype == x.dtype
+                and array.flags.c_contiguous
+            ):  # fmt: skip
+                return False
+        return True
 
     def begin(self, k: Kernels, x: Array, weights: Weights) -> tuple[Tape, tuple[Any, ...]]:
         """Project x (T, B, I), C-contiguous; return a tape, and what `finish` takes with it."""
@@ -417,7 +418,7 @@ class CellMath(abc.ABC):
         states = tuple(empty(xp, (len(self.states), steps + 1, batch, hidden), x.dtype))
         return Tape(x, states, empty(xp, (steps, batch, self.kept * hidden), x.dtype) if self.kept else None)
 
-    def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Array | None, ...]:
+    def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Any, ...]:
         """Return the arguments of `run` for x (T, B, I): its projection, or x with the weights for the kernels."""
         if x.shape[2] > k.projected_inputs(self.gates, weights.weight_hh.shape[1], x.dtype.itemsize):
             return project(x, weights.weight_ih, self.input_bias(weights)), None, None, None
@@ -464,7 +465,7 @@ class CellMath(abc.ABC):
         xp = backend.namespace(h0)
         grads = Weights(*[None if a is None else xp.empty(a.shape, a.dtype) for a in weights])
         ga = self.empty_gradients(tape).ga if keep else None
-        initial = tuple([xp.empty(h0.shape, h0.dtype) for _ in self.states])
+        initial = tuple(map(xp.empty, [h0.shape] * len(self.states), [h0.dtype] * len(self.states)))
         sums = WeightSums(tape.x, tape.h_prev, *grads[:4])
         self.run_back(k, tape, weights.weight_hh, gy, last, chunks, ga, initial, sums)
         return SummedGradients(grads, initial, ga)

@@ -519,8 +519,9 @@ class Layer(abc.ABC):
 
         `grads` has an entry for each use, under its name there. The last use is added first, as in a backward pass.
         """
-        counts, different = 0, set[int]()
-        for _, layer in self.modules():
+        counts, different, layers = 0, set[int](), [("", self)]
+        self._walk("", (), layers)
+        for _, layer in layers:
             counts += len(layer.params)
             different.update(map(id, layer.params.values()))
         if len(different) == counts == len(grads):  # nothing is shared, as nearly always

@@ -315,7 +315,9 @@ class ClassLoss(Loss):
         self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
     ) -> OfRows:  # fmt: skip
         """Return the losses of rows (M, C). A row whose class is not there is NaN."""
-        target = _signed(xp, target).reshape(len(rows))
+        if target.dtype != np.int64 or not target.flags.c_contiguous:
+            target = _signed(xp, target)
+        target = target.reshape(len(rows))
         valid = target != self.ignore_index if ignoring else None
         if weight is None:
             return OfRows(*self._of_rows(xp, rows, target, None), valid, valid)

@@ -388,7 +388,8 @@ class RecurrentGradients(NamedGradients):
         self, rnn: Recurrent, gy: Array | None, saved: RecurrentSaved, arriving: Array | None, last: GivenState,
         at_h_n: Callable[[], Array] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(rnn, gy, saved, names=("h0", "c0")[: len(saved.last)])
+        Gradients.__init__(self, rnn, gy, saved)
+        self._names, self._more = ("h0", "c0")[: len(saved.last)], None
         self._arriving, self._last, self._at_h_n = arriving, last, at_h_n
         self._xp, self._lock = backend.namespace(saved.last[0]), forkable_lock()
         self._done, self._mark = False, None
@@ -460,7 +461,7 @@ class RecurrentGradients(NamedGradients):
             self._layer_back(layer, gy)
             if layer > 0:
                 gy = self._layer_input_grad(layer)
-        self._mark, self._done = backend.record(self._xp), True
+        self._mark, self._done = None if self._xp is np else backend.record(self._xp), True
 
     def _layer_back(self, layer: int, gy: Array | None) -> None:
         rnn, saved = self.layer, self.saved
