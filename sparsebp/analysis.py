@@ -7,7 +7,6 @@ not finite, and `ShapeError`, `DTypeError` or `DeviceError` if x or h0 does not 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -241,7 +240,7 @@ def _part(tape: Tape, begin: int, end: int) -> Tape:
             return tuple(map(cut, value))
         return value[begin : end + len(value) - steps]
 
-    return dataclasses.replace(tape, **{f.name: cut(getattr(tape, f.name)) for f in dataclasses.fields(tape)})
+    return Tape(*map(cut, (tape.x, tape.states, tape.gates, tape.core)))
 
 
 def _stacked(values: Array, pattern: SparsityPattern) -> Array:

@@ -42,6 +42,7 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
     "stream": ("forward",),
     # In place of all.
     "gradients_between": ("input_grad", "weight_grad", "gradients"),
+    "gradients_at_last": ("input_grad", "weight_grad", "gradients"),
     "stages": METHODS,
 }
 """The methods that each shortcut replaces."""

@@ -24,6 +24,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,7 @@ class Kernels:
         """Return the largest input size for which forward is faster with x and w_ih than after a product; maybe 0."""
         return int(self._run.projected_inputs(gates, hidden, itemsize))
 
+    @lru_cache(maxsize=256)  # noqa: B019 - asked in every step, of one object
     def sums_inside(self, gates: int, columns: int, sizes: Sizes, features: int, itemsize: int, chunks: int) -> bool:
         """Whether backward should be given `WeightSums`, because it sums the weight gradients as it goes.
 

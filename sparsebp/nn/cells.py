@@ -156,20 +156,20 @@ GivenState = Sequence[Array | None]
 """The same; None stands for zeros."""
 
 
-@dataclass
 class Tape:
     """One run of a cell over time, in the order in which it was processed."""
 
-    x: Array  # Inputs (T, B, input_size)
-    # For each array of the state `(T + 1, B, H)`: the initial one, then that after every step. Views of the first are
-    # `h0` (B, H), and `h` and `h_prev` (T, B, H), after and before each step: the weight gradient copies no states.
-    states: tuple[Array, ...]
-    gates: Array | None = None  # `(T, B, 4H)` for a GRU (r, z, n, M) and an LSTM (i, f, g, o), None for an RNN
-    # The run of the recursion itself, where the cell wraps another one; see `ProjectedLSTMMath`.
-    core: Tape | None = None
+    # x: Inputs (T, B, input_size)
+    # states: For each array of the state `(T + 1, B, H)`: the initial one, then that after every step. Views of the
+    # first are `h0` (B, H), and `h` and `h_prev` (T, B, H), after and before each step: no gradient copies states.
+    # gates: `(T, B, 4H)` for a GRU (r, z, n, M) and an LSTM (i, f, g, o), None for an RNN
+    # core: The run of the recursion itself, where the cell wraps another one; see `ProjectedLSTMMath`.
 
-    def __post_init__(self) -> None:
-        h = self.states[0]
+    def __init__(
+        self, x: Array, states: tuple[Array, ...], gates: Array | None = None, core: Tape | None = None
+    ) -> None:
+        self.x, self.states, self.gates, self.core = x, states, gates, core
+        h = states[0]
         self.h0, self.h, self.h_prev = h[0], h[1:], h[:-1]
 
     def ends(self, lengths: Lengths | None) -> State:
@@ -370,7 +370,8 @@ class CellMath(abc.ABC):
         # An LSTM's c is kept where samples end at different steps.
         xp, (steps, batch, _) = backend.namespace(x), x.shape
         if self.kind is None or not backend.is_host(xp) or (lengths is not None and len(self.states) > 1):
-            tape = self.begin(kernels.get(xp), x, weights)(initial)
+            k = kernels.get(xp)
+            tape = self.finish(k, weights, *self.begin(k, x, weights), initial)
             return tape.h, tape.ends(lengths)
         shape = batch, weights.weight_hh.shape[1]
         start = tuple(
@@ -386,28 +387,30 @@ class CellMath(abc.ABC):
         if type(x) is not np.ndarray or x.dtype not in backend.FLOAT_DTYPES or hidden == 0:
             return False
         rows = self.gates * hidden
-        shapes = [(rows, x.shape[-1]), (rows, hidden), (rows,), (rows,)]
-        shapes += [(len(part), hidden) for part in state[:1]] * len(state)
-        return all(
-            array is None
-            or (type(array) is np.ndarray and array.shape == shape and array.dtype == x.dtype
-                and array.flags.c_contiguous)
-            for array, shape in zip((*weights[:4], *state), shapes, strict=True)
-        )  # fmt: skip
+        of_state = [(len(state[0]), hidden)] * len(state) if state else ()
+        shapes = (rows, x.shape[-1]), (rows, hidden), (rows,), (rows,), *of_state
+        for array, shape in zip((*weights[:4], *state), shapes, strict=True):
+            if array is not None and not (
+                type(array) is np.ndarray and array.shape == shape and array.dtype == x.dtype
+                and array.flags.c_contiguous
+            ):  # fmt: skip
+                return False
+        return True
 
-    def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
-        """Project x (T, B, I), C-contiguous; return a function that runs the recurrence from an initial state."""
-        # One GEMM over all steps, or by the kernels where they are faster, with few features. No state, or None for an
-        # array of it, stands for zeros.
-        tape, inputs = self.blank(x, weights), self.inputs(k, x, weights)
+    def begin(self, k: Kernels, x: Array, weights: Weights) -> tuple[Tape, tuple[Any, ...]]:
+        """Project x (T, B, I), C-contiguous; return a tape, and what `finish` takes with it."""
+        # One GEMM over all steps, or by the kernels where they are faster, with few features.
+        return self.blank(x, weights), self.inputs(k, x, weights)
 
-        def finish(initial: GivenState | None) -> Tape:
-            for states, first in zip(tape.states, initial or (None,) * len(tape.states), strict=True):
-                states[0] = 0 if first is None else first
-            self.run(k, inputs[0], weights, tape, *inputs[1:])
-            return tape
-
-        return finish
+    def finish(
+        self, k: Kernels, weights: Weights, tape: Tape, inputs: tuple[Any, ...], initial: GivenState | None
+    ) -> Tape:
+        """Run the recurrence from an initial state; None for it, or for an array of it, stands for zeros."""
+        for number, states in enumerate(tape.states):
+            first = None if initial is None else initial[number]
+            states[0] = 0 if first is None else first
+        self.run(k, inputs[0], weights, tape, *inputs[1:])
+        return tape
 
     def blank(self, x: Array, weights: Weights) -> Tape:
         """Return a tape with room for the states of a run over x."""
@@ -415,7 +418,7 @@ class CellMath(abc.ABC):
         states = tuple(empty(xp, (len(self.states), steps + 1, batch, hidden), x.dtype))
         return Tape(x, states, empty(xp, (steps, batch, self.kept * hidden), x.dtype) if self.kept else None)
 
-    def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Array | None, ...]:
+    def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Any, ...]:
         """Return the arguments of `run` for x (T, B, I): its projection, or x with the weights for the kernels."""
         if x.shape[2] > k.projected_inputs(self.gates, weights.weight_hh.shape[1], x.dtype.itemsize):
             return project(x, weights.weight_ih, self.input_bias(weights)), None, None, None
@@ -460,9 +463,9 @@ class CellMath(abc.ABC):
         """Return the gradients at the weights and the initial state, as `backward` does; `keep` stores ga as well."""
         h0 = tape.h0
         xp = backend.namespace(h0)
-        grads = Weights(*[None if a is None else xp.empty(a.shape, dtype=a.dtype) for a in weights])
+        grads = Weights(*[None if a is None else xp.empty(a.shape, a.dtype) for a in weights])
         ga = self.empty_gradients(tape).ga if keep else None
-        initial = tuple([xp.empty(h0.shape, h0.dtype) for _ in self.states])
+        initial = tuple(map(xp.empty, [h0.shape] * len(self.states), [h0.dtype] * len(self.states)))
         sums = WeightSums(tape.x, tape.h_prev, *grads[:4])
         self.run_back(k, tape, weights.weight_hh, gy, last, chunks, ga, initial, sums)
         return SummedGradients(grads, initial, ga)
@@ -715,24 +718,23 @@ class ProjectedLSTMMath(LSTMMath):
     core = LSTMMath()
     kind = None
 
-    def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
-        """Project the input; then run the recursion, and project its states."""
+    def begin(self, k: Kernels, x: Array, weights: Weights) -> tuple[Tape, tuple[Any, ...]]:
+        """Project the input."""
         folded = weights._replace(weight_hh=_folded(weights), weight_hr=None)
-        core, gx = self.core.blank(x, folded), project(x, weights.weight_ih, self.input_bias(weights))
+        return self.core.blank(x, folded), (folded, project(x, weights.weight_ih, self.input_bias(weights)))
 
-        def finish(initial: GivenState | None) -> Tape:
-            h0, c0 = initial or (None, None)
-            for states, first in zip(core.states, (None, c0), strict=True):
-                states[0] = 0 if first is None else first
-            if h0 is not None:
-                gx[0] += product(h0, weights.weight_hh.T)
-            self.core.run(k, gx, folded, core, None, None, None)
-            h = empty(backend.namespace(x), (len(x) + 1, *x.shape[1:2], weights.weight_hh.shape[1]), x.dtype)
-            h[0] = 0 if h0 is None else h0
-            h[1:] = product(core.h, _projection(weights).T)
-            return Tape(x, (h, core.states[1]), core=core)
-
-        return finish
+    def finish(
+        self, k: Kernels, weights: Weights, tape: Tape, inputs: tuple[Any, ...], initial: GivenState | None
+    ) -> Tape:
+        """Run the recursion, and project its states."""
+        (h0, c0), (folded, gx), x = initial or (None, None), inputs, tape.x
+        if h0 is not None:
+            gx[0] += product(h0, weights.weight_hh.T)
+        core = self.core.finish(k, folded, tape, (gx, None, None, None), (None, c0))
+        h = empty(backend.namespace(x), (len(x) + 1, *x.shape[1:2], weights.weight_hh.shape[1]), x.dtype)
+        h[0] = 0 if h0 is None else h0
+        h[1:] = product(core.h, _projection(weights).T)
+        return Tape(x, (h, core.states[1]), core=core)
 
     def unprojected(self, tape: Tape, weights: Weights) -> tuple[CellMath, Tape, Array]:
         """Return the LSTM without a projection."""

@@ -197,13 +197,12 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
             what = f"the gradient of {name}"
             backend.namespace(**{what: grad})
             backend.check_array(what, grad, dtype=param.dtype, shape=param.shape, contiguous=False)
-    return summed_if_tied(layer, dict(grads))
+    return layer.summed(grads) if is_tied(layer.params) else dict(grads)
 
 
-def summed_if_tied(layer: Any, grads: dict[str, Array]) -> dict[str, Array]:
-    """Return gradients of a layer's own parameters, summed where one array has several names."""
-    tied = len({id(array) for array in layer.params.values()}) < len(layer.params)
-    return layer.summed(grads) if tied else grads
+def is_tied(params: Mapping[str, Array]) -> bool:
+    """Whether one of a layer's own parameters has several names."""
+    return len({*map(id, params.values())}) < len(params)
 
 
 def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gradients:

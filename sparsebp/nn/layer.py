@@ -519,9 +519,12 @@ class Layer(abc.ABC):
 
         `grads` has an entry for each use, under its name there. The last use is added first, as in a backward pass.
         """
-        arrays = [id(array) for _, layer in self.modules() for array in layer.params.values()]
-        different = set(arrays)
-        if len(different) == len(arrays) == len(grads):  # nothing is shared, as nearly always
+        counts, different, layers = 0, set[int](), [("", self)]
+        self._walk("", (), layers)
+        for _, layer in layers:
+            counts += len(layer.params)
+            different.update(map(id, layer.params.values()))
+        if len(different) == counts == len(grads):  # nothing is shared, as nearly always
             return dict(grads)
         names = [(name, first) for name, _, first in self._named_parameters() if name in grads]
         total: dict[str, Array] = {}

@@ -176,7 +176,7 @@ class GatedMath(CellMath):
         weight = uniform(rng, (rows, input_size), bound, dtype)
         return Weights(weight, None, uniform(rng, (rows,), bound, dtype) if bias else None, None)
 
-    def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Array | None, ...]:
+    def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Any, ...]:
         """Return p (T, B, gH), or x with the weights, if `run` is to project it."""
         if self.is_projected(x):
             return x, weights.weight_ih, weights.bias_ih

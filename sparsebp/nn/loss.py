@@ -295,7 +295,8 @@ class ClassLoss(Loss):
         elif self.reduction == "sum":
             value = losses.sum(dtype=np.float64)
         elif self.reduction == "mean" and counts is None:
-            value = losses.mean(dtype=np.float64)
+            of_host = xp is np  # of few numbers, half of the time of `mean`, and as exact
+            value = np.add.reduce(losses, dtype=np.float64) / len(rows) if of_host else losses.mean(dtype=np.float64)
             slopes *= slopes.dtype.type(1 / len(rows))
         elif self.reduction == "mean":
             with np.errstate(divide="ignore", invalid="ignore"):  # where all is ignored, the loss is NaN
@@ -304,6 +305,8 @@ class ClassLoss(Loss):
                 slopes /= total
         if valid is not None:
             slopes = xp.where(valid[:, None], slopes, slopes.dtype.type(0))
+        if prediction.ndim == 2:
+            return value, slopes
         if prediction.ndim > 2:
             slopes = xp.moveaxis(slopes.reshape(len(prediction), *prediction.shape[2:], rows.shape[1]), -1, 1)
         return value, xp.ascontiguousarray(slopes).reshape(prediction.shape)
@@ -312,7 +315,9 @@ class ClassLoss(Loss):
         self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
     ) -> OfRows:  # fmt: skip
         """Return the losses of rows (M, C). A row whose class is not there is NaN."""
-        target = _signed(xp, target).reshape(len(rows))
+        if target.dtype != np.int64 or not target.flags.c_contiguous:
+            target = _signed(xp, target)
+        target = target.reshape(len(rows))
         valid = target != self.ignore_index if ignoring else None
         if weight is None:
             return OfRows(*self._of_rows(xp, rows, target, None), valid, valid)
@@ -333,7 +338,9 @@ class ClassLoss(Loss):
         # On a device the default is assumed absent: looking for it would cost launches.
         if target.dtype.kind == "f":
             return False
-        if seen or backend.is_host(xp):
+        if xp is np and target.size < 64:  # faster than an array of truth values
+            return self.ignore_index in target.reshape(-1).tolist()
+        if seen or xp is np:
             return bool(xp.count_nonzero(target == self.ignore_index))  # synchronize!
         return self.ignore_index != DEFAULT_IGNORED
 
@@ -362,7 +369,8 @@ class ClassLoss(Loss):
         if self._weight is not None:
             (weight,) = self._weight.on(np)
             backend.check_array("weight", weight, dtype=prediction.dtype, shape=classes)
-        self._check_some(prediction)
+        if not prediction.size:
+            self._check_some(prediction)
         return xp
 
     def _check_probabilities(self, prediction: Array, target: Array) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack, cast
@@ -45,7 +45,7 @@ from sparsebp.nn.cells import (
     reverse_time,
     weight_names,
 )
-from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of, summed_if_tied, without_pruned
+from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of, is_tied, without_pruned
 from sparsebp.nn.layer import (
     Layer,
     NothingKept,
@@ -184,7 +184,7 @@ class Recurrent(Layer):
         """
         weight = self.params["weight_ih_l0"]
         xp = check_sequence_input(x, self.input_size, weight)
-        y = turned(x, self.batch_first)
+        y = x if x.flags.c_contiguous and not self.batch_first else turned(x, self.batch_first)
         steps, batch, _ = y.shape
         shapes = self.state_shapes(batch)
         if initial is not None:
@@ -228,7 +228,8 @@ class Recurrent(Layer):
             if saved.backward_choice is None:  # nothing is kept
                 y, ends = self.cell.infer(given, h0, weights, lengths)
             else:
-                tape = self.cell.begin(kernels.get(xp).unchecked, given, weights)(h0)
+                k = kernels.get(xp).unchecked
+                tape = self.cell.finish(k, weights, *self.cell.begin(k, given, weights), h0)
                 y, ends = tape.h, tape.ends(lengths)
                 if lengths is not None:
                     self.cell.close(tape, lengths)
@@ -314,6 +315,11 @@ class Recurrent(Layer):
             arriving = arriving if saved.lengths is None else saved.lengths.mask(arriving)
         return RecurrentGradients(self, gy, saved, arriving, tuple(named.values()))
 
+    def gradients_at_last(self, saved: RecurrentSaved, at_h_n: Callable[[], Array]) -> NamedGradients:
+        """Return the gradients from the one at h_n alone, C-contiguous, computed by `at_h_n` when it is needed."""
+        _ = saved.tapes[0]  # refused where nothing was kept
+        return RecurrentGradients(self, None, saved, None, (None,) * len(saved.last), at_h_n)
+
     def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the algorithm chosen for `backward`."""
         _ = saved.tapes[0]  # refused where nothing was kept
@@ -379,10 +385,12 @@ class RecurrentGradients(NamedGradients):
     """
 
     def __init__(
-        self, rnn: Recurrent, gy: Array | None, saved: RecurrentSaved, arriving: Array | None, last: GivenState
+        self, rnn: Recurrent, gy: Array | None, saved: RecurrentSaved, arriving: Array | None, last: GivenState,
+        at_h_n: Callable[[], Array] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(rnn, gy, saved, names=("h0", "c0")[: len(saved.last)])
-        self._arriving, self._last = arriving, last
+        Gradients.__init__(self, rnn, gy, saved)
+        self._names, self._more = ("h0", "c0")[: len(saved.last)], None
+        self._arriving, self._last, self._at_h_n = arriving, last, at_h_n
         self._xp, self._lock = backend.namespace(saved.last[0]), forkable_lock()
         self._done, self._mark = False, None
         self._grads: dict[int, RunGradients] = {}  # by the number of the run
@@ -415,7 +423,7 @@ class RecurrentGradients(NamedGradients):
             for name, grad in zip(weight_names(suffix(run, rnn.directions)), grads, strict=True):
                 if grad is not None:
                     named[name] = grad
-        named = summed_if_tied(rnn, named)
+        named = rnn.summed(named) if is_tied(rnn.params) else named
         return without_pruned(rnn, named) if masking.owners else named
 
     def _first_layer_again(self) -> None:
@@ -434,6 +442,8 @@ class RecurrentGradients(NamedGradients):
         if self._done:
             backend.wait(self._xp, self._mark)
             return
+        if self._at_h_n is not None:
+            self._last = self._at_h_n(), *self._last[1:]
         gy, rnn, k = self._arriving, self.layer, kernels.get(self._xp)
         for layer in reversed(range(rnn.num_layers)):
             # The first layer's kernels may sum the gradients of its weights. If the gradient at x is asked for first,
@@ -451,7 +461,7 @@ class RecurrentGradients(NamedGradients):
             self._layer_back(layer, gy)
             if layer > 0:
                 gy = self._layer_input_grad(layer)
-        self._mark, self._done = backend.record(self._xp), True
+        self._mark, self._done = None if self._xp is np else backend.record(self._xp), True
 
     def _layer_back(self, layer: int, gy: Array | None) -> None:
         rnn, saved = self.layer, self.saved
@@ -557,23 +567,28 @@ class SequenceClassifier(Layer):
         else:
             _, rnn_saved = forward_of(self.rnn, x, **({} if lengths is None else {"lengths": lengths}))
         states = rnn_saved.h_n[-self.rnn.directions :]
-        features = states.transpose(1, 0, 2).reshape(states.shape[1], -1)
+        features = states[0] if len(states) == 1 else states.transpose(1, 0, 2).reshape(states.shape[1], -1)
         logits, head_saved = forward_of(self.head, features)
         return logits, ClassifierSaved(rnn_saved, head_saved)
 
     def gradients(self, gy: Array, saved: ClassifierSaved) -> Gradients:
         """Return the gradients: through the head, the last states, and back through time."""
         xp = check_gy(gy, (saved.head.shape[0], self.head.out_features), saved.head.dtype, saved.head)
-        head = gradients_of(self.head, gy, saved.head)
+        head, rnn = gradients_of(self.head, gy, saved.head), self.rnn
 
-        def of_rnn() -> Gradients:
-            directions, size = self.rnn.directions, self.rnn.output_size
-            grad_h_n = xp.zeros(saved.rnn.h_n.shape, saved.head.dtype)
-            grad_h_n[-directions:] = head.input_grad().reshape(-1, directions, size).transpose(1, 0, 2)
-            return gradients_of(self.rnn, None, saved.rnn, grad_h_n=grad_h_n)
+        def at_h_n() -> Array:
+            at_last = head.input_grad().reshape(-1, rnn.directions, rnn.output_size).transpose(1, 0, 2)
+            if rnn.num_layers == 1:
+                return xp.ascontiguousarray(at_last)
+            found = xp.zeros(saved.rnn.h_n.shape, saved.head.dtype)
+            found[-rnn.directions :] = at_last
+            return found
 
-        rnn = Shared(of_rnn, xp)
-        return Gradients(self, gy, saved, lambda: rnn().input_grad(), lambda: {"rnn": rnn(), "head": head})
+        if belongs(rnn, "gradients_at_last"):  # with a lock of its own
+            found = rnn.gradients_at_last(saved.rnn, at_h_n)
+            return Gradients(self, gy, saved, found.input_grad, lambda: {"rnn": found, "head": head})
+        shared = Shared(lambda: gradients_of(rnn, None, saved.rnn, grad_h_n=at_h_n()), xp)
+        return Gradients(self, gy, saved, lambda: shared().input_grad(), lambda: {"rnn": shared(), "head": head})
 
     def choices(self, saved: ClassifierSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the recurrent layer's choices."""

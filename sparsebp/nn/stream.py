@@ -243,7 +243,8 @@ class RecurrentCell(Layer):
         for name, array in zip(self.cell.states, state or (), strict=False):
             if array is not None:
                 check_input(array, name=name, dtype=weights.weight_ih.dtype, shape=shape, like=weights.weight_ih)
-        tape = self.cell.begin(kernels.get(xp), xp.ascontiguousarray(x)[None], weights)(state)
+        k = kernels.get(xp)
+        tape = self.cell.finish(k, weights, *self.cell.begin(k, xp.ascontiguousarray(x)[None], weights), state)
         return tape.h[0], tape
 
     def gradients(self, gy: Array | None, saved: Tape) -> NamedGradients:
@@ -358,7 +359,7 @@ def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:
         found: Any = cls
         found.forward, found.gradients = unbatched_forward, unbatched_gradients
         found.lone, found.sample_axes = lone, sample_axes
-        for name in ("forward_time_major", "stream"):  # the same for these two methods
+        for name in ("forward_time_major", "stream", "gradients_at_last"):  # the same for these
             if hasattr(cls, name):
                 setattr(cls, name, getattr(cls, name))
         for name in ("hidden_jacobians_t", "hidden_jacobian_t", "jacobian_t", "choices"):

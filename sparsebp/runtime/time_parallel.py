@@ -448,8 +448,9 @@ class TimeParallel:
         parts = len(self.layer.cell.states)
         if len(x) == 0:
             return lambda state: Tape(x, tuple(part[None].copy() for part in split(state, parts)))
-        finish = self.layer.cell.begin(kernels.get(backend.namespace(x)), x, weights)
-        return lambda state: finish(split(state, parts))
+        cell, k = self.layer.cell, kernels.get(backend.namespace(x))
+        begun = cell.begin(k, x, weights)
+        return lambda state: cell.finish(k, weights, *begun, split(state, parts))
 
     def _plan(self, steps: int, batch: int, xp: ModuleType) -> ShardSaved:
         """Agree with the other ranks on the way, and choose how to go back through the rank's own steps."""

@@ -37,7 +37,10 @@ def autocasts(x: Tensor) -> bool:
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Return a block in which autocast is off for x's device."""
-    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else _NOTHING
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 def cast_input(name: str, x: Tensor, weight: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ rows obey the same recursion as a sample's gradient, so reducing a chunk is back
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numba
@@ -62,15 +63,14 @@ from sparsebp.kernels.host.equations import (
 from sparsebp.kernels.host.forward import (
     ask_for,
     blocks_in_lanes,
-    blocks_of,
     empties,
     gate_at,
     launch,
     numbers_of_row,
-    pack_rows,
     padded_width,
     parts_of,
     row_of_columns,
+    rows_of,
     team_of,
 )
 from sparsebp.kernels.host.tiles import (
@@ -310,13 +310,41 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
 
 
 @numba.njit(**JIT)
-def _backward(team, parts, groups, cell, w, gy, first_chunk, bounds, ga, x, before, sums, *saved):
-    places = pointers_of(saved)
+def _backward(
+    team, parts, groups, cell, w_hh, gy, first_chunk, bounds, last, initial, ga, x, before, sums, grads, *saved
+):
+    places, w = pointers_of(saved), rows_of(w_hh)
+    _receive(last, first_chunk, bounds)
     args = (groups, cell, saved[0].shape, w, gy, first_chunk, bounds, ga, x, before, sums, 0, places, places[-1])
     in_parts(back_part, team, parts, args)
+    _pass_on(initial, first_chunk, bounds)
+    if first_chunk == 0 and sums.size > 0:
+        _finish_sums(cell, sums, grads[0], grads[1], grads[2], grads[3])
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
+def _receive(last, first_chunk, bounds):
+    """Let the gradients at the last state, empty where they are zero, come into the last chunk."""
+    batch, hidden = bounds.shape[1], bounds.shape[2] // len(last)
+    if first_chunk == bounds.shape[0] - 2:
+        for i in range(len(last)):
+            for s in range(batch):
+                for j in range(hidden):
+                    bounds[first_chunk + 1, s, i * hidden + j] = last[i][s, j] if last[i].size > 0 else 0
+
+
+@numba.njit(**INNER_JIT)
+def _pass_on(initial, first_chunk, bounds):
+    """Write the gradients that leave the first chunk."""
+    batch, hidden = bounds.shape[1], bounds.shape[2] // len(initial)
+    if first_chunk == 0:
+        for i in range(len(initial)):
+            for s in range(batch):
+                for j in range(hidden):
+                    initial[i][s, j] = bounds[0, s, i * hidden + j]
+
+
+@numba.njit(**INNER_JIT)
 def _finish_sums(cell, sums, weight_ih, weight_hh, bias_ih, bias_hh):
     """Add all blocks' sums, in their order, and write them as torch.nn has them."""
     gates, columns = len(cell), columns_of(cell)
@@ -533,10 +561,12 @@ def _wide_back_part(task, blocks, cell, product, shape, w, gy, first_chunk, boun
 
 
 @numba.njit(**JIT)
-def _wide_backward(team, parts, blocks, cell, product, w, gy, first_chunk, bounds, ga, *saved):
+def _wide_backward(team, parts, blocks, cell, product, w, gy, first_chunk, bounds, last, initial, ga, *saved):
     places = pointers_of(saved)
+    _receive(last, first_chunk, bounds)
     args = (blocks, cell, product, saved[0].shape, w, gy, first_chunk, bounds, ga, places, places[-1])
     in_parts(_wide_back_part, team, parts, args)
+    _pass_on(initial, first_chunk, bounds)
 
 
 # ---- in Python -----------------------------------------------------------------------------------------------------
@@ -579,41 +609,43 @@ def back_propagate(
         return
     flat, square, none = empties(w_hh.dtype)
     incoming, out = none if gy is None else gy, none if ga is None else ga
-    weights, size = pack_rows(w_hh), len(last) * hidden
+    size, work = len(last) * hidden, 2 * steps * batch * w_hh.size
     bounds = np.empty((chunks + 1, batch, size), w_hh.dtype)  # into chunk c comes entry c + 1, out of it goes c
-    for number, array in enumerate(last):
-        bounds[chunks, :, number * hidden : (number + 1) * hidden] = 0 if array is None else array
-    work = 2 * steps * batch * w_hh.size
+    first, second = last if len(last) > 1 else (last[0], None)
+    first, second = square if first is None else first, square if second is None else second
+    ends: tuple[Any, ...] = bounds, (first, second)[: len(last)], initial, out
     shared: tuple[Any, ...]
-    written: tuple[Any, ...]
     if hidden >= LEAST and sums is None:
-        blocks, written = wide_blocks_of(batch), (out,)
-        team, parts = team_of(blocks, work // chunks), blocks
+        blocks = parts = wide_blocks_of(batch)
+        team = team_of(blocks, work // chunks)
         kernel, shared = _wide_backward, (cell, product_of(w_hh.dtype), wide_rows(w_hh, len(cell)), incoming)
     else:
-        blocks, x, before, room = blocks_of(batch), none, none, square
-        if sums is not None:
-            gates, features = len(cell), sums.x.shape[2]
-            numbers = (features + hidden) * padded_width(len(w_hh), w_hh.dtype)
-            numbers += numbers_of_row(gates, 4 if gates == 3 else gates, hidden, w_hh.itemsize)
-            x, before, room = sums.x, sums.before, np.empty((chunks * blocks, numbers), w_hh.dtype)
-        written = (out, x, before, room)
+        blocks = -(-batch // SAMPLES)
         team, parts = parts_of(blocks, work // chunks)
-        kernel, shared = _backward, (cell, weights, incoming)
-    kernel(team, parts, parts, *shared, chunks - 1, bounds, *written, *saved)
+        kernel, shared = _backward, (cell, w_hh, incoming)
+        if sums is None:
+            ends += none, none, square, (square, square, flat, flat)
+        else:
+            x, before, weight_ih, weight_hh, b_ih, b_hh = sums
+            room = np.empty((chunks * blocks, _numbers(cell, hidden, x.shape[2], w_hh.itemsize)), w_hh.dtype)
+            biases = flat if b_ih is None else b_ih, flat if b_hh is None else b_hh
+            ends += x, before, room, (weight_ih, weight_hh, *biases)
+    kernel(team, parts, parts, *shared, chunks - 1, *ends, *saved)
     if chunks > 2:  # from `bounds[chunks - 1]`, the gradients between the other chunks
         maps = np.empty((chunks - 2, batch, size + 1, size), w_hh.dtype)
         mapping = _reducing(steps, batch, size, hidden)
-        launch(_reduce, (chunks - 2) * batch, mapping, cell, weights, incoming, 1, chunks, maps, *saved)
+        launch(_reduce, (chunks - 2) * batch, mapping, cell, w_hh, incoming, 1, chunks, maps, *saved)
         _combine(maps, bounds)
     if chunks > 1:
-        launch(kernel, (chunks - 1) * blocks, work, blocks, *shared, 0, bounds, *written, *saved)
-    if sums is not None:
-        b_ih = flat if sums.bias_ih is None else sums.bias_ih
-        b_hh = flat if sums.bias_hh is None else sums.bias_hh
-        _finish_sums(cell, room, sums.weight_ih, sums.weight_hh, b_ih, b_hh)
-    for number, array in enumerate(initial):
-        array[...] = bounds[0, :, number * hidden : (number + 1) * hidden]
+        launch(kernel, (chunks - 1) * blocks, work, blocks, *shared, 0, *ends, *saved)
+
+
+@cache
+def _numbers(cell: tuple[int, ...], hidden: int, features: int, itemsize: int) -> int:
+    """Return the numbers of a block's sums: rows of weights, as `pack` has them, and of biases."""
+    gates, count = len(cell), VECTOR_BYTES // itemsize
+    row = -(-gates * hidden // count) * count
+    return (features + hidden) * row + numbers_of_row(gates, 4 if gates == 3 else gates, hidden, itemsize)
 
 
 def reduce_all(
@@ -625,7 +657,7 @@ def reduce_all(
         return
     incoming = empties(maps.dtype)[2] if gy is None else gy
     chunks, work = len(maps), _reducing(steps, batch, maps.shape[3], hidden)
-    launch(_reduce, chunks * batch, work, cell, pack_rows(w_hh), incoming, 0, chunks, maps, *saved)
+    launch(_reduce, chunks * batch, work, cell, w_hh, incoming, 0, chunks, maps, *saved)
 
 
 def _reducing(steps: int, batch: int, size: int, hidden: int) -> int:
@@ -711,6 +743,6 @@ def _reduce_part(task, cell, shape, w, gy, first_chunk, chunks, maps, saved, ini
 
 
 @numba.njit(**JIT)
-def _reduce(team, parts, cell, w, gy, first_chunk, chunks, maps, *saved):
-    places = pointers_of(saved)
+def _reduce(team, parts, cell, w_hh, gy, first_chunk, chunks, maps, *saved):
+    places, w = pointers_of(saved), rows_of(w_hh)
     in_parts(_reduce_part, team, parts, (cell, saved[0].shape, w, gy, first_chunk, chunks, maps, places, places[-1]))

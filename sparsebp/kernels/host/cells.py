@@ -45,9 +45,9 @@ from sparsebp.kernels.host.forward import (
     forward_part,
     launch,
     pack,
-    pack_rows,
     padded_width,
     parts_of,
+    rows_of,
     run_forward,
     weights_of,
 )
@@ -168,7 +168,7 @@ def _forward(
         launch(run_wide_forward, blocks, work, cell, product_of(w_hh.dtype), x, *weights, *arrays)
     elif batch:
         b_hn = empties(w_hh.dtype)[0] if b_hn is None else b_hn
-        run_forward(*parts_of(blocks_of(batch), work), cell, x, *weights_of(w_hh, *projection), b_hn, *arrays)
+        run_forward(*parts_of(-(-batch // SAMPLES), work), cell, x, *weights_of(w_hh, *projection), b_hn, *arrays)
 
 
 # Runs over the rows of sequences of several lengths: all segments in one call, forward and back.
@@ -231,7 +231,7 @@ def backward(
     """
     incoming = empties(w_hh.dtype)[1] if gy is None else gy
     saved = (states[-1], start[-1]) if gates is None else (states[-1], gates, start[-1])
-    _segments_back(*_team_and_table(cuts, w_hh), _KINDS[kind], pack_rows(w_hh), incoming, ga, *saved, *arriving)
+    _segments_back(*_team_and_table(cuts, w_hh), _KINDS[kind], w_hh, incoming, ga, *saved, *arriving)
 
 
 def _team_and_table(cuts: Cuts, w_hh: Array) -> tuple[int, np.ndarray]:
@@ -259,10 +259,10 @@ def _run_segments(team, cuts, cell, x, w_ih, b_ih, b_hh, w_hh, b_hn, *arrays):
 
 
 @numba.njit(**JIT)
-def _segments_back(team, cuts, cell, w, gy, ga, *arrays):
+def _segments_back(team, cuts, cell, w_hh, gy, ga, *arrays):
     """Take all segments back; `arrays`: those that were saved, the state before them, and the arriving gradients."""
+    w, places = rows_of(w_hh), pointers_of(arrays)
     none, sums = np.empty((0, 0, 0), w.dtype), np.empty((0, 0), w.dtype)
-    places = pointers_of(arrays)
     for number in range(len(cuts) - 1, -1, -1):
         _segment_back(team, cuts, number, cell, w, gy, ga, none, sums, places)
 

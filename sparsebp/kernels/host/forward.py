@@ -95,23 +95,6 @@ def padded_width(hidden: int, dtype: Any) -> int:
     return -(-hidden // count) * count
 
 
-def aligned_zeros(size: int, dtype: Any) -> np.ndarray:
-    """Return a flat array of zeros that starts at a multiple of the vector size."""
-    itemsize = np.dtype(dtype).itemsize
-    raw = np.zeros(size + VECTOR_BYTES // itemsize, dtype)
-    skip = -raw.ctypes.data % VECTOR_BYTES // itemsize
-    return raw[skip : skip + size]
-
-
-def pack_rows(w: np.ndarray) -> np.ndarray:
-    """Return w (K, H) with rows padded to whole vectors: (K, padded), for products ``x (K,) @ w``."""
-    depth, hidden = w.shape
-    width = padded_width(hidden, w.dtype)
-    packed = aligned_zeros(depth * width, w.dtype).reshape(depth, width)
-    packed[:, :hidden] = w
-    return packed
-
-
 def parts_of(groups: int, work: int) -> tuple[int, int]:
     """Return the team for `work` operations on groups of samples, and the number of parts of whole groups.
 
@@ -180,6 +163,18 @@ def pack(cell, w_ih, b_ih, b_hh, w_hh, b_hn):
     at = part_at(3, 3, hidden, w_hh.itemsize)
     for j in range(len(b_hn)):
         biases[at + j] = b_hn[j]
+    return out
+
+
+@numba.njit(**INNER_JIT)
+def rows_of(w):
+    """Return w (K, H) with rows padded to whole vectors: (K, padded), for products ``x (K,) @ w``."""
+    depth, hidden = w.shape
+    width = padded(hidden, w.itemsize)
+    out = room_for_weights(depth, width, 0, w)[: depth * width].reshape((depth, width))
+    for k in range(depth):
+        for j in range(hidden):
+            out[k, j] = w[k, j]
     return out
 
 
