@@ -1,6 +1,6 @@
-"""`plan_factor`, `FactorPlan` and `Factors`: LU factors of many matrices on one pattern.
+"""`plan_factor`, `FactorPlan` and `Factors`: LU or Cholesky factors of many matrices on one pattern.
 
-    P A Q = L U
+    P A Q = L U,    or, for symmetric positive definite matrices,    P A Pᵀ = Uᵀ U
 
 The plan holds the orders of rows and columns, P and Q, and the structure of L and U. A call computes the values of L
 and U and nothing else; it exchanges no rows. So a plan suits all values for which the pivots of P and Q are large
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_flag, check_integer
-from sparsebp.core.errors import DeviceError, PatternError, PivotError, ShapeError, within_memory
+from sparsebp.core.check import Array, check_choice, check_flag, check_integer
+from sparsebp.core.errors import DeviceError, OptionError, PatternError, PivotError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property
 from sparsebp.patterns.pattern import SparsityPattern, check_patterns, frozen
 from sparsebp.products.product import ProductPlan, _as_columns, _check_values, plan_product
@@ -32,9 +32,11 @@ partial pivoting, small enough to leave most pivots on the diagonal."""
 NAMED = 8
 """Samples that a message lists."""
 
+Kind = Literal["lu", "cholesky"]
 
-def plan_factor(pattern: SparsityPattern, values: Array | None = None) -> FactorPlan:
-    """Choose the order of elimination of the matrices on a pattern, and find the structure of their LU factors.
+
+def plan_factor(pattern: SparsityPattern, values: Array | None = None, *, kind: Kind = "lu") -> FactorPlan:
+    """Choose the order of elimination of the matrices on a pattern, and find the structure of their factors.
 
     Parameters
     ----------
@@ -44,6 +46,10 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None) -> Factor
         (nnz,) of float32 or float64 of NumPy: a matrix whose pivots are representative. Rows are exchanged as partial
         pivoting does for it. With None, pivots stay on the diagonal: for matrices that are diagonally dominant or
         positive definite, say.
+    kind
+        ``"lu"``, or ``"cholesky"`` for symmetric positive definite matrices, on a symmetric pattern and without
+        `values`: half of the memory and of the operations. Values above the diagonal are read, and taken for those
+        below.
 
     Returns
     -------
@@ -52,7 +58,10 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None) -> Factor
     Raises
     ------
     PatternError, ShapeError
-        `pattern` is not a pattern, or not square; without `values`: it lacks an entry on the diagonal.
+        `pattern` is not a pattern, or not square; without `values`: it lacks an entry on the diagonal; for Cholesky
+        factors: it is not symmetric.
+    OptionError
+        An unknown `kind`, or ``kind="cholesky"`` with `values`.
     DTypeError, DeviceError, LayoutError
         `values` is not such an array.
     PivotError
@@ -65,12 +74,14 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None) -> Factor
     Columns are ordered by SuperLU (J. Demmel et al., "A supernodal approach to sparse partial pivoting", SIAM J. Matrix
     Anal. Appl. 20, 1999): by minimum degree where at least half of the entries have a partner across the diagonal,
     and then a pivot may be on the diagonal if it is half as large as its column's largest entry; else, and where the
-    factors of `values` would not be accurate, by COLAMD with partial pivoting.
+    factors of `values` would not be accurate, by COLAMD with partial pivoting. Without `values`, rows and columns with
+    the same pattern are ordered as one: matrices of blocks are planned in the time that one of numbers takes.
     """
     check_patterns(pattern=pattern)
+    check_choice("kind", kind, ("lu", "cholesky"))
     n, m = pattern.shape
     if n != m:
-        raise ShapeError("Only square matrices have LU factors", expected="as many rows as columns", got=pattern.shape)
+        raise ShapeError("Only square matrices have factors", expected="as many rows as columns", got=pattern.shape)
     if values is None:
         missing = np.setdiff1d(np.arange(n), pattern.indices[pattern.row_of_entry == pattern.indices])
         if len(missing):
@@ -83,15 +94,20 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None) -> Factor
         backend.check_array("values", values, shape=(pattern.nnz,))
         if not np.isfinite(values).all():
             raise PivotError("values are not finite", expected="finite numbers", got="NaN or infinity")
+    if values is not None and kind == "cholesky":
+        raise OptionError("Cholesky factors need no values for their plan", expected="None, or kind='lu'", got="values")
     with within_memory(f"The plan of the factors of a matrix of shape {pattern.shape} does not fit in memory",
                        "Reorder the matrix, or solve iteratively"):  # fmt: skip
-        symmetric = values is None or _nearly_symmetric(pattern)
-        plan = _lay_out(pattern, *_order(pattern, values, symmetric))
-        if values is not None and symmetric:
+        if values is None:
+            order, heads = _order(pattern, kind)
+            return _lay_out(pattern, order, order, heads, kind == "cholesky")
+        symmetric = _nearly_symmetric(pattern)
+        plan = _lay_out(pattern, *_pivot_order(pattern, values, symmetric))
+        if symmetric:
             try:
                 plan(values)
             except PivotError:  # rows of very different sizes, say: pivots are worth more than symmetry
-                plan = _lay_out(pattern, *_order(pattern, values, symmetric=False))
+                plan = _lay_out(pattern, *_pivot_order(pattern, values, symmetric=False))
         return plan
 
 
@@ -124,8 +140,13 @@ class FactorPlan:
     number: int = field(init=False, repr=False, default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "panels", type(self.panels)(*map(frozen, self.panels)))
+        object.__setattr__(self, "panels", type(self.panels)(*map(frozen, self.panels[:-1]), self.panels.half))
         plans[self.number] = self
+
+    @property
+    def kind(self) -> Kind:
+        """``"lu"`` or ``"cholesky"``."""
+        return "cholesky" if self.panels.half else "lu"
 
     @cached_property
     def times_vector(self) -> ProductPlan:
@@ -181,10 +202,10 @@ class FactorPlan:
             growth, loss = np.zeros((2, batch), values.dtype)
             if self.pattern.shape[0] and batch:
                 factor.factorise(self.panels, self.flops // 2, wide, own, data, growth, loss)
-        self._check_pivots(values, growth, loss)
+        self._check_pivots(values, data, growth, loss)
         return Factors(self, own, data, growth if values.ndim == 2 else growth[0])
 
-    def _check_pivots(self, values: Array, growth: Array, loss: Array) -> None:
+    def _check_pivots(self, values: Array, data: Array, growth: Array, loss: Array) -> None:
         """Refuse samples of which no digit, or less than half of them, would be right."""
         eps, batched = np.finfo(values.dtype).eps, values.ndim == 2
         most_loss, most_growth = 1 / (4 * eps * max(self.pattern.shape[0], 1) ** 0.5), eps**-0.5
@@ -195,6 +216,23 @@ class FactorPlan:
         if batched:
             which, again = f"{len(bad)} of {len(loss)} matrices", f"values[:, {bad[0]}].copy()"
             where = ", in samples " + ", ".join(map(str, bad[:NAMED])) + (", …" if len(bad) > NAMED else "")
+        samples = map(int, bad) if batched else ()
+        if self.kind == "cholesky":
+            sizes = np.diff(self.panels.first)
+            i = np.arange(len(self.rows)) - np.repeat(self.panels.first[:-1], sizes)
+            lanes = data.shape[2]
+            inverse = data[bad[0] // lanes, np.repeat(self.panels.base[:-1], sizes) + i * np.repeat(sizes, sizes) + i,
+                           bad[0] % lanes]  # fmt: skip
+            diagonal = self.pattern.row_of_entry == self.pattern.indices
+            entries = (values[:, bad[0]] if batched else values)[diagonal][self.rows]
+            with np.errstate(over="ignore", invalid="ignore"):
+                first = self.rows[np.flatnonzero(~(entries * inverse * inverse <= most_loss))[:1]]
+            raise PivotError(
+                f"{which} cannot be factorised: not finite, or not positive definite to working precision",
+                expected=f"pivots larger than {1 / most_loss:.2g} times the diagonal's entries",
+                got=f"another{where}" + "".join(f", first in row {row}" for row in first),
+                remedy='Symmetric matrices that are not positive definite have LU factors, kind="lu"', samples=samples,
+            )  # fmt: skip
         raise PivotError(
             f"{which} cannot be factorised with the pivots of this plan",
             expected=f"terms of each pivot at most {most_loss:.2g} times the pivot, and terms of L U at most "
@@ -202,7 +240,7 @@ class FactorPlan:
             got=f"{loss[bad].max():.2g} and {growth[bad].max():.2g} times{where}",
             remedy=f"Plan again with these values, plan_factor(pattern, {again}); if that fails too, they are not "
             "finite, singular to working precision, or need rows and columns of about the same size",
-            samples=map(int, bad) if batched else (),
+            samples=samples,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -286,6 +324,9 @@ class Factors:
         _check_on_host("x", x)
         backend.check_array("x", x, dtype=dtype, shape=self._shape(b))
         values = -_as_columns(self.values).astype(np.float64)
+        if self.plan.kind == "cholesky":
+            below = (pattern.row_of_entry > pattern.indices)[:, None]
+            values = np.where(below, values[pattern.transpose_permutation], values)
         if transposed:
             pattern, values = pattern.T, np.ascontiguousarray(values[pattern.transpose_permutation])
         double, found = wide.astype(np.float64), np.array(x).reshape(wide.shape)
@@ -336,80 +377,138 @@ def _nearly_symmetric(pattern: SparsityPattern) -> bool:
     return len(pairs) >= SYMMETRIC * pattern.nnz
 
 
-def _order(pattern: SparsityPattern, values: Array | None, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and the column of every pivot."""
+def _pivot_order(pattern: SparsityPattern, values: Array, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the column of every pivot that these values want."""
+    options: dict[str, Any] = {"permc_spec": "COLAMD", "diag_pivot_thresh": 1.0}
+    if symmetric:
+        options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": THRESHOLD, "options": {"SymmetricMode": True}}
+    return _superlu(pattern.to_scipy(values.astype(np.float64)), options)
+
+
+def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     from scipy.sparse.linalg import splu
 
-    n, rows, columns = pattern.shape[0], pattern.row_of_entry, pattern.indices
-    if n == 0:
+    if matrix.shape[0] == 0:
         return np.zeros(0, np.int32), np.zeros(0, np.int32)
-    options: dict[str, Any] = {"permc_spec": "MMD_AT_PLUS_A", "options": {"SymmetricMode": True}}
-    if values is None:  # dominant diagonals: no other pivots
-        data = np.where(rows == columns, 2.0 * n, -1.0)
-        options["diag_pivot_thresh"] = 0.0
-    else:
-        data = values.astype(np.float64)
-        options["diag_pivot_thresh"] = THRESHOLD
-        if not symmetric:
-            options = {"permc_spec": "COLAMD", "diag_pivot_thresh": 1.0}
     try:
-        found = splu(pattern.to_scipy(data).tocsc(), **options)
+        found = splu(matrix.tocsc(), **options)
     except RuntimeError as error:
         if "singular" not in str(error):
             raise
         raise PivotError("The matrix is singular", expected="values with pivots other than zero",
                          got="a column without any") from error  # fmt: skip
-    order = np.argsort(found.perm_c).astype(np.int32)
-    return (order if values is None else np.argsort(found.perm_r).astype(np.int32)), order
+    return np.argsort(found.perm_r).astype(np.int32), np.argsort(found.perm_c).astype(np.int32)
 
 
-# The structure of L and U: the pattern of every row, then panels of rows.
+def _order(pattern: SparsityPattern, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of elimination of a full diagonal, and where blocks of rows with the same columns begin in it.
+
+    SuperLU orders one row and column for each block: those of a block are equal in every step of elimination.
+    """
+    from scipy.sparse import csr_array
+
+    n, indptr, indices = pattern.shape[0], pattern.indptr, pattern.indices
+    head, sizes = np.arange(n), np.ones(n, np.int64)
+    if n:
+        keys = np.random.default_rng(0).integers(2**63, size=n, dtype=np.uint64)
+        _, first, block = np.unique(np.add.reduceat(keys[indices], indptr[:-1]), return_index=True, return_inverse=True)
+        count = np.zeros(n, np.int64)
+        count[first] = np.bincount(block)
+        arrays = (indptr, indices, first[block], count, np.full(n, -1))
+        if len(first) < n and kernels.on_host().factor.made_of_blocks(*arrays):
+            head, sizes = first[block], count
+    heads = np.flatnonzero(head == np.arange(n))
+    number = np.full(n, -1, np.int64)
+    number[heads] = np.arange(len(heads))
+    columns = number[indices[_ranges(indptr[heads].astype(np.int64), np.diff(indptr)[heads])]]
+    rows = np.repeat(np.arange(len(heads)), np.diff(indptr)[heads])[columns >= 0]
+    columns = columns[columns >= 0]
+    data = np.where(rows == columns, 2.0 * n, -1.0)  # dominant: no other pivots
+    blocks = csr_array((data, columns, _running(np.bincount(rows, minlength=len(heads)))), shape=(len(heads),) * 2)
+    if kind == "cholesky":
+        there = blocks.T.tocsr()
+        if not (np.array_equal(there.indptr, blocks.indptr) and np.array_equal(there.indices, blocks.indices)):
+            raise PatternError("The pattern of a Cholesky factor is not symmetric", got=pattern,
+                               expected="an entry (j, i) for every entry (i, j)",
+                               remedy='Keep zeros as entries, or pass kind="lu"')  # fmt: skip
+    options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
+    order = _superlu(blocks, options)[1]
+    place = np.empty(len(heads), np.int64)
+    place[order] = np.arange(len(heads))
+    return np.argsort(place[number[head]], kind="stable").astype(np.int32), _running(sizes[heads[order]])
 
 
-def _lay_out(pattern: SparsityPattern, rows: np.ndarray, order: np.ndarray) -> FactorPlan:
-    """Make the plan of an order."""
+# The structure of L and U: the pattern of every block of rows, then panels of rows.
+
+
+def _lay_out(
+    pattern: SparsityPattern, rows: np.ndarray, order: np.ndarray, heads: np.ndarray | None = None, half: bool = False
+) -> FactorPlan:
+    """Make the plan of an order; `heads`: where blocks of rows and columns begin, if any are larger than one."""
     factor, n, nnz = kernels.on_host().factor, len(rows), pattern.nnz
-    entry_ptr, place = _running(np.diff(pattern.indptr)[rows]), np.empty(n, np.int32)
+    heads = np.arange(n + 1) if heads is None else heads
+    place, widths = np.empty(n, np.int32), np.diff(heads)
     place[order] = np.arange(n, dtype=np.int32)
-    row_of = np.repeat(np.arange(n), np.diff(entry_ptr))
-    source = (pattern.indptr[rows].astype(np.int64) - entry_ptr[:-1])[row_of] + np.arange(nnz)
-    column_of = place[pattern.indices[source]]
 
-    indptr, diagonal, indices = _fill(entry_ptr, column_of)
-    first = _panels(indptr, diagonal, indices, factor.PANEL)
+    # Blocks are the unknowns of an elimination; supernodes are blocks that follow one another and have the same columns
+    # of U and rows of L; panels are pieces of supernodes.
+    number = np.full(n, -1, np.int32)
+    number[heads[:-1]] = np.arange(len(widths))
+    of_heads = rows[heads[:-1]]
+    lengths = np.diff(pattern.indptr)[of_heads]
+    columns = number[place[pattern.indices[_ranges(pattern.indptr[of_heads].astype(np.int64), lengths)]]]
+    block = np.repeat(np.arange(len(widths)), lengths)[columns >= 0]
+    indptr, diagonal, indices = _fill(_running(np.bincount(block, minlength=len(widths))), columns[columns >= 0])
+    starts = _supernodes(indptr, diagonal, indices)
+    node_of_block = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    begins = heads[starts]  # the first row of every supernode
+    within = np.arange(n) - np.repeat(begins[:-1], np.diff(begins))
+    first = np.append(np.flatnonzero(within % factor.PANEL == 0), n)
     count, sizes = len(first) - 1, np.diff(first)
-    panel_of = np.repeat(np.arange(count), sizes)
+    panel_ptr = np.searchsorted(first, begins)  # the first panel of every supernode
+    node = np.repeat(np.arange(len(starts) - 1), np.diff(panel_ptr))
 
-    # Panels of L, of any of a panel's rows, are whole; columns of U are those of its last row, and of all others.
-    row_of_fill = np.repeat(np.arange(n), np.diff(indptr))
-    before = indices < first[panel_of[row_of_fill]]
-    pairs = np.unique(panel_of[row_of_fill[before]] * count + panel_of[indices[before]])
-    left_of, left = np.divmod(pairs, max(count, 1))
-    own = np.bincount(left_of, sizes[left], count).astype(np.int64)
-    right = diagonal[first[1:] - 1] + 1
-    rest = indptr[first[1:]] - right
-    column_ptr = _running(own + sizes + rest)
-    columns = np.empty(column_ptr[-1], np.int64)
-    columns[_ranges(column_ptr[:-1], own)] = _ranges(first[left], sizes[left])
-    columns[_ranges(column_ptr[:-1] + own, sizes)] = np.arange(n)
-    columns[_ranges(column_ptr[:-1] + own + sizes, rest)] = indices[_ranges(right, rest)]
+    # Supernodes of L, of any of a panel's rows, are whole; columns of U are those of its last row, and of all others.
+    row_of_fill = np.repeat(np.arange(len(widths)), np.diff(indptr))
+    before = np.flatnonzero(indices < row_of_fill)
+    low, high = (np.searchsorted(first, x, "right") - 1 for x in (heads[:-1], heads[1:] - 1))
+    low, many = low[row_of_fill[before]], (high - low + 1)[row_of_fill[before]]
+    keys = _ranges(low, many) * count + np.repeat(node_of_block[indices[before]], many)
+    keys = np.unique(np.concatenate((keys, np.arange(count) * count + node)))
+    left_of, node_left = np.divmod(keys, max(count, 1))
+    begin = panel_ptr[node_left]
+    many = np.where(node_left == node[left_of], left_of, panel_ptr[node_left + 1]) - begin
+    left, left_of = _ranges(begin, many), np.repeat(left_of, many)
 
-    length = np.diff(column_ptr)
-    keys, base = np.repeat(np.arange(count) * n, length) + columns, _running(length * sizes)  # keys ascend
-    p = panel_of[row_of]
-    slot = np.searchsorted(keys, p * n + column_of) - column_ptr[p]
-    tail = rest[left] + sizes[left] / 2
-    work = int((sizes[left_of] * sizes[left] * tail).sum() + (sizes**2 * rest / 2).sum())
+    last = starts[1:] - 1
+    right = _ranges(diagonal[last] + 1, indptr[last + 1] - diagonal[last] - 1)
+    node_of_right = np.repeat(np.arange(len(last)), indptr[last + 1] - diagonal[last] - 1)
+    tails = _ranges(heads[indices[right]], widths[indices[right]])
+    tail_ptr = _running(np.bincount(node_of_right, widths[indices[right]], len(last)).astype(np.int64))
+    own = np.zeros(count, np.int64) if half else np.bincount(left_of, sizes[left], count).astype(np.int64)
+    square, tail = begins[node + 1] - first[:-1], np.diff(tail_ptr)[node]
+    column_ptr = _running(own + square + tail)
+    columns = np.empty(column_ptr[-1], np.int32)
+    if not half:
+        columns[_ranges(column_ptr[:-1], own)] = _ranges(first[left], sizes[left])
+    columns[_ranges(column_ptr[:-1] + own, square)] = _ranges(first[:-1], square)
+    columns[_ranges(column_ptr[:-1] + own + square, tail)] = tails[_ranges(tail_ptr[node], tail)]
+
+    base, left_ptr = _running(np.diff(column_ptr) * sizes), _running(np.bincount(left_of, minlength=count))
+    kept = (nnz + n) // 2 if half else nnz
+    entry_ptr, source, target = np.zeros(n + 1, np.int64), np.empty(kept, np.int64), np.empty(kept, np.int64)
+    column, back, left = np.empty(kept, np.int32), np.empty(len(left), np.int32), left.astype(np.int32)
+    factor.locate(pattern.indptr, pattern.indices, rows, place, first, column_ptr, columns, base, left_ptr, left, half,
+                  np.empty(n, np.int64), entry_ptr, source, target, column, back)  # fmt: skip
     panels = factor.Panels(
-        first=first, column_ptr=column_ptr, columns=columns, own=own, base=base,
-        left_ptr=_running(np.bincount(left_of, minlength=count)), left=left,
-        back=np.searchsorted(keys, left * n + first[left_of]) - column_ptr[left],
-        entry_ptr=entry_ptr, source=source, target=base[p] + slot * sizes[p] + row_of - first[p], column=column_of,
-        rows=rows, order=order,
+        first=first.astype(np.int32), column_ptr=column_ptr, columns=columns, own=own.astype(np.int32), base=base,
+        left_ptr=left_ptr, left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column,
+        rows=rows, order=order, half=half,
     )  # fmt: skip
-    short = ("first", "columns", "own", "left", "back", "column")
-    narrow = {name: getattr(panels, name).astype(np.int32) for name in short}
-    return FactorPlan(pattern, int(base[-1]), 2 * work, panels._replace(**narrow))
+    rest = square + tail - sizes
+    later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2
+    work = int((sizes[left_of] * sizes[left] * later).sum() + (sizes**2 * rest / 2).sum())
+    return FactorPlan(pattern, int(base[-1]), 2 * work, panels)
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -433,8 +532,8 @@ def _fill(indptr: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return ends[:, 0], ends[1:, 1] - 1, found[: ends[n, 0]].astype(np.int64)
 
 
-def _panels(indptr: np.ndarray, diagonal: np.ndarray, indices: np.ndarray, most: int) -> np.ndarray:
-    """Return the first row of every panel: rows that follow one another and have the same columns of U and rows of L.
+def _supernodes(indptr: np.ndarray, diagonal: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Return the first block of every supernode, and the number of blocks.
 
     Row i + 1 has all columns of U that row i has if L has an entry in its column i, and L's rows likewise. So they are
     the same if there are as many.
@@ -448,6 +547,4 @@ def _panels(indptr: np.ndarray, diagonal: np.ndarray, indices: np.ndarray, most:
     after, before = np.minimum(diagonal[:-1] + 1, len(indices) - 1), np.maximum(diagonal[1:] - 1, 0)
     joined = (right[:-1] > 0) & (indices[after] == np.arange(1, n)) & (diagonal[1:] > indptr[1:-1])
     joined &= (indices[before] == np.arange(n - 1)) & (right[1:] == right[:-1] - 1) & (below[1:] == below[:-1] - 1)
-    starts = np.concatenate(([0], np.flatnonzero(~joined) + 1))
-    within = np.arange(n) - np.repeat(starts, np.diff(np.append(starts, n)))
-    return np.append(np.flatnonzero(within % most == 0), n)
+    return np.concatenate(([0], np.flatnonzero(~joined) + 1, [n]))

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_integer, check_number, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, PivotError, ShapeError
 from sparsebp.jacobians.function import SparseJacobian, sparse_jacobian
-from sparsebp.patterns.builders import AssemblyPlan
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.factor import FactorPlan, plan_factor
-from sparsebp.products.product import ProductPlan, plan_addition, plan_product
+from sparsebp.products.product import ProductPlan, plan_product
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -182,11 +182,20 @@ def least_squares(
 
 
 @lru_cache(maxsize=PLANS)
-def plan_normal_equations(pattern: SparsityPattern) -> tuple[ProductPlan, AssemblyPlan, FactorPlan]:
-    """Plan Jᵀ J, the sum with a diagonal, and its factors; kept for further fits on the same pattern."""
+def plan_normal_equations(pattern: SparsityPattern) -> tuple[SparsityPattern, ProductPlan, np.ndarray, FactorPlan]:
+    """Plan Jᵀ J and its factors; kept for further fits on the same pattern.
+
+    Return the pattern of J with a further row for each empty column, so that Jᵀ J has a full diagonal; the product; the
+    diagonal's entries; the factors.
+    """
+    empty = np.flatnonzero(np.bincount(pattern.indices, minlength=pattern.shape[1]) == 0)
+    if len(empty):
+        indptr = np.append(pattern.indptr, pattern.nnz + 1 + np.arange(len(empty)))
+        shape = pattern.shape[0] + len(empty), pattern.shape[1]
+        pattern = SparsityPattern(indptr, np.append(pattern.indices, empty), shape)
     product = plan_product(pattern.T, pattern)
-    damped = plan_addition(product.pattern, SparsityPattern.diagonal(pattern.shape[1]))
-    return product, damped, plan_factor(damped.pattern)
+    diagonal = np.flatnonzero(product.pattern.row_of_entry == product.pattern.indices)
+    return pattern, product, diagonal, plan_factor(product.pattern, kind="cholesky")
 
 
 def _norm(x: Array) -> float:
@@ -232,8 +241,8 @@ class _Problem:
             raise ShapeError("The Jacobian does not fit f and x0", expected=(self.m, self.n), got=pattern.shape)
         if pattern.kind == "identity":  # whose values do not count
             pattern = SparsityPattern.diagonal(self.n)
-        self.pattern, self.rows, self.columns = pattern, pattern.row_of_entry, pattern.indices
-        self.product, self.damped, self.factor = plan_normal_equations(pattern)
+        self.pattern = pattern
+        self.padded, self.product, self.diagonal, self.factor = plan_normal_equations(pattern)
         self.normal = np.empty(self.product.pattern.nnz, self.dtype)
         self.squares = np.zeros(self.n, self.dtype)
 
@@ -263,39 +272,34 @@ class _Problem:
             root = np.sqrt(LOSSES[self.loss]((weighted / self.f_scale) ** 2)[1])
             weighted, factor = root * weighted, root if factor is None else factor * root
         if factor is not None:
-            values = values * factor[self.rows]
-        self.values = values
-        self.gradient = self._transposed(values, weighted)
-        self.optimality = float(abs(self.gradient).max(initial=0))
-        squares = self._transposed(values, None)
-        if not np.isfinite(self.optimality) or not np.isfinite(squares).all():
+            values = values * factor[self.pattern.row_of_entry]
+        self.values, padded = values, self.padded
+        if padded.nnz > len(values):
+            values, weighted = (np.append(a, np.zeros(size - len(a), self.dtype))
+                                for a, size in ((values, padded.nnz), (weighted, padded.shape[0])))  # fmt: skip
+        transposed = values[padded.transpose_permutation]
+        self.product(transposed, values, out=self.normal)
+        self.gradient = np.empty(self.n, self.dtype)
+        kernels.get(np).csr_matvec(padded.T.indptr, padded.T.indices, transposed[:, None], weighted[:, None],
+                                   self.gradient[:, None])  # fmt: skip
+        self.optimality, self.sums = float(abs(self.gradient).max(initial=0)), self.normal[self.diagonal]
+        if not np.isfinite(self.optimality) or not np.isfinite(self.sums).all():
             raise NonFiniteError("The derivatives are not finite, or their squares overflow",
                                  expected="finite numbers", got=shown(float(abs(values).max())))  # fmt: skip
-        self.squares = np.maximum(self.squares, squares)
-        self.scale = np.sqrt(np.where(self.squares == 0, 1, self.squares))
-        scaled = values / self.scale[self.columns]
-        self.product(scaled[self.pattern.transpose_permutation], scaled, out=self.normal)
+        self.squares = np.maximum(self.squares, self.sums)
 
     def step(self, damping: float) -> tuple[Array, float] | None:
-        """Return h and the gain that the model foretells, or None where the matrix has no factors.
-
-        With columns scaled by D, the diagonals of Jᵀ J are at most one, and D² becomes the identity.
-        """
+        """Return h and the gain that the model foretells, or None where the matrix has no factors."""
+        damped = damping * np.where(self.squares == 0, 1, self.squares)
+        self.normal[self.diagonal] = self.sums + damped
         try:
-            factors = self.factor(self.damped(self.normal, np.full(self.n, damping, self.dtype)))
+            factors = self.factor(self.normal)
         except PivotError:
             if damping > 1:  # larger than anything else in the matrix
                 raise
             return None
-        right = -self.gradient / self.scale
-        step = factors.solve(right)
-        return step / self.scale, float(0.5 * (step * (damping * step + right)).sum())
-
-    def _transposed(self, values: Array, vector: Array | None) -> Array:
-        """Return Jᵀ vector, or the sums of squares of J's columns."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            terms = values * (values if vector is None else vector[self.rows])
-        return np.bincount(self.columns, terms, self.n).astype(self.dtype)
+        step = factors.solve(-self.gradient)
+        return step, float(0.5 * (step * (damped * step - self.gradient)).sum())
 
     def _values(self, x: Array) -> Array:
         if isinstance(self.jac, SparseJacobian):

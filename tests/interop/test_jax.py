@@ -122,6 +122,20 @@ def test_solves(n, dtype, form, transposed):
                 *system(plan, *form, dtype))  # fmt: skip
 
 
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_solves_with_symmetric_matrices(form):
+    """By Cholesky factors: the derivatives are those of a function of the entries on one side of the diagonal."""
+    mask = plan_of(5).pattern.to_scipy().toarray() != 0
+    plan = sb.plan_factor(of_mask(mask | mask.T), kind="cholesky")
+    mirror = plan.pattern.transpose_permutation
+
+    def one(values: Any, b: Any) -> Any:
+        return torch.linalg.solve(matrix_of(plan.pattern, values + values[mirror.astype(np.int64)]), b)
+
+    assert_same(lambda v, b: sj.solve(plan, v + v[mirror], b), lambda v, b: by_column(one, v, b),
+                *system(plan, *form))  # fmt: skip
+
+
 def test_an_identity_has_values_of_its_own():
     plan = sb.plan_factor(sb.SparsityPattern.identity(3))
     assert_same(lambda v, b: sj.solve(plan, v, b), lambda v, b: b / v, jnp.arange(1.0, 4), normal(3))

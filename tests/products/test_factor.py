@@ -1,4 +1,4 @@
-"""LU factors on a kept pattern: against SciPy's SuperLU, matrix by matrix."""
+"""LU and Cholesky factors on a kept pattern: against SciPy's SuperLU, matrix by matrix."""
 
 from __future__ import annotations
 
@@ -47,25 +47,44 @@ def pattern_of(matrix: Any) -> tuple[SparsityPattern, Array]:
     return SparsityPattern.from_scipy(matrix), np.ascontiguousarray(matrix.data, np.float64)
 
 
+def mirrored(pattern: SparsityPattern, values: Array) -> Array:
+    """Return values with those below the diagonal equal to those above, on a symmetric pattern."""
+    below = (pattern.row_of_entry > pattern.indices).reshape(-1, *[1] * (values.ndim - 1))
+    return np.where(below, values[pattern.transpose_permutation], values)
+
+
 # ---- random matrices -------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=300)
 @given(
     n=sizes(0, 33), density=st.sampled_from([0.0, 0.05, 0.2, 0.5, 1.0]), batch=st.sampled_from([1, 2, 3, 8, 9, 17]),
-    dominant=st.booleans(), transposed=st.booleans(), dtype=reals, seed=seeds,
+    way=st.sampled_from(["general", "dominant", "cholesky"]), block=st.sampled_from([1, 1, 2, 3, 9]),
+    transposed=st.booleans(), dtype=reals, seed=seeds,
 )  # fmt: skip
-def test_random_matrices(n, density, batch, dominant, transposed, dtype, seed):
-    """Dominant diagonals without values, general matrices with them; samples that differ; one by one bitwise equal."""
-    rng = np.random.default_rng(seed)
-    mask = rng.random((n, n)) < density
+def test_random_matrices(n, density, batch, way, block, transposed, dtype, seed):
+    """Dominant diagonals without values, general matrices with them; samples that differ; one by one bitwise equal.
+
+    Entries may be dense blocks, whose rows are numbered at random.
+    """
+    rng, dominant = np.random.default_rng(seed), way != "general"
+    n -= n % block
+    mask = np.kron(rng.random((n // block,) * 2) < density, np.ones((block, block), bool))
+    shuffled = rng.permutation(n)
+    mask = mask[np.ix_(shuffled, shuffled)]
+    mask |= mask.T & (way == "cholesky")
     mask[np.arange(n), np.arange(n) if dominant else rng.permutation(n)] = True
     pattern = of_mask(mask)
     representative = rng.standard_normal(pattern.nnz)
     values = (representative[:, None] * (1 + 0.1 * rng.random((pattern.nnz, batch)))).astype(dtype)
     if dominant:
         values[pattern.row_of_entry == pattern.indices] += 4 * n
-    plan = plan_factor(pattern, None if dominant else np.ascontiguousarray(values[:, 0]))
+    if way == "cholesky":
+        values = mirrored(pattern, values)
+        plan = plan_factor(pattern, kind="cholesky")
+        assert plan.fill <= plan_factor(pattern).fill
+    else:
+        plan = plan_factor(pattern, None if dominant else np.ascontiguousarray(values[:, 0]))
     b = rng.standard_normal((n, batch)).astype(dtype)
     matrices = dense(pattern, values, batch).swapaxes(1, 2) if transposed else dense(pattern, values, batch)
     try:
@@ -89,14 +108,19 @@ def test_random_matrices(n, density, batch, dominant, transposed, dtype, seed):
             assert_as_small_as_superlu(matrices[s], refined[:, s], b[:, s])
 
 
-@given(n=sizes(1, 20), columns=st.sampled_from([0, 1, 2, 9, 16]), transposed=st.booleans(), dtype=reals, seed=seeds)
-def test_many_right_hand_sides_of_one_matrix(n, columns, transposed, dtype, seed):
+kinds = st.sampled_from(["lu", "cholesky"])
+
+
+@given(n=sizes(1, 20), columns=st.sampled_from([0, 1, 2, 9, 16]), kind=kinds, transposed=st.booleans(), dtype=reals,
+       seed=seeds)  # fmt: skip
+def test_many_right_hand_sides_of_one_matrix(n, columns, kind, transposed, dtype, seed):
     """Each column as if it were alone; refinement too."""
     rng = np.random.default_rng(seed)
-    pattern = of_mask((rng.random((n, n)) < 0.3) | np.eye(n, dtype=bool))
-    values = rng.random(pattern.nnz).astype(dtype)
+    mask = (rng.random((n, n)) < 0.3) | np.eye(n, dtype=bool)
+    pattern = of_mask(mask | mask.T)
+    values = mirrored(pattern, rng.random(pattern.nnz).astype(dtype))
     values[pattern.row_of_entry == pattern.indices] += n
-    factors = plan_factor(pattern)(values)
+    factors = plan_factor(pattern, kind=kind)(values)
     b = rng.standard_normal((n, columns)).astype(dtype)
     x = factors.solve(b, transposed=transposed)
     refined = factors.refine(b, x, steps=2, transposed=transposed)
@@ -229,14 +253,22 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "one dense row": lambda: sp.vstack([np.ones((1, 50)), sp.eye_array(50).tocsr()[1:]]),
     "stored zeros": lambda: sp.csr_array((np.array([2.0, 0, 0, 5]), [0, 1, 0, 1], [0, 2, 4]), shape=(2, 2)),
     "blocks": lambda: sp.kron(sp.eye_array(6), np.random.default_rng(3).standard_normal((5, 5))),
+    "definite blocks": lambda: sp.kron(laplacian(5, 4), np.ones((3, 3)) + np.eye(3)),
+    "disconnected": lambda: sp.block_diag([laplacian(4, 3), np.eye(3), arrow(7), line(11), [[5.0]]]),
+    "definite": lambda: np.ones((61, 61)) + np.diag(np.arange(1.0, 62)),
 }
+DEFINITE = ("one", "tiny", "diagonal", "line", "line of 1000", "square", "rectangle", "square of 40", "cube",
+            "cube of 11", "biharmonic", "arrow", "arrow backwards", "network", "Hilbert 6", "definite blocks",
+            "disconnected", "definite")  # fmt: skip
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("name", GALLERY)
-def test_gallery(name, transposed):
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, "lu") for name in GALLERY] + [(name, "cholesky") for name in DEFINITE]
+)
+def test_gallery(name, kind, transposed):
     pattern, values = pattern_of(GALLERY[name]())
-    factors = plan_factor(pattern, values)(values)
+    factors = plan_factor(pattern, values if kind == "lu" else None, kind=kind)(values)
     matrix = dense(pattern, values).T if transposed else dense(pattern, values)
     b = np.random.default_rng(1).standard_normal(len(matrix))
     x = factors.solve(b, transposed=transposed)
@@ -244,13 +276,18 @@ def test_gallery(name, transposed):
     assert_as_small_as_superlu(matrix, factors.refine(b, x, transposed=transposed), b)
 
 
-@pytest.mark.parametrize("name", ["line of 1000", "square of 40", "cube of 11", "saddle point", "sparse 2", "dense"])
-def test_batches_of_larger_matrices(name):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, "lu") for name in ("line of 1000", "square of 40", "cube of 11", "saddle point", "sparse 2", "dense")]
+    + [(name, "cholesky") for name in ("square of 40", "cube of 11", "definite blocks", "definite")],
+)
+def test_batches_of_larger_matrices(name, kind):
     """As one by one, in both dtypes: panels of every size and groups of them."""
     pattern, values = pattern_of(GALLERY[name]())
-    plan, rng = plan_factor(pattern, values), np.random.default_rng(0)
+    plan, rng = plan_factor(pattern, values if kind == "lu" else None, kind=kind), np.random.default_rng(0)
     for dtype in (np.float32, np.float64):
         batch = (values[:, None] * (1 + 1e-3 * rng.random((pattern.nnz, 19)))).astype(dtype)
+        batch = mirrored(pattern, batch) if kind == "cholesky" else batch
         b = rng.standard_normal((pattern.shape[0], 19)).astype(dtype)
         factors = plan(batch)
         x = factors.solve(b)
@@ -284,6 +321,48 @@ def test_singular_values_are_refused(name):
     with pytest.raises(PivotError) as caught:
         plan_factor(pattern, values)(values)
     assert caught.value.samples == ()
+
+
+INDEFINITE: dict[str, Callable[[], Any]] = {
+    "indefinite": lambda: [[1.0, 2.0], [2.0, 1.0]],
+    "negative": lambda: -laplacian(3, 5),
+    "semidefinite": lambda: laplacian(8, 8) - sp.diags_array(laplacian(8, 8).sum(axis=1)),
+    "rank one": lambda: np.outer([1.0, 3.0, 7.0], [1.0, 3.0, 7.0]),
+    "zero": lambda: sp.csr_array((np.zeros(3), np.arange(3), np.arange(4)), shape=(3, 3)),
+    "almost zero": lambda: [[1.0, 1.0], [1.0, 1 + 1e-16]],
+    "NaN": lambda: [[1.0, np.nan], [np.nan, 1.0]],
+    "infinite": lambda: [[np.inf, 0.0], [0.0, 1.0]],
+    "infinite pivot": lambda: [[1.0, 1e200], [1e200, 1.0]],
+}
+
+
+@pytest.mark.parametrize("name", INDEFINITE)
+def test_values_that_are_not_positive_definite_are_refused(name):
+    """Alone and in a batch of good ones."""
+    pattern, values = pattern_of(INDEFINITE[name]())
+    plan = plan_factor(pattern, kind="cholesky")
+    with pytest.raises(PivotError, match=r"not positive definite to working precision.*first in row"):
+        plan(values)
+    good = np.where(pattern.row_of_entry == pattern.indices, 9.0, 1.0 / pattern.shape[0])
+    batch = np.stack([good, good, values, good], axis=1)
+    with pytest.raises(PivotError, match=r"1 of 4 matrices .* samples 2, first in row") as caught:
+        plan(batch)
+    assert caught.value.samples == (2,)
+
+
+def test_the_first_pivot_that_is_not_positive_is_named():
+    pattern, values = pattern_of(sp.block_diag([laplacian(3, 3), [[1.0, 3.0], [3.0, 2.0]], np.eye(2)]))
+    with pytest.raises(PivotError, match=r"first in row (9|10)"):
+        plan_factor(pattern, kind="cholesky")(values)
+
+
+def test_values_above_the_diagonal_are_those_that_cholesky_reads():
+    pattern, values = pattern_of(laplacian(5, 4))
+    plan, b = plan_factor(pattern, kind="cholesky"), np.ones(20)
+    factors, other = plan(values), np.where(pattern.row_of_entry > pattern.indices, np.nan, values)
+    x, found = factors.solve(b), plan(other)
+    np.testing.assert_array_equal(found.solve(b), x)
+    np.testing.assert_array_equal(found.refine(b, x), factors.refine(b, x))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -354,12 +433,12 @@ def test_a_plan_with_values_takes_their_pivots():
 
 
 @pytest.mark.parametrize("batch", [None, 5, 64])
-@pytest.mark.parametrize("name", ["square of 40", "cube of 11"])
-def test_any_number_of_threads(name, batch):
+@pytest.mark.parametrize(("name", "kind"), [("square of 40", "cholesky"), ("cube of 11", "lu")])
+def test_any_number_of_threads(name, kind, batch):
     pattern, values = pattern_of(GALLERY[name]())
     if batch:
         values = values[:, None] * (1 + 0.01 * np.random.default_rng(0).random((pattern.nnz, batch)))
-    plan, b = plan_factor(pattern), np.ones((pattern.shape[0], *values.shape[1:]))
+    plan, b = plan_factor(pattern, kind=kind), np.ones((pattern.shape[0], *values.shape[1:]))
 
     def run() -> list[Array]:
         factors = plan(values)
@@ -382,16 +461,18 @@ def test_a_plan_can_be_copied():
     plan, b = plan_factor(pattern, values), np.ones(pattern.shape[0])
     copy = pickle.loads(pickle.dumps(plan))
     np.testing.assert_array_equal(copy(values).solve(b), plan(values).solve(b))
-    assert not any(array.flags.writeable for array in copy.panels)
+    assert not any(array.flags.writeable for array in copy.panels[:-1])
 
 
-@given(n=sizes(0, 33), density=st.sampled_from([0.05, 0.1, 0.2, 0.4]), symmetric=st.booleans(), seed=seeds)
-def test_structure(n, density, symmetric, seed):
+@given(n=sizes(0, 33), density=st.sampled_from([0.05, 0.1, 0.2, 0.4]), block=st.sampled_from([1, 1, 3, 5]),
+       symmetric=st.booleans(), half=st.booleans(), seed=seeds)  # fmt: skip
+def test_structure(n, density, block, symmetric, half, seed):
     """Against elimination of a matrix of booleans: U is exact, L fills up panels, and every panel has what it reads."""
     rng = np.random.default_rng(seed)
     mask = rng.random((n, n)) < density
-    mask = (mask | mask.T if symmetric else mask) | np.eye(n, dtype=bool)
-    plan = plan_factor(of_mask(mask))
+    mask = (mask | mask.T if symmetric or half else mask) | np.eye(n, dtype=bool)
+    mask, n = np.kron(mask, np.ones((block, block), bool)), n * block
+    plan = plan_factor(of_mask(mask), kind="cholesky" if half else "lu")
     filled, at = mask[np.ix_(plan.rows, plan.columns)], plan.panels
     for k in range(n):
         filled[k + 1 :, k + 1 :] |= np.outer(filled[k + 1 :, k], filled[k, k + 1 :])
@@ -402,11 +483,13 @@ def test_structure(n, density, symmetric, seed):
         kept = at.columns[at.column_ptr[p] : at.column_ptr[p + 1]]
         assert sorted(columns[p]) == kept.tolist() and [*kept[own : own + len(rows)]] == [*rows]
         for row in rows:
-            assert {*np.flatnonzero(filled[row])} <= columns[p]
+            assert {*np.flatnonzero(filled[row, rows[0] if half else 0 :]) + (rows[0] if half else 0)} <= columns[p]
             assert {*np.flatnonzero(filled[row, rows[-1] + 1 :]) + rows[-1] + 1} == {*kept[own + len(rows) :]}
-        assert [*kept[:own]] == [c for q in lefts for c in range(at.first[q], at.first[q + 1])]
+        whole = [c for q in lefts for c in range(at.first[q], at.first[q + 1])]
+        assert [*kept[:own]] == ([] if half else whole)
         for q in lefts:
-            assert {c for c in columns[q] if c >= at.first[q + 1]} <= columns[p]
+            assert {c for c in columns[q] if c >= (rows[0] if half else at.first[q + 1])} <= columns[p]
+        assert {*np.flatnonzero(filled[rows[0] : rows[-1] + 1, : rows[0]].any(axis=0))} <= {*whole}
     assert plan.fill == at.base[-1] == sum(len(c) * r for c, r in zip(columns, np.diff(at.first), strict=True))
 
 
@@ -438,16 +521,18 @@ def test_orders_and_sizes():
         assert "148" in repr(plan) and "one matrix" in repr(plan(values))
 
 
+@pytest.mark.parametrize("kind", ["lu", "cholesky"])
 @pytest.mark.parametrize("n", [0, 1, 5])
 @pytest.mark.parametrize("batch", [None, 0, 1, 2])
-def test_empty(n, batch):
+def test_empty(n, batch, kind):
     shape = () if batch is None else (batch,)
-    plan = plan_factor(SparsityPattern.diagonal(n))
+    plan = plan_factor(SparsityPattern.diagonal(n), kind=kind)
+    assert plan.kind == kind
     factors = plan(2 * np.ones((n, *shape)))
     b = np.ones((n, *shape))
     x = factors.solve(b)
-    np.testing.assert_array_equal(x, b / 2)
-    np.testing.assert_array_equal(factors.refine(b, x), x)
+    np.testing.assert_allclose(x, b / 2, rtol=1e-15)
+    np.testing.assert_allclose(factors.refine(b, x), x, rtol=1e-15)
     assert factors.growth.shape == shape
 
 
@@ -464,6 +549,14 @@ def test_wrong_plans():
     ]:  # fmt: skip
         with pytest.raises(error):
             plan_factor(pattern, values)
+    for error, pattern, values, kind in [
+        (OptionError, square, None, "Cholesky"), (OptionError, square, np.ones(9), "cholesky"),
+        (PatternError, of_mask([[1, 1], [0, 1]]), None, "cholesky"),
+        (PatternError, of_mask(np.kron([[1, 1], [0, 1]], np.ones((3, 3)))), None, "cholesky"),
+        (PatternError, of_mask([[1, 1], [1, 0]]), None, "cholesky"),
+    ]:  # fmt: skip
+        with pytest.raises(error):
+            plan_factor(pattern, values, kind=kind)
 
 
 def test_wrong_arguments():

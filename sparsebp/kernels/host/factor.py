@@ -60,6 +60,9 @@ class Panels(NamedTuple):
         (nnz,) int64, (nnz,) int32.
     rows, order
         The matrix's row and column behind every one here, (n,) int32.
+    half
+        Whether the matrices are symmetric, and U alone is kept: A = Uᵀ U. Then `own` is 0, and `entry_ptr`, `source`,
+        `target` and `column` are those of entries on the diagonal and above.
     """
 
     first: Any
@@ -76,6 +79,10 @@ class Panels(NamedTuple):
     column: Any
     rows: Any
     order: Any
+    half: bool
+
+
+FIELDS = len(Panels._fields)
 
 
 def width(batch: int, dtype: Any) -> int:
@@ -188,6 +195,71 @@ def fill_rows(row, indptr, indices, ends, cuts, marks, found):
     return size
 
 
+@numba.njit(**SERIAL)
+def made_of_blocks(indptr, indices, head, sizes, marks):
+    """Say whether rows are those of their heads, and hold all columns of a head or none; `sizes`: those of heads.
+
+    `marks` are -1 at first, one a row.
+    """
+    for i in range(len(head)):
+        begin, length, of_head = indptr[i], indptr[i + 1] - indptr[i], indptr[head[i]]
+        if length != indptr[head[i] + 1] - of_head:
+            return False
+        if i != head[i]:
+            for q in range(length):
+                if indices[begin + q] != indices[of_head + q]:
+                    return False
+            continue
+        for q in range(begin, begin + length):
+            j = indices[q]
+            if head[j] == j:
+                marks[j] = i
+                length -= sizes[j]
+        if length != 0:
+            return False
+        for q in range(begin, indptr[i + 1]):
+            if marks[head[indices[q]]] != i:
+                return False
+    return True
+
+
+@numba.njit(**SERIAL)
+def locate(indptr, indices, rows, place, first, column_ptr, columns, base, left_ptr, left, half,
+           slot, entry_ptr, source, target, column, back):  # fmt: skip
+    """Write `Panels`' fields of these names; `place`: the number of every column of the matrix; `slot`: (n,) int64."""
+    e, above = 0, np.arange(len(indices) if half else 0)
+    if half:  # rows ascend, so a row's entries behind the diagonal are met in order by those of its column
+        for i in range(len(rows)):
+            for q in range(indptr[i], indptr[i + 1]):
+                j = indices[q]
+                if j < i:
+                    above[q] = slot[j]
+                    slot[j] += 1
+                elif j == i:
+                    slot[i] = q + 1
+    for p in range(len(first) - 1):
+        row, begin, end = np.int64(first[p]), column_ptr[p], column_ptr[p + 1]
+        r = first[p + 1] - row
+        for c in range(begin, end):
+            slot[columns[c]] = base[p] + (c - begin) * r
+        for i in range(row, row + r):
+            for q in range(indptr[rows[i]], indptr[rows[i] + 1]):
+                j = place[indices[q]]
+                if not half or j >= i:
+                    source[e], target[e], column[e] = above[q] if half else q, slot[j] + i - row, j
+                    e += 1
+            entry_ptr[i + 1] = e
+        for q in range(left_ptr[p], left_ptr[p + 1]):
+            low, high = column_ptr[left[q]], column_ptr[left[q] + 1]
+            while low < high:
+                middle = (low + high) // 2
+                if columns[middle] < row:
+                    low = middle + 1
+                else:
+                    high = middle
+            back[q] = low - column_ptr[left[q]]
+
+
 @simd.device
 def _pointers(panels):
     """Return `Panels` of pointers in place of arrays."""
@@ -206,6 +278,7 @@ def _pointers(panels):
         simd.pointer(panels.column),
         simd.pointer(panels.rows),
         simd.pointer(panels.order),
+        panels.half,
     )
 
 
@@ -214,34 +287,37 @@ def _pointers(panels):
 
 @numba.njit(**SERIAL)
 def _factorise(team, blocks, *args):
-    in_parts(_factorise_part, team, blocks, (Panels(*args[:14]), *args[14:]))
+    in_parts(_factorise_part, team, blocks, (Panels(*args[:FIELDS]), *args[FIELDS:]))
 
 
 @numba.njit(**INNER_SERIAL)
 def _factorise_part(part, panels, values, blocked, data, size, growth, loss):
     at, count, n, batch = _pointers(panels), len(panels.own), len(panels.rows), len(growth)
     lanes = simd.lanes(simd.pointer(data))
-    step = 1 if batch == 1 else lanes
+    step, nnz = 1 if batch == 1 else lanes, len(values) // batch
     slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
     peaks, watched = np.empty(3 * n * lanes, data.dtype), np.empty(GROUP * SEEN * lanes, data.dtype)
-    where = simd.pointer(following), simd.pointer(slots), simd.pointer(peaks), simd.pointer(watched)
-    a, given = simd.advance(simd.pointer(blocked), part * len(panels.source) * step), simd.pointer(values)
+    multiples = np.empty(PANEL * PANEL * lanes, data.dtype)
+    room = simd.pointer(peaks), simd.pointer(watched), simd.pointer(multiples)
+    where = simd.pointer(following), simd.pointer(slots), *room
+    a, given = simd.advance(simd.pointer(blocked), part * nnz * step), simd.pointer(values)
     lu = simd.advance(simd.pointer(data), part * size * step)
     if batch == 1:
         zero, one = data.dtype.type(0), data.dtype.type(1)
-        _take_block(given, a, len(panels.source), batch, 0, zero)
-        grown, lost = _eliminate(at, count, a, lu, where, zero, one)
+        _take_block(given, a, nnz, batch, 0, zero)
+        grown, lost = _eliminate(at, count, a, lu, where, zero, one, True)
         growth[0], loss[0] = grown, lost
     else:
         none, unit = simd.zeros(lu), simd.filled(lu, data.dtype.type(1))
-        _take_block(given, a, len(panels.source), batch, part * step, none)
-        grown_of, lost_of = _eliminate(at, count, a, lu, where, none, unit)
+        _take_block(given, a, nnz, batch, part * step, none)
+        grown_of, lost_of = _eliminate(at, count, a, lu, where, none, unit, False)
         simd.store_n(simd.pointer(growth), part * step, grown_of, batch - part * step)
         simd.store_n(simd.pointer(loss), part * step, lost_of, batch - part * step)
     simd.keep_alive(slots)
     simd.keep_alive(following)
     simd.keep_alive(peaks)
     simd.keep_alive(watched)
+    simd.keep_alive(multiples)
 
 
 @simd.device
@@ -251,16 +327,17 @@ def _take_block(values, block, count, batch, s, zero):
 
 
 @simd.device
-def _eliminate(at, count, values, data, where, zero, one):
+def _eliminate(at, count, values, data, where, zero, one, single):
     """Factorise the matrices of one block; return `growth` and `loss`.
 
     A panel of U is read once for all rows of a group, while it is in the cache. A maximum passes over NaN, so a sum of
     what would be zeros otherwise keeps what is not finite.
     """
-    following, slots, peak, watched = where
+    following, slots, peak, watched, multiples = where
     by_row = by_column = loss = poison = zero
     n, p = np.int64(at.first[count]), 0
-    _scale_columns(at, n, values, peak, zero, one)
+    if not at.half:
+        _scale_columns(at, n, values, peak, zero, one)
     while p < count:
         end = p + 1
         while end < count and end - p < GROUP and at.first[end + 1] - at.first[p] == (end + 1 - p) * PANEL:
@@ -275,18 +352,24 @@ def _eliminate(at, count, values, data, where, zero, one):
                 if following[i - p] < at.left_ptr[i + 1]:
                     k = min(k, np.int64(at.left[following[i - p]]))
             if k >= done:  # the next panel has all its terms
-                row, column, lost, sick = _finish(at, n, done, data, peak, watched, SEEN * (done - p), zero, one)
-                by_row, by_column = simd.maximum(row, by_row), simd.maximum(column, by_column)
+                if at.half:
+                    lost, sick = _finish_half(at, done, data, watched, SEEN * (done - p), zero, one)
+                else:
+                    row, column, lost, sick = _finish(at, n, done, data, peak, watched, SEEN * (done - p), zero, one)
+                    by_row, by_column = simd.maximum(row, by_row), simd.maximum(column, by_column)
                 loss, poison = simd.maximum(lost, loss), poison + sick
                 done += 1
                 continue
             for i in range(done, end):
                 q = following[i - p]
                 if q < at.left_ptr[i + 1] and at.left[q] == k:
-                    slot = simd.advance(slots, (i - p) * n)
-                    _subtract_panel(at, i, k, np.int64(at.back[q]), data, slot, peak, watched, SEEN * (i - p), zero)
+                    slot, back = simd.advance(slots, (i - p) * n), np.int64(at.back[q])
+                    room = peak, watched, SEEN * (i - p), multiples
+                    _subtract_panel(at, i, k, back, data, slot, room, zero, single)
                     following[i - p] = q + 1
         p = end
+    if at.half:
+        by_row = by_column = one
     return simd.minimum(by_row, by_column) + poison, loss + poison
 
 
@@ -325,12 +408,38 @@ def _begin(at, p, values, data, slot, watched, seen, zero):
 
 
 @simd.device
-def _subtract_panel(at, p, k, back, data, slot, peak, watched, seen, zero):
+def _subtract_panel(at, p, k, back, data, slot, room, zero, single):
     """Find the part of L in panel p that belongs to panel k, and subtract its multiple of U."""
-    first, base, lu, own = np.int64(at.first[k]), at.base[p], at.base[k], np.int64(at.own[k])
-    r, n = np.int64(at.first[p + 1] - at.first[p]), np.int64(at.first[k + 1]) - first
-    left = base + np.int64(slot[first])
-    _divide(data, left, r, lu + own * n, n, zero)
+    peak, watched, seen, multiples = room
+    row, begin, lu, own = np.int64(at.first[p]), at.column_ptr[k], at.base[k], np.int64(at.own[k])
+    r, n, size = np.int64(at.first[p + 1]) - row, np.int64(at.first[k + 1] - at.first[k]), at.column_ptr[k + 1] - begin
+    if at.half:
+        source, left, skip = multiples, 0, back
+        _mirror(at, row, r, begin, back, size, data, lu, n, multiples, zero)
+    else:
+        source, left, skip = data, at.base[p] + np.int64(slot[np.int64(at.first[k])]), own + n
+        _divide(data, left, r, lu + own * n, n, zero)
+        _watch(at, row, r, k, begin, back, size, data, left, lu, n, peak, watched, seen, zero)
+    columns, count = simd.advance(at.columns, begin + skip), size - skip
+    _subtract(source, left, data, at.base[p], r, lu + skip * n, n, columns, count, slot, zero, single)
+
+
+@simd.device
+def _mirror(at, row, r, begin, back, size, data, lu, n, multiples, zero):
+    """Write what L of a symmetric matrix has in r rows and the columns of a panel: U's entries, transposed."""
+    for i in range(r * n):
+        simd.set_entry(multiples, i, zero)
+    for c in range(back, size):
+        i = np.int64(at.columns[begin + c]) - row
+        if i >= r:
+            break
+        for j in range(n):
+            simd.set_entry(multiples, j * r + i, simd.entry(data, lu + c * n + j, zero))
+
+
+@simd.device
+def _watch(at, row, r, k, begin, back, size, data, left, lu, n, peak, watched, seen, zero):
+    first = np.int64(at.first[k])
     for i in range(r):
         largest, relative = simd.entry(watched, seen + ROW + i, zero), simd.entry(watched, seen + COLUMN + i, zero)
         for c in range(n):
@@ -339,8 +448,7 @@ def _subtract_panel(at, p, k, back, data, slot, peak, watched, seen, zero):
             relative = simd.maximum(term * simd.entry(peak, 2 * (first + c) + 1, zero), relative)
         simd.set_entry(watched, seen + ROW + i, largest)
         simd.set_entry(watched, seen + COLUMN + i, relative)
-    row, begin, end = np.int64(at.first[p]), at.column_ptr[k], at.column_ptr[k + 1]
-    for c in range(back, end - begin):
+    for c in range(back, size):
         of_row = np.int64(at.columns[begin + c]) - row
         if of_row >= r:
             break
@@ -349,9 +457,6 @@ def _subtract_panel(at, p, k, back, data, slot, peak, watched, seen, zero):
             term = simd.entry(data, left + j * r + of_row, zero) * simd.entry(data, lu + c * n + j, zero)
             largest = simd.maximum(simd.absolute(term), largest)
         simd.set_entry(watched, seen + PIVOT + of_row, largest)
-    begin += own + n
-    columns, count = simd.advance(at.columns, begin), end - begin
-    _subtract(data, base, r, left, lu + (own + n) * n, n, columns, count, slot, zero)
 
 
 @simd.device
@@ -392,6 +497,30 @@ def _finish(at, n, p, data, peak, watched, seen, zero, one):
 
 
 @simd.device
+def _finish_half(at, p, data, watched, seen, zero, one):
+    """Eliminate within a panel of a symmetric matrix; return its loss, and NaN where it may miss one.
+
+    All terms of a pivot are squares, so none is larger than the matrix's entry there.
+    """
+    row, square, loss, sick = np.int64(at.first[p]), at.base[p], zero, zero
+    r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - at.column_ptr[p]
+    for c in range(size):
+        for i in range(min(np.int64(c + 1), r)):
+            x = simd.entry(data, square + c * r + i, zero)
+            for k in range(i):
+                u = simd.entry(data, square + c * r + k, zero)
+                x = simd.fma(zero - simd.entry(data, square + i * r + k, zero), u, x)
+            if i == c:
+                inverse = one / simd.square_root(x)
+                loss = simd.maximum(simd.entry(watched, seen + PIVOT + i, zero) * inverse * inverse, loss)
+                sick = simd.fma(simd.entry(watched, seen + NORM + i, zero), zero, simd.fma(inverse, zero, sick))
+                simd.set_entry(data, square + c * r + i, inverse)
+            else:
+                simd.set_entry(data, square + c * r + i, x * simd.entry(data, square + i * r + i, zero))
+    return loss, sick
+
+
+@simd.device
 def _raise(watched, i, value, zero):
     simd.set_entry(watched, i, simd.maximum(value, simd.entry(watched, i, zero)))
 
@@ -410,8 +539,14 @@ def _divide(data, left, r, square, n, zero):
 
 
 @simd.device
-def _subtract(data, base, r, left, right, n, columns, count, slot, zero):
-    """``A[P, c] -= L[P, Q] U[Q, c]`` for all columns c of U in Q, in order of Q's rows; two rows of P at a time."""
+def _subtract(source, left, data, base, r, right, n, columns, count, slot, zero, single):
+    """``A[P, c] -= L[P, Q] U[Q, c]`` for all columns c of U in Q, in order of Q's rows; two rows of P at a time.
+
+    Four rows of one matrix make a vector.
+    """
+    if single and r == 4:
+        _four(source, left, data, base, right, n, columns, count, slot)
+        return
     for low in range(0, count, CHUNK):
         few, some = min(CHUNK, count - low), simd.advance(columns, low)
         i = 0
@@ -421,31 +556,58 @@ def _subtract(data, base, r, left, right, n, columns, count, slot, zero):
                 at, l, u = base + i, left + k * r + i, right + low * n + k
                 if k + 4 <= n:
                     if two:
-                        _two_by_four(data, at, r, l, u, n, some, few, slot, zero)
+                        _two_by_four(source, data, at, r, l, u, n, some, few, slot, zero)
                     else:
-                        _one_by_four(data, at, r, l, u, n, some, few, slot, zero)
+                        _one_by_four(source, data, at, r, l, u, n, some, few, slot, zero)
                     k += 4
                 elif k + 2 <= n:
                     if two:
-                        _two_by_two(data, at, r, l, u, n, some, few, slot, zero)
+                        _two_by_two(source, data, at, r, l, u, n, some, few, slot, zero)
                     else:
-                        _one_by_two(data, at, r, l, u, n, some, few, slot, zero)
+                        _one_by_two(source, data, at, r, l, u, n, some, few, slot, zero)
                     k += 2
                 else:
                     if two:
-                        _two_by_one(data, at, l, u, n, some, few, slot, zero)
+                        _two_by_one(source, data, at, l, u, n, some, few, slot, zero)
                     else:
-                        _one_by_one(data, at, l, u, n, some, few, slot, zero)
+                        _one_by_one(source, data, at, l, u, n, some, few, slot, zero)
                     k += 1
             i += 2
 
 
 @simd.device
-def _two_by_four(data, base, r, left, right, n, columns, count, slot, zero):
-    a0, b0 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + 1, zero)
-    a1, b1 = zero - simd.entry(data, left + r, zero), zero - simd.entry(data, left + r + 1, zero)
-    a2, b2 = zero - simd.entry(data, left + 2 * r, zero), zero - simd.entry(data, left + 2 * r + 1, zero)
-    a3, b3 = zero - simd.entry(data, left + 3 * r, zero), zero - simd.entry(data, left + 3 * r + 1, zero)
+def _four(source, left, data, base, right, n, columns, count, slot):
+    """Four rows of one matrix and n rows of U, 1 to 4; those that are missing have the first one's vector, unused."""
+    a = 0.0 - simd.load_four(source, left)
+    b = 0.0 - simd.load_four(source, left + 4 * min(1, n - 1))
+    c = 0.0 - simd.load_four(source, left + 4 * min(2, n - 1))
+    d = 0.0 - simd.load_four(source, left + 4 * min(3, n - 1))
+    if n == 4:
+        for i in range(count):
+            at, u = base + slot[columns[i]], right + 4 * i
+            x = simd.fma(b, data[u + 1], simd.fma(a, data[u], simd.load_four(data, at)))
+            simd.store(data, at, simd.fma(d, data[u + 3], simd.fma(c, data[u + 2], x)))
+    elif n == 3:
+        for i in range(count):
+            at, u = base + slot[columns[i]], right + 3 * i
+            x = simd.fma(b, data[u + 1], simd.fma(a, data[u], simd.load_four(data, at)))
+            simd.store(data, at, simd.fma(c, data[u + 2], x))
+    elif n == 2:
+        for i in range(count):
+            at, u = base + slot[columns[i]], right + 2 * i
+            simd.store(data, at, simd.fma(b, data[u + 1], simd.fma(a, data[u], simd.load_four(data, at))))
+    else:
+        for i in range(count):
+            at = base + slot[columns[i]]
+            simd.store(data, at, simd.fma(a, data[right + i], simd.load_four(data, at)))
+
+
+@simd.device
+def _two_by_four(source, data, base, r, left, right, n, columns, count, slot, zero):
+    a0, b0 = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + 1, zero)
+    a1, b1 = zero - simd.entry(source, left + r, zero), zero - simd.entry(source, left + r + 1, zero)
+    a2, b2 = zero - simd.entry(source, left + 2 * r, zero), zero - simd.entry(source, left + 2 * r + 1, zero)
+    a3, b3 = zero - simd.entry(source, left + 3 * r, zero), zero - simd.entry(source, left + 3 * r + 1, zero)
     for c in range(count):
         at, u = base + slot[columns[c]], right + n * c
         x, y, v = simd.entry(data, at, zero), simd.entry(data, at + 1, zero), simd.entry(data, u, zero)
@@ -457,9 +619,9 @@ def _two_by_four(data, base, r, left, right, n, columns, count, slot, zero):
 
 
 @simd.device
-def _two_by_two(data, base, r, left, right, n, columns, count, slot, zero):
-    a0, b0 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + 1, zero)
-    a1, b1 = zero - simd.entry(data, left + r, zero), zero - simd.entry(data, left + r + 1, zero)
+def _two_by_two(source, data, base, r, left, right, n, columns, count, slot, zero):
+    a0, b0 = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + 1, zero)
+    a1, b1 = zero - simd.entry(source, left + r, zero), zero - simd.entry(source, left + r + 1, zero)
     for c in range(count):
         at, u = base + slot[columns[c]], right + n * c
         x, y, v = simd.entry(data, at, zero), simd.entry(data, at + 1, zero), simd.entry(data, u, zero)
@@ -469,8 +631,8 @@ def _two_by_two(data, base, r, left, right, n, columns, count, slot, zero):
 
 
 @simd.device
-def _two_by_one(data, base, left, right, n, columns, count, slot, zero):
-    a, b = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + 1, zero)
+def _two_by_one(source, data, base, left, right, n, columns, count, slot, zero):
+    a, b = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + 1, zero)
     for c in range(count):
         at, v = base + slot[columns[c]], simd.entry(data, right + n * c, zero)
         simd.set_entry(data, at, simd.fma(a, v, simd.entry(data, at, zero)))
@@ -478,9 +640,9 @@ def _two_by_one(data, base, left, right, n, columns, count, slot, zero):
 
 
 @simd.device
-def _one_by_four(data, base, r, left, right, n, columns, count, slot, zero):
-    a0, a1 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + r, zero)
-    a2, a3 = zero - simd.entry(data, left + 2 * r, zero), zero - simd.entry(data, left + 3 * r, zero)
+def _one_by_four(source, data, base, r, left, right, n, columns, count, slot, zero):
+    a0, a1 = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + r, zero)
+    a2, a3 = zero - simd.entry(source, left + 2 * r, zero), zero - simd.entry(source, left + 3 * r, zero)
     for c in range(count):
         at, u = base + slot[columns[c]], right + n * c
         x = simd.fma(a0, simd.entry(data, u, zero), simd.entry(data, at, zero))
@@ -490,8 +652,8 @@ def _one_by_four(data, base, r, left, right, n, columns, count, slot, zero):
 
 
 @simd.device
-def _one_by_two(data, base, r, left, right, n, columns, count, slot, zero):
-    a0, a1 = zero - simd.entry(data, left, zero), zero - simd.entry(data, left + r, zero)
+def _one_by_two(source, data, base, r, left, right, n, columns, count, slot, zero):
+    a0, a1 = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + r, zero)
     for c in range(count):
         at, u = base + slot[columns[c]], right + n * c
         x = simd.fma(a0, simd.entry(data, u, zero), simd.entry(data, at, zero))
@@ -499,8 +661,8 @@ def _one_by_two(data, base, r, left, right, n, columns, count, slot, zero):
 
 
 @simd.device
-def _one_by_one(data, base, left, right, n, columns, count, slot, zero):
-    a = zero - simd.entry(data, left, zero)
+def _one_by_one(source, data, base, left, right, n, columns, count, slot, zero):
+    a = zero - simd.entry(source, left, zero)
     for c in range(count):
         at = base + slot[columns[c]]
         simd.set_entry(data, at, simd.fma(a, simd.entry(data, right + n * c, zero), simd.entry(data, at, zero)))
@@ -511,7 +673,7 @@ def _one_by_one(data, base, left, right, n, columns, count, slot, zero):
 
 @numba.njit(**SERIAL)
 def _solve(team, blocks, *args):
-    in_parts(_solve_part, team, blocks, (Panels(*args[:14]), *args[14:]))
+    in_parts(_solve_part, team, blocks, (Panels(*args[:FIELDS]), *args[FIELDS:]))
 
 
 @numba.njit(**INNER_SERIAL)
@@ -536,15 +698,15 @@ def _substitute(at, count, n, data, like, b, x, batch, s, y, zero, transposed):
     into, out = (at.order, at.rows) if transposed else (at.rows, at.order)
     for i in range(n):
         simd.set_entry(y, i, simd.samples(b, np.int64(into[i]) * batch + s, batch - s, zero))
-    if transposed:
-        for p in range(count):
+    for p in range(count):
+        if transposed or at.half:
             _upper(at, p, data, like, y, zero, True)
-        for p in range(count - 1, -1, -1):
-            _lower(at, p, data, like, y, zero, True)
-    else:
-        for p in range(count):
+        else:
             _lower(at, p, data, like, y, zero, False)
-        for p in range(count - 1, -1, -1):
+    for p in range(count - 1, -1, -1):
+        if transposed and not at.half:
+            _lower(at, p, data, like, y, zero, True)
+        else:
             _upper(at, p, data, like, y, zero, False)
     for i in range(n):
         simd.set_samples(x, np.int64(out[i]) * batch + s, simd.entry(y, i, zero), batch - s)

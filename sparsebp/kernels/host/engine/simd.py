@@ -38,10 +38,10 @@ device: Callable[..., Any] = numba.njit(
 
 
 class SimdType(types.Type):
-    """Numba type of a vector of `lanes` numbers of type `dtype`."""
+    """Numba type of a vector of `lanes` numbers of type `dtype`, as many as the machine's vectors have if 0."""
 
-    def __init__(self, dtype: types.Float) -> None:
-        self.dtype, self.lanes = dtype, VECTOR_BYTES * 8 // dtype.bitwidth
+    def __init__(self, dtype: types.Float, lanes: int = 0) -> None:
+        self.dtype, self.lanes = dtype, lanes or VECTOR_BYTES * 8 // dtype.bitwidth
         super().__init__(name=f"simd({dtype} x {self.lanes})")
 
 
@@ -265,7 +265,10 @@ def absolute(typingctx: Any, x: Any) -> Any:
 
 @intrinsic
 def square_root(typingctx: Any, x: Any) -> Any:
-    """Return the square root per lane, correctly rounded; NaN for negative numbers."""
+    """Return the square root per lane, or of a number, correctly rounded; NaN for negative numbers."""
+    if isinstance(x, types.Float):
+        name, real = f"llvm.sqrt.f{x.bitwidth}", llvm_real(x)
+        return x(x), lambda context, builder, sig, args: call_llvm(builder, name, real, [args[0]])
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return call_llvm(builder, f"llvm.sqrt.{vector_name(x)}", llvm_vector(x), [args[0]])
@@ -479,6 +482,18 @@ def _tail_mask(context: Any, builder: Any, ty: SimdType, n: Any, n_type: Any) ->
 def load(typingctx: Any, ptr: Any, offset: Any) -> Any:
     """Load a vector from ``ptr[offset:]``; any alignment."""
     ty = SimdType(ptr.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = _vector_pointer(context, builder, ty, args[0], args[1], offset)
+        return builder.load(at, align=ty.dtype.bitwidth // 8)
+
+    return ty(ptr, offset), codegen
+
+
+@intrinsic
+def load_four(typingctx: Any, ptr: Any, offset: Any) -> Any:
+    """Load a vector of four numbers from ``ptr[offset:]``, whatever the machine's vectors have; any alignment."""
+    ty = SimdType(ptr.dtype, 4)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = _vector_pointer(context, builder, ty, args[0], args[1], offset)
