@@ -21,7 +21,7 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class Traced(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """Follow a ufunc, or refuse it."""
         out = kwargs.pop("out", None)
-        found = _ufunc(ufunc, method, inputs, kwargs)
+        found = _as_scalar(_of_ufunc(ufunc, method, _owned(inputs), kwargs))
         if out is None:
             return found
         if not isinstance(out[0], Traced):
@@ -765,10 +765,6 @@ def _as_scalar(found: Any) -> Any:
     if isinstance(found, Traced) and found.ndim == 0:
         found.scalar = True
     return found
-
-
-def _ufunc(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _as_scalar(_of_ufunc(ufunc, method, _owned(inputs), kwargs))
 
 
 def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]) -> Any:

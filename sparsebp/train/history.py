@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.check import shown
-from sparsebp.core.errors import FileFormatError, MissingDependencyError
+from sparsebp.core.errors import FileFormatError, needing
 from sparsebp.core.files import write_figure
 
 STEP_FIELDS = ("loss", "accuracy", "grad_norm", "lr", "seconds")
@@ -135,11 +135,8 @@ def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
     matplotlib.axes.Axes
     """
     if ax is None:
-        try:
+        with needing("plot", "Pictures need matplotlib, which is not installed"):
             from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingDependencyError("Pictures need matplotlib, which is not installed", remedy="Install the extra "
-                                         "`plot`: pip install 'sparsebp[plot]'") from error  # fmt: skip
         ax = Figure(figsize=(7, 4)).subplots()
     loss = np.asarray(history.loss)
     steps = np.arange(1, len(loss) + 1)

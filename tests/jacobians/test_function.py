@@ -26,7 +26,7 @@ from sparsebp.core.errors import (
     TracingError,
 )
 from sparsebp.patterns import color_columns, color_symmetric
-from sparsebp.patterns.coloring import star_sources
+from sparsebp.patterns.pattern import star_sources
 from strategies import csr_patterns
 
 N = 7  # of most functions: prime
