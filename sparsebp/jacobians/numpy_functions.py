@@ -17,10 +17,10 @@ import numpy as np
 
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, TracingError
-from sparsebp.core.pool import Pool
 from sparsebp.jacobians import tracing
 from sparsebp.jacobians.tracing import (
     Duals,
+    Pool,
     Sets,
     Traced,
     current,

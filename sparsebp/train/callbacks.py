@@ -18,8 +18,16 @@ from sparsebp.core.check import check_choice, check_flag, check_integer, check_n
 from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError, needing
 from sparsebp.core.files import json_line, kept_path, prepare_folder
 from sparsebp.optim.lr_schedules import reads_model
-from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, load_checkpoint, pack, save_checkpoint
-from sparsebp.train.history import EpochRecord, History
+from sparsebp.train.checkpoint import (
+    FILE_NAME,
+    PREVIOUS_NAME,
+    Checkpoint,
+    EpochRecord,
+    History,
+    load_checkpoint,
+    pack,
+    save_checkpoint,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,9 +27,16 @@ from sparsebp.products.product import ProductPlan, candidates_of_structure, plan
 from sparsebp.runtime.executor import OutOfOrderExecutor
 from sparsebp.scan import linear_recurrence, linear_recurrence_vjp, plan_scan, selective_scan, selective_scan_vjp
 from sparsebp.train import verify
-from sparsebp.train.checkpoint import FILE_NAME, Checkpoint, held_if_run, load_checkpoint, save_checkpoint, take_weights
+from sparsebp.train.checkpoint import (
+    FILE_NAME,
+    Checkpoint,
+    History,
+    held_if_run,
+    load_checkpoint,
+    save_checkpoint,
+    take_weights,
+)
 from sparsebp.train.config import TrainConfig, build, config_for, config_of
-from sparsebp.train.history import History
 from sparsebp.train.setup import batch_of
 from sparsebp.train.trainer import Runner
 

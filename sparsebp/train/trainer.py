@@ -33,6 +33,8 @@ from sparsebp.schedule.builders import Fusion
 from sparsebp.train.callbacks import Callback, RunInfo, progress_of
 from sparsebp.train.checkpoint import (
     FILE_NAME,
+    EpochRecord,
+    History,
     checked_config,
     evaluation,
     load_checkpoint,
@@ -43,7 +45,6 @@ from sparsebp.train.checkpoint import (
     set_aside,
     training,
 )
-from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.setup import (
     SCHEDULES,
     agree,
