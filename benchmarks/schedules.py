@@ -34,9 +34,8 @@ from sparsebp.core import timing
 from sparsebp.core.errors import NonFiniteError, SparseBPError
 from sparsebp.core.tables import Column
 from sparsebp.runtime.actions import Stages, Step, Watch
-from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.pipeline import Distance, PipelineExecutor
-from sparsebp.runtime.search import (
+from sparsebp.runtime.executor import (
+    Executor,
     FoundSchedule,
     OutOfOrderExecutor,
     TimedExecutor,
@@ -46,6 +45,7 @@ from sparsebp.runtime.search import (
     costs_beside,
     steady,
 )
+from sparsebp.runtime.pipeline import Distance, PipelineExecutor
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import dualpipe2018, pipedream, two_stream_list
 

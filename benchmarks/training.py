@@ -31,7 +31,7 @@ from sparsebp.models import lenet5
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
 from sparsebp.schedule.builders import Fusion
-from sparsebp.train.ranks import schedule_of
+from sparsebp.train.setup import schedule_of
 
 # Convergence: LeNet-5 on real digits by scan and by back-propagation, from one seed (BPPSA §3.5, Fig. 6).
 #

@@ -59,32 +59,20 @@ _MODULES = {
     "threads": "sparsebp.core.threads",
     "verify": "sparsebp.train.verify",
 }
-_NAMES = {
-    "SparsityPattern": "sparsebp.patterns",
-    "FactorPlan": "sparsebp.products",
-    "ProductPlan": "sparsebp.products",
-    "plan_assembly": "sparsebp.products",
-    "plan_factor": "sparsebp.products",
-    "plan_product": "sparsebp.products",
-    "TransposedJacobian": "sparsebp.jacobians",
-    "jacobian_t": "sparsebp.jacobians",
-    "sparse_hessian": "sparsebp.jacobians",
-    "sparse_jacobian": "sparsebp.jacobians",
-    "gradient_flow": "sparsebp.analysis",
-    "hidden_jacobians": "sparsebp.analysis",
-    "lyapunov": "sparsebp.analysis",
-    "prune": "sparsebp.nn",
-    "value_and_grad": "sparsebp.nn",
-    "ScanPlan": "sparsebp.scan",
-    "plan_scan": "sparsebp.scan",
-    "linear_recurrence": "sparsebp.scan",
-    "linear_recurrence_vjp": "sparsebp.scan",
-    "selective_scan": "sparsebp.scan",
-    "selective_scan_vjp": "sparsebp.scan",
-    "least_squares": "sparsebp.solvers",
-    "connect": "sparsebp.runtime.launch",
-    "run_ranks": "sparsebp.comm.threads",
-}
+_HOMES = {
+    "sparsebp.analysis": ("gradient_flow", "hidden_jacobians", "lyapunov"),
+    "sparsebp.comm.threads": ("run_ranks",),
+    "sparsebp.jacobians": ("TransposedJacobian", "jacobian_t", "sparse_hessian", "sparse_jacobian"),
+    "sparsebp.nn": ("prune", "value_and_grad"),
+    "sparsebp.patterns": ("SparsityPattern",),
+    "sparsebp.products": ("FactorPlan", "ProductPlan", "plan_assembly", "plan_factor", "plan_product"),
+    "sparsebp.runtime.launch": ("connect",),
+    "sparsebp.scan": (
+        "ScanPlan", "linear_recurrence", "linear_recurrence_vjp", "plan_scan", "selective_scan", "selective_scan_vjp",
+    ),
+    "sparsebp.solvers": ("least_squares",),
+}  # fmt: skip
+_NAMES = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "FactorPlan", "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis",
     "backend", "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
-from sparsebp.core.check import Seed, check_flag, check_generator, check_integer, check_number
+from sparsebp.core.check import Seed, check_flag, check_generator, check_integer, check_positive
 from sparsebp.core.errors import OptionError
 
 __all__ = ["densenet", "lenet5", "mobilenetv2", "transformer_classifier", "vgg11"]
@@ -204,10 +204,7 @@ def _classifier(layers: list[nn.Layer], features: int, classes: int, options: di
 def _scaled(channels: int, width: float, multiple: int = 1) -> int:
     """Return ``channels * width`` rounded to a positive multiple."""
     # rounds down by at most a tenth, as the reference code of MobileNetV2
-    width = check_number("width", width)
-    if width <= 0:
-        raise OptionError("Invalid width", expected="a finite number above 0", got=width)
-    wanted = channels * width
+    wanted = channels * check_positive("width", width)
     rounded = max(multiple, int(wanted + multiple / 2) // multiple * multiple)
     return rounded + multiple if rounded < 0.9 * wanted else rounded
 

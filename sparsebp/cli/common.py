@@ -20,12 +20,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from sparsebp import __version__
 from sparsebp.cli.main import status_of
-from sparsebp.comm.launcher import launching
+from sparsebp.comm.launcher import launched, launching
 from sparsebp.core import tables
 from sparsebp.core.check import did_you_mean
 from sparsebp.core.errors import OptionError, OutputError, SparseBPError
 from sparsebp.core.files import check_path, json_line
 from sparsebp.core.locks import forkable_event
+from sparsebp.core.threads import set_threads
 
 if TYPE_CHECKING:
     from sparsebp.train.config import Run
@@ -129,8 +130,6 @@ class _Ends:
 
 def _speaks(error: BaseException) -> bool:
     """Return whether this process prints the error that ends it: one of several ranks does."""
-    from sparsebp.comm.launcher import launched
-
     if launched() is None:
         return True
     from sparsebp.runtime.launch import speaks
@@ -342,6 +341,4 @@ def write_json(entry: dict[str, Any]) -> None:
 def use_threads(threads: int | None) -> None:
     """Set the number of threads if one was asked for."""
     if threads is not None:
-        from sparsebp.core.threads import set_threads
-
         set_threads(threads)

@@ -43,11 +43,11 @@ from sparsebp.schedule import (
     write_programs,
     write_trace,
 )
-from sparsebp.schedule.actions import First, Weights
 from sparsebp.schedule.builders import BUILDERS, Fusion, Priority
 from sparsebp.schedule.builders import build as build_schedule
 from sparsebp.schedule.files import Durations, from_csv, parse_durations
 from sparsebp.schedule.plot import COLOURS, summary
+from sparsebp.schedule.schedule import First, Weights
 
 MOST = 100_000
 """Bound for numbers of stages, micro-batches and so on: larger schedules exceed memory and patience."""

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import typer
@@ -31,13 +31,15 @@ from sparsebp.cli.common import (
     write_json,
 )
 from sparsebp.comm.launcher import launched
+from sparsebp.comm.transport import Transport
 from sparsebp.core import tables
 from sparsebp.core.check import BACKWARDS, check_integer
 from sparsebp.core.errors import OptionError
-from sparsebp.core.files import json_line, output_error, write_atomically
-from sparsebp.nn.pruning import PruneMethod
+from sparsebp.core.files import json_line, output_error, prepare_folder, write_atomically
+from sparsebp.nn.pruning import PruneMethod, PruneReport
+from sparsebp.runtime.launch import Timeline, connect, measured, save_timeline
 from sparsebp.schedule.builders import Fusion
-from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
+from sparsebp.train import JsonLines, ProgressBar, recipes, save_loss_curve
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, run_folder, save_checkpoint, set_aside
 from sparsebp.train.config import (
@@ -54,17 +56,15 @@ from sparsebp.train.config import (
     TrainConfig,
     build,
     build_retraining,
+    config_for,
     kind_of,
+    layer_name,
     prunes,
+    read_config,
+    write_config,
 )
-from sparsebp.train.data import batch_of
 from sparsebp.train.recipes import COMPARED, Agreement, Comparison, compare_histories, gradient_agreement
-
-if TYPE_CHECKING:
-    from sparsebp.comm.transport import Transport
-    from sparsebp.nn import PruneReport
-    from sparsebp.runtime.launch import Timeline
-
+from sparsebp.train.setup import FIRST_K, REPLICAS, batch_of
 
 START_NAME = "start.safetensors"
 STEP_NAME = "step.png"
@@ -163,8 +163,6 @@ def run_session(
             title = session.config.title
             _draw("The loss curve", save_loss_curve, session.trainer.history, result["picture"], title=title)
         if timeline is not None and result["step"]["picture"] is not None:
-            from sparsebp.runtime.launch import save_timeline
-
             _draw("The picture of a step", save_timeline, timeline, Path(result["step"]["picture"]))
         return result
 
@@ -261,8 +259,6 @@ def _timeline(session: Run, transport: Transport | None) -> Timeline | None:
     schedule = session.trainer.current_schedule
     if transport is None or schedule is None or schedule.workers != transport.size or session.config.device != "cpu":
         return None
-    from sparsebp.runtime.launch import measured
-
     return measured(transport, schedule, session.trainer.times)
 
 
@@ -347,8 +343,6 @@ def demo(
       sparsebp demo --epochs 2 --out runs/short
       sparsebp demo --model mingru
     """
-    from sparsebp.train.config import config_for, layer_name
-
     config = config_for("seqmnist", model=model, epochs=epochs, seed=seed)
     each = ", on two cores about two seconds each" if model == "gru" else ""
     typer.echo(
@@ -380,12 +374,10 @@ def prune(
       sparsebp prune runs/digits-vgg11 --amount 0.97
       sparsebp prune checkpoint.safetensors --amount 0.5 --method class_uniform
     """
-    from sparsebp.train.recipes import prune_checkpoint
-
     folder = checkpoint if os.path.isdir(checkpoint) else checkpoint.parent
     target = folder / "pruned.safetensors" if out is None else out
     try:
-        report = prune_checkpoint(checkpoint, target, amount, method)
+        report = recipes.prune_checkpoint(checkpoint, target, amount, method)
     except KeyboardInterrupt as error:
         raise Interrupted(f"while {target} was written; the checkpoint is unchanged") from error
     if json:
@@ -502,8 +494,6 @@ def train(
       sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
       mpiexec -n 4 sparsebp train digits --schedule 1f1b --accumulate 8
     """
-    from sparsebp.train.config import config_for
-
     options = _options(given | {"task": task, "threads": threads}, config)
     count = options.pop("threads", None)
     run = config_for(**options)
@@ -520,16 +510,11 @@ def _transport(run: TrainConfig) -> Transport | None:
     """Return the connection with the other processes of mpiexec, or None."""
     if launched() is None:
         return None
-    from sparsebp.runtime.launch import connect
-    from sparsebp.train.ranks import FIRST_K, REPLICAS
-
     return connect(device=run.device, progress=run.schedule in (REPLICAS, FIRST_K))
 
 
 def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
     """Return the options given, and those of a file for the others."""
-    from sparsebp.train.config import read_config
-
     options = {} if path is None else read_config(path)
     task = given["task"]
     if task is not None and options.get("task", task) != task:
@@ -594,18 +579,14 @@ def tune(
       sparsebp train --config runs/densenet.toml --epochs 2
       sparsebp tune bitstream --backward bp --backward chunked --threads 2 --json
     """
-    from sparsebp.core.files import prepare_folder
-    from sparsebp.train import recipes as tuning
-    from sparsebp.train.config import config_for, write_config
-
     given = {"task": task, **given}
     config = config_for(**given)
-    tried = tuning.combinations(config, fusion or (), schedule or (), backward or (), threads or ())
+    tried = recipes.combinations(config, fusion or (), schedule or (), backward or (), threads or ())
     if out.suffix not in (".toml", ".json"):  # before any time is spent
         raise OptionError("The format of the file is unknown", expected=".toml or .json", got=out.suffix or "none")
     prepare_folder(out.parent)
     with progress_bar("combination", "; nothing was written") as told:
-        trials = tuning.tune(given, tried, steps=steps, rounds=rounds, progress=told)
+        trials = recipes.tune(given, tried, steps=steps, rounds=rounds, progress=told)
     best = trials[0]
     write_config(given | {"model": config.model} | dict(best.options), out)
     if json:

@@ -25,7 +25,7 @@ from sparsebp.comm.transport import (
     sum_in_order,
 )
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_flag, check_number, shown
+from sparsebp.core.check import Array, check_flag, check_positive, shown
 from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.core.locks import forkable_event, forkable_lock
 
@@ -439,7 +439,7 @@ class MPITransport(Transport):
     ) -> None:
         check_flag("progress", progress)
         check_flag("on_device", on_device)
-        self.timeout = check_timeout(timeout)
+        self.timeout = check_positive("timeout", timeout)
         MPI = mpi()
         comm = MPI.COMM_WORLD if comm is None else comm
         if not isinstance(comm, MPI.Intracomm):
@@ -464,14 +464,12 @@ class MPITransport(Transport):
     # ---- two ranks ---------------------------------------------------------------------------------------------------
 
     def isend(self, array: Array, to: int, tag: int) -> Handle:
-        """Begin to send."""
         self.check_message(array, to, tag)
         buffer, _ = self._buffer(array, read=True)
         request = self._messages.Isend(buffer, dest=to, tag=_tag(tag, array))
         return self._begun(Message(self, [request], (to,)))
 
     def irecv(self, out: Array, source: int, tag: int) -> Handle:
-        """Begin to receive."""
         self.check_message(out, source, tag, written=True)
         buffer, finish = self._buffer(out, write=True)
         full = _tag(tag, out)
@@ -487,7 +485,6 @@ class MPITransport(Transport):
     # ---- all ranks ---------------------------------------------------------------------------------------------------
 
     def allreduce(self, array: Array) -> Handle:
-        """Begin to sum over all ranks, in their order."""
         self.check_call(array, written=True)
         buffer, finish = self._buffer(array, read=True, write=True, summed=True)
         flat = buffer.reshape(-1)
@@ -507,7 +504,6 @@ class MPITransport(Transport):
         return self._call("allreduce", array, self._exchange(parts, rows, 0), between, finish, work)
 
     def reduce_scatter(self, array: Array, out: Array) -> Handle:
-        """Begin to sum, and to keep this rank's part."""
         self.check_call(array, out, parts=self.size)
         buffer, _ = self._buffer(array, read=True, summed=True)
         own, finish = self._buffer(out, write=True, summed=True)
@@ -517,7 +513,6 @@ class MPITransport(Transport):
         return self._call("reduce_scatter", array, first, lambda: sum_in_order(rows, own.reshape(-1)), finish, work)
 
     def allgather(self, array: Array, out: Array) -> Handle:
-        """Begin to gather the arrays of all ranks."""
         self.check_call(out, array, parts=self.size, written=True)
         buffer, _ = self._buffer(array, read=True)
         whole, finish = self._buffer(out, write=True)
@@ -527,7 +522,6 @@ class MPITransport(Transport):
         return self._call("allgather", array, first, finish=finish)
 
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
-        """Combine the arrays of the ranks before this one."""
         MPI = mpi()
         self.check_call(array)
         check_callable("combine", combine)
@@ -558,7 +552,6 @@ class MPITransport(Transport):
         return backend.as_namespace(result, backend.namespace(array)) if self.rank else None
 
     def share(self, value: Any) -> list[Any]:
-        """Return the objects of all ranks."""
         data = np.frombuffer(packed(value), np.uint8)
         sizes = self._call("share", data, [], same=False)
         sizes.wait()
@@ -570,7 +563,6 @@ class MPITransport(Transport):
         return [pickle.loads(row.tobytes()) for row in rows]
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         self._call("barrier", np.empty(0, np.uint8), []).wait()
 
     # ---- the end -----------------------------------------------------------------------------------------------------
@@ -686,14 +678,6 @@ class MPITransport(Transport):
             array[...] = backend.as_namespace(host, xp)
 
         return host, finish if write else None
-
-
-def check_timeout(timeout: float) -> float:
-    """Check a timeout in seconds."""
-    if check_number("timeout", timeout) <= 0:
-        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout,
-                          remedy="Leave it out for half an hour")  # fmt: skip
-    return timeout
 
 
 def _tag(tag: int, array: Array) -> int:

@@ -126,7 +126,6 @@ class NCCLTransport(Transport):
     # ---- all ranks ---------------------------------------------------------------------------------------------------
 
     def allreduce(self, array: Array) -> Handle:
-        """Begin to sum over all ranks, in their order."""
         self.check_call(array, written=True)
 
         def work() -> None:
@@ -140,7 +139,6 @@ class NCCLTransport(Transport):
         return self._call("allreduce", array, work, (array,))
 
     def reduce_scatter(self, array: Array, out: Array) -> Handle:
-        """Begin to sum, and to keep this rank's part."""
         self.check_call(array, out, parts=self.size)
 
         def work() -> None:
@@ -152,7 +150,6 @@ class NCCLTransport(Transport):
         return self._call("reduce_scatter", array, work, (array, out))
 
     def allgather(self, array: Array, out: Array) -> Handle:
-        """Begin to gather the arrays of all ranks."""
         self.check_call(out, array, parts=self.size, written=True)
 
         def work() -> None:
@@ -172,7 +169,6 @@ class NCCLTransport(Transport):
         return reduce(combine, rows[: self.rank]) if self.rank else None
 
     def share(self, value: Any) -> list[Any]:
-        """Return the objects of all ranks."""
         return self.host.share(value)
 
     def barrier(self) -> None:
@@ -203,16 +199,13 @@ class NCCLTransport(Transport):
         self._world = None
         self.host.close()
 
-    def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:
-        """As in `Transport`; refuse arrays of the host, too."""
-        super().check_message(array, peer, tag, written=written)
-        _check_on_device(array)
-
-    def check_call(self, array: Array, part: Array | None = None, *, parts: int = 1, written: bool = False) -> None:
-        """As in `Transport`; refuse arrays of the host, too."""
-        super().check_call(array, part, parts=parts, written=written)
-        for one in (array,) if part is None else (array, part):
-            _check_on_device(one)
+    def check_array(self, array: Array, written: bool) -> None:
+        """Refuse arrays of the host, too."""
+        super().check_array(array, written)
+        if not hasattr(array.data, "ptr"):
+            raise DeviceError("NCCL carries arrays between GPUs", expected="an array of CuPy's",
+                              got=type(array).__name__,
+                              remedy="Move the model to the device, or use MPITransport")  # fmt: skip
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -287,12 +280,6 @@ class _OnStream:
     def done(self) -> bool:
         """Say whether it has come to its end, on the device too."""
         return self._said.done() and bool(self._ended.done)
-
-
-def _check_on_device(array: Array) -> None:
-    if not hasattr(array.data, "ptr"):
-        raise DeviceError("NCCL carries arrays between GPUs", expected="an array of CuPy's", got=type(array).__name__,
-                          remedy="Move the model to the device, or use MPITransport")  # fmt: skip
 
 
 def _header(number: int, array: Array) -> np.ndarray:

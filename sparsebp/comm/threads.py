@@ -142,7 +142,6 @@ class InProcess(Transport):
         self._calls = 0
 
     def isend(self, array: Array, to: int, tag: int) -> Handle:
-        """Begin to send."""
         self.check_message(array, to, tag)
         operation = _Operation(self.world, array, self.rank, to)
         with self.world.changed:
@@ -151,7 +150,6 @@ class InProcess(Transport):
         return operation
 
     def irecv(self, out: Array, source: int, tag: int) -> Handle:
-        """Begin to receive."""
         self.check_message(out, source, tag, written=True)
         operation = _Operation(self.world, out, self.rank, source)
         with self.world.changed:
@@ -173,8 +171,6 @@ class InProcess(Transport):
             self.world.changed.notify_all()
 
     def allreduce(self, array: Array) -> Handle:
-        """Begin to sum over all ranks, in their order."""
-
         def finish(arrays: list[Array]) -> None:
             array[...] = reduce(lambda a, b: a + b, arrays)
 
@@ -182,8 +178,6 @@ class InProcess(Transport):
         return _Later(self, self._give("allreduce", array.copy()), finish)
 
     def reduce_scatter(self, array: Array, out: Array) -> Handle:
-        """Begin to sum, and to keep this rank's part."""
-
         def finish(arrays: list[Array]) -> None:
             begin = self.rank * out.size
             parts = [one.reshape(-1)[begin : begin + out.size] for one in arrays]
@@ -193,8 +187,6 @@ class InProcess(Transport):
         return _Later(self, self._give("reduce_scatter", array.copy()), finish)
 
     def allgather(self, array: Array, out: Array) -> Handle:
-        """Begin to gather the arrays of all ranks."""
-
         def finish(arrays: list[Array]) -> None:
             for rank, one in enumerate(arrays):
                 out.reshape(-1)[rank * array.size : (rank + 1) * array.size] = one.reshape(-1)
@@ -203,18 +195,15 @@ class InProcess(Transport):
         return _Later(self, self._give("allgather", array.copy()), finish)
 
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
-        """Combine the arrays of the ranks before this one."""
         self.check_call(array)
         check_callable("combine", combine)
         arrays = self._collect(self._give("exscan", array.copy()))
         return reduce(combine, arrays[: self.rank]) if self.rank else None
 
     def share(self, value: Any) -> list[Any]:
-        """Return the objects of all ranks."""
         return list(map(pickle.loads, self._collect(self._give("share", packed(value)))))
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         self._collect(self._give("barrier", None))
 
     def _give(self, kind: str, value: Any) -> int:
@@ -246,12 +235,10 @@ class InProcess(Transport):
         return [value for _, value in given]
 
     def abort(self, error: BaseException) -> None:
-        """Tell the other ranks that this one has failed."""
         with self.world.changed:
             if self.world.failed is None:
                 self.world.failed = self.rank, error
             self.world.changed.notify_all()
 
     def close(self) -> None:
-        """Refuse further calls."""
         self.closed = True

@@ -129,7 +129,7 @@ class Transport(abc.ABC):
         self.check_open()
         check_integer("The rank", peer, 0, self.size - 1)
         check_integer("The tag", tag, 0, self.largest_tag)
-        _check_array(array, written)
+        self.check_array(array, written)
 
     def check_call(self, array: Array, part: Array | None = None, *, parts: int = 1, written: bool = False) -> None:
         """Refuse arrays that a collective call cannot take: `part` must have one of `parts` equal shares of `array`.
@@ -137,16 +137,22 @@ class Transport(abc.ABC):
         `written` says which of the two is written to: `array`, else `part`.
         """
         self.check_open()
-        _check_array(array, written)
+        self.check_array(array, written)
         if part is None:
             return
-        _check_array(part, not written)
+        self.check_array(part, not written)
         if part.dtype != array.dtype:
             raise DTypeError("The arrays of a collective call differ", expected=array.dtype, got=part.dtype)
         if part.size * parts != array.size:
             raise ShapeError("The arrays of a collective call do not go together",
                              expected=f"{parts} times as many values in one as in the other",
                              got=f"{array.size} and {part.size}")  # fmt: skip
+
+    def check_array(self, array: Array, written: bool) -> None:
+        """Refuse an array that cannot be carried."""
+        backend.check_array("The array", array, written=written)
+        if array.dtype not in DTYPES:
+            raise DTypeError("The array cannot be carried", expected=" or ".join(map(str, DTYPES)), got=array.dtype)
 
 
 def check_transport(transport: Any) -> Transport:
@@ -186,12 +192,6 @@ def check_callable(name: str, value: Any) -> None:
     """Refuse an argument that cannot be called."""
     if not callable(value):
         raise OptionError(f"{name} is not a function", expected="a function", got=shown(value))
-
-
-def _check_array(array: Array, written: bool) -> None:
-    backend.check_array("The array", array, written=written)
-    if array.dtype not in DTYPES:
-        raise DTypeError("The array cannot be carried", expected=" or ".join(map(str, DTYPES)), got=array.dtype)
 
 
 # Sums over ranks: who sums which part, and in which order.

@@ -54,6 +54,13 @@ def check_number(
                       got=shown(value))  # fmt: skip
 
 
+def check_positive(name: str, value: Any, *, finite: bool = True) -> float:
+    """Return a real number above 0."""
+    if (number := check_number(name, value, finite=finite)) <= 0:
+        raise OptionError(f"{name} is not positive", expected="more than 0", got=value)
+    return number
+
+
 def check_choice(name: str, value: T, choices: Collection[T]) -> T:
     """Return an option that is one of the choices."""
     if not isinstance(value, str) or value not in choices:

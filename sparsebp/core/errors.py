@@ -143,3 +143,13 @@ class OutputError(SparseBPError, OSError):
 
 class MissingDependencyError(SparseBPError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
+
+
+@contextlib.contextmanager
+def needing(extra: str, problem: str) -> Iterator[None]:
+    """Turn a failed import inside the ``with`` block into a `MissingDependencyError` that names the extra."""
+    try:
+        yield
+    except (ImportError, OSError) as error:  # OSError: a package that lacks its library
+        remedy = f"Install the extra `{extra}`: pip install 'sparsebp[{extra}]'"
+        raise MissingDependencyError(problem, remedy=remedy) from error

@@ -32,8 +32,10 @@ from sparsebp.core.errors import (
     MissingDependencyError,
     OptionError,
     ShapeError,
+    needing,
 )
 from sparsebp.core.files import check_path, read_file
+from sparsebp.core.machine import host_memory
 
 CLASSES = 10
 
@@ -306,8 +308,6 @@ class BitstreamDataset:
 
 
 def _check_memory(needed: int) -> None:
-    from sparsebp.core.machine import host_memory
-
     memory = host_memory()
     if needed > memory:
         raise MemoryLimitError("The bitstreams need more memory than there is", expected=f"at most {memory} bytes",
@@ -349,11 +349,15 @@ def load_digits(
                           remedy="Pass 1 for pixel by pixel or 28 for row by row")  # fmt: skip
     images, labels = read_mnist()
     sequences = images.reshape(len(images), PIXELS // pixels_per_step, pixels_per_step)
-    chosen = held_out(labels, test)
-    train_set, test_set = (
-        ArrayDataset(sequences[part], labels[part], dtype=dtype, scale=1 / 255) for part in (~chosen, chosen)
-    )
-    return train_set, test_set
+    return parted(sequences, labels, held_out(labels, test), dtype=dtype, scale=1 / 255)
+
+
+def parted(
+    inputs: np.ndarray, targets: np.ndarray, testing: np.ndarray, **options: Any
+) -> tuple[ArrayDataset, ArrayDataset]:
+    """Return a training and a test set: the samples that a mask has left, and those that it holds out."""
+    train, test = (ArrayDataset(inputs[part], targets[part], **options) for part in (~testing, testing))
+    return train, test
 
 
 def held_out(labels: np.ndarray, test: int) -> np.ndarray:
@@ -527,12 +531,8 @@ def load_digit_images(
     """
     check_choice("scaling", scaling, get_args(Scaling))
     size = check_integer("size", size, 8)
-    try:
+    with needing("data", "The digits come with scikit-learn, which is not installed"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingDependencyError("The digits come with scikit-learn, which is not installed",
-                                     remedy="Install the extra `data`: pip install 'sparsebp[data]'"
-                                     ) from error  # fmt: skip
     images, labels = load_digits(return_X_y=True)
     weights = _interpolation(8, size, scaling)
     scaled = weights @ (images.reshape(-1, 8, 8) * (255 / 16)) @ weights.T

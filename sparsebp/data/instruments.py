@@ -20,15 +20,15 @@ from sparsebp.core.check import Seed, check_choice, check_generator, check_integ
 from sparsebp.core.errors import (
     DTypeError,
     FileFormatError,
-    MissingDependencyError,
     NonFiniteError,
     OptionError,
     OutputError,
     ShapeError,
+    needing,
 )
 from sparsebp.core.files import cache_folder, check_path, prepare_folder, write_atomically
 from sparsebp.core.threads import get_threads, one_blas_thread
-from sparsebp.data.dataset import ArrayDataset
+from sparsebp.data.dataset import ArrayDataset, parted
 
 __all__ = ["CLASSES", "load_instruments", "mfcc", "read_clip", "synthesise", "synthetic_instruments"]
 
@@ -275,14 +275,9 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
 
 def import_librosa() -> Any:
     """Import and return librosa, with soundfile, which reads its files."""
-    try:
+    with needing("audio", "Features of audio are computed by librosa with soundfile, which are not both installed"):
         import librosa
         import soundfile  # noqa: F401
-    except (ImportError, OSError) as error:  # soundfile lacks its library
-        raise MissingDependencyError(
-            "Features of audio are computed by librosa with soundfile, which are not both installed",
-            remedy="Install the extra `audio`: pip install 'sparsebp[audio]'",
-        ) from error
     return librosa
 
 
@@ -325,10 +320,7 @@ def load_instruments(
     inputs = _features(path, [file for found in files.values() for file in found], features)
     labels = np.repeat(np.arange(len(files)), [len(found) for found in files.values()])
     chosen = np.concatenate([_held_out(name, found, share) for name, found in files.items()])
-    return (
-        ArrayDataset(inputs[~chosen], labels[~chosen], dtype=dtype),
-        ArrayDataset(inputs[chosen], labels[chosen], dtype=dtype),
-    )
+    return parted(inputs, labels, chosen, dtype=dtype)
 
 
 def class_names(folder: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -483,11 +475,7 @@ def synthetic_instruments(
         inputs = _compute(features, each, seed)
         _save(cache, values=inputs)
     labels = np.tile(np.arange(len(CLASSES)), each)
-    training = np.arange(len(labels)) >= max(1, each // _HELD_OUT) * len(CLASSES)
-    return (
-        ArrayDataset(inputs[training], labels[training], dtype=dtype),
-        ArrayDataset(inputs[~training], labels[~training], dtype=dtype),
-    )
+    return parted(inputs, labels, np.arange(len(labels)) < max(1, each // _HELD_OUT) * len(CLASSES), dtype=dtype)
 
 
 def _compute(features: FeatureSet, each: int, seed: int) -> np.ndarray:

@@ -18,8 +18,14 @@ import numpy as np
 
 from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
-from sparsebp.patterns.coloring import color_columns, color_symmetric, star_sources
-from sparsebp.patterns.pattern import SparsityPattern, check_patterns, frozen
+from sparsebp.patterns.pattern import (
+    SparsityPattern,
+    check_patterns,
+    color_columns,
+    color_symmetric,
+    frozen,
+    star_sources,
+)
 
 REVERSE_COST = 3
 """Time of a reverse direction in forward ones: rows are coloured if that takes fewer colours by this factor."""

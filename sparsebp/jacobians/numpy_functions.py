@@ -17,10 +17,10 @@ import numpy as np
 
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, TracingError
-from sparsebp.core.pool import Pool
 from sparsebp.jacobians import tracing
 from sparsebp.jacobians.tracing import (
     Duals,
+    Pool,
     Sets,
     Traced,
     current,
@@ -323,8 +323,8 @@ def _along(outputs: tuple[int, ...], inputs: tuple[int, ...], axis: int, reaches
     """Return the matrix of a map along one axis, whose output i takes input j where ``reaches[i, j]``."""
     rows, columns = (np.moveaxis(np.arange(math.prod(shape)).reshape(shape), axis, -1) for shape in (outputs, inputs))
     there = np.broadcast_to(reaches, (*rows.shape[:-1], *reaches.shape))
-    pairs = (np.broadcast_to(x, there.shape)[there] for x in (rows[..., None], columns[..., None, :]))
-    return selection(*pairs, (math.prod(outputs), math.prod(inputs)))
+    rows, columns = (np.broadcast_to(x, there.shape)[there] for x in (rows[..., None], columns[..., None, :]))
+    return selection(rows, columns, (math.prod(outputs), math.prod(inputs)))
 
 
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:

@@ -21,14 +21,13 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from sparsebp.core.errors import MemoryLimitError, TracingError
-from sparsebp.core.pool import Pool
 from sparsebp.patterns.pattern import SparsityPattern
 
 MOST_ENTRIES = 1 << 27
@@ -53,7 +52,7 @@ class Traced(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """Follow a ufunc, or refuse it."""
         out = kwargs.pop("out", None)
-        found = _ufunc(ufunc, method, inputs, kwargs)
+        found = _as_scalar(_of_ufunc(ufunc, method, _owned(inputs), kwargs))
         if out is None:
             return found
         if not isinstance(out[0], Traced):
@@ -418,6 +417,45 @@ def pattern_of(sets: Any, symmetric: bool) -> SparsityPattern:
     return SparsityPattern(sets.indptr, sets.indices, sets.shape)
 
 
+# Large temporary arrays whose memory is used again.
+
+SMALL = 1 << 17
+"""Bytes of an array that the allocator keeps by itself."""
+
+
+class Pool:
+    """Large arrays that are used again as soon as nothing else refers to them.
+
+    The system hands out new memory page by page, which takes longer than the arithmetic on it.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, list[np.ndarray]] = {}
+        self.left = 1 << 26  # bytes that it may still keep
+        self.alone = self._uses([np.empty(0)])[0]  # as this interpreter counts
+
+    @staticmethod
+    def _uses(buffers: list[np.ndarray]) -> list[int]:
+        return [sys.getrefcount(buffer) for buffer in buffers]
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Return an array as `numpy.empty` does."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size < SMALL:
+            return np.empty(shape, dtype)
+        unit = 1 << max(size.bit_length() - 4, 0)
+        size = -(-size // unit) * unit  # one for arrays of nearly the same size
+        buffers = self.buffers.setdefault(size, [])
+        for buffer, uses in zip(buffers, self._uses(buffers), strict=True):
+            if uses == self.alone:
+                return np.ndarray(shape, dtype, buffer)
+        if size > self.left:
+            return np.empty(shape, dtype)
+        self.left -= size
+        buffers.append(np.empty(size, np.uint8))
+        return np.ndarray(shape, dtype, buffers[-1])
+
+
 class Duals(Level):
     """Tangents of shape (p, *shape): p directional derivatives at once, of the value's own dtype."""
 
@@ -765,10 +803,6 @@ def _as_scalar(found: Any) -> Any:
     if isinstance(found, Traced) and found.ndim == 0:
         found.scalar = True
     return found
-
-
-def _ufunc(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _as_scalar(_of_ufunc(ufunc, method, _owned(inputs), kwargs))
 
 
 def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from sparsebp.core.check import (
     check_flag,
     check_integer,
     check_number,
+    check_positive,
     check_sequence,
     shown,
 )
@@ -676,10 +677,8 @@ class OneCycleLR(LRScheduler):
         check_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
         self._between = _cosine if anneal_strategy == "cos" else _line
         self.max_lrs = per_group("max_lr", max_lr, check_optimizer(optimizer))
-        self.div_factor, self.final_div_factor = (
-            _positive("div_factor", div_factor),
-            _positive("final_div_factor", final_div_factor),
-        )
+        self.div_factor = check_positive("div_factor", div_factor)
+        self.final_div_factor = check_positive("final_div_factor", final_div_factor)
         peak = pct_start * total_steps
         between = [2 * peak - 2] if check_flag("three_phase", three_phase) else []
         self.ends = [peak - 1, *between, total_steps - 1]
@@ -705,9 +704,3 @@ def _cosine(start: float, end: float, done: float) -> float:
 
 def _line(start: float, end: float, done: float) -> float:
     return start + (end - start) * done
-
-
-def _positive(name: str, value: float) -> float:
-    if check_number(name, value, 0.0) == 0:
-        raise OptionError(f"{name} is zero", expected="more than 0", got=value)
-    return float(value)

@@ -19,8 +19,7 @@ from sparsebp.patterns.builders import (
     sequence_pattern,
     step_sum_pattern,
 )
-from sparsebp.patterns.coloring import color_columns, color_symmetric
-from sparsebp.patterns.pattern import SparsityPattern
+from sparsebp.patterns.pattern import SparsityPattern, color_columns, color_symmetric
 from sparsebp.patterns.windows import pad_pattern
 
 __all__ = [

@@ -20,10 +20,11 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 
 from sparsebp.comm.launcher import last_words, launched, speak
-from sparsebp.comm.mpi import TIMEOUT_SECONDS, End, MPITransport, check_timeout, mpi
+from sparsebp.comm.mpi import TIMEOUT_SECONDS, End, MPITransport, mpi
+from sparsebp.comm.nccl import NCCLTransport
 from sparsebp.comm.transport import Transport
 from sparsebp.core import backend, errors, threads
-from sparsebp.core.check import Array, check_choice, check_flag, shown
+from sparsebp.core.check import Array, check_choice, check_flag, check_positive, shown
 from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError, SparseBPError, TransportError
 from sparsebp.core.files import write_figure
 from sparsebp.schedule import Action, Costs, Overlap, Schedule, simulate
@@ -202,7 +203,7 @@ def connect(*, device: str = "cpu", progress: bool = False, timeout: float = TIM
     """
     check_choice("device", device, ("cpu", "cuda"))
     check_flag("progress", progress)
-    check_timeout(timeout)
+    check_positive("timeout", timeout)
     ranks = launched()
     MPI = mpi()
     if ranks is None:
@@ -221,10 +222,7 @@ def connect(*, device: str = "cpu", progress: bool = False, timeout: float = TIM
     _share_cores(transport)
     if device == "cpu":
         return transport
-    from sparsebp.comm.nccl import NCCLTransport
-
     number = own_device(transport)
-
     backend.cupy().cuda.Device(number).use()
     return NCCLTransport(transport)
 

@@ -32,7 +32,7 @@ from sparsebp.runtime.actions import (
     trained_parameters,
 )
 from sparsebp.runtime.launch import check_marks, checksum, exchange, mark_of, options_of
-from sparsebp.runtime.program import check_of_model, fewer, without_frozen
+from sparsebp.runtime.streams import check_of_model, fewer, without_frozen
 from sparsebp.schedule import Action, Costs, Kind, Overlap, Schedule, Simulation, actions_of, parts_of, simulate
 from sparsebp.schedule.builders import place_updates
 from sparsebp.schedule.lowering import Await, Compute, Message, Post, RankProgram, Send, Sent, lower

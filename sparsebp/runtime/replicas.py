@@ -22,10 +22,9 @@ from sparsebp.nn.init import Rows, rows_of
 from sparsebp.optim.optimizer import square_sums
 from sparsebp.optim.sharded import PieceOptimizer
 from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, in_sequence, is_ours, trained_parameters
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import REPEATED, Executor, TimedExecutor, measured_costs
 from sparsebp.runtime.launch import check_marks, check_same, checksums, mark_of, options_of
-from sparsebp.runtime.program import parts_in
-from sparsebp.runtime.search import REPEATED, TimedExecutor, measured_costs
+from sparsebp.runtime.streams import parts_in
 from sparsebp.schedule import Action, Costs, Kind, Schedule, StageBytes, simulate, validate
 from sparsebp.schedule.builders import place_updates, reverse_first_k, search_k
 from sparsebp.schedule.files import Durations

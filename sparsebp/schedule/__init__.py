@@ -5,7 +5,6 @@ for one device (`sparsebp.runtime`), or for one of several ranks, including its 
 placement of the updates in a schedule. An *order* is a plain sequence of stages or samples.
 """
 
-from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Lane, Overlap, StepGraph, actions_of, parse, parts_of
 from sparsebp.schedule.costs import Costs, Link, Network, StageBytes
 from sparsebp.schedule.files import (
     Durations,
@@ -20,7 +19,20 @@ from sparsebp.schedule.files import (
 )
 from sparsebp.schedule.lowering import Message, RankProgram, check_rendezvous, lower
 from sparsebp.schedule.plot import chrome_trace, gantt, summary, text_chart, write_trace
-from sparsebp.schedule.schedule import Schedule, validate
+from sparsebp.schedule.schedule import (
+    KINDS,
+    Action,
+    Cell,
+    Kind,
+    Lane,
+    Overlap,
+    Schedule,
+    StepGraph,
+    actions_of,
+    parse,
+    parts_of,
+    validate,
+)
 from sparsebp.schedule.simulation import Errors, Event, MemoryCurve, Simulation, Transfer, compare, depth, simulate
 
 __all__ = [

@@ -15,7 +15,6 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Action, Cell, Overlap, StepGraph
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.reorder import (
     Fusion,
@@ -37,7 +36,7 @@ from sparsebp.schedule.reorder import (
     synchronise,
     two_stream_list,
 )
-from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.schedule import Action, Cell, Overlap, Schedule, StepGraph
 
 __all__ = [
     "BUILDERS",

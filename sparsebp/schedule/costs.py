@@ -7,17 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from sparsebp.core.check import check_integer, check_number, shown
+from sparsebp.core.check import check_integer, check_number, check_positive, shown
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, StepGraph
+from sparsebp.schedule.schedule import KINDS, Action, Cell, Kind, Overlap, StepGraph
 
 DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 """Defaults; a B takes as long as its I and W."""
-
-
-def _check_bandwidth(name: str, value: float) -> None:
-    if check_number(name, value, finite=False) <= 0:
-        raise OptionError(f"{name} is not positive", expected="more than 0", got=value)
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class Link:
 
     def __post_init__(self) -> None:
         check_number("The latency of the link", self.latency, 0)
-        _check_bandwidth("The bandwidth of the link", self.bandwidth)
+        check_positive("The bandwidth of the link", self.bandwidth, finite=False)
 
     def route(self, sender: int, receiver: int) -> Route:
         """Return the path of a transfer between two workers."""
@@ -229,7 +224,7 @@ class Network(Link):
         if self.node is not None:
             object.__setattr__(self, "node", check_integer("node", self.node, 1))
         check_number("The latency of the uplink", self.uplink_latency, 0)
-        _check_bandwidth("The bandwidth of the uplink", self.uplink_bandwidth)
+        check_positive("The bandwidth of the uplink", self.uplink_bandwidth, finite=False)
 
     def route(self, sender: int, receiver: int) -> Route:
         """Return the path of a transfer between two workers."""

@@ -32,23 +32,24 @@ from typing import Any, NamedTuple, cast
 from sparsebp.core.check import check_number, shown
 from sparsebp.core.errors import FileFormatError, OptionError, ScheduleError
 from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
-from sparsebp.schedule.actions import (
+from sparsebp.schedule.costs import DURATIONS, Costs, Link, Network, StageBytes
+from sparsebp.schedule.lowering import Compute, Instruction, Post, RankProgram, Reduce, Send
+from sparsebp.schedule.schedule import (
     KINDS,
     Action,
     Cell,
     First,
     Lane,
     Overlap,
+    Schedule,
     StepGraph,
     Updates,
     Weights,
     actions_of,
     parse,
     parts_of,
+    validate,
 )
-from sparsebp.schedule.costs import DURATIONS, Costs, Link, Network, StageBytes
-from sparsebp.schedule.lowering import Compute, Instruction, Post, RankProgram, Reduce, Send
-from sparsebp.schedule.schedule import Schedule, validate
 from sparsebp.schedule.simulation import simulate
 
 OPTIONS = ("schedule", "first", "weights", "updates", "synchronised", "unweighted", "recomputed", "replicated")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule.actions import Action, Cell, StepGraph, actions_of, parts_of
-from sparsebp.schedule.schedule import Schedule, validate
+from sparsebp.schedule.schedule import Action, Cell, Schedule, StepGraph, actions_of, parts_of, validate
 
 # One order of all cells of a schedule, for ranks that run all their streams one after the other.
 

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from sparsebp.core.errors import MissingDependencyError, OptionError
+from sparsebp.core.errors import OptionError, needing
 from sparsebp.core.files import write_atomically
-from sparsebp.schedule.actions import KINDS, Action, Kind, Lane, actions_of
-from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.schedule import KINDS, Action, Kind, Lane, Schedule, actions_of
 from sparsebp.schedule.simulation import USES, Event, MemoryCurve, Simulation, Transfer
 
 # Labels in boxes, on rows, and above.
@@ -236,11 +235,8 @@ def _memory_axes(simulation: Simulation, ax: Any) -> Any:
 
 def _new_axes(simulation: Simulation, memory: bool) -> Any:
     """Return axes of a new figure, as wide as the cells of the longest row need."""
-    try:
+    with needing("plot", "Drawing a schedule needs matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        remedy = "Install the extra: pip install 'sparsebp[plot]'"
-        raise MissingDependencyError("Drawing a schedule needs matplotlib", remedy=remedy) from error
     lanes = simulation.schedule.lanes
     height = 0.9 + 0.4 * len(lanes) + 1.2 * memory
     width = min(max(10.0, 0.16 * simulation.steps * max(len(lane.cells) for lane in lanes)), 24.0)
@@ -363,7 +359,8 @@ def text_chart(simulation: Simulation, width: int | None = None, *, memory: bool
     broken = [0] * (columns + 1)  # the damage of a cut before each column: it breaks a box, or worse, its text
     for event in simulation.events:
         start, stop = round(event.start * letters), round(event.end * letters)
-        text = _text(simulation, event, stop - start)
+        *texts, letter = _texts(simulation, event)
+        text = next((text for text in texts if len(text) <= stop - start), letter[: stop - start])
         rows[event.lane][start:stop] = text.ljust(stop - start, _FILL)
         for column in range(start + 1, stop):
             broken[column] += 1 if column >= start + len(text) else len(rows)
@@ -412,11 +409,6 @@ def _texts(simulation: Simulation, event: Event) -> tuple[str, ...]:
     whole, first = ("|".join(f"{action.kind}{text}" for action, text in zip(actions, texts, strict=True))
                     for texts in (["/".join(n) for n in each], [n[0] for n in each]))  # fmt: skip
     return whole, first, "X" if len(actions) > 1 else str(actions[0].kind)
-
-
-def _text(simulation: Simulation, event: Event, width: int) -> str:
-    *texts, letter = _texts(simulation, event)
-    return next((text for text in texts if len(text) <= width), letter[:width])
 
 
 def _cuts(broken: Sequence[int], room: int) -> list[int]:

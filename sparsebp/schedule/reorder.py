@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, get_args
 
-from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, check_sequence
+from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, check_positive, check_sequence
 from sparsebp.core.errors import MemoryLimitError, OptionError
-from sparsebp.schedule.actions import Action, Cell, Lane, StepGraph, actions_of, trusted
 from sparsebp.schedule.costs import Costs
-from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.schedule import Action, Cell, Lane, Schedule, StepGraph, actions_of, trusted
 from sparsebp.schedule.simulation import Simulation, simulate
 
 # Placing updates: at the end, right before the next forward, or right after the gradient.
@@ -871,8 +870,7 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
     -----
     Oh et al., "Out-of-order backprop", EuroSys 2022, §4.1 and Algorithm 1.
     """
-    if not memory_ratio > 0:
-        raise OptionError("The memory ratio is not positive", expected="more than 0", got=memory_ratio)
+    check_positive("The memory ratio", memory_ratio, finite=False)
     costs = costs or Costs()
     plain = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
     cut = make_regions(stages, regions)

@@ -13,9 +13,21 @@ from typing import Any, NamedTuple, TypeAlias
 from sparsebp.core.check import check_integer, shown
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
-from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, Send, StepGraph, actions_of, parts_of, trusted
 from sparsebp.schedule.costs import Costs, Route
-from sparsebp.schedule.schedule import Schedule, validate
+from sparsebp.schedule.schedule import (
+    KINDS,
+    Action,
+    Cell,
+    Kind,
+    Overlap,
+    Schedule,
+    Send,
+    StepGraph,
+    actions_of,
+    parts_of,
+    trusted,
+    validate,
+)
 
 # Streams of one worker: recomputed activations, and mutual slowdown.
 
@@ -177,7 +189,7 @@ class Run:
         self._forward_version: dict[tuple[int, int, int], int] = {}
         self._workers = [schedule.lanes[lane].worker for lane in graph.lanes]
         self._sizes = [costs.bytes_of(stage).output for stage in range(len(self.updates))]
-        self._ways: dict[tuple[int, int], _Way] = {}
+        self._routes: dict[tuple[int, int], Route] = {}
         self._held: dict[Any, tuple[float, int | None]] = {}  # until when a side is occupied, and by what
         self._shares: dict[int, dict[Any, float]] = {}
         self._holds: set[int] = set()  # entries of S that have their sides
@@ -326,20 +338,20 @@ class Run:
 
     def _send(self, send: Send, entry: int, now: float, ready: list[int]) -> None:
         pair = self._workers[entry % self.count], send.receiver
-        way = self._ways.get(pair)
-        if way is None:
-            way = self._ways[pair] = _Way(self.costs.link.route(*pair), self._sizes)
+        route = self._routes.get(pair)
+        if route is None:
+            route = self._routes[pair] = self.costs.link.route(*pair)
         held, transfer = self._held, len(self.sends)
         begin, held_by = now, None
-        for key in way.keys:
+        for key, _ in route.sides:
             if key in held and held[key][0] > begin:
                 begin, held_by = held[key]
-        passed, lasts = begin, way.lasts[send.source.stage - (send.source.kind == "I")]
-        for at, key in enumerate(way.keys):
-            until = begin + lasts[at]
+        passed, size = begin, self._sizes[send.source.stage - (send.source.kind == "I")]
+        for key, bandwidth in route.sides:
+            until = begin + size / bandwidth
             held[key] = until, -1 - transfer
             passed = max(passed, until)
-        end = passed + way.latency
+        end = passed + route.latency
         self.sends.append(send)
         self.sources.append(entry)
         self.held_by.append(held_by)
@@ -399,15 +411,6 @@ class Run:
 
 _NOTHING = -1
 """In place of a stage whose weights are read."""
-
-
-class _Way:
-    """A route between two workers: its sides, and how long the output of every stage occupies each."""
-
-    def __init__(self, route: Route, sizes: list[float]) -> None:
-        self.keys = [side.key for side in route.sides]
-        self.lasts = [[size / side.bandwidth for side in route.sides] for size in sizes]
-        self.latency = route.latency
 
 
 # The memory account of a simulated schedule.
@@ -826,11 +829,6 @@ class Errors:
         """The mean of the sizes of the errors of starts."""
         return sum(map(abs, self.starts.values())) / len(self.starts)
 
-    @property
-    def worst_start(self) -> Action:
-        """The action whose start has the largest error, the first of equals."""
-        return max(self.starts, key=lambda action: abs(self.starts[action]))
-
 
 def compare(simulation: Simulation, spans: Iterable[tuple[Action, float, float]]) -> Errors:
     """Compare a simulated step with the measured one.
@@ -841,7 +839,7 @@ def compare(simulation: Simulation, spans: Iterable[tuple[Action, float, float]]
         Of one step, with costs in seconds.
     spans
         The same actions as measured: action, start, end, in seconds of one clock for all workers (`Span` of
-        `sparsebp.runtime.search`, say), in any order.
+        `sparsebp.runtime.executor`, say), in any order.
 
     Raises
     ------

@@ -15,11 +15,19 @@ from typing import Any, Literal, TextIO, TypeAlias, get_args
 
 from sparsebp.core import backend
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, shown
-from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError
+from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError, needing
 from sparsebp.core.files import json_line, kept_path, prepare_folder
 from sparsebp.optim.lr_schedules import reads_model
-from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, load_checkpoint, pack, save_checkpoint
-from sparsebp.train.history import EpochRecord, History
+from sparsebp.train.checkpoint import (
+    FILE_NAME,
+    PREVIOUS_NAME,
+    Checkpoint,
+    EpochRecord,
+    History,
+    load_checkpoint,
+    pack,
+    save_checkpoint,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +100,8 @@ class ProgressBar(Callback):
     reads_model = False
 
     def __init__(self, console: Any = None) -> None:
-        try:
+        with needing("cli", "The progress bar needs rich, which is not installed"):
             from rich.console import Console
-        except ImportError as error:
-            raise MissingDependencyError("The progress bar needs rich, which is not installed", remedy="Install the "
-                                         "extra `cli`: pip install 'sparsebp[cli]'") from error  # fmt: skip
         self.console = Console(stderr=True) if console is None else console
         self._progress: Any = None
         self._task: Any = None

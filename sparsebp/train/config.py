@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeGuard, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeGuard, get_args, get_type_hints
 
 import numpy as np
 
+from sparsebp import models, nn, optim
 from sparsebp.core import backend
 from sparsebp.core.check import Backward, check_choice, check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import FileFormatError, OptionError
@@ -35,12 +36,8 @@ from sparsebp.data.instruments import SETTINGS, FeatureSet, class_names, load_in
 from sparsebp.nn.pruning import PruneMethod
 from sparsebp.schedule.reorder import Fusion
 from sparsebp.train.checkpoint import load_weights
-from sparsebp.train.ranks import ON_RANKS, asynchronous, check_ranks, check_schedule
+from sparsebp.train.setup import ON_RANKS, asynchronous, check_ranks, check_schedule
 from sparsebp.train.trainer import Trainer
-
-if TYPE_CHECKING:
-    from sparsebp.nn import PruneReport
-
 
 # Options of every training run; the families add their data and models.
 
@@ -307,8 +304,6 @@ class ImageConfig(TrainConfig):
 
     def build_model(self) -> Any:
         """Return the network, for batches (B, C, H, W)."""
-        from sparsebp import models
-
         channels, size = self.image
         options: dict[str, Any] = {"dtype": self.dtype, "rng": self.seed}
         if self.model == "lenet5":
@@ -374,8 +369,6 @@ class SequenceConfig(TrainConfig):
 
         The gates' biases are spread over time scales up to `spread` steps.
         """
-        from sparsebp import nn
-
         rng = np.random.default_rng(self.seed)
         init = nn.init
         cell, chrono = {
@@ -612,10 +605,8 @@ def build(
     return _run(config, model, sets, config.epochs, config.lr, options)
 
 
-def build_retraining(config: ImageConfig, before: Run, **options: Any) -> tuple[Run, PruneReport]:
+def build_retraining(config: ImageConfig, before: Run, **options: Any) -> tuple[Run, nn.PruneReport]:
     """Prune a copy of the model that `before` has trained, and build the run that trains it further."""
-    from sparsebp import nn
-
     sets = (before.train_set, before.test_set)
     model = config.build_model()
     model.load_state_dict(before.trainer.model.state_dict())
@@ -627,8 +618,6 @@ def build_retraining(config: ImageConfig, before: Run, **options: Any) -> tuple[
 def _run(
     config: TrainConfig, model: Any, sets: tuple[Dataset, Dataset], epochs: int, lr: float, options: Mapping[str, Any]
 ) -> Run:
-    from sparsebp import nn, optim
-
     kind, more = _OPTIMIZERS[config.optimizer]
     optimizer = getattr(optim, kind)(model.parameters(), lr=lr, **more)
     steps = epochs * -(-len(sets[0]) // config.batch_size)
@@ -641,8 +630,6 @@ def _run(
 
 
 def _lr_scheduler(name: str, optimizer: Any, steps: int) -> Any:
-    from sparsebp import optim
-
     if name == "constant" or steps == 0:
         return None
     if name == "cosine":

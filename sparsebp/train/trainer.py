@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsebp.comm.transport import Transport, check_callable
 from sparsebp.core import backend
-from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_number, shown
+from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_positive, shown
 from sparsebp.core.errors import NonFiniteError, OptionError, ShapeError
 from sparsebp.core.files import kept_path
 from sparsebp.core.shortcuts import forward_of
@@ -23,17 +23,18 @@ from sparsebp.nn.layer import inference_mode
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler, reads_model
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, check_live, options_of, trained_parameters
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import MEMORY_RATIO, SCHEDULE_NAME, Executor, FoundSchedule, OutOfOrderExecutor
 from sparsebp.runtime.launch import collective_call
 from sparsebp.runtime.pipeline import Note, PipelineExecutor
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
-from sparsebp.runtime.search import MEMORY_RATIO, SCHEDULE_NAME, FoundSchedule, OutOfOrderExecutor
 from sparsebp.runtime.streams import LENGTHS
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train.callbacks import Callback, RunInfo, progress_of
 from sparsebp.train.checkpoint import (
     FILE_NAME,
+    EpochRecord,
+    History,
     checked_config,
     evaluation,
     load_checkpoint,
@@ -44,11 +45,11 @@ from sparsebp.train.checkpoint import (
     set_aside,
     training,
 )
-from sparsebp.train.data import as_dataset, batch_of, share_of
-from sparsebp.train.history import EpochRecord, History
-from sparsebp.train.ranks import (
+from sparsebp.train.setup import (
     SCHEDULES,
     agree,
+    as_dataset,
+    batch_of,
     buffers_of_rank_0,
     check_parts,
     check_ranks,
@@ -56,6 +57,7 @@ from sparsebp.train.ranks import (
     earlier_schedule,
     executor_of,
     scheduler_of,
+    share_of,
     staleness,
     tell_on_rank_0,
     telling,
@@ -431,8 +433,8 @@ class Trainer:
         check_parts(model, loss, optimizer, callbacks)
         trained_parameters(model, optimizer)
         for name, value in (("clip_norm", clip_norm), ("memory_ratio", memory_ratio)):
-            if value is not None and check_number(name, value) <= 0:
-                raise OptionError(f"{name} is not positive", expected="more than 0, or None", got=value)
+            if value is not None:
+                check_positive(name, value)
         if checkpoint_every is not None:
             checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
         self.model, self.loss, self.optimizer = model, loss, optimizer

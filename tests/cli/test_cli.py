@@ -304,7 +304,7 @@ def test_no_epochs(tmp_path, small_digits):
 
 
 def test_memory_that_does_not_suffice(monkeypatch):
-    from sparsebp.cli.info import info
+    from sparsebp.cli.app import info
 
     def fail():
         raise MemoryError("Unable to allocate 8.00 TiB")
@@ -422,7 +422,7 @@ def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):
 
 
 def test_warm_up_runs_all_jobs_and_says_where_kernels_are_kept(monkeypatch, tmp_path):
-    from sparsebp.train import warm_up
+    from sparsebp.train import recipes as warm_up
 
     done = []
     monkeypatch.setattr(warm_up, "jobs", lambda: iter([(name, lambda name=name: done.append(name)) for name in "ab"]))

@@ -108,7 +108,7 @@ def test_prune(monkeypatch, tmp_path, out):
 def test_verify(monkeypatch):
     calls, threads = Calls({}), Calls()
     monkeypatch.setattr("sparsebp.train.verify.self_check", calls)
-    from sparsebp.cli.info import verify
+    from sparsebp.cli.app import verify
 
     monkeypatch.setitem(verify.__globals__, "use_threads", threads)
     invoke("verify", "--seed", 9, "--threads", 1, "--device", "cuda")

@@ -66,7 +66,7 @@ def _count(cell: str, backward: str) -> Counts:
     from benchmarks.workloads import SequenceWorkload
     from sparsebp.runtime.actions import Stages
     from sparsebp.runtime.executor import Executor
-    from sparsebp.train.ranks import schedule_of
+    from sparsebp.train.setup import schedule_of
     from strict_cupy import counted
 
     found = {}

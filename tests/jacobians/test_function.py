@@ -26,7 +26,7 @@ from sparsebp.core.errors import (
     TracingError,
 )
 from sparsebp.patterns import color_columns, color_symmetric
-from sparsebp.patterns.coloring import star_sources
+from sparsebp.patterns.pattern import star_sources
 from strategies import csr_patterns
 
 N = 7  # of most functions: prime
@@ -580,7 +580,7 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
 
 def test_memory_that_is_used_again_is_nobodys(monkeypatch):
     """Tangents large enough for the pool: results of earlier calls, of other threads and after errors stay right."""
-    monkeypatch.setattr("sparsebp.core.pool.SMALL", 1)
+    monkeypatch.setattr("sparsebp.jacobians.tracing.SMALL", 1)
     rng, n, small = np.random.default_rng(0), 211, np.arange(3.0)
     fails = []
 

@@ -12,7 +12,7 @@ from sparsebp import kernels, nn, optim
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
-from sparsebp.train.ranks import schedule_of
+from sparsebp.train.setup import schedule_of
 from strategies import seeds, sizes
 from torch_twins import assert_gradients, assert_like_torch, loaded
 

@@ -18,7 +18,7 @@ from sparsebp.runtime import Executor
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.time_parallel import TimeParallel
 from sparsebp.train import Trainer
-from sparsebp.train.ranks import schedule_of
+from sparsebp.train.setup import schedule_of
 from torch_twins import slope_at
 
 REAL = {"dtype": np.float64, "rng": 0}

@@ -24,9 +24,9 @@ from sparsebp.schedule import (
     text_chart,  # fmt: skip
     write_trace,  # fmt: skip
 )
-from sparsebp.schedule.actions import actions_of
 from sparsebp.schedule.builders import build
 from sparsebp.schedule.plot import numbers, row
+from sparsebp.schedule.schedule import actions_of
 
 GPIPE = simulate(
     Schedule.of(StepGraph(2, 3), [lane("0F0 0F1 0F2 0B0 0B1 0B2"), lane("1F0 1F1 1F2 1B0 1B1 1B2")], "GPipe"),

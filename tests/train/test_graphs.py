@@ -22,7 +22,7 @@ from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.streams import Graphs, in_turn
 from sparsebp.schedule.builders import out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer
-from sparsebp.train.ranks import schedule_of
+from sparsebp.train.setup import schedule_of
 
 BATCH = (orders.IMAGES, orders.CLASSES)
 

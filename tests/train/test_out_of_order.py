@@ -12,7 +12,7 @@ from schedules import costs as any_costs
 from sparsebp import models, nn, optim
 from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.runtime import Executor
-from sparsebp.runtime.search import (
+from sparsebp.runtime.executor import (
     COSTS_NAME,
     MEASURED,
     ROUNDS,

@@ -13,7 +13,7 @@ import pytest
 from device.kernel_arguments import KERNELS
 from sparsebp import kernels
 from sparsebp.kernels.host.engine import compile
-from sparsebp.train import warm_up
+from sparsebp.train import recipes as warm_up
 
 
 def test_every_kernel_is_called_in_both_precisions(monkeypatch):
