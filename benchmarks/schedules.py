@@ -550,7 +550,7 @@ SPECTRAIN = Benchmark(
         "steps": {"SNN": 60, "VGG-11": 70, "GRU": 250, "Transformer": 150},
     },
     quick={
-        "networks": ("SNN", "GRU", "Transformer"), "test": 10, "seeds": (0, 1),
+        "networks": ("SNN", "GRU"), "test": 10, "seeds": (0, 1),
         "sizes": {name: dict(network.quick) for name, network in NETWORKS.items()}, "batch": 8,
         "steps": dict.fromkeys(NETWORKS, 12),
     },

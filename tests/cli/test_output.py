@@ -19,12 +19,12 @@ def shell(script, *arguments, **options):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    "arguments",
-    [["--version"], ["train", "--help"], ["schedule", "build", "gpipe"], ["schedule", "compare"],
-     ["schedule", "compare", "--json"], TRAIN, [*TRAIN, "--json"]],
-    ids=lambda arguments: " ".join(arguments[:3] + arguments[-1:]),
+    ("arguments", "unbuffered"),
+    [(["--version"], ""), (["train", "--help"], "1"), (["schedule", "build", "gpipe"], ""),
+     (["schedule", "build", "gpipe"], "1"), (["schedule", "compare"], ""), (["schedule", "compare", "--json"], "1"),
+     (TRAIN, ""), ([*TRAIN, "--json"], "1")],
+    ids=lambda given: " ".join(given[:3] + given[-1:]) if isinstance(given, list) else given,
 )  # fmt: skip
 def test_output_that_cannot_be_written(tmp_path, arguments, unbuffered):
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": unbuffered}
@@ -34,8 +34,7 @@ def test_output_that_cannot_be_written(tmp_path, arguments, unbuffered):
     assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-@pytest.mark.parametrize("json", [[], ["--json"]])
+@pytest.mark.parametrize(("closed", "json"), [(">&-", ["--json"]), ("2>&-", []), (">&- 2>&-", [])])
 def test_streams_that_are_closed(tmp_path, closed, json):
     result = shell(f'exec "$@" {closed}', *TRAIN, *json, "--out", tmp_path)
     assert result.returncode == 0 and result.stderr == ""

@@ -283,8 +283,9 @@ def test_options_that_no_file_holds_are_refused(tmp_path, suffix, value):
 # ---- pruning, retraining, resuming ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [1, 4])
-@pytest.mark.parametrize("options", [[], ["--optimizer", "sgd", "--lr", "0.01", "--lr-schedule", "constant"]])
+@pytest.mark.parametrize(
+    ("step", "options"), [(1, ["--optimizer", "sgd", "--lr", "0.01", "--lr-schedule", "constant"]), (4, [])]
+)
 def test_killed_in_the_retraining_and_resumed(tmp_path, monkeypatch, step, options):
     """Both parts, their files and all that is reported are those of a run that was never interrupted."""
     pytest.importorskip("sklearn")

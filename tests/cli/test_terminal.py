@@ -53,8 +53,8 @@ def lines_of(written):
 
 @pytest.mark.parametrize(
     ("command", "columns"),
-    [("schedule compare", 60), ("schedule compare", 80), ("schedule compare", 120), ("info", 60),
-     ("info", 80), ("schedule plot s.csv", 60), ("schedule simulate s.csv", 60)],
+    [("schedule compare", 60), ("schedule compare", 80), ("info", 60), ("schedule plot s.csv", 60),
+     ("schedule simulate s.csv", 60)],
 )  # fmt: skip
 def test_no_line_is_longer_than_the_terminal(tmp_path, command, columns):
     (tmp_path / "s.csv").write_text(
@@ -72,14 +72,13 @@ def test_no_line_is_longer_than_the_terminal(tmp_path, command, columns):
         assert {line.split()[0] for line in lines if line.split()} >= set(BUILDERS)
 
 
-@pytest.mark.parametrize("columns", [60, 80])
-def test_training_on_a_terminal(tmp_path, columns):
-    written = on_terminal(columns, tmp_path, *TRAIN)
+def test_training_on_a_narrow_terminal(tmp_path):
+    written = on_terminal(60, tmp_path, *TRAIN)
     assert "starting" in written  # the bar
     lines = lines_of(written)
-    assert max(map(len, lines)) <= columns
+    assert max(map(len, lines)) <= 60
     epochs = [line for line in lines if re.match(r"epoch   [12]  loss [0-9.]+ \(test [0-9.]+\)", line)]
-    assert len(epochs) == 2 and all(line.endswith(" s") for line in epochs) == (columns == 80)
+    assert len(epochs) == 2 and not any(line.endswith(" s") for line in epochs)  # the rest is on a second line
 
 
 def test_verify_shows_how_far_it_is(tmp_path):

@@ -93,60 +93,27 @@ def test_a_value_whose_text_cannot_be_had():
 # ---- who took what -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.Linear(-1, 2),
-        lambda: nn.Linear(1.5, 2),
-        lambda: nn.Linear(2, True),
-        lambda: nn.Linear(2, 2, "False"),
-        lambda: nn.Linear(2**40, 2**40),
-        lambda: nn.GRU(3.0, 5),
-        lambda: nn.GRU(3, 5, bias="False"),
-        lambda: nn.GRU(3, 5, batch_first="False"),
-        lambda: nn.RNN(3, 5, bidirectional=1),
-        lambda: nn.GRU(3, 5, dropout="a"),
-        lambda: nn.GRU(3, 5, backward=["auto"]),
-        lambda: nn.GRUCell(3.0, 5),
-        lambda: nn.LSTM(3, 5, proj_size=2.0),
-        lambda: nn.LSTMCell(3, 5.0),
-        lambda: nn.RNNCell(3, 5, bias=0),
-        lambda: nn.BatchNorm2d(2, eps=-1.0),
-        lambda: nn.BatchNorm2d(2.0),
-        lambda: nn.BatchNorm2d(2, affine="no"),
-        lambda: nn.BatchNorm2d(2, eps=math.nan),
-        lambda: nn.LayerNorm(2.7),
-        lambda: nn.LayerNorm(2, eps=-1),
-        lambda: nn.LayerNorm("ab"),
-        lambda: nn.LayerNorm(2, bias=None),
-        lambda: nn.Dropout("a"),
-        lambda: nn.Dropout(True),
-        lambda: nn.ELU("1"),
-        lambda: nn.LeakyReLU(math.nan),
-        lambda: nn.Softplus(beta=0),
-        lambda: nn.Softplus(math.inf),
-        lambda: nn.Hardtanh(math.nan, 1),
-        lambda: nn.Softmax("x"),
-        lambda: nn.GELU(["none"]),
-        lambda: nn.Conv2d(1, 1, b"1"),
-        lambda: nn.Conv2d(1, 1, True),
-        lambda: nn.Conv2d(1, 1, 1, bias="no"),
-        lambda: nn.Conv1d(1, 1, 3, padding=np.ones(3)),
-        lambda: nn.MaxPool2d(2, ceil_mode="no"),
-        lambda: nn.AvgPool2d(2, count_include_pad=1),
-        lambda: nn.AvgPool2d(2, divisor_override=1.5),
-        lambda: nn.AdaptiveAvgPool2d([(1,), 2]),
-        lambda: nn.Sequential(nn.ReLU),
-        lambda: nn.Concat(1),
-        lambda: nn.Residual(None),
-        lambda: nn.Sequential(nn.ReLU(), backward=["bp"]),
-        lambda: nn.SequenceClassifier(nn.Linear(1, 1), nn.Linear(1, 1)),
-        lambda: nn.prune(nn.Linear(2, 2), True),
-        lambda: nn.prune(nn.Linear(2, 2), 0.5, np.array(["a", "b"])),
-        lambda: nn.prune(nn.Linear(2, 2), 0.5, optimizer=3),
-        lambda: nn.ReLU().train("False"),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda: nn.Linear(-1, 2), lambda: nn.Linear(1.5, 2), lambda: nn.Linear(2, True),
+    lambda: nn.Linear(2, 2, "False"), lambda: nn.Linear(2**40, 2**40), lambda: nn.GRU(3.0, 5),
+    lambda: nn.GRU(3, 5, bias="False"), lambda: nn.GRU(3, 5, batch_first="False"),
+    lambda: nn.RNN(3, 5, bidirectional=1), lambda: nn.GRU(3, 5, dropout="a"),
+    lambda: nn.GRU(3, 5, backward=["auto"]), lambda: nn.GRUCell(3.0, 5), lambda: nn.LSTM(3, 5, proj_size=2.0),
+    lambda: nn.LSTMCell(3, 5.0), lambda: nn.RNNCell(3, 5, bias=0), lambda: nn.BatchNorm2d(2, eps=-1.0),
+    lambda: nn.BatchNorm2d(2.0), lambda: nn.BatchNorm2d(2, affine="no"), lambda: nn.BatchNorm2d(2, eps=math.nan),
+    lambda: nn.LayerNorm(2.7), lambda: nn.LayerNorm(2, eps=-1), lambda: nn.LayerNorm("ab"),
+    lambda: nn.LayerNorm(2, bias=None), lambda: nn.Dropout("a"), lambda: nn.Dropout(True), lambda: nn.ELU("1"),
+    lambda: nn.LeakyReLU(math.nan), lambda: nn.Softplus(beta=0), lambda: nn.Softplus(math.inf),
+    lambda: nn.Hardtanh(math.nan, 1), lambda: nn.Softmax("x"), lambda: nn.GELU(["none"]),
+    lambda: nn.Conv2d(1, 1, b"1"), lambda: nn.Conv2d(1, 1, True), lambda: nn.Conv2d(1, 1, 1, bias="no"),
+    lambda: nn.Conv1d(1, 1, 3, padding=np.ones(3)), lambda: nn.MaxPool2d(2, ceil_mode="no"),
+    lambda: nn.AvgPool2d(2, count_include_pad=1), lambda: nn.AvgPool2d(2, divisor_override=1.5),
+    lambda: nn.AdaptiveAvgPool2d([(1,), 2]), lambda: nn.Sequential(nn.ReLU), lambda: nn.Concat(1),
+    lambda: nn.Residual(None), lambda: nn.Sequential(nn.ReLU(), backward=["bp"]),
+    lambda: nn.SequenceClassifier(nn.Linear(1, 1), nn.Linear(1, 1)), lambda: nn.prune(nn.Linear(2, 2), True),
+    lambda: nn.prune(nn.Linear(2, 2), 0.5, np.array(["a", "b"])),
+    lambda: nn.prune(nn.Linear(2, 2), 0.5, optimizer=3), lambda: nn.ReLU().train("False"),
+])  # fmt: skip
 def test_layers_refuse(make):
     with pytest.raises(OptionError):
         make()
@@ -270,28 +237,14 @@ def test_builders_refuse(name):
                 BUILDERS[name](**good | {key: value})
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: StepGraph(2.0),
-        lambda: StepGraph(2, unweighted=1),
-        lambda: StepGraph(2, synchronised="no"),
-        lambda: StepGraph(10**6, 10**6),
-        lambda: StepGraph(2, first=["F"]),
-        lambda: Action(1.5, "F", 0),
-        lambda: Action(0, ["F"], 0),
-        lambda: Action("0", "F", 0),
-        lambda: Costs(slowdown="a"),
-        lambda: Costs(stages=3),
-        lambda: Costs(link=1),
-        lambda: Link("a"),
-        lambda: Link(0, "a"),
-        lambda: Link(0, math.nan),
-        lambda: parse(3),
-        lambda: simulate(BUILDERS["conventional"](stages=2), steps=1.5),
-        lambda: simulate(BUILDERS["conventional"](stages=2), 3),
-    ],
-)
+@pytest.mark.parametrize("call", [
+    lambda: StepGraph(2.0), lambda: StepGraph(2, unweighted=1), lambda: StepGraph(2, synchronised="no"),
+    lambda: StepGraph(10**6, 10**6), lambda: StepGraph(2, first=["F"]), lambda: Action(1.5, "F", 0),
+    lambda: Action(0, ["F"], 0), lambda: Action("0", "F", 0), lambda: Costs(slowdown="a"),
+    lambda: Costs(stages=3), lambda: Costs(link=1), lambda: Link("a"), lambda: Link(0, "a"),
+    lambda: Link(0, math.nan), lambda: parse(3), lambda: simulate(BUILDERS["conventional"](stages=2), steps=1.5),
+    lambda: simulate(BUILDERS["conventional"](stages=2), 3),
+])  # fmt: skip
 def test_schedules_refuse(call):
     with pytest.raises(SparseBPError):
         call()

@@ -145,8 +145,10 @@ def test_a_mode_of_the_dispatcher_sees_pytorchs_operations(called: list[str]) ->
     assert called == ["GRU"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("steps", "dtype"), [(3, torch.bfloat16), (40, torch.float16), (LONG, torch.bfloat16)])
+@pytest.mark.parametrize(("kind", "steps", "dtype"), [
+    *((kind, steps, dtype) for kind in KINDS for steps, dtype in ((3, torch.bfloat16), (40, torch.float16))),
+    ("RNN", LONG, torch.bfloat16),
+])  # fmt: skip
 def test_dtypes_without_kernels_run_pytorchs_forward(kind: str, steps: int, dtype: Any) -> None:
     theirs, ours = pair(kind, 6, 10)
     theirs.to(dtype), ours.to(dtype)

@@ -203,7 +203,7 @@ def seconds_of(schedule: Schedule, told: dict[str, float]) -> float:
     return told[known[schedule.name]] if schedule.name in known else 0.0
 
 
-@given(st.data(), st.integers(1, 12), st.floats(0.2, 2))
+@given(st.data(), st.integers(1, 8), st.floats(0.2, 2))
 def test_candidates_stay_below_the_cap(data, stages, cap):
     unweighted = data.draw(st.sets(st.integers(0, stages - 1), max_size=stages - 1))
     size = {"stages": stages, "unweighted": frozenset(unweighted)}
