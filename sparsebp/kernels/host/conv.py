@@ -612,6 +612,13 @@ class ConvolutionKernels:
         if y.size == 0:
             out[...] = 0
             return
+        single = prod(out.shape[2:]) == prod(stride) == groups == 1 and x.shape[2:] == y.shape[2:] and not any(before)
+        if single and planes_fits(y, x):
+            planes_correlate(y, x, out)
+            return
+        if narrow.correlate_fits(out, stride, before, groups, y):
+            narrow.correlate(y, x, before, dilation, out)
+            return
         if _in_tiles(out, stride, before, dilation, groups, x, y) and winograd.correlate(y, x, before, out):
             return
         turned = _turned_padding(out, stride, before, dilation, groups)
@@ -624,10 +631,6 @@ class ConvolutionKernels:
         windows = out.shape[2:], stride, before, dilation, x.shape[2:], y.shape[2:]
         if out.shape[1] == 1:
             depthwise.correlate(y, x, windows, out)
-            return
-        single = prod(out.shape[2:]) == prod(stride) == groups == 1 and x.shape[2:] == y.shape[2:] and not any(before)
-        if single and planes_fits(y, x):
-            planes_correlate(y, x, out)
             return
         if rows_fits(out, before, groups, x, y):
             rows_correlate(y, x, stride, dilation, out)
