@@ -111,7 +111,7 @@ def _side_by_side(x: Array, kernel: Axes, before: Axes, dilation: Axes, outputs:
     """Return x (B, C, …) with zeros around as (C, numbers of all samples), the samples' next to each other."""
     sizes = [o + (k - 1) * d for o, k, d in zip(outputs, kernel, dilation, strict=True)]
     image = backend.empty(np, (x.shape[1], *sizes, len(x)), x.dtype)
-    if sizes != [*x.shape[2:]]:
+    if any(before) or sizes != [*x.shape[2:]]:
         image[...] = 0
     (d, h, w), ends = before, [min(b + n, size) for b, n, size in zip(before, x.shape[2:], sizes, strict=True)]
     given = x[:, :, : ends[0] - d, : ends[1] - h, : ends[2] - w]
