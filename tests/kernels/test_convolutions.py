@@ -102,6 +102,7 @@ def test_planes_narrower_than_a_vector_go_abreast_where_vectors_are_long():
 # ---- few windows: samples side by side ------------------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(
     batch=sizes(1, 17), channels=sizes(8, 21), rows=sizes(8, 40), size=st.tuples(sizes(1, 6), sizes(1, 6)),
     kernel=sizes(1, 4), pad=st.tuples(sizes(0, 4), sizes(0, 4)), more=sizes(0, 3), dilation=sizes(1, 2), dtype=reals,
