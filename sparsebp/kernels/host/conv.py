@@ -76,15 +76,19 @@ def direct_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, group
     return inside and prod(weight.shape[1:]) * _VECTORS * VECTOR_BYTES <= _DIRECT_MOST_BYTES
 
 
-def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, out: Array) -> None:
-    """Write the sums of every window's products: weights (out_channels, channels, *kernel), all on three axes."""
-    rows, batch = len(weight), len(x)
+def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, turned: bool, out: Array) -> None:
+    """Write the sums of every window's products: weights (out_channels, channels, *kernel), all on three axes.
+
+    `turned`: of weights with one tap, and with the two kinds of channels exchanged.
+    """
+    rows, batch = out.shape[1], len(x)
     starts, steps, width = places_of(x.shape[1], x.shape[2:], weight.shape[2:], stride, dilation, out.shape[2:])
+    down, across = (1, rows) if turned else (len(steps), 1)
     panels = -(-batch * len(starts) * -(-width // (VECTOR_BYTES // x.itemsize)) // _VECTORS)
     splits = max(1, min(-(-_DIRECT_LEAST_PARTS // panels), rows // _LEAST_ROWS))
     parts = panels * splits
-    args = weight.reshape(rows, -1), x.reshape(batch, -1), starts, steps, width, splits, out.reshape(batch, rows, -1)
-    _direct_convolve(team_for(parts, out.size * len(steps) // 8), parts, *args)
+    args = weight.reshape(-1), down, across, x.reshape(batch, -1), starts, steps, width, splits
+    _direct_convolve(team_for(parts, out.size * len(steps) // 8), parts, *args, out.reshape(batch, rows, -1))
 
 
 @lru_cache(maxsize=256)
@@ -105,9 +109,9 @@ def places_of(
 
 
 @parallel(**JIT)
-def _direct_convolve(part, parts, weight, x, starts, steps, width, splits, out):
+def _direct_convolve(part, parts, weight, down, across, x, starts, steps, width, splits, out):
     """Run a part: of a panel, one of `splits` parts of the rows."""
-    rows, depth, size, step = len(weight), len(steps), out.shape[2], lanes(pointer(x))
+    (_, rows, size), depth, step = out.shape, len(steps), lanes(pointer(x))
     first, (low, high) = part // splits * 3, span(part % splits, splits, rows)
     room = np.empty((depth + 1) * 3 * step, x.dtype)
     panel, origin, target = aligned_pointer(room), pointer(x), advance(pointer(out), low * size)
@@ -116,8 +120,8 @@ def _direct_convolve(part, parts, weight, x, starts, steps, width, splits, out):
     r, c, k = _place(first + 2, width, step, x, starts, out)
     _pack(advance(origin, p), i, advance(origin, q), j, advance(origin, r), k, pointer(steps), depth, panel)
     _multiply(
-        advance(pointer(weight), low * depth), high - low, depth, panel, advance(target, a), i, advance(target, b), j,
-        advance(target, c), k, size,
+        advance(pointer(weight), low * down), down, across, high - low, depth, panel, advance(target, a), i,
+        advance(target, b), j, advance(target, c), k, size,
     )  # fmt: skip
     keep_alive(room)
 
@@ -155,23 +159,23 @@ def _pack(a, i, b, j, c, k, steps, depth, panel):
 
 
 @numba.njit(**INNER_APART)
-def _multiply(weight, rows, depth, panel, a, i, b, j, c, k, apart):
+def _multiply(weight, down, across, rows, depth, panel, a, i, b, j, c, k, apart):
     """Write the products of the rows with the panel to three columns of vectors, with i, j and k numbers."""
     step, row = lanes(panel), 0
     while row + 4 <= rows:
-        w0 = advance(weight, row * depth)
-        w1, w2, w3 = advance(w0, depth), advance(w0, 2 * depth), advance(w0, 3 * depth)
+        w0 = advance(weight, row * down)
+        w1, w2, w3 = advance(w0, down), advance(w0, 2 * down), advance(w0, 3 * down)
         a0 = b0 = c0 = a1 = b1 = c1 = a2 = b2 = c2 = a3 = b3 = c3 = zeros(panel)
         for at in range(depth):
             place = 3 * step * at
             x, y, z = load(panel, place), load(panel, place + step), load(panel, place + 2 * step)
-            w = broadcast(w0, at)
+            w = broadcast(w0, at * across)
             a0, b0, c0 = fma(w, x, a0), fma(w, y, b0), fma(w, z, c0)
-            w = broadcast(w1, at)
+            w = broadcast(w1, at * across)
             a1, b1, c1 = fma(w, x, a1), fma(w, y, b1), fma(w, z, c1)
-            w = broadcast(w2, at)
+            w = broadcast(w2, at * across)
             a2, b2, c2 = fma(w, x, a2), fma(w, y, b2), fma(w, z, c2)
-            w = broadcast(w3, at)
+            w = broadcast(w3, at * across)
             a3, b3, c3 = fma(w, x, a3), fma(w, y, b3), fma(w, z, c3)
         place = row * apart
         _store_row(a, i, b, j, c, k, place, a0, b0, c0)
@@ -180,10 +184,10 @@ def _multiply(weight, rows, depth, panel, a, i, b, j, c, k, apart):
         _store_row(a, i, b, j, c, k, place + 3 * apart, a3, b3, c3)
         row += 4
     while row < rows:
-        w0 = advance(weight, row * depth)
+        w0 = advance(weight, row * down)
         a0 = b0 = c0 = zeros(panel)
         for at in range(depth):
-            w, place = broadcast(w0, at), 3 * step * at
+            w, place = broadcast(w0, at * across), 3 * step * at
             a0, b0 = fma(w, load(panel, place), a0), fma(w, load(panel, place + step), b0)
             c0 = fma(w, load(panel, place + 2 * step), c0)
         _store_row(a, i, b, j, c, k, row * apart, a0, b0, c0)
@@ -554,7 +558,7 @@ class ConvolutionKernels:
         ):
             return
         if weight.shape[1] > 1 and direct_fits(weight, stride, before, dilation, groups, x, out):
-            convolve(weight, x, stride, dilation, out)
+            convolve(weight, x, stride, dilation, False, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None and _finite(weight):
@@ -586,7 +590,7 @@ class ConvolutionKernels:
         ):
             return
         if y.shape[2:] == out.shape[2:] and direct_fits(weight, stride, before, dilation, groups, y, out):
-            convolve(np.ascontiguousarray(weight.swapaxes(0, 1)), y, stride, dilation, out)
+            convolve(weight, y, stride, dilation, True, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         windows = weight.shape[2:], stride, before, dilation, out.shape[2:], y.shape[2:]
@@ -612,6 +616,13 @@ class ConvolutionKernels:
         if y.size == 0:
             out[...] = 0
             return
+        single = prod(out.shape[2:]) == prod(stride) == groups == 1 and x.shape[2:] == y.shape[2:] and not any(before)
+        if single and planes_fits(y, x):
+            planes_correlate(y, x, out)
+            return
+        if narrow.correlate_fits(out, stride, before, groups, y):
+            narrow.correlate(y, x, before, dilation, out)
+            return
         if _in_tiles(out, stride, before, dilation, groups, x, y) and winograd.correlate(y, x, before, out):
             return
         turned = _turned_padding(out, stride, before, dilation, groups)
@@ -624,10 +635,6 @@ class ConvolutionKernels:
         windows = out.shape[2:], stride, before, dilation, x.shape[2:], y.shape[2:]
         if out.shape[1] == 1:
             depthwise.correlate(y, x, windows, out)
-            return
-        single = prod(out.shape[2:]) == prod(stride) == groups == 1 and x.shape[2:] == y.shape[2:] and not any(before)
-        if single and planes_fits(y, x):
-            planes_correlate(y, x, out)
             return
         if rows_fits(out, before, groups, x, y):
             rows_correlate(y, x, stride, dilation, out)

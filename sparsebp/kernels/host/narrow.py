@@ -17,12 +17,14 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import Array
+from sparsebp.kernels.host.depthwise import contiguous, turn_in
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     advance,
     aligned_pointer,
     broadcast,
+    copy,
     fma,
     keep_alive,
     lanes,
@@ -50,9 +52,18 @@ _LEAST_PARTS, _LEAST_ROWS = 8, 32
 def fits(weight: Array, stride: Axes, before: Axes, groups: int, x: Array, out: Array) -> bool:
     """Whether `convolve` maps x (B, …) to out in less time than others."""
     row, lanes = len(out) * out.shape[4], VECTOR_BYTES // x.itemsize
-    few = len(out) * prod(out.shape[2:]) <= _MOST_WINDOWS and row >= _LEAST_FILLED * (-(-row // lanes) * lanes)
-    taps = prod(weight.shape[2:]) > 1 and min(before) >= 0
-    return few and taps and groups == 1 and stride == (1, 1, 1) and min(weight.shape[:2]) >= _LEAST_CHANNELS
+    filled = row >= _LEAST_FILLED * (-(-row // lanes) * lanes)
+    return filled and prod(weight.shape[2:]) > 1 and _few(weight, stride, before, groups, out)
+
+
+def correlate_fits(weight: Array, stride: Axes, before: Axes, groups: int, y: Array) -> bool:
+    """Whether `correlate` finds the gradient at the weights in less time than others."""
+    return VECTOR_BYTES // y.itemsize in (8, 16) and _few(weight, stride, before, groups, y)
+
+
+def _few(weight: Array, stride: Axes, before: Axes, groups: int, out: Array) -> bool:
+    few = len(out) * prod(out.shape[2:]) <= _MOST_WINDOWS and min(weight.shape[:2]) >= _LEAST_CHANNELS
+    return few and groups == 1 and stride == (1, 1, 1) and min(before) >= 0
 
 
 def convolve(weight: Array, x: Array, before: Axes, dilation: Axes, turned: bool, out: Array) -> bool:
@@ -66,21 +77,16 @@ def convolve(weight: Array, x: Array, before: Axes, dilation: Axes, turned: bool
         Whether all that was written is finite; if not, it may be wrong.
     """
     (batch, channels), rows, taps = x.shape[:2], out.shape[1], prod(weight.shape[2:])
-    starts, kinds, counts, steps, order, sizes, ends = _lines(
-        batch, x.shape[2:], weight.shape[2:], before, dilation, out.shape[2:]
-    )
-    image = backend.empty(np, (channels, *sizes, batch), x.dtype)
-    image[...] = 0
-    (d, h, w), (to_d, to_h, to_w) = before, ends
-    image[:, d:to_d, h:to_h, w:to_w] = x[:, :, : to_d - d, : to_h - h, : to_w - w].transpose(1, 2, 3, 4, 0)
+    geometry = batch, x.shape[2:], weight.shape[2:], before, dilation, out.shape[2:]
+    starts, kinds, counts, order, steps = _lines(*geometry)
+    image, width = _side_by_side(x, *geometry[2:]), out.shape[4] * batch
     row, channel = (taps, weight[0].size) if turned else (weight[0].size, taps)
-    width = out.shape[4] * batch
     vectors = len(starts) * -(-width // (VECTOR_BYTES // x.itemsize))
     groups = -(-vectors // _GROUP)
     splits = max(1, min(-(-_LEAST_PARTS // groups), rows // _LEAST_ROWS))
     block = max(1, _BLOCK_BYTES // (min(vectors, _GROUP) * taps * VECTOR_BYTES))
     sums = backend.empty(np, (rows, *out.shape[2:], batch), x.dtype)
-    args = weight.reshape(-1), row, channel, image.reshape(channels, -1), starts, kinds, counts, steps
+    args = weight.reshape(-1), row, channel, image, starts, kinds, counts, order, steps
     places, parts = taps - 1 - order if turned else order, groups * splits
     work = out.size * channels * taps // 8
     _convolve(team_for(parts, work), parts, *args, places, width, vectors, splits, block, sums.reshape(rows, -1))
@@ -88,33 +94,55 @@ def convolve(weight: Array, x: Array, before: Axes, dilation: Axes, turned: bool
     return bool(np.isfinite(sums).all())
 
 
+def correlate(y: Array, x: Array, before: Axes, dilation: Axes, out: Array) -> None:
+    """Write the gradient at the weights, out (rows, channels, *kernel), for y (B, rows, …), the gradient at outputs."""
+    geometry = len(x), x.shape[2:], out.shape[2:], before, dilation, y.shape[2:]
+    starts, *_, steps = _lines(*geometry)
+    slopes = backend.empty(np, (y.shape[1], *y.shape[2:], len(y)), y.dtype)
+    slopes[...] = y.transpose(1, 2, 3, 4, 0)
+    rows, lanes = slopes.reshape(len(slopes), -1), VECTOR_BYTES // x.itemsize
+    size, length = rows.shape[1], out[0].size
+    places, parts = (np.arange(size), contiguous(size, lanes)), -(-length // (lanes * _GROUP))
+    args = rows, _side_by_side(x, *geometry[2:]), starts, steps, *places, y.shape[4] * len(y)
+    _correlate(team_for(parts, rows.size * length // 8), parts, *args, out.reshape(len(out), -1))
+
+
+def _side_by_side(x: Array, kernel: Axes, before: Axes, dilation: Axes, outputs: Axes) -> Array:
+    """Return x (B, C, …) with zeros around as (C, numbers of all samples), the samples' next to each other."""
+    sizes = [o + (k - 1) * d for o, k, d in zip(outputs, kernel, dilation, strict=True)]
+    image = backend.empty(np, (x.shape[1], *sizes, len(x)), x.dtype)
+    if any(before) or sizes != [*x.shape[2:]]:
+        image[...] = 0
+    (d, h, w), ends = before, [min(b + n, size) for b, n, size in zip(before, x.shape[2:], sizes, strict=True)]
+    given = x[:, :, : ends[0] - d, : ends[1] - h, : ends[2] - w]
+    image[:, d : ends[0], h : ends[1], w : ends[2]] = given.transpose(1, 2, 3, 4, 0)
+    return image.reshape(x.shape[1], -1)
+
+
 @lru_cache(maxsize=256)
-def _lines(
-    batch: int, inputs: Axes, kernel: Axes, before: Axes, dilation: Axes, outputs: Axes
-) -> tuple[Array, Array, Array, Array, Array, Axes, Axes]:
+def _lines(batch: int, inputs: Axes, kernel: Axes, before: Axes, dilation: Axes, outputs: Axes) -> tuple[Array, ...]:
     """Describe the rows of windows; those whose taps meet the same rows of the image are of one kind.
 
     Returns
     -------
     starts, kinds
         Of each row, where its first window begins in a channel of the padded image, and its kind.
-    counts, steps, order
-        Of each kind, how many taps it has, how far they lie behind a window's first number, and which they are.
-    sizes, ends
-        Axes of the padded image, and where the elements that windows meet end in it.
+    counts, order
+        Of each kind, how many taps it has, and which they are.
+    steps
+        Of each tap, how far it lies behind a window's first number.
     """
-    sizes = tuple(o + (k - 1) * d for o, k, d in zip(outputs, kernel, dilation, strict=True))
-    ends = tuple(min(b + n, size) for b, n, size in zip(before, inputs, sizes, strict=True))
-    apart = np.array([sizes[1] * sizes[2], sizes[2], 1]) * batch
+    height, width = (o + (k - 1) * d for o, k, d in zip(outputs[1:], kernel[1:], dilation[1:], strict=True))
+    apart = np.array([height * width, width, 1]) * batch
     first = np.indices((*outputs[:2], 1)).reshape(3, -1).T
     taps = np.indices(kernel).reshape(3, -1).T * np.array(dilation)
-    at = (first[:, None] + taps)[..., :2]
-    met = ((at >= before[:2]) & (at < ends[:2])).all(-1)
+    at = (first[:, None] + taps - before)[..., :2]
+    met = ((at >= 0) & (at < inputs[:2])).all(-1)
     if not met.any(0).all():  # each weight takes part in some sum, which tells if it is not finite
         met[...] = True
     of_kinds, kinds = np.unique(met, axis=0, return_inverse=True)
     order = np.argsort(~of_kinds, axis=1, kind="stable")
-    return first @ apart, kinds.reshape(-1), of_kinds.sum(1), (taps @ apart)[order], order, sizes, ends
+    return first @ apart, kinds.reshape(-1), of_kinds.sum(1), order, taps @ apart
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
@@ -123,14 +151,14 @@ def _lines(
 
 @parallel(**JIT)
 def _convolve(
-    part, parts, weight, row_apart, channel_apart, image, starts, kinds, counts, steps, places, width, vectors, splits,
-    block, out,
+    part, parts, weight, row_apart, channel_apart, image, starts, kinds, counts, order, steps, places, width, vectors,
+    splits, block, out,
 ):  # fmt: skip
     """Run a part: of a group of vectors, one of `splits` parts of the rows."""
     (channels, plane), (rows, size), step = image.shape, out.shape, lanes(pointer(image))
     low, high = span(part % splits, splits, rows)
     first, last = span(part // splits, parts // splits, vectors)
-    longest = block * steps.shape[1] * step
+    longest = block * len(steps) * step
     room = np.empty((last - first) * longest + step, image.dtype)
     panels = aligned_pointer(room)
     for begin in range(0, channels, block):
@@ -139,7 +167,7 @@ def _convolve(
             line, at, n = _place(vector, width, step)
             source, kind = advance(pointer(image), begin * plane + starts[line] + at), kinds[line]
             panel = advance(panels, (vector - first) * longest)
-            _pack(source, plane, some, pointer(steps[kind]), counts[kind], n, panel)
+            _pack(source, plane, some, pointer(steps), pointer(order[kind]), counts[kind], n, panel)
         for row in range(low, high, 8):
             left = advance(pointer(weight), row * row_apart + begin * channel_apart)
             for vector in range(first, last):
@@ -153,6 +181,36 @@ def _convolve(
     keep_alive(room)
 
 
+@parallel(**JIT)
+def _correlate(part, parts, slopes, image, starts, steps, places, turned, width, out):
+    """Run a part of the weights' channels and taps: panels have these in lanes, and a vector for each window."""
+    (rows, size), (channels, plane), (_, length), step = slopes.shape, image.shape, out.shape, lanes(pointer(image))
+    first, last = span(part, parts, (length + step - 1) // step)
+    longest, taps = (len(turned) + 1) * step, length // channels
+    room, lines = np.empty((last - first) * longest + step, image.dtype), np.empty(step * size, image.dtype)
+    spare = np.empty((step + 1) * step, image.dtype)
+    panels, place = aligned_pointer(room), aligned_pointer(spare)
+    for vector in range(first, last):
+        n = min(length - vector * step, step)
+        for lane in range(n):
+            channel, tap = (vector * step + lane) // taps, (vector * step + lane) % taps
+            source, target = advance(pointer(image), channel * plane + steps[tap]), advance(pointer(lines), lane * size)
+            for line in range(len(starts)):
+                copy(advance(target, line * width), advance(source, starts[line]), width)
+        panel = advance(panels, (vector - first) * longest)
+        turn_in(pointer(lines), size, n, size, pointer(turned), place, panel)
+    for row in range(0, rows, 8):
+        for vector in range(first, last):
+            target, panel = advance(pointer(out), row * length + vector * step), (vector - first) * longest
+            _multiply(
+                advance(pointer(slopes), row * size), size, min(rows - row, 8), size, 1, pointer(places), size,
+                advance(panels, panel), True, target, length, min(length - vector * step, step),
+            )  # fmt: skip
+    keep_alive(room)
+    keep_alive(lines)
+    keep_alive(spare)
+
+
 @numba.njit(**INNER_JIT)
 def _place(vector, width, step):
     """Return the row of a vector's windows, the number of the first one, and how many they are."""
@@ -162,12 +220,12 @@ def _place(vector, width, step):
 
 
 @numba.njit(**INNER_APART)
-def _pack(image, plane, channels, steps, taps, n, panel):
+def _pack(image, plane, channels, steps, order, taps, n, panel):
     """Write `n` windows of channels as vectors."""
     step = lanes(panel)
     for _ in range(channels):
         for tap in range(taps):
-            store(panel, tap * step, load_up_to(image, steps[tap], n))
+            store(panel, tap * step, load_up_to(image, steps[order[tap]], n))
         image, panel = advance(image, plane), advance(panel, taps * step)
 
 
