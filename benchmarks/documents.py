@@ -8,6 +8,7 @@
 
 ``short`` is a table alone: the rows that the benchmark's `in_short` selects, without targets. Otherwise a picture comes
 before it, and after it notes and a link to ``<name>.csv``, which is written next to ``<name>.json`` and has all of it.
+README's table of recurrent networks has the minGRU's rows of the benchmark ``linear`` too.
 ``<!-- bench:overview -->`` is the table of all benchmarks that have an `overview`. With ``--pictures``, each
 ``<name>.png`` and README's picture are drawn anew as well. With ``--check`` nothing is written, and the exit status
 says whether a text is out of date.
@@ -27,6 +28,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks import NAMES, harness, load
+from benchmarks.harness import Row
+from benchmarks.linear import FEATURES
 from sparsebp.core import tables
 from sparsebp.core.errors import FileFormatError
 from sparsebp.core.files import read_file
@@ -50,7 +53,9 @@ def fill(text: str, results: Results, folder: Path) -> str:
         if name == "overview":
             body = overview(results)
         elif name in NAMES:
-            body = "\n\n".join(_section(path, result, bool(short), folder) for path, result in results.get(name, ()))
+            more = [result for _, result in results.get("linear", ())[:1]] if name == "recurrent" and short else []
+            found = results.get(name, ())
+            body = "\n\n".join(_section(path, result, bool(short), folder, more) for path, result in found)
         else:
             raise FileFormatError(f"A marker names the unknown benchmark {name!r}", expected=", ".join(NAMES), got=name)
         body = body or f"*Not measured yet: `python -m benchmarks {name} --out {FOLDER}` writes the numbers.*"
@@ -135,8 +140,17 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -> str:
+def _min_gru_steps(result: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a minGRU's training steps, as the benchmark ``recurrent`` has them."""
+    return [row | {"model": f"MinGRU({FEATURES}, {row['hidden']})", "step_ours": row["ours"]}
+            for row in harness.measured(result) if row["kind"] == "training MinGRU"]  # fmt: skip
+
+
+def _section(
+    path: Path, result: Mapping[str, Any], short: bool, folder: Path, more: Sequence[Mapping[str, Any]]
+) -> str:  # fmt: skip
     benchmark, rows = load(result["benchmark"]), harness.measured(result)
+    rows = [*rows, *(row for one in more for row in _min_gru_steps(one))]
     columns = benchmark.named(key for key in benchmark.short if key not in ("target", "targets", "met"))
     table = tables.markdown_table(columns, [row for row in rows if benchmark.in_short(row)])
     parts = ["\n".join(dict.fromkeys(table.splitlines()))]  # of rows that read the same, one
@@ -149,9 +163,8 @@ def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -
         parts += [f"- {note}" for note in result["notes"]]
         parts.append(f"[All {len(rows)} rows as CSV]({link.with_suffix('.csv').as_posix()}).")
         parts.append(f"Left out: {result['leaves_out']}.")
-    parts.append(
-        f"<small>{harness.where(result)}. Ratios: median (quartiles) over rounds in which both sides ran.</small>"
-    )
+    measured = "; minGRU: ".join(map(harness.where, (result, *more)))
+    parts.append(f"<small>{measured}. Ratios: median (quartiles) over rounds in which both sides ran.</small>")
     return "\n\n".join(parts)
 
 

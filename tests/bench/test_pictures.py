@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -86,3 +87,7 @@ def test_readmes_numbers_are_those_of_the_results() -> None:
     assert f"{ratios[1]} times as fast as SciPy's `a @ b` on one thread, {ratios[2]} times on two, without" in text
     steps = [row["best_ratio"]["median"] for row in results["recurrent"][0][1]["rows"] if row["threads"] == 2]
     assert f"On two threads, steps are {min(steps):.1f} to {max(steps):.1f} times as fast" in text
+    for row in results["linear"][0][1]["rows"]:
+        if (row["kind"], row["threads"]) == ("training MinGRU", 1):
+            row_begins = rf"\| MinGRU\(38, {row['hidden']}\) \| {row['batch']} \| 1000 \| 1 \|[^|]*\| "
+            assert re.search(rf"{row_begins}{row['best_ratio']['median']:.2f}×", text)
