@@ -219,7 +219,7 @@ def back_part(part, groups, cell, shape, w, gy, first_chunk, bounds, ga, x, befo
     g = aligned_pointer(scratch)  # of every sample, a row of `width` for each of the state's arrays
     kept = advance(g, samples * states * width)
     of_gy, both = advance(kept, rows_kept), advance(kept, rows_kept + of_lanes)
-    fed_lanes, in_lanes = advance(of_gy, width * count), blocks_in_lanes(begin, end, batch, hidden, g) * SAMPLES
+    fed_lanes, in_lanes = advance(of_gy, width * count), blocks_in_lanes(begin, end, batch, hidden, False, g) * SAMPLES
     simd_clear(of_gy, of_lanes)
     of_block = slots * SAMPLES * stride
     weights, incoming, target = pointer(w), pointer(gy), pointer(ga)

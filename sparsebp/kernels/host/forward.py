@@ -231,10 +231,16 @@ def ask_for(ptr, n):
 
 
 @device
-def blocks_in_lanes(begin, end, batch, hidden, ptr):
-    """Return how many of a part's blocks are computed with a sample in each lane: whole vectors of samples."""
-    many = max(lanes(ptr) // SAMPLES, 1)
-    return max(min(end, batch // SAMPLES) - begin, 0) // many * many if hidden >= lanes(ptr) else 0
+def blocks_in_lanes(begin, end, batch, hidden, gain, ptr):
+    """Return how many of a part's blocks are computed with a sample in each lane: whole vectors of samples.
+
+    None if a row's padding is less than a fifth, where transposing takes as long as what it saves; `gain`: it does not.
+    """
+    count, width = lanes(ptr), padded(hidden, item_of(ptr))
+    if hidden < count or (not gain and 5 * (width - hidden) < width):
+        return 0
+    many = max(count // SAMPLES, 1)
+    return max(min(end, batch // SAMPLES) - begin, 0) // many * many
 
 
 @device
@@ -258,9 +264,10 @@ def _step_in_lanes(cell, apply, x, features, hidden, row, w, bias, of_x, z, stat
     first = part_at(columns - gates, gates, hidden, item)
     for i in range(states):
         ask_for(advance(places[i], at), apart)
-    if gates > 1:
-        ask_for(advance(places[states], 4 * at), 4 * apart)
+    share = 4 * apart // gates
     for part in range(gates):
+        if gates > 1:
+            ask_for(advance(places[states], 4 * at + part * share), share)
         if features > 0:
             multiply_lanes(advance(w, part * hidden), row, hidden, of_x, features, advance(z, part * apart))
     weights = advance(w, features * row)
@@ -295,7 +302,7 @@ def forward_part(part, parts, cell, shape, x, features, w, origin, places):
     scratch = np.empty(2 * SAMPLES * stride + (end - begin) * room + of_lanes + VECTOR_BYTES, w.dtype)
     both = aligned_pointer(scratch)
     of_one, state = advance(both, SAMPLES * stride), advance(both, 2 * SAMPLES * stride)
-    of_z, in_lanes = advance(state, (end - begin) * room), blocks_in_lanes(begin, end, batch, hidden, state)
+    of_z, in_lanes = advance(state, (end - begin) * room), blocks_in_lanes(begin, end, batch, hidden, gates == 1, state)
     of_x = advance(of_z, columns * width * count)
     source, of_input = advance(pointer(x), origin * inputs), pointer(w)
     weights = advance(of_input, features * row)
