@@ -58,6 +58,10 @@ class NamedArrays(dict[str, Array]):
             if old is not None:
                 backend.namespace(array, old)
                 backend.check_array(name, array, dtype=old.dtype, shape=old.shape)
+            elif not array.dtype.isnative:
+                raise DTypeError(f"{name} has the wrong byte order", got=array.dtype,
+                                 expected=array.dtype.newbyteorder("="),
+                                 remedy="Pass array.astype(array.dtype.newbyteorder('='))")  # fmt: skip
             if backend.is_host(backend.namespace(array)) and not array.flags.writeable:
                 raise LayoutError(f"{name} is read-only", expected="an array that can be written to",
                                   got="one that cannot", remedy=f"Pass {name}.copy()")  # fmt: skip
@@ -282,6 +286,9 @@ class Layer(abc.ABC):
             if before and masking.owners:
                 masking.arrays_replaced()
         else:
+            if name == "children" and not isinstance(value, Mapping):
+                raise OptionError("children are not a mapping", expected="layers by name", got=type(value).__name__,
+                                  remedy="Write: self.children = {'name': layer}")  # fmt: skip
             super().__setattr__(name, value)
 
     # ---- the action graph ----------------------------------------------------------------------------------------

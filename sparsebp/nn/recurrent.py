@@ -479,7 +479,10 @@ class RecurrentGradients(NamedGradients):
         gy = None if arriving is None else arriving[..., direction * size : (direction + 1) * size]
         if gy is not None:
             gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
-        last = [None if array is None else xp.ascontiguousarray(array[run]) for array in self._last]
+        last = list(self._last)
+        for number, array in enumerate(last):
+            if array is not None:
+                last[number] = xp.ascontiguousarray(array[run])
         if lengths is not None and last[0] is not None:  # the kernels' last step is not every sample's last step
             gy = xp.zeros_like(self.saved.tapes[run].h) if gy is None else gy.copy()
             gy[lengths.values - 1, lengths.samples] += last[0]

@@ -157,14 +157,18 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
         A gradient is not an array.
     """
     max_norm = check_number("max_norm", max_norm, 0.0)
-    norm = global_norm(grads) if norm is None else norm
-    if not math.isfinite(norm):
+    total = global_norm(grads) if norm is None else norm
+    factor = max_norm / (total + 1e-6)
+    if not math.isfinite(total):
         check_finite(grads)
-    factor = max_norm / (norm + 1e-6)
+    if math.isinf(total) and norm is None:  # squares overflow from 1e154 on, so in units of the largest number
+        largest = max(float(abs(grad).max()) for grad in grads.values() if grad.size)
+        relative = global_norm({name: grad / largest for name, grad in grads.items()})
+        total, factor = largest * relative, max_norm / largest / relative
     if factor < 1:
         for xp, names in _kinds(grads):
             kernels.get(xp).scale_arrays([grads[name] for name in names], factor)
-    return norm
+    return total
 
 
 def clip_on_device(grads: Mapping[str, Array], max_norm: float, sums: Iterable[Array]) -> None:
@@ -276,6 +280,7 @@ class Optimizer:
             raise OptionError("An array comes twice", expected="every parameter once", got="one array by two names",
                               remedy="Leave all names but one out: a shared parameter has one gradient")  # fmt: skip
         self._group_buffers = [self._buffers_of(group) for group in self.param_groups]
+        self._group_names = [(list(group["params"]), set(defaults)) for group in self.param_groups]
         self._arrays = list(self.params.values())
         self._columns = self._columns_of(self.buffers)
         self._names = list(self.params)
@@ -328,12 +333,13 @@ class Optimizer:
 
     def _options_now(self) -> Any:
         """Return the current options, a row for each parameter (for `update` a dict); checked if they have changed."""
-        values = [tuple(group.values()) for group in self.param_groups]
         try:
+            values = [tuple(group.values()) for group in self.param_groups]
             changed = values != self._seen
-        except ValueError:  # an array instead of a number, which `_check` refuses
+        except (AttributeError, ValueError):  # no group, or an array instead of a number: refused
             changed = True
         if changed:
+            self._check_groups()
             for group, buffers in zip(self.param_groups, self._group_buffers, strict=True):
                 self._check(group)
                 if self._buffers_of(group) != buffers:
@@ -348,6 +354,19 @@ class Optimizer:
                 self._expanded = options[self._group_of]
             self._seen = values
         return self._expanded
+
+    def _check_groups(self) -> None:
+        """Raise `OptionError` unless there are the groups of the beginning, in their order, with all their options."""
+        given = [group if isinstance(group, Mapping) else {} for group in self.param_groups]
+        names = [list(group.get("params", ())) for group in given]
+        if names != [own for own, _ in self._group_names]:
+            raise OptionError("The parameter groups are not those that the optimizer was built with",
+                              expected=[own for own, _ in self._group_names], got=names,
+                              remedy="Change options inside the groups, or build a new optimizer")  # fmt: skip
+        for number, (group, (_, options)) in enumerate(zip(given, self._group_names, strict=True)):
+            if missing := sorted(options - group.keys()):
+                raise OptionError(f"param_groups[{number}] lacks an option", expected=", ".join(sorted(options)),
+                                  got=f"no {', '.join(missing)}", remedy="Set it again")  # fmt: skip
 
     def _check(self, group: Mapping[str, Any]) -> None:
         """Raise `OptionError` if an option of `group` is out of range."""

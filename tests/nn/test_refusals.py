@@ -29,6 +29,9 @@ def saved_of(layer, x):
 
 
 CALLS = [
+    # layers
+    (OptionError, "self.children = {'name': layer}", lambda: setattr(nn.ReLU(), "children", [nn.ReLU()])),
+    (DTypeError, "byte order", lambda: nn.ReLU().params.update(scale=np.ones(2, ">f4"))),
     # activations
     (OptionError, "approximation", lambda: nn.GELU("erf")),
     (OptionError, "max_val > min_val", lambda: nn.Hardtanh(1.0, 1.0)),

@@ -286,3 +286,45 @@ def test_what_torch_asks_of_a_run(cls):
     for wrong in ({"fused": True, "foreach": True}, {"differentiable": True}, {"foreach": 1}, {"capturable": None},
                   {"speed": 3}):  # fmt: skip
         refused(OptionError, lambda w=wrong: cls(params, lr=0.1, **w))
+
+
+def replaced(groups):
+    groups[1] = groups[1] | {"lr": 0.3}
+
+
+def renamed(groups):
+    groups[0]["params"] = {"c": np.ones(2)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda groups: groups.reverse(), lambda groups: groups.append({"params": {"c": np.ones(2)}, "lr": 0.1}),
+        lambda groups: groups.append([]), lambda groups: groups.pop(), lambda groups: groups[1].pop("lr"),
+        lambda groups: groups[1].pop("params"), renamed,
+    ],
+)  # fmt: skip
+def test_groups_that_are_others(change):
+    """Options belong to a group's parameters: groups neither change places nor come, go or lose an option."""
+    params = {"a": np.ones(2), "b": np.ones(2)}
+    optimizer = optim.Adam([{"params": {"a": params["a"]}, "lr": 0.1}, {"params": {"b": params["b"]}, "lr": 0.2}])
+    optimizer.step({name: np.ones(2) for name in params})
+    before = {name: array.copy() for name, array in params.items()}
+    change(optimizer.param_groups)
+    refused(OptionError, lambda: optimizer.step({name: np.ones(2) for name in params}))
+    np.testing.assert_equal(params, before)
+
+
+def test_a_group_that_is_replaced_by_one_with_its_parameters():
+    params = {"a": np.zeros(2), "b": np.zeros(2)}
+    optimizer = optim.SGD([{"params": {"a": params["a"]}}, {"params": {"b": params["b"]}}], lr=0.1)
+    replaced(optimizer.param_groups)
+    optimizer.step({name: np.ones(2) for name in params})
+    np.testing.assert_allclose([params["a"], params["b"]], [[-0.1] * 2, [-0.3] * 2])
+
+
+@pytest.mark.parametrize("size", [1e154, 1e300, 1.7e308])
+def test_clipping_whose_squares_overflow(size):
+    grads = {"a": np.array([3.0, 0.0]) * (size / 5), "b": np.array([-4.0]) * (size / 5)}
+    assert optim.clip_grad_norm(grads, 10.0) == pytest.approx(size)
+    np.testing.assert_allclose(np.concatenate([grads["a"], grads["b"]]), [6.0, 0.0, -8.0])
