@@ -29,6 +29,8 @@ SYMMETRIC = 0.5
 THRESHOLD = 0.5
 """A symmetric order's pivot over the largest entry of its column, at least: large enough for residuals like those of
 partial pivoting, small enough to leave most pivots on the diagonal."""
+SPARE = 4
+"""Entries of L that two rows of one panel have together at most, if their columns differ."""
 NAMED = 8
 """Samples that a message lists."""
 
@@ -382,7 +384,19 @@ def _pivot_order(pattern: SparsityPattern, values: Array, symmetric: bool) -> tu
     options: dict[str, Any] = {"permc_spec": "COLAMD", "diag_pivot_thresh": 1.0}
     if symmetric:
         options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": THRESHOLD, "options": {"SymmetricMode": True}}
-    return _superlu(pattern.to_scipy(values.astype(np.float64)), options)
+    rows, order = _superlu(pattern.to_scipy(values.astype(np.float64)), options)
+    if symmetric:
+        post = _postorder(pattern.to_scipy(np.ones(pattern.nnz)), rows, order)
+        rows, order = rows[post], order[post]
+    return rows, order
+
+
+def _postorder(matrix: Any, rows: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return where each row comes best: SuperLU leaves rows with the same columns scattered in its symmetric mode."""
+    matrix = matrix[rows][:, order]
+    both = (matrix + matrix.T).tocsr()
+    found: np.ndarray = kernels.on_host().factor.postorder(both.indptr, both.indices)
+    return found
 
 
 def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -433,6 +447,8 @@ def _order(pattern: SparsityPattern, kind: Kind) -> tuple[np.ndarray, np.ndarray
                                remedy='Keep zeros as entries, or pass kind="lu"')  # fmt: skip
     options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
     order = _superlu(blocks, options)[1]
+    blocks.data = np.ones(blocks.nnz)
+    order = order[_postorder(blocks, order, order)]
     place = np.empty(len(heads), np.int64)
     place[order] = np.arange(len(heads))
     return np.argsort(place[number[head]], kind="stable").astype(np.int32), _running(sizes[heads[order]])
@@ -452,13 +468,12 @@ def _lay_out(
 
     # Blocks are the unknowns of an elimination; supernodes are blocks that follow one another and have the same columns
     # of U and rows of L; panels are pieces of supernodes.
-    number = np.full(n, -1, np.int32)
-    number[heads[:-1]] = np.arange(len(widths))
-    of_heads = rows[heads[:-1]]
-    lengths = np.diff(pattern.indptr)[of_heads]
-    columns = number[place[pattern.indices[_ranges(pattern.indptr[of_heads].astype(np.int64), lengths)]]]
-    block = np.repeat(np.arange(len(widths)), lengths)[columns >= 0]
-    indptr, diagonal, indices = _fill(_running(np.bincount(block, minlength=len(widths))), columns[columns >= 0])
+    indptr, diagonal, indices = _fill_blocks(pattern, rows, place, heads)
+    pairs = _pairs(indptr, diagonal, indices, widths)
+    if len(pairs):
+        heads = np.delete(heads, pairs + 1)
+        widths = np.diff(heads)
+        indptr, diagonal, indices = _fill_blocks(pattern, rows, place, heads)
     starts = _supernodes(indptr, diagonal, indices)
     node_of_block = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     begins = heads[starts]  # the first row of every supernode
@@ -521,6 +536,41 @@ def _running(counts: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
+def _fill_blocks(
+    pattern: SparsityPattern, rows: np.ndarray, place: np.ndarray, heads: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return `_fill` of the pattern of blocks, which are empty or full."""
+    number, lengths = np.repeat(np.arange(len(heads) - 1), np.diff(heads)), np.diff(pattern.indptr)[rows]
+    source = _ranges(pattern.indptr[rows].astype(np.int64), lengths)
+    return _fill(_running(lengths)[heads], number[place[pattern.indices[source]]])
+
+
+def _pairs(indptr: np.ndarray, diagonal: np.ndarray, indices: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """Return single rows that make a panel with the next one although their columns differ.
+
+    A panel takes a multiple of another in about the time of twenty entries. So two rows are one panel where that adds
+    few zeros, as in a band; not more, since they cost memory in a batch.
+    """
+    n = len(diagonal)
+    if n < 2:
+        return np.zeros(0, np.int64)
+    left, right = diagonal - indptr[:-1], indptr[1:] - diagonal - 1
+    good = (widths[:-1] == 1) & (widths[1:] == 1) & _linked(indptr, diagonal, indices)
+    good &= (right[:-1] > 1) & (right[1:] == right[:-1]) & (left[:-1] + left[1:] - 1 <= SPARE)
+    at = np.flatnonzero(good)
+    run = np.flatnonzero(np.diff(at, prepend=-2) > 1)
+    return at[(np.arange(len(at)) - np.repeat(run, np.diff(np.append(run, len(at))))) % 2 == 0]
+
+
+def _linked(indptr: np.ndarray, diagonal: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Say of all rows but the last whether the next one has an entry of L in their column, and they of U in its."""
+    n = len(diagonal)
+    after, before = np.minimum(diagonal[:-1] + 1, len(indices) - 1), np.maximum(diagonal[1:] - 1, 0)
+    there = (diagonal[:-1] + 1 < indptr[1:-1]) & (indices[after] == np.arange(1, n))
+    linked: np.ndarray = there & (diagonal[1:] > indptr[1:-1]) & (indices[before] == np.arange(n - 1))
+    return linked
+
+
 def _fill(indptr: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the pattern of L + U: where rows begin, where each has its diagonal, and the columns."""
     n = len(indptr) - 1
@@ -544,7 +594,6 @@ def _supernodes(indptr: np.ndarray, diagonal: np.ndarray, indices: np.ndarray) -
     right = indptr[1:] - diagonal - 1
     rows = np.repeat(np.arange(n), np.diff(indptr))
     below = np.bincount(indices[indices < rows], minlength=n)
-    after, before = np.minimum(diagonal[:-1] + 1, len(indices) - 1), np.maximum(diagonal[1:] - 1, 0)
-    joined = (right[:-1] > 0) & (indices[after] == np.arange(1, n)) & (diagonal[1:] > indptr[1:-1])
-    joined &= (indices[before] == np.arange(n - 1)) & (right[1:] == right[:-1] - 1) & (below[1:] == below[:-1] - 1)
+    joined = _linked(indptr, diagonal, indices)
+    joined &= (right[1:] == right[:-1] - 1) & (below[1:] == below[:-1] - 1)
     return np.concatenate(([0], np.flatnonzero(~joined) + 1, [n]))

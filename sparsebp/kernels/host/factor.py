@@ -196,6 +196,42 @@ def fill_rows(row, indptr, indices, ends, cuts, marks, found):
 
 
 @numba.njit(**SERIAL)
+def postorder(indptr, indices):
+    """Return an order of a symmetric pattern with the same fill, in which rows come directly behind those they need.
+
+    It is that of the elimination tree (J. Liu, "The role of elimination trees in sparse factorization", SIAM J. Matrix
+    Anal. Appl. 11, 1990, algorithm 4.2), where row i's parent is the first one that takes a multiple of it.
+    """
+    n = len(indptr) - 1
+    parent, ancestor = np.full(n, -1), np.full(n, -1)
+    for i in range(n):
+        for q in range(indptr[i], indptr[i + 1]):
+            k = np.int64(indices[q])
+            while k != -1 and k < i:
+                above = ancestor[k]
+                ancestor[k] = i
+                if above == -1:
+                    parent[k] = i
+                k = above
+    size, place, found = np.ones(n, np.int64), np.zeros(n, np.int64), np.empty(n, np.int64)
+    for i in range(n):
+        if parent[i] >= 0:
+            size[parent[i]] += size[i]
+    end, free = n, np.empty(n, np.int64)
+    for i in range(n - 1, -1, -1):  # a row is the last of its subtree, whose rows follow one another
+        p = parent[i]
+        if p < 0:
+            place[i] = end - 1
+            end -= size[i]
+        else:
+            place[i] = free[p]
+            free[p] -= size[i]
+        free[i] = place[i] - 1
+        found[place[i]] = i
+    return found
+
+
+@numba.njit(**SERIAL)
 def made_of_blocks(indptr, indices, head, sizes, marks):
     """Say whether rows are those of their heads, and hold all columns of a head or none; `sizes`: those of heads.
 
