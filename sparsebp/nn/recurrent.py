@@ -395,14 +395,15 @@ class RecurrentGradients(NamedGradients):
         self._done, self._mark = False, None
         self._grads: dict[int, RunGradients] = {}  # by the number of the run
         self._initial: dict[int, State] = {}
-        self._unread: dict[int, Weights] = {}  # sums that have not been asked for yet
+        self._unread: dict[int, Weights] | None = {}  # sums that have not been asked for yet; None once they were
 
     def input_grad(self) -> Array:
         """Return the gradient at the layer's input."""
         with self._lock:
             self._take(for_weights=False)
             if 0 not in self._grads:
-                self._first_layer_again()
+                self._layer_back(0, self._layer_input_grad(1) if self.layer.num_layers > 1 else self._arriving)
+                self._mark = backend.record(self._xp)
         gx = self._layer_input_grad(0)
         return turned(gx, self.layer.batch_first)
 
@@ -411,10 +412,11 @@ class RecurrentGradients(NamedGradients):
         rnn, tapes, named = self.layer, self.saved.tapes, {}
         with self._lock:
             self._take(for_weights=True)
-            # Sums are given away once, as the caller may write to them; a second call computes them anew from ga.
-            sums, self._unread = self._unread, {}
-            if not sums and 0 not in self._grads:
-                self._first_layer_again()
+            if self._unread is None:  # given away, as the caller may write to them: sum anew, to the same bits
+                self._done = False
+                self._take(for_weights=True)
+            sums = self._unread or {}
+            self._unread = None if sums else {}
         for run, tape in enumerate(tapes):
             if run in sums:
                 grads = sums[run]
@@ -425,10 +427,6 @@ class RecurrentGradients(NamedGradients):
                     named[name] = grad
         named = rnn.summed(named) if is_tied(rnn.params) else named
         return without_pruned(rnn, named) if masking.owners else named
-
-    def _first_layer_again(self) -> None:
-        self._layer_back(0, self._layer_input_grad(1) if self.layer.num_layers > 1 else self._arriving)
-        self._mark = backend.record(self._xp)
 
     def others(self) -> State:
         """Return the gradients at the state before the first step."""
@@ -444,7 +442,7 @@ class RecurrentGradients(NamedGradients):
             return
         if self._at_h_n is not None:
             self._last = self._at_h_n(), *self._last[1:]
-        gy, rnn, k = self._arriving, self.layer, kernels.get(self._xp)
+        gy, rnn, k, self._unread = self._arriving, self.layer, kernels.get(self._xp), {}
         for layer in reversed(range(rnn.num_layers)):
             # The first layer's kernels may sum the gradients of its weights. If the gradient at x is asked for first,
             # only the host does so, and stores ga as well; both orders give bitwise equal sums.

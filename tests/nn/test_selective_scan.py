@@ -195,7 +195,12 @@ def test_refusals(call):
         call()
 
 
-@pytest.mark.parametrize("layer", [nn.SelectiveScan(4, 2, rng=0), nn.LRU(4, 3, rng=0), nn.MinGRU(4, 3, rng=0)])
+@pytest.mark.parametrize(
+    "layer", [
+        nn.SelectiveScan(4, 2, rng=0), nn.LRU(4, 3, rng=0), nn.MinGRU(4, 3, rng=0),
+        nn.GRU(4, 3, rng=0, num_layers=2, bidirectional=True),
+    ],
+)  # fmt: skip
 def test_gradients_belong_to_the_caller(layer):
     x = np.random.default_rng(0).standard_normal((5, 2, 4)).astype(np.float32)
     y, saved = layer.forward(x)
