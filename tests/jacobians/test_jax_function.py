@@ -65,7 +65,14 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+SINGLE = ("indices", "list of scalars", "matrix", "recurrence", "constant", "of nothing")
+"""In float32 too, in which nothing but values and their dtype is different."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float64") for name in FUNCTIONS), *((name, "float32") for name in SINGLE)],
+    indirect=["dtype"],
+)  # fmt: skip
 def test_values_are_those_of_jacfwd(name, dtype):
     pytest.importorskip("asdex")
     f, n = FUNCTIONS[name]
@@ -91,7 +98,10 @@ HESSIANS = {
 }
 
 
-@pytest.mark.parametrize("name", HESSIANS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float64") for name in HESSIANS), ("surface", "float32"), ("constant", "float32")],
+    indirect=["dtype"],
+)  # fmt: skip
 def test_hessians(name, dtype):
     pytest.importorskip("asdex")
     g = HESSIANS[name]
