@@ -256,8 +256,9 @@ def _compiled(
     if task.kind in ("one complex factor", "training LRU"):
         note("Complex numbers: without torch.compile, which generates no code for them")
         return
-    run = make()
-    import_torch()._dynamo.reset()  # its limit of recompilations is one for all rows
+    run, dynamo = make(), import_torch()._dynamo
+    dynamo.reset()  # its limit of recompilations is one for all rows
+    dynamo.config.fail_on_recompile_limit_hit = True  # not an uncompiled scan under a compiled one's name
     try:
         run()
         found["torch, scan, compiled"] = run

@@ -527,9 +527,15 @@ class LRU(Layer):
         x = x if valid is None else valid.mask(x)
         maps = self._maps(xp)
         start = xp.zeros((batch, self.hidden_size), wide) if h0 is None else h0[0]
-        h = linear_recurrence(maps.a, product(x, maps.into.T).view(wide), start)
-        y = product(h.view(like.dtype), maps.out.T)
-        y += like * x
+        if backend.is_host(xp):
+            x, start = np.ascontiguousarray(x), np.ascontiguousarray(start)
+            h, y = empty(np, (steps, batch, self.hidden_size), wide), empty(np, x.shape, x.dtype)
+            reals = [array.view(x.dtype) for array in (start, h)]
+            kernels.on_host().lru_forward(x, maps.a.view(x.dtype)[0, 0], maps.into, maps.out, like, *reals, y)
+        else:
+            h = linear_recurrence(maps.a, product(x, maps.into.T).view(wide), start)
+            y = product(h.view(like.dtype), maps.out.T)
+            y += like * x
         last = h[-1] if valid is None else h[valid.values - 1, valid.samples]
         return turned(y if valid is None else valid.mask(y), self.batch_first), LRUSaved(
             x, h, start, valid, last[None].copy()
@@ -559,6 +565,14 @@ class LRU(Layer):
             at_y = xp.zeros_like(x) if gy is None else turned(gy, self.batch_first)
             at_y = at_y if lengths is None else lengths.mask(at_y)
             maps = self._maps(xp)
+            if backend.is_host(xp):
+                at_y, b, at_start = np.ascontiguousarray(at_y), empty(np, h.shape, h.dtype), np.empty_like(h0)
+                ends = np.full(x.shape[1], len(x)) if lengths is None else lengths.values
+                at_end = np.zeros_like(h0) if grad_h_n is None else np.ascontiguousarray(grad_h_n[0])
+                start, states, end, first, to_b = (array.view(x.dtype) for array in (h0, h, at_end, at_start, b))
+                factors = maps.a.view(x.dtype)[0, 0]
+                a = kernels.on_host().lru_backward(at_y, factors, maps.out, start, states, ends, end, first, to_b)
+                return _LRUGradients(maps, at_y, a.view(h.dtype)[None, None], b, at_start)
             at_h = product(at_y, maps.out).view(h.dtype)
             if grad_h_n is not None:
                 if lengths is None:
@@ -583,9 +597,12 @@ class LRU(Layer):
         xp, params, maps = backend.namespace(x), self.params, found.maps
         rows = x.shape[0] * x.shape[1]
         flat, at_y = x.reshape(rows, -1), found.at_y.reshape(rows, -1)
-        with short_products(xp, 2 * rows * self.hidden_size * self.input_size):
-            into = transposed_product(found.b.view(x.dtype).reshape(rows, -1), flat)
-            out = transposed_product(at_y, h.view(x.dtype).reshape(rows, -1))
+        b, of_h = found.b.view(x.dtype).reshape(rows, -1), h.view(x.dtype).reshape(rows, -1)
+        if backend.is_host(xp):
+            multiply = kernels.on_host().tall_product
+            into, out = multiply(flat, b).T, multiply(at_y, of_h)
+        else:
+            into, out = transposed_product(b, flat), transposed_product(at_y, of_h)
         real, imaginary = (found.a.conj() * maps.a).view(x.dtype).reshape(-1, 2).T
         gamma = xp.exp(params["gamma_log"])[:, None]
         grads = {

@@ -425,6 +425,9 @@ def _linear_recurrences(dtype: np.dtype) -> None:
     states, w = np.zeros((_SAMPLES + 1, 2, 5), dtype), np.ones((10, 5), dtype)
     kernels.on_host().gated_forward(h, w, None, "identity", back, states)
     kernels.on_host().gated_backward(h, back, states, h, "identity", none, None, (w, None))
+    layer = nn.LRU(5, 3, dtype=dtype, rng=0)
+    y, saved = layer.forward(h)
+    _ = layer.gradients(y, saved).weights
     rates = -np.ones((5, 10), dtype)
     selective_scan_vjp(h, h, rates, x, x, None, selective_scan(h, h, rates, x, x).states, h)
 

@@ -29,7 +29,14 @@ from sparsebp.kernels.host.inference import infer  # noqa: E402
 from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.pointwise import ChannelKernels, GeluKernels, PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.pool import MaxPoolKernels  # noqa: E402
-from sparsebp.kernels.host.recurrence import LinearRecurrenceKernels, gated_backward, gated_forward  # noqa: E402
+from sparsebp.kernels.host.recurrence import (  # noqa: E402
+    LinearRecurrenceKernels,
+    gated_backward,
+    gated_forward,
+    lru_backward,
+    lru_forward,
+    tall_product,
+)
 from sparsebp.kernels.host.selective_scan import SelectiveScanKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm import (  # noqa: E402
     BlockKernels,
@@ -55,10 +62,13 @@ __all__ = [
     "gated_forward",
     "infer",
     "inference",
+    "lru_backward",
+    "lru_forward",
     "matmul",
     "matmul_batches",
     "matmul_many",
     "symbolic",
+    "tall_product",
     "update_by_product",
     "worth_update_by_product",
 ]

@@ -148,6 +148,50 @@ def gated_backward(
             grads[1][...] = total[-1, :columns]
 
 
+def lru_forward(
+    x: Array, a: Array, into: Array, out: Array, d: Array, h0: Array, h: Array, y: Array
+) -> None:  # fmt: skip
+    """Run ``h[t] = a h[t-1] + into x[t]`` and ``y[t] = out h[t] + d x[t]``, a block of steps at a time.
+
+    x and y (T, B, I), a (2N,), into (2N, I), out (I, 2N), d (I,), h0 (B, 2N) and h (T, B, 2N), where two reals are a
+    complex number. All C-contiguous and of one dtype.
+    """
+    batch, samples = x.shape[1], _samples_of(x.shape[1])
+    parts = min(parts_for(4 * x.size * len(a)), -(-batch // samples))
+    _lru_forward(team(parts), parts, samples, x, a, _wide(into.T), _wide(out.T), _wide(d[None])[0], h0, h, y)
+
+
+def lru_backward(
+    gy: Array, a: Array, out: Array, h0: Array, h: Array, ends: Array, at_end: Array, carried: Array, gb: Array
+) -> Array:  # fmt: skip
+    """Write the gradients of `lru_forward` at ``into x`` (T, B, 2N), and at the initial state to `carried`; return a's.
+
+    `at_end` (B, 2N) is a gradient at the state after as many steps as `ends` (B,) says.
+    """
+    batch, samples = gy.shape[1], _samples_of(gy.shape[1])
+    groups = -(-batch // samples)
+    carried[...], sums = 0, np.zeros((groups, len(a)))
+    parts = min(parts_for(2 * gy.size * len(a)), groups)
+    _lru_backward(team(parts), parts, samples, gy, a, _wide(out), h0, h, ends, at_end, carried, gb, sums)
+    return sums.sum(axis=0).astype(a.dtype)
+
+
+def tall_product(a: Array, b: Array) -> Array:
+    """Return ``aᵀ @ b`` of tall matrices (R, I) and (R, J); summed in double precision, block by block."""
+    groups = min(-(-len(a) // PROJECTED), MOST_GROUPS)
+    sums = np.zeros((groups, a.shape[1], _wide(b[:1]).shape[1]))
+    parts = min(parts_for(2 * a.size * b.shape[1]), groups)
+    _tall_product(team(parts), parts, a, b, sums)
+    return sums.sum(axis=0)[:, : b.shape[1]].astype(a.dtype)
+
+
+def _wide(w: Array) -> Array:
+    """Return a matrix with rows rounded up to whole vectors by zeros."""
+    wide = _padded(w.shape[1], len(w) - 1, w.dtype)
+    wide[:, : w.shape[1]] = w
+    return wide
+
+
 def _samples_of(batch: int) -> int:
     """Return the samples of a group: the same for any number of threads, as are then the sums over the groups."""
     return max(min(8, batch // 2), -(-batch // MOST_GROUPS), 1)
@@ -488,16 +532,10 @@ def _project_forward(part, parts, form, samples, x, w, p, h):
         for start in range(0, steps, size):
             stop = min(start + size, steps)
             rows = (stop - start) * count
+            for r in range(rows + 3):
+                copy(advance(tile, r * row), bias, row)
             own = advance(pointer(x), (start * batch + first) * features)
-            for r in range(0, rows, 4):
-                for k in range(r, r + 4):
-                    copy(advance(tile, k * row), bias, row)
-                place = _place(r, rows, count, batch)
-                r1 = (_place(r + 1, rows, count, batch) - place) * features
-                r2 = (_place(r + 2, rows, count, batch) - place) * features
-                r3 = (_place(r + 3, rows, count, batch) - place) * features
-                source, target = advance(own, place * features), advance(tile, r * row)
-                multiply(source, r1, r2, r3, features, pointer(w), row, row, target, row)
+            _project(own, rows, count, batch, features, pointer(w), row, tile)
             for r in range(rows):
                 at, u = start * batch + first + _place(r, rows, count, batch), advance(tile, r * row)
                 before, now = advance(pointer(h), at * width), advance(pointer(h), (at + batch) * width)
@@ -512,6 +550,17 @@ def _ask(values, offset, count):
     """Ask for numbers that are read soon, wherever that is."""
     for i in range(0, count, 16):
         prefetch(pointer(values), offset + i)
+
+
+@device
+def _project(x, rows, count, batch, depth, w, width, out):
+    """Add ``x @ w`` to `out`, with up to three rows more; x: the first row of a block of `count` of `batch` samples."""
+    for r in range(0, rows, 4):
+        place = _place(r, rows, count, batch)
+        r1 = (_place(r + 1, rows, count, batch) - place) * depth
+        r2 = (_place(r + 2, rows, count, batch) - place) * depth
+        r3 = (_place(r + 3, rows, count, batch) - place) * depth
+        multiply(advance(x, place * depth), r1, r2, r3, depth, w, width, width, advance(out, r * width), width)
 
 
 @device
@@ -604,3 +653,97 @@ def _put_pair(target, i, n, full, re, im):
     step = lanes(target)
     _put(target, i, n, full, low_in_turn(re, im))
     _put(target, i + step, n - step, full, high_in_turn(re, im))
+
+
+# The linear recurrent unit, whose states are projected of x and projected to y.
+
+
+@parallel(**JIT)
+def _lru_forward(part, parts, samples, x, a, into, out, d, h0, h, y):
+    steps, batch, features = x.shape
+    width, row, narrow = h.shape[2], into.shape[1], out.shape[1]
+    size = max(1, PROJECTED // samples)
+    room = np.empty((size * samples + 3) * (row + narrow), x.dtype)
+    tile = pointer(room)
+    of_y = advance(tile, (size * samples + 3) * row)
+    begin, end = span(part, parts, -(-batch // samples))
+    for group in range(begin, end):
+        first = group * samples
+        count = min(samples, batch - first)
+        for start in range(0, steps, size):
+            rows = (min(start + size, steps) - start) * count
+            clear(tile, (rows + 3) * row)
+            clear(of_y, (rows + 3) * narrow)
+            at = start * batch + first
+            _project(advance(pointer(x), at * features), rows, count, batch, features, pointer(into), row, tile)
+            for r in range(rows):
+                at = start * batch + first + _place(r, rows, count, batch)
+                now = advance(pointer(h), at * width)
+                before = advance(now, -batch * width) if at >= batch else advance(pointer(h0), at * width)
+                _linear_step((False, True), pointer(a), advance(tile, r * row), before, now, width)
+                _ask(x, (at + size * batch) * features, features)
+            at = start * batch + first
+            _project(advance(pointer(h), at * width), rows, count, batch, width, pointer(out), narrow, of_y)
+            for r in range(rows):
+                at = (start * batch + first + _place(r, rows, count, batch)) * features
+                source, target = advance(pointer(x), at), advance(pointer(y), at)
+                for i in range(0, features, lanes(tile)):
+                    left = features - i
+                    value = fma(load(pointer(d), i), load_up_to(source, i, left), load(of_y, r * narrow + i))
+                    store_up_to(target, i, value, left)
+    keep_alive(room)
+
+
+@parallel(**JIT)
+def _lru_backward(part, parts, samples, gy, a, out, h0, h, ends, at_end, carried, gb, sums):
+    steps, batch, features = gy.shape
+    width, row = h.shape[2], out.shape[1]
+    size = max(1, PROJECTED // samples)
+    room, one = np.empty((size * samples + 3) * row, gy.dtype), np.zeros(width, gy.dtype)
+    tile, piece = pointer(room), pointer(one)
+    begin, end = span(part, parts, -(-batch // samples))
+    for group in range(begin, end):
+        first = group * samples
+        count = min(samples, batch - first)
+        for stop in range(steps, 0, -size):
+            start = max(0, stop - size)
+            rows = (stop - start) * count
+            clear(tile, (rows + 3) * row)
+            at = (start * batch + first) * features
+            _project(advance(pointer(gy), at), rows, count, batch, features, pointer(out), row, tile)
+            for r in range(rows - 1, -1, -1):
+                t, s = start + r // count, first + r % count
+                at, gh, own = (t * batch + s) * width, advance(tile, r * row), advance(pointer(carried), s * width)
+                _ask(h, at - AHEAD * batch * width, width)
+                _ask(gb, at - AHEAD * batch * width, width)
+                _ask(gy, ((t - size) * batch + s) * features, features)
+                if ends[s] == t + 1:
+                    for i in range(width):
+                        gh[i] += at_end[s, i]
+                before = advance(pointer(h), at - batch * width) if t else advance(pointer(h0), at)
+                target = advance(pointer(gb), at)
+                factor = pointer(a)
+                _linear_step_back((False, True), factor, factor, before, gh, own, piece, True, target, width)
+            _join(piece, advance(pointer(sums), group * width), width)
+    keep_alive(room)
+    keep_alive(one)
+
+
+@parallel(**JIT)
+def _tall_product(part, parts, a, b, sums):
+    (rows, features), columns, row = a.shape, b.shape[1], sums.shape[2]
+    groups, blocks = len(sums), -(-rows // PROJECTED)
+    room, one = np.zeros(PROJECTED * row, a.dtype), np.zeros(features * row, a.dtype)
+    tile, piece = pointer(room), pointer(one)
+    begin, end = span(part, parts, groups)
+    for group in range(begin, end):
+        low, high = span(group, groups, blocks)
+        for block in range(low, high):
+            first, count = block * PROJECTED, min(PROJECTED, rows - block * PROJECTED)
+            for r in range(count):
+                copy(advance(tile, r * row), advance(pointer(b), (first + r) * columns), columns)
+                _ask(a, (first + r) * features, features)
+            add_outer(advance(pointer(a), first * features), features, 0, count, 1, tile, row, row, piece)
+            _join(piece, advance(pointer(sums), group * features * row), features * row)
+    keep_alive(room)
+    keep_alive(one)
