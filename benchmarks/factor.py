@@ -1,9 +1,10 @@
-"""LU factors of many matrices on one pattern, against SciPy's SuperLU and, where klujax is installed, KLU.
+"""LU and Cholesky factors of many matrices on one pattern, against SciPy's SuperLU and, if klujax is installed, KLU.
 
 ``python -m benchmarks factor``. A matrix with new values is factorised and one system solved with it. The order is
 planned once, outside of the time that is compared; the table gives that time too. SciPy's ``splu`` orders and analyses
 every matrix anew, on one thread, and has no batch: a sample of ours stands against one matrix of its. KLU keeps its
-order and its pivots, as we do: its ``refactor`` and solve, for one matrix or a batch.
+order and its pivots, as we do: its ``refactor`` and solve, for one matrix or a batch. Against Cholesky factors ``splu``
+runs in its symmetric mode.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from sparsebp.products import plan_factor
 
 TARGET = 5.0
 """For batches of 8 or more."""
+CHOLESKY = ", Cholesky"
+SYMMETRIC: dict[str, Any] = {
+    "permc_spec": "MMD_AT_PLUS_A",
+    "diag_pivot_thresh": 0.0,
+    "options": {"SymmetricMode": True},
+}
 SAMPLES = 4
 """Different matrices that SciPy takes in turn."""
 
@@ -35,7 +42,8 @@ def measure_factor(run: Run) -> Iterator[Row]:
             for batch in run.settings["batches"]:
                 pattern = SparsityPattern.from_scipy(matrix)
                 start = time.perf_counter()
-                plan = plan_factor(pattern, matrix.data)
+                definite = name.endswith(CHOLESKY)
+                plan = plan_factor(pattern, kind="cholesky") if definite else plan_factor(pattern, matrix.data)
                 row: Row = {"matrix": name, "n": matrix.shape[0], "entries": pattern.nnz, "fill": plan.fill,
                             "batch": batch, "threads": count, "plan": time.perf_counter() - start}  # fmt: skip
                 if fits(f"{name}, batch {batch}", 2 * plan.fill * batch * matrix.data.itemsize, run.note):
@@ -78,7 +86,10 @@ def matrices(sides: Mapping[str, int]) -> dict[str, Any]:
         f"grid, {cube} × {cube} × {cube}": grid(cube, cube, cube),
         f"circuit, {line} nodes": circuit(line),
     }
-    return {name: vary(sp.csr_array(matrix)) for name, matrix in found.items()}
+    found = {name: vary(sp.csr_array(matrix)) for name, matrix in found.items()}
+    definite = {f"grid, {2 * square} × {2 * square}": grid(2 * square, 2 * square),
+                f"grid, {cube} × {cube} × {cube}": grid(cube, cube, cube)}  # fmt: skip
+    return found | {name + CHOLESKY: sp.csr_array(matrix) for name, matrix in definite.items()}
 
 
 def measure_factor_row(name: str, plan: Any, data: np.ndarray, batch: int, rounds: Mapping[str, Any]) -> Row:
@@ -86,13 +97,17 @@ def measure_factor_row(name: str, plan: Any, data: np.ndarray, batch: int, round
 
     rng, n = np.random.default_rng(1), plan.pattern.shape[0]
     values, b = data[:, None] * (1 + 0.05 * rng.random((len(data), batch))), rng.standard_normal((n, batch))
+    options: dict[str, Any] = {}
+    if plan.kind == "cholesky":
+        scale, options = 1 + 0.05 * rng.random((n, batch)), SYMMETRIC
+        values = data[:, None] * (scale[plan.pattern.row_of_entry] * scale[plan.pattern.indices])
     theirs = [(plan.pattern.to_scipy(values[:, s].copy()).tocsc(), b[:, s].copy()) for s in range(min(batch, SAMPLES))]
     x = plan(values).solve(b)
     for s, (matrix, right) in enumerate(theirs):
-        expected = splu(matrix).solve(right)
+        expected = splu(matrix, **options).solve(right)
         refuse_difference(f"{name}: a solution", "SciPy", float(abs(x[:, s] - expected).max() / abs(expected).max()))
     turns = cycle(theirs)
-    scipy = timing.Call(lambda given: splu(given[0]).solve(given[1]), lambda: next(turns))
+    scipy = timing.Call(lambda given: splu(given[0], **options).solve(given[1]), lambda: next(turns))
     sides: dict[str, Any] = {"ours": lambda: plan(values).solve(b), "scipy": scipy}
     if importlib.util.find_spec("klujax") is not None:
         sides["klu"] = klu(plan.pattern, values, b)

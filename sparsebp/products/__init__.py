@@ -1,4 +1,4 @@
-"""Products, LU factors and assembly on a fixed pattern: the symbolic phase once, then numeric ones for new values."""
+"""Products, factors and assembly on a fixed pattern: the symbolic phase once, then numeric ones for new values."""
 
 from __future__ import annotations
 

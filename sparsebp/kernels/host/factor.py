@@ -1,10 +1,12 @@
-"""LU factors of many matrices on one pattern, on the host: their structure, their values, solves.
+"""LU and Cholesky factors of many matrices on one pattern, on the host: their structure, their values, solves.
 
 The numeric phase is Gaussian elimination row by row, in an order that is given. Rows that have nearly the same columns
 are neighbours, and up to four of them make a *panel*: a dense block that stands on one list of columns, those of L, the
 panel's own, and those of U. Row i of L and U then takes one multiple of a panel of U for each panel of L in it:
 
     for every panel Q of L in the rows of P:   L[P, Q] = A[P, Q] U[Q, Q]⁻¹;   A[P, :] -= L[P, Q] U[Q, :]
+
+Of a symmetric positive definite matrix U alone is kept, A = Uᵀ U, and L[P, Q] is U[Q, P]ᵀ.
 
 Nothing is searched: columns that P and Q share are found by number. Each entry of a panel holds a vector of samples, or
 one number where there is one matrix; the functions are written once for both, `like` is a value of the type meant. Both
