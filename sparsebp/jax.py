@@ -32,6 +32,7 @@ from sparsebp import kernels
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DTypeError, MissingDependencyError, OptionError, ShapeError
 from sparsebp.products import FactorPlan, ProductPlan
+from sparsebp.products.product import OPERANDS, Role
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
 
 try:
@@ -98,22 +99,18 @@ def product(plan: ProductPlan, a_values: Any, b_values: Any) -> jax.Array:
     return _by_column(partial(_form, plan, "c"), a, b)
 
 
-OPERANDS = {"c": ("a", "b"), "a": ("c", "b"), "b": ("a", "c")}
-"""The two operands that make each of the three: A, B, and C or its gradient."""
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _form(plan: ProductPlan, role: str, x: jax.Array, y: jax.Array) -> jax.Array:
+def _form(plan: ProductPlan, role: Role, x: jax.Array, y: jax.Array) -> jax.Array:
     """Return one of A, B and C from the other two, in the order of `OPERANDS`; all of them (nnz,)."""
     size = {"a": plan.a, "b": plan.b, "c": plan.pattern}[role].nnz
     return _on_host(_form_of_arrays, (plan, role), (size,), x, y)
 
 
-def _form_forward(plan: ProductPlan, role: str, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
+def _form_forward(plan: ProductPlan, role: Role, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
     return _form(plan, role, x, y), (x, y)
 
 
-def _form_backward(plan: ProductPlan, role: str, operands: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+def _form_backward(plan: ProductPlan, role: Role, operands: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
     """Return the gradients at both operands by the form itself: the product is linear in both."""
     names = OPERANDS[role]
     values = {**dict(zip(names, operands, strict=True)), role: grad}
@@ -123,11 +120,11 @@ def _form_backward(plan: ProductPlan, role: str, operands: Any, grad: jax.Array)
 _form.defvjp(_form_forward, _form_backward)
 
 
-def _form_of_arrays(plan: ProductPlan, role: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _form_of_arrays(plan: ProductPlan, role: Role, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Compute the form for all samples: the axes before the last."""
     mapped = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     columns = [_columns(v, mapped) for v in (x, y)]
-    found = plan(*columns) if role == "c" else getattr(plan.gradients, f"at_{role}")(*columns)
+    found = plan.form(role, *columns)
     return found.T.reshape(*mapped, found.shape[0])
 
 

@@ -240,7 +240,8 @@ class SparseJacobian:
         Returns
         -------
         Array
-            Shape (nnz,), of the dtype of f's result; a tensor or an array of JAX, on the device of x, if x is one.
+            Shape (nnz,), of the dtype of f's result; a tensor or an array of JAX, on the device of x, if x is one. Also
+            within `jax.jit`, `vmap` and `grad`; nothing can be raised there, so values are NaN in place of the error.
 
         Raises
         ------
@@ -311,14 +312,11 @@ class SparseJacobian:
         if not self._compared:
             self._function.compare(args)
             self._compared = True
-        run = self._function.forward if self.mode == "forward" else self._function.reverse
         parts = []
         for number, first in enumerate(range(0, self.colors, self._step)):
-            block = run(args, self._seeds[number] if self._seeds is not None else self._seeds_from(first))
-            if block.shape[1] != self._width:
-                raise ShapeError("The function returns another length than before", expected=self._width,
-                                 got=block.shape[1])  # fmt: skip
-            values, others = self._function.taken(block, self._places[number], self._reached[number])
+            seeds = self._seeds[number] if self._seeds is not None else self._seeds_from(first)
+            where = self._places[number], self._reached[number]
+            values, others = self._function.entries(self.mode, args, seeds, self._width, *where)
             if others is not None:
                 place, value = others
                 which = "row" if self.mode == "forward" else "column"
@@ -426,8 +424,13 @@ def _number(colors: np.ndarray) -> int:
     return int(colors.max(initial=-1)) + 1
 
 
+_FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
+
+
 def _checked(x: Any) -> Any:
     """Check that x is a vector of floats."""
+    if getattr(x, "dtype", None) in _FLOATS and x.ndim == 1:  # the names of dtypes take a few microseconds
+        return x
     dtype = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
     if not hasattr(x, "shape") or dtype not in ("float32", "float64"):
         raise DTypeError("x is not an array of floats", expected="an array of NumPy or JAX or a tensor, float32 or "
@@ -464,8 +467,11 @@ class Differentiable(Protocol):
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
 
-    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
-        """Return elements of a block, and one that should be zero but is not: its place and value."""
+    def entries(
+        self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], seeds: np.ndarray, width: int,
+        places: np.ndarray, reached: np.ndarray,
+    ) -> tuple[Any, tuple[int, float] | None]:  # fmt: skip
+        """Return elements of the derivatives, (p, width), and one not `reached` that is not zero: its place, value."""
 
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
         """Return the values of all blocks; `entries`: whose values each block has."""

@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import numpy as np
 
 from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError, TracingError
 from sparsebp.jacobians.numpy_functions import NumpyFunction
-from sparsebp.jacobians.tracing import pattern_of
+from sparsebp.jacobians.tracing import check_length, pattern_of
 from sparsebp.patterns.pattern import SparsityPattern
 
 REFUSALS = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, NotImplementedError)
@@ -33,20 +33,21 @@ class JaxFunction(NumpyFunction):
     def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
         super().__init__(f, argnum, scalar)
         self._given: list[int] = []
-        self._runs: dict[tuple[str, int | None], Any] = {}
-        self._indices: dict[int, tuple[np.ndarray, jax.Array]] = {}  # by the identity of the array beside it
+        self._runs: dict[Any, Any] = {}
 
     def _split(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], list[Any]]:
         """Return the function of x and of arguments that may vary, and these; of a scalar function, its gradient."""
         x = args[self.argnum]
         others = (i for i, arg in enumerate(args) if i != self.argnum and self.varies(i, arg))
         places = self._given = self._given or [self.argnum, *others]
-        if jnp.result_type(x) != x.dtype:
+        if isinstance(x, np.ndarray) and jnp.result_type(x) != x.dtype:
             raise DTypeError("JAX has no float64 here", expected="float32", got=x.dtype,
                              remedy='Set jax.config.update("jax_enable_x64", True)')  # fmt: skip
 
+        fixed = [None if i in places else arg for i, arg in enumerate(args)]  # keeps no tracers
+
         def of_some(*given: Any) -> jax.Array:
-            whole = list(args)
+            whole = list(fixed)
             for place, value in zip(places, given, strict=True):
                 whole[place] = value
             y = self.f(*whole)
@@ -95,75 +96,88 @@ class JaxFunction(NumpyFunction):
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return derivatives along directions (p, n): shape (p, m)."""
-        f, given = self._split(args)
-
-        def along(seeds: Any, x: Any, *others: Any) -> Any:
-            _, push = jax.linearize(lambda x: f(x, *others), x)
-            return jax.vmap(push)(seeds.astype(x.dtype))
-
-        return self._run("forward", along, seeds, given)
+        return self._run("forward", lambda f: partial(_forward, f), args, seeds)
 
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
-        f, given = self._split(args)
+        return self._run("reverse", lambda f: partial(_reverse, f), args, seeds)
 
-        def back(seeds: Any, x: Any, *others: Any) -> Any:
-            y, pull = jax.vjp(lambda x: f(x, *others), x)
-            if len(y) != seeds.shape[1]:
-                raise ShapeError("The function returns another length than before", expected=seeds.shape[1], got=len(y))
-            return jax.vmap(lambda v: pull(v)[0])(seeds.astype(y.dtype))
+    def entries(
+        self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], seeds: np.ndarray, width: int,
+        places: np.ndarray, reached: np.ndarray,
+    ) -> tuple[Any, tuple[int, float] | None]:  # fmt: skip
+        """Return elements of the derivatives, (p, width), and one not `reached` that is not zero: its place, value.
 
-        return self._run("reverse", back, seeds, given)
-
-    def _run(self, name: str, function: Callable[..., Any], seeds: np.ndarray, given: list[Any]) -> Any:
-        """Run a function, compiled the first time: constants among the arguments may not change later.
-
-        Seeds that are read-only are kept by the caller and fixed in the program, which XLA simplifies by them.
+        One compiled program does it all. Seeds that are read-only are kept by the caller and fixed in it: XLA
+        simplifies what they go through. Within a transform nothing can be raised: values are NaN instead.
         """
-        key = (name, None if seeds.flags.writeable else id(seeds))
+        kept, direct = not seeds.flags.writeable, _forward if mode == "forward" else _reverse
+
+        def program(f: Callable[..., Any]) -> Callable[..., Any]:
+            outside = np.ones(len(seeds) * width, bool)
+            outside[reached] = False
+            where, at = (np.asarray(index, np.int32) for index in (places, np.flatnonzero(outside)))
+
+            def run(*given: Any) -> tuple[Any, Any]:
+                block = direct(f, *((seeds,) if kept else ()), *given)
+                check_length(block.shape[1], width)
+                flat = block.reshape(-1)
+                rest = _at(flat, at) if len(at) <= len(where) else flat.at[reached].set(0)
+                wrong = jnp.any(jnp.abs(rest) > 0)  # not NaN: 0 · ∞ within derivatives is no entry
+                return _at(flat, where), wrong if len(at) else None
+
+            return run
+
+        values, wrong = self._run(id(places), program, args, *(() if kept else (seeds,)))
+        if isinstance(wrong, jax.core.Tracer):
+            values = jnp.where(wrong, jnp.nan, values)
+        elif wrong is not None and wrong:
+            block = self.forward(args, seeds) if mode == "forward" else self.reverse(args, seeds)
+            return values, self.taken(np.asarray(block), places, reached)[1]
+        return values, None
+
+    def _run(self, key: Any, make: Callable[..., Any], args: tuple[Any, ...], *seeds: np.ndarray) -> Any:
+        """Run what `make` makes of f, compiled the first time: constants among the arguments may not change later."""
+        f, given = self._split(args)
         if key not in self._runs:
-            fixed = partial(function, seeds) if key[1] else function
-            self._runs[key] = seeds if key[1] else None, jax.jit(fixed)  # the seeds, since others may get their place
-        run = self._runs[key][1]
+            self._runs[key] = jax.jit(make(f))
         with _tracing():
-            return run(*given) if key[1] else run(seeds, *given)
-
-    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
-        """Return elements of a block, and one that should be zero but is not: its place and value."""
-        seen = None if reached is places else self._on_device(reached)
-        values, outside = _taken(block, self._on_device(places), seen)
-        return values, super().taken(np.asarray(block), places, reached)[1] if outside else None
-
-    def _on_device(self, index: np.ndarray) -> Any:
-        """Return an index, copied once."""
-        if id(index) not in self._indices:
-            self._indices[id(index)] = index, jnp.asarray(index)
-        return self._indices[id(index)][1]
+            return self._runs[key](*seeds, *given)
 
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
         """Return the values of all blocks, an array of the kind of x and on its device."""
         if len(parts) == 1:
-            return np.array(parts[0]) if isinstance(x, np.ndarray) else parts[0]
-        found = super().joined([np.asarray(part) for part in parts], entries, x)
-        return found if isinstance(x, np.ndarray) else jax.device_put(found, next(iter(x.devices())))
+            found = parts[0]
+        else:
+            found = jnp.concatenate(parts) if parts else jnp.zeros(0, x.dtype)
+            found = found.at[np.concatenate([np.zeros(0, int), *entries])].set(found)
+        return np.array(found) if isinstance(x, np.ndarray) and not isinstance(found, jax.core.Tracer) else found
 
     def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
-        found = super().stacked(samples, shape, like)
-        return found if isinstance(like, np.ndarray) else jnp.asarray(found)
+        if isinstance(like, np.ndarray) or not samples:
+            found = super().stacked(samples, shape, like)
+            return found if isinstance(like, np.ndarray) else jnp.asarray(found)
+        return jnp.stack(samples, axis=1)
 
     def to_numpy(self, values: Any) -> np.ndarray:
         """Return values on the host."""
         return np.asarray(values)
 
 
-@jax.jit
-def _taken(block: Any, places: Any, reached: Any) -> tuple[Any, Any]:
-    """Return elements of a block, and how many of the others are not zero."""
-    flat = block.reshape(-1)
-    values = flat.at[places].get(mode="promise_in_bounds")
-    seen = values if reached is None else flat.at[reached].get(mode="promise_in_bounds")
-    return values, jnp.count_nonzero(flat) - jnp.count_nonzero(seen)
+def _forward(f: Callable[..., Any], seeds: Any, x: Any, *others: Any) -> Any:
+    _, push = jax.linearize(lambda x: f(x, *others), x)
+    return jax.vmap(push)(seeds.astype(x.dtype))
+
+
+def _reverse(f: Callable[..., Any], seeds: Any, x: Any, *others: Any) -> Any:
+    y, pull = jax.vjp(lambda x: f(x, *others), x)
+    check_length(len(y), seeds.shape[1])
+    return jax.vmap(lambda v: pull(v)[0])(seeds.astype(y.dtype))
+
+
+def _at(flat: Any, places: Any) -> Any:
+    return flat.at[places].get(mode="promise_in_bounds")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import functools
 import math
 import string
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from sparsebp.jacobians.tracing import (
     Pool,
     Sets,
     Traced,
+    check_length,
     current,
     elementwise,
     gradient,
@@ -684,6 +685,10 @@ class NumpyFunction:
         self.f, self.argnum, self.scalar = f, argnum, scalar
         self._pools: list[Pool] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy by the constructor: memory and compiled code stay behind."""
+        return type(self), (self.f, self.argnum, self.scalar)
+
     def of_x(self, args: tuple[Any, ...]) -> Callable[[Any], Any]:
         """Return the function of x alone; of a scalar one, its gradient."""
         return gradient(self._alone(args)) if self.scalar else self._alone(args)
@@ -767,11 +772,19 @@ class NumpyFunction:
         """Run the function once, and carry the seeds back: they are the tangents of an adjoint that is zero."""
         x = args[self.argnum]
         y, back = pullback(lambda x: _output(self.of_x(args)(x)), np.array(x))
-        if len(y) != seeds.shape[1]:
-            raise ShapeError("The function returns another length than before", expected=seeds.shape[1], got=len(y))
+        check_length(len(y), seeds.shape[1])
         with self._duals(len(seeds)) as level:
             found = back(Traced(np.zeros(len(y), y.dtype), seeds.astype(y.dtype), level))
         return found.carried if isinstance(found, Traced) else np.zeros((len(seeds), x.size), y.dtype)
+
+    def entries(
+        self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], seeds: np.ndarray, width: int,
+        places: np.ndarray, reached: np.ndarray,
+    ) -> tuple[Any, tuple[int, float] | None]:  # fmt: skip
+        """Return elements of the derivatives, (p, width), and one not `reached` that is not zero: its place, value."""
+        block = self.forward(args, seeds) if mode == "forward" else self.reverse(args, seeds)
+        check_length(block.shape[1], width)
+        return self.taken(block, places, reached)
 
     def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
         """Return elements of a block, and one that should be zero but is not: its place and value."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsebp.core.errors import DTypeError, ShapeError, TracingError
-from sparsebp.jacobians.tracing import Sets, Traced, pattern_of, refused, selection
+from sparsebp.jacobians.tracing import Sets, Traced, check_length, pattern_of, refused, selection
 from sparsebp.patterns.builders import conv_pattern, conv_transpose_pattern
 from sparsebp.patterns.pattern import SparsityPattern
 
@@ -99,13 +99,17 @@ class TorchFunction:
         """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
         f, x = self.at(args)
         y, back = torch.func.vjp(f, x)[:2]
-        if len(y) != seeds.shape[1]:
-            raise ShapeError("The function returns another length than before", expected=seeds.shape[1], got=len(y))
+        check_length(len(y), seeds.shape[1])
         found: torch.Tensor = torch.func.vmap(lambda v: back(v)[0])(torch.from_numpy(seeds).to(y))
         return found.detach()
 
-    def taken(self, block: Any, places: np.ndarray, reached: np.ndarray) -> tuple[Any, tuple[int, float] | None]:
-        """Return elements of a block, and one that should be zero but is not: its place and value."""
+    def entries(
+        self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], seeds: np.ndarray, width: int,
+        places: np.ndarray, reached: np.ndarray,
+    ) -> tuple[Any, tuple[int, float] | None]:  # fmt: skip
+        """Return elements of the derivatives, (p, width), and one not `reached` that is not zero: its place, value."""
+        block = self.forward(args, seeds) if mode == "forward" else self.reverse(args, seeds)
+        check_length(block.shape[1], width)
         flat = block.reshape(-1)
         values = flat[torch.from_numpy(places).to(flat.device)]
         where = torch.from_numpy(reached).to(flat.device)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from sparsebp.core.errors import MemoryLimitError, TracingError
+from sparsebp.core.errors import MemoryLimitError, ShapeError, TracingError
 from sparsebp.patterns.pattern import SparsityPattern
 
 MOST_ENTRIES = 1 << 27
@@ -127,7 +127,10 @@ class Traced(NDArrayOperatorsMixin):
             return lambda *others: getattr(np, name)(self, *others)
         if name.startswith("__"):
             raise AttributeError(name)
-        raise refused(f"The attribute {name!r} of an array", "Use a function of NumPy that is listed in the reference")
+        remedy = "Use a function of NumPy that is listed in the reference"
+        if name in ("at", "weak_type"):  # for which jax.numpy asks
+            remedy = "For a function of JAX, pass x as an array of JAX"
+        raise refused(f"The attribute {name!r} of an array", remedy)
 
     def astype(self, dtype: Any, **kwargs: Any) -> Any:
         """As of an ndarray."""
@@ -231,6 +234,12 @@ METHODS: dict[str, str] = {name: name for name in (
 def refused(what: str, remedy: str) -> TracingError:
     """Return the error of something that cannot be followed."""
     return TracingError(f"{what} cannot be followed", remedy=remedy)
+
+
+def check_length(length: int, expected: int) -> None:
+    """Check how many numbers a function returns."""
+    if length != expected:
+        raise ShapeError("The function returns another length than before", expected=expected, got=length)
 
 
 def current(x: Traced) -> Traced:

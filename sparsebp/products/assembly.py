@@ -77,7 +77,12 @@ def plan_assembly(rows: Array, cols: Array, shape: tuple[int, int]) -> TripletAs
 
 def _indices(name: str, array: Array, size: int) -> np.ndarray:
     """Check row or column numbers, all in 0 … size - 1."""
-    found = np.asarray(array) if isinstance(array, (list, tuple)) else array
+    try:
+        found = np.asarray(array) if isinstance(array, (list, tuple)) else array
+    except ValueError as error:
+        raise PatternError(
+            f"{name} is not an index array", expected="integers, of NumPy or a list", got="lists of different lengths"
+        ) from error
     if isinstance(found, np.ndarray) and not found.size and isinstance(array, (list, tuple)):
         found = found.astype(np.int64)  # NumPy's empty lists are floats
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":

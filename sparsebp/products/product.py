@@ -77,6 +77,9 @@ def _addition_plan(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
 # Products of ``gc @ Bᵀ`` outside A's pattern, which a general product would compute too, are never formed.
 
 Operand = Literal["a", "b"]
+Role = Literal["a", "b", "c"]
+OPERANDS: dict[Role, tuple[Role, Role]] = {"c": ("a", "b"), "a": ("c", "b"), "b": ("a", "c")}
+"""The two that make each of the three: the values of A, of B, and of C or its gradient."""
 
 
 class ProductGradients:
@@ -115,18 +118,17 @@ class ProductGradients:
         Array
             (nnz of A,) if neither has a batch, else (nnz of A, B): per sample, even where A's values are shared.
         """
-        return self._run("a", ("c_data", c_data, self._c), ("b_data", b_data, self._b), self._a)
+        return self._checked("a", ("c_data", c_data, self._c), ("b_data", b_data, self._b))
 
     def at_b(self, a_data: Array, c_data: Array) -> Array:
         """Return the gradient at B's values, from A's values and the gradient at C's values; see `at_a`."""
-        return self._run("b", ("a_data", a_data, self._a), ("c_data", c_data, self._c), self._b)
+        return self._checked("b", ("a_data", a_data, self._a), ("c_data", c_data, self._c))
 
-    def _run(
-        self, operand: Operand, left: tuple[str, Array, SparsityPattern], right: tuple[str, Array, SparsityPattern],
-        target: SparsityPattern,
-    ) -> Array:  # fmt: skip
+    def _checked(
+        self, operand: Operand, left: tuple[str, Array, SparsityPattern], right: tuple[str, Array, SparsityPattern]
+    ) -> Array:
         (left_name, left_data, _), (right_name, right_data, _) = left, right
-        xp = backend.namespace(**{left_name: left_data, right_name: right_data})
+        backend.namespace(**{left_name: left_data, right_name: right_data})
         for name, data, pattern in (left, right):
             _check_values(name, data, pattern.nnz)
         batches = {data.shape[1] for data in (left_data, right_data) if data.ndim == 2}
@@ -134,14 +136,19 @@ class ProductGradients:
             error = ShapeError if len(batches) > 1 else DTypeError
             got = [f"{name} {data.shape} {data.dtype}" for name, data, _ in (left, right)]
             raise error("The values do not go together", expected="one dtype and one batch size", got=", ".join(got))
-        out = xp.empty((target.nnz, *batches), dtype=left_data.dtype)
+        return self.unchecked(operand, left_data, right_data)
+
+    def unchecked(self, operand: Operand, left: Array, right: Array) -> Array:
+        """Return what `at_a` or `at_b` returns."""
+        xp = backend.namespace(left, right)
+        out = xp.empty(((self._a if operand == "a" else self._b).nnz, *(left.shape[1:] or right.shape[1:])), left.dtype)
         if out.size:
-            wide = [_as_columns(data) for data in (left_data, right_data, out)]
+            wide = _as_columns(left), _as_columns(right), _as_columns(out)
             if self._dense:
                 self._multiply(xp, operand, *wide)
             else:
                 terms = (self._terms_of_a if operand == "a" else self._terms_of_b).on(xp)
-                kernels.get(xp).spgemm_select_columns(Terms(*terms), *wide)
+                kernels.get(xp).unchecked.spgemm_select_columns(Terms(*terms), *wide)
         return out
 
     def _multiply(self, xp: ModuleType, operand: Operand, left: Array, right: Array, out: Array) -> None:
@@ -304,10 +311,20 @@ class ProductPlan:
                 if xp.may_share_memory(out, array):
                     raise LayoutError(f"out overlaps {name}", expected="an array with its own memory",
                                       got="shared memory")  # fmt: skip
+        return self._computed(xp, a_data, b_data, out)
+
+    def _computed(self, xp: ModuleType, a_data: Array, b_data: Array, out: Array) -> Array:
         if out.size:
             operands, values = self.operands(xp), (_as_columns(a_data), _as_columns(b_data))
-            self.how.run(kernels.get(xp), operands, *values, _as_columns(out))
+            self.how.run(kernels.get(xp).unchecked, operands, *values, _as_columns(out))
         return out
+
+    def form(self, role: Role, x: Array, y: Array) -> Array:
+        """Return one of A, B and C, or the gradient there, from the other two in the order of `OPERANDS`; unchecked."""
+        if role != "c":
+            return self.gradients.unchecked(role, x, y)
+        xp = backend.namespace(x, y)
+        return self._computed(xp, x, y, xp.empty((self.pattern.nnz, *(x.shape[1:] or y.shape[1:])), x.dtype))
 
     @cached_property
     def gradients(self) -> ProductGradients:

@@ -9,7 +9,6 @@ silently drop tangents instead.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from types import ModuleType
@@ -376,7 +375,41 @@ run_op = torch.ops.sparsebp.run.default
 run_back = torch.ops.sparsebp.run_back.default
 
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter, str, bool, type(None)}
+def apply(function: Any, *inputs: Any) -> Any:
+    """Call an `autograd.Function`; without a graph where nothing may ask for derivatives.
+
+    `Function.apply` binds the arguments to their names first, which takes longer than all its other work.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*inputs)
+    inputs = tuple(unwrap_if_dead(value) if isinstance(value, Tensor) else value for value in inputs)
+    return super(Function, function).apply(*inputs) if is_differentiated() else function.forward(*inputs)
+
+
+def below_autograd(operator: Any, compute: Callable[..., Any]) -> staticmethod[..., Any]:
+    """Return a `Function`'s forward: the operator, or what it computes where nothing has to see an operator."""
+
+    def forward(*inputs: Any) -> Any:
+        if are_plain(inputs):
+            return compute(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*inputs)
+
+    return staticmethod(forward)
+
+
+def is_differentiated() -> bool:
+    """Whether a call may be differentiated, in any mode or by a transform."""
+    return (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter, str, int, bool, type(None)}
+_BATCHED_GRADS = torch._C._dispatch_key_parse("VmapMode")
+"""Key of the older vmap, of ``torch.autograd.grad(is_grads_batched=True)``; its tensors look plain."""
 
 
 def are_plain(inputs: Sequence[Any]) -> bool:
@@ -387,6 +420,7 @@ def are_plain(inputs: Sequence[Any]) -> bool:
     if (
         not _PLAIN.issuperset(map(type, inputs))
         or torch._C._are_functorch_transforms_active()
+        or torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADS)
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
     ):
@@ -588,12 +622,8 @@ def recurrent(
         found = infer_op(*inputs)
     elif torch.compiler.is_compiling():
         found = run_op(*inputs)
-    elif torch._C._are_functorch_transforms_active():
-        found = Run.apply(*inputs)
     else:
-        inputs = [unwrap_if_dead(value) if isinstance(value, Tensor) else value for value in inputs]
-        # `Function.apply` binds the arguments to their names first, which takes longer than all its other work
-        found = super(Function, Run).apply(*inputs) if is_differentiated() else Run.forward(*inputs)
+        found = apply(Run, *inputs)
     return found[0], found[1], found[2]
 
 
@@ -620,12 +650,7 @@ def _is_plain_inference(*tensors: Tensor | None) -> bool:
 class Run(Function):
     """``sparsebp::run`` with its derivatives. y, h_n and c_n are differentiable."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
-        if are_plain(inputs):
-            return compute_run(*inputs)
-        with torch._C._AutoDispatchBelowAutograd():
-            return run_op(*inputs)
+    forward = below_autograd(run_op, compute_run)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102
@@ -645,8 +670,7 @@ class Run(Function):
             return (None,) * len(needed)
         kept = ctx.saved_tensors
         asked = needed[3], any(needed[6:])
-        run_back = RunBack.apply if is_differentiated() else RunBack.forward
-        found = run_back(*asked, *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
+        found = apply(RunBack, *asked, *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
         return tuple(g if need else None for g, need in zip((None, None, None, *found), needed, strict=True))
 
     @staticmethod
@@ -665,12 +689,7 @@ class Run(Function):
 class RunBack(Function):
     """``sparsebp::run_back`` with its derivatives, at the arriving gradients and at the inputs."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
-        if are_plain(inputs):
-            return compute_run_back(*inputs)
-        with torch._C._AutoDispatchBelowAutograd():
-            return run_back(*inputs)
+    forward = below_autograd(run_back, compute_run_back)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102
@@ -703,18 +722,6 @@ class RunBack(Function):
     def vmap(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:  # noqa: D102
         return _vmapped(RunBack.apply, 11, inputs[1], info.batch_size, in_dims, inputs)
 
-
-def is_differentiated() -> bool:
-    """Whether a backward may itself be differentiated, in any mode or by a transform."""
-    return (
-        torch.is_grad_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
-
-
-for _function in (Run, RunBack):  # else `apply` inspects the parameters at every call: a tenth of a short run
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
 
 _LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
 _LIBRARY.impl("run", Run.apply, "Autograd")

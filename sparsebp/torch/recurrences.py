@@ -23,7 +23,16 @@ from sparsebp.nn.linear_recurrent import OPEN, Candidate
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
 from sparsebp.scan import linear_recurrence_vjp
 from sparsebp.torch.modules import autocasts, cast_input, check_dense, check_lengths, check_tensors, without_autocast
-from sparsebp.torch.ops import MAY_BE_NONE, is_differentiated, on_its_stream, primals, to_array, to_tensor
+from sparsebp.torch.ops import (
+    MAY_BE_NONE,
+    apply,
+    below_autograd,
+    is_differentiated,
+    on_its_stream,
+    primals,
+    to_array,
+    to_tensor,
+)
 
 __all__ = ["MinGRU", "linear_recurrence"]
 
@@ -130,10 +139,12 @@ recurrence = torch.ops.sparsebp.linear_recurrence.default
 recurrence_vjp = torch.ops.sparsebp.linear_recurrence_vjp.default
 
 
-@torch.library.impl("sparsebp::linear_recurrence", ("cpu", "cuda"))
 def _compute(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
     with on_its_stream(b):
         return to_tensor(recurrence_of_arrays(*map(_array, (a, b, h0)), reverse=reverse))
+
+
+torch.library.impl("sparsebp::linear_recurrence", ("cpu", "cuda"), _compute)
 
 
 @torch.library.impl("sparsebp::linear_recurrence_vjp", ("cpu", "cuda"))
@@ -160,18 +171,15 @@ def _shapes_of_vjp(a: Tensor, h: Tensor, grad_h: Tensor, h0: Tensor, reverse: bo
 
 
 def _run(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
-    found: Tensor = (recurrence if torch.compiler.is_compiling() else Recurrence.apply)(a, b, h0, reverse)
+    inputs = a, b, h0, reverse
+    found: Tensor = recurrence(*inputs) if torch.compiler.is_compiling() else apply(Recurrence, *inputs)
     return found
 
 
 class Recurrence(torch.autograd.Function):
     """The operator with its derivatives."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
-            found: Tensor = recurrence(*inputs)
-        return found
+    forward = below_autograd(recurrence, _compute)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -256,7 +264,6 @@ min_gru = torch.ops.sparsebp.min_gru.default
 min_gru_vjp = torch.ops.sparsebp.min_gru_vjp.default
 
 
-@torch.library.impl("sparsebp::min_gru", ("cpu", "cuda"))
 def _compute_min_gru(p: Tensor, h0: Tensor, nonlinearity: str, reverse: bool) -> Tensor:
     with on_its_stream(p):
         x, start = to_array(p.contiguous()), to_array(h0.contiguous())
@@ -264,6 +271,9 @@ def _compute_min_gru(p: Tensor, h0: Tensor, nonlinearity: str, reverse: bool) ->
         h = backend.empty(xp, (*x.shape[:2], start.shape[1]), x.dtype)
         kernels.get(xp).min_gru_forward(x, start, None, nonlinearity, reverse, h)
         return to_tensor(h)
+
+
+torch.library.impl("sparsebp::min_gru", ("cpu", "cuda"), _compute_min_gru)
 
 
 @torch.library.impl("sparsebp::min_gru_vjp", ("cpu", "cuda"))
@@ -291,18 +301,15 @@ def _shapes_of_min_gru_vjp(
 
 
 def _run_min_gru(p: Tensor, h0: Tensor, nonlinearity: str, reverse: bool) -> Tensor:
-    found: Tensor = (min_gru if torch.compiler.is_compiling() else MinGRURun.apply)(p, h0, nonlinearity, reverse)
+    inputs = p, h0, nonlinearity, reverse
+    found: Tensor = min_gru(*inputs) if torch.compiler.is_compiling() else apply(MinGRURun, *inputs)
     return found
 
 
 class MinGRURun(torch.autograd.Function):
     """The operator with its derivatives; those that are differentiated again are made of `Recurrence`."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
-            found: Tensor = min_gru(*inputs)
-        return found
+    forward = below_autograd(min_gru, _compute_min_gru)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -22,7 +22,7 @@ from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError, StaleError
 from sparsebp.products import FactorPlan
 from sparsebp.products.factor import plans
-from sparsebp.torch.ops import primals, to_array, to_tensor
+from sparsebp.torch.ops import apply, below_autograd, primals, to_array, to_tensor
 from sparsebp.torch.sparse import Form, ProductPlan
 
 __all__ = ["solve"]
@@ -79,9 +79,8 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     _check(plan, values, b)
     transposed = check_flag("transposed", transposed)
     factors = factorise(plan.number, values.detach())
-    found: Tensor = (solve_op if torch.compiler.is_compiling() else Solve.apply)(
-        plan.number, values, factors, b, transposed
-    )
+    inputs = plan.number, values, factors, b, transposed
+    found: Tensor = solve_op(*inputs) if torch.compiler.is_compiling() else apply(Solve, *inputs)
     return found
 
 
@@ -122,13 +121,14 @@ def _plan(number: int) -> FactorPlan:
     return found
 
 
-@torch.library.impl("sparsebp::factorise", "cpu")
 def _factorise(plan: int, values: Tensor) -> Tensor:
     """Return L and U, as `sparsebp.kernels.host.factor` lays them out."""
     return to_tensor(_plan(plan)(to_array(values))._data)
 
 
-@torch.library.impl("sparsebp::solve", "cpu")
+torch.library.impl("sparsebp::factorise", "cpu", _factorise)
+
+
 def _solve(plan: int, values: Tensor, factors: Tensor, b: Tensor, transposed: bool) -> Tensor:
     """Solve with the factors of `values`, of which the shape alone is read here."""
     right = to_array(b)
@@ -138,6 +138,9 @@ def _solve(plan: int, values: Tensor, factors: Tensor, b: Tensor, transposed: bo
     if x.size:
         kernels.on_host().factor.solve(_plan(plan).panels, to_array(factors), right, x, transposed)
     return to_tensor(x.reshape(_shape(values, b)))
+
+
+torch.library.impl("sparsebp::solve", "cpu", _solve)
 
 
 def _shape(values: Tensor, b: Tensor) -> tuple[int, ...]:
@@ -167,7 +170,7 @@ def _form(plan: FactorPlan, role: str, left: Tensor, right: Tensor) -> Tensor:
     found = _forms.get(plan)
     if found is None:
         found = _forms[plan] = ProductPlan(plan.times_vector)
-    result: Tensor = Form.apply(found._number, role, left.t(), right.t())
+    result: Tensor = apply(Form, found._number, role, left.t(), right.t())
     return result.t()
 
 
@@ -179,11 +182,7 @@ def _of_shape_of(operand: Tensor, gradient: Tensor) -> Tensor:
 class Solve(torch.autograd.Function):
     """The operator with its derivatives; the factors are a function of `values` and count as constant."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
-            found: Tensor = solve_op(*inputs)
-        return found
+    forward = below_autograd(solve_op, _solve)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -195,7 +194,7 @@ class Solve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         values, factors, x = ctx.saved_tensors
-        gb = Solve.apply(ctx.plan.number, values, factors, grads[0], not ctx.transposed)
+        gb = apply(Solve, ctx.plan.number, values, factors, grads[0], not ctx.transposed)
         at_values = None
         if ctx.needs_input_grad[1]:
             outer = (x, gb) if ctx.transposed else (gb, x)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -23,9 +23,10 @@ from sparsebp.core.errors import DeviceError, DTypeError, OptionError, PatternEr
 from sparsebp.interop.torch import from_torch
 from sparsebp.jacobians import jacobian_t
 from sparsebp.patterns import SparsityPattern
+from sparsebp.products.product import OPERANDS, Role
 from sparsebp.torch import modules
 from sparsebp.torch.modules import dispatch_of
-from sparsebp.torch.ops import on_its_stream, primals, to_array, to_tensor
+from sparsebp.torch.ops import apply, below_autograd, on_its_stream, primals, to_array, to_tensor
 
 __all__ = ["BatchedCSR", "ProductPlan", "plan_product", "sparse_jacobian"]
 
@@ -71,10 +72,6 @@ def _pattern_of_tensor(name: str, tensor: torch.Tensor) -> SparsityPattern:
     return SparsityPattern(parts[0].numpy(), parts[1].numpy(), (rows, columns))
 
 
-Role = Literal["a", "b", "c"]
-OPERANDS: dict[str, tuple[Role, Role]] = {"c": ("a", "b"), "a": ("c", "b"), "b": ("a", "c")}
-"""The two operands that make each of the three."""
-
 _plans: WeakValueDictionary[int, products.ProductPlan] = WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -88,7 +85,8 @@ def number_of(plan: products.ProductPlan) -> int:
 
 def evaluate(number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the values of C from those of A and B, by the plan of that number."""
-    found: torch.Tensor = (product if torch.compiler.is_compiling() else Form.apply)(number, "c", x, y)
+    inputs = number, "c", x, y
+    found: torch.Tensor = product(*inputs) if torch.compiler.is_compiling() else apply(Form, *inputs)
     return found
 
 
@@ -106,17 +104,13 @@ def _plan(number: int) -> products.ProductPlan:
     return found
 
 
-@torch.library.impl("sparsebp::product", ("cpu", "cuda"))
-def _product(plan: int, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _product(plan: int, role: Role, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return one of A, B and C from the values of the other two, in the order of `OPERANDS`."""
-    how = _plan(plan)
     with on_its_stream(x):
-        left, right = columns(x), columns(y)
-        if role == "c":
-            found = how(left, right)
-        else:
-            found = (how.gradients.at_a if role == "a" else how.gradients.at_b)(left, right)
-        return to_tensor(found).t()
+        return _turned(to_tensor(_plan(plan).form(role, columns(x), columns(y))))
+
+
+torch.library.impl("sparsebp::product", ("cpu", "cuda"), _product)
 
 
 @torch.library.register_fake("sparsebp::product")
@@ -129,7 +123,12 @@ def _shape_of_product(plan: int, role: str, x: torch.Tensor, y: torch.Tensor) ->
 
 def columns(values: torch.Tensor) -> Array:
     """Return values (nnz,) or (B, nnz) as an array (nnz,) or (nnz, B), batch last; copied only if not contiguous."""
-    return to_array(values.t())
+    return to_array(_turned(values))
+
+
+def _turned(values: torch.Tensor) -> torch.Tensor:
+    """Return the transposed matrix; a vector as it is, without the microsecond that a view takes."""
+    return values.t() if values.dim() == 2 else values
 
 
 # ---- its derivatives -------------------------------------------------------------------------------------------------
@@ -138,11 +137,7 @@ def columns(values: torch.Tensor) -> Array:
 class Form(torch.autograd.Function):
     """The operator with its derivatives."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> torch.Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
-            found: torch.Tensor = product(*inputs)
-        return found
+    forward = below_autograd(product, _product)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -155,12 +150,12 @@ class Form(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Return the gradients at both operands by the form itself, summed over the samples for a shared operand."""
         names, operands = OPERANDS[ctx.role], ctx.saved_tensors
-        values = {**dict(zip(names, operands, strict=True)), ctx.role: grads[0]}
+        values = {names[0]: operands[0], names[1]: operands[1], ctx.role: grads[0]}
         found: list[torch.Tensor | None] = [None, None]
         for name, operand, needed in zip(names, operands, ctx.needs_input_grad[2:], strict=True):
             gradient = None
             if needed:
-                gradient = Form.apply(ctx.number, name, *(values[other] for other in OPERANDS[name]))
+                gradient = apply(Form, ctx.number, name, *(values[other] for other in OPERANDS[name]))
                 gradient = gradient.sum(0) if gradient.dim() > operand.dim() else gradient
             found.append(gradient)
         return tuple(found)
@@ -249,7 +244,6 @@ class ProductPlan:
 
     def __init__(self, plan: products.ProductPlan) -> None:
         self._plan, self._number = plan, number_of(plan)
-        self._entries = {"a_values": plan.a.nnz, "b_values": plan.b.nnz}
         self.pattern: SparsityPattern = plan.pattern
 
     @property
@@ -284,10 +278,10 @@ class ProductPlan:
         The kernels keep the batch last, so the result is a transposed view of (nnz, B). Values that are such a view (of
         another product, or ``torch.empty(nnz, B).T``) are used without a copy; others are copied once.
         """
-        a, b = (checked(name, values, nnz) for (name, nnz), values in
-                zip(self._entries.items(), (a_values, b_values), strict=True))  # fmt: skip
-        _check_alike(a, b)
-        return evaluate(self._number, a, b)
+        checked("a_values", a_values, self._plan.a.nnz)
+        checked("b_values", b_values, self._plan.b.nnz)
+        _check_alike(a_values, b_values)
+        return evaluate(self._number, a_values, b_values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProductPlan, (self._plan,)

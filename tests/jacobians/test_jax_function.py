@@ -1,5 +1,7 @@
 """Sparse Jacobians and Hessians of functions of JAX, against JAX's dense ones."""
 
+import copy
+import pickle
 import sys
 from types import SimpleNamespace
 
@@ -37,6 +39,10 @@ def brusselator(x):
     lap = [sum(jnp.roll(w, s, a) for s in (1, -1) for a in (0, 1)) - 4 * w for w in (u, v)]
     reaction = u * u * v
     return jnp.stack([1 + reaction - 4.4 * u + lap[0], 3.4 * u - reaction + lap[1]]).ravel()
+
+
+def neighbours(x):
+    return jnp.pad(x[1:] ** 2, (0, 1)) * x + jnp.pad(x[:-1], (1, 0))
 
 
 def scanned(x):
@@ -156,6 +162,26 @@ def test_other_arguments():
         by_hand(2.0, x, jnp.ones(3), 2)
 
 
+@pytest.mark.parametrize("step", [1, 9])
+def test_within_transforms_and_pickled(step, monkeypatch):
+    """Values are NaN there if a derivative outside of the pattern is not zero; blocks of colours are joined."""
+    monkeypatch.setattr("sparsebp.jacobians.jax_functions.JaxFunction.block_bytes", 8 * 4 * step)
+    x, xs = jnp.linspace(0.1, 0.7, 4), jnp.linspace(0.1, 0.9, 8).reshape(2, 4)
+    band = sb.SparsityPattern.from_scipy(scipy.sparse.csr_array(np.tri(4, k=1) - np.tri(4, k=-2)))
+    jac = sb.sparse_jacobian(neighbours, x, pattern=band)
+    values = jac.values(x)
+    for again in (jac, pickle.loads(pickle.dumps(jac)), copy.deepcopy(jac)):
+        np.testing.assert_allclose(jax.jit(again.values)(x), values, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jac.values)(xs), jac.batch(xs.T).T, rtol=1e-6)
+    total = jax.grad(lambda x: jac.values(x).sum())(x)
+    np.testing.assert_allclose(total, jax.grad(lambda x: jax.jacfwd(neighbours)(x).sum())(x), rtol=1e-5)
+    lacks_a_row = scipy.sparse.csr_array(band.to_scipy(np.ones(band.nnz)).toarray() * [[1], [1], [1], [0]])
+    wrong = sb.sparse_jacobian(neighbours, x, pattern=sb.SparsityPattern.from_scipy(lacks_a_row))
+    assert np.isnan(jax.jit(wrong.values)(x)).any()
+    with pytest.raises(PatternError, match="outside the pattern"):
+        wrong.values(x)
+
+
 def test_check_compiles_anew():
     pytest.importorskip("asdex")
     weight = np.array([[1.0, 0.0], [0.0, 0.0]], np.float32)
@@ -186,6 +212,9 @@ def test_refusals():
     for other, error in ((jnp.ones(5), ShapeError), (jnp.arange(4), DTypeError), (np.ones(4), DTypeError)):
         with pytest.raises(error):
             jac(other)
+    for f in (jnp.tanh, lambda x: x.at[0].set(1)):
+        with pytest.raises(TracingError, match="as an array of JAX"):
+            sb.sparse_jacobian(f, np.ones(4))
     with pytest.raises(PatternError, match="misses"):
         sb.sparse_jacobian(lambda x: x * x[0], x, pattern=diagonal)(x, check=True)
 

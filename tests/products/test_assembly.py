@@ -108,6 +108,7 @@ def test_changed_indices_do_not_change_a_plan():
         ([0], [0, 1], (2, 2), "do not belong together"),
         ([0.0], [0], (2, 2), "rows is not an index array"),
         (None, [0], (2, 2), "rows is not an index array"),
+        ([[0], [1, 2]], [0], (2, 2), "lists of different lengths"),
         ([True], [0], (2, 2), "rows is not an index array"),
         ([0], [0], (2,), "shape of a pattern"),
         ([0], [0], (2, -2), "shape of a pattern"),

@@ -134,6 +134,16 @@ def test_vmap_of_packed_sequences(pair: Any) -> None:
 # ---- compiled graphs ------------------------------------------------------------------------------------------------
 
 
+def test_batched_gradients(pair: Any) -> None:
+    """``is_grads_batched=True`` maps over the backward with PyTorch's older vmap, whose tensors look plain."""
+    theirs, ours, x = layer(pair, "GRU")
+    x.requires_grad_()
+    (y, _), (wanted, _) = ours(x), theirs(x)
+    seeds = torch.randn(3, *y.shape, dtype=y.dtype)
+    found, expected = (torch.autograd.grad(out, x, seeds, is_grads_batched=True)[0] for out in (y, wanted))
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_operators_are_what_they_say() -> None:
     """PyTorch's own checks of schemas, shapes, autograd, and of graphs with free sizes."""
     x, h0, w_ih, w_hh, bias = (torch.randn(s, requires_grad=True) for s in ((6, 2), (2, 3), (9, 2), (9, 3), (9,)))
