@@ -549,7 +549,7 @@ class ConvolutionKernels:
         """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
         if out.size == 0:
             return
-        if narrow.fits(weight, stride, before, groups, x, out) and narrow.convolve(
+        if narrow.fits(weight, stride, before, groups, out) and narrow.convolve(
             weight, x, before, dilation, False, out
         ):
             return
@@ -581,9 +581,7 @@ class ConvolutionKernels:
         if out.size == 0:
             return
         around = _padding_of_transpose(weight, before, dilation)
-        if narrow.fits(weight, stride, around, groups, y, out) and narrow.convolve(
-            weight, y, around, dilation, True, out
-        ):
+        if narrow.fits(weight, stride, around, groups, out) and narrow.convolve(weight, y, around, dilation, True, out):
             return
         if _in_tiles(weight, stride, around, dilation, groups, y, out) and winograd.convolve(
             weight, y, around, True, out

@@ -40,20 +40,16 @@ from sparsebp.kernels.host.engine.threads import parallel, team_for
 
 Axes = tuple[int, ...]
 
-_MOST_WINDOWS, _LEAST_FILLED = 256, 0.75
-"""Of all samples; and the share of the vectors' lanes that a row of windows fills."""
-_LEAST_CHANNELS = 8
+_MOST_WINDOWS, _LEAST_CHANNELS = 256, 8
 _GROUP, _BLOCK_BYTES = 8, 1 << 17
 """Vectors of a part, whose panels share what is read of the weights; panels of a block of channels."""
 _LEAST_PARTS, _LEAST_ROWS = 8, 32
 """Parts that are wanted, and rows of one: panels are packed for several parts."""
 
 
-def fits(weight: Array, stride: Axes, before: Axes, groups: int, x: Array, out: Array) -> bool:
-    """Whether `convolve` maps x (B, …) to out in less time than others."""
-    row, lanes = len(out) * out.shape[4], VECTOR_BYTES // x.itemsize
-    filled = row >= _LEAST_FILLED * (-(-row // lanes) * lanes)
-    return filled and prod(weight.shape[2:]) > 1 and _few(weight, stride, before, groups, out)
+def fits(weight: Array, stride: Axes, before: Axes, groups: int, out: Array) -> bool:
+    """Whether `convolve` maps to out (B, …) in less time than others."""
+    return len(out) > 1 and prod(weight.shape[2:]) > 1 and _few(weight, stride, before, groups, out)
 
 
 def correlate_fits(weight: Array, stride: Axes, before: Axes, groups: int, y: Array) -> bool:
