@@ -183,8 +183,16 @@ class GatedMath(CellMath):
         return (project(x, weights.weight_ih, weights.bias_ih),)
 
     def weight_grad(self, ga: Array, tape: Tape, weights: Weights, at_h: Array | None = None) -> Weights:
-        """Return the gradients of W_ih and b_ih: a GEMM and a GEMV over all steps."""
+        """Return the gradients of W_ih and b_ih: the sums of `run_back`, or a GEMM and a GEMV over all steps."""
         xp, rows = backend.namespace(ga), ga.shape[0] * ga.shape[1]
+        if self.is_projected(tape.x):
+            w_ih = np.empty_like(weights.weight_ih)
+            b_ih = None if weights.bias_ih is None else np.empty_like(weights.bias_ih)
+            ga, states, grads = np.ascontiguousarray(ga), tape.states[0], (w_ih, b_ih)
+            kernels.on_host().gated_backward(
+                tape.x, ga, states, tape.h, self.nonlinearity, tape.h0, ga, grads, again=True
+            )
+            return Weights(w_ih, None, b_ih, None)
         flat = ga.reshape(rows, ga.shape[2])
         with short_products(xp, rows * weights.weight_ih.size):
             w_ih = transposed_product(flat, tape.x.reshape(rows, tape.x.shape[2]))

@@ -128,19 +128,22 @@ def gated_forward(
 
 def gated_backward(
     x: Array, p: Array, h: Array, gh: Array, nonlinearity: str, carried: Array, gp: Array | None,
-    grads: tuple[Array, Array | None] | None,
+    grads: tuple[Array, Array | None] | None, again: bool = False,
 ) -> None:  # fmt: skip
     """Write the gradients of `gated_forward` from gh (T, B, H), or (1, B, H) for all steps.
 
     `carried` (B, H) is the gradient at the last state, then that at the initial one. gp is None or the gradient at p,
-    `grads` None or those at w and bias. Each block of gp is multiplied with x where it was just written.
+    `grads` None or those at w and bias. Each block of gp is multiplied with x where it was just written. With `again`
+    gp is given, and multiplied alone: the same sums.
     """
     width, columns, samples = h.shape[2], p.shape[2], _samples_of(h.shape[1])
     groups, form = -(-x.shape[1] // samples), (CANDIDATES.index(nonlinearity), columns // width, width)
     parts = min(parts_for(2 * x.size * columns), groups)
     sums = np.zeros((groups, *_padded(columns, x.shape[2], x.dtype).shape))  # in double precision, as they are long
     into = p[:0] if gp is None else gp
-    _project_backward(team(parts), parts, form, samples, x, p, h, _rows(gh), carried, into, grads is not None, sums)
+    _project_backward(
+        team(parts), parts, form, samples, x, p, h, _rows(gh), carried, into, again, grads is not None, sums
+    )
     if grads is not None:
         total = sums.sum(axis=0)
         grads[0][...] = total[:-1, :columns].T
@@ -571,7 +574,7 @@ def _place(r, rows, count, batch):
 
 
 @parallel(**JIT)
-def _project_backward(part, parts, form, samples, x, p, h, gh, carried, gp, summed, sums):
+def _project_backward(part, parts, form, samples, x, p, h, gh, carried, gp, again, summed, sums):
     steps, batch, features = x.shape
     _, gates, width = form
     columns, row = p.shape[2], sums.shape[2]
@@ -588,6 +591,10 @@ def _project_backward(part, parts, form, samples, x, p, h, gh, carried, gp, summ
                 for s in range(first, first + count):
                     at = t * batch + s
                     _ask(x, at * features, features)
+                    if again:
+                        copy(gu, advance(pointer(gp), at * columns), columns)
+                        gu = advance(gu, row)
+                        continue
                     _ask(p, (at - AHEAD * batch) * columns, columns)
                     _ask(h, (at - AHEAD * batch) * width, width)
                     _ask(gh.values, gh.first + (t - AHEAD) * gh.of_step + s * gh.of_sample, width)
