@@ -48,6 +48,9 @@ MOST_INPUTS = HELD_INPUTS[-1]
 SUMS_AT_MOST = 4
 """Memory for sums of weight gradients, over the memory of the gates' gradients that they replace."""
 
+FEW_SUMS = 1 << 13
+"""Numbers of sums that a host keeps for any length: the calls of products take longer than to write them."""
+
 Sizes = tuple[int, int, int]
 """``(T, B, H)``: steps, samples, hidden size."""
 
@@ -272,8 +275,10 @@ class Kernels:
         """
         steps, batch, hidden = sizes
         room, samples = self._run.sums_for(gates, hidden, features, itemsize)
+        numbers = chunks * (gates * (hidden + room) + columns)
         most = SUMS_AT_MOST * steps * columns * min(samples, batch)
-        return room > 0 and chunks * (gates * (hidden + room) + columns) <= most
+        few = samples > 1 and -(-batch // samples) * numbers * hidden <= FEW_SUMS  # on a host, whose blocks share sums
+        return room > 0 and (numbers <= most or few)
 
     rnn_forward = kernel(
         """x (T, B, I) real; w_hh (H, H) real; h0 (B, H) real; nonlinearity: Nonlinearity; h (T, B, H) real written;
