@@ -141,7 +141,8 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
     plan
         From `sparsebp.plan_factor`.
     values
-        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices.
+        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices. Of a plan of Cholesky factors, those below the
+        diagonal do not count, and their gradients are 0.
     b
         Right-hand sides, of the dtype of `values`. For one matrix (n,), or (n, K). For B matrices (n, B), one for
         each, or (n,) for all.
@@ -178,6 +179,8 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
     if b.ndim not in (1, 2) or b.shape[0] != n or (values.ndim == b.ndim == 2 and b.shape[1] != values.shape[1]):
         wanted = f"({n},), or ({n}, {'K' if values.ndim == 1 else values.shape[1]})"
         raise ShapeError("b does not fit the matrices", expected=wanted, got=b.shape)
+
+    values = values[plan.read] if plan.kind == "cholesky" else values
 
     def one(values: jax.Array, b: jax.Array) -> jax.Array:
         factors = _on_host(_factors_of_arrays, (plan,), (plan.fill,), lax.stop_gradient(values))

@@ -42,8 +42,8 @@ def sparse_jacobian(
     ----------
     f
         A function whose argument `argnum` is a vector x of shape (n,), and which returns a vector of shape (m,), in
-        NumPy, PyTorch or JAX; a list of m scalars is a vector too. NumPy functions are listed in the reference; others,
-        and control flow that depends on values, are refused.
+        NumPy, PyTorch or JAX; but for PyTorch, a list of m scalars is a vector too. NumPy functions are listed in the
+        reference; others, and control flow that depends on values, are refused.
     *args
         Arguments to trace f at. x is an array of NumPy or JAX or a tensor, float32 or float64. Its values do not
         matter: the pattern holds for all x, and for all values of other floats and arrays of floats. Integers, and
@@ -334,7 +334,8 @@ class SparseJacobian:
         sizes = abs(matrix) @ abs(v) + abs(expected)
         noise = 1e3 * np.finfo(matrix.dtype).eps * np.max(sizes, initial=0, where=np.isfinite(sizes))
         room = least * sizes + noise  # where larger derivatives cancel, rounding errors of theirs are left
-        wrong = abs(found - expected) > room
+        with np.errstate(invalid="ignore"):  # infinite entries leave nothing to compare
+            wrong = abs(found - expected) > room
         if wrong.any():
             row = int(np.argmax(wrong))
             raise PatternError(f"Row {row} of the pattern misses an entry", expected=f"{expected[row]}",

@@ -129,8 +129,8 @@ class JaxFunction(NumpyFunction):
             return run
 
         values, wrong = self._run(id(places), program, args, *(() if kept else (seeds,)))
-        if isinstance(wrong, jax.core.Tracer):
-            values = jnp.where(wrong, jnp.nan, values)
+        if wrong is not None and any(isinstance(found, jax.core.Tracer) for found in (wrong, values)):
+            values = values * jnp.where(wrong, jnp.nan, 1).astype(values.dtype)  # whose derivatives are NaN, too
         elif wrong is not None and wrong:
             block = self.forward(args, seeds) if mode == "forward" else self.reverse(args, seeds)
             return values, self.taken(np.asarray(block), places, reached)[1]

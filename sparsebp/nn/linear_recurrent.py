@@ -110,7 +110,7 @@ class GatedMath(CellMath):
     ) -> None:  # fmt: skip
         """Write ga, `initial` and `sums` by the recurrence ``g[t] = gy[t] + (1 - z[t+1]) * g[t+1]``."""
         xp, p, carried = backend.namespace(tape.h), cast(Array, tape.gates), initial[0]
-        if self.is_projected(tape.x):
+        if self.is_projected(tape.x, p.shape[2]):
             carried[...] = 0 if last[0] is None else last[0]
             gh = np.zeros((1, *tape.h.shape[1:]), tape.h.dtype) if gy is None else gy
             grads = None if sums is None else (cast(Array, sums.weight_ih), sums.bias_ih)
@@ -153,9 +153,9 @@ class GatedMath(CellMath):
                 return run
         return RunGradients(run.ga, (ends[1],))
 
-    def is_projected(self, x: Array) -> bool:
-        """Whether the kernels project x, and sum the weight gradients."""
-        return x.shape[2] <= PROJECTED and backend.is_host(backend.namespace(x))
+    def is_projected(self, x: Array, rows: int) -> bool:
+        """Whether the kernels project x, by so many rows of weights, and sum the weight gradients."""
+        return rows * x.shape[2] * x.itemsize <= RESIDENT and backend.is_host(backend.namespace(x))
 
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """Write ga by ``d_u = g (c - h) z (1 - z)`` and ``d_v = g z c'(v)``, as the kernel does on its way."""
@@ -178,14 +178,14 @@ class GatedMath(CellMath):
 
     def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Any, ...]:
         """Return p (T, B, gH), or x with the weights, if `run` is to project it."""
-        if self.is_projected(x):
+        if self.is_projected(x, len(weights.weight_ih)):
             return x, weights.weight_ih, weights.bias_ih
         return (project(x, weights.weight_ih, weights.bias_ih),)
 
     def weight_grad(self, ga: Array, tape: Tape, weights: Weights, at_h: Array | None = None) -> Weights:
         """Return the gradients of W_ih and b_ih: the sums of `run_back`, or a GEMM and a GEMV over all steps."""
         xp, rows = backend.namespace(ga), ga.shape[0] * ga.shape[1]
-        if self.is_projected(tape.x):
+        if self.is_projected(tape.x, ga.shape[2]):
             w_ih = np.empty_like(weights.weight_ih)
             b_ih = None if weights.bias_ih is None else np.empty_like(weights.bias_ih)
             ga, states, grads = np.ascontiguousarray(ga), tape.states[0], (w_ih, b_ih)
@@ -214,7 +214,7 @@ class GatedMath(CellMath):
 
     def sums_inside(self, k: Kernels, tape: Tape, chunks: int) -> bool:
         """Whether `run_back` sums the weight gradients."""
-        return self.is_projected(tape.x)
+        return self.is_projected(tape.x, cast(Array, tape.gates).shape[2])
 
     def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:
         """Return the way back as one affine map per sample, whose matrix is ``diag(Π (1 - z))``."""
@@ -235,8 +235,9 @@ def growing(steps: int) -> Iterator[slice]:
         first, size = first + size, 2 * size
 
 
-PROJECTED = 512
-"""Most features of an input that the kernels project: above, OpenBLAS's blocks of the weights pay."""
+RESIDENT = 1 << 19
+"""Bytes of weights with which the kernels project inputs: more do not stay in the second cache, as OpenBLAS's packed
+blocks do."""
 
 
 class MinGRUMath(GatedMath):
@@ -534,9 +535,9 @@ class LRU(Layer):
         valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp)
         x = x if valid is None else valid.mask(x)
         maps = self._maps(xp)
-        start = xp.zeros((batch, self.hidden_size), wide) if h0 is None else h0[0]
-        if backend.is_host(xp):
-            x, start = np.ascontiguousarray(x), np.ascontiguousarray(start)
+        start = xp.zeros((batch, self.hidden_size), wide) if h0 is None else h0[0].copy()
+        if self._is_resident(x):
+            x = np.ascontiguousarray(x)
             h, y = empty(np, (steps, batch, self.hidden_size), wide), empty(np, x.shape, x.dtype)
             reals = [array.view(x.dtype) for array in (start, h)]
             kernels.on_host().lru_forward(x, maps.a.view(x.dtype)[0, 0], maps.into, maps.out, like, *reals, y)
@@ -573,7 +574,7 @@ class LRU(Layer):
             at_y = xp.zeros_like(x) if gy is None else turned(gy, self.batch_first)
             at_y = at_y if lengths is None else lengths.mask(at_y)
             maps = self._maps(xp)
-            if backend.is_host(xp):
+            if self._is_resident(x):
                 at_y, b, at_start = np.ascontiguousarray(at_y), empty(np, h.shape, h.dtype), np.empty_like(h0)
                 ends = np.full(x.shape[1], len(x)) if lengths is None else lengths.values
                 at_end = np.zeros_like(h0) if grad_h_n is None else np.ascontiguousarray(grad_h_n[0])
@@ -606,11 +607,12 @@ class LRU(Layer):
         rows = x.shape[0] * x.shape[1]
         flat, at_y = x.reshape(rows, -1), found.at_y.reshape(rows, -1)
         b, of_h = found.b.view(x.dtype).reshape(rows, -1), h.view(x.dtype).reshape(rows, -1)
-        if backend.is_host(xp):
+        if self._is_resident(x):
             multiply = kernels.on_host().tall_product
             into, out = multiply(flat, b).T, multiply(at_y, of_h)
         else:
-            into, out = transposed_product(b, flat), transposed_product(at_y, of_h)
+            with short_products(xp, 2 * rows * self.hidden_size * self.input_size):
+                into, out = transposed_product(b, flat), transposed_product(at_y, of_h)
         real, imaginary = (found.a.conj() * maps.a).view(x.dtype).reshape(-1, 2).T
         gamma = xp.exp(params["gamma_log"])[:, None]
         grads = {
@@ -651,6 +653,11 @@ class LRU(Layer):
         if lengths is not None:
             data = data[:, None] * lengths.valid[:, :, 0][t].astype(real)
         return TransposedJacobian(pattern, xp.ascontiguousarray(data))
+
+    def _is_resident(self, x: Array) -> bool:
+        """Whether the kernels take x through both maps."""
+        weights = 4 * self.hidden_size * self.input_size * x.itemsize
+        return weights <= RESIDENT and backend.is_host(backend.namespace(x))
 
     def _maps(self, xp: ModuleType) -> _LRUMaps:
         """Return λ, and real matrices from x to γ B x and from h to Re(C h): (re, im) of a state side by side."""

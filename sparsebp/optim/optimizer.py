@@ -289,7 +289,7 @@ class Optimizer:
         self._rows = {name: row for row, name in enumerate(self.params)}
         self._group_of = np.repeat(np.arange(len(self.param_groups)), [len(g["params"]) for g in self.param_groups])
         self._steps = np.zeros(len(self.params), np.int64)
-        self._seen: list[tuple[Any, ...]] = []
+        self._seen: list[tuple[Any, ...]] | None = None
         self._expanded: Any = np.empty(0)
 
     def _check_update(self) -> None:
@@ -336,7 +336,7 @@ class Optimizer:
         try:
             values = [tuple(group.values()) for group in self.param_groups]
             changed = values != self._seen
-        except (AttributeError, ValueError):  # no group, or an array instead of a number: refused
+        except (AttributeError, TypeError, ValueError):  # no groups, or an array instead of a number: refused
             changed = True
         if changed:
             self._check_groups()
@@ -357,11 +357,13 @@ class Optimizer:
 
     def _check_groups(self) -> None:
         """Raise `OptionError` unless there are the groups of the beginning, in their order, with all their options."""
-        given = [group if isinstance(group, Mapping) else {} for group in self.param_groups]
-        names = [list(group.get("params", ())) for group in given]
-        if names != [own for own, _ in self._group_names]:
+        groups = self.param_groups if isinstance(self.param_groups, (list, tuple)) else []
+        given = [group if isinstance(group, Mapping) else {} for group in groups]
+        held = [dict(found) if isinstance(found := group.get("params"), Mapping) else {} for group in given]
+        own, got = [names for names, _ in self._group_names], [list(arrays) for arrays in held]
+        if own != got or any(self.params[name] is not array for arrays in held for name, array in arrays.items()):
             raise OptionError("The parameter groups are not those that the optimizer was built with",
-                              expected=[own for own, _ in self._group_names], got=names,
+                              expected=f"{own}, with the same arrays", got=got,
                               remedy="Change options inside the groups, or build a new optimizer")  # fmt: skip
         for number, (group, (_, options)) in enumerate(zip(given, self._group_names, strict=True)):
             if missing := sorted(options - group.keys()):

@@ -151,6 +151,13 @@ class FactorPlan:
         return "cholesky" if self.panels.half else "lu"
 
     @cached_property
+    def read(self) -> np.ndarray:
+        """The entry whose value counts in each entry's place, (nnz,): Cholesky's is on the diagonal or above."""
+        pattern, own = self.pattern, np.arange(self.pattern.nnz)
+        above = pattern.indices >= pattern.row_of_entry
+        return own if self.kind == "lu" else np.where(above, own, pattern.transpose_permutation)
+
+    @cached_property
     def times_vector(self) -> ProductPlan:
         """The product of such a matrix and a vector, whose gradients are those of a solve."""
         n, pattern = self.pattern.shape[0], self.pattern

@@ -378,10 +378,13 @@ run_back = torch.ops.sparsebp.run_back.default
 def apply(function: Any, *inputs: Any) -> Any:
     """Call an `autograd.Function`; without a graph where nothing may ask for derivatives.
 
-    `Function.apply` binds the arguments to their names first, which takes longer than all its other work.
+    `Function.apply` binds the arguments to their names first, which takes longer than all its other work. The older
+    vmap and `torch.jit.trace` need the operator: within them a Function sees wrappers without a graph, or is recorded.
     """
     if torch._C._are_functorch_transforms_active():
         return function.apply(*inputs)
+    if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADS) or torch._C._get_tracing_state() is not None:
+        return function.operator(*inputs)
     inputs = tuple(unwrap_if_dead(value) if isinstance(value, Tensor) else value for value in inputs)
     return super(Function, function).apply(*inputs) if is_differentiated() else function.forward(*inputs)
 
@@ -650,7 +653,7 @@ def _is_plain_inference(*tensors: Tensor | None) -> bool:
 class Run(Function):
     """``sparsebp::run`` with its derivatives. y, h_n and c_n are differentiable."""
 
-    forward = below_autograd(run_op, compute_run)
+    operator, forward = run_op, below_autograd(run_op, compute_run)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102
@@ -689,7 +692,7 @@ class Run(Function):
 class RunBack(Function):
     """``sparsebp::run_back`` with its derivatives, at the arriving gradients and at the inputs."""
 
-    forward = below_autograd(run_back, compute_run_back)
+    operator, forward = run_back, below_autograd(run_back, compute_run_back)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102

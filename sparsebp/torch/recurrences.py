@@ -179,7 +179,7 @@ def _run(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
 class Recurrence(torch.autograd.Function):
     """The operator with its derivatives."""
 
-    forward = below_autograd(recurrence, _compute)
+    operator, forward = recurrence, below_autograd(recurrence, _compute)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -309,7 +309,7 @@ def _run_min_gru(p: Tensor, h0: Tensor, nonlinearity: str, reverse: bool) -> Ten
 class MinGRURun(torch.autograd.Function):
     """The operator with its derivatives; those that are differentiated again are made of `Recurrence`."""
 
-    forward = below_autograd(min_gru, _compute_min_gru)
+    operator, forward = min_gru, below_autograd(min_gru, _compute_min_gru)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

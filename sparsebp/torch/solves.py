@@ -40,7 +40,8 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     plan
         From `sparsebp.plan_factor`.
     values
-        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; float32 or float64, on the CPU.
+        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; float32 or float64, on the CPU. Of a plan of
+        Cholesky factors, those below the diagonal do not count, and their gradients are 0.
     b
         Right-hand sides, of the dtype of `values`. For one matrix (n,), or (n, K). For B matrices (n, B), one for
         each, or (n,) for all.
@@ -78,6 +79,8 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
                           got=type(plan).__name__)  # fmt: skip
     _check(plan, values, b)
     transposed = check_flag("transposed", transposed)
+    if plan.kind == "cholesky":
+        values = values[torch.from_numpy(plan.read)]
     factors = factorise(plan.number, values.detach())
     inputs = plan.number, values, factors, b, transposed
     found: Tensor = solve_op(*inputs) if torch.compiler.is_compiling() else apply(Solve, *inputs)
@@ -182,7 +185,7 @@ def _of_shape_of(operand: Tensor, gradient: Tensor) -> Tensor:
 class Solve(torch.autograd.Function):
     """The operator with its derivatives; the factors are a function of `values` and count as constant."""
 
-    forward = below_autograd(solve_op, _solve)
+    operator, forward = solve_op, below_autograd(solve_op, _solve)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

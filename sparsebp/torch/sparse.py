@@ -137,7 +137,7 @@ def _turned(values: torch.Tensor) -> torch.Tensor:
 class Form(torch.autograd.Function):
     """The operator with its derivatives."""
 
-    forward = below_autograd(product, _product)
+    operator, forward = product, below_autograd(product, _product)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -178,6 +178,8 @@ def test_within_transforms_and_pickled(step, monkeypatch):
     lacks_a_row = scipy.sparse.csr_array(band.to_scipy(np.ones(band.nnz)).toarray() * [[1], [1], [1], [0]])
     wrong = sb.sparse_jacobian(neighbours, x, pattern=sb.SparsityPattern.from_scipy(lacks_a_row))
     assert np.isnan(jax.jit(wrong.values)(x)).any()
+    for transformed in (lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f)), jax.grad):
+        assert np.isnan(transformed(lambda x: wrong.values(x).sum())(x)).all()
     with pytest.raises(PatternError, match="outside the pattern"):
         wrong.values(x)
 

@@ -110,6 +110,33 @@ def test_rows_of_more_than_a_vector(channels, rows, groups, kernel, stride, padd
     assert_gradients(layer, twin, x, rng, {"rtol": 1e-4, "atol": 1e-4})
 
 
+@pytest.mark.parametrize(
+    ("channels", "rows", "sizes", "kernel", "padding"),
+    [
+        (3, 16, (133,), 4, ((0, 2),)), (16, 8, (50,), 3, ((2, 0),)), (16, 8, (50,), 3, ((0, 2),)),
+        (7, 8, (4, 4), (1, 2), ((0, 0), (0, 4))), (3, 12, (9, 9), 2, ((0, 1), (0, 1))),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_padding_on_one_side(channels, rows, sizes, kernel, padding, dtype):
+    """Channels that fill most of a vector have ways of their own where nothing is padded, on either side."""
+    layer = nn.__dict__[f"Conv{len(sizes)}d"](channels, rows, kernel, padding=padding, dtype=dtype, rng=0)
+    x = np.random.default_rng(0).standard_normal((40, channels, *sizes)).astype(dtype)
+    y, saved = layer.forward(x)
+    gy = np.random.default_rng(1).standard_normal(y.shape).astype(dtype)
+    given, weight = (
+        torch.tensor(array, dtype=torch.float64, requires_grad=True) for array in (x, layer.params["weight"])
+    )
+    ends = [size for pair in reversed(padding) for size in pair]
+    convolve = getattr(torch.nn.functional, f"conv{len(sizes)}d")
+    wanted = convolve(torch.nn.functional.pad(given, ends), weight, torch.tensor(layer.params["bias"]).double())
+    wanted.backward(torch.tensor(gy).double())
+    close = {"rtol": 1e-4, "atol": 1e-3} if dtype == np.float32 else {"rtol": 1e-10, "atol": 1e-10}
+    np.testing.assert_allclose(y, wanted.detach(), **close)
+    np.testing.assert_allclose(layer.input_grad(gy, saved), given.grad, **close)
+    np.testing.assert_allclose(layer.weight_grad(gy, saved)["weight"], weight.grad, **close)
+
+
 def test_an_output_beyond_all_memory():
     x = np.ones((1, 1, 2, 2), np.float32)
     for layer in (nn.ZeroPad2d(2**30), nn.Conv2d(1, 1, 1, padding=2**40), nn.Conv2d(1, 1, 1, 1, 2**30, 1, 1, True,

@@ -148,10 +148,10 @@ def test_against_torch(layer, steps, batch, with_lengths, there, seed):
 
 
 @pytest.mark.parametrize("kind", GATED)
-@pytest.mark.parametrize(("steps", "batch", "projected"), [(40, 20, 128), (300, 1, 128), (11, 3, 2)])
-def test_blocks_of_steps(kind, steps, batch, projected, monkeypatch):
+@pytest.mark.parametrize(("steps", "batch", "resident"), [(40, 20, 1 << 19), (300, 1, 1 << 19), (11, 3, 8)])
+def test_blocks_of_steps(kind, steps, batch, resident, monkeypatch):
     """Several groups of samples and blocks of steps, and products over all at once; weights may be first asked for."""
-    monkeypatch.setattr(nn.linear_recurrent, "PROJECTED", projected)
+    monkeypatch.setattr(nn.linear_recurrent, "RESIDENT", resident)
     for bias, there in ((True, (0, 1)), (False, (0,)), (True, (1,))):
         layer = GATED[kind](3, 5, 2, bias, rng=0, **F8)
         case = random_case(layer, steps, batch, np.random.default_rng(0), True, there)

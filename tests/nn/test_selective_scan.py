@@ -195,6 +195,19 @@ def test_refusals(call):
         call()
 
 
+@pytest.mark.parametrize("make", [nn.LRU, nn.MinGRU, nn.GRU])
+def test_initial_states_are_the_layers_own(make):
+    """A caller may carry the state on in one array."""
+    layer = make(4, 3, rng=0)
+    x = np.random.default_rng(0).standard_normal((5, 2, 4)).astype(np.float32)
+    h0 = np.ones((1, 2, 3), layer.forward(x)[1].h_n.dtype)
+    y, saved = layer.forward(x, h0)
+    expected = layer.gradients(y, saved).weights
+    h0[...] = saved.h_n
+    for name, grad in layer.gradients(y, saved).weights.items():
+        np.testing.assert_array_equal(grad, expected[name])
+
+
 @pytest.mark.parametrize(
     "layer", [
         nn.SelectiveScan(4, 2, rng=0), nn.LRU(4, 3, rng=0), nn.MinGRU(4, 3, rng=0),

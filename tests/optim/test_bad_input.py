@@ -296,12 +296,17 @@ def renamed(groups):
     groups[0]["params"] = {"c": np.ones(2)}
 
 
+def others(groups):
+    groups[0]["params"] = {"a": np.ones(2)}
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda groups: groups.reverse(), lambda groups: groups.append({"params": {"c": np.ones(2)}, "lr": 0.1}),
         lambda groups: groups.append([]), lambda groups: groups.pop(), lambda groups: groups[1].pop("lr"),
-        lambda groups: groups[1].pop("params"), renamed,
+        lambda groups: groups[1].pop("params"), renamed, others,
+        lambda groups: groups[0].update(params=None), lambda groups: groups[0].update(params=[np.ones(2)]),
     ],
 )  # fmt: skip
 def test_groups_that_are_others(change):
@@ -313,6 +318,13 @@ def test_groups_that_are_others(change):
     change(optimizer.param_groups)
     refused(OptionError, lambda: optimizer.step({name: np.ones(2) for name in params}))
     np.testing.assert_equal(params, before)
+
+
+@pytest.mark.parametrize("groups", [[], None, 5])
+def test_groups_that_are_none(groups):
+    optimizer = optim.SGD({"a": np.ones(2)}, lr=0.1)
+    optimizer.param_groups = groups
+    refused(OptionError, lambda: optimizer.step({"a": np.ones(2)}))
 
 
 def test_a_group_that_is_replaced_by_one_with_its_parameters():

@@ -213,6 +213,20 @@ def test_an_identity_has_values_of_its_own():
     assert torch.autograd.grad(x.sum(), values)[0].tolist() == [-1, -0.25, -0.0625]
 
 
+def test_gradients_of_cholesky_factors():
+    """The values below the diagonal do not count; the others count twice, as the matrix is symmetric."""
+    plan = sb.plan_factor(of_mask(np.tri(5, k=1, dtype=bool) & ~np.tri(5, k=-2, dtype=bool)), kind="cholesky")
+    values, b = operands(plan, (2,), (2,))
+    values.requires_grad_(), b.requires_grad_()
+
+    def solve(values: Any, b: Any) -> Any:
+        return st.solve(plan, values, b)
+
+    assert torch.autograd.gradcheck(solve, (values, b), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(solve, (values, b))
+    assert (solve(values, b) == solve(values[torch.from_numpy(plan.read)], b)).all()
+
+
 def test_two_threads_at_once():
     plan = plan_of(17)
     tasks = [operands(plan, *form) for form in FORMS[:4]]

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
 from torch.nn.utils.rnn import pack_sequence  # noqa: E402
 
+import sparsebp.torch as st  # noqa: E402
 from sparsebp.torch import ops  # noqa: E402
 from torch_modules_reference import tensors  # noqa: E402
 
@@ -140,8 +141,35 @@ def test_batched_gradients(pair: Any) -> None:
     x.requires_grad_()
     (y, _), (wanted, _) = ours(x), theirs(x)
     seeds = torch.randn(3, *y.shape, dtype=y.dtype)
-    found, expected = (torch.autograd.grad(out, x, seeds, is_grads_batched=True)[0] for out in (y, wanted))
+    options = {"is_grads_batched": True, "create_graph": True}
+    found, expected = (torch.autograd.grad(out, x, seeds, **options)[0] for out in (y, wanted))
     torch.testing.assert_close(found, expected)
+    second = (torch.autograd.grad(once.pow(2).sum(), x)[0] for once in (found, expected))
+    torch.testing.assert_close(*second)
+
+
+@pytest.mark.parametrize("operation", [st.linear_recurrence, st.MinGRU(3, 3, dtype=torch.float64)], ids=str)
+def test_batched_gradients_of_second_order(operation: Any) -> None:
+    """They are those of one after the other: the graph of the first ones is whole."""
+    a = torch.rand(4, 2, 3, dtype=torch.float64, requires_grad=True)
+
+    def run(a: Any) -> Any:
+        return operation(a, a) if operation is st.linear_recurrence else operation(a)[0]
+
+    y = run(a)
+    seeds = torch.randn(3, *y.shape, dtype=y.dtype)
+    (found,) = torch.autograd.grad(y, a, seeds, is_grads_batched=True, create_graph=True)
+    expected = torch.stack([torch.autograd.grad(y, a, seed, create_graph=True)[0] for seed in seeds])
+    second = (torch.autograd.grad(once.pow(2).sum(), a, retain_graph=True)[0] for once in (found, expected))
+    torch.testing.assert_close(*second)
+
+
+def test_traces_hold_operators(pair: Any) -> None:
+    _, ours, x = layer(pair, "GRU")
+    traced = torch.jit.trace(ours, x)
+    torch.testing.assert_close(traced(2 * x)[0], ours(2 * x)[0])
+    a = torch.randn(4, 2, 3)
+    torch.testing.assert_close(torch.jit.trace(st.linear_recurrence, (a, a))(-a, a), st.linear_recurrence(-a, a))
 
 
 def test_the_operators_are_what_they_say() -> None:

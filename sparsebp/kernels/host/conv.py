@@ -316,12 +316,14 @@ _ROWS_MOST_BYTES = 1 << 17
 """Of a sample of either array: they are read once for every tile."""
 
 
-def rows_fits(weight: Array, before: Axes, groups: int, x: Array, y: Array) -> bool:
+def rows_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
     """Whether the output channels fill most of one vector, there is no padding, and a sample stays in a cache."""
     step, rows, taps = VECTOR_BYTES // x.itemsize, len(weight), prod(weight.shape[2:])
     filled = step in (8, 16) and 3 * step <= 4 * rows <= 4 * step
     small = max(x[:1].nbytes, y[:1].nbytes * step // max(rows, 1)) <= _ROWS_MOST_BYTES
-    return filled and small and groups == 1 and taps > 1 and before == (0, 0, 0)
+    sizes = zip(weight.shape[2:], stride, dilation, x.shape[2:], y.shape[2:], strict=True)
+    inside = all((k - 1) * d + (o - 1) * s < n for k, s, d, n, o in sizes)
+    return filled and small and groups == 1 and taps > 1 and before == (0, 0, 0) and inside
 
 
 def rows_correlate(y: Array, x: Array, stride: Axes, dilation: Axes, out: Array) -> None:
@@ -549,7 +551,7 @@ class ConvolutionKernels:
         """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
         if out.size == 0:
             return
-        if narrow.fits(weight, stride, before, groups, out) and narrow.convolve(
+        if narrow.fits(weight, stride, before, dilation, groups, out) and narrow.convolve(
             weight, x, before, dilation, False, out
         ):
             return
@@ -581,7 +583,9 @@ class ConvolutionKernels:
         if out.size == 0:
             return
         around = _padding_of_transpose(weight, before, dilation)
-        if narrow.fits(weight, stride, around, groups, out) and narrow.convolve(weight, y, around, dilation, True, out):
+        if narrow.fits(weight, stride, around, dilation, groups, out) and narrow.convolve(
+            weight, y, around, dilation, True, out
+        ):
             return
         if _in_tiles(weight, stride, around, dilation, groups, y, out) and winograd.convolve(
             weight, y, around, True, out
@@ -618,7 +622,7 @@ class ConvolutionKernels:
         if single and planes_fits(y, x):
             planes_correlate(y, x, out)
             return
-        if narrow.correlate_fits(out, stride, before, groups, y):
+        if narrow.correlate_fits(out, stride, before, dilation, groups, y):
             narrow.correlate(y, x, before, dilation, out)
             return
         if _in_tiles(out, stride, before, dilation, groups, x, y) and winograd.correlate(y, x, before, out):
@@ -634,7 +638,7 @@ class ConvolutionKernels:
         if out.shape[1] == 1:
             depthwise.correlate(y, x, windows, out)
             return
-        if rows_fits(out, before, groups, x, y):
+        if rows_fits(out, stride, before, dilation, groups, x, y):
             rows_correlate(y, x, stride, dilation, out)
             return
         weight, block = _grouped(out, groups), min(-(-_POSITIONS // prod(y.shape[2:])), len(y))

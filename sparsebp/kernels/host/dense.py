@@ -605,8 +605,8 @@ def _many_products(blas, sizes, addresses):
         own, (a, b, c) = sizes[i], (addresses[i, 0], addresses[i, 1], addresses[i, 2])
         if own[PARTS] == 0:
             product(
-                blas, own[M], own[N], own[K], a, own[A_TRANSPOSED], own[LDA], b, own[B_TRANSPOSED], own[LDB], c,
-                own[LDC],
+                blas, own[M], own[N], own[K], a, own[A_TRANSPOSED], own[LDA], b, own[B_TRANSPOSED], own[LDB], False,
+                c, own[LDC],
             )  # fmt: skip
         for part in range(own[PARTS]):
             low, high = part_range(part, own[PARTS], own[STEP], own[own[OUTER]])

@@ -47,19 +47,23 @@ _LEAST_PARTS, _LEAST_ROWS = 8, 32
 """Parts that are wanted, and rows of one: panels are packed for several parts."""
 
 
-def fits(weight: Array, stride: Axes, before: Axes, groups: int, out: Array) -> bool:
+def fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array) -> bool:
     """Whether `convolve` maps to out (B, …) in less time than others."""
-    return len(out) > 1 and prod(weight.shape[2:]) > 1 and _few(weight, stride, before, groups, out)
+    return len(out) > 1 and prod(weight.shape[2:]) > 1 and _few(weight, stride, before, dilation, groups, out)
 
 
-def correlate_fits(weight: Array, stride: Axes, before: Axes, groups: int, y: Array) -> bool:
+def correlate_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, y: Array) -> bool:
     """Whether `correlate` finds the gradient at the weights in less time than others."""
-    return VECTOR_BYTES // y.itemsize in (8, 16) and _few(weight, stride, before, groups, y)
+    return VECTOR_BYTES // y.itemsize in (8, 16) and _few(weight, stride, before, dilation, groups, y)
 
 
-def _few(weight: Array, stride: Axes, before: Axes, groups: int, out: Array) -> bool:
-    few = len(out) * prod(out.shape[2:]) <= _MOST_WINDOWS and min(weight.shape[:2]) >= _LEAST_CHANNELS
-    return few and groups == 1 and stride == (1, 1, 1) and min(before) >= 0
+def _few(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array) -> bool:
+    kernel, windows = weight.shape[2:], prod(out.shape[2:])
+    few = len(out) * windows <= _MOST_WINDOWS and min(weight.shape[:2]) >= _LEAST_CHANNELS
+    around = prod(n + (k - 1) * d for n, k, d in zip(out.shape[2:], kernel, dilation, strict=True))
+    # With zeros around, an image of few windows far apart has many more numbers than all windows have.
+    close = around <= max(windows * prod(kernel), _MOST_WINDOWS)
+    return few and close and groups == 1 and stride == (1, 1, 1) and min(before) >= 0
 
 
 def convolve(weight: Array, x: Array, before: Axes, dilation: Axes, turned: bool, out: Array) -> bool:

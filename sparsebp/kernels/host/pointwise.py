@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numba
@@ -96,7 +95,6 @@ def _mask(gy: Array, y: Array | None, limits: Limits) -> tuple[Array, Any, Any, 
     return gy if y is None else y, *_rounded(limits, gy.dtype.type), y is not None
 
 
-@lru_cache(maxsize=64)
 def _rounded(limits: Limits, number: Any) -> tuple[Any, Any]:
     """Return limits in a dtype; one beyond its range is infinite, and limits nothing."""
     low, high = _NO_LIMITS if limits is None else limits
