@@ -388,7 +388,7 @@ class LayerMachine(RuleBasedStateMachine):
         gy = normal(np.random.default_rng(0), run.y.shape, self.dtype)
         factor = 1e2 if self.dtype == np.float32 else 1e3
         gx = self.layer.input_grad(gy, run.saved)
-        if isinstance(self.layer, (nn.GRU, nn.LSTM, nn.MinLSTM)):  # time-major
+        if isinstance(self.layer, (nn.GRU, nn.LSTM, nn.MinLSTM, nn.LRU, nn.SelectiveScan)):  # time-major
             gy, gx = gy.swapaxes(0, 1), gx.swapaxes(0, 1)
         flat = np.ascontiguousarray(gy.reshape(len(gy), -1).T)
         np.testing.assert_allclose((got @ flat).T, gx.reshape(len(gx), -1), **tolerance(self.dtype, factor))

@@ -179,7 +179,7 @@ def test_within_transforms_and_pickled(step, monkeypatch):
     wrong = sb.sparse_jacobian(neighbours, x, pattern=sb.SparsityPattern.from_scipy(lacks_a_row))
     assert np.isnan(jax.jit(wrong.values)(x)).any()
     for transformed in (lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f)), jax.grad):
-        assert np.isnan(transformed(lambda x: wrong.values(x).sum())(x)).all()
+        assert np.isnan(transformed(lambda x: wrong.values(x).sum())(x)).any()
     with pytest.raises(PatternError, match="outside the pattern"):
         wrong.values(x)
 

@@ -148,7 +148,9 @@ def test_batched_gradients(pair: Any) -> None:
     torch.testing.assert_close(*second)
 
 
-@pytest.mark.parametrize("operation", [st.linear_recurrence, st.MinGRU(3, 3, dtype=torch.float64)], ids=str)
+@pytest.mark.parametrize(
+    "operation", [st.linear_recurrence, st.MinGRU(3, 3, dtype=torch.float64)], ids=["recurrence", "layer"]
+)
 def test_batched_gradients_of_second_order(operation: Any) -> None:
     """They are those of one after the other: the graph of the first ones is whole."""
     a = torch.rand(4, 2, 3, dtype=torch.float64, requires_grad=True)
