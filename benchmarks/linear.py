@@ -6,7 +6,7 @@ given gradient at it, those at all inputs. Then three layers in a classifier, me
 call is a whole training step with Adam.
 
 PyTorch has a loop over the steps and a scan of logarithmic depth (Hillis and Steele), as it is and through
-`torch.compile`, which takes minutes to unroll a loop of a thousand steps; JAX has `lax.scan` and
+`torch.compile`, which takes minutes to unroll a loop of a thousand steps; JAX has `lax.scan`, unrolled or not, and
 `lax.associative_scan`, in one `jax.jit`. The fastest of each counts. JAX runs in a process of its own (`Apart`); where
 it is not installed, rows go without it.
 """
@@ -327,7 +327,7 @@ def jax_sides(task: Task) -> tuple[dict[str, Callable[[], object]], dict[str, tu
     arrays, incoming = tuple(map(jnp.asarray, given.values())), jnp.asarray(grad)
     found: dict[str, Callable[[], object]] = {}
     results = {}
-    for name, scan in (("scan", _jax_scan), ("associative scan", _jax_associative)):
+    for name, scan in _JAX_SCANS.items():
         run = jax.jit(partial(_jax_call, partial(_OUTPUTS[task.kind], lib, scan)))
         found[f"jax, {name}"] = partial(_to_its_end, run, incoming, *arrays)
         results[f"jax, {name}"] = tuple(map(np.asarray, run(incoming, *arrays)))
@@ -341,7 +341,7 @@ def _jax_training(task: Task, lib: Any) -> tuple[dict[str, Callable[[], object]]
     model, x, target = network(task)
     found: dict[str, Callable[[], object]] = {}
     results = {}
-    for name, scan in (("scan", _jax_scan), ("associative scan", _jax_associative)):
+    for name, scan in _JAX_SCANS.items():
         step = jax.jit(partial(adam_step, jax.value_and_grad(partial(_jax_loss, task, lib, scan)), LEARNING_RATE),
                        donate_argnums=(0, 1, 2))  # fmt: skip
         params = {key: jnp.array(array) for key, array in model.state_dict().items()}
@@ -374,7 +374,7 @@ def _to_its_end(run: Callable[..., Any], *arrays: Any) -> None:
     jax.block_until_ready(run(*arrays))
 
 
-def _jax_scan(a: Any, b: Any) -> Any:
+def _jax_scan(a: Any, b: Any, unroll: int = 1) -> Any:
     import jax
     import jax.numpy as jnp
 
@@ -382,7 +382,7 @@ def _jax_scan(a: Any, b: Any) -> Any:
         h = at[0] * h + at[1]
         return h, h
 
-    return jax.lax.scan(step, jnp.zeros_like(b[0]), (a, b))[1]
+    return jax.lax.scan(step, jnp.zeros_like(b[0]), (a, b), unroll=unroll)[1]
 
 
 def _jax_associative(a: Any, b: Any) -> Any:
@@ -392,6 +392,11 @@ def _jax_associative(a: Any, b: Any) -> Any:
         return first[0] * then[0], then[0] * first[1] + then[1]
 
     return jax.lax.associative_scan(combine, (a, b))[1]
+
+
+_JAX_SCANS: dict[str, Scan] = {
+    "scan": _jax_scan, "scan, unrolled": partial(_jax_scan, unroll=8), "associative scan": _jax_associative,
+}  # fmt: skip
 
 
 # The measurement.
