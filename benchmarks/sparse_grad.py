@@ -160,7 +160,7 @@ def torch_sides(task: Task, pair: Pair) -> tuple[Sides, dict[str, tuple[np.ndarr
         loss = (c.values() * (u[rows] * v[columns])).sum()
         if not task.gradients:
             return loss
-        return (loss.detach(), *(g.coalesce().values() for g in torch.autograd.grad(loss, (a, b))))
+        return (loss.detach(), *(g.coalesce() for g in torch.autograd.grad(loss, (a, b))))
 
     def by_csr(a: Any, b: Any) -> Any:
         c = torch.sparse.mm(a, b)
@@ -169,7 +169,20 @@ def torch_sides(task: Task, pair: Pair) -> tuple[Sides, dict[str, tuple[np.ndarr
     sides: Sides = {"torch, COO": partial(by_coo, *(coo(m).requires_grad_(task.gradients) for m in (pair.a, pair.b)))}
     if not task.gradients:
         sides["torch, CSR"] = partial(by_csr, csr(pair.a), csr(pair.b))
-    return sides, {name: answers(side()) for name, side in sides.items()}
+    results = {name: side() for name, side in sides.items()}
+    if task.gradients:
+        loss, *grads = results["torch, COO"]
+        results["torch, COO"] = loss, *map(_placed, grads, (pair.a, pair.b))
+    return sides, {name: answers(found) for name, found in results.items()}
+
+
+def _placed(gradient: Any, matrix: Any) -> np.ndarray:
+    """Return PyTorch's gradient on the matrix's entries: it leaves those out that meet nothing."""
+    rows, columns = gradient.indices().numpy()
+    here, width = matrix.tocoo().coords, matrix.shape[1]
+    found = np.zeros(matrix.nnz, np.float32)
+    found[np.searchsorted(here[0].astype(np.int64) * width + here[1], rows * width + columns)] = gradient.values()
+    return found
 
 
 def jax_sides(task: Task) -> tuple[Sides, dict[str, tuple[np.ndarray, ...]]]:
