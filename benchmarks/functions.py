@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Overview, Row, Run, columns, refuse_difference
+from benchmarks.harness import Benchmark, Row, Run, columns, refuse_difference
 from sparsebp.core import timing
 from sparsebp.jacobians import sparse_jacobian
 
@@ -113,10 +113,7 @@ FUNCTION_JACOBIAN = Benchmark(
         times={"scipy_ratio": "over SciPy's differences", "asdex_ratio": "over asdex",
                "directions_ratio": "over directions one by one"},
     ),
-    short=("function", "n", "library", "colors", "ours", "scipy_ratio", "asdex_ratio", "directions_ratio", "plan"),
-    overview=Overview(task="Sparse Jacobian of a NumPy function", peer="SciPy's differences", ratio="scipy_ratio",
-                      label="{function}, {n} inputs", page="jacobians.md#of-functions",
-                      of=lambda row: row["library"] == "NumPy"),
+    short=("function", "n", "library", "colors", "ours", "scipy_ratio", "asdex_ratio", "plan"),
     picture=harness.bars("{function}, {n} inputs; {library}", {"scipy_ratio": "over SciPy's differences",
                          "asdex_ratio": "over asdex"}, harness.SPEED_UP, line=1.0),
 )  # fmt: skip
