@@ -257,8 +257,9 @@ def bar_chart(
     drawing, axes = figure(width=8.0, height=max(0.4, 0.19 * len(groups) + 0.1) * len(labels) + 1.4)
     ax = axes[0, 0]
     thick = 0.84 / max(len(groups), 1)
+    present = [[not math.isnan(values[row]) for *_, values in groups] for row in range(len(labels))]
     for number, (name, colour, values) in enumerate(groups):
-        places = [row + (number - (len(groups) - 1) / 2) * thick for row in range(len(labels))]
+        places = [row + (sum(there[:number]) - (sum(there) - 1) / 2) * thick for row, there in enumerate(present)]
         drawn = ax.barh(places, values, thick * 0.92, color=colour, label=name)
         texts = ["" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
         ax.bar_label(drawn, texts, padding=2, fontsize=7)

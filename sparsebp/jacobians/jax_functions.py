@@ -116,9 +116,10 @@ class JaxFunction(NumpyFunction):
         def program(f: Callable[..., Any]) -> Callable[..., Any]:
             outside = np.ones(len(seeds) * width, bool)
             outside[reached] = False
-            where, at = (np.asarray(index, np.int32) for index in (places, np.flatnonzero(outside)))
+            at = np.flatnonzero(outside).astype(np.int32)
 
             def run(*given: Any) -> tuple[Any, Any]:
+                where = places.astype(np.int32)  # kept alive here, since another array may get its identity
                 block = direct(f, *((seeds,) if kept else ()), *given)
                 check_length(block.shape[1], width)
                 flat = block.reshape(-1)

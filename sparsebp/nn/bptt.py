@@ -132,10 +132,9 @@ def layer_jacobian_t(
     hidden, directions = tapes[0].h.shape[2], len(tapes)
     states = sum(array.shape[2] for array in cell.unprojected(tapes[0], weights[0])[1].states)
     xp = backend.namespace(tapes[0].x)
+    # The blocks, their copy in the pattern's order, and one direction's.
     entries = batch * steps * features * steps * (2 * directions * hidden + states)
-    check_jacobian_room(
-        entries, tapes[0].x, memory_limit
-    )  # the blocks, their copy in the pattern's order, a direction's
+    check_jacobian_room(entries, tapes[0].x, memory_limit)
     blocks = xp.empty((batch, steps, features, steps, directions, hidden), dtype=tapes[0].x.dtype)
     for direction, (tape, w) in enumerate(zip(tapes, weights, strict=True)):
         run = _direction_blocks(cell, tape, w)

@@ -287,8 +287,7 @@ class ClassLoss(Loss):
             rows = _rows(xp, prediction)
         (weight,) = self._weight.on(xp) if self._weight is not None else (None,)
         counts: Any
-        of_target = self._of_soft_target if target.dtype.kind == "f" or self.label_smoothing else self._of_target
-        losses, slopes, counts, valid = of_target(xp, rows, target, weight, ignoring)
+        losses, slopes, counts, valid = self._of_target(xp, rows, target, weight, ignoring)
         if valid is not None:
             losses = xp.where(valid, losses, losses.dtype.type(0))
         value: Any = losses
@@ -329,14 +328,6 @@ class ClassLoss(Loss):
         if valid is not None:
             counts = xp.where(valid, counts, counts.dtype.type(0))
         return OfRows(*self._of_rows(xp, rows, at, counts), counts, valid)
-
-    label_smoothing = 0.0
-
-    def _of_soft_target(
-        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
-    ) -> OfRows:  # fmt: skip
-        """As `_of_target`, of probabilities or with `label_smoothing`: of `CrossEntropyLoss` alone."""
-        raise NotImplementedError
 
     @abc.abstractmethod
     def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
@@ -379,8 +370,7 @@ class ClassLoss(Loss):
         if self._weight is not None:
             (weight,) = self._weight.on(np)
             backend.check_array("weight", weight, dtype=prediction.dtype, shape=classes)
-        if not prediction.size:
-            self._check_some(prediction)
+        self._check_some(prediction)
         return xp
 
     def _check_probabilities(self, prediction: Array, target: Array) -> None:
@@ -426,10 +416,12 @@ class CrossEntropyLoss(ClassLoss):
             slopes *= counts[:, None]
         return losses, slopes
 
-    def _of_soft_target(
+    def _of_target(
         self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
     ) -> OfRows:  # fmt: skip
         probable = target.dtype.kind == "f"
+        if not (probable or self.label_smoothing):
+            return super()._of_target(xp, rows, target, weight, ignoring)
         real = rows.dtype.type
         share, rest = real(self.label_smoothing / rows.shape[1]), real(1 - self.label_smoothing)
         if probable:
@@ -438,7 +430,7 @@ class CrossEntropyLoss(ClassLoss):
                 soft = soft * rest + share
             return OfRows(*_against(xp, rows, soft if weight is None else soft * weight), None, None)
         each = xp.ones(rows.shape[1], rows.dtype) if weight is None else weight
-        found = self._of_target(xp, rows, target, each, ignoring)
+        found = super()._of_target(xp, rows, target, each, ignoring)
         losses, slopes = _against(xp, rows, (each * share)[None])
         return found._replace(losses=found.losses * rest + losses, slopes=found.slopes * rest + slopes)
 

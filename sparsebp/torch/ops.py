@@ -527,7 +527,7 @@ def _array(tensor: Tensor | None) -> Array | None:
 
 
 def _weights(tensors: Sequence[Tensor | None]) -> Weights:
-    return Weights(*[None if tensor is None else to_array(tensor) for tensor in tensors])
+    return Weights(*map(_array, tensors))
 
 
 def _state(h: Tensor, c: Tensor | None) -> State:

@@ -25,7 +25,7 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL, lower_bound
 from sparsebp.kernels.host.engine.threads import in_parts, team_for
 from sparsebp.kernels.host.symbolic import sort
 
@@ -184,12 +184,7 @@ def fill_rows(row, indptr, indices, ends, cuts, marks, found):
             k = found[q]
             low, high = ends[k + 1, 1], ends[k + 1, 0]
             if cuts[k] == high:  # not cut yet
-                while low < high:
-                    middle = (low + high) // 2
-                    if found[middle] < i:
-                        low = middle + 1
-                    else:
-                        high = middle
+                low = lower_bound(found, low, high, i)
                 if low < ends[k + 1, 0] and found[low] == i:
                     cuts[k] = low + 1
             q += 1
@@ -288,14 +283,8 @@ def locate(indptr, indices, rows, place, first, column_ptr, columns, base, left_
                     e += 1
             entry_ptr[i + 1] = e
         for q in range(left_ptr[p], left_ptr[p + 1]):
-            low, high = column_ptr[left[q]], column_ptr[left[q] + 1]
-            while low < high:
-                middle = (low + high) // 2
-                if columns[middle] < row:
-                    low = middle + 1
-                else:
-                    high = middle
-            back[q] = low - column_ptr[left[q]]
+            begin = column_ptr[left[q]]
+            back[q] = lower_bound(columns, begin, column_ptr[left[q] + 1], row) - begin
 
 
 @simd.device

@@ -20,7 +20,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, UpdateRule
 from sparsebp.core.errors import DeviceError
 from sparsebp.kernels.host.engine import shipped
-from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, parts_for, span
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, lower_bound, parts_for, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     absolute,
@@ -356,15 +356,8 @@ def _read(lists, wanted, trusted, addresses, begins, rows):
 
 @numba.njit(**INNER_JIT)
 def entry_at(begins, position):
-    """Return the array in which `position` of the concatenation lies, by bisection."""
-    low, high = 0, len(begins) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if begins[middle] <= position:
-            low = middle
-        else:
-            high = middle
-    return low
+    """Return the array in which `position` of the concatenation lies."""
+    return lower_bound(begins, 1, len(begins) - 1, position + 1) - 1
 
 
 # Optimizer updates on the host: one pass over memory for all parameters together.

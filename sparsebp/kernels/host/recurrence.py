@@ -53,8 +53,8 @@ PIECE = 64
 """Steps whose gradients at a constant factor are added up before they join the sum, so that little is lost of it."""
 AHEAD = 4
 """Steps that rows are asked for before they are read on the way back."""
-PROJECTED, MOST_GROUPS = 256, 32
-"""Rows of x that are projected together, and stay in the second cache; groups of samples that the threads share."""
+BLOCK_ROWS, MOST_GROUPS = 256, 32
+"""Rows that are multiplied together, and stay in the second cache; groups of samples that the threads share."""
 
 
 class Rows(NamedTuple):
@@ -181,7 +181,7 @@ def lru_backward(
 
 def tall_product(a: Array, b: Array) -> Array:
     """Return ``aᵀ @ b`` of tall matrices (R, I) and (R, J); summed in double precision, block by block."""
-    groups = min(-(-len(a) // PROJECTED), MOST_GROUPS)
+    groups = min(-(-len(a) // BLOCK_ROWS), MOST_GROUPS)
     sums = np.zeros((groups, a.shape[1], _wide(b[:1]).shape[1]))
     parts = min(parts_for(2 * a.size * b.shape[1]), groups)
     _tall_product(team(parts), parts, a, b, sums)
@@ -525,7 +525,7 @@ def _project_forward(part, parts, form, samples, x, w, p, h):
     steps, batch, features = x.shape
     _, gates, width = form
     columns, row = p.shape[2], w.shape[1]
-    size = max(1, PROJECTED // samples)
+    size = max(1, BLOCK_ROWS // samples)
     room = np.empty((size * samples + 3) * row, x.dtype)  # products have four rows
     tile, bias = pointer(room), advance(pointer(w), features * row)
     begin, end = span(part, parts, -(-batch // samples))
@@ -578,7 +578,7 @@ def _project_backward(part, parts, form, samples, x, p, h, gh, carried, gp, agai
     steps, batch, features = x.shape
     _, gates, width = form
     columns, row = p.shape[2], sums.shape[2]
-    size = max(1, PROJECTED // samples)
+    size = max(1, BLOCK_ROWS // samples)
     room, one = np.zeros(size * samples * row, x.dtype), np.zeros((features + 1) * row, x.dtype)
     tile, piece = pointer(room), pointer(one)
     begin, end = span(part, parts, -(-batch // samples))
@@ -669,7 +669,7 @@ def _put_pair(target, i, n, full, re, im):
 def _lru_forward(part, parts, samples, x, a, into, out, d, h0, h, y):
     steps, batch, features = x.shape
     width, row, narrow = h.shape[2], into.shape[1], out.shape[1]
-    size = max(1, PROJECTED // samples)
+    size = max(1, BLOCK_ROWS // samples)
     room = np.empty((size * samples + 3) * (row + narrow), x.dtype)
     tile = pointer(room)
     of_y = advance(tile, (size * samples + 3) * row)
@@ -705,7 +705,7 @@ def _lru_forward(part, parts, samples, x, a, into, out, d, h0, h, y):
 def _lru_backward(part, parts, samples, gy, a, out, h0, h, ends, at_end, carried, gb, sums):
     steps, batch, features = gy.shape
     width, row = h.shape[2], out.shape[1]
-    size = max(1, PROJECTED // samples)
+    size = max(1, BLOCK_ROWS // samples)
     room, one = np.empty((size * samples + 3) * row, gy.dtype), np.zeros(width, gy.dtype)
     tile, piece = pointer(room), pointer(one)
     begin, end = span(part, parts, -(-batch // samples))
@@ -739,14 +739,14 @@ def _lru_backward(part, parts, samples, gy, a, out, h0, h, ends, at_end, carried
 @parallel(**JIT)
 def _tall_product(part, parts, a, b, sums):
     (rows, features), columns, row = a.shape, b.shape[1], sums.shape[2]
-    groups, blocks = len(sums), -(-rows // PROJECTED)
-    room, one = np.zeros(PROJECTED * row, a.dtype), np.zeros(features * row, a.dtype)
+    groups, blocks = len(sums), -(-rows // BLOCK_ROWS)
+    room, one = np.zeros(BLOCK_ROWS * row, a.dtype), np.zeros(features * row, a.dtype)
     tile, piece = pointer(room), pointer(one)
     begin, end = span(part, parts, groups)
     for group in range(begin, end):
         low, high = span(group, groups, blocks)
         for block in range(low, high):
-            first, count = block * PROJECTED, min(PROJECTED, rows - block * PROJECTED)
+            first, count = block * BLOCK_ROWS, min(BLOCK_ROWS, rows - block * BLOCK_ROWS)
             for r in range(count):
                 copy(advance(tile, r * row), advance(pointer(b), (first + r) * columns), columns)
                 _ask(a, (first + r) * features, features)

@@ -238,16 +238,24 @@ def span(part: int, parts: int, total: int) -> tuple[int, int]:
 
 
 @numba.njit(**INNER_SERIAL)
-def row_at(indptr: Array, entry: int) -> int:
-    """Return the first row that starts at `entry` or later, by bisection: parts then hold about as many entries."""
-    low, high = 0, len(indptr) - 1
+def lower_bound(values: Array, low: int, high: int, least: int) -> int:
+    """Return the first place from `low` on, before `high`, whose value is not below `least`; `high` if there is none.
+
+    The values ascend.
+    """
     while low < high:
         middle = (low + high) // 2
-        if np.int64(indptr[np.uint64(middle)]) < entry:
+        if np.int64(values[np.uint64(middle)]) < least:
             low = middle + 1
         else:
             high = middle
     return low
+
+
+@numba.njit(**INNER_SERIAL)
+def row_at(indptr: Array, entry: int) -> int:
+    """Return the first row that starts at `entry` or later: parts then hold about as many entries."""
+    return lower_bound(indptr, 0, len(indptr) - 1, entry)
 
 
 # Read-only arrays run the code that was compiled for all others.
