@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,10 +86,9 @@ def _series(names: Sequence[str], out: Path | None, quick: bool, json: bool) -> 
 
     prepare_folder(harness.DEFAULT_FOLDER if out is None else out)  # before the first of a night's runs
     chosen = list(NAMES) if ALL in names else list(names)
-    if ALL in names and not backend.has_gpu():
-        left = [name for name in chosen if name.startswith("gpu")]
+    for left, why in _impossible() if ALL in names else ():
         chosen = [name for name in chosen if name not in left]
-        _say(json, "left out", "left out", ", ".join(left), "there is no GPU here")
+        _say(json, "left out", "left out", ", ".join(left), why)
     begin, current = time.monotonic(), "before the first benchmark"
 
     def told(number: int, last: float | None) -> None:
@@ -106,6 +105,16 @@ def _series(names: Sequence[str], out: Path | None, quick: bool, json: bool) -> 
     _summary(outcomes, time.monotonic() - begin, json)
     if not all(outcome.done for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _impossible() -> Iterator[tuple[list[str], str]]:
+    """Yield benchmarks that cannot run here, and why."""
+    from benchmarks import others
+
+    if not backend.has_gpu():
+        yield [name for name in NAMES if name.startswith("gpu")], "there is no GPU here"
+    if not others.installed():
+        yield ["others"], f"none of its libraries is installed: {', '.join(others.LIBRARIES)}"
 
 
 def _summary(outcomes: Sequence[Outcome], seconds: float, json: bool) -> None:

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks gpu-numbers``. Steps of the sequential kernels by cell, dtype and hidden size; the scan by number
 of chunks and by rows that a lane holds; its launches one by one; products of weight gradients; the Python time of a
-launch; a backward captured into a graph; ours beside cuDNN's by hidden size and batch.
+launch; a backward captured into a graph; ours beside cuDNN's by hidden size and batch, and beside FlashRNN's where that
+is installed; sparse products beside cuSPARSE's (`gpu_products`).
 
 Times of the GPU and of the host are apart, and cycles are of a measured clock: see `gpu_timing`.
 """
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.gpu_products import SMALL, ProductPoint, measure_product, planned
 from benchmarks.gpu_timing import Queued, kernel_names, measured, ratio
 from benchmarks.harness import Benchmark, Result, Row, Run, columns
 from benchmarks.processes import measure_apart
@@ -74,7 +76,7 @@ class Rates(NamedTuple):
     clock: float
 
 
-def device_rates(cupy: ModuleType) -> Rates:
+def device_rates(cupy: ModuleType, rounds: Mapping[str, Any]) -> Rates:
     """Return the GPU's peak FLOP/s without matrix units, the bandwidth that a large copy reaches, and its clock."""
     device = cupy.cuda.Device()
     attributes = device.attributes
@@ -83,7 +85,7 @@ def device_rates(cupy: ModuleType) -> Rates:
     flops = [attributes["MultiProcessorCount"] * each * 2 * clock for each in lanes]
     source = cupy.ones(1 << 28, cupy.uint8)
     target = cupy.empty_like(source)
-    copy = measured({"copy": lambda: cupy.copyto(target, source)}, cupy, {"rounds": 7})["copy"]
+    copy = measured({"copy": lambda: cupy.copyto(target, source)}, cupy, rounds)["copy"]
     return Rates({"float32": flops[0], "float64": flops[1]}, 2 * source.nbytes / copy["median"], clock)
 
 
@@ -363,7 +365,7 @@ def grid(
 def make_grid(rounds: Mapping[str, Any]) -> Callable[[GridPoint], Row]:
     """Return the function that measures a point, in the measuring process."""
     cupy = backend.cupy()
-    rates = device_rates(cupy)
+    rates = device_rates(cupy, rounds)
     device = {"copy_bandwidth": rates.bandwidth, "peak_flops": rates.flops, "tf32": _allows_tf32()}
 
     def measure(point: GridPoint) -> Row:
@@ -530,8 +532,10 @@ GPU_GRID = Benchmark(
 
 STEPS = 4000
 """Steps of the sequential kernels, so many that a launch costs little in comparison."""
-NUMBERS_LIMIT = 20.0
-"""Seconds that a point may take: a kernel that hangs costs no more."""
+NUMBERS_LIMIT = 30.0
+"""Seconds that a point may take, among others to compile a peer's kernels: one that hangs costs no more."""
+FLASH_HIDDEN = 64
+"""The most that FlashRNN's Triton kernels hold."""
 CALLS = 300
 """Launches in a row whose Python time is taken."""
 
@@ -551,10 +555,17 @@ class NumbersPoint(NamedTuple):
 
 def measure_numbers(run: Run) -> Iterator[Row]:
     """Measure every point until time is up."""
-    return measure_apart(run, [*points(run.settings, begin(run))], make_numbers, dict(run.rounds), limit=NUMBERS_LIMIT)
+    chosen = [*points(run.settings, begin(run))]
+    if harness.optional("numba") is None:
+        run.note("Sparse products: not measured, Numba plans them and cannot be imported")
+        chosen = [point for point in chosen if not isinstance(point, ProductPoint)]
+    else:
+        for product, _ in run.settings["products"]:
+            planned(product, SMALL)  # compiles what plans, here, where no limit of a point breaks it off
+    return measure_apart(run, chosen, make_numbers, dict(run.rounds), limit=NUMBERS_LIMIT)
 
 
-def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint]:
+def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint | ProductPoint]:
     """Yield the points for arrays of `xp`: one of each kind at the paper's size, then hidden sizes, sweeps, float64."""
     single, double = np.float32, np.float64
     steps, lengths, hidden, chunks = sizes["steps"], sizes["lengths"], sizes["hidden"], sizes["chunks"]
@@ -571,6 +582,9 @@ def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint]:
         yield NumbersPoint("captured", cell, single, lengths[0], chunks=chosen_chunks(cell, single, lengths[0], xp))
     beside = [NumbersPoint("cudnn", c, single, lengths[0], h, batch=b) for h, b in sizes["wide"] for c in CELLS]
     yield from (point for point in beside if point.batch == BATCH)
+    yield NumbersPoint("flashrnn", "LSTM", single, lengths[0], FLASH_HIDDEN)
+    for product, size in sizes["products"]:
+        yield from (ProductPoint("spgemm", product, size, batch) for batch in sizes["product_batches"])
     for cell in CELLS:
         for length in lengths:
             yield from (NumbersPoint("scan", cell, single, length, chunks=count) for count in chunks if count <= length)
@@ -596,12 +610,14 @@ def rows_tried(cell: str, sizes: Mapping[str, Any]) -> list[int]:
     return [rows for rows in sizes["rows_a_lane"] if cell != "LSTM" or rows in (2, 3)]
 
 
-def make_numbers(rounds: Mapping[str, Any]) -> Callable[[NumbersPoint], Row]:
+def make_numbers(rounds: Mapping[str, Any]) -> Callable[[NumbersPoint | ProductPoint], Row]:
     """Return the function that measures a point, in the measuring process."""
     cupy = backend.cupy()
 
-    def measure(point: NumbersPoint) -> Row:
+    def measure(point: NumbersPoint | ProductPoint) -> Row:
         try:
+            if isinstance(point, ProductPoint):
+                return measure_product(point, cupy, rounds)
             return measure_numbers_point(point, cupy, rounds)
         finally:
             cupy.get_default_memory_pool().free_all_blocks()
@@ -625,8 +641,8 @@ def measure_numbers_point(point: NumbersPoint, xp: ModuleType, rounds: Mapping[s
         calls["captured"] = captured(calls["scan"], xp)
         both = measured({name: calls[name] for name in ("scan", "captured")}, xp, rounds)
         return row | {"time": both["captured"], "launched": both["scan"]}
-    if point.what == "cudnn":
-        return row | beside_cudnn(point, recurrence, xp, rounds)
+    if point.what in ("cudnn", "flashrnn"):
+        return row | (beside_cudnn if point.what == "cudnn" else beside_flashrnn)(point, recurrence, xp, rounds)
     found = measured({"time": calls[point.what]}, xp, rounds)["time"]
     row["time"], row["host"], row["a_step"] = found, found.get("host"), found["median"] / point.length
     return row | ({"cycles_a_step": row["a_step"] * found["hertz"]} if "hertz" in found else {})
@@ -654,6 +670,39 @@ def beside_cudnn(point: NumbersPoint, recurrence: Recurrence, xp: ModuleType, ro
         row["torch_kernels"] = kernel_names(lambda: layer(x)[0][-1].sum().backward())
     finally:
         torch.backends.cudnn.allow_tf32 = before
+    return row
+
+
+def beside_flashrnn(point: NumbersPoint, recurrence: Recurrence, xp: ModuleType, rounds: Mapping[str, Any]) -> Row:
+    """Time forward and backward of an LSTM beside FlashRNN's (Pöppel et al., 2024), or say why not.
+
+    Its Triton kernels, which need no CUDA compiler; Triton multiplies in TF32.
+    """
+    flashrnn: Any = harness.optional("flashrnn.flashrnn")
+    if flashrnn is None:
+        return {"uncompared": "not installed"}
+    torch = harness.import_torch()
+    device = torch.device("cpu" if backend.is_host(xp) else "cuda")
+
+    def random(*shape: int) -> Any:
+        return torch.rand(shape, device=device, requires_grad=True)
+
+    x, weights = random(point.batch, point.length, 4, 1, point.hidden), random(4, 1, point.hidden, point.hidden)
+    bias, options = random(4, 1, point.hidden), {"function": "lstm", "backend": "triton_fused", "dtype": "float32"}
+
+    def forward() -> Any:
+        return flashrnn.flashrnn(x, weights, bias, **options)[0]
+
+    def backward(states: Any) -> None:
+        torch.autograd.grad(states[0, :, -1].sum(), (x, weights, bias))
+
+    ours = {"forward": recurrence.forward, "backward": recurrence.backward(point.chunks)}
+    theirs: dict[str, Any] = {"forward": forward, "backward": timing.Call(backward, forward)}
+    row = Row()
+    for part, call in ours.items():
+        found = measured({"ours": call, "flashrnn": theirs[part]}, xp, rounds)
+        row |= {f"{part}_{side}": each for side, each in found.items()}
+        row[f"{part}_flashrnn_ratio"] = ratio(found["flashrnn"], found["ours"])
     return row
 
 
@@ -773,7 +822,7 @@ class _TimedKernel:
 
 def draw_numbers(result: Result) -> Any:
     drawing, axes = harness.figure(1, 2, width=10.0, height=4.0)
-    rows, ax = result["rows"], axes[0, 0]
+    rows, ax = [row for row in result["rows"] if "cell" in row], axes[0, 0]
     for cell, colour in COLOURS.items():
         for length, line in zip(result["settings"]["lengths"], ("-o", "--s"), strict=False):
             scans = [r for r in rows if (r["what"], r["cell"], r["length"]) == ("scan", cell, length)]
@@ -797,38 +846,49 @@ def draw_numbers(result: Result) -> Any:
 
 GPU_NUMBERS = Benchmark(
     name="gpu-numbers",
-    title="Recurrent kernels on a GPU, each measured separately: B = {batch}",
+    title="Kernels on a GPU, each measured separately: recurrent ones at B = {batch}, and sparse products",
     leaves_out="the host's work before a launch, except in rows of Python's time; everything other than these kernels",
     settings={"batch": BATCH},
     sizes={
         "steps": STEPS, "lengths": (1000, 30_000), "hidden": (1, 7, 20, 32, 33, 64, 128),
         "chunks": (16, 24, 32, 48, 59, 64, 69, 96, 128, 192, 237, 258, 279, 384, 528), "rows_a_lane": (1, 2, 3, 4, 5),
         "wide": tuple((hidden, batch) for batch in (16, 1, 64) for hidden in (20, 64, 128, 256, 512)),
+        "products": (("Poisson, A·P", 300), ("random, 8 a row", 10_000), ("pruned conv · pruned conv", 64)),
+        "product_batches": (1, 16),
     },
     quick={"steps": 5, "lengths": (9,), "hidden": (33,), "chunks": (5,), "rows_a_lane": (2,),
-           "wide": ((5, 2),)},
+           "wide": ((5, 2),), "products": (("Poisson, A·P", 8), ("random, 8 a row", SMALL)),
+           "product_batches": (1, 3)},
     rounds={"rounds": 15, "least_rounds": 5, "budget": 0.5},
     quick_rounds={**harness.QUICK_ROUNDS, "copies": 2},
     threads=None,
     seconds=SECONDS,
     measure=measure_numbers,
     columns=columns(
-        words={"what": "what", "parts": "launches"},
-        numbers={"hidden": "H", "chunks": "chunks", "rows_a_lane": "rows per lane"},
+        words={
+            "what": "what", "product": "product", "strategy": "strategy", "uncompared": "not compared",
+            "stale": "cuSPARSE keeps old values", "parts": "launches",
+        },
+        counts={"multiplications": "multiplications"},
+        numbers={"size": "size", "hidden": "H", "chunks": "chunks", "rows_a_lane": "rows per lane"},
         seconds={
             "time": "time", "host": "host's time", "launched": "launched", "a_step": "per step",
             "forward_ours": "forward", "forward_torch": "forward, cuDNN", "backward_ours": "backward",
-            "backward_torch": "backward, cuDNN",
+            "backward_torch": "backward, cuDNN", "forward_flashrnn": "forward, FlashRNN",
+            "backward_flashrnn": "backward, FlashRNN", "cusparse": "cuSPARSE, one sample",
+            "plan_seconds": "plan once", "cusparse_plan_seconds": "cuSPARSE's structure once",
         },
         times={
+            "cusparse_ratio": "over cuSPARSE, per sample", "forward_flashrnn_ratio": "forward, over FlashRNN",
+            "backward_flashrnn_ratio": "backward, over FlashRNN",
             "forward_ratio": "forward, over cuDNN", "backward_ratio": "backward, over cuDNN",
             "forward_tf32_ratio": "forward, over TF32", "backward_tf32_ratio": "backward, over TF32",
         },
         formats={"{:.0f}": {"cycles_a_step": "cycles per step"}},
     ),
-    short=("what", "cell", "length", "hidden", "chunks", "rows_a_lane", "time", "cycles_a_step"),
-    in_short=lambda row: (
-        (row["hidden"], row["dtype"]) == (HIDDEN, "float32") and row["what"] in ("forward", "backward", "phases")
+    short=("what", "cell", "product", "length", "hidden", "chunks", "rows_a_lane", "time", "cycles_a_step"),
+    in_short=lambda row: row["what"] == "spgemm" or (
+        row["what"] in ("forward", "backward", "phases") and (row["hidden"], row["dtype"]) == (HIDDEN, "float32")
     ),
     picture=draw_numbers,
 )  # fmt: skip

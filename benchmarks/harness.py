@@ -603,10 +603,14 @@ def fits(what: str, need: int, note: Callable[[str], None]) -> bool:
     return False
 
 
+ALIKE = 1e-4
+"""Results that differ by less, over their largest value, count as equal."""
+
+
 def refuse_difference(what: str, peer: str, difference: float) -> None:
-    """Refuse to time a result that differs from the peer's by 1e-4 or more."""
-    if not difference < 1e-4:
-        raise SparseBPError(f"{what} differs from {peer}'s", expected="a difference below 1e-4",
+    """Refuse to time a result that is not like the peer's."""
+    if not difference < ALIKE:
+        raise SparseBPError(f"{what} differs from {peer}'s", expected=f"a difference below {ALIKE:g}",
                             got=f"{difference:.3g}", remedy="Do not trust this build: please report it with the output "
                             "of sparsebp info")  # fmt: skip
 

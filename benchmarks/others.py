@@ -124,9 +124,14 @@ CASES = (
 )  # fmt: skip
 
 
+def installed() -> set[str]:
+    """Return the names of the libraries that are installed."""
+    return {name for name in LIBRARIES if importlib.util.find_spec(name) is not None}
+
+
 def measure_others(run: Run) -> Iterator[Row]:
     import_torch()
-    there = {name for name in LIBRARIES if importlib.util.find_spec(name) is not None}
+    there = installed()
     if not there:
         raise MissingDependencyError("None of the libraries of this benchmark is installed",
                                      remedy="Install one or more: " + ", ".join(LIBRARIES))  # fmt: skip
@@ -213,7 +218,7 @@ OTHERS = Benchmark(
         times={"torch_ratio": "over the library as it is"},
         formats={"{:.0%}": {"share": "calls by the kernels"}, "{:.1e}": {"difference": "difference"}},
     ),
-    short=("library", "cell", "hidden", "length", "threads", "share", "ours", "torch", "torch_ratio"),
+    short=("library", "cell", "hidden", "length", "threads", "share", "ours", "torch_ratio"),
     in_short=lambda row: row["threads"] == 1,
     picture=harness.bars("{library}: {cell}({hidden}), T = {length}", {"torch_ratio": "over the library as it is"},
                          harness.SPEED_UP, (harness.TORCH,), line=1.0),

@@ -23,6 +23,7 @@ from benchmarks.workloads import LEARNING_RATE, SIZES, SequenceWorkload, TorchCl
 from sparsebp import nn
 from sparsebp.core import tables, timing
 from sparsebp.core.tables import Column
+from sparsebp.core.threads import set_threads
 
 # A recurrent layer in ONNX Runtime: the model, and a session that reads and writes arrays where they are.
 
@@ -363,6 +364,8 @@ WIDE_SHARE, WEAK_SHARE, WEAK_TIMES = 0.85, 0.7, 1.2
 """From `WIDE` units on: the share of the rate of matrix products, and the ratio over a peer under `WEAK_SHARE`."""
 GEMM = 1024
 """Rows and columns of the matrices whose product gives the machine's rate."""
+STEPS_ALONE = 10
+"""Training steps that follow each other in a process of their own."""
 LONGEST = 1000
 """Steps up to which the backward alone is measured too."""
 NO_JAX = "JAX is not installed (pip install 'sparsebp[peers]'): the best peer is torch.nn alone"
@@ -405,13 +408,31 @@ def measure_recurrent(run: Run) -> Iterator[Row]:
     if not has_jax:
         run.note(NO_JAX)
     for count in run.threads():
-        with Apart(count) if has_jax else nullcontext(None) as apart:
+        with Apart(count) if has_jax else nullcontext(None) as apart, Apart() as alone:
             for task in run.settings["tasks"]:
                 wanted = Task(*task)
                 row = measure_recurrent_row(
                     wanted.workload(), run.rounds, apart=apart, backward=wanted.length <= LONGEST
                 )
+                steps = timing.in_turn(alone.build(ours_alone, wanted, count)[0], **_without_warmup(run.rounds))["ours"]
+                row["step_alone"] = harness.each(steps, STEPS_ALONE).to_dict()
                 yield row | judge_recurrent(row) | {"threads": count}
+
+
+def ours_alone(task: Task, count: int) -> tuple[dict[str, Callable[[], object]], None]:
+    """Return some of our steps, in a process without the peers, whose threads spin for a while after their calls."""
+    set_threads(count)
+    workload = task.workload()
+
+    def steps() -> None:
+        for _ in range(STEPS_ALONE):
+            workload.step()
+
+    return {"ours": steps}, None
+
+
+def _without_warmup(rounds: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in rounds.items() if name != "warmup"}
 
 
 def measure_recurrent_row(
@@ -434,7 +455,7 @@ def measure_recurrent_row(
         timers |= _timers_of_jax(workload, apart, row)
     if workload.hidden >= WIDE:
         timers["gemm"] = timing.timer(gemm(workload.dtype), warm, clock)
-    step = timing.in_turn(timers, **{name: value for name, value in rounds.items() if name != "warmup"})
+    step = timing.in_turn(timers, **_without_warmup(rounds))
     if apart is not None:
         best = min(UNROLLED, key=lambda unroll: step[f"jax{unroll}"].median)
         step["jax"], row["jax_unroll"] = step[f"jax{best}"], best
@@ -524,7 +545,8 @@ RECURRENT = Benchmark(
         words={"best": "best peer", "algorithm": "`auto` chose"},
         numbers={"jax_unroll": "JAX's unroll"},
         seconds={
-            "step_ours": "step, sparsebp", "step_jax": "step, JAX", "step_torch": "step, torch.nn",
+            "step_ours": "step, sparsebp", "step_alone": "sparsebp, in a process of its own",
+            "step_jax": "step, JAX", "step_torch": "step, torch.nn",
             "backward_ours": "backward, sparsebp", "backward_torch": "backward, torch.nn",
         },
         times={

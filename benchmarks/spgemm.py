@@ -311,9 +311,13 @@ def check(pair: Pair, plan: Any) -> None:
     a_data, b_data = values(pair, 2)
     ours = sp.csr_array((plan(a_data, b_data)[:, 0], plan.pattern.indices, plan.pattern.indptr), plan.pattern.shape)
     expected = _with(pair.a, a_data[:, 0]) @ _with(pair.b, b_data[:, 0])
+    refuse_difference(f"The product {pair.name}", "SciPy", difference(ours, expected))
+
+
+def difference(ours: Any, expected: Any) -> float:
+    """Return the largest difference of two sparse matrices, over the largest value that is expected."""
     scale = float(np.abs(expected.data).max()) if expected.nnz else 1.0
-    difference = float(np.abs((ours - expected).data).max(initial=0.0)) / scale
-    refuse_difference(f"The product {pair.name}", "SciPy", difference)
+    return float(np.abs((ours - expected).data).max(initial=0.0)) / scale
 
 
 def _with(matrix: Any, data: np.ndarray) -> Any:

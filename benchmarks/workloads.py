@@ -267,9 +267,7 @@ def of_networks(quick: bool) -> Iterator[Pair]:
     second = convolution_t(channels, channels, side // 2, layout="hwc", seed=5)
     yield Pair("dense conv · dense conv, hwc", block[rows], second, {"scipy": 25, "mkl_numeric": 6})
 
-    sizes, keep = ((2, 4, 8), 0.5) if quick else ((64, 128, 256), 0.03)
-    block = _pooled(convolution_t(*sizes[:2], side // 2, keep=keep, seed=3), max_pool_t(sizes[1], side // 2))
-    second = convolution_t(*sizes[1:], side // 4, keep=keep, seed=4)
+    block, second = pruned_convolutions(*((2, 8, 0.5) if quick else (64, 32, 0.03)))
     yield Pair(
         "pruned conv · pruned conv", block, second, {"scipy": 16, "mkl_numeric": 2.2},
         batch_targets={"scipy": 25, "mkl_numeric": 6}, plan_targets={"scipy": 1},
@@ -279,6 +277,17 @@ def of_networks(quick: bool) -> Iterator[Pair]:
         density = 0.2 if quick else 0.005
         a, b = (random_rows(n, n, round(n * density), seed) for seed in (1, 2))
         yield Pair(f"random, n = {n}, {density:.1%}", a, b, {"scipy": 15, "mkl_numeric": 2.5})
+
+
+def pruned_convolutions(channels: int, side: int, keep: float) -> tuple[Any, Any]:
+    """Return the transposed Jacobians of a pruned convolution with its pooling, and of the next convolution.
+
+    The first leads from `channels` to twice as many, on images of ``side / 2``; the second doubles them again.
+    """
+    between = 2 * channels
+    first = convolution_t(channels, between, side // 2, keep=keep, seed=3)
+    second = convolution_t(between, 2 * between, side // 4, keep=keep, seed=4)
+    return _pooled(first, max_pool_t(between, side // 2)), second
 
 
 def of_others(quick: bool) -> Iterator[Pair]:

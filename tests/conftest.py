@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 import strict_cupy
 from backends import BACKENDS, Backend, make_backend
-from sparsebp.core import threads
+from sparsebp.core import threads, timing
 from sticky import pytest_runtest_logreport, pytest_runtest_teardown  # noqa: F401  (hooks)
 
 # Of the test's max_examples; everything else runs them all.
@@ -31,6 +31,9 @@ settings.register_profile(
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, database=None)
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+# Some hundred processes are started, whose imports take three times as long where compiled modules are not kept.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _TAKES_BACKEND = re.compile(r"def \w+\([^)]*\bbackend\b")  # a test or a fixture, which then runs on the GPU's too
 
 
@@ -43,6 +46,12 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 # What a shell starts by "&" ignores Ctrl-C, and so would all processes that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_rests() -> None:
+    """Nobody looks at seconds here, so clocks need not wait until all threads are idle."""
+    timing.HostClock.rest, timing._MOST_REST, timing._WINDOW = 0.0, 1e-3, 1e-4
 
 
 @pytest.fixture(autouse=True)

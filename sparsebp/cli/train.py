@@ -430,8 +430,8 @@ def run_options(*names: str) -> Callable[..., dict[str, Any]]:
 
 
 _run_options = run_options(
-    "model", "hidden", "layers", "seq_len", "features", "width", "data", "samples", "batch_size", "epochs", "lr",
-    "optimizer", "lr_schedule", "clip_norm", "backward", "fusion", "accumulate", "schedule", "graph", "prune",
+    "model", "hidden", "layers", "seq_len", "positions", "features", "width", "data", "samples", "batch_size", "epochs",
+    "lr", "optimizer", "lr_schedule", "clip_norm", "backward", "fusion", "accumulate", "schedule", "graph", "prune",
     "prune_method", "retrain_epochs", "retrain_lr", "device", "dtype", "seed",
 )  # fmt: skip
 
@@ -539,8 +539,8 @@ _COLUMNS = (
 )
 
 _tune_run_options = run_options(
-    "model", "hidden", "layers", "seq_len", "features", "width", "data", "samples", "batch_size", "optimizer",
-    "clip_norm", "accumulate", "dtype",
+    "model", "hidden", "layers", "seq_len", "positions", "features", "width", "data", "samples", "batch_size",
+    "optimizer", "clip_norm", "accumulate", "dtype",
 )  # fmt: skip
 
 

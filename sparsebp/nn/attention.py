@@ -672,12 +672,16 @@ class MeanOverSteps(Layer):
         return kept.sum(axis=self._axis) / valid.values[:, None].astype(x.dtype), MeanSaved(x, valid)
 
     def input_grad(self, gy: Array, saved: MeanSaved) -> Array:
-        """Return gy divided by the number of steps, at each of them; zero past a sample's end."""
+        """Return gy divided by the number of steps, at each of them; zero past a sample's end.
+
+        Without lengths it is a read-only view on the host, in which all steps are one place in memory.
+        """
         x, lengths = saved
         xp = check_gy(gy, (x.shape[1 - self._axis], x.shape[2]), x.dtype, x)
         if lengths is None:
             share = gy * gy.dtype.type(1 / x.shape[self._axis])
-            return xp.ascontiguousarray(xp.broadcast_to(xp.expand_dims(share, self._axis), x.shape))
+            shares = xp.broadcast_to(xp.expand_dims(share, self._axis), x.shape)
+            return shares if backend.is_host(xp) else xp.ascontiguousarray(shares)
         share = xp.expand_dims(gy / lengths.values[:, None].astype(gy.dtype), self._axis)
         return xp.ascontiguousarray(xp.where(self._turned(lengths.valid), share, gy.dtype.type(0)))
 

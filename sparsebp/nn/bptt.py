@@ -134,7 +134,7 @@ def layer_jacobian_t(
     xp = backend.namespace(tapes[0].x)
     # The blocks, their copy in the pattern's order, and one direction's.
     entries = batch * steps * features * steps * (2 * directions * hidden + states)
-    check_jacobian_room(entries, tapes[0].x, memory_limit)
+    check_jacobian_room(entries, tapes[0].x, directions * hidden, memory_limit)
     blocks = xp.empty((batch, steps, features, steps, directions, hidden), dtype=tapes[0].x.dtype)
     for direction, (tape, w) in enumerate(zip(tapes, weights, strict=True)):
         run = _direction_blocks(cell, tape, w)
@@ -144,13 +144,22 @@ def layer_jacobian_t(
     return sequence_jacobian_t(blocks, bidirectional=directions == 2)
 
 
-def check_jacobian_room(entries: int, x: Array, memory_limit: int | None) -> None:
-    """Raise MemoryLimitError if so many numbers of the dtype of x (T, B, features) exceed the limit."""
-    need, limit = entries * x.dtype.itemsize, DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+INDEX_BYTES = 24
+"""For each entry of a layer's Jacobian: its column, and the integers that say where its value is fetched from."""
+
+
+def check_jacobian_room(numbers: int, x: Array, width: int, memory_limit: int | None) -> None:
+    """Raise MemoryLimitError if so many numbers of the dtype of x (T, B, features), and indices, exceed the limit.
+
+    `width` is that of a step's output.
+    """
+    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else check_integer("memory_limit", memory_limit, 0)
+    steps, batch, features = x.shape
+    need = numbers * x.dtype.itemsize + INDEX_BYTES * (steps * (steps + 1) // 2 * features * width)
     if need > limit:
         raise MemoryLimitError(
             "The whole layer's Jacobian would need too much memory", expected=f"at most {limit} bytes",
-            got=f"{need} bytes for T = {x.shape[0]}, B = {x.shape[1]}",
+            got=f"{need} bytes for T = {steps}, B = {batch}",
             remedy="Use input_grad, which multiplies with it without building it, or raise memory_limit",
         )  # fmt: skip
 

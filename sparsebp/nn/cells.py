@@ -128,14 +128,14 @@ def _multiply(a: Array, b: Array) -> Array:
     return out
 
 
-def project(x: Array, w: Array, bias: Array | None) -> Array:
-    """Return ``x wᵀ + bias`` (T, B, rows of w)."""
+def project(x: Array, w: Array, bias: Array | None, more: Array | None = None) -> Array:
+    """Return ``x wᵀ + bias`` (T, B, rows of w); `more` is part of the bias of the first rows."""
     xp = backend.namespace(x)
     steps, batch, features = x.shape
     if features > FEW_FEATURES:
         gx = product(x, w.T)
         if bias is not None:
-            gx += bias
+            kernels.get(xp).unchecked.add_bias(gx.reshape(steps * batch, len(w)), bias, more)
         return gx
     # The bias becomes one more feature that is always 1: a pass less over gx, and no GEMM with an inner length of 1,
     # which OpenBLAS does eight times slower than one with 2.
@@ -145,6 +145,8 @@ def project(x: Array, w: Array, bias: Array | None) -> Array:
     extended_w[:, :-1] = w
     if bias is not None:
         extended_w[:, -1] = bias
+    if more is not None:
+        extended_w[: len(more), -1] += more
     return product(extended_x, extended_w.T)
 
 
@@ -250,11 +252,12 @@ class RunGradients(NamedTuple):
 
 
 class SummedGradients(NamedTuple):
-    """Gradients of a run whose kernel summed the weight gradients on its way; ga only if asked for."""
+    """Gradients of a run whose kernel summed those of the weights on its way; ga, or at_x, only if asked for."""
 
     weights: Weights
     initial: State
     ga: Array | None = None
+    at_x: Array | None = None
 
 
 def pair(name: str, hx: Any) -> GivenState | None:
@@ -299,9 +302,9 @@ class CellMath(abc.ABC):
     options: tuple[Any, ...] = ()
     """Arguments of the kernels other than arrays."""
 
-    def input_bias(self, weights: Weights) -> Array | None:
-        """Return the bias of the input projection (gH,), b_ih + b_hh, or None."""
-        return None if weights.bias_ih is None else weights.bias_ih + weights.bias_hh
+    def input_biases(self, weights: Weights) -> tuple[Array | None, Array | None]:
+        """Return the two parts of the bias of the input projection, (gH,) and its first entries; None without one."""
+        return weights.bias_ih, weights.bias_hh
 
     @abc.abstractmethod
     def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
@@ -421,7 +424,7 @@ class CellMath(abc.ABC):
     def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Any, ...]:
         """Return the arguments of `run` for x (T, B, I): its projection, or x with the weights for the kernels."""
         if x.shape[2] > k.projected_inputs(self.gates, weights.weight_hh.shape[1], x.dtype.itemsize):
-            return project(x, weights.weight_ih, self.input_bias(weights)), None, None, None
+            return project(x, weights.weight_ih, *self.input_biases(weights)), None, None, None
         return x, weights.weight_ih, weights.bias_ih, weights.bias_hh
 
     def empty_gradients(self, tape: Tape) -> RunGradients:
@@ -550,8 +553,9 @@ class CellMath(abc.ABC):
                 # A GEMV: four times faster than flat.sum(axis=0).
                 sums = backend.matmul(xp.ones(rows, dtype=flat.dtype), flat)
         if weights.bias_ih is not None:
-            b_ih = self.to_torch_order(self.input_part(sums))
-            b_hh = self.hidden_part(sums).copy()  # a copy: the two may be the same sum
+            b_ih, b_hh = self.to_torch_order(self.input_part(sums)), self.hidden_part(sums)
+            if self.columns == self.gates:  # the same sums: a copy, as the caller may write to either
+                b_hh = b_hh.copy()
         return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
 
 
@@ -605,14 +609,10 @@ class GRUMath(CellMath):
     name = kind = "gru"
     gates, columns, kept = 3, 4, 4
 
-    def input_bias(self, weights: Weights) -> Array | None:
-        """Return b_ih, plus b_hh for r and z; the n part of b_hh is inside M."""
-        if weights.bias_ih is None:
-            return None
-        hidden = weights.weight_hh.shape[1]
-        bias = weights.bias_ih.copy()
-        bias[: 2 * hidden] += weights.bias_hh[: 2 * hidden]  # type: ignore[index]  # both biases are there, or none
-        return bias
+    def input_biases(self, weights: Weights) -> tuple[Array | None, Array | None]:
+        """Return b_ih, and b_hh for r and z; the n part of b_hh is inside M."""
+        b_hh = weights.bias_hh
+        return weights.bias_ih, None if b_hh is None else b_hh[: 2 * weights.weight_hh.shape[1]]
 
     def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
         """Run the recurrence, keeping every gate."""
@@ -721,7 +721,7 @@ class ProjectedLSTMMath(LSTMMath):
     def begin(self, k: Kernels, x: Array, weights: Weights) -> tuple[Tape, tuple[Any, ...]]:
         """Project the input."""
         folded = weights._replace(weight_hh=_folded(weights), weight_hr=None)
-        return self.core.blank(x, folded), (folded, project(x, weights.weight_ih, self.input_bias(weights)))
+        return self.core.blank(x, folded), (folded, project(x, weights.weight_ih, *self.input_biases(weights)))
 
     def finish(
         self, k: Kernels, weights: Weights, tape: Tape, inputs: tuple[Any, ...], initial: GivenState | None

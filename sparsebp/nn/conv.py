@@ -6,6 +6,7 @@ A convolution with weights w maps x to y. `convolve` is that map, `convolve_t` i
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -143,6 +144,14 @@ class ConvNd(SampleLayer, Prunable):
     def _taps(self) -> Array:
         return self._kept(self.params["weight"])
 
+    def forward_between(self, x: Array, limits: tuple[float, float]) -> tuple[Array, Array] | None:
+        """Return the output clamped to `limits`, and the saved x; None for an unbatched sample."""
+        return None if x.ndim == self.sample_axes else self._forward(x, limits)
+
+    @abc.abstractmethod
+    def _forward(self, x: Array, limits: tuple[float, float] | None = None) -> tuple[Array, Array]:
+        """Return the output for a batch, between the limits, and the saved x."""
+
     def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
         """Return the gradients of the parameters, summed over batch and positions."""
         if isinstance(saved, Lone):
@@ -193,12 +202,6 @@ class ConvNd(SampleLayer, Prunable):
             gy, (saved.shape[0], self.out_channels, *self.output_size(saved.shape[2:])), weight.dtype, weight
         )
 
-    def _add_bias(self, y: Array) -> Array:
-        """Add the bias to y, in place, and return it."""
-        if "bias" in self.params:
-            y += self.params["bias"].reshape(-1, *(1,) * (y.ndim - 2))
-        return y
-
 
 class Conv(ConvNd):
     """The base of `Conv1d`, `Conv2d` and `Conv3d`, with torch.nn's arguments; (in_channels, …) is an unbatched sample.
@@ -227,8 +230,8 @@ class Conv(ConvNd):
     Notes
     -----
     Parameters: ``weight`` (out_channels, in_channels / groups, *kernel_size), ``bias`` (out_channels,).
-    Pruning (`sparsebp.prune`) adds the buffer ``weight_mask``. On a GPU, `forward` takes memory for one copy of the
-    input per tap of the kernel, `weight_grad` and `input_grad` as well; on the host, of a few samples at a time.
+    Pruning (`sparsebp.prune`) adds the buffer ``weight_mask``. On the host, a few samples at a time are copied, once
+    per tap of the kernel; on a GPU, nothing is.
     """
 
     padding_modes = ("zeros", "reflect", "replicate", "circular")
@@ -252,9 +255,10 @@ class Conv(ConvNd):
         windows = Windows.of(self.ndim, kernel_size, stride, padding, dilation)
         super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng, device)
 
-    def _forward(self, x: Array) -> tuple[Array, Array]:
+    def _forward(self, x: Array, limits: tuple[float, float] | None = None) -> tuple[Array, Array]:
         xp = self._check_x(x)
-        return self._add_bias(convolve(xp, self._taps, self._padded(xp, x), self._inner, self.groups)), x
+        bias = self.params.get("bias")
+        return convolve(xp, self._taps, self._padded(xp, x), self._inner, self.groups, bias, limits), x
 
     def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = self._check_gy(gy, saved)
@@ -341,10 +345,10 @@ class ConvTranspose(ConvNd):
         super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng, device)
         self.padding, self.output_padding = padding, lengths("output_padding", output_padding, self.ndim, 0)
 
-    def _forward(self, x: Array) -> tuple[Array, Array]:
+    def _forward(self, x: Array, limits: tuple[float, float] | None = None) -> tuple[Array, Array]:
         xp = self._check_x(x)
-        outputs = self.output_size(x.shape[2:])
-        return self._add_bias(convolve_t(xp, self._taps, x, self.windows, self.groups, outputs)), x
+        sizes, bias = self.output_size(x.shape[2:]), self.params.get("bias")
+        return convolve_t(xp, self._taps, x, self.windows, self.groups, sizes, bias, limits), x
 
     def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = self._check_gy(gy, saved)
@@ -378,19 +382,25 @@ class ConvTranspose3d(ConvTranspose):
     ndim = 3
 
 
-def convolve(xp: ModuleType, weight: Array, x: Array, windows: Windows, groups: int) -> Array:
+def convolve(
+    xp: ModuleType, weight: Array, x: Array, windows: Windows, groups: int, bias: Array | None = None,
+    limits: tuple[float, float] | None = None,
+) -> Array:  # fmt: skip
     """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); weight (out, in / groups, *kernel)."""
     y = backend.empty(xp, (len(x), len(weight), *windows.output_size(x.shape[2:])), x.dtype)
-    kernels.get(xp).unchecked.convolve(_three(xp, weight), _three(xp, x), *_options(windows), groups, _three(xp, y))
+    arrays, out = (_three(xp, weight), _three(xp, x)), _three(xp, y)
+    kernels.get(xp).unchecked.convolve(*arrays, *_options(windows), groups, out, bias, limits)
     return y
 
 
 def convolve_t(
-    xp: ModuleType, weight: Array, y: Array, windows: Windows, groups: int, input_size: tuple[int, ...]
-) -> Array:
+    xp: ModuleType, weight: Array, y: Array, windows: Windows, groups: int, input_size: tuple[int, ...],
+    bias: Array | None = None, limits: tuple[float, float] | None = None,
+) -> Array:  # fmt: skip
     """Return (B, in_channels, *input_size) for y (B, out_channels, *outputs): added up where windows overlap."""
     x = backend.empty(xp, (len(y), weight.shape[1] * groups, *input_size), y.dtype)
-    kernels.get(xp).unchecked.convolve_t(_three(xp, weight), _three(xp, y), *_options(windows), groups, _three(xp, x))
+    arrays, out = (_three(xp, weight), _three(xp, y)), _three(xp, x)
+    kernels.get(xp).unchecked.convolve_t(*arrays, *_options(windows), groups, out, bias, limits)
     return x
 
 
@@ -403,8 +413,12 @@ def correlate(xp: ModuleType, y: Array, x: Array, windows: Windows, groups: int)
 
 def _channel_sums(xp: ModuleType, y: Array) -> Array:
     """Return the sums of y (B, channels, …) over batch and positions: the gradient at a bias."""
-    flat = y.reshape(*y.shape[:2], prod(y.shape[2:]))
-    return xp.einsum("bcp->c", flat) if backend.is_host(xp) else flat.sum(axis=(0, 2))
+    flat = xp.ascontiguousarray(y).reshape(*y.shape[:2], prod(y.shape[2:]))
+    if not backend.is_host(xp):  # one launch; the kernel's sums of pieces take more
+        return flat.sum(axis=(0, 2))
+    sums, squares = (xp.empty(y.shape[1], y.dtype) for _ in range(2))
+    kernels.get(xp).unchecked.channel_products(flat, flat, xp.zeros_like(sums), sums, squares)  # bound by memory
+    return sums
 
 
 @lru_cache(maxsize=256)

@@ -92,8 +92,10 @@ class Gradients:
         return self._once("input", self._own_input_grad)
 
     def _own_input_grad(self) -> Array:
-        """Return an array that the caller may write to: some layers return `gy`, which `weights` needs as it is."""
+        """Return an array that the caller may write to: some return `gy`, which `weights` needs as it is, or a view."""
         found = self.input_grad()
+        if isinstance(found, np.ndarray) and not found.flags.writeable:
+            return found.copy()
         shares = self.gy is not None and backend.namespace(found, self.gy).may_share_memory(found, self.gy)
         return found.copy() if shares else found
 

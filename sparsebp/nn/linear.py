@@ -118,26 +118,28 @@ class Linear(Prunable):
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return y (..., out_features) for x (..., in_features); `saved` is x."""
-        y = self._product(x)
-        if "bias" in self.params:
-            y += self.params["bias"]
-        return y, x
+        xp, weight = self._checked(x)
+        rows = _rows(xp, x, self.in_features)
+        y = backend.empty(xp, (len(rows), self.out_features), weight.dtype)
+        kernels.get(xp).unchecked.affine(rows, weight, self.params.get("bias"), y)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features), x
 
     def forward_between(self, x: Array, limits: tuple[float, float]) -> tuple[Array, Array] | None:
         """Return the output clamped to `limits`, and the saved x; on the host. None without a bias to add."""
         if "bias" not in self.params or self.out_features == 0:
             return None
-        y = self._product(x)
+        xp, weight = self._checked(x)
+        y = kernels.dense(xp).matmul(x, weight.T)
         kernels.on_host().add_between(y.reshape(-1, self.out_features), self.params["bias"], *limits)
         return y, x
 
-    def _product(self, x: Array) -> Array:
-        """Return x Wᵀ, a new array, after checking x."""
+    def _checked(self, x: Array) -> tuple[ModuleType, Array]:
+        """Return the namespace of x, which is checked, and the weight."""
         weight = self._kept(self.params["weight"])
         xp = check_input(x, dtype=weight.dtype, like=weight)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ShapeError("x has the wrong shape", expected=f"(…, {self.in_features})", got=x.shape)
-        return kernels.dense(xp).matmul(x, weight.T)
+        return xp, weight
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
@@ -147,31 +149,31 @@ class Linear(Prunable):
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
-        dense, gy, x = self._matrices(gy, saved)
-        grads = {"weight": self._kept(dense.matmul(gy.T, x))}
-        if "bias" in self.params:
-            grads["bias"] = dense.column_sums(gy)
-        return grads
+        xp, gy, x = self._matrices(gy, saved)
+        grads = {name: backend.empty(xp, array.shape, array.dtype) for name, array in self.params.items()}
+        kernels.get(xp).unchecked.affine_grad(gy, x, grads["weight"], grads.get("bias"))
+        return grads | {"weight": self._kept(grads["weight"])}
 
     def weight_grad_factors(self, gy: Array, saved: Array) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
         """Return ``{"weight": (gyᵀ, x)}, {"bias": Σ gy}``; None if a part of the weight is pruned."""
         if self._mask() is not None:
             return None
-        dense, gy, x = self._matrices(gy, saved)
-        return {"weight": (gy.T, x)}, {"bias": dense.column_sums(gy)} if "bias" in self.params else {}
+        xp, gy, x = self._matrices(gy, saved)
+        return {"weight": (gy.T, x)}, {"bias": kernels.dense(xp).column_sums(gy)} if "bias" in self.params else {}
 
     def weight_grad_products(self, gy: Array, saved: Array) -> dict[str, ProductFactors] | None:
         """Return two matrices per parameter whose product holds its gradient; None if a weight is pruned."""
         if self._mask() is not None:
             return None
-        dense, gy, x = self._matrices(gy, saved)
-        return {"weight": (gy.T, x)} | ({"bias": (dense.row_of_ones(gy), gy)} if "bias" in self.params else {})
+        xp, gy, x = self._matrices(gy, saved)
+        ones = {"bias": (kernels.dense(xp).row_of_ones(gy), gy)} if "bias" in self.params else {}
+        return {"weight": (gy.T, x)} | ones
 
     def _matrices(self, gy: Array, saved: Array) -> tuple[ModuleType, Array, Array]:
-        """Check gy; return the module of dense products, and gy and x as matrices."""
-        weight, rows = self.params["weight"], prod(saved.shape[:-1])
+        """Check gy; return its namespace, and gy and x as matrices."""
+        weight = self.params["weight"]
         xp = check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
-        return kernels.dense(xp), gy.reshape(rows, self.out_features), saved.reshape(rows, self.in_features)
+        return xp, _rows(xp, gy, self.out_features), _rows(xp, saved, self.in_features)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one matrix product."""
@@ -193,3 +195,9 @@ class Linear(Prunable):
         from sparsebp.jacobians import linear_jacobian_t
 
         return linear_jacobian_t(self._kept(self.params["weight"]), prod(saved.shape[1:-1]), mask=self._host_mask())
+
+
+def _rows(xp: ModuleType, array: Array, width: int) -> Array:
+    """Return an array (…, width) as a matrix, C-contiguous for a device's kernels: a host's read it as it lies."""
+    rows, k = array if array.ndim == 2 else array.reshape(prod(array.shape[:-1]), width), kernels.get(xp)
+    return rows if k.unchecked is not k else xp.ascontiguousarray(rows)

@@ -33,6 +33,7 @@ from sparsebp.nn.cells import (
     Lengths,
     RunGradients,
     State,
+    SummedGradients,
     Tape,
     Weights,
     parse_lengths,
@@ -108,21 +109,42 @@ class GatedMath(CellMath):
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
         initial: State, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums` by the recurrence ``g[t] = gy[t] + (1 - z[t+1]) * g[t+1]``."""
+        """Write ga and `initial` by the recurrence ``g[t] = gy[t] + (1 - z[t+1]) * g[t+1]``."""
         xp, p, carried = backend.namespace(tape.h), cast(Array, tape.gates), initial[0]
         if self.is_projected(tape.x, p.shape[2]):
-            carried[...] = 0 if last[0] is None else last[0]
-            gh = np.zeros((1, *tape.h.shape[1:]), tape.h.dtype) if gy is None else gy
-            grads = None if sums is None else (cast(Array, sums.weight_ih), sums.bias_ih)
-            kernels.on_host().gated_backward(tape.x, p, tape.states[0], gh, self.nonlinearity, carried, ga, grads)
+            self._projected_back(tape, gy, last, carried, ga)
             return
-        if gy is None or last[0] is not None:
+        if gy is not None and last[0] is None:
+            gy = xp.ascontiguousarray(gy)
+        else:
             gy = xp.zeros_like(tape.h) if gy is None else gy.copy()
             gy[-1] += 0 if last[0] is None else last[0]
         uv, ga = self.parts(p), cast(Array, ga)
         grads = ga if self.gates == 2 else empty(xp, uv.shape, uv.dtype)
         k.min_gru_backward(uv, tape.h, gy, tape.h0, None, self.nonlinearity, False, grads, carried)
         self.parts_back(p, grads, ga)
+
+    def _projected_back(
+        self, tape: Tape, gy: Array | None, last: GivenState, carried: Array, ga: Array | None,
+        grads: tuple[Array, Array | None] | None = None, through: tuple[Array, Array] | None = None,
+    ) -> None:  # fmt: skip
+        carried[...] = 0 if last[0] is None else last[0]
+        gh = np.zeros((1, *tape.h.shape[1:]), tape.h.dtype) if gy is None else gy
+        if gh.strides[0] == 0:
+            gh = np.ascontiguousarray(gh[:1])
+        p, states = cast(Array, tape.gates), tape.states[0]
+        kernels.on_host().gated_backward(tape.x, p, states, gh, self.nonlinearity, carried, ga, grads, through)
+
+    def summed_backward(
+        self, k: Any, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, chunks: int = 1, *,
+        keep: bool = False,
+    ) -> SummedGradients:  # fmt: skip
+        """Return the gradients at the weights and the initial state; `keep` stores the one at x as well."""
+        w, bias, carried = weights.weight_ih, weights.bias_ih, np.empty_like(tape.h0)
+        grads = np.empty_like(w), None if bias is None else np.empty_like(bias)
+        at_x = empty(np, tape.x.shape, tape.x.dtype) if keep else None
+        self._projected_back(tape, gy, last, carried, None, grads, None if at_x is None else (w, at_x))
+        return SummedGradients(Weights(grads[0], None, grads[1], None), (carried,), None, at_x)
 
     def resume(self, k: Kernels, tape: Tape, h0: Array) -> None:
         """Change a run's state before the first step, and run again as far as that changes the states."""
@@ -640,7 +662,8 @@ class LRU(Layer):
         from sparsebp.patterns import sequence_pattern
 
         (steps, batch, features), xp, lengths = saved.x.shape, backend.namespace(saved.x), saved.lengths
-        check_jacobian_room((steps * features) ** 2 * (1 if lengths is None else batch), saved.x, memory_limit)
+        numbers = (steps * features) ** 2 * (1 if lengths is None else batch)
+        check_jacobian_room(numbers, saved.x, features, memory_limit)
         maps, real = self._maps(xp), saved.x.dtype
         powers = maps.a[0] ** xp.arange(steps)[:, None]  # (T, N)
         through = maps.into.reshape(-1, 2, features).swapaxes(1, 2) @ xp.asarray([1, 1j], maps.a.dtype)  # (N, I)

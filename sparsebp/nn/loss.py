@@ -285,19 +285,27 @@ class ClassLoss(Loss):
         rows = prediction
         if prediction.ndim != 2 or not prediction.flags.c_contiguous:
             rows = _rows(xp, prediction)
+        value, slopes = self._reduced(xp, rows, target, ignoring)
+        if self.reduction == "none":
+            value = value.reshape(self._shape_of(prediction))
+        if prediction.ndim == 2:
+            return value, slopes
+        if prediction.ndim > 2:
+            slopes = xp.moveaxis(slopes.reshape(len(prediction), *prediction.shape[2:], rows.shape[1]), -1, 1)
+        return value, xp.ascontiguousarray(slopes).reshape(prediction.shape)
+
+    def _reduced(self, xp: ModuleType, rows: Array, target: Array, ignoring: bool) -> tuple[Array, Array]:
+        """Return the loss of rows (M, C), that of each with ``reduction="none"``, and its slopes."""
         (weight,) = self._weight.on(xp) if self._weight is not None else (None,)
         counts: Any
         losses, slopes, counts, valid = self._of_target(xp, rows, target, weight, ignoring)
         if valid is not None:
             losses = xp.where(valid, losses, losses.dtype.type(0))
         value: Any = losses
-        if self.reduction == "none":
-            value = losses.reshape(self._shape_of(prediction))
-        elif self.reduction == "sum":
+        if self.reduction == "sum":
             value = losses.sum(dtype=np.float64)
         elif self.reduction == "mean" and counts is None:
-            of_host = xp is np  # of few numbers, half of the time of `mean`, and as exact
-            value = np.add.reduce(losses, dtype=np.float64) / len(rows) if of_host else losses.mean(dtype=np.float64)
+            value = losses.mean(dtype=np.float64)
             slopes *= slopes.dtype.type(1 / len(rows))
         elif self.reduction == "mean":
             with np.errstate(divide="ignore", invalid="ignore"):  # where all is ignored, the loss is NaN
@@ -306,19 +314,13 @@ class ClassLoss(Loss):
                 slopes /= total
         if valid is not None:
             slopes = xp.where(valid[:, None], slopes, slopes.dtype.type(0))
-        if prediction.ndim == 2:
-            return value, slopes
-        if prediction.ndim > 2:
-            slopes = xp.moveaxis(slopes.reshape(len(prediction), *prediction.shape[2:], rows.shape[1]), -1, 1)
-        return value, xp.ascontiguousarray(slopes).reshape(prediction.shape)
+        return value, slopes
 
     def _of_target(
         self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
     ) -> OfRows:  # fmt: skip
         """Return the losses of rows (M, C). A row whose class is not there is NaN."""
-        if target.dtype != np.int64 or not target.flags.c_contiguous:
-            target = _signed(xp, target)
-        target = target.reshape(len(rows))
+        target = _labels(xp, rows, target)
         valid = target != self.ignore_index if ignoring else None
         if weight is None:
             return OfRows(*self._of_rows(xp, rows, target, None), valid, valid)
@@ -408,9 +410,21 @@ class CrossEntropyLoss(ClassLoss):
         super().__init__(weight, size_average, ignore_index, reduce, reduction)
         self.label_smoothing = check_number("label_smoothing", label_smoothing, 0, 1)
 
-    def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
+    def _reduced(self, xp: ModuleType, rows: Array, target: Array, ignoring: bool) -> tuple[Array, Array]:
+        plain = not ignoring and self._weight is None and not self.label_smoothing and target.dtype.kind != "f"
+        if self.reduction != "mean" or not plain:
+            return super()._reduced(xp, rows, target, ignoring)
+        mean = xp.empty((), dtype=np.float64)
+        _, slopes = self._softmax(xp, rows, _labels(xp, rows, target), mean)
+        return mean, slopes
+
+    def _softmax(self, xp: ModuleType, rows: Array, target: Array, mean: Array | None) -> tuple[Array, Array]:
         losses, slopes = xp.empty(len(rows), dtype=rows.dtype), xp.empty(rows.shape, dtype=rows.dtype)
-        kernels.get(xp).unchecked.softmax_cross_entropy(rows, target, losses, slopes)
+        kernels.get(xp).unchecked.softmax_cross_entropy(rows, target, losses, slopes, mean)
+        return losses, slopes
+
+    def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
+        losses, slopes = self._softmax(xp, rows, target, None)
         if counts is not None:
             losses *= counts
             slopes *= counts[:, None]
@@ -474,6 +488,13 @@ def _rows(xp: ModuleType, array: Array) -> Array:
     """Return (N, C, …) as contiguous (M, C), a row for each position."""
     turned = xp.moveaxis(array, 1, -1) if array.ndim > 2 else array
     return xp.ascontiguousarray(turned).reshape(prod(turned.shape[:-1]), turned.shape[-1])
+
+
+def _labels(xp: ModuleType, rows: Array, target: Array) -> Array:
+    """Return class numbers as contiguous int64, one for each row."""
+    if target.dtype != np.int64 or not target.flags.c_contiguous:
+        target = _signed(xp, target)
+    return target.reshape(len(rows))
 
 
 def _signed(xp: ModuleType, target: Array) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from sparsebp.core.check import Array, check_flag, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs
 from sparsebp.nn.activation import Clamped, Hardtanh, ReLU, ReLU6
+from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import Layer, check_gy, check_input, full, parameter_dtype
 from sparsebp.nn.linear import Linear
@@ -113,11 +113,8 @@ class BatchNorm2d(Layer):
             mean, var = self.buffers["running_mean"].copy(), self.buffers["running_var"]  # a later forward changes them
         scale, factor = xp.empty_like(mean), xp.empty_like(mean)
         kernels.get(xp).channel_factors(var, self.eps, self.params.get("weight"), scale, factor)
-        offset = self.params["bias"] if "bias" in self.params else xp.zeros_like(mean)
         y = backend.empty(xp, x.shape, x.dtype)
-        kernels.get(xp).channel_scale(_flat(xp, x), mean, factor, offset, _flat(xp, y))
-        if limits is not None:
-            kernels.get(xp).clamp(y.reshape(-1), *limits, y.reshape(-1))
+        kernels.get(xp).channel_scale(_flat(xp, x), mean, factor, self.params.get("bias"), _flat(xp, y), limits)
         return y, (x, mean, scale, batch)
 
     def gradients(self, gy: Array, saved: BatchNormSaved) -> Gradients:
@@ -128,11 +125,21 @@ class BatchNorm2d(Layer):
         """Return the gradients for `gy` at the output of a layer behind that cuts off: `cut` is its output, and where.
 
         The statistics were the batch's. Results equal those of `gradients` for that layer's input gradient, which is
-        not written to memory.
+        not written to memory. On a host, W gives the input gradient in the same pass, for I.
         """
         kept: Sums = []
         shared = (gy, saved, kept) if cut is None else (gy, saved, kept, cut)
-        return Gradients(self, gy, saved, partial(self.input_grad, *shared), partial(self.weight_grad, *shared))
+        early: list[Array] = []  # the input gradient, if it has been computed
+
+        def input() -> Array:
+            return early.pop() if early else self.input_grad(*shared)
+
+        def weights() -> dict[str, Array]:
+            if self.couples_samples(saved) and not kept and type(gy) is np.ndarray:  # one pass over memory gives both
+                early.append(self.input_grad(*shared))
+            return self.weight_grad(*shared)
+
+        return Gradients(self, gy, saved, input, weights)
 
     def input_grad(
         self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None, cut: Cut | None = None
@@ -152,8 +159,7 @@ class BatchNorm2d(Layer):
             if kept is not None and not known:
                 kept.append((sums, products, backend.record(xp)))
             return gx
-        zeros = xp.zeros_like(mean)
-        k.channel_scale(_flat(xp, gy), zeros, self._factor(scale), zeros, _flat(xp, gx))
+        k.channel_scale(_flat(xp, gy), None, self._factor(scale), None, _flat(xp, gx))
         return gx
 
     def weight_grad(
@@ -291,24 +297,25 @@ def _image(x: Array) -> Array:
 
 
 # A layer and a clamping layer after it in one pass over memory instead of two: `BatchNorm2d` forward and backward,
-# `Linear` with a bias and a ReLU forward. Results and saved values are the same as apart, so a chain may mix both. The
-# array between the two, and its gradient, are never written.
+# convolutions and `Linear`, with a bias and a ReLU, forward. Results and saved values are the same as apart, so a chain
+# may mix both. The array between the two, and its gradient, are never written.
 
-_BEHIND: dict[type, tuple[type, ...]] = {BatchNorm2d: (ReLU, ReLU6, Hardtanh), Linear: (ReLU,)}
+_CLAMPS = ReLU, ReLU6, Hardtanh
+_CONVOLUTIONS: tuple[type, ...] = Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+_BEHIND: dict[type, tuple[type, ...]] = {BatchNorm2d: _CLAMPS, Linear: (ReLU,)} | dict.fromkeys(_CONVOLUTIONS, _CLAMPS)
 
 
 def together(layer: Any, behind: Any) -> bool:
-    """Whether `layer` is batch normalisation of images and `behind` cuts off, or `layer` a `Linear` and that a ReLU."""
+    """Whether one pass can run both: `behind` cuts off, and `layer` is one of those above."""
     return type(behind) in _BEHIND.get(type(layer), ())
 
 
-def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
+def forward(layer: Any, behind: Any, x: Array) -> tuple[Array, Any] | None:
     """Return the output of both, which `behind` saves, and the saved value of `layer`; None if they run apart."""
-    if not isinstance(layer, BatchNorm2d | Linear) or not isinstance(behind, Clamped) or type(x) is not np.ndarray:
+    if type(x) is not np.ndarray or not (belongs(layer, "forward_between") and belongs(behind, "limits")):
         return None
-    if not (belongs(layer, "forward_between") and belongs(behind, "limits")):
-        return None
-    return layer.forward_between(x, behind.limits())
+    found: tuple[Array, Any] | None = layer.forward_between(x, behind.limits())
+    return found
 
 
 def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> Gradients | None:

@@ -169,16 +169,20 @@ class Recurrent(Layer):
         ShapeError, DTypeError, DeviceError, OptionError
             An argument does not fit, T is 0 or the batch is empty.
         """
-        return self._batch_second(*self.forward_time_major(x, None if h0 is None else (h0,), lengths))
+        return self._handed_out(*self.forward_time_major(x, None if h0 is None else (h0,), lengths))
 
-    def _batch_second(self, y: Array, saved: Any) -> tuple[Array, Any]:
-        """Return y batch first if the layer is batch first."""
+    def _handed_out(self, y: Array, saved: Any) -> tuple[Array, Any]:
+        """Return y batch first if the layer is, and the last state in memory of its own: callers write to it."""
+        if self.num_layers * self.directions == 1:
+            saved.last = tuple(end.copy() for end in saved.last)
         return turned(y, self.batch_first) if self.batch_first else y, saved
 
     def forward_time_major(
         self, x: Array, initial: GivenState | None = None, lengths: Any = None
     ) -> tuple[Array, RecurrentSaved]:
         """Run all layers as `forward` does, but return y (T, B, directions · H) also with ``batch_first``.
+
+        The last state of a single run is a view of y, or of an LSTM's c.
 
         `initial` has one array, or None, for each name of the cell's states.
         """
@@ -200,7 +204,8 @@ class Recurrent(Layer):
                 self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp,
                 input_size=self.input_size, layers=self.num_layers, directions=self.directions,
             )  # fmt: skip
-        last = tuple(map(xp.empty, shapes, [weight.dtype] * len(shapes)))
+        several = self.num_layers * self.directions > 1
+        last = tuple(map(xp.empty, shapes, [weight.dtype] * len(shapes))) if several else ()
         saved = self.saved_class(last, choice, valid, NothingKept() if choice is None else [], [])
         for layer in range(self.num_layers):
             mask = None
@@ -234,8 +239,11 @@ class Recurrent(Layer):
                 if lengths is not None:
                     self.cell.close(tape, lengths)
                 saved.tapes.append(tape)
-            for last, end in zip(saved.last, ends, strict=True):
-                last[run] = end
+            if not saved.last:  # a single run
+                saved.last = tuple(end[None] for end in ends)
+            else:
+                for last, end in zip(saved.last, ends, strict=True):
+                    last[run] = end
             if lengths is not None:
                 y = lengths.mask(y)
             outputs.append(reverse_time(y, lengths) if direction else y)
@@ -352,7 +360,7 @@ class Recurrent(Layer):
         """
         from sparsebp.nn.bptt import layer_jacobian_t
 
-        limit = memory_limit or self.options.memory_limit
+        limit = self.options.memory_limit if memory_limit is None else memory_limit
         product = None
         for layer in range(self.num_layers):
             runs = self._runs(layer)
@@ -394,6 +402,7 @@ class RecurrentGradients(NamedGradients):
         self._xp, self._lock = backend.namespace(saved.last[0]), forkable_lock()
         self._done, self._mark = False, None
         self._grads: dict[int, RunGradients] = {}  # by the number of the run
+        self._at_x: dict[int, Array] = {}  # gradients at the inputs of runs, in place of those at the gates
         self._initial: dict[int, State] = {}
         self._unread: dict[int, Weights] | None = {}  # sums that have not been asked for yet; None once they were
 
@@ -401,10 +410,16 @@ class RecurrentGradients(NamedGradients):
         """Return the gradient at the layer's input."""
         with self._lock:
             self._take(for_weights=False)
-            if 0 not in self._grads:
-                self._layer_back(0, self._layer_input_grad(1) if self.layer.num_layers > 1 else self._arriving)
-                self._mark = backend.record(self._xp)
-        gx = self._layer_input_grad(0)
+            if 0 not in self._grads and 0 not in self._at_x:  # not stored, or given away
+                if self.layer.cell.diagonal:  # nor is what a layer above would need
+                    self._done = False
+                    self._take(for_weights=False)
+                else:
+                    above = self._layer_input_grad(1, self._stored(1)) if self.layer.num_layers > 1 else self._arriving
+                    self._layer_back(0, above)
+                    self._mark = backend.record(self._xp)
+            stored = self._stored(0)
+        gx = self._layer_input_grad(0, stored)
         return turned(gx, self.layer.batch_first)
 
     def weight_grad(self) -> dict[str, Array]:
@@ -444,21 +459,28 @@ class RecurrentGradients(NamedGradients):
             self._last = self._at_h_n(), *self._last[1:]
         gy, rnn, k, self._unread = self._arriving, self.layer, kernels.get(self._xp), {}
         for layer in reversed(range(rnn.num_layers)):
-            # The first layer's kernels may sum the gradients of its weights. If the gradient at x is asked for first,
-            # only the host does so, and stores ga as well; both orders give bitwise equal sums.
-            choice, inside = self.saved.backward_choice, layer == 0 and (for_weights or backend.is_host(self._xp))
-            if inside and choice.algorithm in FUSED and rnn.cell.sums_inside(k, self.saved.tapes[0], choice.chunks):
-                for run in range(rnn.directions):
-                    self._unread[run], self._initial[run], ga = rnn.cell.summed_backward(
+            # The first layer's kernels may sum the gradients of its weights, and a diagonal cell's in all layers. If
+            # the gradient at x is asked for first, only the host does so, and stores ga, or the one at x, as well;
+            # both orders give bitwise equal sums.
+            keep, runs, choice = layer > 0 or not for_weights, rnn._runs(layer), self.saved.backward_choice
+            inside = rnn.cell.diagonal or (layer == 0 and (for_weights or backend.is_host(self._xp)))
+            if (
+                inside and choice.algorithm in FUSED
+                and rnn.cell.sums_inside(k, self.saved.tapes[runs[0]], choice.chunks)
+            ):  # fmt: skip
+                for run in runs:
+                    self._unread[run], self._initial[run], ga, at_x = rnn.cell.summed_backward(
                         k.unchecked, self.saved.tapes[run], rnn._weights(run), *self._arriving_at(run, gy),
-                        choice.chunks, keep=not for_weights,
+                        choice.chunks, keep=keep,
                     )  # fmt: skip
                     if ga is not None:
                         self._grads[run] = RunGradients(ga, self._initial[run])
-                break
-            self._layer_back(layer, gy)
+                    if at_x is not None:
+                        self._at_x[run] = at_x
+            else:
+                self._layer_back(layer, gy)
             if layer > 0:
-                gy = self._layer_input_grad(layer)
+                gy = self._layer_input_grad(layer, self._stored(layer))
         self._mark, self._done = None if self._xp is np else backend.record(self._xp), True
 
     def _layer_back(self, layer: int, gy: Array | None) -> None:
@@ -475,7 +497,8 @@ class RecurrentGradients(NamedGradients):
         xp, lengths, size = self._xp, self.saved.lengths, self.layer.output_size
         direction = run % self.layer.directions
         gy = None if arriving is None else arriving[..., direction * size : (direction + 1) * size]
-        if gy is not None:
+        shared = gy is not None and gy.strides[0] == 0  # by all steps, as behind a mean
+        if gy is not None and not (shared and self.layer.cell.diagonal):
             gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
         last = list(self._last)
         for number, array in enumerate(last):
@@ -487,10 +510,17 @@ class RecurrentGradients(NamedGradients):
             last[0] = None
         return gy, last  # the gradient at c passes through the padding unchanged, see `CellMath.close`
 
-    def _layer_input_grad(self, layer: int) -> Array:
+    def _stored(self, layer: int) -> list[Array | None]:
+        """Give the gradients away that kernels have written at the inputs of a layer's runs."""
+        return [self._at_x.pop(run, None) for run in self.layer._runs(layer)]
+
+    def _layer_input_grad(self, layer: int, stored: Sequence[Array | None]) -> Array:
         """Return the gradient at a layer's input, before its dropout: (T, B, features)."""
         rnn = self.layer
-        first, *second = (rnn.cell.input_grad(self._grads[run].ga, rnn._weights(run)) for run in rnn._runs(layer))
+        first, *second = (
+            rnn.cell.input_grad(self._grads[run].ga, rnn._weights(run)) if at_x is None else at_x
+            for run, at_x in zip(rnn._runs(layer), stored, strict=True)
+        )
         for backwards in second:
             first += reverse_time(backwards, self.saved.lengths)
         mask = self.saved.masks[layer]
@@ -682,7 +712,7 @@ class LSTM(Recurrent):
         `hx` is the pair of h0 (num_layers · directions, B, proj_size or H) and c0 (num_layers · directions, B, H), or
         None for zeros. `saved` unpacks into ``saved.h_n`` and ``saved.c_n``.
         """
-        return self._batch_second(*self.forward_time_major(x, pair("hx", hx), lengths))
+        return self._handed_out(*self.forward_time_major(x, pair("hx", hx), lengths))
 
     def gradients(
         self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None, grad_c_n: Array | None = None

@@ -198,7 +198,7 @@ class SelectiveScan(Layer):
 
         x, q, dt, _, lengths = saved
         xp, (steps, batch, features) = backend.namespace(x), x.shape
-        check_jacobian_room(2 * batch * (steps * features) ** 2, x, memory_limit)
+        check_jacobian_room(2 * batch * (steps * features) ** 2, x, features, memory_limit)
         a, (_, b, c), own = self._rates(xp), self._parts(q), xp.arange(features)
         of_r, of_b, of_c = (part.T for part in self._parts(self.params["x_proj.weight"].T))
         factors, through = xp.exp(dt[..., None] * a), (dt * x)[..., None]

@@ -64,12 +64,12 @@ class LRScheduler(abc.ABC):
 
     def step(self) -> None:
         """Advance by one step."""
+        self._advance(self.steps + 1)
         self.steps += 1
-        self._advance(self.steps)
 
     def _advance(self, step: int) -> None:
         """Set every group's rate of `step`, from the rate of the step before."""
-        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+        for group, base in by_group(self.optimizer, self.base_lrs):
             lr = group["lr"]
             alone = lr == (base if step == 0 else self.lr_at(step - 1, base))
             group["lr"] = self.lr_at(step, base) if alone else self.lr_after(step, base, lr)
@@ -94,7 +94,8 @@ class LRScheduler(abc.ABC):
         FileFormatError
             The names, the number of groups or the values do not fit.
         """
-        for group, rate in zip(self.optimizer.param_groups, self._restore(state), strict=True):
+        by_group(self.optimizer, self.base_lrs)  # refuses before anything is restored
+        for group, rate in by_group(self.optimizer, self._restore(state)):
             group["lr"] = rate
         self._note()
 
@@ -143,6 +144,16 @@ def check_optimizer(optimizer: Any) -> Any:
 def rates_of(optimizer: Optimizer) -> list[float]:
     """Return the current rate of each of an optimizer's groups."""
     return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def by_group(optimizer: Optimizer, values: Sequence[T]) -> Iterable[tuple[dict[str, Any], T]]:
+    """Pair the optimizer's groups with the values that a schedule holds for them."""
+    groups = optimizer.param_groups
+    if len(groups) != len(values):
+        raise OptionError("The optimizer's groups are not those that the schedule was built with",
+                          expected=f"{len(values)} groups", got=len(groups),
+                          remedy="Build a new optimizer, and the schedule on it")  # fmt: skip
+    return zip(groups, values, strict=True)
 
 
 def per_group(name: str, value: float | Sequence[float], optimizer: Optimizer) -> list[float]:
@@ -295,7 +306,7 @@ class SequentialLR(LRScheduler):
     def _advance(self, step: int) -> None:
         scheduler, own = self._current(step)
         if own == 0:  # discard rates set when the parts were built, or by the schedule before
-            for group, base in zip(self.optimizer.param_groups, scheduler.base_lrs, strict=True):
+            for group, base in by_group(self.optimizer, scheduler.base_lrs):
                 group["lr"] = base if step else group["initial_lr"]  # OneCycleLR has set it to its start
         scheduler._advance(own)
         self._note()
@@ -379,7 +390,7 @@ class ReduceLROnPlateau:
         return sign * metric < sign * self.best - self.threshold
 
     def _reduce(self) -> None:
-        for group, least in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
+        for group, least in by_group(self.optimizer, self.min_lrs):
             reduced = max(group["lr"] * self.factor, least)
             if group["lr"] - reduced > self.eps:
                 group["lr"] = reduced
@@ -576,7 +587,7 @@ class LambdaLR(LRScheduler):
         return base * check_number("The result of lr_lambda", self.lr_lambdas[number](step), 0.0)
 
     def _advance(self, step: int) -> None:
-        for number, (group, base) in enumerate(zip(self.optimizer.param_groups, self.base_lrs, strict=True)):
+        for number, (group, base) in enumerate(by_group(self.optimizer, self.base_lrs)):
             group["lr"] = self._of_group(number, step, base)
         self._note()
 

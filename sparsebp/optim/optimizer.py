@@ -174,12 +174,10 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
 def clip_on_device(grads: Mapping[str, Array], max_norm: float, sums: Iterable[Array]) -> None:
     """Scale the gradients in place as `clip_grad_norm`, without a read by the host; not if the norm is not finite."""
     # sums: from `square_sums`.
-    first, *others = (part.sum() for part in sums)
-    total = sum(others, first)
+    first, *others = sums
+    squares = backend.namespace(first).concatenate((first, *others)) if others else first
     for xp, names in _kinds(grads):
-        factor = max_norm / (xp.sqrt(total) + 1e-6)
-        factor = xp.where(xp.isfinite(total) & (factor < 1), factor, 1.0)
-        kernels.get(xp).scale_arrays([grads[name] for name in names], factor)
+        kernels.get(xp).clip_arrays([grads[name] for name in names], squares, max_norm)
 
 
 def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:

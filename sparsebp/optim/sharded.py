@@ -24,6 +24,7 @@ class PieceOptimizer:
         if not isinstance(optimizer, Optimizer) or optimizer.rule is None:  # an own update may need whole parameters
             raise OptionError("The optimizer cannot be parted", expected="one of sparsebp.optim",
                               got=type(optimizer).__name__, remedy="Use one of them, or leave sharded out")  # fmt: skip
+        optimizer._options_now()  # its groups, checked before their state moves
         self.optimizer, self.pieces = optimizer, dict(pieces)
         self._part = self._parted()
         self.kinds: Mapping[str, Sequence[str]]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, ParamSpec, get_args
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_choice
+from sparsebp.core.check import Array, check_choice, check_integer
 from sparsebp.core.errors import DTypeError, MemoryLimitError, ShapeError
 from sparsebp.core.locks import cached_property
 from sparsebp.patterns.pattern import (
@@ -462,6 +462,7 @@ def _checked(c: _Convolution, mask: np.ndarray | None, memory_limit: int | None)
     check_channels(c.in_channels, c.out_channels, c.groups)
     packed = None if mask is None else packed_mask(mask, c.weight_shape)
     if memory_limit is not None:
+        memory_limit = check_integer("memory_limit", memory_limit, 0)
         nnz = conv_entries(c.in_channels, c.out_channels, c.sizes, c.windows, c.groups, mask)
         needed = index_bytes(nnz, c.shape) + nnz * c.weight_type.itemsize
         if needed > memory_limit:

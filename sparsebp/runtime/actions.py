@@ -187,11 +187,10 @@ class DeferredMetrics:
 
     def packed(self, xp: ModuleType) -> Array:
         """Return all numbers in one float64 array."""
-        parts = [*self.losses.values(), *self.scores.values(), *(sums for _, sums in self.sums)]
-        packed, at = xp.empty(sum(part.size for part in parts), np.float64), 0
-        for part in parts:
-            packed[at : at + part.size] = part
-            at += part.size
+        given = [*self.losses.values(), *self.scores.values(), *(sums for _, sums in self.sums)]
+        parts = [xp.ascontiguousarray(part, dtype=np.float64) for part in given]
+        packed = xp.empty(sum(part.size for part in parts), np.float64)
+        kernels.get(xp).join_arrays(parts, packed)
         return packed
 
     def unpack(self, packed: np.ndarray, step: Step) -> None:

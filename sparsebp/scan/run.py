@@ -554,6 +554,7 @@ def make_program(sized: SizedRecipe, patterns: tuple[SparsityPattern, ...], shar
     ends = np.concatenate(([0], np.cumsum([p.shape[0] for p in patterns])))
     slices = [slice(int(low), int(high)) for low, high in pairwise(ends)]
     table = np.array(rows, np.int64).reshape(len(rows), len(chain.FIELDS))
+    table[:, chain.PARTS] = chain.parts_of_steps(table, batch)
     addresses = np.array([*places, *[0] * len(joined)], np.int64)
     most_parts = int(table[:, chain.PARTS].max(initial=1))
     added = [(span, add[span]) for span in joined]
@@ -572,8 +573,7 @@ def _of_matrix(
     elif batch == 1:
         kind, index = chain.FOURS, pattern.fours
     where = index.ctypes.data, pattern.indices.ctypes.data
-    parts = chain.parts_of_step(kind, pattern.nnz, rows, batch)
-    return (kind, rows, columns, pattern.nnz, *where, not shared and batch > 1, parts), (index, pattern.indices)
+    return (kind, rows, columns, pattern.nnz, *where, not shared and batch > 1, 1), (index, pattern.indices)
 
 
 def run_program(plan: ScanPlan, arguments: Arguments, program: Program, products: dict[Span, Array]) -> list[Array]:

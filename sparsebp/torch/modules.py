@@ -413,6 +413,7 @@ def _refuse_projection(kwargs: dict[str, Any]) -> None:
 # products. PyTorch's float32 LSTM is different: one oneDNN call for all steps of sequences of one length, packed or
 # not. `FEWEST_STEPS` was measured on a CPU with one and two threads, 1 and 16 samples and up to 128 steps in float32,
 # and rounded up to where no case was slower; float64 LSTMs were measured too. A cell runs one step per call.
+# ``python -m benchmarks thresholds`` measures it anew, and ``python -m benchmarks.thresholds`` writes it here.
 
 FEWEST_STEPS: dict[tuple[str, bool, bool, bool], tuple[tuple[int, int], ...]] = {
     # cell, float64, packed, trains: (hidden size up to which, steps from which), …
@@ -462,7 +463,7 @@ class Case(NamedTuple):
     @property
     def largest(self) -> int:
         """The hidden size beyond which the kernels run no call."""
-        return FEWEST_STEPS[self][-1][0]
+        return max((hidden for hidden, _ in FEWEST_STEPS[self]), default=0)
 
     def fewest_steps(self, hidden: int) -> int | None:
         """Return the number of steps from which the kernels run a call; None for never."""

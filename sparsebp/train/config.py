@@ -25,6 +25,7 @@ from sparsebp.data import (
     ArrayDataset,
     BitstreamDataset,
     Dataset,
+    WithPositions,
     load_cifar10,
     load_digit_images,
     load_digits,
@@ -362,7 +363,7 @@ class SequenceConfig(TrainConfig):
 
     model: SequenceModel
     hidden: Annotated[int, Option("Sequences: hidden size.", least=1)]
-    layers: Annotated[int, Option("Sequences: recurrent layers.", shown="1; mingru, minlstm 2", least=1)]
+    layers: Annotated[int, Option("Sequences: recurrent layers.", shown="1; minlstm 2, mingru by task", least=1)]
 
     def classifier(self, features: int, classes: int, spread: int) -> Any:
         """Return a recurrent layer and a linear head on its last hidden state, initialised from the seed.
@@ -403,6 +404,9 @@ class RecurrentConfig(SequenceConfig):
     task: SequenceTask  # training samples: seqmnist 4 000, bitstream (BPPSA Eq. 8) 32 000
     # T. For seqmnist a divisor of 784: a step is 784 / T pixels.
     seq_len: Annotated[int, Option("Sequences: time steps.", shown="784; bitstream 1000", least=1)]
+    positions: Annotated[
+        int, Option("Sequences: waves of a step's place, of 1, 2, 4, … periods, as inputs.", shown="0; mingru 8")
+    ] = 0
     chrono: bool = True  # for T >= 100, spread the gates' biases over time scales
 
     def __post_init__(self) -> None:
@@ -420,18 +424,29 @@ class RecurrentConfig(SequenceConfig):
         """Return the training and the test set."""
         if self.task == "seqmnist":
             train, test = load_digits(pixels_per_step=PIXELS // self.seq_len, dtype=self.dtype)
-            return self.sampled(train), test
+            return self.placed(self.sampled(train)), self.placed(test)
         samples = 32_000 if self.samples is None else self.samples
         rngs = [np.random.default_rng(seed) for seed in np.random.SeedSequence(self.seed).spawn(2)]
         return (
-            BitstreamDataset(self.seq_len, samples, rng=rngs[0], dtype=self.dtype),
-            BitstreamDataset(self.seq_len, min(1_000, samples), rng=rngs[1], dtype=self.dtype),
+            self.placed(BitstreamDataset(self.seq_len, samples, rng=rngs[0], dtype=self.dtype)),
+            self.placed(BitstreamDataset(self.seq_len, min(1_000, samples), rng=rngs[1], dtype=self.dtype)),
         )
+
+    def placed(self, sequences: Dataset) -> Dataset:
+        """Return sequences with their positions, if the model gets them."""
+        return WithPositions(sequences, self.positions) if self.positions else sequences
 
     def build_model(self) -> Any:
         """Return the classifier, for batches (T, B, I)."""
         features = PIXELS // self.seq_len if self.task == "seqmnist" else 1
-        return self.classifier(features, CLASSES, self.seq_len if self.chrono else 0)
+        return self.classifier(features + 2 * self.positions, CLASSES, self.seq_len if self.chrono else 0)
+
+    def same_on_resume(self) -> dict[str, Any]:
+        """Leave positions out where there are none, as in older checkpoints."""
+        described = super().same_on_resume()
+        if not self.positions:
+            del described["positions"]
+        return described
 
 
 # Recurrent networks that tell musical instruments by their sound (BPPSA §5.2).
@@ -510,6 +525,10 @@ _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "densenet": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
     "mobilenetv2": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
 }
+# A gate of a minGRU knows no past: of pixels, where they are makes up for that.
+_TASK_MODEL_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("seqmnist", "mingru"): {"layers": 1, "positions": 8, "lr": 3e-2}
+}
 # A pruned VGG-11 starts with a signal that hardly reaches its end: it takes a larger rate, and longer.
 _RETRAIN_DEFAULTS: dict[str, dict[str, Any]] = {"vgg11": {"retrain_epochs": 8, "retrain_lr": 3e-3}}
 _OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
@@ -531,8 +550,9 @@ def config_for(task: str, **options: Any) -> TrainConfig:
     foreign = sorted(given.keys() - {field.name for field in dataclasses.fields(family)})
     if foreign:
         raise OptionError(f"An option does not belong to {task}", got=", ".join(foreign))
-    chosen = _DEFAULTS[task] | {name: family.checked(name, value) for name, value in given.items()}
-    chosen = _MODEL_DEFAULTS[chosen["model"]] | chosen
+    given = {name: family.checked(name, value) for name, value in given.items()}
+    model = given.get("model", _DEFAULTS[task]["model"])
+    chosen = _MODEL_DEFAULTS[model] | _DEFAULTS[task] | _TASK_MODEL_DEFAULTS.get((task, model), {}) | given
     if "prune" in chosen:
         chosen = {"retrain_epochs": chosen["epochs"]} | _RETRAIN_DEFAULTS.get(chosen["model"], {}) | chosen
     elif _RETRAINING & given.keys():

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def jax_in_single_precision() -> Iterator[None]:
-    """Benchmarks set JAX's precision for their process, which is other tests' here."""
+def jax_for_small_functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Most of their time is compiling, in processes of their own; its precision in this one is other tests' too."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_enable_x64", False)
@@ -241,6 +243,26 @@ def test_single_kernels_are_measured(cell: str, what: str) -> None:
     row = gpu.measure_numbers_point(point, np, ONCE)
     assert row["a_step"] == pytest.approx(row["time"]["median"] / 9)
     assert len(row["time"]["all"]) == row["time"]["rounds"]
+
+
+def test_an_lstm_is_compared_with_flashrnns_where_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = gpu.NumbersPoint("flashrnn", "LSTM", np.float32, 9, 5, batch=2)
+    monkeypatch.setattr(harness, "optional", lambda name: None)
+    assert gpu.measure_numbers_point(point, np, ONCE) == {"uncompared": "not installed"}
+
+    def flashrnn(x: Any, weights: Any, bias: Any, *, function: str, backend: str, dtype: str) -> tuple[Any, Any]:
+        """Return states and the last one, of their shapes: samples, steps, gates, heads, units."""
+        assert (x.shape, weights.shape, bias.shape) == ((2, 9, 4, 1, 5), (4, 1, 5, 5), (4, 1, 5))
+        assert (function, backend, dtype) == ("lstm", "triton_fused", "float32")
+        states = (x.sum(2) + bias.sum(0)) @ weights.sum((0, 1))
+        return torch.stack([states, states]), states[:, -1]
+
+    found = {"flashrnn.flashrnn": SimpleNamespace(flashrnn=flashrnn), "torch": torch}
+    monkeypatch.setattr(harness, "optional", found.get)
+    row = gpu.measure_numbers_point(point, np, ONCE)
+    for part in ("forward", "backward"):
+        ours, theirs = row[f"{part}_ours"]["all"][0], row[f"{part}_flashrnn"]["all"][0]
+        assert row[f"{part}_flashrnn_ratio"]["median"] == pytest.approx(theirs / ours)
 
 
 def test_fused_steps_are_judged_where_the_update_is_much_of_them() -> None:

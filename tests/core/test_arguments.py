@@ -23,7 +23,7 @@ from sparsebp.core.check import (
 )
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError, SparseBPError
 from sparsebp.core.files import write_atomically
-from sparsebp.data import ArrayDataset, BitstreamDataset
+from sparsebp.data import ArrayDataset, BitstreamDataset, load_cifar10
 from sparsebp.nn.layer import NamedArrays
 from sparsebp.patterns import SparsityPattern
 from sparsebp.schedule import Action, Costs, Link, StepGraph, parse, read_csv, simulate
@@ -343,6 +343,7 @@ def test_what_is_no_path(path):
         lambda: load_checkpoint(path), lambda: save_checkpoint(path, Checkpoint({}, {})), lambda: read_config(path),
         lambda: write_config({}, path), lambda: read_csv(path), lambda: write_atomically(path, b""),
         lambda: prune_checkpoint(path, "x", 0.5), lambda: prune_checkpoint("x", path, 0.5), lambda: read_costs(path),
+        lambda: load_cifar10(path),
     )  # fmt: skip
     for call in calls:
         with pytest.raises(OptionError, match="is not a path") as caught:

@@ -1,10 +1,6 @@
-"""The graph recorder's calls to CuPy and cuBLAS, in order; tests/train has the real ones."""
+"""The graph recorder on the stand-in for CuPy, which runs what was captured and refuses what CUDA refuses."""
 
 from __future__ import annotations
-
-import contextlib
-import ctypes
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,189 +8,128 @@ import pytest
 from sparsebp.core import backend
 from sparsebp.core.backend import GraphRecorder
 from sparsebp.core.errors import DeviceError
-
-
-class Pointed(np.ndarray):
-    """An array in memory that CuPy's pointers would name."""
-
-    @property
-    def data(self):
-        def copy(address, size, stream):
-            ctypes.memmove(self.ctypes.data, address, size)
-
-        return SimpleNamespace(ptr=self.ctypes.data, copy_from_host_async=copy)
-
-
-class Library:
-    """cuBLAS that notes its calls; `status` is what it returns."""
-
-    def __init__(self, notes):
-        self.notes, self.status = notes, 0
-
-    def __getattr__(self, name):
-        def call(*arguments):
-            self.notes.append(name.removeprefix("cublas").removesuffix("_v2"))
-            return self.status
-
-        return call
-
-
-class Device:
-    """What the recorder uses of CuPy; `notes` has what was done, on which stream and with which memory."""
-
-    def __init__(self):
-        self.notes, self.allocators, self.current, device = [], ["default"], [], self
-        self.library = Library(self.notes)
-
-        class Stream:
-            count = 0
-
-            def __init__(self, name=None, non_blocking=False, priority=0):
-                Stream.count += 1
-                self.name, self.ptr, self.priority = name or f"stream {Stream.count}", Stream.count, priority
-
-            def __enter__(self):
-                device.current.append(self)
-                return self
-
-            def __exit__(self, *_):
-                device.current.pop()
-
-            def record(self):
-                device.notes.append(f"record {self.name}")
-                return self.name
-
-            def wait_event(self, event):
-                device.notes.append(f"{self.name} waits for {event}")
-
-            def synchronize(self):
-                device.notes.append("synchronize")
-
-            def begin_capture(self):
-                device.notes.append("begin")
-
-            def end_capture(self):
-                device.notes.append("end")
-                return SimpleNamespace(
-                    upload=lambda stream: device.notes.append("upload"),
-                    launch=lambda stream: device.notes.append(f"launch {stream.name}"),
-                )
-
-        class Pool:
-            def malloc(self, size):
-                raise NotImplementedError
-
-            def free_all_blocks(self):
-                device.notes.append("free")
-
-        @contextlib.contextmanager
-        def using_allocator(malloc):
-            device.allocators.append("default" if malloc.__self__ is self.pool else "own")
-            try:
-                yield
-            finally:
-                device.allocators.pop()
-
-        self.pool, self.pinned = Pool(), SimpleNamespace(malloc="pinned")
-        self.current.append(Stream("null"))
-        self.cuda = SimpleNamespace(
-            Stream=Stream, MemoryPool=Pool, using_allocator=using_allocator,
-            Device=lambda: SimpleNamespace(cublas_handle=1, synchronize=lambda: self.notes.append("wait for all")),
-            get_current_stream=lambda: self.current[-1], runtime=SimpleNamespace(runtimeGetVersion=lambda: 13000),
-            set_pinned_memory_allocator=lambda allocate: setattr(self, "allocate", allocate),
-        )  # fmt: skip
-
-    def empty(self, shape, dtype):
-        self.notes.append(f"{self.allocators[-1]} memory on {self.current[-1].name}")
-        return np.empty(shape, dtype).view(Pointed)
-
-    def get_default_memory_pool(self):
-        return self.pool
-
-    def get_default_pinned_memory_pool(self):
-        return self.pinned
+from strict_cupy import counted, memory
+from strict_cupy.cublas import LIBRARY
+from strict_cupy.device import DEVICE, Graph
+from strict_cupy.modules import build
 
 
 @pytest.fixture
-def device(monkeypatch):
-    device = Device()
-    monkeypatch.setattr(backend.ctypes, "CDLL", lambda name: device.library)
-    return device
+def cp(monkeypatch):
+    """The stand-in, in nobody's place."""
+    monkeypatch.setattr(backend.ctypes, "CDLL", lambda name: LIBRARY)
+    yield build()["cupy"]
+    DEVICE.synchronize()
+    DEVICE.forget()
 
 
-def test_streams_have_priorities(device):
-    recorder = GraphRecorder(device, 2)
+def test_streams_have_priorities(cp):
+    recorder = GraphRecorder(cp, 2)
     assert [stream.priority for stream in recorder.streams] == [-1, 0]
-    assert device.notes == ["Create"] and not recorder.captured
+    assert not recorder.captured
 
 
-def test_a_capture_and_its_replay(device):
-    recorder = GraphRecorder(device, 1)
-    first = recorder.streams[0].name
-    device.notes.clear()
-    with recorder.running():
-        assert device.current[-1] is recorder.streams[0]
-    assert device.notes == ["record null", f"{first} waits for null", f"record {first}", f"null waits for {first}"]
-    device.notes.clear()
-    with recorder.capturing():
-        device.empty(3, np.float32)
-        with pytest.raises(DeviceError, match="sent while work is captured"):
-            device.allocate(8)
-    assert device.allocate == "pinned" and recorder.captured
-    assert device.notes == ["wait for all", "free", "begin", f"own memory on {first}", "end", "upload"]
-    device.notes.clear()
-    recorder.replay()
-    assert device.notes[2] == f"launch {first}" and len(device.notes) == 5
+def test_a_capture_and_its_replay_come_between_the_work_around_them(cp, monkeypatch):
+    uploaded = []
+    monkeypatch.setattr(Graph, "upload", lambda graph, stream: uploaded.append(stream))
+    recorder, free = GraphRecorder(cp, 1), cp.get_default_memory_pool().free_bytes
+    current = cp.cuda.Stream(non_blocking=True)  # waits for nothing by itself
+    with current:
+        a, out = cp.zeros(3), cp.zeros(3)
+        a += 1
+        with recorder.running():
+            assert cp.cuda.get_current_stream() == recorder.streams[0]
+            out += a
+        assert out.tolist() == [1] * 3
+        cp.zeros(5)
+        assert free() > 0
+        with counted() as counts, recorder.capturing():
+            assert free() == 0  # the graph has its own memory
+            b = a * 2
+            out += b
+            with pytest.raises(DeviceError, match="sent while work is captured"):
+                cp.asarray(np.ones(3))
+        assert recorder.captured and uploaded == recorder.streams and counts.log[0][:2] == ("synchronized", "device")
+        assert out.tolist() == [1] * 3  # captured, not run
+        for number in range(2):
+            a += 1
+            recorder.replay()
+            assert out.tolist() == [5 + 6 * number] * 3
+        assert cp.asarray(np.ones(3)).tolist() == [1] * 3  # the host may send again
 
 
-def test_a_capture_that_fails_is_ended(device):
-    recorder = GraphRecorder(device, 1)
+def test_a_capture_that_fails_is_ended(cp):
+    recorder, current = GraphRecorder(cp, 1), cp.cuda.get_current_stream()
     with pytest.raises(ValueError, match="of a layer"), recorder.capturing():
         raise ValueError("of a layer")
-    assert device.notes[-1] == "end" and not recorder.captured and device.allocate == "pinned"
-    assert [stream.name for stream in device.current] == ["null"] and device.allocators == ["default"]
+    assert not DEVICE.captures and not recorder.captured and cp.cuda.get_current_stream() == current
+    assert memory._current.allocator is None and memory._pinned_allocator == [memory._pinned_pool.malloc]
 
 
-def test_a_constant_has_memory_that_the_graph_does_not_reuse(device):
-    recorder = GraphRecorder(device, 1)
-    host = np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2]
+def test_a_constant_has_memory_that_the_graph_does_not_reuse(cp):
+    recorder, out = GraphRecorder(cp, 1), cp.zeros(6)
+    host, used = np.arange(12.0).reshape(3, 4)[:, ::2], cp.get_default_memory_pool().used_bytes
+    before = used()
     with recorder.capturing():
-        device.notes.clear()
-        found = backend.constant(device, host)
-        assert device.notes[0].startswith("default memory on stream") and device.notes[1:] == ["synchronize"]
-        assert device.notes[0] != f"default memory on {recorder.streams[0].name}"
-    np.testing.assert_array_equal(found, host)
+        found = backend.constant(cp, host)
+        with cp.cuda.Stream(non_blocking=True):  # there before anything is replayed
+            assert found.tolist() == host.tolist()
+        out += found.reshape(6)
+        address = found.data.ptr
+        del found
+        out += cp.full(6, 100.0)
+        assert cp.full(6, 10.0).data.ptr != address
+    assert used() > before  # nobody else's: it is kept as long as the graph
+    for number in (1, 2):
+        recorder.replay()
+        assert out.tolist() == [number * (value + 100) for value in host.ravel()]
 
 
-def test_products_set_the_stream_and_its_workspace(device):
-    recorder = GraphRecorder(device, 2)
-    a = np.zeros((2, 3), np.float32).view(Pointed)
+def test_products_set_the_stream_and_its_workspace(cp, monkeypatch):
+    recorder, calls = GraphRecorder(cp, 2), []
+    for name in ("cublasSetStream_v2", "cublasSetWorkspace_v2", "cublasGemmEx", "cublasGemmStridedBatchedEx"):
+        method = getattr(LIBRARY, name)
+        monkeypatch.setattr(LIBRARY, name, lambda *a, name=name, method=method: (calls.append(name[6:]), method(*a))[1])
+    a = cp.ones((2, 3))
     with recorder.running():
         for stream in recorder.streams:
             with stream:
-                device.notes.clear()
-                assert backend.matmul(a, a.T).shape == (2, 2)
-                assert device.notes[-3:] == ["SetStream", "SetWorkspace", "GemmEx"]
-                device.notes.clear()
-                backend.matmul(a, a.T)
-                assert [note for note in device.notes if "memory" not in note] == ["GemmEx"]
+                for wanted in (["SetStream_v2", "SetWorkspace_v2", "GemmEx"], ["GemmEx"]):
+                    calls.clear()
+                    backend.matmul(a, a.T)
+                    assert calls == wanted
         assert backend.matmul(a[None], a.T[None]).shape == (1, 2, 2)
-        assert device.notes[-1] == "GemmStridedBatchedEx"
+        assert calls[-1] == "GemmStridedBatchedEx"
     assert len(recorder._cublas._workspaces) == 2
-    device.library.status = 13
+    monkeypatch.setattr(LIBRARY, "cublasSetStream_v2", lambda *_: 13)
     with pytest.raises(DeviceError, match="cublasSetStream_v2 failed"), recorder.running(), recorder.streams[1]:
         backend.matmul(a, a.T)
     with pytest.raises(DeviceError, match="cublasSetStream_v2 failed"), recorder.running():  # it is not taken as set
         backend.matmul(a, a.T)
 
 
-def test_a_library_that_is_not_there(device, monkeypatch):
+@pytest.mark.parametrize(("allowed", "wanted"), [(False, [68, 68, 70]), (True, [77, 77, 70])])
+def test_tf32_is_asked_for_in_float32_if_it_is_allowed(cp, monkeypatch, allowed, wanted):
+    computes = []
+    for name in ("cublasGemmEx", "cublasGemmStridedBatchedEx"):
+        method = getattr(LIBRARY, name)
+        monkeypatch.setattr(LIBRARY, name, lambda *a, method=method: (computes.append(a[-2]), method(*a))[1])
+    assert backend.allow_tf32 is False
+    monkeypatch.setattr(backend, "allow_tf32", allowed)
+    single = cp.ones((2, 3), np.float32)
+    with GraphRecorder(cp, 1).running():
+        for a, b in ((single, single.T), (single[None], single.T[None]), (cp.ones((2, 3)), cp.ones((3, 2)))):
+            backend.matmul(a, b)
+    assert computes == wanted
+
+
+def test_a_library_that_is_not_there(cp, monkeypatch):
     def missing(name):
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(backend.ctypes, "CDLL", missing)
     with pytest.raises(DeviceError, match=r"cuBLAS cannot be loaded.*cublas"):
-        GraphRecorder(device, 1)
+        GraphRecorder(cp, 1)
 
 
 def test_cupy_has_what_is_used():

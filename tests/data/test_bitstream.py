@@ -5,8 +5,8 @@ import inspect
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import DTypeError, OptionError
-from sparsebp.data import BitstreamDataset
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.data import BitstreamDataset, WithPositions
 
 
 def test_eq_8_probability_of_each_class():
@@ -80,3 +80,21 @@ def test_empty_is_refused(seq_len, samples):
 def test_other_dtypes_are_refused():
     with pytest.raises(DTypeError):
         BitstreamDataset(3, 5, dtype=np.float16)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_positions_are_waves_beside_the_input(dtype):
+    data = BitstreamDataset(12, 9, rng=0, dtype=dtype)
+    placed, some = WithPositions(data, 2), np.array([3, 1])
+    (x, target), (bits, classes) = placed.batch(some), data.batch(some)
+    assert len(placed) == 9 and x.dtype == dtype and x.flags.c_contiguous
+    np.testing.assert_array_equal(x[:, :, :1], bits)
+    np.testing.assert_array_equal(target, classes)
+    t = 2 * np.pi * np.arange(12) / 12
+    waves = np.stack((np.sin(t), np.sin(2 * t), np.cos(t), np.cos(2 * t)), axis=1)
+    np.testing.assert_allclose(x[:, :, 1:], np.stack((waves, waves), axis=1), atol=1e-6)
+    with pytest.raises(OptionError, match="frequencies"):
+        WithPositions(data, 0)
+    data.batch = lambda indices: (bits, classes, np.array([12, 5]))  # type: ignore[method-assign]
+    with pytest.raises(ShapeError, match="lengths"):
+        placed.batch(some)

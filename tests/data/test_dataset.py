@@ -13,7 +13,6 @@ from sparsebp.data import (
     BitstreamDataset,
     ImageDataset,
     epoch_order,
-    load_cifar10,
     load_digit_images,
     load_digits,
     load_mnist_images,
@@ -30,13 +29,6 @@ def test_epoch_order_is_a_permutation_and_repeats(samples, seed, epoch):
 def test_epochs_and_seeds_differ():
     orders = {tuple(epoch_order(30, seed=s, epoch=e)) for s in range(4) for e in range(4)}
     assert len(orders) == 16
-
-
-@pytest.mark.parametrize("bad", [{"samples": -1}, {"seed": -1}, {"epoch": -1}])
-def test_negative_is_refused(bad):
-    options = {"samples": 3, "seed": 0, "epoch": 0} | bad
-    with pytest.raises(OptionError):
-        epoch_order(options.pop("samples"), **options)
 
 
 @pytest.mark.parametrize("store", [np.uint8, np.float32, np.float64])
@@ -219,12 +211,6 @@ def test_bitstreams_beyond_the_memory(size):
     with pytest.raises(MemoryLimitError, match="more memory") as caught:
         BitstreamDataset(*size)
     assert caught.value.expected and caught.value.remedy
-
-
-@pytest.mark.parametrize("folder", [None, 3, b"x", ["a"]])
-def test_a_folder_that_is_no_path(folder):
-    with pytest.raises(OptionError, match="not a path"):
-        load_cifar10(folder)
 
 
 def test_words_have_lengths():

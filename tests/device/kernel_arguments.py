@@ -209,11 +209,14 @@ class Maker:
 
     # ---- sliding windows: two groups ----
 
-    def convolve(self) -> Arguments:
+    def correlate(self) -> Arguments:
         options = {"stride": (1, 2, 2), "before": (0, 1, 2), "dilation": (1, 1, 2), "groups": 2, "C": 4, "O": 6}
         return options | {"D": 1, "H": 5, "W": 6, "Kd": 1, "Kh": 2, "Kw": 3, "Od": 1, "Oh": 3, "Ow": 3}
 
-    convolve_t = correlate = convolve
+    def convolve(self) -> Arguments:
+        return self.correlate() | ({"bias": None, "limits": None} if self.shared else {"limits": (-0.5, 0.3)})
+
+    convolve_t = convolve
 
     def max_pool(self) -> Arguments:
         options = {"kernel": (3, 2), "stride": (2, 1), "before": (1, 1), "dilation": (1, 2)}
@@ -228,7 +231,9 @@ class Maker:
         return {"eps": 1e-3, "C": self.hidden, "N": 7} | (plain if self.shared else {"limits": (-0.5, 0.3)})
 
     def channel_scale(self) -> Arguments:
-        return {"C": self.hidden, "N": 7}
+        return {"C": self.hidden, "N": 7} | (
+            {"mean": None, "factor": None, "limits": None} if self.shared else {"limits": (-0.5, 0.3)}
+        )
 
     def channel_products(self) -> Arguments:
         """With what cuts the gradient off, or without."""
@@ -257,7 +262,19 @@ class Maker:
         return {"approximate": True, "N": self.hidden * 7}
 
     def softmax_cross_entropy(self) -> Arguments:
-        return {"target": np.arange(self.batch) % 7, "N": self.batch, "C": 7}
+        mean = None if self.batch == 3 else uninitialised((), np.float64)
+        return {"target": np.arange(self.batch) % 7, "N": self.batch, "C": 7, "mean": mean}
+
+    # ---- linear layers ----
+
+    def affine(self) -> Arguments:
+        return {"N": self.batch, "I": self.hidden, "O": 4} | ({"bias": None} if self.shared else {})
+
+    affine_grad = affine
+
+    def add_bias(self) -> Arguments:
+        sizes = {"C": self.hidden, "M": self.hidden // 2}
+        return {"out": self.real(self.batch, self.hidden)} | sizes | ({"more": None} if self.shared else {})
 
     # ---- stacks of dense blocks ----
 
@@ -345,7 +362,7 @@ class Maker:
     def min_gru_forward(self) -> Arguments:
         function = "positive" if self.shared else {5: "tanh", 37: "identity"}.get(self.hidden, "positive")
         given = self.linear_recurrence()
-        return {name: given[name] for name in ("lengths", "reverse")} | {"nonlinearity": function}
+        return {name: given[name] for name in ("T", "lengths", "reverse")} | {"nonlinearity": function}
 
     min_gru_backward = min_gru_forward
 
@@ -384,8 +401,16 @@ class Maker:
     def scale_arrays(self) -> Arguments:
         return {"arrays": self.parameters(), "factor": 0.3}
 
+    def clip_arrays(self) -> Arguments:
+        """A norm of more than is allowed, or of less."""
+        return {"arrays": self.parameters(), "squares": self.rng.random(40), "max_norm": 0.5 * self.batch**2}
+
     def clamp_arrays(self) -> Arguments:
         return {"arrays": self.parameters(), "limit": 0.5}
+
+    def join_arrays(self) -> Arguments:
+        arrays = self.parameters()
+        return {"arrays": arrays, "out": self.out(sum(array.size for array in arrays))}
 
     def square_sums(self) -> Arguments:
         return {"arrays": self.parameters(), "out": uninitialised(4, np.float64)}

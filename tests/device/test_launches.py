@@ -140,7 +140,13 @@ def test_clipping_sends_nothing(cupy):
     k.square_sums(arrays(130), out)
     k.scale_arrays(arrays(124), 0.5)
     k.clamp_arrays(arrays(1), 0.5)
-    assert cupy.notes == [*["chunk_squares", "sum_chunks"] * 2, "scale_arrays", "clamp_arrays"]
+    k.clip_arrays(arrays(3), out, 0.5)
+    assert cupy.notes == [*["chunk_squares", "sum_chunks"] * 2, "scale_arrays", "clamp_arrays", "clip_arrays"]
+
+
+def test_the_squares_of_small_arrays_are_summed_in_one_launch(cupy):
+    kernels.get(cupy).square_sums(arrays(1) * 3, Placed(3, np.float64))
+    assert cupy.notes == ["chunk_squares"]
 
 
 def test_an_optimizers_step_is_one_launch(cupy):
@@ -197,7 +203,7 @@ def test_shared_memory_is_asked_for_once(cupy):
 
 def test_defines_of_one_value_are_told_apart(cupy):
     k = DeviceKernels(cupy, kernels.get(cupy)._run.loader)
-    for defines in ({"HIDDEN": 1}, {"STAGED": 1}, {"HIDDEN": 1}):
+    for defines in ({"HIDDEN": 1}, {"KEPT": 1}, {"HIDDEN": 1}):
         k._launch("rnn.cu", "rnn_forward", defines, 1, (1,), ())
     assert len(cupy.compiled) == 2
 
@@ -207,11 +213,11 @@ def test_what_is_counted_in_32_bits_fits(cupy):
     with pytest.raises(OptionError, match="elements of a channel"):
         x = Placed((2**16, 1, 2**15))
         k.channel_products(x, x, channel, channel, channel)
-    columns = {"stride": (1, 1, 1), "before": (0, 0, 0), "dilation": (1, 1, 1), "groups": 1}
-    for shape, what in (((2**16, 2**15, 1, 1, 1), "planes"), ((1, 1, 2**11, 2**10, 2**10), "elements of a plane")):
+    options = (1, 1, 1), (0, 0, 0), (1, 1, 1), 1
+    for shape, what in (((2**16, 1, 1, 1, 2**15), "windows"), ((1, 2**11, 1, 2**10, 2**10), "padded sample")):
         x, weight = Placed(shape), Placed((1, shape[1], 1, 1, 1))
         with pytest.raises(OptionError, match=what):
-            k.convolve(weight, x, *columns.values(), Placed((shape[0], 1, *shape[2:])))
+            k.convolve(weight, x, *options, Placed((shape[0], 1, *shape[2:])))
     assert not cupy.launches
 
 

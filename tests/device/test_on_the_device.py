@@ -15,13 +15,14 @@ import orders
 import strict_cupy
 from backends import make_backend, needs_numba
 from matrices import random_pattern
-from sparsebp import kernels, nn, optim
+from sparsebp import kernels, models, nn, optim
 from sparsebp.core import backend
 from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import plan_product
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import Executor, all_schedules
 from sparsebp.scan import plan_scan
+from sparsebp.schedule.costs import Costs, StageBytes
 from strict_cupy.device import DEVICE
 
 # ---- plans and patterns cached on a device serve every stream at once, including later ones --------------------------
@@ -112,6 +113,66 @@ def test_two_streams_on_another_device_than_the_first(second):
         np.testing.assert_allclose(found[1][name], values, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_each_of_two_devices_in_turn_has_all_that_is_kept_to_itself(second, cupy):
+    """Modules and kernels, handles of cuBLAS, copies of patterns, and the buffers of a scan."""
+    rng, n, size, batch = np.random.default_rng(0), 8, 4, 2
+    pattern = SparsityPattern.dense(size, size)
+    plan = plan_scan([pattern] * n, algorithm="blelloch", xp=cupy, batch=batch)
+    for number in (0, second, 0, second):
+        g, data = rng.standard_normal((size, batch)), rng.standard_normal((n, size * size, batch))
+        with cupy.cuda.Device(number):
+            there = cupy.asarray(g), cupy.asarray(data)
+            found = plan(*there)
+            product = backend.matmul(there[0], there[0].T)
+            kept = [*found, product, *pattern.device_arrays(cupy)]
+            assert {array.data.device_id for array in kept} == {number}
+            np.testing.assert_allclose(product.get(), g @ g.T, rtol=1e-12)
+            y = g
+            for i in range(n):
+                y = np.einsum("ijb,jb->ib", data[i].reshape(size, size, batch), y)
+                np.testing.assert_allclose(found[i].get(), y, rtol=1e-9)
+    assert len({workspace.key for workspace in plan.workspaces}) == len(plan.workspaces) == 2
+    handles = backend._own.handles
+    assert handles[0]._handle.value != handles[second]._handle.value
+    device = kernels.get(cupy)._run
+    used = [{key[1:] for key in device._kernels if key[0] == number} for number in (0, second)]
+    assert used[0] & used[1]
+    for key in used[0] & used[1]:
+        assert device._kernels[0, *key].run is not device._kernels[second, *key].run
+
+
+def test_steps_that_are_captured_on_two_devices_in_turn(second, cupy):
+    """A graph has the streams, the memory and the cuBLAS handle of its device."""
+    steps, batch = 6, (orders.IMAGES, orders.CLASSES)
+
+    def executor(device):
+        model = orders.conv().to(device)
+        return Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1, 0.9), orders.order_for(model),
+                        graph=device == "cuda"), model  # fmt: skip
+
+    host, expected = executor("cpu")
+    there = {}
+    for number in (0, second):
+        with cupy.cuda.Device(number):
+            there[number] = *executor("cuda"), tuple(map(cupy.asarray, batch))
+    for _ in range(steps):
+        host.step([batch])
+        for number, (each, _, sent) in there.items():
+            with cupy.cuda.Device(number):
+                each.step([sent])
+    host.flush()
+    for number, (each, model, _) in there.items():
+        with cupy.cuda.Device(number):
+            each.flush()
+            each.close()
+            assert each.uncaptured == ()
+            assert {array.data.device_id for array in model.parameters().values()} == {number}
+            for name, array in model.state_dict().items():
+                np.testing.assert_allclose(
+                    array.get(), expected.state_dict()[name], rtol=1e-3, atol=1e-4, err_msg=f"{name} on {number}"
+                )
+
+
 def test_a_stream_of_pytorchs_is_used_without_a_warning_and_outlives_its_use(second, cupy, monkeypatch):
     """CuPy 14 warns of ExternalStream, and destroys what a wrapper from `Stream.from_external` leaves behind."""
     if not strict_cupy.installed():
@@ -134,15 +195,46 @@ def test_a_stream_of_pytorchs_is_used_without_a_warning_and_outlives_its_use(sec
         assert cupy.ones(3).tolist() == [1, 1, 1]
 
 
+# ---- two streams, out of order ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("name", ["two", "joint", "list"])
+def test_a_densenet_on_two_streams(name, graph, cupy):
+    """Blocks whose outputs many later layers read: a gradient that comes too late would be seen in the numbers."""
+    rng = np.random.default_rng(0)
+    batch = rng.standard_normal((6, 3, 8, 8), np.float32), rng.integers(3, size=6)
+    found = []
+    for device in ("cpu", "cuda"):
+        model = models.densenet(3, 3, depth=7, growth=2, blocks=2, width=0.5, rng=0).to(device)
+        order = orders.order_for(model)
+        if device == "cuda":
+            size = {"stages": order.graph.stages, "unweighted": order.graph.unweighted}
+            costs = Costs({"F": 1.0, "I": 1.0, "W": 1.0, "U": 0.1}, (StageBytes(),) * order.graph.stages)
+            order = all_schedules(size, costs)[name]
+        executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1, 0.9), order, graph=graph)
+        sent = tuple(backend.to_device(array, device) for array in batch)
+        done = [step.loss for _ in range(5) for step in executor.step([sent])]
+        done += [step.loss for step in executor.flush()]
+        assert device == "cpu" or executor.uncaptured == (() if graph else ("graph=False",))
+        executor.close()
+        found.append((done, {key: backend.to_host(array) for key, array in model.state_dict().items()}))
+    (losses, state), (losses_there, state_there) = found
+    np.testing.assert_allclose(losses_there, losses, rtol=1e-3)
+    for key, values in state.items():
+        np.testing.assert_allclose(state_there[key], values, rtol=1e-3, atol=1e-4, err_msg=key)
+
+
 # ---- launches of a layer; none of them transfers or reads anything ---------------------------------------------------
 
 
 IMAGES, SEQUENCES = (4, 3, 8, 8), (5, 3, 20)
 BUDGETS = {
-    "Linear": (lambda: nn.Linear(20, 10), (16, 20), (2, 1, 2)),
+    "Linear": (lambda: nn.Linear(20, 10), (16, 20), (1, 1, 1)),
     "ReLU": (nn.ReLU, (16, 20), (1, 1, 0)),
     "Tanh": (nn.Tanh, (16, 20), (1, 3, 0)),
-    "Conv2d": (lambda: nn.Conv2d(3, 8, 3, padding=1), IMAGES, (4, 3, 5)),
+    "Conv2d": (lambda: nn.Conv2d(3, 8, 3, padding=1), IMAGES, (1, 1, 3)),  # sums of parts, then of all
+    "1×1": (lambda: nn.Conv2d(64, 64, 1), (4, 64, 8, 8), (2, 1, 3)),  # a product, then the bias
     "BatchNorm2d": (lambda: nn.BatchNorm2d(3), IMAGES, (6, 5, 3)),  # sums of pieces, then of channels
     "MaxPool2d": (lambda: nn.MaxPool2d(2), IMAGES, (1, 1, 0)),
     "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGES, (8, 10, 0)),
@@ -153,7 +245,7 @@ BUDGETS = {
     "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(20, 4, 40, 0.0), SEQUENCES, (41, 37, 49)),
     "PositionalEmbedding": (lambda: nn.PositionalEmbedding(5, 20), SEQUENCES, (1, 0, 3)),
     "MeanOverSteps": (nn.MeanOverSteps, SEQUENCES, (1, 2, 0)),
-    "Residual": (lambda: nn.Residual(nn.Linear(20, 20)), (16, 20), (3, 2, 2)),
+    "Residual": (lambda: nn.Residual(nn.Linear(20, 20)), (16, 20), (2, 2, 1)),
 }
 """Of each layer, the shape of its input and the launches at most: forward, gradient of the input, of the weights."""
 
@@ -196,7 +288,7 @@ def test_an_input_of_few_features_is_projected_by_the_kernel(make: Any, counted:
     layer, x = run(make, 8)
     with counted() as counts:
         layer.forward(x)
-    assert dict(counts.launched) == {f"{layer.cell.name}_forward": 1}, str(counts)
+    assert dict(counts.launched) == {f"{layer.cell.name}_forward": 1, "cupy.copy": 1}, str(counts)  # the last state's
     layer, x = run(make, 9)
     with counted() as counts:
         layer.forward(x)

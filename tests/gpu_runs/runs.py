@@ -51,7 +51,7 @@ def every(out: Path, benchmarks: Path, quick: bool) -> dict[str, Stage]:
         Stage("memcheck", 60, _sanitized("memcheck", out, small), _errors, leaves=("check-memcheck.txt",)),
         Stage("racecheck", 60, _sanitized("racecheck", out, small), _errors, leaves=("check-racecheck.txt",)),
         measuring("gpu-numbers", 420),
-        Stage("ncu", 50, lambda limit: profiled(out), lambda lines: _profiles(out), optional=True,
+        Stage("ncu", 50, lambda limit: profiled(out, small), lambda lines: _profiles(out), optional=True,
               leaves=("numbers-ncu.txt", "numbers-ncu.ncu-rep")),
         measuring("gpu-grid", 450),
         Stage("graph tests", 150, lambda limit: tests(out, "graphs", of_graphs, 0), tested(out, "graphs"),
@@ -156,7 +156,7 @@ def _errors(lines: Sequence[str]) -> list[str]:
     return [line for line in lines if "ERROR SUMMARY" in line or "RACECHECK SUMMARY" in line] + list(lines)[-1:]
 
 
-def profiled(out: Path) -> list[str] | str:
+def profiled(out: Path, small: Sequence[str]) -> list[str] | str:
     """Return the command that profiles one backward of each kind."""
     program = shutil.which("ncu")
     if program is None:
@@ -166,7 +166,7 @@ def profiled(out: Path) -> list[str] | str:
     # by default ncu empties the caches before each kernel, whose input is in L2 otherwise
     return [program, "--clock-control", "none", "--cache-control", "none", "-o", str(out / "numbers-ncu.ncu-rep"),
             "--kernel-name", "regex:rnn_|gru_|lstm_|scan_", *sections, sys.executable, "-m",
-            "gpu_runs.one_backward"]  # fmt: skip
+            "gpu_runs.one_backward", *small]  # fmt: skip
 
 
 def _profiles(out: Path) -> list[str]:

@@ -148,14 +148,19 @@ def test_check(ran: Ran) -> None:
 def test_numbers(ran: Ran) -> None:
     rows = result_of("gpu-numbers", ran.there)["rows"]
     wanted = ["forward", "input", "backward", "summed", "phases", "weights", "python", "captured", "cudnn", "scan"]
-    assert {row["what"] for row in rows} == {*wanted}
+    assert {row["what"] for row in rows} == {*wanted, "flashrnn", "spgemm"}
     assert all(row["time"]["queued"] for row in rows if row["what"] in ("forward", "backward", "summed", "scan"))
     assert all({"host", "hertz", "all"} <= row["time"].keys() for row in rows if row["what"] == "forward")
-    (wide,) = (row for row in rows if (row["what"], row["cell"]) == ("cudnn", "RNN"))
+    (wide,) = (row for row in rows if row["what"] == "cudnn" and row["cell"] == "RNN")
     assert wide["torch_kernels"] and {"forward_ratio", "backward_ratio", "backward_tf32_ratio"} <= wide.keys()
     held = [row for row in rows if row["what"] == "phases" and row["rows_a_lane"] == 2]
     assert {row["cell"] for row in held} == {"RNN", "GRU"}
     assert all(any("reduce" in name for name in row["launches"]) for row in held)
+    sparse = [row for row in rows if row["what"] == "spgemm"]
+    assert {(row["product"], row["batch"]) for row in sparse} == {
+        (name, batch) for name in ("Poisson, A·P", "random, 8 a row") for batch in (1, 3)
+    }
+    assert all(row["stale"] is False and row["cusparse"]["queued"] and row["cusparse_ratio"] for row in sparse)
     assert ran.stages["ncu"]["said"] == ["1 launches profiled"]
 
 

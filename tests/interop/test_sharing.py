@@ -10,7 +10,7 @@ import torch
 
 from sparsebp import SparsityPattern, TransposedJacobian, nn
 from sparsebp.core import backend
-from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, FileFormatError, OptionError, ShapeError
 from sparsebp.interop import cupyx, dlpack
 from sparsebp.interop import scipy as scipy_bridge
 from sparsebp.interop import torch as torch_bridge
@@ -135,15 +135,16 @@ def test_devices_that_are_neither():
 
 def test_weights_that_do_not_fit_leave_both_sides_as_they_are():
     ours = nn.Sequential(nn.Linear(3, 4, rng=0), nn.Linear(4, 2, rng=1))
-    for theirs, error in (
-        (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3)), ShapeError),
-        (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2).double()), DTypeError),
+    for theirs, error, back in (
+        (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3)), ShapeError, ShapeError),
+        (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2).double()), DTypeError, DTypeError),
+        (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2, bias=False)), ShapeError, FileFormatError),
     ):
         module = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
         layer = {name: array.copy() for name, array in ours.state_dict().items()}
         with pytest.raises(error):
             torch_bridge.load_into_torch(theirs, ours)
-        with pytest.raises((ShapeError, DTypeError)):
+        with pytest.raises(back):
             torch_bridge.load_from_torch(ours, theirs)
         assert all(torch.equal(tensor, module[name]) for name, tensor in theirs.state_dict().items())
         assert all((array == layer[name]).all() for name, array in ours.state_dict().items())

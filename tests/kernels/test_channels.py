@@ -34,6 +34,10 @@ def test_channels(backend, batch, channels, size, weighted, shifted, dtype, seed
     np.testing.assert_allclose(backend.numpy(out), want, **close)
     k.channel_scale(on[id(x)], on[id(mean)], on[id(a)], on[id(b)], out)
     np.testing.assert_allclose(backend.numpy(out), (x64 - shift) * wide_a + wide_b, **close)
+    k.channel_scale(on[id(x)], None, weight, bias, out)
+    np.testing.assert_allclose(
+        backend.numpy(out), x64 * (wide_a if weighted else 1) + (wide_b if shifted else 0), **close
+    )
 
     sums, products = gy64.sum(axes), (gy64 * (x64 - shift)).sum(axes)
     k.channel_back(on[id(gy)], on[id(x)], on[id(mean)], on[id(c)], weight, one, other, out)
@@ -61,6 +65,10 @@ def test_channels_that_are_cut_off(backend, batch, channels, size, top, dtype, s
     k.clamp(whole.reshape(-1), 0.0, top, y.reshape(-1))
     k.channel_normalise(x, weight, bias, 1e-5, *numbers[1][:3], arrays[1][0], (0.0, top))
     np.testing.assert_array_equal(backend.numpy(arrays[1][0]), backend.numpy(y))
+    k.channel_scale(x, None, None, bias, whole)
+    k.clamp(whole.reshape(-1), 0.0, top, whole.reshape(-1))
+    k.channel_scale(x, None, None, bias, x_too := backend.array(backend.numpy(x)), (0.0, top))
+    np.testing.assert_array_equal(backend.numpy(x_too), backend.numpy(whole))
 
     values = backend.numpy(y).copy()
     places = rng.random(shape) < 0.2
@@ -164,3 +172,5 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.channel_products(x, x, mean, mean, mean, None, (0.0, 1.0))
     with pytest.raises(OptionError, match="wrong order"):
         backend.kernels.channel_normalise(x, None, None, 1e-5, mean, mean, mean, x, (1.0, 0.0))
+    with pytest.raises(OptionError, match="wrong order"):
+        backend.kernels.channel_scale(x, None, None, None, x, (1.0, 0.0))

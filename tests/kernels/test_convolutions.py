@@ -99,6 +99,16 @@ def test_planes_narrower_than_a_vector_go_abreast_where_vectors_are_long():
     assert not depthwise.fits(np.empty((32, 1, 1, 3, 3), np.float32), large)
 
 
+def test_parts_that_share_an_input_channel():
+    """Enough work for more parts than there are input channels, each with five outputs: cuts lie between these."""
+    rng = np.random.default_rng(0)
+    y, x = (normal(rng, (40, n, 1, 16, 20), np.float32) for n in (15, 3))
+    weight = np.zeros((15, 1, 1, 3, 3), np.float32)
+    want, terms = (by_torch(weight, *pair, padding=(1, 1), groups=3)[2] for pair in ((x, y), (np.abs(x), np.abs(y))))
+    found = gradient_at_weights((15, 1, 3, 3), x, y, padding=(1, 1), groups=3)
+    assert (np.abs(found - want) <= 16 * np.finfo(np.float32).eps * terms).all()
+
+
 # ---- few windows: samples side by side ------------------------------------------------------------------------------
 
 
@@ -230,7 +240,8 @@ def test_sums_over_many_samples_keep_their_digits():
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
-MAPS = [(3, 64, 1, 9), (64, 64, 1, 9), (64, 64, 1, 1), (64, 64, 64, 9), (96, 64, 1, 9), (200, 200, 200, 40)]
+MAPS = [(3, 64, 1, 9), (64, 64, 1, 9), (64, 64, 1, 1), (64, 64, 64, 9), (96, 64, 1, 9), (200, 200, 200, 40),
+        (1, 6, 1, 80)]  # fmt: skip
 POINTWISE, FEW_ROWS = (70, 150, 1, 9, 16, 1, 0), (6, 16, 1, 64, 14, 5, 0)
 
 

@@ -121,3 +121,36 @@ def test_wrong_arguments_are_refused(backend):
         k.dense_reduce(block, ptr, vectors, out, None)
     with pytest.raises(ShapeError, match="Expected"):
         k.dense_chain(block, ptr, backend.array(np.ones((2, 2, 3))), None, backend.empty((1, 2, 3), np.float64))
+
+
+# ---- linear layers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 2), (5, 0, 2), (5, 3, 0), (1, 1, 1), (16, 20, 10), (129, 3, 2), (3, 129, 2)])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_linear_layers(backend, sizes, biased, dtype):
+    """Of few rows, inputs and outputs, and of many."""
+    rng, (rows, inputs, outputs) = np.random.default_rng(0), sizes
+    x, weight, gy = (normal(rng, shape, dtype) for shape in ((rows, inputs), (outputs, inputs), (rows, outputs)))
+    bias, out = normal(rng, (outputs,), dtype), backend.empty((rows, outputs), dtype)
+    backend.kernels.affine(backend.array(x), backend.array(weight), backend.array(bias) if biased else None, out)
+    np.testing.assert_allclose(backend.numpy(out), x.astype(float) @ weight.T + bias * biased, **tolerance(dtype, 10))
+    grads = backend.empty((outputs, inputs), dtype), backend.empty(outputs, dtype) if biased else None
+    backend.kernels.affine_grad(backend.array(gy), backend.array(x), *grads)
+    np.testing.assert_allclose(backend.numpy(grads[0]), gy.T.astype(float) @ x, **tolerance(dtype, 10))
+    if biased:
+        np.testing.assert_allclose(backend.numpy(grads[1]), gy.sum(axis=0, dtype=float), **tolerance(dtype, 10))
+
+
+@pytest.mark.parametrize("more", [None, 0, 3, 40])
+def test_a_bias_is_added_to_every_row(backend, more):
+    rng = np.random.default_rng(0)
+    rows, bias = normal(rng, (9, 40), np.float32), normal(rng, (40,), np.float32)
+    out, part = backend.array(rows), None if more is None else normal(rng, (more,), np.float32)
+    backend.kernels.add_bias(out, backend.array(bias), None if part is None else backend.array(part))
+    if part is not None:
+        bias[:more] += part
+    np.testing.assert_array_equal(backend.numpy(out), rows + bias)
+    with pytest.raises(ShapeError, match="more has too many"):
+        backend.kernels.add_bias(out, backend.array(bias), backend.array(np.ones(41, np.float32)))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
+from sparsebp.kernels.device import recurrent
 from sparsebp.kernels.spec import CANDIDATES
 from strategies import normal, reals, seeds, sizes, tolerance
 
@@ -80,6 +81,31 @@ def test_min_gru_and_its_gradients(
     for got, expected, size in ((h, want.detach(), scale), (gx, wide_x.grad, scale), (gh0, start.grad, 1)):
         limits = tolerance(dtype, 2)
         np.testing.assert_allclose(backend.numpy(got), expected.numpy(), limits["rtol"], limits["atol"] * size)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("nonlinearity", CANDIDATES)
+def test_a_min_gru_in_chunks_is_that_of_one_chunk(backend, nonlinearity, reverse, dtype, monkeypatch):
+    """On a device; an infinite candidate stays where it is, and what lies behind a sample's length is zero."""
+    rng, shape = np.random.default_rng(0), (40, 3, 33)
+    x, gh, h0 = normal(rng, (40, 3, 66), dtype), normal(rng, shape, dtype), normal(rng, shape[1:], dtype)
+    x[17, 0, 40] = np.inf
+    lengths = backend.array(np.array([40, 13, 0]))
+    found = []
+    for least in (64, 1):
+        monkeypatch.setattr(recurrent, "_LEAST_STEPS", least)
+        h, gx, gh0 = (backend.empty(each, dtype) for each in (shape, x.shape, h0.shape))
+        arrays = backend.array(x), backend.array(h0)
+        backend.kernels.min_gru_forward(*arrays, lengths, nonlinearity, reverse, h)
+        backend.kernels.min_gru_backward(
+            arrays[0], h, backend.array(gh), arrays[1], lengths, nonlinearity, reverse, gx, gh0
+        )
+        found.append([backend.numpy(array) for array in (h, gx, gh0)])
+    assert recurrent.linear_chunks(40, 99) == 8
+    for one, cut in zip(*found, strict=True):
+        np.testing.assert_allclose(cut, one, **tolerance(dtype))
+    assert not found[1][0][13:, 1].any()
 
 
 @pytest.mark.parametrize("nonlinearity", CANDIDATES)

@@ -149,12 +149,25 @@ def test_clipping_more_arrays_than_a_launch_takes(backend):
     np.testing.assert_allclose(backend.numpy(out), [np.square(v, dtype=np.float64).sum() for v in values], rtol=1e-12)
     backend.kernels.clamp_arrays(arrays, 1.5)
     backend.kernels.scale_arrays(arrays, 0.5)
-    backend.kernels.scale_arrays(arrays, backend.array(0.25, np.float64))  # read when the kernel runs
+    want = [np.float32(0.5) * value.clip(-1.5, 1.5) for value in values]
+    for value, array in zip(want, arrays, strict=True):
+        np.testing.assert_array_equal(backend.numpy(array), value)
+    together = backend.empty(sum(value.size for value in want), np.float32)
+    backend.kernels.join_arrays(arrays, together)
+    np.testing.assert_array_equal(backend.numpy(together), np.concatenate(want))
+
+
+@pytest.mark.parametrize("norm", [2.0, 0.4, np.inf, np.nan])
+def test_clipping_to_a_norm_that_is_known_when_the_kernel_runs(backend, norm):
+    values = [normal(np.random.default_rng(0), (4100 if i == 129 else i % 4,), np.float32) for i in range(130)]
+    arrays, squares = [backend.array(value) for value in values], np.full(70, norm * norm / 70)
+    backend.kernels.clip_arrays(arrays, backend.array(squares), 0.5)
+    factor = np.float32(0.5 / (norm + 1e-6)) if norm == 2 else np.float32(1)
     for value, array in zip(values, arrays, strict=True):
-        np.testing.assert_array_equal(backend.numpy(array), np.float32(0.125) * value.clip(-1.5, 1.5))
-    for wrong, error in ((backend.array([0.5]), ShapeError), (backend.array(0.5, np.float32), DTypeError)):
-        with pytest.raises(error, match="factor"):
-            backend.kernels.scale_arrays(arrays, wrong)
+        np.testing.assert_allclose(backend.numpy(array), factor * value, rtol=1e-6)
+    for wrong, error in ((backend.array([[0.5]]), ShapeError), (backend.array([0.5], np.float32), DTypeError)):
+        with pytest.raises(error, match="squares"):
+            backend.kernels.clip_arrays(arrays, wrong, 0.5)
 
 
 @given(
@@ -206,6 +219,8 @@ def test_clamping_keeps_nan_and_no_arrays_are_legal(backend):
     backend.kernels.clamp_arrays([], 1.0)
     backend.kernels.scale_arrays([], 1.0)
     backend.kernels.square_sums([], backend.empty(0, np.float64))
+    backend.kernels.clip_arrays([], backend.zeros(1, np.float64), 1.0)
+    backend.kernels.join_arrays([], backend.empty(0, np.float64))
     none = np.zeros((0, 6)), np.zeros(0, np.int64)
     backend.kernels.optimizer_update("sgd", [], [], [[]], *none)
 

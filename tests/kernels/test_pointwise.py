@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import normal, reals, seeds, sizes, tolerance
 
 
@@ -90,6 +90,31 @@ def test_softmax_cross_entropy(backend, n, classes, scale, dtype, seed):
     expected.sum().backward()
     np.testing.assert_allclose(backend.numpy(losses), expected.detach(), **tolerance(dtype, 10))
     np.testing.assert_allclose(backend.numpy(grad), x.grad, **tolerance(dtype, 10))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (16, 10), (128, 3), (129, 3), (5, 900)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_mean_of_losses_and_its_gradient(backend, shape, dtype):
+    """Of few rows and of many; one whose class is not there makes it NaN."""
+    rng = np.random.default_rng(0)
+    logits, target = normal(rng, shape, dtype), rng.integers(0, shape[1], shape[0])
+    alone, together = ([backend.empty(shape[0], dtype), backend.empty(shape, dtype)] for _ in range(2))
+    mean, given = backend.empty((), np.float64), (backend.array(logits), backend.array(target))
+    backend.kernels.softmax_cross_entropy(*given, *alone)
+    backend.kernels.softmax_cross_entropy(*given, *together, mean)
+    losses, grad = map(backend.numpy, alone)
+    np.testing.assert_array_equal(backend.numpy(together[0]), losses)
+    np.testing.assert_array_equal(backend.numpy(together[1]), grad * dtype(1 / shape[0]))
+    np.testing.assert_allclose(backend.numpy(mean), losses.mean(dtype=np.float64), rtol=1e-14)
+    target[-1] = shape[1]
+    backend.kernels.softmax_cross_entropy(given[0], backend.array(target), *together, mean)
+    assert np.isnan(backend.numpy(mean))
+    for wrong, error in ((backend.empty(1, np.float64), ShapeError), (backend.empty((), np.float32), DTypeError)):
+        with pytest.raises(error, match="mean"):
+            backend.kernels.softmax_cross_entropy(*given, *together, wrong)
+    none = backend.empty((0, 3), dtype), backend.array(np.zeros(0, np.int64)), backend.empty(0, dtype)
+    with pytest.raises(ShapeError, match="nothing to take the mean of"):
+        backend.kernels.softmax_cross_entropy(*none, backend.empty((0, 3), dtype), mean)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

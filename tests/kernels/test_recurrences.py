@@ -254,6 +254,28 @@ def test_weight_sums(backend: Backend, cell: Cell, sizes: tuple[int, ...], dtype
     assert_close((backend.numpy(written),), (expected_ga,), dtype, 8)
 
 
+WIDE = {  # hidden size and dtype; on a device: weights in shared memory too, two or four lanes a unit, streamed
+    RNN: [(160, np.float32), (94, np.float64), (257, np.float32)],
+    GRU: [(50, np.float32), (100, np.float32), (45, np.float64), (170, np.float32)],
+    LSTM: [(37, np.float32), (66, np.float32), (40, np.float64), (145, np.float32)],
+}
+
+
+@pytest.mark.parametrize(("cell", "hidden", "dtype"), [(cell, *each) for cell, some in WIDE.items() for each in some])
+def test_wide_layers(backend: Backend, cell: Cell, hidden: int, dtype: Any) -> None:
+    """Sizes that are no multiple of what lanes load at once, for whole rounds of steps and a rest."""
+    case = Case(13, 2, hidden, np.dtype(dtype), True, True, 0)
+    x, projection = case.normal(13, 2, 3), (case.normal(cell.gates * hidden, 3), None, case.normal(cell.gates * hidden))
+    gx, (_, *rest) = project(x, *projection, both=cell.both * hidden), cell.inputs(case)
+    expected = cell.expected_forward(gx, *rest)
+    assert_close(cell.forward(backend, x, *rest, projection=projection), expected, dtype, 8)
+    assert_close(cell.forward(backend, gx, *rest), expected, dtype, 8)
+    state, incoming = cell.saved(case), cell.incoming(case)
+    gradients = cell.expected_backward(state, incoming)
+    for chunks in (1, 2) if hidden < 64 else (1,):
+        assert_close(cell.backward(backend, state, incoming, chunks), gradients, dtype, 8, f"{chunks} chunks")
+
+
 @ONE_OF_EACH
 def test_batch_of_zero(backend: Backend, cell: Cell) -> None:
     """Nothing to compute, and sums of weights that are zero."""

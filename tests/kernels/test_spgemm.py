@@ -1,12 +1,15 @@
 """Numeric phase of sparse products on every backend, against SciPy one sample at a time."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import strict_cupy
 from backends import needs_numba
-from matrices import dense, of_mask
+from matrices import dense, of_mask, random_pattern
 from sparsebp import SparsityPattern, kernels
 from sparsebp.kernels.operands import Places, Rows
 from sparsebp.products import product, strategies
@@ -62,6 +65,13 @@ KERNELS = {
 }
 
 
+def of_any_size(patch):
+    """Let strategies take products that are too small to be worth it."""
+    patch.setattr(strategies, "RUN_LENGTH", 0)
+    patch.setattr(strategies, "worth", lambda *sizes: True)
+    patch.setattr(strategies, "WORTH", 0)
+
+
 def selection(draw, rows, columns):
     """At most one entry a row; sometimes exactly one in every row."""
     share = draw(st.sampled_from([0.0, 0.6, 1.0])) if columns else 0.0
@@ -89,8 +99,7 @@ def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_sh
     if strategy == "blocks":
         a, b = (of_mask(np.kron(dense(p), np.ones(of))) for p, of in ((a, size[:2]), (b, size[1:])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategies, "RUN_LENGTH", 0)
-        patch.setattr(strategies, "worth", lambda *sizes: True)
+        of_any_size(patch)
         if strategy == "blocks":
             patch.setattr(strategies.AddBlocks, "_size", size)
         candidate = {one.name: one for one in product.candidates_of_structure(a, b)}.get(strategy)
@@ -103,7 +112,7 @@ def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_sh
     b_data = normal(rng, (b.nnz, 1 if b_shared else batch), dtype)
     many = 1 if a_shared and b_shared else batch
     out = backend.empty((c.nnz, many), dtype)
-    operands = [operand._make(on(backend, value, index) for value in operand) for operand in plan.operands(np)]
+    operands = [on(backend, operand, index) for operand in plan.operands(np)]
     kernel = getattr(backend.kernels, KERNELS[strategy])
     kernel(*operands, backend.array(a_data), backend.array(b_data), out)
     expected = dense(a, a_data, many) @ dense(b, b_data, many)
@@ -119,14 +128,69 @@ PATTERNS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("batch", [1, 3, 33])
+def test_lanes_that_meet_in_an_entry_wait_for_each_other(backend, batch, monkeypatch):
+    """Every strategy, on patterns whose products land on one entry of C: without a barrier that is a race.
+
+    On a GPU, fifty calls have the same bits.
+    """
+    needs_numba("products are planned with it, on the host")
+    of_any_size(monkeypatch)
+    rng, seen, names = np.random.default_rng(0), set(), KERNELS | {"positions": "spgemm_positions"}
+    some = {"random": random_pattern(12, 12, 0.4), **{name: PATTERNS[name] for name in ("selection", "band", "blocks")}}
+    for a, b in itertools.product(some.values(), repeat=2):
+        a_data, b_data = (normal(rng, (one.nnz, batch), np.float32) for one in (a, b))
+        for candidate in product.candidates_of_structure(a, b):
+            if candidate.name not in names:  # no lanes meet
+                continue
+            plan = product.plan_by(candidate)
+            out = backend.empty((plan.pattern.nnz, batch), np.float32)
+            operands = [on(backend, operand, np.int32) for operand in plan.operands(np)]
+            kernel = getattr(backend.kernels, names[candidate.name])
+            on_device, found = (backend.array(a_data), backend.array(b_data)), set()
+            for _ in range(50 if backend.name == "gpu" and not strict_cupy.installed() else 1):
+                kernel(*operands, *on_device, out)
+                found.add(backend.numpy(out).tobytes())
+            assert len(found) == 1, candidate.name
+            got, expected = (
+                dense(plan.pattern, backend.numpy(out), batch),
+                dense(a, a_data, batch) @ dense(b, b_data, batch),
+            )
+            np.testing.assert_allclose(got, expected, **tolerance(np.float32), err_msg=candidate.name)
+            seen.add(candidate.name)
+    assert seen == names.keys()
+
+
+@pytest.mark.parametrize("batch", [1, 3, 33])
+@pytest.mark.parametrize("rows", [1, 4, 7])
+def test_rows_of_one_block_keep_their_sums_apart(backend, rows, batch):
+    """Some have their sums in shared memory side by side; the last one, longer than twice the mean, has not."""
+    rng = np.random.default_rng(rows)
+    last = np.arange(rows)[:, None] == rows - 1  # it alone names the full row of B
+    a = of_mask(np.hstack([rng.random((rows, 8)) < 0.4, last]))
+    b = of_mask(np.vstack([rng.random((8, 60)) < 0.03, np.ones((1, 60))]))
+    c_indptr, c_indices, product_ptr, positions = structure(a, b)
+    lengths = np.diff(c_indptr)
+    assert rows == 1 or lengths[-1] > 2 * -(-lengths.sum() // rows) > lengths[:-1].max()
+    a_data, b_data = (normal(rng, (one.nnz, batch), np.float32) for one in (a, b))
+    out = backend.empty((len(c_indices), batch), np.float32)
+    operand = Rows(*(backend.array(array, np.int32) for array in (a.indptr, a.indices, b.indptr, c_indptr)))
+    cuts = backend.array(row_cuts(product_ptr, 1), np.int64)
+    places = Places(backend.array(product_ptr, np.int64), backend.array(positions, np.uint16), cuts)
+    backend.kernels.spgemm_positions(operand, places, backend.array(a_data), backend.array(b_data), out)
+    expected = dense(a, a_data, batch) @ dense(b, b_data, batch)
+    got = np.zeros_like(expected)
+    got[:, np.repeat(np.arange(rows), lengths), c_indices] = backend.numpy(out).T
+    np.testing.assert_allclose(got, expected, **tolerance(np.float32))
+
+
 @pytest.mark.parametrize("left", PATTERNS)
 @pytest.mark.parametrize("right", PATTERNS)
 @pytest.mark.parametrize(("a_shared", "b_shared"), [(False, False), (True, False), (False, True)])
 def test_a_batch_of_none_touches_nothing(left, right, a_shared, b_shared, monkeypatch):
     needs_numba("products are planned with it, on the host")
     a, b, dtype = PATTERNS[left], PATTERNS[right], np.float64
-    monkeypatch.setattr(strategies, "RUN_LENGTH", 0)
-    monkeypatch.setattr(strategies, "worth", lambda *sizes: True)
+    of_any_size(monkeypatch)
     for candidate in product.candidates_of_structure(a, b):
         if candidate.name not in KERNELS:
             continue
@@ -139,7 +203,9 @@ def test_a_batch_of_none_touches_nothing(left, right, a_shared, b_shared, monkey
 
 
 def on(backend, value, index):
-    """An operand's field on the backend; int32 as another index type."""
+    """An operand on the backend; int32 as another index type."""
+    if isinstance(value, tuple):
+        return value._make(on(backend, field, index) for field in value)
     if not isinstance(value, np.ndarray):
         return value
     return backend.array(value, index if value.dtype == np.int32 else value.dtype)

@@ -22,7 +22,18 @@ from sparsebp.core import threads
 from sparsebp.kernels.host.engine import compile as host_parts
 from sparsebp.kernels.host.engine import threads as teams
 from sparsebp.kernels.host.engine.compile import VECTOR_GRAIN, WORTH, parts_for
-from sparsebp.kernels.host.engine.threads import ALONE, RESUME, atomic_add, atomic_load, in_parts, team_for, usleep
+from sparsebp.kernels.host.engine.threads import (
+    ALONE,
+    RESUME,
+    atomic_add,
+    atomic_load,
+    end_part,
+    in_parts,
+    next_part,
+    team_for,
+    turns_of,
+    usleep,
+)
 
 JIT: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 pthread_self = types.ExternalFunction("pthread_self", types.uint64())
@@ -69,6 +80,29 @@ def _nest_part(part, team, runs, who):  # type: ignore[no-untyped-def]
 @numba.njit(**JIT)
 def nest(team, parts, *args):  # type: ignore[no-untyped-def]
     in_parts(_nest_part, team, parts, args)
+
+
+@numba.njit(**JIT)
+def _turn_part(me, threads, words, parts, begun, ended, early, nap):  # type: ignore[no-untyped-def]
+    """Count in `early` the parts of a turn that begin before all of the turn before have ended."""
+    for turn in range(len(parts)):
+        part = next_part(words, me, min(parts[turn], threads), turn)
+        while part >= 0:
+            atomic_add(begun + 8 * turn, 1)
+            if turn > 0 and atomic_load(ended + 8 * (turn - 1)) != min(parts[turn - 1], threads):
+                atomic_add(early, 1)
+            if nap > 0 and turn % 7 == me:
+                usleep(np.uint32(nap))
+            atomic_add(ended + 8 * turn, 1)
+            end_part(words, part, turn)
+            part = next_part(words, me, min(parts[turn], threads), turn)
+
+
+@numba.njit(**JIT)
+def take_turns(team, most, *args):  # type: ignore[no-untyped-def]
+    threads, words, first = turns_of(team, most)
+    in_parts(_turn_part, team, threads, (threads, first, *args))
+    return threads, len(words)
 
 
 @numba.njit(**JIT)
@@ -150,6 +184,26 @@ def test_every_part_runs_once(team: int, parts: int) -> None:
     assert (who == myself()).all()
 
 
+@pytest.mark.parametrize("nap", [0, 50])
+@pytest.mark.parametrize("busy", [False, True], ids=["", "another caller has the team"])
+def test_every_part_of_a_turn_runs_once_and_after_the_turn_before(
+    crew: teams._Team, team: int, nap: int, busy: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    for turns in (1, 2, 30, 500):
+        parts = rng.integers(1, 6, turns)
+        begun, ended, early = np.zeros(turns, np.int64), np.zeros(turns, np.int64), np.zeros(1, np.int64)
+        crew._room[teams.BUSY // 8] = busy
+        for address in (team, ALONE):
+            begun[:] = ended[:] = 0
+            threads, _ = take_turns(address, 5, parts, begun.ctypes.data, ended.ctypes.data, early.ctypes.data, nap)
+            assert threads == (min(5, crew.helpers + 1) if address else 1)
+            np.testing.assert_array_equal(begun, np.minimum(parts, threads))
+            np.testing.assert_array_equal(ended, begun)
+            assert early[0] == 0
+        crew._room[teams.BUSY // 8] = 0
+
+
 def test_helpers_come(crew: teams._Team, team: int) -> None:
     assert 2 <= met(crew) <= crew.helpers + 1
 
@@ -214,7 +268,7 @@ def test_a_helper_that_keeps_the_caller_waiting_is_left_alone_for_a_while(crew: 
     begin = time.monotonic_ns()
     assert met(crew, held=400_000) >= 2
     resume, end = crew._room[RESUME // 8], time.monotonic_ns()
-    longest = teams.PATIENCE * teams.MOST_LOST  # as 0.4 s are longer than a scheduler takes a core away for
+    longest = teams.PATIENCE * teams.MOST_LOST - teams.CREDIT  # 0.4 s are longer than a scheduler takes a core away for
     assert begin + longest <= resume <= end + longest
     crew._room[RESUME // 8] = np.iinfo(np.int64).max  # as if that were far in the future
     runs, who = record(64)
@@ -222,6 +276,24 @@ def test_a_helper_that_keeps_the_caller_waiting_is_left_alone_for_a_while(crew: 
     assert (runs == 1).all() and (who == myself()).all()
     crew._room[RESUME // 8] = 0
     assert met(crew) >= 2
+
+
+def test_a_loss_now_and_then_keeps_no_helper_away(crew: teams._Team, team: int) -> None:
+    """As threads of another library cause that spin after its calls."""
+    allowed = teams.CREDIT // teams.PATIENCE  # nanoseconds, after a while without losses
+    now = 10**12
+
+    def lose(lost: int, later: int = 0) -> int:
+        """Return for how many nanoseconds the team stays apart after a loss."""
+        teams._lose(team, now + later, lost)
+        return int(crew._room[RESUME // 8]) - (now + later)
+
+    assert lose(teams._LOSS) == -now  # a busy scheduler
+    assert lose(allowed // 2) == -teams.CREDIT // 2
+    assert lose(allowed // 2) == 0
+    assert lose(allowed // 2) == teams.CREDIT // 2
+    assert lose(allowed, later=10 * teams.CREDIT) == 0
+    assert lose(100 * teams.MOST_LOST, later=10**10) == teams.PATIENCE * teams.MOST_LOST - teams.CREDIT
 
 
 def test_who_stays_apart_for_long_is_not_called_back_before(crew: teams._Team, team: int) -> None:

@@ -233,6 +233,45 @@ def test_a_linear_layer_adds_its_bias_in_the_pass_of_the_relu_behind(monkeypatch
     assert (found[0] is not None) == together and saved.layers[0] is x and saved.layers[1] is got
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("clamp", "low", "high"), [
+    (nn.ReLU(), 0, np.inf), (nn.ReLU6(), 0, 6), (nn.Hardtanh(-0.1, 0.2), -0.1, 0.2),
+])  # fmt: skip
+@pytest.mark.parametrize(("kind", "bias"), [
+    ("Conv1d", True), ("Conv2d", True), ("Conv2d", False), ("Conv3d", False), ("ConvTranspose2d", True),
+])  # fmt: skip
+def test_a_convolution_adds_its_bias_in_the_pass_of_the_clamp_behind(monkeypatch, kind, bias, clamp, low, high, dtype):
+    """Every number is bit for bit NumPy's, from the same sums; NaN and infinity included. So are the gradients."""
+    rng, axes = np.random.default_rng(0), int(kind[-2])
+    layer = getattr(nn, kind)(3, 5, 2, bias=bias, dtype=dtype, rng=rng)
+    without = getattr(nn, kind)(3, 5, 2, bias=False, dtype=dtype)
+    without.params["weight"] = layer.params["weight"]
+    x = rng.standard_normal((4, 3, *(7,) * axes)).astype(dtype)
+    x[0, 0, ..., 0], x[-1, 1, ..., 1] = np.nan, np.inf
+    sums = without.forward(x)[0]
+    if bias:
+        sums = sums + layer.params["bias"].reshape(-1, *(1,) * axes)
+    y, model = np.clip(sums, dtype(low), dtype(high)), nn.Sequential(layer, clamp)
+    found, between = [], type(layer).forward_between
+
+    def spy(self, *args):
+        found.append(between(self, *args))
+        return found[-1]
+
+    monkeypatch.setattr(type(layer), "forward_between", spy)
+    got, saved = model.forward(x)
+    assert found[0][0] is got
+    np.testing.assert_array_equal(got, y)
+    assert saved.layers[0] is x and saved.layers[1] is got and (np.isnan(got).any() and (got == low).any())
+    gy = rng.standard_normal(y.shape).astype(dtype)
+    apart = layer.weight_grad(clamp.input_grad(gy, clamp.forward(layer.forward(x)[0])[1]), x)
+    for name, grad in model.weight_grad(gy, saved).items():
+        np.testing.assert_array_equal(grad, apart[name.removeprefix("0.")])
+    np.testing.assert_array_equal(model.forward(x[1])[0], y[1])
+    assert found[1] is None  # of an unbatched sample
+
+
 def test_a_linear_layer_of_ones_own_runs_by_itself():
     class Twice(nn.Linear):
         def forward(self, x):

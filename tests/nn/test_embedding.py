@@ -106,6 +106,7 @@ def test_positions_and_mean(steps, more, batch, width, batch_first, seed):
     y = positions.forward(x)[0]
     assert_gradients(positions, twin, x, rng, CLOSE)
     assert_gradients(mean, lambda t: t.mean(dim=axis), y, rng, CLOSE, {})
+    assert mean.gradients(mean.forward(y)[0], mean.forward(y)[1]).input.flags.writeable  # a copy of the view
     if batch:
         assert sb.jacobian_t(positions, x).pattern.kind == "identity"
         jacobian = sb.jacobian_t(mean, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 from sparsebp import nn
 from sparsebp.core.errors import OptionError
+from sparsebp.core.threads import serial_kernels
 from sparsebp.kernels.host import inference
+from sparsebp.kernels.host.engine import threads as teams
 from sparsebp.kernels.host.engine.threads import ALONE
 from strategies import tolerance
 from thread_counts import assert_same_for_any_number_of_threads
@@ -92,6 +95,35 @@ def test_however_samples_are_shared_out_they_have_the_same_bits(
         patch.setattr(inference, "parts_of", lambda groups, work: (ALONE, min(groups, parts)))
         np.testing.assert_array_equal(layer(x), expected)
     np.testing.assert_array_equal(layer(x), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(list(KINDS)), inputs=st.sampled_from([1, 3, 16, 37]), hidden=st.integers(9, 150),
+    batch=st.integers(1, 4), steps=st.sampled_from([1, 2, 9, 17, 40]), threads=st.integers(2, 9), bias=st.booleans(),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)  # fmt: skip
+def test_threads_that_share_the_units_of_a_state_give_the_same_bits(
+    kind: str, inputs: int, hidden: int, batch: int, steps: int, threads: int, bias: bool, dtype: Any
+) -> None:
+    layer = KINDS[kind](inputs, hidden, bias=bias, rng=0, dtype=dtype)
+    x, state = data(layer, steps, batch), first_state(layer, batch)
+    with serial_kernels():
+        expected = layer(x, state)
+    team = crew_of(threads)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"UNITS_WORTH": 1, "WORTH_THREADS": 1, "thread_count": lambda: threads}.items():
+            patch.setattr(inference, name, value)
+        patch.setattr(inference, "team", lambda parts: team)
+        np.testing.assert_array_equal(layer(x, state), expected)
+
+
+@cache
+def crew_of(threads: int) -> int:
+    """Return the address of a team of its own, with more threads than there may be cores."""
+    made = teams._Team(threads)
+    made.hire(threads - 1)
+    return made.address
 
 
 def test_a_projection_has_the_same_bits_for_any_number_of_threads() -> None:

@@ -163,9 +163,27 @@ def test_blocks_of_steps(kind, steps, batch, resident, monkeypatch):
         for name, array in found.items():
             np.testing.assert_allclose(array, want[name], err_msg=name, **CLOSE)
         again = layer.gradients(case[3], saved, case[4])
-        _ = again.input
+        np.testing.assert_array_equal(again.input, found["x"])
+        np.testing.assert_array_equal(again.input_grad(), found["x"])  # the first one is the caller's
         for name, array in again.weights.items():
             np.testing.assert_array_equal(array, weights[name], err_msg=name)
+
+
+@pytest.mark.parametrize("resident", [1 << 19, 8])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kind", GATED)
+def test_a_gradient_that_all_steps_share(kind, bidirectional, resident, monkeypatch):
+    """The one of a mean is a view without memory of its own."""
+    monkeypatch.setattr(nn.linear_recurrent, "RESIDENT", resident)
+    layer, rng = GATED[kind](3, 5, 2, bidirectional=bidirectional, rng=0, **F8), np.random.default_rng(0)
+    y, saved = layer.forward(rng.standard_normal((40, 9, 3)))
+    mean = nn.MeanOverSteps()
+    shared = mean.input_grad(rng.standard_normal((9, y.shape[2])), mean.forward(y)[1])
+    assert shared.strides[0] == 0
+    found, want = (layer.gradients(gy, saved) for gy in (shared, shared.copy()))
+    np.testing.assert_array_equal(found.input, want.input)
+    for name, array in want.weights.items():
+        np.testing.assert_array_equal(found.weights[name], array, err_msg=name)
 
 
 EACH = [
@@ -290,7 +308,7 @@ def test_jacobian_of_an_lru(lengths):
 
         np.testing.assert_allclose(jacobian.to_dense(s), torch_twins.jacobian_t(outputs, x[:, s]), **CLOSE)
     with pytest.raises(sb.core.errors.MemoryLimitError, match="input_grad"):
-        layer.jacobian_t(layer.forward(x)[1], memory_limit=100)
+        layer.jacobian_t(layer.forward(x)[1], memory_limit=10 * 10 * 8)  # of the values: indices take memory too
 
 
 @pytest.mark.parametrize("kind", GATED)
@@ -404,6 +422,8 @@ X, STATE = np.ones((4, 2, 3), np.float32), np.ones((1, 2, 5), np.complex64)
     (OptionError, "No gradient", lambda: nn.LRU(3, 5).gradients(None, nn.LRU(3, 5).forward(X)[1])),
     (ShapeError, "gy", lambda: nn.LRU(3, 5).gradients(X[:1], nn.LRU(3, 5).forward(X)[1])),
     (DTypeError, "grad_h_n", lambda: nn.LRU(3, 5).gradients(X, nn.LRU(3, 5).forward(X)[1], STATE.real.copy())),
+    *((OptionError, "memory_limit", lambda make=make: make(3, 5).jacobian_t(make(3, 5).forward(X)[1], "1"))
+      for make in (nn.LRU, nn.MinGRU, nn.GRU)),
 ])  # fmt: skip
 def test_refusals(error, text, call):
     with pytest.raises(error, match=text):

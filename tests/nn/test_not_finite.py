@@ -177,4 +177,6 @@ def test_the_sign_of_a_zero_is_torchs(name, dtype):
     y = getattr(nn, name)().forward(x)[0]
     want = getattr(torch.nn, name)()(torch.from_numpy(x)).numpy()
     np.testing.assert_array_equal(y, want)
+    if name == "GELU":  # whose sign torch's AVX2 code for float32 loses, and no other of its codes
+        want = x
     np.testing.assert_array_equal(np.signbit(y), np.signbit(want))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -384,3 +386,22 @@ def test_parameters_tied_inside_a_layer_have_one_gradient():
             sums.append(layer.forward(x)[0].sum())
         bias[at] += 1e-6
         np.testing.assert_allclose(grads["bias_ih_l0"][at], (sums[0] - sums[1]) / 2e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [nn.RNN, nn.GRU, nn.LSTM, nn.MinGRU])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_last_state_may_be_written_to(layer, layers):
+    model = layer(3, 4, layers, rng=0)
+    x = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
+    y, saved = model.forward(x)
+    expected, before = model.weight_grad(np.ones_like(y), saved), y.copy()
+    for keeping in (contextlib.nullcontext(), nn.inference_mode()):
+        with keeping:
+            y, saved = model.forward(x)
+        for state in saved.last:
+            state.fill(np.nan)
+        np.testing.assert_array_equal(y, before)
+    y, saved = model.forward(x)
+    saved.h_n.fill(np.nan)
+    for name, grad in model.weight_grad(np.ones_like(y), saved).items():
+        np.testing.assert_array_equal(grad, expected[name])

@@ -17,6 +17,7 @@ from sparsebp.core.errors import (
     ShapeError,
     SparseBPError,
 )
+from sparsebp.optim.sharded import PieceOptimizer
 
 OPTIMIZERS = [
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
@@ -318,6 +319,30 @@ def test_groups_that_are_others(change):
     change(optimizer.param_groups)
     refused(OptionError, lambda: optimizer.step({name: np.ones(2) for name in params}))
     np.testing.assert_equal(params, before)
+
+
+@pytest.mark.parametrize("change", [lambda groups: groups.append({"lr": 0.1}), lambda groups: groups.pop()])
+@pytest.mark.parametrize("make", [
+    lambda opt: optim.StepLR(opt, 3), lambda opt: optim.LambdaLR(opt, lambda step: 0.5),
+    lambda opt: optim.SequentialLR(opt, [optim.StepLR(opt, 3), optim.StepLR(opt, 3)], [1]),
+    lambda opt: optim.ReduceLROnPlateau(opt, patience=0), None,
+])  # fmt: skip
+def test_schedules_and_pieces_of_groups_that_are_others(make, change):
+    optimizer = optim.Adam([{"params": {"a": np.ones(2)}}, {"params": {"b": np.ones(2)}}], lr=0.1)
+    schedule = make and make(optimizer)
+    change(optimizer.param_groups)
+    if schedule is None:
+        assert "groups" in refused(OptionError, lambda: PieceOptimizer(optimizer, {"a": (0, 1)}))
+        assert optimizer.buffers["exp_avg"]["a"].shape == (2,)  # the state is where it was
+        return
+    before = schedule.state_dict()
+    takes_metric = isinstance(schedule, optim.ReduceLROnPlateau)
+    if takes_metric:
+        schedule.step(1.0)
+    assert "groups" in refused(OptionError, lambda: schedule.step(*[1.0] * takes_metric))
+    if not takes_metric:  # whose state has no rates
+        assert "groups" in refused(OptionError, lambda: schedule.load_state_dict(before))
+        assert schedule.steps == 0
 
 
 @pytest.mark.parametrize("groups", [[], None, 5])

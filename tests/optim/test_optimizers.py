@@ -155,9 +155,6 @@ def test_gradients_that_are_not_finite_are_named(value):
         optim.clip_grad_norm(grads, 1.0)
     assert (grads["good"] == 1).all()
     optim.check_finite({"good": grads["good"]})
-    for clip in (optim.clip_grad_norm, optim.clip_grad_value):
-        with pytest.raises(OptionError):
-            clip({"good": grads["good"]}, -1.0)
 
 
 # ---- groups and updates in pieces ----------------------------------------------------------------------------------

@@ -35,10 +35,10 @@ def test_equal_to_one_worker(name, size):
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_random_settings(data):
-    make, optimizer, name, size, options = rep.random_settings(data.draw, ["momentum", "amsgrad"])
-    small = {"bucket_bytes": data.draw(st.sampled_from([1, 300, 10**6]))}
+    make, optimizer, name, size, options = rep.random_settings(data.draw, ["sgd", "momentum", "amsgrad"])
+    small = {"bucket_bytes": data.draw(st.sampled_from([1, 300, 10**6])), "sharded": data.draw(st.booleans())}
     got = rep.replicas(size, make, optimizer, name, **options, **small)
     rep.assert_like_one_worker(got, rep.alone(make, optimizer, **options))
     again = rep.replicas(size, make, optimizer, name, **options, **small)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import replicas as rep
 from sparsebp.comm.threads import run_ranks
@@ -26,14 +24,6 @@ def test_equal_to_whole_states(name, optimizer):
         assert rep.digest(one[0]) == rep.digest(other[0])  # sums in the order of the ranks, updates by elements
         assert one[1] == other[1]
         np.testing.assert_allclose(one[2], other[2], rtol=1e-12)
-
-
-@given(data=st.data())
-@settings(max_examples=20, deadline=None)
-def test_random_settings(data):
-    make, optimizer, name, size, options = rep.random_settings(data.draw, ["sgd", "momentum", "amsgrad"], 2)
-    got = rep.replicas(size, make, optimizer, name, sharded=True, **options)
-    rep.assert_like_one_worker(got, rep.alone(make, optimizer, **options))
 
 
 def groups(params):

@@ -120,6 +120,30 @@ def test_bitwise_the_same_with_any_number_of_threads(batch):
         np.testing.assert_allclose(have, y, rtol=2e-3, atol=1e-3 * np.abs(y).max())
 
 
+def test_short_steps_are_split_in_a_long_chain_alone():
+    rng = np.random.default_rng(6)
+    indices = np.sort(np.argsort(rng.random((1000, 1000)), axis=1)[:, :10])
+    pattern = SparsityPattern(np.arange(0, 10_001, 10), indices.ravel(), (1000, 1000))
+    data = (rng.standard_normal((50, pattern.nnz)) / np.sqrt(10)).astype(np.float32)
+    g = rng.standard_normal(1000).astype(np.float32)
+    long, short = plan_scan([pattern] * 50, "linear"), plan_scan([pattern] * 2, "linear")
+    results, before = [], threads.get_threads()
+    try:
+        for count in (1, 2):
+            threads.set_threads(count)
+            results.append(long(g, list(data)))
+            short(g, list(data[:2]))
+    finally:
+        threads.set_threads(before)
+    assert all(w.program.most_parts > 1 for w in long.workspaces)
+    assert all(w.program.most_parts == 1 for w in short.workspaces)
+    y = g
+    for d, alone, together in zip(data, *results, strict=True):
+        assert np.array_equal(alone, together)
+        y = pattern.to_scipy(d) @ y
+        np.testing.assert_allclose(alone, y, rtol=1e-3, atol=1e-4 * np.abs(y).max())
+
+
 def test_values_are_taken_in_every_form_that_passed_before():
     chain = make_chain(np.random.default_rng(5), 6, 2)
     plan, expected = plan_scan(chain.patterns, "linear"), chain.expected()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scan.chains import Chain, algorithms, dense, random_pattern
+from scan.chains import Chain, algorithms, random_pattern
 from scan.convolutional import vgg_like
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp.patterns import conv_pattern, pool_pattern
@@ -119,21 +119,3 @@ def test_a_linear_scan_has_nothing_to_fold(options):
     folded, apart = (plan_scan(patterns, **options, fold=fold) for fold in (True, False))
     assert folded.steps == apart.steps
     assert len(folded.elements) == 21
-
-
-def test_folded_values_are_the_products():
-    """A folded piece is the product of its members: conv · ReLU · pool, in place of the densely multiplied one."""
-    rng = np.random.default_rng(3)
-    conv = conv_pattern(1, 2, (4, 4), 3, padding=1).pattern
-    block = [pool_pattern(2, (4, 4), 2).pattern, SparsityPattern.diagonal(32), conv]
-    up, down = SparsityPattern.dense(8, 3), SparsityPattern.dense(5, 16)
-    patterns = [up, *block, down]
-    data = [rng.standard_normal((p.nnz, 2)) for p in patterns]
-    g = rng.standard_normal((3, 2))
-    plan = plan_scan(patterns, "hybrid", up_levels=1)
-    y = plan(g, data)
-    for b in range(2):
-        v = g[:, b]
-        for p, d, have in zip(patterns, data, y, strict=True):
-            v = dense(p, d, b) @ v
-            np.testing.assert_allclose(have[:, b], v, rtol=1e-12, atol=1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedules import lane
-from sparsebp.schedule import Costs, Link, Schedule, StageBytes, StepGraph, parse, simulate
+from sparsebp.schedule import Costs, Schedule, StageBytes, StepGraph, parse, simulate
 
 BYTES = (StageBytes(output=10, saved=100, weights=1000), StageBytes(output=20, saved=200, weights=2000))
 
@@ -32,28 +32,6 @@ def test_conventional_order():
     assert at(found, "weights") == [3000] * 8
     assert found.peak == 3000 + 300 + 30 + 2000
     assert found.bytes[-1] == 3000
-
-
-def test_delayed_weight_gradients_keep_their_inputs():
-    """Out-of-order back-propagation: W after the I of all stages (Oh et al., 2022, §3)."""
-    found = curve(Schedule.of(StepGraph(2), [lane("0F0 1F0 1I0 0I0 0W0 1W0")]))
-    assert at(found, "saved") == [100, 300, 300, 300, 300, 200, 0]
-    assert at(found, "output_gradients") == [0, 0, 30, 30, 30, 20, 0]
-    assert at(found, "weight_gradients") == [0, 0, 0, 0, 1000, 3000, 3000], "kept: there is no update"
-
-
-def test_a_backward_in_one_and_microbatches():
-    found = curve(Schedule.of(StepGraph(1, 2), [lane("0F0 0F1 0B1 0B0")]))
-    assert at(found, "saved") == [100, 200, 200, 200, 100, 100, 0]
-    assert at(found, "output_gradients") == [0, 0, 10, 10, 10, 10, 0]
-    assert at(found, "weight_gradients") == [0, 0, 1000, 1000, 1000, 1000, 1000]
-
-
-def test_gradients_from_another_worker_count_from_their_arrival():
-    schedule = Schedule.of(StepGraph(2), [lane("0F0 0W0"), lane("1F0 1I0 1W0")])
-    found = curve(schedule, link=Link(2))
-    assert at(found, "output_gradients") == [0, 0, 0, 0, 0, 0, 0, 10, 0]
-    assert at(curve(schedule, 1, link=Link(2)), "output_gradients") == [0, 0, 0, 0, 20, 20, 0]
 
 
 def test_recomputed_stages_keep_their_input_only():

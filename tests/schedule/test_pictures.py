@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from schedules import lane
 from sparsebp.core.errors import MissingDependencyError, OptionError, OutputError
 from sparsebp.schedule import (
-    Costs,  # fmt: skip
-    Link,  # fmt: skip
-    Schedule,  # fmt: skip
-    StageBytes,  # fmt: skip
-    StepGraph,  # fmt: skip
-    chrome_trace,  # fmt: skip
-    gantt,  # fmt: skip
-    simulate,  # fmt: skip
-    text_chart,  # fmt: skip
-    write_trace,  # fmt: skip
-)
+    Costs,
+    Link,
+    Schedule,
+    StageBytes,
+    StepGraph,
+    chrome_trace,
+    gantt,
+    simulate,
+    text_chart,
+    write_trace,
+)  # fmt: skip
 from sparsebp.schedule.builders import build
 from sparsebp.schedule.plot import numbers, row
 from sparsebp.schedule.schedule import actions_of

@@ -14,8 +14,9 @@ CUDA graphs, on machines that have no GPU. The pieces:
     Pools, pointers, pinned memory. Fresh memory holds NaN, and freed memory is given to whoever asks next.
 `arrays`, `functions`, `surface`
     ``cupy.ndarray``, CuPy's functions on top of NumPy's, and which arguments CuPy's have.
-`kernels`, `cublas`
-    ``cupy.RawModule``, and the entry points of cuBLAS that the package calls past CuPy.
+`kernels`, `cublas`, `cusparse`
+    ``cupy.RawModule``; the entry points of cuBLAS that the package calls past CuPy, and of cuSPARSE that a benchmark
+    does.
 `modules`
     The names, as CuPy has them.
 

@@ -51,7 +51,7 @@ class Counts:
     @property
     def ours(self) -> int:
         """Launches of this package's kernels."""
-        return sum(n for name, n in self.launched.items() if not name.startswith(("cupy.", "cublas")))
+        return sum(n for name, n in self.launched.items() if not name.startswith(("cupy.", "cublas", "cusparse")))
 
     @property
     def theirs(self) -> int:

@@ -1,7 +1,7 @@
 """The entry points of cuBLAS that the package calls itself, as its documentation describes them; column-major.
 
 `library` takes the place of ``ctypes.CDLL("libcublas.so.13")``. It refuses in a capture what cuBLAS refuses: a handle
-whose workspace nobody has set would allocate one.
+whose workspace nobody has set would allocate one. A handle works on the device that it was created on.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from strict_cupy.device import DEVICE
+from strict_cupy.device import DEVICE, current_device
 
-_SUCCESS, _NOT_INITIALIZED, _INVALID_VALUE = 0, 1, 7
+_SUCCESS, _NOT_INITIALIZED, _INVALID_VALUE, _EXECUTION_FAILED = 0, 1, 7, 13
 _TYPES = {0: np.dtype(np.float32), 1: np.dtype(np.float64)}  # cudaDataType
-_COMPUTES = {68: np.dtype(np.float32), 70: np.dtype(np.float64)}  # cublasComputeType_t
+_COMPUTES = {68: np.dtype(np.float32), 70: np.dtype(np.float64), 77: np.dtype(np.float32)}  # cublasComputeType_t
 
 
 class _Handle:
     def __init__(self) -> None:
-        self.stream, self.workspace = 0, 0
+        self.stream, self.workspace, self.device = 0, 0, current_device()
 
 
 class Library:
@@ -79,6 +79,8 @@ class Library:
         found = self._handles.get(handle.value)
         if found is None:
             return _NOT_INITIALIZED
+        if found.device != current_device():
+            return _EXECUTION_FAILED
         if found.stream in DEVICE.captures and not found.workspace:
             return _NOT_INITIALIZED
         dtype = _TYPES[c[1]]

@@ -36,6 +36,21 @@ class Memory:
         self.size, self.buffer, self.device_id = size, buffer, place[0]
         self.ptr = buffer.ctypes.data if size else 0
         weakref.finalize(self, pool._take_back, place, buffer).atexit = False
+        with _lock:
+            _held.add(self)
+
+
+_held: weakref.WeakSet[Memory] = weakref.WeakSet()
+_lock = threading.RLock()
+
+
+def holds(address: int, size: int) -> bool:
+    """Say whether so many bytes from an address on are somebody's memory on the current device."""
+    with _lock:
+        return any(
+            each.ptr <= address and address + size <= each.ptr + each.size and each.device_id == current_device()
+            for each in _held
+        )
 
 
 class MemoryPointer:

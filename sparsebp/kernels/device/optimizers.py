@@ -1,4 +1,4 @@
-"""Launchers of the optimizers' updates, of kernels of one pass over memory, and of those over sliding windows.
+"""Launchers of the optimizers' updates, of kernels of one pass over memory, and of max pooling.
 
 A launch's arguments hold the addresses, sizes, steps and options of its arrays, so that nothing is sent to the device.
 """
@@ -6,7 +6,6 @@ A launch's arguments hold the addresses, sizes, steps and options of its arrays,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, UpdateRule
 from sparsebp.kernels.device.launch import (
     BLOCK,
+    WARP,
     WARP_A_ROW,
     ByValue,
     Defines,
@@ -44,6 +44,7 @@ class _Part(NamedTuple):
     addresses: ByValue
     layout: ByValue
     blocks: int
+    a_block_each: bool
 
 
 class OptimizerKernels(Launcher):
@@ -79,13 +80,17 @@ class OptimizerKernels(Launcher):
             args = (part.addresses, part.layout, by_value(table), *own, part.number)
             self._launch(_FILE, name, define, part.blocks, (BLOCK,), args)
 
-    def scale_arrays(self, arrays: Sequence[Array], factor: float | Array, check: Check) -> None:
+    def scale_arrays(self, arrays: Sequence[Array], factor: float, check: Check) -> None:
         """Multiply all arrays by one number, in place."""
-        there = isinstance(factor, self.xp.ndarray)
         for part, define in self._plain(arrays, check):
-            number = arrays[0].dtype.type(1 if there else factor)
-            args = (part.addresses, part.layout, part.number, number, factor if there else None)
+            args = (part.addresses, part.layout, part.number, arrays[0].dtype.type(factor))
             self._launch(_FILE, "scale_arrays", define, part.blocks, (BLOCK,), args)
+
+    def clip_arrays(self, arrays: Sequence[Array], squares: Array, max_norm: float, check: Check) -> None:
+        """Multiply all arrays by a factor that every block works out for itself."""
+        for part, define in self._plain(arrays, check):
+            args = (part.addresses, part.layout, part.number, squares, np.int32(squares.size), np.float64(max_norm))
+            self._launch(_FILE, "clip_arrays", define, part.blocks, (BLOCK,), args)
 
     def clamp_arrays(self, arrays: Sequence[Array], limit: float, check: Check) -> None:
         """Bring all numbers into [-limit, limit], in place; NaN stays."""
@@ -94,18 +99,27 @@ class OptimizerKernels(Launcher):
             self._launch(_FILE, "clamp_arrays", define, part.blocks, (BLOCK,), args)
 
     def square_sums(self, arrays: Sequence[Array], out: Array, check: Check) -> None:
-        """Sum of the squares of each array, in float64: of its chunks first, then of those."""
+        """Sum of the squares of each array, in float64: of its chunks first, then of those, if there are several."""
         for part, define in self._plain(arrays, check):
-            sums = self.xp.empty(part.blocks, np.float64)
+            found = out[part.rows]
+            sums = found if part.a_block_each else self.xp.empty(part.blocks, np.float64)
             args = (part.addresses, part.layout, part.number, sums)
             self._launch(_FILE, "chunk_squares", define, part.blocks, (BLOCK,), args)
-            grid = ceil_div(int(part.number), WARP_A_ROW[1])
-            self._launch(
-                _FILE, "sum_chunks", define, grid, WARP_A_ROW, (part.layout, part.number, sums, out[part.rows])
-            )
+            if sums is not found:
+                grid = ceil_div(int(part.number), WARP_A_ROW[1])
+                self._launch(_FILE, "sum_chunks", define, grid, WARP_A_ROW, (part.layout, part.number, sums, found))
 
-    def _plain(self, arrays: Sequence[Array], check: Check) -> Iterator[tuple[_Part, Defines]]:
-        if not self._look_right(arrays):
+    def join_arrays(self, arrays: Sequence[Array], out: Array) -> None:
+        """Copy all arrays to one; a block a chunk of one of them."""
+        begin = 0
+        for part, define in self._plain(arrays):
+            args = (part.addresses, part.layout, part.number, out[begin:])
+            self._launch(_FILE, "join_arrays", define, part.blocks, (BLOCK,), args)
+            begin += sum(array.size for array in arrays[part.rows])
+
+    def _plain(self, arrays: Sequence[Array], check: Check | None = None) -> Iterator[tuple[_Part, Defines]]:
+        """Yield the launches' shares of arrays, of which `check` is None where they have been checked."""
+        if check is not None and not self._look_right(arrays):
             check()
         if arrays:
             define = c_types(REAL=arrays[0])
@@ -155,7 +169,8 @@ class OptimizerKernels(Launcher):
             if steps:
                 layout[2 * most + 1 :][: len(sizes)] = steps[rows]
             addresses = self.loader.addresses(arrays, most * len(columns))
-            yield _Part(rows, np.int32(len(sizes)), addresses, by_value(layout), first[-1])
+            one_each = first == list(range(len(first)))
+            yield _Part(rows, np.int32(len(sizes)), addresses, by_value(layout), first[-1], one_each)
 
 
 def _rows_a_launch(columns: int, options: int) -> int:
@@ -166,6 +181,10 @@ def _rows_a_launch(columns: int, options: int) -> int:
 
 _PIECE = 8 * BLOCK
 """Elements of a channel that a block works on, as in the source."""
+_ALL_ROWS = (WARP, 16)
+"""A block that has all rows of a loss."""
+_MOST_ROUNDS = 128
+"""Rounds of its warps, each over as many entries as there are lanes, that are done before a second launch would be."""
 
 
 class PointwiseKernels(Launcher):
@@ -179,9 +198,7 @@ class PointwiseKernels(Launcher):
         self._add_pieces("moments", x, (x,), (mean, var), np.int32(x.shape[0] * x.shape[2]))
         factor = self.xp.empty(mean.shape, mean.dtype)
         self.channel_factors(var, eps, weight, scale, factor)
-        self.channel_scale(x, mean, factor, self.xp.zeros(mean.shape, mean.dtype) if bias is None else bias, out)
-        if limits is not None:
-            self.clamp(out.reshape(-1), *limits, out.reshape(-1))
+        self.channel_scale(x, mean, factor, bias, out, limits)
 
     def channel_back(
         self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
@@ -197,9 +214,14 @@ class PointwiseKernels(Launcher):
         factor = scale if weight is None else scale * weight
         self._channels("channel_centre", x, gy, x, mean, offset, slope, factor, out)
 
-    def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
+    def channel_scale(
+        self, x: Array, mean: Array | None, factor: Array | None, offset: Array | None, out: Array,
+        limits: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
         """A linear map for every channel; a thread some elements."""
         self._channels("channel_scale", x, x, mean, factor, offset, out)
+        if limits is not None:
+            self.clamp(out.reshape(-1), *limits, out.reshape(-1))
 
     def channel_products(
         self, gy: Array, x: Array, mean: Array, sums: Array, products: Array, y: Array | None = None,
@@ -272,77 +294,30 @@ class PointwiseKernels(Launcher):
         grid = ceil_div(out.size, BLOCK)
         self._launch("pointwise.cu", name, c_types(REAL=out), grid, (BLOCK,), (*args, out, np.int64(out.size)))
 
-    def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
-        """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN."""
-        grid = ceil_div(len(logits), WARP_A_ROW[1])
-        args = (logits, target, losses, grad, *map(np.int64, logits.shape))
-        self._launch("pointwise.cu", "softmax_cross_entropy", c_types(REAL=logits), grid, WARP_A_ROW, args)
+    def softmax_cross_entropy(
+        self, logits: Array, target: Array, losses: Array, grad: Array, mean: Array | None = None
+    ) -> None:
+        """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN.
+
+        The mean over few rows costs no launch of its own.
+        """
+        rows, classes = logits.shape
+        few = mean is not None and rows * ceil_div(classes, WARP) <= _MOST_ROUNDS
+        block, grid = (_ALL_ROWS, 1) if few else (WARP_A_ROW, ceil_div(rows, WARP_A_ROW[1]))
+        scale = grad.dtype.type(1 if mean is None else 1 / rows)
+        args = (logits, target, losses, grad, mean if few else None, *map(np.int64, logits.shape), scale)
+        self._launch("pointwise.cu", "softmax_cross_entropy", c_types(REAL=logits), grid, block, args)
+        if mean is not None and not few:
+            losses.mean(dtype=np.float64, out=mean)
 
 
-# Launchers of the kernels over sliding windows (``cuda/windows.cu``): a thread an element that is written, or a window
-# and `_ROWS` of its taps.
-#
-# A convolution is the product of its weights with its windows, laid side by side by a kernel: the library's products.
+# Launchers of max pooling (``cuda/windows.cu``): a thread an element that is written.
 
 Axes = tuple[int, ...]
-_ROWS = 8
-"""Taps of a thread that lays windows side by side, as in the source."""
 
 
 class WindowKernels(Launcher):
-    """Device side of convolutions and max pooling in `sparsebp.kernels.spec.Kernels`, which states the shapes."""
-
-    def convolve(
-        self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
-    ) -> None:
-        """All windows as columns, and one product per group with the weights."""
-        columns = self._unfolded(x, weight.shape[2:], out.shape[2:], groups, (stride, before, dilation))
-        y = backend.matmul(_grouped(weight, groups), columns)
-        out[...] = self.xp.moveaxis(y.reshape(out.shape[1], out.shape[0], *out.shape[2:]), 0, 1)
-
-    def convolve_t(
-        self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
-    ) -> None:
-        """The transpose of `convolve`; every element gathers its terms."""
-        columns = backend.matmul(_grouped(weight, groups).swapaxes(1, 2), self._outputs(y, groups))
-        shape = (out.shape[1], *weight.shape[2:], out.shape[0], *y.shape[2:])
-        columns = self.xp.ascontiguousarray(columns).reshape(shape)
-        self._columns("fold", columns, out, ceil_div(out.size, BLOCK), out.size, out, columns,
-                      (stride, before, dilation))  # fmt: skip
-
-    def correlate(
-        self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
-    ) -> None:
-        """One product of gradients and columns per group."""
-        columns = self._unfolded(x, out.shape[2:], y.shape[2:], groups, (stride, before, dilation))
-        out[...] = backend.matmul(self._outputs(y, groups), columns.swapaxes(1, 2)).reshape(out.shape)
-
-    def _unfolded(self, x: Array, kernel: Axes, outputs: Axes, groups: int, options: tuple[Axes, ...]) -> Array:
-        """Return every window of x as a column: (groups, in_channels / groups * taps, B * outputs)."""
-        batch, channels = x.shape[:2]
-        columns = self.xp.empty((channels, *kernel, batch, *outputs), dtype=x.dtype)
-        rows, windows = channels * prod(kernel), batch * prod(outputs)
-        tiles = ceil_div(windows, BLOCK)
-        self._columns("unfold", x, columns, ceil_div(rows, _ROWS) * tiles, tiles, x, columns, options)
-        return columns.reshape(groups, rows // groups, windows)
-
-    def _outputs(self, y: Array, groups: int) -> Array:
-        """Return y as (groups, out_channels / groups, B * outputs)."""
-        shape = (groups, y.shape[1] // groups, y.shape[0] * prod(y.shape[2:]))
-        return self.xp.ascontiguousarray(self.xp.moveaxis(y, 1, 0)).reshape(shape)
-
-    def _columns(
-        self, name: str, source: Array, out: Array, blocks: int, count: int, x: Array, columns: Array,
-        options: tuple[Axes, ...],
-    ) -> None:  # fmt: skip
-        counted = {
-            "the planes of x": x.shape[:2], "the elements of a plane": x.shape[2:],
-            "the windows of a plane": columns.shape[5:], "the taps of all channels": columns.shape[:4],
-        }  # fmt: skip
-        check_int32(name, {what: prod(shape) for what, shape in counted.items()})
-        sizes = map(np.int32, (*x.shape, *columns.shape[1:4], *columns.shape[5:]))
-        args = (source, out, np.int64(count), *sizes, *(np.int32(n) for option in options for n in option))
-        self._launch("windows.cu", name, c_types(REAL=x) | {"WINNER": "int"}, blocks, (BLOCK,), args)
+    """Device side of max pooling in `sparsebp.kernels.spec.Kernels`, which states the shapes."""
 
     def max_pool(
         self, x: Array, kernel: Axes, stride: Axes, before: Axes,
@@ -368,8 +343,3 @@ class WindowKernels(Launcher):
         )  # fmt: skip
         defines = c_types(REAL=x, WINNER=winner)
         self._launch("windows.cu", name, defines, ceil_div(size, BLOCK), (BLOCK,), args)
-
-
-def _grouped(weight: Array, groups: int) -> Array:
-    """Return the weights as (groups, out_channels / groups, in_channels / groups * taps)."""
-    return weight.reshape(groups, weight.shape[0] // groups, prod(weight.shape[1:]))

@@ -28,6 +28,10 @@ WEIGHT_REGISTERS = 144
 """32-bit registers of a thread that may hold weights; of 255, the rest is for sums and values loaded ahead."""
 _ALL_WEIGHT_REGISTERS = 176
 """The same with the weights of the input."""
+_SHARING_THREADS = 256
+"""Threads of a block that can have so many registers."""
+_SPLITS = (1, 2, 4)
+"""Lanes that may share a unit."""
 _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
 ROW_REGISTERS = {"rnn": 128, "gru": 80, "lstm": 66}
@@ -76,16 +80,36 @@ At H = 20 in float32 with 1, 2 and 5 rows a lane 660, 1200, 2660 and 1620, 2570,
 40 rows 3020 and 4380."""
 
 
-def in_registers(weights: int, hidden: int, itemsize: int, of_input: int = 0) -> bool:
-    """Return whether a thread keeps its unit's `weights` in registers, and those `of_input` with them."""
-    words = itemsize // 4
-    held = weights * words <= WEIGHT_REGISTERS and (weights + of_input) * words <= _ALL_WEIGHT_REGISTERS
-    return held and hidden <= 4 * WARP
+class Share(NamedTuple):
+    """What a lane has of the weights of a unit that `split` lanes share: 16-byte pieces, and how many in registers."""
+
+    split: int
+    pieces: int
+    kept: int
+
+
+def lane_share(fold: int, outputs: int, hidden: int, itemsize: int, inputs: int = 0) -> Share:
+    """Return the share for `outputs` results a unit from `fold` * H values of state and `inputs` of input.
+
+    As few lanes as can keep all weights in registers: with four warps every scheduler is busy, and more lanes multiply
+    no faster. Where none can, as many as there are threads for.
+    """
+    of_input = outputs * inputs * itemsize // 4
+    for split in _SPLITS:
+        if split > 1 and split * hidden > _SHARING_THREADS:
+            break
+        pieces = fold * outputs * ceil_div(ceil_div(hidden * itemsize, 16), split)
+        share = Share(split, pieces, pieces)
+        if 4 * pieces <= min(WEIGHT_REGISTERS, _ALL_WEIGHT_REGISTERS - of_input):
+            return share
+    room = WEIGHT_REGISTERS - of_input - 4 * (fold - 1)  # what waits to be written takes registers, too
+    return share._replace(kept=room // (4 * outputs) * outputs)
 
 
 def in_warps(layer: Layer) -> bool:
     """Return whether the first phase is the form in which a warp holds whole matrices."""
-    return layer.hidden <= WARP and in_registers(layer.fold * layer.hidden, layer.hidden, layer.itemsize)
+    share = lane_share(layer.fold, 1, layer.hidden, layer.itemsize)
+    return layer.hidden <= WARP and share.split == 1 and share.kept == share.pieces
 
 
 def map_values(layer: Layer) -> int:
@@ -475,17 +499,18 @@ class RecurrentKernels(Launcher):
         """
         hidden, itemsize = w_hh.shape[-1], w_hh.dtype.itemsize
         defines = c_types(REAL=w_hh)
-        weights = fold * outputs * hidden
+        if hidden <= _SHARING_THREADS:
+            split, pieces, kept = lane_share(fold, outputs, hidden, itemsize, inputs)
+            threads = ceil_div(hidden * split, WARP) * WARP
+            shared = (2 * fold * threads // split + beside) * itemsize + 16 * (pieces - kept) * threads
+            if shared <= self.loader.max_shared_memory:
+                defines |= {"HIDDEN": hidden} | ({"SPLIT": split} if split > 1 else {})
+                return UnitForm(defines | ({"KEPT": kept // outputs} if kept < pieces else {}), threads, shared, False)
         threads = ceil_div(hidden, WARP) * WARP
-        state = (2 * fold * threads + beside) * itemsize
         if threads > MAX_THREADS:
             most = f"at most {MAX_THREADS}"
             raise OptionError("The hidden size is too large for the device kernels", expected=most, got=hidden)
-        if in_registers(weights, hidden, itemsize, outputs * inputs):
-            return UnitForm(defines | {"HIDDEN": hidden}, threads, state, False)
-        staged = _padded(weights * hidden, itemsize) * itemsize + state
-        fits = staged <= self.loader.max_shared_memory
-        return UnitForm(defines | {"STAGED": int(fits)}, threads, staged if fits else state, True)
+        return UnitForm(defines, threads, (2 * fold * threads + beside) * itemsize, True)
 
     def _rows_a_lane(self, layer: Layer, maps: int) -> int:
         return rows_a_lane(layer, maps, Gpu(self.loader.multiprocessors, self.loader.double_cost))
@@ -561,7 +586,7 @@ class LinearRecurrenceKernels(Launcher):
     ) -> None:
         """Every thread runs down the steps; those of chunks know the states before them."""
         sizes, chunks, defines = self._sizes(a, h, pairs, reverse)
-        carries = self._carries(a, b, h0, lengths, h0, sizes, chunks, defines, back=False)
+        carries = self._carries("linear", (a, b), h0, lengths, h0, sizes, chunks, defines, back=False)
         self._chains("linear_recurrence", defines, sizes[4] * chunks, (a, b, h0, lengths, h, carries, *sizes))
 
     def linear_recurrence_grad(
@@ -570,7 +595,7 @@ class LinearRecurrenceKernels(Launcher):
     ) -> None:  # fmt: skip
         """The same, from the last step to the first."""
         sizes, chunks, defines = self._sizes(a, h, pairs, reverse)
-        carries = self._carries(a, gh, None, lengths, h0, sizes, chunks, defines, back=True)
+        carries = self._carries("linear", (a, gh), None, lengths, h0, sizes, chunks, defines, back=True)
         summed = len(ga) != len(h)
         of_a = self.xp.empty((chunks, *ga.shape[1:]), ga.dtype) if summed and chunks > 1 else ga
         args = (a, h, gh, h0, lengths, of_a, gb, gh0, carries, *sizes, np.int32(summed))
@@ -587,37 +612,43 @@ class LinearRecurrenceKernels(Launcher):
         sizes = map(np.int64, (of_step, of_sample, int(of_units > 1), steps, batch * units, units))
         return (*sizes, np.int32(reverse), np.int64(chunks)), chunks, c_types(REAL=h) | {"PAIRS": int(pairs)}
 
-    def _carries(
-        self, a: Array, b: Array, start: Array | None, lengths: Array | None, like: Array, sizes: tuple[Any, ...],
-        chunks: int, defines: Defines, *, back: bool,
-    ) -> Array | None:  # fmt: skip
-        """Launch the first two phases; return the states between chunks, (chunks - 1, B, W)."""
-        if chunks == 1:
-            return None
-        products, carries = self.xp.empty((2, chunks - 1, *like.shape), like.dtype)
-        ends = (*sizes, np.int32(back))
-        self._chains("linear_reduce", defines, sizes[4] * (chunks - 1), (a, b, lengths, products, carries, *ends))
-        self._chains("linear_combine", defines, sizes[4], (a, b, start, lengths, products, carries, *ends))
-        return carries
-
     def min_gru_forward(
         self, x: Array, h0: Array, lengths: Array | None, nonlinearity: str, reverse: bool, h: Array
     ) -> None:
-        """Every thread runs down the steps."""
-        self._min_gru("min_gru_forward", (x, h0, lengths, h), h, nonlinearity, reverse)
+        """As `linear_recurrence`; factors are made of x as it is read."""
+        sizes, chunks, defines = self._gated_sizes(h, nonlinearity, reverse)
+        carries = self._carries("min_gru", (x, None), h0, lengths, h0, sizes, chunks, defines, back=False)
+        self._chains("min_gru_forward", defines, h0.size * chunks, (x, h0, lengths, h, carries, *sizes))
 
     def min_gru_backward(
         self, x: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, nonlinearity: str, reverse: bool,
         gx: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """The same, from the last step to the first."""
-        self._min_gru("min_gru_backward", (x, h, gh, h0, lengths, gx, gh0), h, nonlinearity, reverse)
+        sizes, chunks, defines = self._gated_sizes(h, nonlinearity, reverse)
+        carries = self._carries("min_gru", (x, gh), None, lengths, h0, sizes, chunks, defines, back=True)
+        args = (x, h, gh, h0, lengths, gx, gh0, carries, *sizes)
+        self._chains("min_gru_backward", defines, h0.size * chunks, args)
 
-    def _min_gru(self, name: str, arrays: tuple[Array | None, ...], h: Array, nonlinearity: str, reverse: bool) -> None:
+    def _gated_sizes(self, h: Array, nonlinearity: str, reverse: bool) -> tuple[tuple[Any, ...], int, Defines]:
+        """Return what `_sizes` does, of a minGRU."""
         steps, batch, units = h.shape
-        function, sizes = np.int32(CANDIDATES.index(nonlinearity)), (steps, batch * units, units)
-        args = (*arrays, function, *map(np.int64, sizes), np.int32(reverse))
-        self._chains(name, c_types(REAL=h) | {"PAIRS": 0}, batch * units, args)
+        chunks = linear_chunks(steps, batch * units)
+        numbers = (*map(np.int64, (steps, batch * units, units)), np.int32(reverse), np.int64(chunks))
+        return (*numbers, np.int32(CANDIDATES.index(nonlinearity))), chunks, c_types(REAL=h) | {"PAIRS": 0}
+
+    def _carries(
+        self, kind: str, read: tuple[Array | None, ...], start: Array | None, lengths: Array | None, like: Array,
+        sizes: tuple[Any, ...], chunks: int, defines: Defines, *, back: bool,
+    ) -> Array | None:  # fmt: skip
+        """Launch the first two phases; return the states between chunks, (chunks - 1, B, W)."""
+        if chunks == 1:
+            return None
+        products, carries = self.xp.empty((2, chunks - 1, *like.shape), like.dtype)
+        ends, count = (*sizes, np.int32(back)), like.size // (1 + int(defines["PAIRS"]))
+        self._chains(f"{kind}_reduce", defines, count * (chunks - 1), (*read, lengths, products, carries, *ends))
+        self._chains(f"{kind}_combine", defines, count, (*read, start, lengths, products, carries, *ends))
+        return carries
 
     def _chains(self, name: str, defines: Defines, count: int, args: tuple[Any, ...]) -> None:
         self._launch("recurrence.cu", name, defines, ceil_div(int(count), BLOCK), (BLOCK,), args)

@@ -70,8 +70,10 @@ class CsrKernels(Launcher):
         self._launch_entries("csr.cu", name, c_types(REAL=data, INDEX=index), args, count, batch)
 
 
+_ROWS_A_BLOCK = 4
+"""Rows of C that a block has, where each has a warp: a multiprocessor holds 64 warps, and 32 blocks."""
 _ROW_BYTES = 12 * 1024
-"""Shared memory for the sums of one row of C: sixteen such warps fit on a multiprocessor; longer rows use `out`."""
+"""Most shared memory for the sums of a row of C: sixteen such warps fit on a multiprocessor. Longer rows use `out`."""
 
 
 class SpgemmKernels(Launcher):
@@ -79,7 +81,9 @@ class SpgemmKernels(Launcher):
 
     def spgemm_positions(self, rows: Rows, places: Places, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""
-        capacity = (np.int32(_ROW_BYTES // out.dtype.itemsize),)
+        # Room for rows of twice the mean length: short rows, of one sample most of all, leave room for more warps.
+        mean = ceil_div(out.shape[0], max(len(places.product_ptr) - 1, 1))
+        capacity = min(_ROW_BYTES // out.dtype.itemsize, 2 * mean * thread_block(out.shape[1])[0])
         self._rows("spgemm_positions", WARP, (*rows, *places[:-1]), a_data, b_data, out, places.positions, capacity)
 
     def spgemm_pairs(self, pairs: Pairs, a_data: Array, b_data: Array, out: Array) -> None:
@@ -122,23 +126,27 @@ class SpgemmKernels(Launcher):
 
     def _rows(
         self, name: str, threads: int, arrays: tuple[Any, ...], a_data: Array, b_data: Array, out: Array,
-        positions: Array | None = None, capacity: tuple[np.int32, ...] = (),
+        positions: Array | None = None, capacity: int | None = None,
     ) -> None:  # fmt: skip
-        """Launch a block of `threads` a row of C and tile of the batch; the first of `arrays` has m + 1 entries.
+        """Launch so many threads, a warp or a block, for each row of C and tile of the batch.
 
-        Kernels with stored `positions` are in ``spgemm.cu``, the others in ``spgemm_rows.cu``. `capacity`: how many
-        sums fit in the shared memory of a kernel that has some.
+        The first of `arrays` has m + 1 entries. Kernels with stored `positions` are in ``spgemm.cu``, the others in
+        ``spgemm_rows.cu``. `capacity`: how many sums of a row fit in the shared memory of a kernel that has some.
         """
         file, defines = "spgemm_rows.cu", c_types(REAL=a_data, INDEX=arrays[0])
         if positions is not None:
             file, defines = "spgemm.cu", defines | c_types(POSITION=positions)
-        batch = out.shape[1]
-        block = thread_block(batch, threads)
-        tiles = ceil_div(batch, block[0])
+        batch, rows = out.shape[1], len(arrays[0]) - 1
+        block: tuple[int, ...] = thread_block(batch, threads)
+        tiles, shared = ceil_div(batch, block[0]), 0
         values = (a_data, step(a_data, batch), b_data, step(b_data, batch), out)
-        args = (*arrays, *values, np.int32(batch), np.int32(tiles), *capacity)
-        grid = (len(arrays[0]) - 1) * tiles
-        self._launch(file, name, defines, grid, block, args, _ROW_BYTES if capacity else 0)
+        args = (*arrays, *values, np.int32(batch), np.int32(tiles))
+        blocks = rows
+        if threads == WARP:
+            block, blocks, args = (*block, _ROWS_A_BLOCK), ceil_div(rows, _ROWS_A_BLOCK), (*args, np.int64(rows))
+        if capacity is not None:
+            args, shared = (*args, np.int32(capacity)), capacity * _ROWS_A_BLOCK * out.dtype.itemsize
+        self._launch(file, name, defines, blocks * tiles, block, args, shared)
 
 
 # Launchers of the kernels that make values of transposed Jacobians (``cuda/pointwise.cu``, ``cuda/windows.cu``).

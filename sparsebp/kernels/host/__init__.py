@@ -27,7 +27,7 @@ from sparsebp.kernels.host.engine.arguments import find  # noqa: E402
 from sparsebp.kernels.host.engine.compile import accept_read_only  # noqa: E402
 from sparsebp.kernels.host.inference import infer  # noqa: E402
 from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
-from sparsebp.kernels.host.pointwise import ChannelKernels, GeluKernels, PointwiseKernels, add_between  # noqa: E402
+from sparsebp.kernels.host.pointwise import GeluKernels, PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.pool import MaxPoolKernels  # noqa: E402
 from sparsebp.kernels.host.recurrence import (  # noqa: E402
     LinearRecurrenceKernels,
@@ -90,7 +90,6 @@ class HostKernels(
     ValueKernels,
     ConvolutionKernels,
     MaxPoolKernels,
-    ChannelKernels,
     PointwiseKernels,
     GeluKernels,
 ):

@@ -23,7 +23,7 @@ from sparsebp.kernels.host.backward import (
     wide_weights,
 )
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
-from sparsebp.kernels.host.engine.simd import advance, copy, keep_alive, pointer
+from sparsebp.kernels.host.engine.simd import VECTOR_BYTES, advance, copy, keep_alive, pointer
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
 from sparsebp.kernels.host.equations import (
     GRU,
@@ -168,7 +168,10 @@ def _forward(
         launch(run_wide_forward, blocks, work, cell, product_of(w_hh.dtype), x, *weights, *arrays)
     elif batch:
         b_hn = empties(w_hh.dtype)[0] if b_hn is None else b_hn
-        run_forward(*parts_of(-(-batch // SAMPLES), work), cell, x, *weights_of(w_hh, *projection), b_hn, *arrays)
+        count = VECTOR_BYTES // w_hh.itemsize
+        # an RNN's step of a vector's samples takes no longer than that of half of them in rows
+        group = count if len(cell) == 1 and hidden >= count and batch % count == 0 else SAMPLES
+        run_forward(*parts_of(-(-batch // group), work), cell, x, *weights_of(w_hh, *projection), b_hn, *arrays)
 
 
 # Runs over the rows of sequences of several lengths: all segments in one call, forward and back.

@@ -48,6 +48,7 @@ from sparsebp.kernels.host.engine.simd import (
     zeros,
 )
 from sparsebp.kernels.host.engine.threads import parallel, team_for
+from sparsebp.kernels.host.pointwise import ChannelKernels, Limits
 
 Axes = tuple[int, ...]
 
@@ -206,32 +207,43 @@ def _store_row(a, i, b, j, c, k, place, x, y, z):
 #
 # Both arrays have the elements that a sum goes over side by side, so whole vectors are multiplied as they lie in
 # memory: a BLAS would pack them first, and several samples of small planes had to be gathered before. Tiles are of four
-# by four planes, over enough samples that lanes are seldom added up. A part has planes of the larger
-# array; the smaller one's are read from the second cache.
+# by four planes, or by two where vectors have 8 lanes, over enough samples that lanes are seldom added up: as many sums
+# as lanes. A part has planes of the larger array; the smaller one's are read from the second cache.
 
-_PLANES_TILE, _LANES = 4, 16
+_PLANES_TILE = 4
 _TERMS = 512
 """Of each inner product, before its lanes are added up: four planes of them fill a quarter of a first cache."""
 _PLANES_PARTS = 8
 _LEAST_SIZE = 64
-"""Of a plane: smaller ones, far apart from sample to sample, share sets of the first cache, and are better packed."""
+"""Of a plane: smaller ones, far apart from sample to sample, share sets of the first cache, and are better packed: with
+vectors of 16 numbers by a BLAS, which is the faster one there."""
 
 
 def planes_fits(y: Array, x: Array) -> bool:
-    """Whether planes are whole vectors of 16 numbers, and several: a tile stays in the 32 registers that such have."""
-    size = prod(x.shape[2:])
-    return VECTOR_BYTES // x.itemsize == _LANES and size >= _LEAST_SIZE and size % _LANES == 0
+    """Whether planes are whole vectors of 8 or 16 numbers, and several."""
+    size, step = prod(x.shape[2:]), VECTOR_BYTES // x.itemsize
+    return (step == 8 or (step == 16 and size >= _LEAST_SIZE)) and size % step == 0
 
 
 def planes_correlate(y: Array, x: Array, out: Array) -> None:
     """Write ``out[r, c] = Σ y[b, r] · x[b, c]`` over samples and the elements of planes; out (rows, channels, …)."""
     batch, rows, channels = len(x), y.shape[1], x.shape[1]
-    left, right = y.reshape(batch, rows, -1), x.reshape(batch, channels, -1)
+    left, right = (_long_planes(a.reshape(batch, a.shape[1], -1)) for a in (y, x))
     apart = channels, 1
     if rows < channels:
         left, right, apart = right, left, (1, channels)
     parts = min(_PLANES_PARTS, -(-left.shape[1] // _PLANES_TILE))
     _planes_correlate(team_for(parts, y.size * channels // 8), parts, left, right, *apart, out.reshape(-1))
+
+
+def _long_planes(x: Array) -> Array:
+    """Return x (B, C, size), or if its planes are small, as (1, C, B * size)."""
+    batch, channels, size = x.shape
+    if size >= _LEAST_SIZE:
+        return x
+    packed = backend.empty(np, (1, channels, batch, size), x.dtype)
+    packed[0] = x.swapaxes(0, 1)
+    return packed.reshape(1, channels, -1)
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
@@ -242,16 +254,16 @@ def _planes_correlate(part, parts, left, right, down, across, out):
     """Run a part of the planes of `left`."""
     batch, rows, size = left.shape
     begin, end = span(part, parts, (rows + 3) // 4)
-    low, high = begin * 4, min(end * 4, rows)
-    room = np.empty(2 * lanes(pointer(left)), left.dtype)
+    low, high, step = begin * 4, min(end * 4, rows), lanes(pointer(left))
+    room = np.empty(2 * step, left.dtype)
     columns, block, place = right.shape[1], max(1, _TERMS // size), aligned_pointer(room)
     for first in range(0, batch, block):
         samples = min(block, batch - first)
         for row in range(low, high, 4):
             a = advance(pointer(left), (first * rows + row) * size)
-            for column in range(0, columns, 4):
+            for column in range(0, columns, step // 4):
                 b = advance(pointer(right), (first * columns + column) * size)
-                high_row, wide = min(high - row, 4), min(columns - column, 4)
+                high_row, wide = min(high - row, 4), min(columns - column, step // 4)
                 _multiply_tile(a, high_row, rows * size, b, wide, columns * size, samples, size, place)
                 target = advance(pointer(out), row * down + column * across)
                 _planes_add_tile(place, high_row, wide, down, across, first == 0, target)
@@ -266,9 +278,9 @@ def _halved(a, b):
 
 @numba.njit(**INNER_APART)
 def _multiply_tile(a, rows, a_apart, b, columns, b_apart, samples, size, out):
-    """Write the 16 inner products of four planes and four planes over samples; missing planes repeat the last one.
+    """Write the inner products of four planes and four, or two, over samples; missing planes repeat the last one.
 
-    In the end each vector is added to another one, half by half, until all lanes of 16 are one number each.
+    In the end each vector is added to another one, half by half, until every lane is one of the sums.
     """
     step = lanes(a)
     a1, a2, a3 = min(1, rows - 1) * size, min(2, rows - 1) * size, min(3, rows - 1) * size
@@ -278,17 +290,25 @@ def _multiply_tile(a, rows, a_apart, b, columns, b_apart, samples, size, out):
     for sample in range(samples):
         left, right = advance(a, sample * a_apart), advance(b, sample * b_apart)
         for i in range(0, size, step):
-            w, x, y, z = load(right, i), load(right, b1 + i), load(right, b2 + i), load(right, b3 + i)
-            v = load(left, i)
-            c0, c1, c2, c3 = fma(v, w, c0), fma(v, x, c1), fma(v, y, c2), fma(v, z, c3)
-            v = load(left, a1 + i)
-            c4, c5, c6, c7 = fma(v, w, c4), fma(v, x, c5), fma(v, y, c6), fma(v, z, c7)
-            v = load(left, a2 + i)
-            d0, d1, d2, d3 = fma(v, w, d0), fma(v, x, d1), fma(v, y, d2), fma(v, z, d3)
-            v = load(left, a3 + i)
-            d4, d5, d6, d7 = fma(v, w, d4), fma(v, x, d5), fma(v, y, d6), fma(v, z, d7)
-    c0, c1, c2, c3 = _halved(c0, d0), _halved(c1, d1), _halved(c2, d2), _halved(c3, d3)
-    c4, c5, c6, c7 = _halved(c4, d4), _halved(c5, d5), _halved(c6, d6), _halved(c7, d7)
+            w, x = load(right, i), load(right, b1 + i)
+            if step == 16:
+                y, z = load(right, b2 + i), load(right, b3 + i)
+                v = load(left, i)
+                c0, c1, c2, c3 = fma(v, w, c0), fma(v, x, c1), fma(v, y, c2), fma(v, z, c3)
+                v = load(left, a1 + i)
+                c4, c5, c6, c7 = fma(v, w, c4), fma(v, x, c5), fma(v, y, c6), fma(v, z, c7)
+                v = load(left, a2 + i)
+                d0, d1, d2, d3 = fma(v, w, d0), fma(v, x, d1), fma(v, y, d2), fma(v, z, d3)
+                v = load(left, a3 + i)
+                d4, d5, d6, d7 = fma(v, w, d4), fma(v, x, d5), fma(v, y, d6), fma(v, z, d7)
+            else:  # there are 16 registers
+                v, y = load(left, i), load(left, a1 + i)
+                c0, c1, c2, c3 = fma(v, w, c0), fma(v, x, c1), fma(y, w, c2), fma(y, x, c3)
+                v, y = load(left, a2 + i), load(left, a3 + i)
+                c4, c5, c6, c7 = fma(v, w, c4), fma(v, x, c5), fma(y, w, c6), fma(y, x, c7)
+    if step == 16:
+        c0, c1, c2, c3 = _halved(c0, d0), _halved(c1, d1), _halved(c2, d2), _halved(c3, d3)
+        c4, c5, c6, c7 = _halved(c4, d4), _halved(c5, d5), _halved(c6, d6), _halved(c7, d7)
     c0, c1, c2, c3 = _halved(c0, c4), _halved(c1, c5), _halved(c2, c6), _halved(c3, c7)
     store(out, 0, _halved(_halved(c0, c2), _halved(c1, c3)))
 
@@ -296,13 +316,15 @@ def _multiply_tile(a, rows, a_apart, b, columns, b_apart, samples, size, out):
 @numba.njit(**INNER_APART)
 def _planes_add_tile(tile, rows, columns, down, across, fresh, out):
     """Write the numbers of a tile, or add them."""
+    width = lanes(tile) // 4
     for row in range(rows):
         for column in range(columns):
             at = row * down + column * across
-            out[at] = tile[4 * row + column] if fresh else out[at] + tile[4 * row + column]
+            out[at] = tile[width * row + column] if fresh else out[at] + tile[width * row + column]
 
 
-# The gradient at the weights of convolutions with few output channels and no padding: these in the lanes of a vector.
+# The gradient at the weights of convolutions with few output channels and no padding: these in the lanes of a vector,
+# or of two.
 #
 # The gradient at the output of a sample is turned, so that the channels at one place stand side by side. Every weight's
 # numbers for all of them are then one vector of sums, and every element of the input is read as often as a window meets
@@ -317,9 +339,9 @@ _ROWS_MOST_BYTES = 1 << 17
 
 
 def rows_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
-    """Whether the output channels fill most of one vector, there is no padding, and a sample stays in a cache."""
+    """Whether the output channels fill most of one vector or two, without padding, and a sample stays in a cache."""
     step, rows, taps = VECTOR_BYTES // x.itemsize, len(weight), prod(weight.shape[2:])
-    filled = step in (8, 16) and 3 * step <= 4 * rows <= 4 * step
+    filled = step in (8, 16) and rows <= 2 * step and 3 * step * -(-rows // step) <= 4 * rows
     small = max(x[:1].nbytes, y[:1].nbytes * step // max(rows, 1)) <= _ROWS_MOST_BYTES
     sizes = zip(weight.shape[2:], stride, dilation, x.shape[2:], y.shape[2:], strict=True)
     inside = all((k - 1) * d + (o - 1) * s < n for k, s, d, n, o in sizes)
@@ -333,11 +355,12 @@ def rows_correlate(y: Array, x: Array, stride: Axes, dilation: Axes, out: Array)
     along = np.arange(width) * stride[2]
     windows, tiles = (starts[:, None] + along).reshape(-1), -(-len(steps) // _ROWS_TILE)
     behind = np.concatenate([steps, np.full(tiles * _ROWS_TILE - len(steps), steps[-1])])
-    sums = np.empty((len(behind), step), x.dtype)
-    parts = min(_ROWS_PARTS, tiles)
+    groups = -(-rows // step)
+    sums = np.empty((groups, len(behind), step), x.dtype)
+    parts = groups * min(_ROWS_PARTS // groups, tiles)
     args = y.reshape(batch, rows, outputs), x.reshape(batch, -1), windows, behind, contiguous(outputs, step), sums
     _rows_correlate(team_for(parts, y.size * len(steps) // 8), parts, *args)
-    out.reshape(rows, -1)[...] = sums[: len(steps), :rows].T
+    out.reshape(rows, -1)[...] = sums[:, : len(steps)].swapaxes(1, 2).reshape(groups * step, -1)[:rows]
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
@@ -345,19 +368,20 @@ def rows_correlate(y: Array, x: Array, stride: Axes, dilation: Axes, out: Array)
 
 @parallel(**JIT)
 def _rows_correlate(part, parts, y, x, windows, steps, rows, sums):
-    """Run a part of the tiles."""
-    (batch, channels, outputs), step = y.shape, sums.shape[1]
-    begin, end = span(part, parts, len(steps) // 12)
-    low, high = begin * 12, end * 12
+    """Run a part: of one vector's output channels, a part of the tiles."""
+    (batch, channels, outputs), (groups, length, step) = y.shape, sums.shape
+    first, each = part % groups * step, parts // groups
+    begin, end = span(part // groups, each, length // 12)
+    low, high, own = begin * 12, end * 12, advance(pointer(sums), part % groups * length * step)
     turned, room = np.empty((len(rows) + 1) * step, x.dtype), np.empty((step + 1) * step, x.dtype)
     slopes, place = aligned_pointer(turned), aligned_pointer(room)
-    clear(advance(pointer(sums), low * step), (high - low) * step)
+    clear(advance(own, low * step), (high - low) * step)
     for sample in range(batch):
-        source = advance(pointer(y), sample * channels * outputs)
-        turn_in(source, outputs, channels, outputs, pointer(rows), place, slopes)
+        source = advance(pointer(y), (sample * channels + first) * outputs)
+        turn_in(source, outputs, min(channels - first, step), outputs, pointer(rows), place, slopes)
         image = advance(pointer(x), sample * x.shape[1])
         for at in range(low, high, 12):
-            target = advance(pointer(sums), at * step)
+            target = advance(own, at * step)
             _rows_add_tile(slopes, image, pointer(windows), outputs, advance(pointer(steps), at), target)
     keep_alive(turned)
     keep_alive(room)
@@ -542,13 +566,34 @@ _LEAST_WORK = 1 << 20
 """Multiply-adds of a part: below, its product is not worth laying out the columns."""
 
 
-class ConvolutionKernels:
+class ConvolutionKernels(ChannelKernels):
     """Host side of the convolutions in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
     def convolve(
+        self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array,
+        bias: Array | None = None, limits: Limits = None,
+    ) -> None:  # fmt: skip
+        """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
+        self._convolve(weight, x, stride, before, dilation, groups, out)
+        self._between(out, bias, limits)
+
+    def convolve_t(
+        self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array,
+        bias: Array | None = None, limits: Limits = None,
+    ) -> None:  # fmt: skip
+        """The transpose of `convolve`, by parts of the batch; sums over parts of the output channels if it is small."""
+        self._convolve_t(weight, y, stride, before, dilation, groups, out)
+        self._between(out, bias, limits)
+
+    def _between(self, out: Array, bias: Array | None, limits: Limits) -> None:
+        """Add the bias and clamp the sums, in place and in one pass."""
+        if bias is not None or limits is not None:
+            flat = out.reshape(*out.shape[:2], prod(out.shape[2:]))
+            self.channel_scale(flat, None, None, bias, flat, limits)
+
+    def _convolve(
         self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
-        """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
         if out.size == 0:
             return
         if narrow.fits(weight, stride, before, dilation, groups, out) and narrow.convolve(
@@ -564,7 +609,7 @@ class ConvolutionKernels:
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None and _finite(weight):
-            self.convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
+            self._convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
             return
         windows = weight.shape[2:], stride, before, dilation, x.shape[2:], out.shape[2:]
         if weight.shape[1] == 1:
@@ -576,10 +621,9 @@ class ConvolutionKernels:
         with one_blas_thread():
             _convolution_convolve(team_for(parts, _work(weight, out)), parts, blas_of(x.dtype), *args, out)
 
-    def convolve_t(
+    def _convolve_t(
         self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
-        """The transpose of `convolve`, by parts of the batch; sums over parts of the output channels if it is small."""
         if out.size == 0:
             return
         around = _padding_of_transpose(weight, before, dilation)
@@ -598,7 +642,7 @@ class ConvolutionKernels:
         windows = weight.shape[2:], stride, before, dilation, out.shape[2:], y.shape[2:]
         if (turned is not None or weight.shape[1] == 1) and _finite(weight):  # both put zeros around y
             if turned is not None:
-                self.convolve(_turned(weight, groups), y, stride, turned, dilation, groups, out)
+                self._convolve(_turned(weight, groups), y, stride, turned, dilation, groups, out)
             else:
                 depthwise.convolve_t(weight, y, windows, out)
             return

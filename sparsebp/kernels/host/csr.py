@@ -11,9 +11,20 @@ import numpy as np
 
 from sparsebp.core.check import SLOPES, Array
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL, INNER_SUMS, SERIAL, parts_for, parts_of, row_at, share
+from sparsebp.kernels.host.engine.compile import (
+    INNER_SERIAL,
+    INNER_SUMS,
+    MAX_PARTS,
+    SCALAR_GRAIN,
+    SERIAL,
+    VECTOR_GRAIN,
+    WORTH,
+    parts_for,
+    row_at,
+    share,
+)
 from sparsebp.kernels.host.engine.simd import Values, flat, pointers, put, take
-from sparsebp.kernels.host.engine.threads import ALONE, in_parts, parallel, team
+from sparsebp.kernels.host.engine.threads import ALONE, end_part, in_parts, next_part, parallel, team, turns_of
 from sparsebp.kernels.operands import PAGE, Rows, RowShapes
 
 
@@ -333,9 +344,19 @@ LINE, SPARE = 64, 16
 """Bytes of a line of the cache, and the numbers in it at most."""
 
 
-def parts_of_step(kind: int, entries: int, rows: int, batch: int) -> int:
-    """Return the value of the column `PARTS`."""
-    return parts_of((entries + rows) * batch, vectors=kind in (ROWS, DIAGONAL, DENSE))
+STEP_WORTH = 6_000
+"""Entries and rows from which a step of `FOURS` is split: some 4 microseconds. Other threads are awake since the step
+before; a kernel that wakes them needs more, see `WORTH`. With a batch, cores exchange too much of the vectors."""
+STEP_GRAIN = 1 << 11
+"""Entries and rows that one part of it should at least hold."""
+
+
+def parts_of_steps(table: Array, batch: int) -> Array:
+    """Return the column `PARTS` of a table, from the others."""
+    work, fours = (table[:, COUNT] + table[:, N_ROWS]) * batch, table[:, KIND] == FOURS
+    operations = work * np.where(fours, VECTOR_GRAIN // SCALAR_GRAIN, 1)
+    split = np.where(fours, (work >= STEP_WORTH) & (operations.sum() >= WORTH), operations >= WORTH)
+    return np.where(split, np.minimum(work // np.where(fours, STEP_GRAIN, VECTOR_GRAIN), MAX_PARTS), 1)
 
 
 def run_chain(table: Array, most_parts: int, places: Array, batch: int, dtype: np.dtype) -> None:
@@ -395,9 +416,35 @@ def _lay_out(whole, ends, size, places):
 
 @numba.njit(**SERIAL)
 def _run_chain(team, table, places, batch, zero):
-    for step in range(len(table)):
-        parts = table[step, PARTS]
-        in_parts(_run_part, team if parts > 1 else ALONE, parts, (parts, table, step, places, batch, zero))
+    step = 0
+    while step < len(table):
+        parts, end = table[step, PARTS], step + 1
+        if table[step, KIND] == FOURS and parts > 1:
+            while end < len(table) and table[end, KIND] == FOURS and table[end, PARTS] > 1:
+                parts, end = max(parts, table[end, PARTS]), end + 1
+            _in_turns(team, parts, table, step, end, places, batch, zero)
+        else:
+            in_parts(_run_part, team if parts > 1 else ALONE, parts, (parts, table, step, places, batch, zero))
+        step = end
+
+
+@numba.njit(**INNER_SERIAL)
+def _in_turns(team, parts, table, start, end, places, batch, zero):
+    threads, words, first = turns_of(team, parts)
+    args = (threads, first, table, start, end, places, batch, zero)
+    in_parts(_run_turns, team, threads, args)
+    simd.keep_alive(words)
+
+
+@numba.njit(**INNER_SERIAL)
+def _run_turns(me, threads, words, table, start, end, places, batch, zero):
+    for step in range(start, end):
+        parts, turn = min(threads, table[step, PARTS]), step - start
+        part = next_part(words, me, parts, turn)
+        while part >= 0:
+            _run_part(part, parts, table, step, places, batch, zero)
+            end_part(words, part, turn)
+            part = next_part(words, me, parts, turn)
 
 
 @numba.njit(**INNER_SERIAL)

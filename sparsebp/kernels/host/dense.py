@@ -41,7 +41,7 @@ from sparsebp.kernels.host.dense_blocks import (
     tile,
 )
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, SERIAL, parts_for, span
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, MAX_PARTS, SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import intrinsic
 from sparsebp.kernels.host.engine.threads import atomic_exchange, atomic_store, parallel, split, team, team_for
 from sparsebp.kernels.host.optim import CHUNK, add_chunks, chunk_rows, rule_address, square_sum, update_range
@@ -103,7 +103,32 @@ def _library() -> dict[str, str]:
              if Path(info["filepath"]).name.startswith(name)}  # fmt: skip
     usable = [name for name in (_OF_SCIPY, _OF_NUMPY) if name in found and sys.byteorder == "little"]
     newest = max(usable, key=lambda name: _release(found[name])) if _OF_SCIPY in usable else None
+    for info in found.values():
+        _map_buffers(info["filepath"])
     return {"filepath": "", "architecture": ""} if newest is None else found[newest]
+
+
+_BUFFER_BYTES, _POPULATE_READ = 1 << 22, 22
+"""Bytes of a buffer of OpenBLAS that packed operands fill at most, roughly; Linux' ``MADV_POPULATE_READ``."""
+
+
+def _map_buffers(path: str) -> None:
+    """Map the first pages of the buffers in which OpenBLAS packs operands, one for each thread of the kernels.
+
+    Its kernels prefetch beyond what they packed. Where the next page was never touched, each prefetch looks for it in
+    vain: in a virtual machine, products of 3072 rows took 2.4 times as long, until a larger one had touched the page.
+    Pages that are read alone share the system's page of zeros, so this takes no memory.
+    """
+    library = ctypes.CDLL(path)
+    if sys.platform != "linux" or not hasattr(library, "blas_memory_alloc"):
+        return
+    take, give_back, advise = library.blas_memory_alloc, library.blas_memory_free, ctypes.CDLL(None).madvise
+    take.restype = ctypes.c_void_p
+    give_back.argtypes, advise.argtypes = (ctypes.c_void_p,), (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    buffers = [take(0) for _ in range(min(threads.most_threads(), MAX_PARTS))]  # kept for later products
+    for buffer in buffers:
+        advise(buffer, _BUFFER_BYTES, _POPULATE_READ)  # a system older than 5.14 refuses, and nothing is lost
+        give_back(buffer)
 
 
 def _release(info: dict[str, Any]) -> tuple[int, ...]:
@@ -446,6 +471,25 @@ def _batches_products(part, parts, blas, sizes, a, b, c):
 
 class DenseKernels:
     """Host side of the dense part of `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
+
+    def affine(self, x: Array, weight: Array, bias: Array | None, out: Array) -> None:
+        """``out = x @ weight.T + bias``."""
+        matmul(x, weight.T, out)
+        if bias is not None:
+            out += bias
+
+    def affine_grad(self, gy: Array, x: Array, weight: Array, bias: Array | None) -> None:
+        """``weight = gy.T @ x``, ``bias = gy.sum(axis=0)``."""
+        matmul(gy.T, x, weight)
+        if bias is not None:
+            matmul(row_of_ones(gy), gy, bias[None])
+
+    def add_bias(self, out: Array, bias: Array, more: Array | None) -> None:
+        """Add a bias to every row."""
+        if more is not None:
+            bias = bias.copy()
+            bias[: len(more)] += more
+        out += bias
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:
         """``out[out_index[s]] = a[a_index[s]] @ b[b_index[s]]`` for all s."""

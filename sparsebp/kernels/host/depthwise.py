@@ -390,7 +390,7 @@ def correlate(y: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
         abreast_correlate(y, x, windows, out)
         return
     layout, (batch, channels) = _layout(*windows, VECTOR_BYTES // x.itemsize), x.shape[:2]
-    parts, gradients = _parts(y, layout, channels), y.reshape(batch, len(out), -1)
+    parts, gradients = _parts(y, layout, len(out)), y.reshape(batch, len(out), -1)
     args = layout.rows, layout.phases, layout.vectors, layout.taps, len(layout.ends) * layout.size
     _correlate(team(parts), parts, gradients, x.reshape(batch, channels, -1), *args, out.reshape(len(out), -1))
 
@@ -592,24 +592,25 @@ def _add_products(y, padded, vectors, n, taps, count, sums):
 
 @parallel(**JIT)
 def _correlate(part, parts, y, x, rows, phases, vectors, taps, length, out):
-    """Run a part of the channels."""
+    """Run a part of the output channels; those of one input channel share its planes."""
     batch, channels, size = x.shape
-    low, high = span(part, parts, channels)
+    low, high = span(part, parts, len(out))
     each, step = len(out) // channels, lanes(pointer(x))
     room = len(taps) * step
     padded, sums = np.empty(length + _SLACK, x.dtype), np.empty(each * room, x.dtype)
     _cleared(padded)
-    for c in range(low, high):
+    for c in range(low // each, (high + each - 1) // each):
+        first, last = max(low - c * each, 0), min(high - c * each, each)
         _cleared(sums)
         for b in range(batch):
             plane = advance(pointer(x), (b * channels + c) * size)
             _spread(plane, size // len(rows), rows, phases, len(phases), pointer(padded))
-            for o in range(each):
+            for o in range(first, last):
                 source = advance(pointer(y), (b * len(out) + c * each + o) * y.shape[2])
                 target = advance(pointer(sums), o * room)
                 _add_products(source, pointer(padded), pointer(vectors), len(vectors), pointer(taps), len(taps), target)
         target = advance(pointer(out), c * each * len(taps))
-        for i in range(each * len(taps)):
+        for i in range(first * len(taps), last * len(taps)):
             total = sums[i * step]
             for lane in range(1, step):
                 total += sums[i * step + lane]

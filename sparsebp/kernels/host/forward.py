@@ -33,6 +33,7 @@ from sparsebp.kernels.host.engine.simd import (
     pointer,
     prefetch_second,
     store,
+    turn,
 )
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
 from sparsebp.kernels.host.equations import (
@@ -66,8 +67,8 @@ from sparsebp.kernels.host.tiles import multiply, multiply_lanes, multiply_row, 
 # nothing is padded. To the equations these samples are one, with the units of all. Every number is the same chain of
 # operations, so the same bits. Callers' arrays have a row for each sample, so squares are transposed.
 
-WORTH_THREADS = 1_200_000
-"""Operations, some 60 µs of one thread, from which on a kernel is run on all threads. Results do not depend on it."""
+WORTH_THREADS = 1_000_000
+"""Operations, some 50 µs of one thread, from which on a kernel is run on all threads. Results do not depend on it."""
 
 
 # ---- in Python: launching, sizes, packing ------------------------------------------------------------------------
@@ -140,30 +141,53 @@ def numbers_of_row(gates: int, columns: int, hidden: int, itemsize: int) -> int:
 row_of_columns = numba.njit(**INNER_JIT)(numbers_of_row)
 
 
+@device
+def _turn_rows(source, depth, rows, out, stride):
+    """Write rows of `depth` numbers as columns of `out`, whose rows are `stride` apart: in squares where they fit."""
+    count = lanes(out)
+    for j in range(0, rows, count):
+        some = min(count, rows - j)
+        squares = depth // count * count if some == count else 0
+        for k in range(0, squares, count):
+            square = advance(out, k * stride + j)
+            last = turn(advance(source, j * depth + k), depth, count, square, stride, 4 * stride)
+            store(square, (count - 1) * stride, last)
+        for r in range(j, j + some):
+            for k in range(squares, depth):
+                out[k * stride + r] = source[r * depth + k]
+
+
 @numba.njit(**INNER_JIT)
 def pack(cell, w_ih, b_ih, b_hh, w_hh, b_hn):
     """Return the weights transposed: rows of the input's, of the state's, and of the biases.
 
     Rows are ``padded(gates · H)`` long, the row of biases `row_of_columns`.
     """
-    gates, columns = len(cell), columns_of(cell)
-    hidden, features = w_hh.shape[1], w_ih.shape[1]
-    row = padded(gates * hidden, w_hh.itemsize)
-    first = part_at(columns - gates, gates, hidden, w_hh.itemsize)
-    out = room_for_weights(features + hidden, row, row_of_columns(gates, columns, hidden, w_hh.itemsize), w_hh)
-    for part in range(gates):
-        gate, of_state = gate_at(part, gates, columns), part_at(columns - gates + part, gates, hidden, w_hh.itemsize)
-        for j in range(hidden):
-            for k in range(features):
-                out[k * row + part * hidden + j] = w_ih[gate * hidden + j, k]
-            for k in range(hidden):
-                out[(features + k) * row + of_state - first + j] = w_hh[part * hidden + j, k]
+    gates, columns, features, item = len(cell), columns_of(cell), w_ih.shape[1], w_hh.itemsize
+    hidden = w_hh.shape[1]
+    row = padded(gates * hidden, item)
+    out = room_for_weights(size_of_weights(cell, features, hidden, hidden, item), w_hh)
+    _pack_rows(gates, columns, w_ih, w_hh, row, out)
     biases = out[(features + hidden) * row :]
-    pack_biases(gates, columns, b_ih, b_hh, hidden, biases)
-    at = part_at(3, 3, hidden, w_hh.itemsize)
+    pack_biases(gates, columns, b_ih, b_hh, hidden, 0, hidden, biases)
+    at = part_at(3, 3, hidden, item)
     for j in range(len(b_hn)):
         biases[at + j] = b_hn[j]
     return out
+
+
+@numba.njit(**INNER_JIT)
+def _pack_rows(gates, columns, w_ih, w_hh, row, out):
+    """Write the transposed weights of the input, and of the state behind them."""
+    hidden, features, item = w_hh.shape[1], w_ih.shape[1], w_hh.itemsize
+    of_input, first = pointer(out), part_at(columns - gates, gates, hidden, item)
+    for part in range(gates):
+        of_state = part_at(columns - gates + part, gates, hidden, item) - first
+        to = advance(of_input, features * row + of_state)
+        _turn_rows(advance(pointer(w_hh), part * hidden * hidden), hidden, hidden, to, row)
+        if features > 0:
+            of_gate = advance(pointer(w_ih), gate_at(part, gates, columns) * hidden * features)
+            _turn_rows(of_gate, features, hidden, advance(of_input, part * hidden), row)
 
 
 @numba.njit(**INNER_JIT)
@@ -171,7 +195,7 @@ def rows_of(w):
     """Return w (K, H) with rows padded to whole vectors: (K, padded), for products ``x (K,) @ w``."""
     depth, hidden = w.shape
     width = padded(hidden, w.itemsize)
-    out = room_for_weights(depth, width, 0, w)[: depth * width].reshape((depth, width))
+    out = room_for_weights(depth * width, w)[: depth * width].reshape((depth, width))
     for k in range(depth):
         for j in range(hidden):
             out[k, j] = w[k, j]
@@ -179,25 +203,32 @@ def rows_of(w):
 
 
 @numba.njit(**INNER_JIT)
-def room_for_weights(depth, row, biases, like):
-    """Return zeros for `depth` rows of weights and one of biases, aligned to vectors, of the dtype of `like`."""
-    room = np.zeros(depth * row + biases + VECTOR_BYTES, like.dtype)
+def room_for_weights(numbers, like):
+    """Return zeros for at least so many numbers, aligned to vectors, of the dtype of `like`."""
+    room = np.zeros(numbers + VECTOR_BYTES, like.dtype)
     return room[(-room.ctypes.data) % VECTOR_BYTES // like.itemsize :]
 
 
 @numba.njit(**INNER_JIT)
-def pack_biases(gates, columns, b_ih, b_hh, hidden, out):
-    """Add both biases, empty where there are none, to the zeros of their row."""
+def size_of_weights(cell, features, whole, hidden, itemsize):
+    """Return the numbers of the packed weights and biases of `hidden` of `whole` units."""
+    gates, row = len(cell), padded(len(cell) * hidden, itemsize)
+    return (features + whole) * row + row_of_columns(gates, columns_of(cell), hidden, itemsize)
+
+
+@numba.njit(**INNER_JIT)
+def pack_biases(gates, columns, b_ih, b_hh, whole, low, hidden, out):
+    """Add both biases of some of the `whole` units, empty where there are none, to the zeros of their row."""
     if b_ih.size > 0:
         for part in range(gates):
             gate = gate_at(part, gates, columns)
             for j in range(hidden):
-                out[part * hidden + j] = b_ih[gate * hidden + j]
+                out[part * hidden + j] = b_ih[gate * whole + low + j]
     if b_hh.size > 0:
         for part in range(gates):
             at = part_at(columns - gates + part, gates, hidden, out.itemsize)
             for j in range(hidden):
-                out[at + j] += b_hh[part * hidden + j]
+                out[at + j] += b_hh[part * whole + low + j]
 
 
 # ---- in Numba: steps -----------------------------------------------------------------------------------------------
@@ -363,32 +394,32 @@ def run_forward(team, parts, cell, x, w_ih, b_ih, b_hh, w_hh, b_hn, *arrays):
 
 
 @numba.njit(**INNER_JIT)
-def _pack_matrix(w, gates, columns, hidden, of_input, out):
-    """Write w (gates·H, K) in panels."""
-    depth, count = w.shape[1], VECTOR_BYTES // w.itemsize
-    vectors = padded(gates * hidden, w.itemsize) // count
+def _pack_matrix(w, gates, columns, low, hidden, of_input, out):
+    """Write rows of `hidden` units, from unit `low` on, of w (gates·H, K) in panels."""
+    (rows, depth), count = w.shape, VECTOR_BYTES // w.itemsize
+    vectors, whole = padded(gates * hidden, w.itemsize) // count, rows // gates
     before = 0 if of_input else part_at(columns - gates, gates, hidden, w.itemsize)
     at = 0
     while at < vectors:
-        low, panel = at * count, panel_of(vectors - at) * count
+        first, panel = at * count, panel_of(vectors - at) * count
         for part in range(gates):
             gate = gate_at(part, gates, columns) if of_input else part
-            begin = part_at(part if of_input else columns - gates + part, gates, hidden, w.itemsize) - before - low
-            for j in range(max(0, -begin), min(hidden, panel - begin)):
-                source = w[gate * hidden + j]
-                for k in range(depth):
-                    out[low * depth + k * panel + begin + j] = source[k]
+            begin = part_at(part if of_input else columns - gates + part, gates, hidden, w.itemsize) - before - first
+            j, end = max(0, -begin), min(hidden, panel - begin)
+            if j < end:
+                to = advance(pointer(out), first * depth + begin + j)
+                _turn_rows(advance(pointer(w), (gate * whole + low + j) * depth), depth, end - j, to, panel)
         at += panel // count
 
 
 @numba.njit(**INNER_JIT)
-def pack_panels(cell, w_ih, b_ih, b_hh, w_hh):
-    """Return panels of the input's weights, of the state's, and the row of biases; parts are where `part_at` says."""
+def pack_panels(cell, w_ih, b_ih, b_hh, w_hh, low, hidden, out):
+    """Write panels of the input's weights, of the state's, and the row of biases, of `hidden` units from `low` on.
+
+    Parts are where `part_at` says. `out` is zero.
+    """
     gates, columns = len(cell), columns_of(cell)
-    hidden, features = w_hh.shape[1], w_ih.shape[1]
-    row = padded(gates * hidden, w_hh.itemsize)
-    out = room_for_weights(features + hidden, row, row_of_columns(gates, columns, hidden, w_hh.itemsize), w_hh)
-    _pack_matrix(w_ih, gates, columns, hidden, True, out)
-    _pack_matrix(w_hh, gates, columns, hidden, False, out[features * row :])
-    pack_biases(gates, columns, b_ih, b_hh, hidden, out[(features + hidden) * row :])
-    return out
+    features, whole, row = w_ih.shape[1], w_hh.shape[1], padded(gates * hidden, w_hh.itemsize)
+    _pack_matrix(w_ih, gates, columns, low, hidden, True, out)
+    _pack_matrix(w_hh, gates, columns, low, hidden, False, out[features * row :])
+    pack_biases(gates, columns, b_ih, b_hh, whole, low, hidden, out[(features + whole) * row :])

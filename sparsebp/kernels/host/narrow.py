@@ -24,6 +24,7 @@ from sparsebp.kernels.host.engine.simd import (
     advance,
     aligned_pointer,
     broadcast,
+    clear,
     copy,
     fma,
     keep_alive,
@@ -36,7 +37,7 @@ from sparsebp.kernels.host.engine.simd import (
     store_up_to,
     zeros,
 )
-from sparsebp.kernels.host.engine.threads import parallel, team_for
+from sparsebp.kernels.host.engine.threads import parallel, split, team_for
 
 Axes = tuple[int, ...]
 
@@ -90,7 +91,7 @@ def convolve(weight: Array, x: Array, before: Axes, dilation: Axes, turned: bool
     places, parts = taps - 1 - order if turned else order, groups * splits
     work = out.size * channels * taps // 8
     _convolve(team_for(parts, work), parts, *args, places, width, vectors, splits, block, sums.reshape(rows, -1))
-    out[...] = sums.transpose(4, 0, 1, 2, 3)
+    _turn_samples(out, sums, (0, 0, 0), inwards=False)
     return bool(np.isfinite(sums).all())
 
 
@@ -99,7 +100,7 @@ def correlate(y: Array, x: Array, before: Axes, dilation: Axes, out: Array) -> N
     geometry = len(x), x.shape[2:], out.shape[2:], before, dilation, y.shape[2:]
     starts, *_, steps = _lines(*geometry)
     slopes = backend.empty(np, (y.shape[1], *y.shape[2:], len(y)), y.dtype)
-    slopes[...] = y.transpose(1, 2, 3, 4, 0)
+    _turn_samples(y, slopes, (0, 0, 0), inwards=True)
     rows, lanes = slopes.reshape(len(slopes), -1), VECTOR_BYTES // x.itemsize
     size, length = rows.shape[1], out[0].size
     places, parts = (np.arange(size), contiguous(size, lanes)), -(-length // (lanes * _GROUP))
@@ -111,12 +112,17 @@ def _side_by_side(x: Array, kernel: Axes, before: Axes, dilation: Axes, outputs:
     """Return x (B, C, …) with zeros around as (C, numbers of all samples), the samples' next to each other."""
     sizes = [o + (k - 1) * d for o, k, d in zip(outputs, kernel, dilation, strict=True)]
     image = backend.empty(np, (x.shape[1], *sizes, len(x)), x.dtype)
-    if any(before) or sizes != [*x.shape[2:]]:
-        image[...] = 0
-    (d, h, w), ends = before, [min(b + n, size) for b, n, size in zip(before, x.shape[2:], sizes, strict=True)]
-    given = x[:, :, : ends[0] - d, : ends[1] - h, : ends[2] - w]
-    image[:, d : ends[0], h : ends[1], w : ends[2]] = given.transpose(1, 2, 3, 4, 0)
+    _turn_samples(x, image, before, inwards=True)
     return image.reshape(x.shape[1], -1)
+
+
+def _turn_samples(x: Array, image: Array, before: Axes, inwards: bool) -> None:
+    """Copy x (B, C, …) to image (C, …, B), behind `before` elements and with zeros around, or the image to x."""
+    met = tuple(max(0, min(n, room - b)) for n, room, b in zip(x.shape[2:], image.shape[1:4], before, strict=True))
+    around = inwards and prod(met) < prod(image.shape[1:4])
+    team, parts = split(2 * image.size, vectors=False)  # far apart on one side
+    args = inwards, around, x.reshape(-1), x.shape, image.reshape(-1), image.shape, before, met
+    _turn(team, min(parts, len(image)), *args)
 
 
 @lru_cache(maxsize=256)
@@ -209,6 +215,30 @@ def _correlate(part, parts, slopes, image, starts, steps, places, turned, width,
     keep_alive(room)
     keep_alive(lines)
     keep_alive(spare)
+
+
+@parallel(**JIT)
+def _turn(part, parts, inwards, around, x, given, image, sizes, before, met):
+    """Run a part of the channels: `met` elements of each sample lie in the image."""
+    (batch, channels, planes, height, width), (_, depth, rows, columns, _) = given, sizes
+    low, high = span(part, parts, channels)
+    whole, room = channels * planes * height * width, depth * rows * columns * batch
+    for channel in range(low, high):
+        if around:
+            clear(advance(pointer(image), channel * room), room)
+        for d in range(met[0]):
+            for h in range(met[1]):
+                line = advance(pointer(x), ((channel * planes + d) * height + h) * width)
+                at = (((channel * depth + before[0] + d) * rows + before[1] + h) * columns + before[2]) * batch
+                turned = advance(pointer(image), at)
+                if inwards:
+                    for w in range(met[2]):
+                        for sample in range(batch):
+                            turned[w * batch + sample] = line[sample * whole + w]
+                else:
+                    for w in range(met[2]):
+                        for sample in range(batch):
+                            line[sample * whole + w] = turned[w * batch + sample]
 
 
 @numba.njit(**INNER_JIT)

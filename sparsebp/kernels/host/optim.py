@@ -7,6 +7,7 @@ addresses of parameter, gradient and buffers, `o` the options, as in `sparsebp.k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -391,9 +392,15 @@ class OptimizerKernels:
         """Update all parameters in place."""
         _run(rule, (params, grads, *buffers), _ACCESS[rule], options, steps, check)
 
-    def scale_arrays(self, arrays: Sequence[Array], factor: float | Array, check: Check) -> None:
+    def scale_arrays(self, arrays: Sequence[Array], factor: float, check: Check) -> None:
         """Multiply all arrays by one number, in place."""
-        _run_on_all("scale", arrays, float(factor), check)
+        _run_on_all("scale", arrays, factor, check)
+
+    def clip_arrays(self, arrays: Sequence[Array], squares: Array, max_norm: float, check: Check) -> None:
+        """Multiply all arrays by a factor below 1, if the norm asks for it."""
+        norm = math.sqrt(squares.sum())
+        factor = max_norm / (norm + 1e-6)
+        self.scale_arrays(arrays, factor if math.isfinite(norm) and factor < 1 else 1.0, check)
 
     def clamp_arrays(self, arrays: Sequence[Array], limit: float, check: Check) -> None:
         """Bring all numbers into [-limit, limit], in place; NaN stays."""
@@ -416,6 +423,11 @@ class OptimizerKernels:
         parts = 1 if work < _WORTH_THREADS else parts_for(work)
         _chunk_sums(team(parts), parts, addresses, begins, like, lengths, chunks, sums)
         add_chunks(chunks, sums, out)
+
+    def join_arrays(self, arrays: Sequence[Array], out: Array) -> None:
+        """Copy all arrays to one."""
+        if arrays:
+            np.concatenate([array.reshape(-1) for array in arrays], out=out)
 
 
 def _run(

@@ -40,6 +40,7 @@ from sparsebp.kernels.host.engine.threads import parallel, split, team
 Limits = tuple[float, float] | None
 
 _FLUSH, _PIECE = 1024, 4096
+_MOVED = 6  # a number from memory, and another one back, take about as long as this many multiply-adds
 _NO_LIMITS = (-math.inf, math.inf)
 
 
@@ -51,7 +52,7 @@ class ChannelKernels:
         out: Array, limits: Limits = None,
     ) -> None:  # fmt: skip
         """Statistics of every channel, and the channel normalised by them; parts are of channels."""
-        parts, number = min(parts_for(4 * x.size), max(len(mean), 1)), x.dtype.type
+        parts, number = min(parts_for(2 * _MOVED * x.size), max(len(mean), 1)), x.dtype.type
         args = mean if weight is None else weight, mean if bias is None else bias, weight is not None, bias is not None
         _normalise(team(parts), parts, x, *args, number(eps), *_rounded(limits, number), mean, var, scale, out)
 
@@ -60,7 +61,7 @@ class ChannelKernels:
         out: Array, known: bool = False, y: Array | None = None, limits: Limits = None,
     ) -> None:  # fmt: skip
         """Two sums over every channel, unless they are known, then the gradient; parts of channels."""
-        parts = min(parts_for(4 * x.size), max(len(mean), 1))
+        parts = min(parts_for(2 * _MOVED * x.size), max(len(mean), 1))
         args = scale if weight is None else weight, weight is not None
         _back(team(parts), parts, gy, x, *_mask(gy, y, limits), mean, scale, *args, known, sums, products, out)
 
@@ -69,14 +70,20 @@ class ChannelKernels:
         limits: Limits = None,
     ) -> None:  # fmt: skip
         """Two sums over every channel in one pass; parts are of channels."""
-        parts = min(parts_for(2 * x.size), max(len(mean), 1))
+        parts = min(parts_for(_MOVED * x.size), max(len(mean), 1))
         _products(team(parts), parts, gy, x, *_mask(gy, y, limits), mean, sums, products)
 
-    def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
+    def channel_scale(
+        self, x: Array, mean: Array | None, factor: Array | None, offset: Array | None, out: Array,
+        limits: Limits = None,
+    ) -> None:  # fmt: skip
         """A linear map for every channel; parts are of planes."""
         planes = x.shape[0] * x.shape[1]
-        parts = min(parts_for(x.size), max(planes, 1))
-        _scale(team(parts), parts, x, mean, factor, offset, out)
+        parts = min(parts_for(_MOVED * x.size), max(planes, 1))
+        neutral = (np.zeros, np.ones, np.zeros)  # for a term that is dropped: it changes no number
+        terms = [make(x.shape[1], x.dtype) if term is None else term
+                 for term, make in zip((mean, factor, offset), neutral, strict=True)]  # fmt: skip
+        _scale(team(parts), parts, x, *terms, *_rounded(limits, x.dtype.type), out)
 
     def channel_track(
         self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
@@ -299,11 +306,10 @@ def _products(part, parts, gy, x, y, low, high, masked, mean, sums, products):
 
 
 @parallel(**JIT)
-def _scale(part, parts, x, mean, factor, offset, out):
+def _scale(part, parts, x, mean, factor, offset, least, most, out):
     """Run a part of the planes."""
     batch, channels, size = x.shape
     low, high = span(part, parts, batch * channels)
-    least, most = x.dtype.type(-np.inf), x.dtype.type(np.inf)
     for plane in range(low, high):
         c = plane % channels
         source, target = advance(pointer(x), plane * size), advance(pointer(out), plane * size)
@@ -404,15 +410,20 @@ class PointwiseKernels:
 
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """Every element between the limits."""
-        _clamp(*split(x.size), x, x.dtype.type(low), x.dtype.type(high), out)
+        _clamp(*split(_MOVED * x.size), x, x.dtype.type(low), x.dtype.type(high), out)
 
     def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
         """The gradient where y lies above the lower limit and not above the upper one, or is NaN."""
-        _clamp_grad(*split(y.size), gy, y, y.dtype.type(low), y.dtype.type(high), out)
+        _clamp_grad(*split(_MOVED * y.size), gy, y, y.dtype.type(low), y.dtype.type(high), out)
 
-    def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
+    def softmax_cross_entropy(
+        self, logits: Array, target: Array, losses: Array, grad: Array, mean: Array | None
+    ) -> None:
         """Loss and gradient of every row. A target outside [0, C) makes its row NaN instead of reading elsewhere."""
-        _softmax_cross_entropy(*split(logits.size * _EXP_WEIGHT), logits, target, losses, grad)
+        scale = grad.dtype.type(1 if mean is None else 1 / len(losses))
+        _softmax_cross_entropy(*split(logits.size * _EXP_WEIGHT), logits, target, losses, grad, scale)
+        if mean is not None:  # of few numbers, half of the time of `mean`, and as exact
+            mean[...] = np.add.reduce(losses, dtype=np.float64) / len(losses)
 
 
 def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
@@ -427,7 +438,7 @@ def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
     low, high
         The limits; `high` may be infinite.
     """
-    _add_between(*split(rows.size), rows, bias, rows.dtype.type(low), rows.dtype.type(high))
+    _add_between(*split(_MOVED * rows.size), rows, bias, rows.dtype.type(low), rows.dtype.type(high))
 
 
 # The functions below are compiled: their arguments are arrays and bounds.
@@ -465,7 +476,7 @@ def _clamp_grad(part, parts, gy, y, low, high, out):
 
 
 @parallel(**SERIAL)
-def _softmax_cross_entropy(part, parts, logits, target, losses, grad):
+def _softmax_cross_entropy(part, parts, logits, target, losses, grad, scale):
     low, high = span(part, parts, len(logits))
     classes = logits.shape[1]
     zero, one, nan = logits.dtype.type(0), logits.dtype.type(1), logits.dtype.type(np.nan)
@@ -490,3 +501,6 @@ def _softmax_cross_entropy(part, parts, logits, target, losses, grad):
         for c in range(classes):
             slope[c] /= total
         slope[label] -= one
+        if scale != one:
+            for c in range(classes):
+                slope[c] *= scale

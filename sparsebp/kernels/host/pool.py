@@ -10,6 +10,9 @@ from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL, parts_for
 from sparsebp.kernels.host.engine.simd import advance, clear, pointer
 from sparsebp.kernels.host.engine.threads import parallel, team
 
+_TAP, _PLACE = 12, 6
+"""About as many multiply-adds take as long as comparing a tap, and as writing an element or reading a window."""
+
 
 class MaxPoolKernels:
     """Host side of max pooling in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
@@ -19,7 +22,7 @@ class MaxPoolKernels:
         dilation: tuple[int, ...], y: Array, winner: Array,
     ) -> None:  # fmt: skip
         """The maximum of every window and its place."""
-        parts = min(parts_for(y.size * kernel[0] * kernel[1]), max(len(x), 1))
+        parts = min(parts_for(_TAP * y.size * kernel[0] * kernel[1]), max(len(x), 1))
         if _in_pairs(kernel, stride, before, dilation, x, y):
             _max_of_pairs(team(parts), parts, x, y, winner)
         else:
@@ -30,7 +33,7 @@ class MaxPoolKernels:
         dilation: tuple[int, ...], out: Array,
     ) -> None:  # fmt: skip
         """Every window's gradient goes to its maximum, in the order of the windows."""
-        parts = min(parts_for(out.size + 2 * gy.size), max(len(gy), 1))
+        parts = min(parts_for(_PLACE * (out.size + 2 * gy.size)), max(len(gy), 1))
         if _in_pairs(kernel, stride, before, dilation, out, gy):
             _grad_of_pairs(team(parts), parts, gy, winner, out)
         else:

@@ -128,21 +128,22 @@ def gated_forward(
 
 def gated_backward(
     x: Array, p: Array, h: Array, gh: Array, nonlinearity: str, carried: Array, gp: Array | None,
-    grads: tuple[Array, Array | None] | None, again: bool = False,
+    grads: tuple[Array, Array | None] | None, through: tuple[Array, Array] | None = None, again: bool = False,
 ) -> None:  # fmt: skip
     """Write the gradients of `gated_forward` from gh (T, B, H), or (1, B, H) for all steps.
 
     `carried` (B, H) is the gradient at the last state, then that at the initial one. gp is None or the gradient at p,
-    `grads` None or those at w and bias. Each block of gp is multiplied with x where it was just written. With `again`
-    gp is given, and multiplied alone: the same sums.
+    `grads` None or those at w and bias, `through` None or w and the gradient at x. Each block of gp is multiplied with
+    x and with w where it was just written. With `again` gp is given, and multiplied alone: the same sums.
     """
     width, columns, samples = h.shape[2], p.shape[2], _samples_of(h.shape[1])
     groups, form = -(-x.shape[1] // samples), (CANDIDATES.index(nonlinearity), columns // width, width)
+    w, gx = (_wide(through[0]), through[1]) if through else (h[0, :0], p[:0])  # p may have no step, h has one
     parts = min(parts_for(2 * x.size * columns), groups)
     sums = np.zeros((groups, *_padded(columns, x.shape[2], x.dtype).shape))  # in double precision, as they are long
     into = p[:0] if gp is None else gp
     _project_backward(
-        team(parts), parts, form, samples, x, p, h, _rows(gh), carried, into, again, grads is not None, sums
+        team(parts), parts, form, samples, x, p, h, _rows(gh), carried, into, again, grads is not None, sums, w, gx
     )
     if grads is not None:
         total = sums.sum(axis=0)
@@ -539,12 +540,14 @@ def _project_forward(part, parts, form, samples, x, w, p, h):
                 copy(advance(tile, r * row), bias, row)
             own = advance(pointer(x), (start * batch + first) * features)
             _project(own, rows, count, batch, features, pointer(w), row, tile)
-            for r in range(rows):
-                at, u = start * batch + first + _place(r, rows, count, batch), advance(tile, r * row)
-                before, now = advance(pointer(h), at * width), advance(pointer(h), (at + batch) * width)
-                _ask(x, (at + size * batch) * features, features)
-                _min_gru_step(form, u, advance(u, (gates - 1) * width), before, now, width)
-                copy(advance(pointer(p), at * columns), u, columns)
+            u = tile
+            for t in range(start, stop):
+                for at in range(t * batch + first, t * batch + first + count):
+                    before, now = advance(pointer(h), at * width), advance(pointer(h), (at + batch) * width)
+                    _ask(x, (at + size * batch) * features, features)
+                    _min_gru_step(form, u, advance(u, (gates - 1) * width), before, now, width)
+                    copy(advance(pointer(p), at * columns), u, columns)
+                    u = advance(u, row)
     keep_alive(room)
 
 
@@ -574,12 +577,13 @@ def _place(r, rows, count, batch):
 
 
 @parallel(**JIT)
-def _project_backward(part, parts, form, samples, x, p, h, gh, carried, gp, again, summed, sums):
+def _project_backward(part, parts, form, samples, x, p, h, gh, carried, gp, again, summed, sums, w, gx):
     steps, batch, features = x.shape
     _, gates, width = form
-    columns, row = p.shape[2], sums.shape[2]
+    columns, row, wide = p.shape[2], sums.shape[2], w.shape[1]
     size = max(1, BLOCK_ROWS // samples)
-    room, one = np.zeros(size * samples * row, x.dtype), np.zeros((features + 1) * row, x.dtype)
+    room, one = np.zeros((size * samples + 3) * row, x.dtype), np.zeros((features + 1) * row, x.dtype)
+    four = np.empty(4 * wide, x.dtype)
     tile, piece = pointer(room), pointer(one)
     begin, end = span(part, parts, -(-batch // samples))
     for group in range(begin, end):
@@ -615,8 +619,21 @@ def _project_backward(part, parts, form, samples, x, p, h, gh, carried, gp, agai
                         total = total + load(tile, r * row + j)
                     store(bias, j, total)
                 _join(piece, advance(pointer(sums), group * (features + 1) * row), (features + 1) * row)
+            if len(gx):
+                gu, left, to_x = tile, 0, pointer(four)
+                for t in range(stop - 1, start - 1, -1):
+                    for s in range(first, first + count):
+                        if left == 0:
+                            clear(to_x, 4 * wide)
+                            multiply(gu, row, 2 * row, 3 * row, columns, pointer(w), wide, wide, to_x, wide)
+                            gu, left = advance(gu, 4 * row), 4
+                        copy(advance(pointer(gx), (t * batch + s) * features), to_x, features)
+                        to_x, left = advance(to_x, wide), left - 1
+                        if left == 0:
+                            to_x = pointer(four)
     keep_alive(room)
     keep_alive(one)
+    keep_alive(four)
 
 
 @device

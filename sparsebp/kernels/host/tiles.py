@@ -287,14 +287,27 @@ def multiply_panels(x, x_stride, rows, depth, w, width, out, out_stride):
 
 
 @device
-def multiply_panels_by_row(x, depth, w, width, out):
-    """The same of one row; two panels of three vectors at a time, so six chains of multiply-adds."""
-    count, at, none = lanes(x), 0, (0, 0, 0, 0)
-    while at * count < width:
-        panel = _wide_panel_of(width // count - at)
-        step, weights = min(panel, 3) * count, advance(w, at * count * depth)
-        _add_one(1, panel, x, none, 1, weights, step, step * depth, depth, advance(out, at * count), none)
-        at += panel
+def multiply_panels_by_row(x, depth, w, width, out, turned):
+    """The same of one row; two panels of three vectors at a time, so six chains of multiply-adds.
+
+    `turned`: the last ones first, which the call before may have left in the first cache.
+    """
+    count, none = lanes(x), (0, 0, 0, 0)
+    vectors = width // count
+    pairs = max(vectors - 4, 0) // 6 if vectors % 6 == 1 else vectors // 6
+    step = 3 * count
+    for half in range(2):
+        if turned == (half == 1):
+            for i in range(pairs):
+                at = (pairs - 1 - i if turned else i) * 6 * count
+                _add_one(1, 6, x, none, 1, advance(w, at * depth), step, step * depth, depth, advance(out, at), none)
+        else:
+            at = 6 * pairs
+            while at < vectors:
+                panel = panel_of(vectors - at)
+                weights = advance(w, at * count * depth)
+                _add_one(1, panel, x, none, 1, weights, panel * count, 0, depth, advance(out, at * count), none)
+                at += panel
 
 
 @device

@@ -84,7 +84,8 @@ extern "C" __global__ void __launch_bounds__(256) dense_matvec_single(
 
 // v = a[s] @ v + add[s] along one chunk, for COLUMNS vectors of the same samples at once. The block holds the vectors in
 // shared memory, twice: one is read while the other is written, so a step needs a single barrier. Returns which of the
-// two holds the result. Vectors lie as [entry][column][sample]; x of the block runs along samples, y along entries.
+// two holds the result, of which each thread may read what it wrote itself. Vectors lie as [entry][column][sample]; x of the
+// block runs along samples, y along entries.
 template <int COLUMNS>
 __device__ __forceinline__ const real* run_chain(
     const real* __restrict__ a, int a_step, const real* __restrict__ add, real* every_step, real* vectors, int64 begin,
@@ -115,7 +116,6 @@ __device__ __forceinline__ const real* run_chain(
         current = next;
         next = swap;
     }
-    __syncthreads();
     return current;
 }
 
@@ -155,4 +155,38 @@ extern "C" __global__ void __launch_bounds__(256) dense_reduce(
         for (int i = threadIdx.y; i < n; i += blockDim.y)
             for (int c = 0; c < TILE && j0 + c < n; ++c)
                 out[((chunk * n + i) * n + j0 + c) * batch + sample] = result[(i * TILE + c) * blockDim.x + threadIdx.x];
+}
+
+// Linear layers of a few rows: y = x W' + b and its gradients, a launch each, where a library's product would take longer to
+// begin than to run. A thread an entry; what it reads, the others of its warp read too, or lies beside it.
+extern "C" __global__ void __launch_bounds__(256) affine(
+    const real* __restrict__ x, const real* __restrict__ weight, const real* __restrict__ bias, real* __restrict__ out,
+    int rows, int inputs, int outputs) {
+    const int e = blockIdx.x * blockDim.x + threadIdx.x, row = e / outputs, o = e % outputs;
+    if (row >= rows) return;
+    real sum = 0;
+#pragma unroll 8
+    for (int i = 0; i < inputs; ++i) sum += x[row * inputs + i] * weight[o * inputs + i];
+    out[e] = bias ? sum + bias[o] : sum;
+}
+
+// The bias (null: none) is a column more of the weight, of an input that is 1.
+extern "C" __global__ void __launch_bounds__(256) affine_grad(
+    const real* __restrict__ gy, const real* __restrict__ x, real* __restrict__ weight, real* __restrict__ bias, int rows,
+    int inputs, int outputs) {
+    const int e = blockIdx.x * blockDim.x + threadIdx.x, o = e / (inputs + 1), i = e % (inputs + 1);
+    if (o >= outputs || (i == inputs && !bias)) return;
+    real sum = 0;
+#pragma unroll 8
+    for (int row = 0; row < rows; ++row) sum += gy[row * outputs + o] * (i < inputs ? x[row * inputs + i] : real(1));
+    *(i < inputs ? weight + o * inputs + i : bias + o) = sum;
+}
+
+// To every row, a warp each; `more` is part of the bias of the first `few` columns. Bytes: `out` read and written.
+extern "C" __global__ void __launch_bounds__(256) add_bias(
+    real* __restrict__ out, const real* __restrict__ bias, const real* __restrict__ more, int64 rows, int columns, int few) {
+    const int64 row = int64(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    for (int c = threadIdx.x; c < columns; c += WARP)
+        out[row * columns + c] += c < few ? bias[c] + more[c] : bias[c];
 }

@@ -37,7 +37,7 @@ struct Prefetch {
 // state are.
 template <int OUTPUTS> class StepInput {
   public:
-    static constexpr int DEPTH = STREAMED ? 4 : 8, ROUND = DEPTH * INPUTS, SHARED = 2 * ROUND;  // the launcher counts on it
+    static constexpr int DEPTH = LONG_STEPS ? 4 : 8, ROUND = DEPTH * INPUTS, SHARED = 2 * ROUND;  // the launcher counts on it
 
   private:
     static constexpr int PIECES = (ROUND + WARP - 1) / WARP;
@@ -175,7 +175,7 @@ template <int OUTPUTS> class StepInput {
 // From the projected input (T, B, OUTPUTS * H), in registers.
 template <int OUTPUTS> class StepInput {
   public:
-    static constexpr int DEPTH = OUTPUTS == 1 ? 8 : OUTPUTS * sizeof(real) > 24 ? 2 : 4, SHARED = 0;
+    static constexpr int DEPTH = LONG_STEPS || OUTPUTS * sizeof(real) > 24 ? 2 : OUTPUTS == 1 ? 8 : 4, SHARED = 0;
 
   private:
     real now[DEPTH][OUTPUTS], next[DEPTH][OUTPUTS];
@@ -207,9 +207,9 @@ template <int OUTPUTS> class StepInput {
         : source(x + int64(blockIdx.x) * OUTPUTS * H + unit), stride(int64(batch) * OUTPUTS * H) {}
 
     __device__ __forceinline__ void begin(int64 steps) {
-        const int lane = threadIdx.x % WARP, row = lane / 2, first = int(threadIdx.x) - lane;
-        const int unit = lane % 2 ? min(first + WARP, HIDDEN) - 1 : first;
-        const real* const begin = source - min(int(threadIdx.x), HIDDEN - 1);  // of this sample's values
+        const int lane = threadIdx.x % WARP, row = lane / 2, first = (int(threadIdx.x) - lane) / SPLIT;
+        const int unit = lane % 2 ? min(first + WARP / SPLIT, HIDDEN) - 1 : first;
+        const real* const begin = source - unit_of(HIDDEN);  // of this sample's values
         const real* const end = begin + (steps - 1) * stride + OUTPUTS * HIDDEN;
         const int64 offset = (2 * DEPTH + row / OUTPUTS) * stride + row % OUTPUTS * HIDDEN + unit;
         ahead = {row < DEPTH * OUTPUTS ? begin + offset : end, end, DEPTH * stride};

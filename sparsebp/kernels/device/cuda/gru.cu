@@ -13,9 +13,10 @@ constexpr int LOADED = 6;  // values of a unit that a step loads: four gates, th
 #include "weight_sums.cuh"
 
 constexpr int DEPTH = STREAMED ? 2 : 4;  // steps that values are loaded ahead; even: two copies of the state alternate
-// Steps that the backward loads at once, a round ahead: as many as registers allow beside 3 H weights.
+// Steps that the backward loads at once, a round ahead: as many as registers allow beside the weights.
 #ifdef HIDDEN
-constexpr int ROUND = SUMS ? (INPUT_SLOTS > 4 ? 2 : 3) : 3 * HIDDEN * sizeof(real) <= 96 * 4 ? 4 : 2;
+constexpr bool FEW = LONG_STEPS || 3 * HIDDEN * sizeof(real) > 96 * 4;
+constexpr int ROUND = SUMS ? (INPUT_SLOTS > 4 ? 2 : 3) : LONGEST_STEPS ? 1 : FEW ? 2 : 4;
 #else
 constexpr int ROUND = 1;
 #endif
@@ -34,8 +35,8 @@ __device__ __forceinline__ void gru_run_chunk(
     real* __restrict__ carry_out, int64 begin, int64 end, int sample, int batch, int hidden, const SumOperands& operands,
     int64 part, real* shared) {
     HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H, writes = active && ga;
-    const int unit = min(int(threadIdx.x), H - 1);
+    const bool active = is_writer(H), writes = active && ga;
+    const int unit = unit_of(H);
     const int64 stride = int64(batch) * H, at = int64(sample) * H + unit, gate_at = int64(sample) * H * 4 + unit;
     UnitWeights<1, 3> w;
     real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
@@ -68,7 +69,7 @@ __device__ __forceinline__ void gru_run_chunk(
         const real g = u[0], at_n = g * ((1 - x.z) * (1 - x.n * x.n));
         const real at_gates[4] = {at_n, g * f.of_r, g * f.of_z, g * f.of_n};
 #pragma unroll
-        for (int q = 0; q < 3; ++q) place[q * SEGMENT + threadIdx.x] = at_gates[1 + q];
+        for (int q = 0; q < 3; ++q) put(place + q * SEGMENT, at_gates[1 + q]);
         sums.put(place + 3 * SEGMENT, x.before, x.input);
         unit_barrier();
         u[0] = x.z * g + following.gy;  // nothing arrives behind the last step

@@ -17,15 +17,15 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
     real* gates, int64 steps, int batch, int hidden) {
     extern __shared__ __align__(16) real shared[];
     HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H;
-    const int unit = min(int(threadIdx.x), H - 1);
+    const bool active = is_writer(H);
+    const int unit = unit_of(H);
     const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit;
     StepInput<3> input(x, w_ih, b_ih, b_hh, 2, inputs, batch, H, unit, shared);
     UnitWeights<3, 1> w;
     real* const state = w.load(weights, FORWARD_STRIDES(3), unit, shared + input.SHARED);
     const real bias = b_hn[unit];
     real value = h0[at];
-    state[threadIdx.x] = value;
+    put(state, value);
     real *out = h + at, *kept = gates + int64(blockIdx.x) * H * 4 + unit;
     real from_x[3];
     input.begin(steps);
@@ -37,10 +37,10 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
         w.add(state + s % 2 * SEGMENT, sums);
         input.next_step(s, from_x);
         const real r = sigmoid_of(sums[0]), m = sums[2];
-        if (active) kept[0] = r, kept[3 * H] = m;
         const real n = tanh_of(x_n + r * m), z = sigmoid_of(sums[1]);
+        if (active) kept[0] = r, kept[3 * H] = m;
         value = (1 - z) * n + z * value;
-        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = value;
+        put(state + (s + 1) % 2 * SEGMENT, value);
         if (active) kept[H] = z;
         unit_barrier();
         input.next_round(s, behind);

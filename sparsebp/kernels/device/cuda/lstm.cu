@@ -98,9 +98,9 @@ struct LstmRows : ChunkRows<0> {
 };
 #endif
 
-// Steps that the backward loads at once, a round ahead: as many as registers allow beside 4 H weights.
+// Steps that the backward loads at once, a round ahead: as many as registers allow beside the weights.
 #ifdef HIDDEN
-constexpr int ROUND = SUMS ? 2 : 4 * HIDDEN * sizeof(real) <= 96 * 4 ? 4 : 2;
+constexpr int ROUND = LONGEST_STEPS ? 1 : SUMS || LONG_STEPS || 4 * HIDDEN * sizeof(real) > 96 * 4 ? 2 : 4;
 #else
 constexpr int ROUND = 1;
 #endif
@@ -144,8 +144,8 @@ __device__ __forceinline__ void lstm_run_chunk(
     LstmState<real> carry_out, int64 begin, int64 end, int sample, int batch, int hidden, const SumOperands& operands,
     int64 part, real* shared) {
     HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H, writes = active && ga;
-    const int unit = min(int(threadIdx.x), H - 1);
+    const bool active = is_writer(H), writes = active && ga;
+    const int unit = unit_of(H);
     const int64 stride = int64(batch) * H, at = int64(sample) * H + unit, gate_at = int64(sample) * H * 4 + unit;
     UnitWeights<1, 4> w;
     real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
@@ -180,7 +180,7 @@ __device__ __forceinline__ void lstm_run_chunk(
         to_cell += u[0] * f.q;
         const real at_gates[4] = {to_cell * f.of_i, to_cell * f.of_f, to_cell * f.of_g, u[0] * f.e};
 #pragma unroll
-        for (int q = 0; q < 4; ++q) place[q * SEGMENT + threadIdx.x] = at_gates[q];
+        for (int q = 0; q < 4; ++q) put(place + q * SEGMENT, at_gates[q]);
         sums.put(place + 4 * SEGMENT, x.h, x.input);
         unit_barrier();
         to_cell *= f.f;
@@ -188,7 +188,7 @@ __device__ __forceinline__ void lstm_run_chunk(
         w.add(place, u);
         if (writes)
 #pragma unroll
-            for (int q = 0; q < 4; ++q) out[q * H] = IN_PLACE ? place[q * SEGMENT + threadIdx.x] : at_gates[q];
+            for (int q = 0; q < 4; ++q) out[q * H] = IN_PLACE ? place[q * SEGMENT + unit_place()] : at_gates[q];
         out += -4 * stride;
         sums.add(place + 4 * SEGMENT, at_gates);
     });

@@ -17,14 +17,14 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) lstm_forward(
     real* c, real* gates, int64 steps, int batch, int hidden) {
     extern __shared__ __align__(16) real shared[];
     HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H;
-    const int unit = min(int(threadIdx.x), H - 1);
+    const bool active = is_writer(H);
+    const int unit = unit_of(H);
     const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit;
     StepInput<4> input(x, w_ih, b_ih, b_hh, 4, inputs, batch, H, unit, shared);
     UnitWeights<4, 1> w;
     real* const state = w.load(weights, FORWARD_STRIDES(4), unit, shared + input.SHARED);
     real cell = c0[at];
-    state[threadIdx.x] = h0[at];
+    put(state, h0[at]);
     real *out = h + at, *cells = c + at, *kept = gates + int64(blockIdx.x) * H * 4 + unit;
     real sums[4];
     input.begin(steps);
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) lstm_forward(
         const real o = sigmoid_of(at_o);
         if (active) kept[0] = i, kept[H] = f;
         const real value = o * tanh_of(cell);
-        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = value;
+        put(state + (s + 1) % 2 * SEGMENT, value);
         if (active) kept[2 * H] = g;
         unit_barrier();
         input.next_round(s, behind);

@@ -351,12 +351,23 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) rmsprop_update(UPDATE_
 
 // ---- clipping --------------------------------------------------------------------------------------------------------
 
-// By a number, or by one that is on the device.
 extern "C" __global__ void __launch_bounds__(256) scale_arrays(
-    const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n, real factor,
-    const double* __restrict__ own) {
+    const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n, real factor) {
     const Piece<Plain> piece(addresses, layout, n);
-    const real by = own ? real(*own) : factor;
+    update_each(piece, [&](real (&v)[1]) { v[0] *= factor; });
+}
+
+// To a norm of `most`; the squares of the norm before are a few numbers, which every warp adds up for itself.
+extern "C" __global__ void __launch_bounds__(256) clip_arrays(
+    const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n,
+    const double* __restrict__ squares, int count, double most) {
+    const Piece<Plain> piece(addresses, layout, n);
+    double total = 0;
+    for (int i = threadIdx.x % WARP; i < count; i += WARP) total += squares[i];
+    total = warp_total(total);
+    const double factor = most / (sqrt(total) + 1e-6);
+    if (total - total != 0 || !(factor < 1)) return;  // not finite, or short enough
+    const real by = real(factor);
     update_each(piece, [&](real (&v)[1]) { v[0] *= by; });
 }
 
@@ -402,4 +413,15 @@ extern "C" __global__ void __launch_bounds__(256) sum_chunks(
     for (int64 chunk = layout.first[row] + threadIdx.x; chunk < end; chunk += WARP) total += sums[chunk];
     total = warp_total(total);
     if (threadIdx.x == 0) out[row] = total;
+}
+
+// ---- one behind the other --------------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(256) join_arrays(
+    const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n,
+    real* __restrict__ out) {
+    const Piece<Plain> piece(addresses, layout, n);
+    const real* const array = piece.array(0);
+    for (int row = 0; row < piece.row; ++row) out += layout.size[row];
+    for (int i = threadIdx.x; i < piece.count; i += blockDim.x) out[piece.first + i] = array[i];
 }

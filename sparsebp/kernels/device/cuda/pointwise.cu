@@ -157,16 +157,19 @@ extern "C" __global__ void __launch_bounds__(256) channel_products(
     if (threadIdx.x == 0) sums[channel] = sum, products[channel] = product;
 }
 
+// x may be out
 extern "C" __global__ void __launch_bounds__(256) channel_scale(
-    const real* __restrict__ x, const real* __restrict__ mean, const real* __restrict__ factor,
-    const real* __restrict__ offset, real* __restrict__ out, int batch, int channels, int size) {
+    const real* x, const real* __restrict__ mean, const real* __restrict__ factor,
+    const real* __restrict__ offset, real* out, int batch, int channels, int size) {
     const int64 end = int64(batch) * channels * size;
     int64 element = int64(blockIdx.x) * PIECE + threadIdx.x;
     Place place(element, channels, size);
 #pragma unroll
     for (int k = 0; k < EACH; ++k, element += THREADS, place.go_on()) {
         if (element >= end) return;
-        out[element] = (x[element] - mean[place.plane]) * factor[place.plane] + offset[place.plane];
+        const int channel = place.plane;
+        const real scaled = (mean ? x[element] - mean[channel] : x[element]) * (factor ? factor[channel] : real(1));
+        out[element] = offset ? scaled + offset[channel] : scaled;
     }
 }
 
@@ -269,21 +272,13 @@ extern "C" __global__ void __launch_bounds__(256) gelu_grad(
 
 // The loss: one pass over memory, so the floor is bytes / bandwidth.
 
-// A warp a row. Bytes: logits read (twice, the second time from cache), grad written. Operations: about 10 an entry.
-extern "C" __global__ void __launch_bounds__(256) softmax_cross_entropy(
-    const real* __restrict__ logits, const int64* __restrict__ target, real* __restrict__ losses,
-    real* __restrict__ grad, int64 rows, int64 classes) {
-    const int64 row = int64(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
+// By a warp; returns the loss. Bytes: logits read (twice, the second time from cache), grad written. Operations: about 10 an
+// entry.
+__device__ __forceinline__ real row_loss(const real* in, int64 wanted, real* out, int64 classes, real scale) {
     const int lane = threadIdx.x;
-    const real* const in = logits + row * classes;
-    real* const out = grad + row * classes;
-
-    const int64 wanted = target[row];
     if (wanted < 0 || wanted >= classes) {  // as on the host: the row shows the mistake, nothing is read elsewhere
         for (int64 c = lane; c < classes; c += WARP) out[c] = real(nan(""));
-        if (lane == 0) losses[row] = real(nan(""));
-        return;
+        return real(nan(""));
     }
 
     real largest = in[0];
@@ -296,6 +291,26 @@ extern "C" __global__ void __launch_bounds__(256) softmax_cross_entropy(
         total += value;
     }
     total = warp_sum(total);
-    for (int64 c = lane; c < classes; c += WARP) out[c] = out[c] / total - (c == wanted ? real(1) : real(0));
-    if (lane == 0) losses[row] = log_of(total) - (in[wanted] - largest);
+    for (int64 c = lane; c < classes; c += WARP) out[c] = (out[c] / total - (c == wanted ? real(1) : real(0))) * scale;
+    return log_of(total) - (in[wanted] - largest);
+}
+
+// A warp a row; where the mean is asked for (else null), one block has all rows, and adds up their losses.
+extern "C" __global__ void __launch_bounds__(512) softmax_cross_entropy(
+    const real* __restrict__ logits, const int64* __restrict__ target, real* __restrict__ losses,
+    real* __restrict__ grad, double* __restrict__ mean, int64 rows, int64 classes, real scale) {
+    __shared__ double sums[16];  // of a block's warps
+    double sum = 0;
+    for (int64 row = int64(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += int64(gridDim.x) * blockDim.y) {
+        const real loss = row_loss(logits + row * classes, target[row], grad + row * classes, classes, scale);
+        if (threadIdx.x == 0) losses[row] = loss;
+        sum += double(loss);
+    }
+    if (!mean) return;
+    if (threadIdx.x == 0) sums[threadIdx.y] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0 || threadIdx.y > 0) return;
+    double total = 0;
+    for (int warp = 0; warp < int(blockDim.y); ++warp) total += sums[warp];
+    *mean = total / double(rows);
 }

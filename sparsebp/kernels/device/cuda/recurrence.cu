@@ -47,72 +47,113 @@ struct Chain {
     int64 element, first, apart, factor, factors_apart, steps;
 };
 
-__device__ __forceinline__ Chain chain_of(
-    int64 element, int64 count, int64 units, int64 of_step, int64 of_sample, int64 of_unit,
-    const int64* __restrict__ lengths, int64 steps, int reverse) {
-    const int64 sample = element / units, own = lengths ? lengths[sample] : steps;
-    const int64 factor = sample * of_sample + element % units * of_unit;
-    if (reverse) return {element, (own - 1) * count, -count, factor + (own - 1) * of_step, -of_step, own};
-    return {element, 0, count, factor, of_step, own};
-}
+// Of all recurrences: `count` units of samples, in `chunks` chunks of steps; how far the factors of neighbours lie apart.
+struct Sizes {
+    int64 of_step, of_sample, of_unit, steps, count, units;
+    int reverse;
+    int64 chunks;
+
+    __device__ __forceinline__ Chain chain(int64 element, const int64* __restrict__ lengths) const {
+        const int64 sample = element / units, own = lengths ? lengths[sample] : steps;
+        const int64 at = sample * of_sample + element % units * of_unit;
+        if (reverse) return {element, (own - 1) * count, -count, at + (own - 1) * of_step, -of_step, own};
+        return {element, 0, count, at, of_step, own};
+    }
+};
 
 // The steps of chunk `chunk`, from `begin` to `end` of all, and up to `stop` of this chain's own, in their order.
 struct Part {
     int64 begin, end, stop;
+
+    __device__ __forceinline__ Part(int64 chunk, const Sizes& of, int64 own)
+        : begin(chunk * of.steps / of.chunks), end((chunk + 1) * of.steps / of.chunks), stop(end < own ? end : own) {}
 };
 
-__device__ __forceinline__ Part part_of(int64 chunk, int64 chunks, int64 steps, int64 own) {
-    const int64 begin = chunk * steps / chunks, end = (chunk + 1) * steps / chunks;
-    return {begin, end, end < own ? end : own};
+// What a step of a recurrence reads: its factor, and what is added; on the way BACK b is gh.
+struct Given {
+    const real *__restrict__ a, *__restrict__ b;
+
+    __device__ __forceinline__ Number factor(int64 from) const { return load(a, from); }
+    template <bool BACK> __device__ __forceinline__ Number arriving(int64, int64 at) const { return load(b, at); }
+};
+
+#if !PAIRS
+__device__ __forceinline__ real sigmoid(real x) { return real(1) / (real(1) + exp_of(-x)); }
+
+__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
+__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
+
+// c(v) and its slope: 0 is v itself, 1 tanh(v), 2 v + 1/2 where v >= 0, else sigmoid(v).
+__device__ __forceinline__ real candidate(int function, real v, real& slope) {
+    slope = 1;
+    if (function == 0) return v;
+    if (function == 2 && v >= 0) return v + real(0.5);
+    const real c = function == 1 ? tanh_of(v) : sigmoid(v);
+    slope = function == 1 ? real(1) - c * c : c * (real(1) - c);
+    return c;
 }
 
-// The state behind these steps, from `state` before them; or on the way BACK, where b is gh, what is carried on to earlier
-// ones. `product` is that of the factors met.
-template <bool BACK>
+// The minGRU: a = 1 - z and b = z * c(v), with z = sigmoid(u) and (u, v) a step's projected input.
+struct Gated {
+    const real *__restrict__ x, *__restrict__ gh;
+    int64 units;
+    int function;
+
+    __device__ __forceinline__ real factor(int64 from) const { return real(1) - sigmoid(x[from]); }
+    template <bool BACK> __device__ __forceinline__ real arriving(int64 from, int64 at) const {
+        real slope;
+        return BACK ? gh[at] : sigmoid(x[from]) * candidate(function, x[from + units], slope);
+    }
+};
+#endif
+
+// The state behind these steps, from `state` before them; or on the way BACK what is carried on to earlier ones. `product` is
+// that of the factors met.
+template <bool BACK, class Terms>
 __device__ __forceinline__ Number run(
-    const real* __restrict__ a, const real* __restrict__ b, const Chain& c, const Part& part, Number state,
-    Number& product) {
+    const Terms& terms, const Chain& c, const Part& part, Number state, Number& product) {
     const int64 first = BACK ? part.stop - 1 : part.begin, way = BACK ? -1 : 1;
-    int64 at = c.element + c.first + first * c.apart, factor = c.factor + first * c.factors_apart;
+    int64 at = c.element + c.first + first * c.apart, from = c.factor + first * c.factors_apart;
 #pragma unroll AHEAD
     for (int64 i = part.begin; i < part.stop; ++i) {
-        const Number by = BACK ? conj(load(a, factor)) : load(a, factor), arriving = load(b, at);
+        const Number by = BACK ? conj(terms.factor(from)) : terms.factor(from);
+        const Number arriving = terms.template arriving<BACK>(from, at);
         state = BACK ? times(by, plus(arriving, state)) : plus(times(by, state), arriving);
         product = times(by, product);
-        at += way * c.apart, factor += way * c.factors_apart;
+        at += way * c.apart, from += way * c.factors_apart;
     }
     return state;
 }
 
+template <class Terms>
 __device__ __forceinline__ Number run(
-    int back, const real* __restrict__ a, const real* __restrict__ b, const Chain& c, const Part& part, Number state,
-    Number& product) {
-    return back ? run<true>(a, b, c, part, state, product) : run<false>(a, b, c, part, state, product);
+    int back, const Terms& terms, const Chain& c, const Part& part, Number state, Number& product) {
+    return back ? run<true>(terms, c, part, state, product) : run<false>(terms, c, part, state, product);
 }
 
 // First phase: products, ends (chunks - 1, count), the maps of all chunks but the one that nothing comes behind.
-extern "C" __global__ void __launch_bounds__(256) linear_reduce(
-    const real* __restrict__ a, const real* __restrict__ b, const int64* __restrict__ lengths,
-    real* __restrict__ products, real* __restrict__ ends, int64 of_step, int64 of_sample, int64 of_unit, int64 steps,
-    int64 count, int64 units, int reverse, int64 chunks, int back) {
-    const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, map = thread / count;
-    if (map >= chunks - 1) return;
-    const Chain c = chain_of(thread % count, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
+template <class Terms>
+__device__ __forceinline__ void reduce(
+    const Terms& terms, const int64* __restrict__ lengths, real* __restrict__ products, real* __restrict__ ends,
+    const Sizes& of, int back) {
+    const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, map = thread / of.count;
+    if (map >= of.chunks - 1) return;
+    const Chain c = of.chain(thread % of.count, lengths);
     Number product = one();
-    store(ends, thread, run(back, a, b, c, part_of(map + back, chunks, steps, c.steps), zero(), product));
+    store(ends, thread, run(back, terms, c, Part(map + back, of, c.steps), zero(), product));
     store(products, thread, product);
 }
 
 // Second phase, a thread a chain: carries (chunks - 1, count) has the ends, and gets the states between chunks. h0: null on
 // the way back; `back` is 0 or 1. A map that has overflowed, or meets an infinite state, says nothing: those chunks are run
 // again, from their states.
-extern "C" __global__ void __launch_bounds__(256) linear_combine(
-    const real* __restrict__ a, const real* __restrict__ b, const real* __restrict__ h0,
-    const int64* __restrict__ lengths, const real* __restrict__ products, real* __restrict__ carries, int64 of_step,
-    int64 of_sample, int64 of_unit, int64 steps, int64 count, int64 units, int reverse, int64 chunks, int back) {
-    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+template <class Terms>
+__device__ __forceinline__ void combine(
+    const Terms& terms, const real* __restrict__ h0, const int64* __restrict__ lengths,
+    const real* __restrict__ products, real* __restrict__ carries, const Sizes& of, int back) {
+    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunks = of.chunks, count = of.count;
     if (element >= count) return;
-    const Chain c = chain_of(element, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
+    const Chain c = of.chain(element, lengths);
     Number state = h0 ? load(h0, element) : zero();
     for (int64 first = 0; first < chunks - 1; first += AHEAD) {
         const auto map_of = [&](int n) { return back ? chunks - 2 - first - n : first + n; };
@@ -138,10 +179,25 @@ extern "C" __global__ void __launch_bounds__(256) linear_combine(
         }
         for (int n = 0; n < AHEAD && first + n < chunks - 1; ++n) {
             Number product = one();
-            state = run(back, a, b, c, part_of(map_of(n) + back, chunks, steps, c.steps), state, product);
+            state = run(back, terms, c, Part(map_of(n) + back, of, c.steps), state, product);
             store(carries, map_of(n) * count + element, state);
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256) linear_reduce(
+    const real* __restrict__ a, const real* __restrict__ b, const int64* __restrict__ lengths,
+    real* __restrict__ products, real* __restrict__ ends, int64 of_step, int64 of_sample, int64 of_unit, int64 steps,
+    int64 count, int64 units, int reverse, int64 chunks, int back) {
+    reduce(Given{a, b}, lengths, products, ends, {of_step, of_sample, of_unit, steps, count, units, reverse, chunks}, back);
+}
+
+extern "C" __global__ void __launch_bounds__(256) linear_combine(
+    const real* __restrict__ a, const real* __restrict__ b, const real* __restrict__ h0,
+    const int64* __restrict__ lengths, const real* __restrict__ products, real* __restrict__ carries, int64 of_step,
+    int64 of_sample, int64 of_unit, int64 steps, int64 count, int64 units, int reverse, int64 chunks, int back) {
+    const Sizes of{of_step, of_sample, of_unit, steps, count, units, reverse, chunks};
+    combine(Given{a, b}, h0, lengths, products, carries, of, back);
 }
 
 // A thread a chain and chunk. carries: the states before all chunks but the first.
@@ -151,8 +207,9 @@ extern "C" __global__ void __launch_bounds__(256) linear_recurrence(
     int64 of_sample, int64 of_unit, int64 steps, int64 count, int64 units, int reverse, int64 chunks) {
     const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
     if (chunk >= chunks) return;
-    const Chain c = chain_of(element, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
-    const Part part = part_of(chunk, chunks, steps, c.steps);
+    const Sizes of{of_step, of_sample, of_unit, steps, count, units, reverse, chunks};
+    const Chain c = of.chain(element, lengths);
+    const Part part(chunk, of, c.steps);
     Number state = chunk ? load(carries, thread - count) : load(h0, element);
     int64 at = element + c.first + part.begin * c.apart, factor = c.factor + part.begin * c.factors_apart;
 #pragma unroll AHEAD
@@ -173,8 +230,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) linear_recurrence_grad(
     int64 units, int reverse, int64 chunks, int summed) {
     const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
     if (chunk >= chunks) return;
-    const Chain c = chain_of(element, count, units, of_step, of_sample, of_unit, lengths, steps, reverse);
-    const Part part = part_of(chunk, chunks, steps, c.steps);
+    const Sizes of{of_step, of_sample, of_unit, steps, count, units, reverse, chunks};
+    const Chain c = of.chain(element, lengths);
+    const Part part(chunk, of, c.steps);
     Number carried = chunk < chunks - 1 ? load(carries, thread) : zero(), total = zero(), piece = zero();
     int64 at = element + c.first + (part.stop - 1) * c.apart, factor = c.factor + (part.stop - 1) * c.factors_apart;
 #pragma unroll AHEAD
@@ -196,52 +254,61 @@ extern "C" __global__ void __launch_bounds__(256, 1) linear_recurrence_grad(
     }
 }
 
-// The minGRU: a = 1 - z and b = z * c(v), with z = sigmoid(u) and (u, v) a step's projected input. The same for PAIRS.
+#if !PAIRS
+// As the kernels of given factors; what they read lies at x (steps, samples, 2 units).
+__device__ __forceinline__ Sizes gated_sizes(int64 steps, int64 count, int64 units, int reverse, int64 chunks) {
+    return {2 * count, 2 * units, 1, steps, count, units, reverse, chunks};
+}
 
-__device__ __forceinline__ real sigmoid(real x) { return real(1) / (real(1) + exp_of(-x)); }
+extern "C" __global__ void __launch_bounds__(256, 1) min_gru_reduce(
+    const real* __restrict__ x, const real* __restrict__ gh, const int64* __restrict__ lengths,
+    real* __restrict__ products, real* __restrict__ ends, int64 steps, int64 count, int64 units, int reverse,
+    int64 chunks, int function, int back) {
+    const Sizes of = gated_sizes(steps, count, units, reverse, chunks);
+    reduce(Gated{x, gh, units, function}, lengths, products, ends, of, back);
+}
 
-__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
-__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
-
-// c(v) and its slope: 0 is v itself, 1 tanh(v), 2 v + 1/2 where v >= 0, else sigmoid(v).
-__device__ __forceinline__ real candidate(int function, real v, real& slope) {
-    slope = 1;
-    if (function == 0) return v;
-    if (function == 2 && v >= 0) return v + real(0.5);
-    const real c = function == 1 ? tanh_of(v) : sigmoid(v);
-    slope = function == 1 ? real(1) - c * c : c * (real(1) - c);
-    return c;
+extern "C" __global__ void __launch_bounds__(256, 1) min_gru_combine(
+    const real* __restrict__ x, const real* __restrict__ gh, const real* __restrict__ h0,
+    const int64* __restrict__ lengths, const real* __restrict__ products, real* __restrict__ carries, int64 steps,
+    int64 count, int64 units, int reverse, int64 chunks, int function, int back) {
+    const Sizes of = gated_sizes(steps, count, units, reverse, chunks);
+    combine(Gated{x, gh, units, function}, h0, lengths, products, carries, of, back);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) min_gru_forward(
     const real* __restrict__ x, const real* __restrict__ h0, const int64* __restrict__ lengths, real* __restrict__ h,
-    int function, int64 steps, int64 count, int64 units, int reverse) {
-    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (element >= count) return;
-    const Chain c = chain_of(element, count, units, 2 * count, 2 * units, 1, lengths, steps, reverse);
-    real state = h0[element], slope;
-    int64 at = element + c.first, from = c.factor;
+    const real* __restrict__ carries, int64 steps, int64 count, int64 units, int reverse, int64 chunks, int function) {
+    const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
+    if (chunk >= chunks) return;
+    const Sizes of = gated_sizes(steps, count, units, reverse, chunks);
+    const Chain c = of.chain(element, lengths);
+    const Part part(chunk, of, c.steps);
+    real state = chunk ? carries[thread - count] : h0[element], slope;
+    int64 at = element + c.first + part.begin * c.apart, from = c.factor + part.begin * c.factors_apart;
 #pragma unroll 4
-    for (int64 i = 0; i < c.steps; ++i) {
+    for (int64 i = part.begin; i < part.stop; ++i) {
         const real z = sigmoid(x[from]);
         state += z * (candidate(function, x[from + units], slope) - state);
         h[at] = state;
         at += c.apart, from += c.factors_apart;
     }
-    for (int64 t = c.steps; t < steps; ++t) h[element + t * count] = 0;
+    for (int64 t = max(part.begin, c.steps); t < part.end; ++t) h[element + t * count] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) min_gru_backward(
     const real* __restrict__ x, const real* __restrict__ h, const real* __restrict__ gh, const real* __restrict__ h0,
-    const int64* __restrict__ lengths, real* __restrict__ gx, real* __restrict__ gh0, int function, int64 steps,
-    int64 count, int64 units, int reverse) {
-    const int64 element = int64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (element >= count) return;
-    const Chain c = chain_of(element, count, units, 2 * count, 2 * units, 1, lengths, steps, reverse);
-    real carried = 0, slope;
-    int64 at = element + c.first + (c.steps - 1) * c.apart, from = c.factor + (c.steps - 1) * c.factors_apart;
+    const int64* __restrict__ lengths, real* __restrict__ gx, real* __restrict__ gh0, const real* __restrict__ carries,
+    int64 steps, int64 count, int64 units, int reverse, int64 chunks, int function) {
+    const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
+    if (chunk >= chunks) return;
+    const Sizes of = gated_sizes(steps, count, units, reverse, chunks);
+    const Chain c = of.chain(element, lengths);
+    const Part part(chunk, of, c.steps);
+    real carried = chunk < chunks - 1 ? carries[thread] : real(0), slope;
+    int64 at = element + c.first + (part.stop - 1) * c.apart, from = c.factor + (part.stop - 1) * c.factors_apart;
 #pragma unroll 4
-    for (int64 i = c.steps - 1; i >= 0; --i) {
+    for (int64 i = part.stop - 1; i >= part.begin; --i) {
         const real z = sigmoid(x[from]), made = candidate(function, x[from + units], slope);
         const real before = i ? h[at - c.apart] : h0[element], g = gh[at] + carried, rest = real(1) - z;
         gx[from] = g * z * (made - before) * rest;
@@ -249,7 +316,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) min_gru_backward(
         carried = rest * g;
         at -= c.apart, from -= c.factors_apart;
     }
-    gh0[element] = carried;
+    if (!chunk) gh0[element] = carried;
     const int64 own = element / units * 2 * units + element % units;
-    for (int64 t = c.steps; t < steps; ++t) gx[own + t * 2 * count] = gx[own + t * 2 * count + units] = 0;
+    for (int64 t = max(part.begin, c.steps); t < part.end; ++t) gx[own + t * 2 * count] = gx[own + t * 2 * count + units] = 0;
 }
+#endif

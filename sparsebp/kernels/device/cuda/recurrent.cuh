@@ -2,17 +2,26 @@
 //
 // One thread a hidden unit. With -DHIDDEN the size is known when compiling, a thread keeps its weights in registers and a
 // block of at most 32 units is one warp that never waits for another. Without, the size comes as an argument and weights
-// are streamed, from shared memory with -DSTAGED=1, else from global memory (L2). The state goes round through shared
-// memory in wide broadcasts: about 30 cycles for all of it, where shuffles would cost 2 cycles an entry on top of 23.
+// are streamed from global memory (L2). The state goes round through shared memory in wide broadcasts: about 30 cycles for
+// all of it, where shuffles would cost 2 cycles an entry on top of 23.
+//
+// Where a unit has too many weights for one thread, -DSPLIT neighbouring lanes share it: each multiplies every SPLIT-th
+// piece of the state, log2(SPLIT) shuffles add up their sums, and all of them go on with the same numbers, of which the
+// first stores. With -DKEPT so many pieces of a lane's weights are in registers, the others in its own places of shared
+// memory, which hands them out four times as slowly as the units multiply: still far faster than L2.
 //
 // Kernels with weights in registers ask for one block a multiprocessor: left to itself, ptxas aims at more and spills.
 
+#ifndef SPLIT
+#define SPLIT 1
+#endif
+
 #ifdef HIDDEN
 #define STREAMED 0
-constexpr int UNIT_BLOCK = (HIDDEN + WARP - 1) / WARP * WARP;
+constexpr int UNIT_BLOCK = (HIDDEN * SPLIT + WARP - 1) / WARP * WARP;
 #define HIDDEN_SIZE(argument) constexpr int H = HIDDEN
 __device__ __forceinline__ void unit_barrier() {
-    if (HIDDEN <= WARP)
+    if (UNIT_BLOCK == WARP)
         __syncwarp();
     else
         __syncthreads();
@@ -30,7 +39,7 @@ __device__ __forceinline__ void unit_barrier() { __syncthreads(); }
 // The strides (input, output, unit) at which `load` finds them: in registers, straight from w_hh, rows forward and columns
 // backward; streamed, from an array that has units side by side (forward: the transpose of w_hh).
 #ifdef HIDDEN
-#define SEGMENT UNIT_BLOCK
+#define SEGMENT (UNIT_BLOCK / SPLIT)
 #define FORWARD_STRIDES(outputs) 1, H * H, H
 #define BACKWARD_STRIDES H, 0, 1
 #else
@@ -39,53 +48,104 @@ __device__ __forceinline__ void unit_barrier() { __syncthreads(); }
 #define BACKWARD_STRIDES H, 0, 1
 #endif
 
+// This thread's place in a vector of the state, whether it is the first of the lanes that share its unit, and the unit.
+__device__ __forceinline__ int unit_place() { return int(threadIdx.x) / SPLIT; }
+__device__ __forceinline__ bool is_first() { return SPLIT == 1 || threadIdx.x % SPLIT == 0; }
+__device__ __forceinline__ int unit_of(int H) { return min(unit_place(), H - 1); }
+
+// Whether this thread writes the unit's values to global memory.
+__device__ __forceinline__ bool is_writer(int H) { return is_first() && unit_place() < H; }
+
+// Steps of so many multiply-adds that few need be loaded ahead, and that much unrolled code would only take long to compile:
+// half a minute where weights are in shared memory, too.
+#ifdef KEPT
+constexpr bool LONGEST_STEPS = true;
+#else
+constexpr bool LONGEST_STEPS = STREAMED;
+#endif
+constexpr bool LONG_STEPS = LONGEST_STEPS || SPLIT > 1;
+
+// Passes a unit's value round, at `vector`; a barrier later all may read it.
+__device__ __forceinline__ void put(real* vector, real value) {
+    if (is_first()) vector[unit_place()] = value;
+}
+
 // The weights that one unit needs: OUTPUTS results from FOLD vectors of state.
-//   load:  takes them from `source`; returns where in shared memory the state can begin.
-//   apply: out[o] = sum over f, k of weight(f * H + k, o) * state[f * SEGMENT + k]; `add` adds that to `out`.
+//   load:  takes them, or this lane's share, from `source`; returns where in shared memory the state can begin.
+//   add:   out[o] += sum over f, k of weight(f * H + k, o) * state[f * SEGMENT + k].
 // Weight (k, o) of a unit lies at source[k * input_stride + o * output_stride + unit * unit_stride].
 #ifdef HIDDEN
 template <int OUTPUTS, int FOLD> struct UnitWeights {
     static constexpr int CHAINS = 4;  // independent sums, to hide the latency of an addition
-    real values[FOLD][HIDDEN][OUTPUTS];
+    static constexpr int PIECES = (padded(HIDDEN) / WIDTH + SPLIT - 1) / SPLIT;  // of a vector, that a lane multiplies
+#ifdef KEPT
+    static constexpr int HELD = KEPT;
+#else
+    static constexpr int HELD = FOLD * PIECES;
+#endif
+    real values[HELD][WIDTH][OUTPUTS];
+    real* others;  // weight c of piece p: at (p - HELD) * OUTPUTS * STRIDE + o * STRIDE + c
+    static constexpr int STRIDE = UNIT_BLOCK * WIDTH;
+
+    // Where in a vector piece p of this lane begins, and whether entry c of it is there for all lanes.
+    static __device__ __forceinline__ int begin(int p) { return (p * SPLIT + int(threadIdx.x) % SPLIT) * WIDTH; }
+    static __device__ __forceinline__ constexpr bool whole(int p, int c) {
+        return (p * SPLIT + SPLIT - 1) * WIDTH + c < HIDDEN;
+    }
 
     __device__ __forceinline__ real* load(
         const real* source, int input_stride, int output_stride, int unit_stride, int unit, real* shared) {
+        others = shared + threadIdx.x * WIDTH;
 #pragma unroll
         for (int f = 0; f < FOLD; ++f)
 #pragma unroll
-            for (int k = 0; k < HIDDEN; ++k)
+            for (int p = 0; p < PIECES; ++p)
 #pragma unroll
-                for (int o = 0; o < OUTPUTS; ++o)
-                    values[f][k][o] =
-                        source[(f * HIDDEN + k) * input_stride + o * output_stride + unit * unit_stride];
-        return shared;
-    }
-
-    __device__ __forceinline__ void apply(const real* state, real (&out)[OUTPUTS]) const {
+                for (int o = 0; o < OUTPUTS; ++o) {
+                    real piece[WIDTH] = {};
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; ++o) out[o] = 0;
-        add(state, out);
+                    for (int c = 0; c < WIDTH; ++c) {
+                        const int k = begin(p) + c;
+                        if (whole(p, c) || k < HIDDEN)
+                            piece[c] = source[(f * HIDDEN + k) * input_stride + o * output_stride + unit * unit_stride];
+                    }
+                    const int number = f * PIECES + p;
+                    if (number >= HELD)
+                        store_wide(others + ((number - HELD) * OUTPUTS + o) * STRIDE, piece);
+                    else
+#pragma unroll
+                        for (int c = 0; c < WIDTH; ++c) values[number][c][o] = piece[c];
+                }
+        return shared + (FOLD * PIECES - HELD) * OUTPUTS * STRIDE;
     }
 
     __device__ __forceinline__ void add(const real* state, real (&out)[OUTPUTS]) const {
         real sums[CHAINS][OUTPUTS] = {};
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; ++o) sums[0][o] = out[o];
+        for (int o = 0; o < OUTPUTS; ++o) sums[0][o] = is_first() ? out[o] : real(0);
 #pragma unroll
         for (int f = 0; f < FOLD; ++f)
 #pragma unroll
-            for (int k = 0; k < HIDDEN; k += WIDTH) {
-                real piece[WIDTH];
-                load_wide(state + f * SEGMENT + k, piece);
+            for (int p = 0; p < PIECES; ++p) {
+                const int number = f * PIECES + p;
+                real piece[WIDTH] = {}, row[OUTPUTS][WIDTH];
+                if (whole(p, 0) || begin(p) < HIDDEN) load_wide(state + f * SEGMENT + begin(p), piece);
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; ++o)
+                    if (number >= HELD) load_wide(others + ((number - HELD) * OUTPUTS + o) * STRIDE, row[o]);
 #pragma unroll
                 for (int c = 0; c < WIDTH; ++c)
 #pragma unroll
                     for (int o = 0; o < OUTPUTS; ++o)
-                        if (k + c < HIDDEN) sums[(k + c) % CHAINS][o] += values[f][k + c][o] * piece[c];
+                        if (whole(p, c) || begin(p) + c < HIDDEN)
+                            sums[(p * WIDTH + c) % CHAINS][o] +=
+                                (number < HELD ? values[min(number, HELD - 1)][c][o] : row[o][c]) * piece[c];
             }
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
             out[o] = (sums[0][o] + sums[2][o]) + (sums[1][o] + sums[3][o]);
+#pragma unroll
+            for (int away = 1; away < SPLIT; away *= 2) out[o] += __shfl_xor_sync(ALL_LANES, out[o], away);
         }
     }
 };
@@ -99,19 +159,7 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
     __device__ __forceinline__ real* load(const real* source, int input_stride, int, int, int unit, real* shared) {
         H = input_stride / OUTPUTS;
         values = source + unit;
-#if STAGED
-        const int count = FOLD * H * OUTPUTS * H;
-        for (int e = threadIdx.x; e < count; e += blockDim.x) shared[e] = source[e];
-        values = shared + unit;
-        shared += padded(count);
-#endif
         return shared;
-    }
-
-    __device__ __forceinline__ void apply(const real* state, real (&out)[OUTPUTS]) const {
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; ++o) out[o] = 0;
-        add(state, out);
     }
 
     __device__ __forceinline__ void add(const real* state, real (&out)[OUTPUTS]) const {

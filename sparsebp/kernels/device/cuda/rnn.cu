@@ -13,7 +13,8 @@ constexpr int LOADED = 2;  // values of a unit that a step loads: the state, the
 #include "weight_sums.cuh"
 
 constexpr int DEPTH = STREAMED ? 2 : 8;  // steps that values are loaded ahead; even: two copies of the state alternate
-constexpr int ROUND = STREAMED ? 1 : SUMS ? 4 : 6;  // steps that the backward loads at once, a round ahead
+// Steps that the backward loads at once, a round ahead.
+constexpr int ROUND = LONGEST_STEPS ? 1 : LONG_STEPS ? 2 : SUMS ? 4 : 6;
 
 // What the backward reads at one step: the state behind it (with sums the one before it), what arrives, and an input.
 struct RnnStep {
@@ -29,8 +30,8 @@ __device__ __forceinline__ void rnn_run_chunk(
     const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, int64 begin, int64 end,
     int sample, int batch, int hidden, const SumOperands& operands, int64 part, real* shared) {
     HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H, writes = active && gz;
-    const int unit = min(int(threadIdx.x), H - 1);
+    const bool active = is_writer(H), writes = active && gz;
+    const int unit = unit_of(H);
     const int64 stride = int64(batch) * H, at = int64(sample) * H + unit;
     UnitWeights<1, 1> w;
     real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
@@ -60,7 +61,7 @@ __device__ __forceinline__ void rnn_run_chunk(
         real* const place = state + turn * (SEGMENT + SUM_PLACE);
         const real value = u[0] * slope(SUMS ? behind : x.h), ga[1] = {value};
         behind = x.h;
-        place[threadIdx.x] = value;
+        put(place, value);
         sums.put(place + SEGMENT, x.h, x.input);
         unit_barrier();
         u[0] = following.gy;  // zero behind the last step

@@ -26,14 +26,14 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_forward(
     int hidden) {
     extern __shared__ __align__(16) real shared[];
     HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H;
-    const int unit = min(int(threadIdx.x), H - 1);
+    const bool active = is_writer(H);
+    const int unit = unit_of(H);
     const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit;
     StepInput<1> input(x, w_ih, b_ih, b_hh, 1, inputs, batch, H, unit, shared);
     UnitWeights<1, 1> w;
     real* const state = w.load(weights, FORWARD_STRIDES(1), unit, shared + input.SHARED);
     real value = h0[at];
-    state[threadIdx.x] = value;
+    put(state, value);
     real* out = h + at;
     real from_x[1];
     input.begin(steps);
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_forward(
         w.add(state + s % 2 * SEGMENT, sum);
         input.next_step(s, from_x);
         value = activation(sum[0]);
-        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = value;
+        put(state + (s + 1) % 2 * SEGMENT, value);
         unit_barrier();
         input.next_round(s, behind);
         if (active) *out = value;

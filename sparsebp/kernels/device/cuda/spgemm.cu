@@ -1,21 +1,22 @@
 // Numeric phase of C = A @ B on a kept structure: values only, nothing is searched and nothing is sorted.
 //
-// One warp owns one row of C for one tile of the batch: x runs along the batch, y along the entries q of a row of B. The
-// products of one entry of A land on different entries of C (columns of B differ), so they go in parallel; the entries
-// of A follow one another. Hence no atomics, and each sum has one fixed order.
+// One warp owns one row of C for one tile of the batch: x runs along the batch, y along the entries q of a row of B, z
+// along the rows that a block has. The products of one entry of A land on different entries of C (columns of B differ), so
+// they go in parallel; the entries of A follow one another. Hence no atomics, and each sum has one fixed order.
 //
 // Floors, per product and sample: 2 operations; one value of B, 1/cf of a value of C (cf = products an entry of C), and
 // sizeof(POSITION) / B bytes of index. At B = 16, float32, cf = 1.25 that is about 3.7 bytes an operation: memory-bound.
 
 #include "common.cuh"
 
-extern "C" __global__ void __launch_bounds__(32) spgemm_positions(
+extern "C" __global__ void __launch_bounds__(128) spgemm_positions(
     const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const INDEX* __restrict__ b_indptr,
     const INDEX* __restrict__ c_indptr, const int64* __restrict__ product_ptr,
     const POSITION* __restrict__ positions, const real* __restrict__ a_data, int a_step,
-    const real* __restrict__ b_data, int b_step, real* out, int batch, int tiles, int capacity) {
+    const real* __restrict__ b_data, int b_step, real* out, int batch, int tiles, int64 rows, int capacity) {
     extern __shared__ __align__(16) real sums[];
-    const int64 row = blockIdx.x / tiles;
+    const int64 row = int64(blockIdx.x / tiles) * blockDim.z + threadIdx.z;
+    if (row >= rows) return;
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
     const bool active = sample < batch;
     const int64 c_begin = c_indptr[row], c_count = c_indptr[row + 1] - c_begin;
@@ -23,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(32) spgemm_positions(
 
     // A long row does not fit in shared memory; then its place in `out`, which this warp alone touches, holds the sums.
     const bool inside = c_count * int64(blockDim.x) <= capacity;
-    real* const target = inside ? sums + threadIdx.x : out + c_begin * batch + sample;
+    real* const target = inside ? sums + threadIdx.z * capacity + threadIdx.x : out + c_begin * batch + sample;
     const int64 stride = inside ? blockDim.x : batch;
     if (active)
         for (int64 c = threadIdx.y; c < c_count; c += blockDim.y) target[c * stride] = 0;
@@ -48,11 +49,12 @@ extern "C" __global__ void __launch_bounds__(32) spgemm_positions(
 // B has at most one entry a row, so product p belongs to one entry of A. Entries of a row of A may meet in one entry of C
 // (pixels of one pooling window): of the products that the warp holds together, the first thread with a position adds
 // those of the others, in their order. Floor: two values and two indices read a product, C written once.
-extern "C" __global__ void __launch_bounds__(32) spgemm_select_columns(
+extern "C" __global__ void __launch_bounds__(128) spgemm_select_columns(
     const INDEX* __restrict__ product_ptr, const INDEX* __restrict__ a_index, const INDEX* __restrict__ b_index,
     const INDEX* __restrict__ c_indptr, const POSITION* __restrict__ positions, const real* __restrict__ a_data, int a_step,
-    const real* __restrict__ b_data, int b_step, real* out, int batch, int tiles) {
-    const int64 row = blockIdx.x / tiles;
+    const real* __restrict__ b_data, int b_step, real* out, int batch, int tiles, int64 rows) {
+    const int64 row = int64(blockIdx.x / tiles) * blockDim.z + threadIdx.z;
+    if (row >= rows) return;
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
     const bool active = sample < batch;
     const int64 c_begin = c_indptr[row], c_count = c_indptr[row + 1] - c_begin;
@@ -139,12 +141,13 @@ extern "C" __global__ void __launch_bounds__(256, 5) spgemm_runs(
 //
 // Floors, per product and sample: 2 operations; one value of B, and sizeof(POSITION) / (m k n B) bytes of index.
 
-extern "C" __global__ void __launch_bounds__(32) spgemm_blocks(
+extern "C" __global__ void __launch_bounds__(128) spgemm_blocks(
     const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const INDEX* __restrict__ b_indptr,
     const INDEX* __restrict__ c_indptr, const int64* __restrict__ product_ptr,
     const POSITION* __restrict__ positions, int m, int k, int n, const real* __restrict__ a_data, int a_step,
-    const real* __restrict__ b_data, int b_step, real* out, int batch, int tiles) {
-    const int64 row = blockIdx.x / tiles;
+    const real* __restrict__ b_data, int b_step, real* out, int batch, int tiles, int64 rows) {
+    const int64 row = int64(blockIdx.x / tiles) * blockDim.z + threadIdx.z;
+    if (row >= rows) return;
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
     const bool active = sample < batch;
     const int64 c_begin = c_indptr[row], c_count = c_indptr[row + 1] - c_begin;

@@ -1,13 +1,16 @@
-// Products C = A @ B that need nothing kept per product. x runs along the batch, y along the entries of a row.
+// Products C = A @ B that need nothing kept per product. x runs along the batch, y along the entries of a row, z along
+// the rows of a block, a warp each.
 
 #include "common.cuh"
 
 // No row of A has more than one entry: rows of B, picked and scaled. Floor: B's values read, C's written.
-extern "C" __global__ void __launch_bounds__(32) spgemm_select_rows(
+extern "C" __global__ void __launch_bounds__(128) spgemm_select_rows(
     const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const INDEX* __restrict__ b_indptr,
     const INDEX* __restrict__ c_indptr, const real* __restrict__ a_data, int a_step,
-    const real* __restrict__ b_data, int b_step, real* __restrict__ out, int batch, int tiles) {
-    const int64 row = blockIdx.x / tiles, k = a_indptr[row];
+    const real* __restrict__ b_data, int b_step, real* __restrict__ out, int batch, int tiles, int64 rows) {
+    const int64 row = int64(blockIdx.x / tiles) * blockDim.z + threadIdx.z;
+    if (row >= rows) return;
+    const int64 k = a_indptr[row];
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
     if (sample >= batch || k == a_indptr[row + 1]) return;
     const int64 a_width = a_step ? batch : 1, b_width = b_step ? batch : 1;
@@ -21,12 +24,13 @@ extern "C" __global__ void __launch_bounds__(32) spgemm_select_rows(
 // is found by bisection, some ten steps in the cache. A dense row of sums for every block, as on the host, would need
 // memory for all columns times all blocks. The products of one entry of A land on different entries of C; the entries of
 // A follow one another: no atomics, one order of sums.
-extern "C" __global__ void __launch_bounds__(32) spgemm_accumulate(
+extern "C" __global__ void __launch_bounds__(128, 12) spgemm_accumulate(
     const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const INDEX* __restrict__ b_indptr,
     const INDEX* __restrict__ c_indptr, const INDEX* __restrict__ b_indices,
     const INDEX* __restrict__ c_indices, const real* __restrict__ a_data, int a_step, const real* __restrict__ b_data,
-    int b_step, real* out, int batch, int tiles) {
-    const int64 row = blockIdx.x / tiles;
+    int b_step, real* out, int batch, int tiles, int64 rows) {
+    const int64 row = int64(blockIdx.x / tiles) * blockDim.z + threadIdx.z;
+    if (row >= rows) return;
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
     const bool active = sample < batch;
     const int64 c_begin = c_indptr[row], c_end = c_indptr[row + 1];

@@ -108,6 +108,7 @@ struct SumOperands {
 
 #ifdef INPUTS
 constexpr bool SUMS = true;
+static_assert(SPLIT == 1, "a lane has all sums of its unit");
 constexpr int INPUT_SLOTS = padded(INPUTS);
 #else
 constexpr bool SUMS = false;

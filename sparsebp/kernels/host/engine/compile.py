@@ -216,13 +216,10 @@ def parts_for(work: int, vectors: bool = True) -> int:
 
     Parts are of independent results, so their number does not change any.
     """
-    return parts_of(work, vectors) if threads.count() > 1 else 1
-
-
-def parts_of(work: int, vectors: bool = True) -> int:
-    """Return the same for any number of threads: for work that is divided once and run with any number of them."""
     grain = VECTOR_GRAIN if vectors else SCALAR_GRAIN
-    return 1 if work * (VECTOR_GRAIN // grain) < WORTH else min(MAX_PARTS, work // grain)
+    if threads.count() == 1 or work * (VECTOR_GRAIN // grain) < WORTH:
+        return 1
+    return min(MAX_PARTS, work // grain)
 
 
 @numba.njit(**INNER_SERIAL)

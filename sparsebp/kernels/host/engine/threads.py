@@ -9,8 +9,10 @@ sleeps gets a core as soon as it is woken, even on a busy machine; one that spin
   same core again in the next kernel, as with a fixed schedule.
 - A helper that is woken on the caller's core, as no other is free, moves to another one and shares it. A scheduler
   would leave it on the caller's core until the caller is done.
-- Where other processes made the team lose time nevertheless, the caller works alone for `PATIENCE` times that long:
-  that bounds the loss. A loss counts for `MOST_LOST` at most: longer ones mean that the process was stopped.
+- Where other processes made the team lose time nevertheless, the caller works alone until that was one part of
+  `PATIENCE` of all time. Up to `CREDIT` nanoseconds before count, too: threads of another library that spin for some
+  milliseconds after its last call cost no more than these. A loss counts for `MOST_LOST` at most: longer ones mean that
+  the process was stopped.
 - One caller has the team at a time. Callers in other threads work alone meanwhile.
 - Which thread runs a part changes no result: the parts do not depend on the number of threads.
 - Numba's own threads are not used: those of its layers may not survive two callers (workqueue) or a fork (OpenMP). A
@@ -237,7 +239,9 @@ def leave(core, cores):
 
 
 PATIENCE = 20
-"""How much longer than it has lost a team stays apart: at most a twentieth of the time is lost."""
+"""At most a twentieth of the time is lost."""
+CREDIT = 100_000_000
+"""Nanoseconds before a loss that may count as time without one."""
 MOST_LOST = 20_000_000
 """Nanoseconds that a team can lose in one job, in this reckoning."""
 _LOSS = 200_000  # nanoseconds that count as lost: less than a scheduler takes a core away for
@@ -247,6 +251,7 @@ long. Beyond, it sleeps."""
 _SAME_CORE = 5_000_000  # nanoseconds for which a team stays apart where a helper was woken on the caller's own core
 _SPIN = 20_000  # nanoseconds for which the caller looks, beyond a part's duration, before it leaves its core
 _NAP = np.uint32(20)  # microseconds
+_LOOKS = 64  # at a word of another thread, between two at the clock
 
 _LINE = 64
 GATE, BUSY, JOB, ERROR, STAFF, SLEEPERS, BELL, RANGES = range(0, 8 * _LINE, _LINE)
@@ -536,9 +541,61 @@ def _finish(team, start, own, done):
         if now - ready > usual + _SPIN:
             usleep(_NAP)  # the helper may wait for this very core
         now = wall_clock()
-    lost += max(now - ready - 2 * usual, 0)
+    _lose(team, now, lost + max(now - ready - 2 * usual, 0))
+
+
+@numba.njit(**JIT)
+def _lose(team, now, lost):
+    """Let the caller work alone for a while if a job that ends now has lost that many nanoseconds."""
     if lost > _LOSS:
-        _apart(team, now + PATIENCE * min(lost, MOST_LOST))
+        _apart(team, max(atomic_load(team + RESUME), now - CREDIT) + PATIENCE * min(lost, MOST_LOST))
+
+
+# Turns: parts of which each may begin when all of the turn before are done, inside one job.
+#
+# A job of its own for every turn takes some two microseconds. Here each thread of a job goes through all turns, and
+# for every part there is a word, in a line of its own: twice the turn it has come to, plus one while it runs. Parts of
+# a thread that does not come are run by the others. Their code must not raise anything.
+
+
+@numba.njit(**INNER_JIT)
+def turns_of(team, parts):
+    """Return how many threads of a team can share the parts of a turn, words for them, and the address of the first.
+
+    The caller keeps the words alive.
+    """
+    threads = min(parts, atomic_load(team + _MOST) + 1) if team != ALONE else 1
+    words = np.zeros((threads + 1) * _LINE // 8, np.int64)
+    return threads, words, (words.ctypes.data + _LINE - 1) // _LINE * _LINE
+
+
+@numba.njit(**INNER_JIT)
+def next_part(words, me, parts, turn):
+    """Return a part of a turn that nobody has begun, number `me` first; -1 when all of them are done.
+
+    `words`: the address of the first. The part before must have been reported by `end_part`.
+    """
+    begun = 2 * turn + 1
+    for other in range(parts):
+        part = (me + other) % parts
+        place = words + _LINE * part
+        state = atomic_load(place)
+        if state < begun and atomic_exchange(place, state, begun):
+            return part
+    ready = wall_clock()
+    for part in range(parts):
+        looks = 0
+        while atomic_load(words + _LINE * part) <= begun:
+            looks += 1
+            if looks % _LOOKS == 0 and wall_clock() - ready > _SPIN:
+                usleep(_NAP)  # the other thread may wait for this very core
+    return -1
+
+
+@numba.njit(**INNER_JIT)
+def end_part(words, part, turn):
+    """Report a part as done."""
+    atomic_store(words + _LINE * part, 2 * turn + 2)
 
 
 @intrinsic
