@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,9 +93,6 @@ def reverse_time(array: Array, lengths: Lengths | None) -> Array:
 FEW_FEATURES = 8
 """Inputs up to this size carry the bias as one more feature; measured: beyond, the copy costs more than it saves."""
 
-LONG = 100_000_000
-"""FLOP from which a product is worth being cut into parts: about a millisecond of one core."""
-
 
 def short_products(xp: ModuleType, work: int) -> contextlib.AbstractContextManager[None]:
     """Return `one_blas_thread_for` that many multiply-adds on the host, a null context on a GPU."""
@@ -104,28 +100,15 @@ def short_products(xp: ModuleType, work: int) -> contextlib.AbstractContextManag
 
 
 def product(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, rounded the same for any number of BLAS threads."""
-    with short_products(backend.namespace(a), a.size * b.shape[1]):
-        return _multiply(a, b)
+    """Return ``a @ b``, rounded the same for any number of threads; on a GPU views and transposes are read in place."""
+    return kernels.dense(backend.namespace(a)).matmul(a, b)
 
 
 def transposed_product(a: Array, b: Array) -> Array:
     """Return ``aᵀ @ b``, of two tall matrices."""
     if backend.is_host(backend.namespace(a)):  # with the narrow b on the left threads share the work better
-        return _multiply(b.T, a).T
+        return product(b.T, a).T
     return backend.matmul(a.T, b)
-
-
-def _multiply(a: Array, b: Array) -> Array:
-    """Return ``a @ b``: one BLAS call, or in parts on all threads; the choice depends on the shape alone."""
-    # On a GPU it is cuBLAS, which reads views and transposes as they lie.
-    xp = backend.namespace(a)
-    if 2.0 * a.size * b.shape[1] >= LONG or not backend.is_host(xp):
-        return kernels.dense(xp).matmul(a, b)
-    out = empty(xp, (*a.shape[:-1], b.shape[1]), a.dtype)
-    rows = math.prod(a.shape[:-1])
-    xp.matmul(a.reshape(rows, a.shape[-1]), b, out=out.reshape(rows, b.shape[1]))
-    return out
 
 
 def project(x: Array, w: Array, bias: Array | None, more: Array | None = None) -> Array:

@@ -45,6 +45,7 @@ from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, MAX_PARTS, SERI
 from sparsebp.kernels.host.engine.simd import intrinsic
 from sparsebp.kernels.host.engine.threads import atomic_exchange, atomic_store, parallel, split, team, team_for
 from sparsebp.kernels.host.optim import CHUNK, add_chunks, chunk_rows, rule_address, square_sum, update_range
+from sparsebp.kernels.host.tiles import gemm_of
 from sparsebp.kernels.spec import check_update
 
 _FAST = 4  # multiply-adds of a BLAS in the time of one of another kernel
@@ -62,12 +63,16 @@ _constants: list[np.ndarray] = []
 
 
 @cache
-def blas_of(dtype: np.dtype) -> tuple[int, int, int, int]:
-    """Return the addresses of ``gemm``, ``gemv`` and the numbers 1 and 0, and the bytes of a number."""
+def blas_of(dtype: np.dtype, alone: bool = False) -> tuple[int, int, int, int, int]:
+    """Return the addresses of ``gemm``, ``gemv`` and the numbers 1 and 0, and the bytes of a number.
+
+    Last the address of our own ``gemm`` if it is the faster one, else 0; `alone`: only the library's, always.
+    """
     letter = "s" if dtype.itemsize == 4 else "d"
     _constants.append(np.array([1, 0], dtype))
     gemm, gemv = (_address(letter + name) for name in _FUNCTIONS)
-    return gemm, gemv, _constants[-1].ctypes.data, dtype.itemsize
+    own = gemm_of(dtype) if not alone and simd.VECTOR_BYTES == 64 and _architecture() in {"Haswell", "Zen"} else 0
+    return gemm, gemv, _constants[-1].ctypes.data, dtype.itemsize, own
 
 
 def _address(name: str) -> int:
@@ -89,7 +94,12 @@ def is_numpys() -> bool:
 @cache
 def has_small_kernels() -> bool:
     """Return whether the BLAS has kernels for small products that do not pack: OpenBLAS for AVX-512."""
-    return _library()["architecture"] in {"SkylakeX", "Cooperlake", "SapphireRapids"}
+    return _architecture() in {"SkylakeX", "Cooperlake", "SapphireRapids"}
+
+
+def _architecture() -> str:
+    """Return which machines the BLAS uses the vectors of."""
+    return str(_library()["architecture"])
 
 
 _OF_NUMPY, _OF_SCIPY = "libscipy_openblas64_", "libscipy_openblas-"
@@ -165,6 +175,8 @@ def _fortran(name: str) -> Any:
 
 _gemm, _gemv = map(_fortran, _FUNCTIONS)
 _NO, _TURNED = 78, 84  # the letters N and T
+LEAST_OWN = 1 << 15
+"""Multiply-adds, and a vector of columns, from which `gemm_of` is faster than a BLAS with vectors of half the length."""
 
 # The functions below are compiled: their arguments are sizes and addresses.
 # mypy: disable-error-code="no-untyped-def"
@@ -180,7 +192,8 @@ def gemm(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, added, c, ldc):
     # Fortran's matrices are column-major: it computes Cᵀ = Bᵀ Aᵀ.
     left, right, one = _TURNED if b_turned else _NO, _TURNED if a_turned else _NO, blas[2]
     before = one if added else one + blas[3]
-    _gemm(blas[0], left, right, n, m, k, one, b, ldb, a, lda, before, c, ldc)
+    own = blas[4] != 0 and n * blas[3] >= simd.VECTOR_BYTES and m * n * k >= LEAST_OWN
+    _gemm(blas[4] if own else blas[0], left, right, n, m, k, one, b, ldb, a, lda, before, c, ldc)
 
 
 @numba.njit(**INNER_JIT)
@@ -625,7 +638,8 @@ def matmul_many(pairs: Sequence[tuple[Array, Array]]) -> list[Array] | None:
     outs = [np.empty((a.shape[0], b.shape[1]), dtype) for a, b in pairs]
     addresses = [(a.ctypes.data, b.ctypes.data, out.ctypes.data) for (a, b), out in zip(pairs, outs, strict=True)]
     with threads.one_blas_thread():
-        _many_products(blas_of(dtype), np.array(found, np.int64), np.array(addresses, np.int64))
+        blas = blas_of(dtype), blas_of(dtype, alone=True)
+        _many_products(*blas, np.array(found, np.int64), np.array(addresses, np.int64))
     return outs
 
 
@@ -644,12 +658,12 @@ def _description(a: Array, b: Array) -> tuple[int, ...] | None:
 
 
 @numba.njit(**JIT)
-def _many_products(blas, sizes, addresses):
+def _many_products(blas, numpys, sizes, addresses):
     for i in range(len(sizes)):
         own, (a, b, c) = sizes[i], (addresses[i, 0], addresses[i, 1], addresses[i, 2])
         if own[PARTS] == 0:
             product(
-                blas, own[M], own[N], own[K], a, own[A_TRANSPOSED], own[LDA], b, own[B_TRANSPOSED], own[LDB], False,
+                numpys, own[M], own[N], own[K], a, own[A_TRANSPOSED], own[LDA], b, own[B_TRANSPOSED], own[LDB], False,
                 c, own[LDC],
             )  # fmt: skip
         for part in range(own[PARTS]):

@@ -33,7 +33,6 @@ from sparsebp.kernels.host.engine.simd import (
     pointer,
     prefetch_second,
     store,
-    turn,
 )
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
 from sparsebp.kernels.host.equations import (
@@ -49,7 +48,7 @@ from sparsebp.kernels.host.equations import (
     rnn_cell,
     states_of,
 )
-from sparsebp.kernels.host.tiles import multiply, multiply_lanes, multiply_row, panel_of, to_lanes, to_rows
+from sparsebp.kernels.host.tiles import multiply, multiply_lanes, multiply_row, panel_of, to_lanes, to_rows, turn_rows
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
 # mypy: disable-error-code="no-untyped-def"
@@ -141,22 +140,6 @@ def numbers_of_row(gates: int, columns: int, hidden: int, itemsize: int) -> int:
 row_of_columns = numba.njit(**INNER_JIT)(numbers_of_row)
 
 
-@device
-def _turn_rows(source, depth, rows, out, stride):
-    """Write rows of `depth` numbers as columns of `out`, whose rows are `stride` apart: in squares where they fit."""
-    count = lanes(out)
-    for j in range(0, rows, count):
-        some = min(count, rows - j)
-        squares = depth // count * count if some == count else 0
-        for k in range(0, squares, count):
-            square = advance(out, k * stride + j)
-            last = turn(advance(source, j * depth + k), depth, count, square, stride, 4 * stride)
-            store(square, (count - 1) * stride, last)
-        for r in range(j, j + some):
-            for k in range(squares, depth):
-                out[k * stride + r] = source[r * depth + k]
-
-
 @numba.njit(**INNER_JIT)
 def pack(cell, w_ih, b_ih, b_hh, w_hh, b_hn):
     """Return the weights transposed: rows of the input's, of the state's, and of the biases.
@@ -184,10 +167,10 @@ def _pack_rows(gates, columns, w_ih, w_hh, row, out):
     for part in range(gates):
         of_state = part_at(columns - gates + part, gates, hidden, item) - first
         to = advance(of_input, features * row + of_state)
-        _turn_rows(advance(pointer(w_hh), part * hidden * hidden), hidden, hidden, to, row)
+        turn_rows(advance(pointer(w_hh), part * hidden * hidden), hidden, hidden, hidden, to, row)
         if features > 0:
             of_gate = advance(pointer(w_ih), gate_at(part, gates, columns) * hidden * features)
-            _turn_rows(of_gate, features, hidden, advance(of_input, part * hidden), row)
+            turn_rows(of_gate, features, features, hidden, advance(of_input, part * hidden), row)
 
 
 @numba.njit(**INNER_JIT)
@@ -408,7 +391,7 @@ def _pack_matrix(w, gates, columns, low, hidden, of_input, out):
             j, end = max(0, -begin), min(hidden, panel - begin)
             if j < end:
                 to = advance(pointer(out), first * depth + begin + j)
-                _turn_rows(advance(pointer(w), (gate * whole + low + j) * depth), depth, end - j, to, panel)
+                turn_rows(advance(pointer(w), (gate * whole + low + j) * depth), depth, depth, end - j, to, panel)
         at += panel // count
 
 

@@ -28,13 +28,18 @@ from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     WORD,
     SimdType,
+    address,
     advance,
     call_llvm,
+    clear,
     device,
     intrinsic,
+    keep_alive,
     lanes,
     llvm_vector,
     load,
+    load_n,
+    prefetch_second,
     splat,
     store,
     store_up_to,
@@ -261,6 +266,25 @@ def to_rows(vectors, width, out, apart, block):
         store_up_to(out, last + j, value, width - j)
 
 
+@device
+def turn_rows(source, apart, depth, rows, out, stride):
+    """Write `rows` rows of `depth` numbers, `apart` from each other, as columns of `out`, whose rows are `stride` apart.
+
+    In squares where they fit.
+    """
+    count = lanes(out)
+    for j in range(0, rows, count):
+        some = min(count, rows - j)
+        squares = depth // count * count if some == count else 0
+        for k in range(0, squares, count):
+            square = advance(out, k * stride + j)
+            last = turn(advance(source, j * apart + k), apart, count, square, stride, 4 * stride)
+            store(square, (count - 1) * stride, last)
+        for r in range(j, j + some):
+            for k in range(squares, depth):
+                out[k * stride + r] = source[r * apart + k]
+
+
 # w in panels, one behind the other, so that a product reads them in one stream. With rows as long as all gates, the
 # pieces of a panel are thousands of bytes apart, fall into a few sets of the caches and drive each other out; a third
 # of the time of a step of 128 units went there.
@@ -395,3 +419,111 @@ def _multiply_packed(x, x_group, x_row, x_step, rows, depth, w, vectors, out, ou
             some, place = min(rows - row, 4), advance(target, row * out_stride)
             _add_any(some, width, source, sources, x_step, panel, width * count, 0, depth, place, targets)
         at += width
+
+
+# The product of any two matrices, with the interface of a BLAS.
+#
+# NumPy's OpenBLAS 0.3.31 takes a Zen 5 for a machine with vectors of 32 bytes, and computes at half its speed. This
+# stands in where a machine has longer vectors than its BLAS uses. A is read where it lies, transposed or not; a slice
+# of B is packed in panels for all rows of A.
+
+SLICE, ACROSS, DOWN = 128, 768, 128
+AHEAD = 4
+"""Numbers along k, columns of B that are packed at a time, and rows of A that meet them."""
+_TURNED = 84  # the letter T
+
+
+@cache
+def gemm_of(dtype: np.dtype) -> int:
+    """Return the address of a ``gemm`` as Fortran calls it, with integers of 64 bits; see `_gemm`."""
+    word, real = types.CPointer(types.int64), types.CPointer(numba.from_dtype(dtype))
+    arguments = (word, word, word, word, word, real, real, word, real, word, real, real, word)
+    kept: Any = shipped.cfunc(types.void(*arguments), _gemm, **JIT)
+    _compiled.append(kept)
+    return int(kept.address or 0)
+
+
+def _gemm(of_b, of_a, n, m, k, one, b, ldb, a, lda, before, c, ldc):
+    """``C = A B``, or ``C += A B`` where `before` points to 1, for row-major C: to Fortran that is ``Cᵀ = Bᵀ Aᵀ``.
+
+    `of_a` and `of_b` point to the letter T for a transposed matrix.
+    """
+    count, rows, columns, depth = lanes(c), m[0], n[0], k[0]
+    x_row, x_step = (1, lda[0]) if of_a[0] == _TURNED else (lda[0], 1)
+    if before[0] == 0:
+        for i in range(rows):
+            clear(advance(c, i * ldc[0]), columns)
+    vectors = min(depth, SLICE) * ((min(columns, ACROSS) + count - 1) // count)
+    collide = x_row == 1 and x_step % 512 == 0  # a column of A falls into few sets of the first cache
+    room = np.empty(
+        (vectors + ROWS * VECTORS + 1) * VECTOR_BYTES + (SLICE * DOWN // count if collide else 0) * VECTOR_BYTES,
+        np.uint8,
+    )
+    packed = address((room.ctypes.data + VECTOR_BYTES - 1) // VECTOR_BYTES * VECTOR_BYTES, before[0])
+    edge = advance(packed, vectors * count)
+    apart = advance(edge, ROWS * VECTORS * count)
+    for first in range(0, depth, SLICE):
+        length = min(SLICE, depth - first)
+        if x_row == 1:
+            for q in range(first, first + length):
+                for i in range(0, rows, count):
+                    prefetch_second(a, q * x_step + i)
+        for begin in range(0, columns, ACROSS):
+            width = min(ACROSS, columns - begin)
+            if of_b[0] == _TURNED:
+                _pack_slice(advance(b, begin * ldb[0] + first), ldb[0], True, length, width, packed)
+            else:
+                _pack_slice(advance(b, first * ldb[0] + begin), ldb[0], False, length, width, packed)
+            for low in range(0, rows, DOWN):
+                some, x, step = min(DOWN, rows - low), advance(a, low * x_row + first * x_step), x_step
+                if collide:
+                    for q in range(length):
+                        for i in range(0, some, count):
+                            store(apart, q * DOWN + i, load_n(x, q * step + i, some - i))
+                    x, step = apart, DOWN
+                target = advance(c, low * ldc[0] + begin)
+                _multiply_slice(x, x_row, step, some, length, packed, width, target, ldc[0], edge)
+    keep_alive(room)
+
+
+@numba.njit(**INNER_JIT)
+def _pack_slice(b, apart, turned, depth, width, out):
+    """Write `width` columns of `depth` numbers in panels, the last vector filled up with zeros."""
+    count = lanes(out)
+    for r in range(1 if turned else depth):  # rows are read in the order of memory
+        at = 0
+        while at < width:
+            panel = panel_of((width - at + count - 1) // count) * count
+            to, some = advance(out, at * depth), min(panel, width - at)
+            if turned:
+                if some < panel:
+                    clear(to, panel * depth)
+                turn_rows(advance(b, at * apart), apart, depth, some, to, panel)
+            else:
+                for j in range(0, panel, count):
+                    prefetch_second(b, (r + AHEAD) * apart + at + j)
+                    store(to, r * panel + j, load_n(b, r * apart + at + j, some - j))
+            at += panel
+
+
+@numba.njit(**INNER_JIT)
+def _multiply_slice(x, x_row, x_step, rows, depth, packed, width, out, apart, edge):
+    """Add the products of some rows with a packed slice to rows of `out`; `edge`: room for a tile."""
+    count, at = lanes(out), 0
+    vectors = (width + count - 1) // count
+    while at < vectors:
+        panel = panel_of(vectors - at)
+        end = width - at * count
+        inside, w = panel * count <= end, advance(packed, at * count * depth)
+        for i in range(0, rows, ROWS):
+            some, place = min(ROWS, rows - i), advance(out, i * apart + at * count)
+            target, step = (place, apart) if inside else (edge, panel * count)
+            if not inside:
+                clear(edge, ROWS * panel * count)
+            _add_any(some, panel, advance(x, i * x_row), x_row, x_step, w, panel * count, 0, depth, target, step)
+            if not inside:
+                for r in range(some):
+                    for j in range(0, panel * count, count):
+                        total = load_n(place, r * apart + j, end - j) + load(edge, r * step + j)
+                        store_up_to(place, r * apart + j, total, end - j)
+        at += panel
