@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.host import dense, matmul, matmul_batches, matmul_many, update_by_product, worth_update_by_product
 from sparsebp.kernels.host.dense import SMALL
+from sparsebp.kernels.host.tiles import gemm_of
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from strategies import normal, reals, seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
@@ -36,20 +38,63 @@ def matrix(rng, rows, columns, dtype, layout):
 
 
 @contextlib.contextmanager
-def cut_for(small):
-    """Cut products as for a BLAS with, or without, kernels for small ones: this machine's has one of the two."""
+def cut_for(small, own):
+    """Cut products as for a BLAS with, or without, kernels for small ones, and multiply by our own or by the BLAS's.
+
+    This machine's has one of each.
+    """
+
+    def blas_of(dtype, alone=False):
+        return *library(dtype, True)[:4], gemm_of(dtype) if own and not alone else 0
+
+    library = dense.blas_of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dense, "has_small_kernels", lambda: small)
+        patch.setattr(dense, "blas_of", blas_of)
         yield
 
 
+@given(
+    m=sizes(0, 300), n=st.one_of(sizes(0, 100), st.sampled_from([769, 1551])), k=sizes(0, 300), dtype=reals, seed=seeds,
+    turned=st.tuples(st.booleans(), st.booleans()), added=st.booleans(), wide=st.sampled_from([0, 1, 1024]),
+)  # fmt: skip
+@settings(deadline=None)
+def test_our_own_product_is_blass(m, n, k, dtype, seed, turned, added, wide):
+    """Of parts of larger matrices, also in rows of 1024 numbers; nothing is written beside C."""
+    rng = np.random.default_rng(seed)
+
+    def part(rows, columns, turned):
+        rows, columns = (columns, rows) if turned else (rows, columns)
+        whole = normal(rng, (rows, max(columns + wide // 1024, wide)), dtype)
+        return whole, whole[:, :columns].T if turned else whole[:, :columns]
+
+    (left, a), (right, b) = part(m, k, turned[0]), part(k, n, turned[1])
+    c = normal(rng, (m, n + 3), dtype)
+    c[:, :n] = c[:, :n] if added else np.nan
+    expected = c.astype(np.float64)
+    expected[:, :n] = a.astype(np.float64) @ b + (expected[:, :n] if added else 0)
+    blas = *dense.blas_of(np.dtype(dtype))[:4], gemm_of(np.dtype(dtype))
+    run_gemm(blas, m, n, k, left, turned[0], right, turned[1], added, c)
+    np.testing.assert_allclose(c, expected, **tolerance(dtype))
+
+
+@numba.njit
+def run_gemm(blas, m, n, k, a, a_turned, b, b_turned, added, c):
+    """Multiply by our own product, whatever the size."""
+    dense.gemm(
+        (blas[4], *blas[1:4], 0), m, n, k, a.ctypes.data, a_turned, a.shape[1], b.ctypes.data, b_turned, b.shape[1],
+        added, c.ctypes.data, c.shape[1],
+    )  # fmt: skip
+
+
 @given(large=LARGE, middle=MIDDLE, thin=THIN, order=st.permutations(range(3)), dtype=reals, seed=seeds,
-       layouts=st.tuples(*[st.sampled_from(["rows", "columns", "neither"])] * 2), small=st.booleans())  # fmt: skip
+       layouts=st.tuples(*[st.sampled_from(["rows", "columns", "neither"])] * 2), small=st.booleans(),
+       own=st.booleans())  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_products_are_right_and_the_same_for_every_number_of_threads(
-    large, middle, thin, order, dtype, seed, layouts, small
+    large, middle, thin, order, dtype, seed, layouts, small, own
 ):
-    with cut_for(small):
+    with cut_for(small, own):
         check_a_product(large, middle, thin, order, dtype, seed, layouts)
 
 
@@ -118,12 +163,13 @@ def test_products_of_many_pairs_are_the_same_for_every_number_of_threads(dtype):
     rule=st.sampled_from(sorted(UPDATE_BUFFERS)), optional=st.booleans(), dtype=reals, seed=seeds,
     m=st.sampled_from([301, 512, 1001]), n=st.sampled_from([440, 512, 1031]), k=st.sampled_from([8, 16, 17, 33, 64]),
     step=st.integers(1, 3), layouts=st.tuples(*[st.sampled_from(["rows", "columns"])] * 2), small=st.booleans(),
+    own=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_an_update_by_a_product_is_the_product_the_look_and_the_update(
-    rule, optional, dtype, seed, m, n, k, step, layouts, small
+    rule, optional, dtype, seed, m, n, k, step, layouts, small, own
 ):
-    with cut_for(small):
+    with cut_for(small, own):
         check_an_update(rule, optional, dtype, seed, m, n, k, step, layouts)
 
 
@@ -177,14 +223,14 @@ LENGTHS = st.one_of(sizes(1, 20), st.sampled_from([64, 127, 200, 300]))
 
 
 @given(shapes=st.lists(st.tuples(LENGTHS, LENGTHS, LENGTHS, st.booleans(), st.booleans()), min_size=1, max_size=4),
-       dtype=reals, seed=seeds, small=st.booleans())  # fmt: skip
-def test_many_products_are_those_of_single_calls(shapes, dtype, seed, small):
+       dtype=reals, seed=seeds, small=st.booleans(), own=st.booleans())  # fmt: skip
+def test_many_products_are_those_of_single_calls(shapes, dtype, seed, small, own):
     """Bit for bit, or None where NumPy computes in another way than the library: dot products and outer ones."""
     rng = np.random.default_rng(seed)
     layouts = {False: "rows", True: "columns"}
     pairs = [(matrix(rng, m, k, dtype, layouts[left]), matrix(rng, k, n, dtype, layouts[right]))
              for m, k, n, left, right in shapes]  # fmt: skip
-    with cut_for(small), threads.one_core():
+    with cut_for(small, own), threads.one_core():
         found = matmul_many(pairs)
         wanted = [matmul(a, b, np.empty((len(a), b.shape[1]), dtype)) for a, b in pairs]
     if found is None:

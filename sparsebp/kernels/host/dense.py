@@ -176,7 +176,7 @@ def _fortran(name: str) -> Any:
 _gemm, _gemv = map(_fortran, _FUNCTIONS)
 _NO, _TURNED = 78, 84  # the letters N and T
 LEAST_OWN = 1 << 15
-"""Multiply-adds, and a vector of columns, from which `gemm_of` is faster than a BLAS with vectors of half the length."""
+"""Multiply-adds, and a vector of columns, from which `gemm_of` is faster than a BLAS with half as long vectors."""
 
 # The functions below are compiled: their arguments are sizes and addresses.
 # mypy: disable-error-code="no-untyped-def"

@@ -268,9 +268,9 @@ def to_rows(vectors, width, out, apart, block):
 
 @device
 def turn_rows(source, apart, depth, rows, out, stride):
-    """Write `rows` rows of `depth` numbers, `apart` from each other, as columns of `out`, whose rows are `stride` apart.
+    """Write rows of `depth` numbers, `apart` from each other, as columns of `out`: in squares where they fit.
 
-    In squares where they fit.
+    Rows of `out` are `stride` apart.
     """
     count = lanes(out)
     for j in range(0, rows, count):
@@ -428,8 +428,8 @@ def _multiply_packed(x, x_group, x_row, x_step, rows, depth, w, vectors, out, ou
 # of B is packed in panels for all rows of A.
 
 SLICE, ACROSS, DOWN = 128, 768, 128
-AHEAD = 4
 """Numbers along k, columns of B that are packed at a time, and rows of A that meet them."""
+_AHEAD = 4  # rows of B that are asked for before they are packed
 _TURNED = 84  # the letter T
 
 
@@ -453,15 +453,12 @@ def _gemm(of_b, of_a, n, m, k, one, b, ldb, a, lda, before, c, ldc):
     if before[0] == 0:
         for i in range(rows):
             clear(advance(c, i * ldc[0]), columns)
-    vectors = min(depth, SLICE) * ((min(columns, ACROSS) + count - 1) // count)
     collide = x_row == 1 and x_step % 512 == 0  # a column of A falls into few sets of the first cache
-    room = np.empty(
-        (vectors + ROWS * VECTORS + 1) * VECTOR_BYTES + (SLICE * DOWN // count if collide else 0) * VECTOR_BYTES,
-        np.uint8,
-    )
+    vectors = min(depth, SLICE) * ((min(columns, ACROSS) + count - 1) // count)
+    room = np.empty((vectors + ROWS * VECTORS + SLICE * DOWN // count + 1) * VECTOR_BYTES, np.uint8)
     packed = address((room.ctypes.data + VECTOR_BYTES - 1) // VECTOR_BYTES * VECTOR_BYTES, before[0])
     edge = advance(packed, vectors * count)
-    apart = advance(edge, ROWS * VECTORS * count)
+    beside = advance(edge, ROWS * VECTORS * count)
     for first in range(0, depth, SLICE):
         length = min(SLICE, depth - first)
         if x_row == 1:
@@ -469,18 +466,16 @@ def _gemm(of_b, of_a, n, m, k, one, b, ldb, a, lda, before, c, ldc):
                 for i in range(0, rows, count):
                     prefetch_second(a, q * x_step + i)
         for begin in range(0, columns, ACROSS):
-            width = min(ACROSS, columns - begin)
-            if of_b[0] == _TURNED:
-                _pack_slice(advance(b, begin * ldb[0] + first), ldb[0], True, length, width, packed)
-            else:
-                _pack_slice(advance(b, first * ldb[0] + begin), ldb[0], False, length, width, packed)
+            width, turned = min(ACROSS, columns - begin), of_b[0] == _TURNED
+            source = advance(b, begin * ldb[0] + first if turned else first * ldb[0] + begin)
+            _pack_slice(source, ldb[0], turned, length, width, packed)
             for low in range(0, rows, DOWN):
                 some, x, step = min(DOWN, rows - low), advance(a, low * x_row + first * x_step), x_step
                 if collide:
                     for q in range(length):
                         for i in range(0, some, count):
-                            store(apart, q * DOWN + i, load_n(x, q * step + i, some - i))
-                    x, step = apart, DOWN
+                            store(beside, q * DOWN + i, load_n(x, q * step + i, some - i))
+                    x, step = beside, DOWN
                 target = advance(c, low * ldc[0] + begin)
                 _multiply_slice(x, x_row, step, some, length, packed, width, target, ldc[0], edge)
     keep_alive(room)
@@ -501,7 +496,7 @@ def _pack_slice(b, apart, turned, depth, width, out):
                 turn_rows(advance(b, at * apart), apart, depth, some, to, panel)
             else:
                 for j in range(0, panel, count):
-                    prefetch_second(b, (r + AHEAD) * apart + at + j)
+                    prefetch_second(b, (r + _AHEAD) * apart + at + j)
                     store(to, r * panel + j, load_n(b, r * apart + at + j, some - j))
             at += panel
 
