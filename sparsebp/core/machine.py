@@ -48,11 +48,13 @@ def host_memory() -> int:
 
 @cache
 def cpu_model() -> str:
-    """Return the processor's name as the system gives it."""
+    """Return the processor's name as the system gives it, with family and model: names in virtual machines are short."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if "model name" in facts:
+            numbers = [f"{key.split()[-1]} {facts[key]}" for key in ("cpu family", "model") if key in facts]
+            return facts["model name"] + (f" ({', '.join(numbers)})" if numbers else "")
     except OSError:
         pass
     return platform.processor() or platform.machine()
