@@ -292,8 +292,8 @@ def _step_in_lanes(cell, apply, x, features, hidden, row, w, bias, of_x, z, stat
     for part in range(columns):
         of_bias = part_at(part, gates, hidden, item)
         for j in range(hidden):
-            at, value = part * apart + j * count, broadcast(bias, of_bias + j)
-            store(z, at, value if features > 0 or part >= gates else value + load(z, at))
+            to, value = part * apart + j * count, broadcast(bias, of_bias + j)
+            store(z, to, value if features > 0 or part >= gates else value + load(z, to))
     first = part_at(columns - gates, gates, hidden, item)
     for i in range(states):
         ask_for(advance(places[i], at), apart)
