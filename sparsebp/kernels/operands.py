@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from sparsebp.core import backend
 from sparsebp.core.backend import FLOAT_DTYPES, INDEX_DTYPES, check_array, namespace
 from sparsebp.core.check import Array
 from sparsebp.core.errors import DTypeError, ShapeError

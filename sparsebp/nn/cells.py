@@ -549,7 +549,8 @@ class CellMath(abc.ABC):
             first = flat.shape[1] - len(w_hh)
             ordered = xp.empty(w_ih.shape, ga.dtype) if first else None
             kernels.get(xp).unchecked.sum_gates(flat, first, w_ih if first else None, ordered, b_ih, b_hh)
-        return Weights(xp.ascontiguousarray(w_ih) if ordered is None else ordered, xp.ascontiguousarray(w_hh), b_ih, b_hh)
+        w_ih = xp.ascontiguousarray(w_ih) if ordered is None else ordered
+        return Weights(w_ih, xp.ascontiguousarray(w_hh), b_ih, b_hh)
 
 
 # The equations of the three cells.

@@ -336,7 +336,7 @@ class Maker:
     gru_maps = gru_jacobians
 
     def sum_gates(self) -> Arguments:
-        """Of a GRU, or of a cell whose columns belong to input and state alike; with H = 37 so many rows as go in pieces."""
+        """Of a GRU, or of a cell whose columns belong to both inputs; with H = 37 as many rows as go in pieces."""
         rows, hidden = (2**16 + 5, 1) if self.hidden == 37 else (self.steps * self.batch, self.hidden)
         sizes = {"N": rows, "C": 4 * hidden, "I": self.features}
         return sizes | ({"first": 0, "product": None, "w_ih": None} if self.shared else {"first": hidden})

@@ -506,8 +506,8 @@ class RecurrentKernels(Launcher):
         defines, tiles = c_types(REAL=ga), 0 if b_ih is b_hh is None else ceil_div(columns, entries)
         if tiles and count > _ROWS_AT_ONCE:
             parts = self.xp.empty((ceil_div(count, _PIECE), columns), ga.dtype)
-            args = (ga, parts, np.int64(count), np.int32(columns), np.int32(_PIECE))
-            self._launch("weight_sums.cu", "sum_pieces", defines, tiles * len(parts), (entries, rows), args)
+            into = (ga, parts, np.int64(count), np.int32(columns), np.int32(_PIECE))
+            self._launch("weight_sums.cu", "sum_pieces", defines, tiles * len(parts), (entries, rows), into)
             ga, count = parts, len(parts)
         sizes = np.int64(count), np.int32(columns), np.int32(first), np.int64(size)
         args = (ga, product, w_ih, b_ih, b_hh, *sizes)
