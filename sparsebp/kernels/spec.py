@@ -406,8 +406,9 @@ class Kernels:
         b_ih (4 * H) real? = None; b_hh (4 * H) real? = None; fresh: bool = False""",
         """``c' = f * c + i * g`` and ``h' = o * tanh(c')``, with every gate kept for the backward.
 
-        x, I = 4·H: ``W_i x``, to which both biases are added; with w_ih, x is the input, and is multiplied here. Gates are kept in the order i, f, g, o, of which g went through tanh and the
-        others through the sigmoid. 8·T·B·H² FLOP.""",
+        x, I = 4·H: ``W_i x``, to which both biases are added; with w_ih, x is the input, and is multiplied here. Gates
+        are kept in the order i, f, g, o, of which g went through tanh and the others through the sigmoid. 8·T·B·H²
+        FLOP.""",
         "check_steps('h', h)",
         "I = input_size(4 * H, w_ih, self._run.MOST_INPUTS)",
     )

@@ -183,7 +183,7 @@ template <int OUTPUTS> class StepInput {
 // The same, in registers.
 template <int OUTPUTS> class StepInput {
   public:
-    static constexpr int DEPTH = LONG_STEPS || OUTPUTS * sizeof(real) > 24 ? 2 : OUTPUTS == 1 ? 8 : 4, SHARED = 0;
+    static constexpr int DEPTH = LONG_STEPS || OUTPUTS * sizeof(real) > 16 ? 2 : OUTPUTS == 1 ? 8 : 4, SHARED = 0;
 
   private:
     const InputBias<OUTPUTS> bias;
@@ -207,7 +207,7 @@ template <int OUTPUTS> class StepInput {
 #pragma unroll
         for (int s = 0; s < DEPTH; ++s)
 #pragma unroll
-            for (int q = 0; q < OUTPUTS; ++q) now[s][q] = next[s][q];
+            for (int q = 0; q < OUTPUTS; ++q) now[s][q] = next[s][q] + bias.of[q];
     }
 
   public:
@@ -228,7 +228,7 @@ template <int OUTPUTS> class StepInput {
 
     __device__ __forceinline__ void read(int s, real (&out)[OUTPUTS]) const {
 #pragma unroll
-        for (int q = 0; q < OUTPUTS; ++q) out[q] = now[s][q] + bias.of[q];
+        for (int q = 0; q < OUTPUTS; ++q) out[q] = now[s][q];
     }
 
     __device__ __forceinline__ void next_step(int s, real (&out)[OUTPUTS]) {
