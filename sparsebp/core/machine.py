@@ -48,7 +48,7 @@ def host_memory() -> int:
 
 @cache
 def cpu_model() -> str:
-    """Return the processor's name as the system gives it, with family and model: names in virtual machines are short."""
+    """Return the processor's name as the system gives it, with family and model, as a virtual machine's is short."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
         facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from sparsebp.core import backend
 from sparsebp.core.backend import FLOAT_DTYPES, INDEX_DTYPES, check_array, namespace
 from sparsebp.core.check import Array
 from sparsebp.core.errors import DTypeError, ShapeError
@@ -265,27 +264,6 @@ class WeightSums(NamedTuple):
     weight_hh: Array
     bias_ih: Array | None
     bias_hh: Array | None
-
-
-# The weight gradients of a recurrence as products over all steps, for sizes that no kernel sums as it goes.
-
-
-def multiply_sums(ga: Array, sums: WeightSums) -> None:
-    """Write `sums` from ga (T, B, columns·H), the gradient at everything that a weight feeds."""
-    xp = backend.namespace(ga)
-    rows, hidden = sums.weight_hh.shape
-    flat = ga.reshape(-1, ga.shape[-1])
-    of_input, of_state = flat[:, :rows].T, flat[:, flat.shape[1] - rows :].T
-
-    def in_torch_order(gates: Array) -> Array:  # a GRU's input part is n, r, z
-        return gates if rows == flat.shape[1] else xp.roll(gates, -hidden, axis=0)
-
-    sums.weight_ih[...] = in_torch_order(backend.matmul(of_input, sums.x.reshape(len(flat), sums.x.shape[2])))
-    sums.weight_hh[...] = backend.matmul(of_state, sums.before.reshape(len(flat), hidden))
-    if sums.bias_ih is not None:
-        sums.bias_ih[...] = in_torch_order(of_input.sum(axis=1))
-    if sums.bias_hh is not None:
-        sums.bias_hh[...] = of_state.sum(axis=1)
 
 
 # A row of the table, and the function that is made from it.

@@ -229,11 +229,7 @@ class Kernels:
         "The gradients at weight and bias: ``gyᵀ @ x``, and the sums over the rows of gy.",
     )
 
-    add_bias = kernel(
-        "out (N, C) real written; bias (C) real; more (M) real?",
-        "Add a bias to every row, in place; `more` is part of the bias of the first M columns.",
-        "check_part(more, C)",
-    )
+    add_bias = kernel("out (N, C) real written; bias (C) real", "Add a bias to every row, in place.")
 
     # Stacks of small dense blocks: materialised recurrent Jacobians.
 
@@ -276,7 +272,9 @@ class Kernels:
     # gy is the gradient that arrives at every step's output, grad_h_n the one that arrives at the last state; None is
     # zero. A batch of zero is legal; a sequence of zero steps and a hidden size of zero are not.
     #
-    # Forward takes the projected input, or the input with its weights, where I on a device is at most `MOST_INPUTS`.
+    # Forward takes the product of the input with its weights, or both of them, where I on a device is at most
+    # `MOST_INPUTS`; it adds the biases to either. With `fresh` the state before the first step is zero, and h0 (and c0)
+    # are written, not read.
 
     def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
         """Return the largest input size for which forward is faster with x and w_ih than after a product; maybe 0."""
@@ -298,14 +296,13 @@ class Kernels:
 
     rnn_forward = kernel(
         """x (T, B, I) real; w_hh (H, H) real; h0 (B, H) real; nonlinearity: Nonlinearity; h (T, B, H) real written;
-        w_ih (H, I) real? = None; b_ih (H) real? = None; b_hh (H) real? = None""",
-        """``h[t] = f(x[t] + w_hh @ h[t-1])``, f = tanh or relu (BPPSA Eq. 9).
+        w_ih (H, I) real? = None; b_ih (H) real? = None; b_hh (H) real? = None; fresh: bool = False""",
+        """``h[t] = f(x[t] + b_ih + b_hh + w_hh @ h[t-1])``, f = tanh or relu (BPPSA Eq. 9).
 
-        x: input projection with both biases, I = H. With w_ih, x is the input, and ``w_ih @ x[t] + b_ih + b_hh`` takes
-        the projection's place.""",
+        x: the input's product, I = H. With w_ih, x is the input, and ``w_ih @ x[t]`` takes its place.""",
         "check_nonlinearity(nonlinearity)",
         "check_steps('h', h)",
-        "I = input_size(H, w_ih, b_ih, b_hh, self._run.MOST_INPUTS)",
+        "I = input_size(H, w_ih, self._run.MOST_INPUTS)",
     )
     rnn_backward = kernel(
         """h (T, B, H) real; w_hh (H, H) real; gy (T, B, H) real?; grad_h_n (B, H) real?; nonlinearity: Nonlinearity;
@@ -350,14 +347,14 @@ class Kernels:
     gru_forward = kernel(
         """x (T, B, I) real; w_hh (3 * H, H) real; b_hn (H) real; h0 (B, H) real; h (T, B, H) real written;
         gates (T, B, 4 * H) real written; w_ih (3 * H, I) real? = None; b_ih (3 * H) real? = None;
-        b_hh (3 * H) real? = None""",
+        b_hh (3 * H) real? = None; fresh: bool = False""",
         """GRU (BPPSA Eq. 10) with every gate kept for the backward.
 
-        x, I = 3·H, gates in the order r, z, n: ``W_i x + b_i``, plus ``b_h`` for r and z only.
+        x, I = 3·H, gates in the order r, z, n: ``W_i x``; added to it are b_ih, and of b_hh the parts for r and z.
         ``M = W_hn h + b_hn``; ``n = tanh(x_n + r * M)``; ``h' = (1 - z) * n + z * h``. Gates are kept in the order
-        r, z, n, M. With w_ih, x is the input and is projected here, with the parts of b_hh for r and z.""",
+        r, z, n, M. With w_ih, x is the input, and is multiplied here.""",
         "check_steps('h', h)",
-        "I = input_size(3 * H, w_ih, b_ih, b_hh, self._run.MOST_INPUTS)",
+        "I = input_size(3 * H, w_ih, self._run.MOST_INPUTS)",
     )
     gru_backward = kernel(
         """h (T, B, H) real; h0 (B, H) real; gates (T, B, 4 * H) real; w_hh (3 * H, H) real; gy (T, B, H) real?;
@@ -374,6 +371,16 @@ class Kernels:
         "check_chunks(chunks, T)",
         "check_outgoing('ga', ga, sums)",
         "G = 3",
+    )
+    sum_gates = kernel(
+        """ga (N, C) real; first: int; product (C - first, I) real?; w_ih (C - first, I) real? written;
+        b_ih (C - first) real? written; b_hh (C - first) real? written""",
+        """The biases' gradients: sums of ga over all steps and samples. Its last columns, from `first` on, go to b_hh.
+
+        The others, up to the last `first`, go to b_ih. A GRU's (first = H) are those at n, r, z: they, and the rows of
+        `product`, the gradient at the input's weights as it comes from these columns, are brought to the order r, z, n,
+        in b_ih and w_ih. The order of the sums is fixed.""",
+        "check_together('product', product, 'w_ih', w_ih)",
     )
     gru_maps = kernel(
         """h (T, B, H) real; h0 (B, H) real; gates (T, B, 4 * H) real; w_hh (3 * H, H) real; gy (T, B, H) real?;
@@ -396,14 +403,14 @@ class Kernels:
     lstm_forward = kernel(
         """x (T, B, I) real; w_hh (4 * H, H) real; h0 (B, H) real; c0 (B, H) real; h (T, B, H) real written;
         c (T, B, H) real written; gates (T, B, 4 * H) real written; w_ih (4 * H, I) real? = None;
-        b_ih (4 * H) real? = None; b_hh (4 * H) real? = None""",
+        b_ih (4 * H) real? = None; b_hh (4 * H) real? = None; fresh: bool = False""",
         """``c' = f * c + i * g`` and ``h' = o * tanh(c')``, with every gate kept for the backward.
 
-        x: input projection with both biases, I = 4·H; with w_ih, x is the input, and ``w_ih @ x[t] + b_ih + b_hh``
-        takes the projection's place. Gates are kept in the order i, f, g, o, of which g went through tanh and the
-        others through the sigmoid. 8·T·B·H² FLOP.""",
+        x, I = 4·H: ``W_i x``, to which both biases are added; with w_ih, x is the input, and is multiplied here. Gates
+        are kept in the order i, f, g, o, of which g went through tanh and the others through the sigmoid. 8·T·B·H²
+        FLOP.""",
         "check_steps('h', h)",
-        "I = input_size(4 * H, w_ih, b_ih, b_hh, self._run.MOST_INPUTS)",
+        "I = input_size(4 * H, w_ih, self._run.MOST_INPUTS)",
     )
     lstm_backward = kernel(
         """c (T, B, H) real; c0 (B, H) real; gates (T, B, 4 * H) real; w_hh (4 * H, H) real; gy (T, B, H) real?;
@@ -710,12 +717,6 @@ def check_mean(mean: Array | None, count: int) -> None:
             raise ShapeError("There is nothing to take the mean of", expected="a row or more", got="none")
 
 
-def check_part(more: Array | None, columns: int) -> None:
-    """Check that there are as many columns as `more` is added to."""
-    if more is not None and len(more) > columns:
-        raise ShapeError("more has too many entries", expected=f"at most {columns}", got=len(more))
-
-
 def check_line(windows: int, taps: int) -> None:
     """Check the sizes of a line of `max_pool_values`."""
     if windows < 1 or taps < 1:
@@ -771,17 +772,14 @@ def check_outgoing(name: str, ga: Array | None, sums: Any) -> None:
         raise OptionError(f"{name} is missing", expected=f"{name}, or sums in its place", got="None and None")
 
 
-def input_size(rows: int, w_ih: Array | None, b_ih: Array | None, b_hh: Array | None, most: int) -> int:
-    """Return the last axis of x: `rows` for a projection, else the number of features, at most `most`."""
+def input_size(rows: int, w_ih: Array | None, most: int) -> int:
+    """Return the last axis of x: `rows` for a product, else the number of features, at most `most`."""
     if w_ih is None:
-        if b_ih is not None or b_hh is not None:
-            raise OptionError("An input bias was given without its weights", expected="w_ih with b_ih and b_hh",
-                              remedy="Leave the biases out: the projected input includes them")  # fmt: skip
         return rows
     features = int(w_ih.shape[1])
     if not 1 <= features <= most:
         raise ShapeError("Forward does not project this input size", expected=f"w_ih of shape ({rows}, 1 to {most})",
-                         got=w_ih.shape, remedy="Pass x @ w_ih.T with its bias in place of x")  # fmt: skip
+                         got=w_ih.shape, remedy="Pass x @ w_ih.T in place of x")  # fmt: skip
     return features
 
 

@@ -111,14 +111,14 @@ def transposed_product(a: Array, b: Array) -> Array:
     return backend.matmul(a.T, b)
 
 
-def project(x: Array, w: Array, bias: Array | None, more: Array | None = None) -> Array:
-    """Return ``x wᵀ + bias`` (T, B, rows of w); `more` is part of the bias of the first rows."""
+def project(x: Array, w: Array, bias: Array | None) -> Array:
+    """Return ``x wᵀ + bias`` (T, B, rows of w)."""
     xp = backend.namespace(x)
     steps, batch, features = x.shape
     if features > FEW_FEATURES:
         gx = product(x, w.T)
         if bias is not None:
-            kernels.get(xp).unchecked.add_bias(gx.reshape(steps * batch, len(w)), bias, more)
+            kernels.get(xp).unchecked.add_bias(gx.reshape(steps * batch, len(w)), bias)
         return gx
     # The bias becomes one more feature that is always 1: a pass less over gx, and no GEMM with an inner length of 1,
     # which OpenBLAS does eight times slower than one with 2.
@@ -128,8 +128,6 @@ def project(x: Array, w: Array, bias: Array | None, more: Array | None = None) -
     extended_w[:, :-1] = w
     if bias is not None:
         extended_w[:, -1] = bias
-    if more is not None:
-        extended_w[: len(more), -1] += more
     return product(extended_x, extended_w.T)
 
 
@@ -285,14 +283,12 @@ class CellMath(abc.ABC):
     options: tuple[Any, ...] = ()
     """Arguments of the kernels other than arrays."""
 
-    def input_biases(self, weights: Weights) -> tuple[Array | None, Array | None]:
-        """Return the two parts of the bias of the input projection, (gH,) and its first entries; None without one."""
-        return weights.bias_ih, weights.bias_hh
-
     @abc.abstractmethod
-    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
-        """Run the recurrence over the projected input x (T, B, gH); fill the tape's states and gates."""
-        # With `projection`, weight_ih and the biases, x is the input (T, B, I), and the kernel projects it.
+    def run(
+        self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None, fresh: bool = False
+    ) -> None:
+        """Run the recurrence over x (T, B, gH), or with w_ih (T, B, I); fill the tape's states and gates."""
+        # `projection` are w_ih, or None for a product with it, and the biases. `fresh`: from zeros, also written.
 
     @abc.abstractmethod
     def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
@@ -392,10 +388,10 @@ class CellMath(abc.ABC):
         self, k: Kernels, weights: Weights, tape: Tape, inputs: tuple[Any, ...], initial: GivenState | None
     ) -> Tape:
         """Run the recurrence from an initial state; None for it, or for an array of it, stands for zeros."""
-        for number, states in enumerate(tape.states):
-            first = None if initial is None else initial[number]
+        given = () if initial is None or all(array is None for array in initial) else initial
+        for states, first in zip(tape.states, given, strict=False):
             states[0] = 0 if first is None else first
-        self.run(k, inputs[0], weights, tape, *inputs[1:])
+        self.run(k, inputs[0], weights, tape, *inputs[1:], fresh=not given)
         return tape
 
     def blank(self, x: Array, weights: Weights) -> Tape:
@@ -405,10 +401,11 @@ class CellMath(abc.ABC):
         return Tape(x, states, empty(xp, (steps, batch, self.kept * hidden), x.dtype) if self.kept else None)
 
     def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Any, ...]:
-        """Return the arguments of `run` for x (T, B, I): its projection, or x with the weights for the kernels."""
+        """Return the arguments of `run` for x (T, B, I): its product, or x with the weights, and the biases."""
+        biases = weights.bias_ih, weights.bias_hh
         if x.shape[2] > k.projected_inputs(self.gates, weights.weight_hh.shape[1], x.dtype.itemsize):
-            return project(x, weights.weight_ih, *self.input_biases(weights)), None, None, None
-        return x, weights.weight_ih, weights.bias_ih, weights.bias_hh
+            return product(x, weights.weight_ih.T), None, *biases
+        return x, weights.weight_ih, *biases
 
     def empty_gradients(self, tape: Tape) -> RunGradients:
         """Return arrays for the gradients of a run."""
@@ -524,22 +521,19 @@ class CellMath(abc.ABC):
         return product(self.input_part(ga), self.from_torch_order(weights.weight_ih))
 
     def weight_grad(self, ga: Array, tape: Tape, weights: Weights, at_h: Array | None = None) -> Weights:
-        """Return the gradients of the weights: two GEMMs over all steps, and one GEMV for both biases."""
+        """Return the gradients of the weights: two GEMMs over all steps, and the sums of all steps for the biases."""
         xp = backend.namespace(ga)
         rows = ga.shape[0] * ga.shape[1]
         flat = ga.reshape(rows, ga.shape[2])
-        b_ih = b_hh = None
+        b_ih, b_hh = (None if bias is None else xp.empty(bias.shape, ga.dtype) for bias in weights[2:4])
         with short_products(xp, max(flat.size, rows * weights.weight_ih.size, rows * weights.weight_hh.size)):
             w_ih = transposed_product(self.input_part(flat), tape.x.reshape(rows, tape.x.shape[2]))
             w_hh = transposed_product(self.hidden_part(flat), tape.h_prev.reshape(rows, tape.h.shape[2]))
-            if weights.bias_ih is not None:
-                # A GEMV: four times faster than flat.sum(axis=0).
-                sums = backend.matmul(xp.ones(rows, dtype=flat.dtype), flat)
-        if weights.bias_ih is not None:
-            b_ih, b_hh = self.to_torch_order(self.input_part(sums)), self.hidden_part(sums)
-            if self.columns == self.gates:  # the same sums: a copy, as the caller may write to either
-                b_hh = b_hh.copy()
-        return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
+            first = flat.shape[1] - len(w_hh)
+            ordered = xp.empty(w_ih.shape, ga.dtype) if first else None
+            kernels.get(xp).unchecked.sum_gates(flat, first, w_ih if first else None, ordered, b_ih, b_hh)
+        w_ih = xp.ascontiguousarray(w_ih) if ordered is None else ordered
+        return Weights(w_ih, xp.ascontiguousarray(w_hh), b_ih, b_hh)
 
 
 # The equations of the three cells.
@@ -556,9 +550,11 @@ class RNNMath(CellMath):
         self.nonlinearity: Nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
         self.kind, self.options = self.nonlinearity, (self.nonlinearity,)
 
-    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
+    def run(
+        self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None, fresh: bool = False
+    ) -> None:
         """Run the recurrence."""
-        k.rnn_forward(x, weights.weight_hh, tape.h0, self.nonlinearity, tape.h, *projection)
+        k.rnn_forward(x, weights.weight_hh, tape.h0, self.nonlinearity, tape.h, *projection, fresh)
 
     def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
         """Return h."""
@@ -592,19 +588,16 @@ class GRUMath(CellMath):
     name = kind = "gru"
     gates, columns, kept = 3, 4, 4
 
-    def input_biases(self, weights: Weights) -> tuple[Array | None, Array | None]:
-        """Return b_ih, and b_hh for r and z; the n part of b_hh is inside M."""
-        b_hh = weights.bias_hh
-        return weights.bias_ih, None if b_hh is None else b_hh[: 2 * weights.weight_hh.shape[1]]
-
-    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
+    def run(
+        self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None, fresh: bool = False
+    ) -> None:
         """Run the recurrence, keeping every gate."""
         hidden = weights.weight_hh.shape[1]
         if weights.bias_hh is None:
             b_hn = backend.namespace(x).zeros(hidden, dtype=x.dtype)
         else:
             b_hn = weights.bias_hh[2 * hidden :]
-        k.gru_forward(x, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates, *projection)
+        k.gru_forward(x, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates, *projection, fresh)
 
     def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
         """Return h, h0 and the gates."""
@@ -651,9 +644,11 @@ class LSTMMath(CellMath):
     gates = columns = kept = 4
     states = ("h", "c")
 
-    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
+    def run(
+        self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None, fresh: bool = False
+    ) -> None:
         """Run the recurrence, keeping every gate."""
-        k.lstm_forward(x, weights.weight_hh, tape.h0, tape.c0, tape.h, tape.c, tape.gates, *projection)
+        k.lstm_forward(x, weights.weight_hh, tape.h0, tape.c0, tape.h, tape.c, tape.gates, *projection, fresh)
 
     def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
         """Return c, c0 and the gates."""
@@ -704,7 +699,7 @@ class ProjectedLSTMMath(LSTMMath):
     def begin(self, k: Kernels, x: Array, weights: Weights) -> tuple[Tape, tuple[Any, ...]]:
         """Project the input."""
         folded = weights._replace(weight_hh=_folded(weights), weight_hr=None)
-        return self.core.blank(x, folded), (folded, project(x, weights.weight_ih, *self.input_biases(weights)))
+        return self.core.blank(x, folded), (folded, project(x, weights.weight_ih, None))
 
     def finish(
         self, k: Kernels, weights: Weights, tape: Tape, inputs: tuple[Any, ...], initial: GivenState | None
@@ -713,7 +708,7 @@ class ProjectedLSTMMath(LSTMMath):
         (h0, c0), (folded, gx), x = initial or (None, None), inputs, tape.x
         if h0 is not None:
             gx[0] += product(h0, weights.weight_hh.T)
-        core = self.core.finish(k, folded, tape, (gx, None, None, None), (None, c0))
+        core = self.core.finish(k, folded, tape, (gx, None, *folded[2:4]), (None, c0))
         h = empty(backend.namespace(x), (len(x) + 1, *x.shape[1:2], weights.weight_hh.shape[1]), x.dtype)
         h[0] = 0 if h0 is None else h0
         h[1:] = product(core.h, _projection(weights).T)

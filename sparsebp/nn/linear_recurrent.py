@@ -95,8 +95,12 @@ class GatedMath(CellMath):
         s, one = sigmoid(v), v.dtype.type(1)
         return xp.where(v >= 0, v + one / 2, s), xp.where(v >= 0, one, s * (1 - s))
 
-    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
+    def run(
+        self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None, fresh: bool = False
+    ) -> None:
         """Run the recurrence over p, or project x as well: the gates then read p where it was just written."""
+        if fresh:
+            tape.h0[...] = 0
         if not projection:
             tape.gates = x
             k.min_gru_forward(self.parts(x), tape.h0, None, self.nonlinearity, False, tape.h)
@@ -218,7 +222,8 @@ class GatedMath(CellMath):
         flat = ga.reshape(rows, ga.shape[2])
         with short_products(xp, rows * weights.weight_ih.size):
             w_ih = transposed_product(flat, tape.x.reshape(rows, tape.x.shape[2]))
-            b_ih = None if weights.bias_ih is None else backend.matmul(xp.ones(rows, dtype=flat.dtype), flat)
+            b_ih = None if weights.bias_ih is None else xp.empty(flat.shape[1], flat.dtype)
+            kernels.get(xp).unchecked.sum_gates(flat, 0, None, None, b_ih, None)
         return Weights(xp.ascontiguousarray(w_ih), None, b_ih, None)
 
     def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:

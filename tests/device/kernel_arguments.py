@@ -273,8 +273,7 @@ class Maker:
     affine_grad = affine
 
     def add_bias(self) -> Arguments:
-        sizes = {"C": self.hidden, "M": self.hidden // 2}
-        return {"out": self.real(self.batch, self.hidden)} | sizes | ({"more": None} if self.shared else {})
+        return {"out": self.real(self.batch, self.hidden), "C": self.hidden}
 
     # ---- stacks of dense blocks ----
 
@@ -296,12 +295,10 @@ class Maker:
     # ---- recurrent ----
 
     def inputs(self, gates: int) -> Arguments:
-        """Return x and what projects it; where values are shared, the projected input and nothing."""
+        """Return x and its weights; where values are shared, the product of both, and a state that begins at zero."""
         if self.shared:
-            return {"x": self.real(self.steps, self.batch, gates * self.hidden)} | dict.fromkeys(
-                ("w_ih", "b_ih", "b_hh")
-            )
-        return {"I": self.features}
+            return {"I": gates * self.hidden, "w_ih": None, "fresh": True}
+        return {"I": self.features, "fresh": False}
 
     def back(self, gates: int) -> Arguments:
         """Return states, the one before the first, and where the weight gradients are written."""
@@ -337,6 +334,12 @@ class Maker:
         return self.states("h", "h0")
 
     gru_maps = gru_jacobians
+
+    def sum_gates(self) -> Arguments:
+        """Of a GRU, or of a cell whose columns belong to both inputs; with H = 37 as many rows as go in pieces."""
+        rows, hidden = (2**16 + 5, 1) if self.hidden == 37 else (self.steps * self.batch, self.hidden)
+        sizes = {"N": rows, "C": 4 * hidden, "I": self.features}
+        return sizes | ({"first": 0, "product": None, "w_ih": None} if self.shared else {"first": hidden})
 
     def lstm_forward(self) -> Arguments:
         return self.inputs(4)

@@ -75,18 +75,20 @@ def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, mul
     h, gy, h0, last = real(length, batch, hidden), real(length, batch, hidden), real(batch, hidden), real(batch, hidden)
     if cell == "rnn":
         x, weights, biases = real(length, batch, 1), real(hidden, hidden), (real(hidden), real(hidden))
-        kernels.rnn_forward(x, weights, h0, "tanh", h, real(hidden, 1), *biases)
+        kernels.rnn_forward(x, weights, h0, "tanh", h, real(hidden, 1), *biases, True)
         sums = WeightSums(x, h, real(hidden, 1), real(hidden, hidden), *biases)
         kernels.rnn_backward(h, weights, gy, last, "tanh", None, real(batch, hidden), chunks, sums)
     elif cell == "lstm":
         gx, weights, gates = real(length, batch, 4 * hidden), real(4 * hidden, hidden), real(length, batch, 4 * hidden)
         c, c0, last_c = real(length, batch, hidden), real(batch, hidden), real(batch, hidden)
-        kernels.lstm_forward(gx, weights, h0, c0, h, c, gates, None, None, None)
+        biases = real(4 * hidden), real(4 * hidden)
+        kernels.lstm_forward(gx, weights, h0, c0, h, c, gates, None, *biases, True)
         initial, ga = (real(batch, hidden), real(batch, hidden)), real(length, batch, 4 * hidden)
         kernels.lstm_backward(c, c0, gates, weights, gy, last, last_c, ga, *initial, chunks, None)
     else:
         gx, weights, gates = real(length, batch, 3 * hidden), real(3 * hidden, hidden), real(length, batch, 4 * hidden)
-        kernels.gru_forward(gx, weights, real(hidden), h0, h, gates, None, None, None)
+        biases = real(3 * hidden), real(3 * hidden)
+        kernels.gru_forward(gx, weights, real(hidden), h0, h, gates, None, *biases, True)
         ga = real(length, batch, 4 * hidden)
         kernels.gru_backward(h, h0, gates, weights, gy, last, ga, real(batch, hidden), chunks, None)
     return launches

@@ -143,14 +143,9 @@ def test_linear_layers(backend, sizes, biased, dtype):
         np.testing.assert_allclose(backend.numpy(grads[1]), gy.sum(axis=0, dtype=float), **tolerance(dtype, 10))
 
 
-@pytest.mark.parametrize("more", [None, 0, 3, 40])
-def test_a_bias_is_added_to_every_row(backend, more):
+def test_a_bias_is_added_to_every_row(backend):
     rng = np.random.default_rng(0)
     rows, bias = normal(rng, (9, 40), np.float32), normal(rng, (40,), np.float32)
-    out, part = backend.array(rows), None if more is None else normal(rng, (more,), np.float32)
-    backend.kernels.add_bias(out, backend.array(bias), None if part is None else backend.array(part))
-    if part is not None:
-        bias[:more] += part
+    out = backend.array(rows)
+    backend.kernels.add_bias(out, backend.array(bias))
     np.testing.assert_array_equal(backend.numpy(out), rows + bias)
-    with pytest.raises(ShapeError, match="more has too many"):
-        backend.kernels.add_bias(out, backend.array(bias), backend.array(np.ones(41, np.float32)))

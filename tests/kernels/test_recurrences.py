@@ -16,6 +16,7 @@ from recurrent_reference import Case, cases, input_cases, project, projections, 
 from sparsebp import kernels
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.threads import most_threads
+from sparsebp.kernels.device import recurrent as device_recurrent
 from sparsebp.patterns import lstm_pattern
 from strategies import reals, seeds, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
@@ -77,12 +78,16 @@ class Cell:
     def expected_backward(self, state: Arrays, incoming: tuple[Any, ...]) -> Arrays:
         return getattr(reference, f"{self.name}_backward")(*state, *incoming, *self.options)
 
-    def forward(self, backend: Backend, *inputs: np.ndarray, projection: tuple[Any, ...] = ()) -> Arrays:
+    def forward(
+        self, backend: Backend, *inputs: np.ndarray, projection: tuple[Any, ...] = (), fresh: bool = False
+    ) -> Arrays:
+        """Return what the forward writes; `fresh`: behind it the initial state, which it writes as well."""
         outputs = [backend.empty(shape, inputs[0].dtype) for shape in self.written(len(inputs[0]), *inputs[-1].shape)]
         arrays = [backend.array(a) for a in inputs]
-        projected = (None if array is None else backend.array(array) for array in projection)
-        self.kernel(backend, "forward")(*arrays, *self.options, *outputs, *projected)
-        return tuple(map(backend.numpy, outputs))
+        projected = (None if array is None else backend.array(array) for array in projection or (None,) * 3)
+        starts = [arrays.pop() for _ in range(2 if self.name == "lstm" else 1)][::-1]
+        self.kernel(backend, "forward")(*arrays, *starts, *self.options, *outputs, *projected, fresh)
+        return tuple(map(backend.numpy, (*outputs, *starts) if fresh else outputs))
 
     def backward(self, backend: Backend, state: Arrays, incoming: tuple[Any, ...], chunks: int = 1) -> Arrays:
         """Return the gradients at the gates and at the first states."""
@@ -144,15 +149,23 @@ def test_forward(backend: Backend, cell: Cell, data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(max_examples=25)
 def test_forward_of_the_input_itself(backend: Backend, cell: Cell, data: st.DataObject) -> None:
-    """A few features, for lengths around the rounds in which a device reads them; the projection gives the same."""
+    """A few features, for lengths around the rounds in which a device reads them; so do its product and the biases.
+
+    Where the state begins at zero, the array of the initial one is not read but written.
+    """
     case = cell.compiled(backend, data.draw(input_cases(backend, streamed=130 if cell.name == "rnn" else 50)))
     few = cell.name == "lstm" and backend.emulated
     features = {5: (2, 3), 20: (1,), 37: (5, 8)}[case.hidden] if few else (1, 2, 4, 5, 8)
     x, *projection = projections(data, case, cell.gates, features)
     gx, (_, *rest) = project(x, *projection, both=cell.both * case.hidden), cell.inputs(case)
-    expected = cell.expected_forward(gx, *rest)
-    assert_close(cell.forward(backend, x, *rest, projection=tuple(projection)), expected, case.dtype, 8)
-    assert_close(cell.forward(backend, gx, *rest), expected, case.dtype, 8)
+    product, fresh = project(x, projection[0], None, None, both=0), data.draw(st.booleans())
+    starts = cell.starts(case) if fresh else ()
+    given_rest = [*rest[: len(rest) - len(starts)], *(np.full_like(a, np.nan) for a in starts)]
+    rest = [*rest[: len(rest) - len(starts)], *map(np.zeros_like, starts)]
+    expected = (*cell.expected_forward(gx, *rest), *rest[len(rest) - len(starts) :])
+    for values, more in ((x, projection), (product, [None, *projection[1:]]), (gx, [])):
+        found = cell.forward(backend, values, *given_rest, projection=tuple(more), fresh=fresh)
+        assert_close(found, expected, case.dtype, 8)
 
 
 @CELLS
@@ -254,6 +267,46 @@ def test_weight_sums(backend: Backend, cell: Cell, sizes: tuple[int, ...], dtype
     assert_close((backend.numpy(written),), (expected_ga,), dtype, 8)
 
 
+@given(
+    rows=st.sampled_from([0, 1, 63, 64, 65, 131]), gates=st.sampled_from([1, 3, 4]), hidden=st.sampled_from([1, 3, 20]),
+    features=st.sampled_from([1, 7, 38]), which=st.sampled_from(["both", "ih", "hh", "none"]), dtype=reals, seed=seeds,
+)  # fmt: skip
+def test_sums_of_gates(
+    backend: Backend, rows: int, gates: int, hidden: int, features: int, which: str, dtype: Any, seed: int
+) -> None:
+    """The biases' gradients in torch's order, and a product brought to it; bitwise the same every time."""
+    rng, first = np.random.default_rng(seed), hidden if gates == 3 else 0
+    ga = rng.standard_normal((rows, gates * hidden + first)).astype(dtype)
+    product = rng.standard_normal((gates * hidden, features)).astype(dtype) if first else None
+
+    def run() -> list[np.ndarray | None]:
+        w_ih = None if product is None else backend.empty(product.shape, dtype)
+        biases = [backend.empty(gates * hidden, dtype) if which in ("both", name) else None for name in ("ih", "hh")]
+        given_product = None if product is None else backend.array(product)
+        backend.kernels.sum_gates(backend.array(ga), first, given_product, w_ih, *biases)
+        return [None if array is None else backend.numpy(array) for array in (w_ih, *biases)]
+
+    sums = ga.astype(np.float64).sum(axis=0)
+    ordered = None if product is None else np.roll(product, -first, axis=0)
+    expected = ordered, np.roll(sums[: gates * hidden], -first), sums[first:]
+    for found, again, want in zip(run(), run(), expected, strict=True):
+        if found is not None:
+            np.testing.assert_array_equal(again, found)
+            np.testing.assert_allclose(found, want, **tolerance(np.dtype(dtype), 20))
+
+
+def test_sums_of_many_rows_are_those_of_pieces(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device; whole pieces and a rest, down to a single row."""
+    monkeypatch.setattr(device_recurrent, "_ROWS_AT_ONCE", 70)
+    monkeypatch.setattr(device_recurrent, "_PIECE", 35)
+    for rows in (70, 71, 105, 106, 173):
+        ga = np.random.default_rng(rows).standard_normal((rows, 13))
+        b_ih, b_hh = backend.empty(10, np.float64), backend.empty(10, np.float64)
+        backend.kernels.sum_gates(backend.array(ga), 3, None, None, b_ih, b_hh)
+        np.testing.assert_allclose(backend.numpy(b_ih), np.roll(ga[:, :10].sum(axis=0), -3), rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(backend.numpy(b_hh), ga[:, 3:].sum(axis=0), rtol=1e-12, atol=1e-13)
+
+
 WIDE = {  # hidden size and dtype; on a device: weights in shared memory too, two or four lanes a unit, streamed
     RNN: [(160, np.float32), (94, np.float64), (257, np.float32)],
     GRU: [(50, np.float32), (100, np.float32), (45, np.float64), (170, np.float32)],
@@ -268,8 +321,9 @@ def test_wide_layers(backend: Backend, cell: Cell, hidden: int, dtype: Any) -> N
     x, projection = case.normal(13, 2, 3), (case.normal(cell.gates * hidden, 3), None, case.normal(cell.gates * hidden))
     gx, (_, *rest) = project(x, *projection, both=cell.both * hidden), cell.inputs(case)
     expected = cell.expected_forward(gx, *rest)
-    assert_close(cell.forward(backend, x, *rest, projection=projection), expected, dtype, 8)
-    assert_close(cell.forward(backend, gx, *rest), expected, dtype, 8)
+    product = project(x, projection[0], None, None, both=0)
+    for values, weights in ((x, projection), (product, (None, *projection[1:]))):
+        assert_close(cell.forward(backend, values, *rest, projection=weights), expected, dtype, 8)
     state, incoming = cell.saved(case), cell.incoming(case)
     gradients = cell.expected_backward(state, incoming)
     for chunks in (1, 2) if hidden < 64 else (1,):
@@ -527,9 +581,6 @@ def test_projections_that_do_not_fit_are_refused(backend: Backend, cell: Cell) -
     forward, rows = cell.kernel(backend, "forward"), 5 * cell.gates
     inputs[0], bias = backend.array(np.zeros((4, 2, 2))), backend.array(np.zeros(rows))
     forward(*inputs, *cell.options, *outputs, backend.array(np.zeros((rows, 2))), bias, bias)
-    for biases in ((bias, bias), (None, bias)) if cell is RNN else ((bias, bias),):
-        with pytest.raises(OptionError, match=r"Expected w_ih with b_ih and b_hh|without its weights"):
-            forward(*inputs, *cell.options, *outputs, None, *biases)
     for features in (0,) if backend.name == "host" else (0, 9):  # the host projects any number
         with pytest.raises(ShapeError, match=rf"Expected w_ih of shape \({rows}, 1 to \d+\)"):
             forward(*inputs, *cell.options, *outputs, backend.array(np.zeros((rows, features))), None, None)

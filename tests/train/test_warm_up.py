@@ -23,7 +23,7 @@ def test_every_kernel_is_called_in_both_precisions(monkeypatch):
             monkeypatch.setattr(owner, name, _recorded(name, getattr(owner, name), called))
     for _, job in warm_up.jobs():
         job()
-    compiled = set(KERNELS) - {"add_bias", "clip_arrays", "join_arrays"}  # NumPy's on the host
+    compiled = set(KERNELS) - {"add_bias", "clip_arrays", "join_arrays", "sum_gates"}  # NumPy's on the host
     assert called >= {(name, dtype) for name in compiled for dtype in ("float32", "float64")}
 
 

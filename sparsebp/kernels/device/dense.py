@@ -36,7 +36,7 @@ class DenseKernels(Launcher):
             return
         matmul(x, weight.T, out)
         if bias is not None:
-            self.add_bias(out, bias, None)
+            self.add_bias(out, bias)
 
     def affine_grad(self, gy: Array, x: Array, weight: Array, bias: Array | None) -> None:
         """The same: a thread an entry, or a product and sums."""
@@ -46,10 +46,10 @@ class DenseKernels(Launcher):
         if bias is not None:
             gy.sum(axis=0, out=bias)
 
-    def add_bias(self, out: Array, bias: Array, more: Array | None) -> None:
+    def add_bias(self, out: Array, bias: Array) -> None:
         """A warp a row."""
         rows, columns = out.shape
-        args = (out, bias, more, np.int64(rows), np.int32(columns), np.int32(0 if more is None else len(more)))
+        args = (out, bias, np.int64(rows), np.int32(columns))
         self._launch("dense.cu", "add_bias", c_types(REAL=out), ceil_div(rows, WARP_A_ROW[1]), WARP_A_ROW, args)
 
     def _few(self, name: str, count: int, *arrays: Array | None, shape: tuple[int, ...]) -> bool:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsebp.core.backend import matmul
 from sparsebp.core.check import Array, Nonlinearity
 from sparsebp.core.errors import OptionError
 from sparsebp.kernels.device.launch import BLOCK, MAX_THREADS, WARP, Defines, Launcher, c_types, ceil_div, thread_block
-from sparsebp.kernels.operands import WeightSums, multiply_sums
+from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import CANDIDATES, CHUNK, MOST_INPUTS, room_for, room_for_sums
 
 # Rows of a chunk's matrix that a lane holds, chosen by the cycles of a step of the reduction.
@@ -170,7 +171,9 @@ _INPUT_STEPS = 16
 SUM_REGISTERS = 132
 """32-bit registers of a thread that may hold weights and the sums of their gradients."""
 _SUM_BLOCK = 8, 64
-"""Entries and rows of threads of a block of ``sum_weights``, as ENTRIES and ROWS in weight_sums.cu."""
+"""Entries and rows of threads of a block that sums, as ENTRIES and ROWS in weight_sums.cu."""
+_ROWS_AT_ONCE, _PIECE = 2**16, 2**12
+"""Rows of gradients up to which a block sums all of them, and of a piece where there are more."""
 
 
 @dataclass(frozen=True)
@@ -257,10 +260,10 @@ class RecurrentKernels(Launcher):
 
     def rnn_forward(
         self, x: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array, w_ih: Array | None,
-        b_ih: Array | None, b_hh: Array | None,
+        b_ih: Array | None, b_hh: Array | None, fresh: bool,
     ) -> None:  # fmt: skip
         """See ``rnn_forward.cu``."""
-        self._forward(_RNN[nonlinearity], (x, w_ih, b_ih, b_hh), w_hh, (h0,), h)
+        self._forward(_RNN[nonlinearity], (x, w_ih, b_ih, b_hh), w_hh, (h0,), fresh, h)
 
     def rnn_backward(
         self, h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: Nonlinearity,
@@ -279,10 +282,10 @@ class RecurrentKernels(Launcher):
 
     def gru_forward(
         self, x: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array, w_ih: Array | None,
-        b_ih: Array | None, b_hh: Array | None,
+        b_ih: Array | None, b_hh: Array | None, fresh: bool,
     ) -> None:  # fmt: skip
         """See ``gru_forward.cu``."""
-        self._forward(_GRU, (x, w_ih, b_ih, b_hh), w_hh, (b_hn, h0), h, gates)
+        self._forward(_GRU, (x, w_ih, b_ih, b_hh), w_hh, (b_hn, h0), fresh, h, gates)
 
     def gru_backward(
         self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
@@ -301,10 +304,10 @@ class RecurrentKernels(Launcher):
 
     def lstm_forward(
         self, x: Array, w_hh: Array, h0: Array, c0: Array, h: Array, c: Array, gates: Array, w_ih: Array | None,
-        b_ih: Array | None, b_hh: Array | None,
+        b_ih: Array | None, b_hh: Array | None, fresh: bool,
     ) -> None:  # fmt: skip
         """See ``lstm_forward.cu``."""
-        self._forward(_LSTM, (x, w_ih, b_ih, b_hh), w_hh, (h0, c0), h, c, gates)
+        self._forward(_LSTM, (x, w_ih, b_ih, b_hh), w_hh, (h0, c0), fresh, h, c, gates)
 
     def lstm_backward(
         self, c: Array, c0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
@@ -325,8 +328,9 @@ class RecurrentKernels(Launcher):
     # ---- what every cell shares --------------------------------------------------------------------------------------
 
     def _forward(
-        self, cell: Cell, inputs: tuple[Array | None, ...], w_hh: Array, initial: tuple[Array, ...], *written: Array
-    ) -> None:
+        self, cell: Cell, inputs: tuple[Array | None, ...], w_hh: Array, initial: tuple[Array, ...], fresh: bool,
+        *written: Array,
+    ) -> None:  # fmt: skip
         """Launch a kernel of ``cuda/*_forward.cu``; `inputs` are x, w_ih (or None), b_ih and b_hh."""
         steps, batch, hidden = written[0].shape
         features = 0 if inputs[1] is None else inputs[1].shape[1]
@@ -337,7 +341,7 @@ class RecurrentKernels(Launcher):
             defines |= {"INPUTS": MOST_INPUTS if form.streamed else inputs_held}
         weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
         sizes = (np.int64(steps), np.int32(batch), np.int32(hidden))
-        args = (*inputs, np.int32(features), weights, *initial, *written, *sizes)
+        args = (*inputs, np.int32(features), weights, *initial, np.int32(fresh), *written, *sizes)
         name = f"{cell.name}_forward"
         self._launch(f"{name}.cu", name, defines, batch, block, args, form.shared)
 
@@ -388,7 +392,7 @@ class RecurrentKernels(Launcher):
         if sums is not None and room:
             self._sum_parts(cell, to_sum[2], room, sums)
         elif sums is not None:
-            multiply_sums(written, sums)
+            self._multiply_sums(cell, written, sums)
 
     def _reduce_all(self, cell: Cell, saved: Saved, maps: Array) -> None:
         """Reduce all chunks to `maps` (C, B, n + 1, n), which takes as much scratch as these have values."""
@@ -483,6 +487,32 @@ class RecurrentKernels(Launcher):
         args = (parts, *sums[2:], np.int64(count), *map(np.int32, sizes))
         grid = ceil_div(values * hidden, entries)
         self._launch("weight_sums.cu", "sum_weights", c_types(REAL=parts), grid, (entries, rows), args)
+
+    def _multiply_sums(self, cell: Cell, ga: Any, sums: WeightSums) -> None:
+        """Write `sums` from ga by products over all steps."""
+        x, before, w_ih, w_hh, *biases = sums
+        flat = ga.reshape(-1, ga.shape[-1])
+        first = flat.shape[1] - len(w_hh)
+        product = matmul(flat[:, : len(w_hh)].T, x.reshape(len(flat), x.shape[2]), None if first else w_ih)
+        matmul(flat[:, first:].T, before.reshape(len(flat), before.shape[2]), w_hh)
+        self.sum_gates(flat, first, *((product, w_ih) if first else (None, None)), *biases)
+
+    def sum_gates(
+        self, ga: Array, first: int, product: Array | None, w_ih: Array | None, b_ih: Array | None, b_hh: Array | None
+    ) -> None:
+        """One launch, or two where there are many rows: see ``weight_sums.cu``."""
+        (count, columns), size = ga.shape, 0 if product is None else product.size
+        entries, rows = _SUM_BLOCK
+        defines, tiles = c_types(REAL=ga), 0 if b_ih is b_hh is None else ceil_div(columns, entries)
+        if tiles and count > _ROWS_AT_ONCE:
+            parts = self.xp.empty((ceil_div(count, _PIECE), columns), ga.dtype)
+            into = (ga, parts, np.int64(count), np.int32(columns), np.int32(_PIECE))
+            self._launch("weight_sums.cu", "sum_pieces", defines, tiles * len(parts), (entries, rows), into)
+            ga, count = parts, len(parts)
+        sizes = np.int64(count), np.int32(columns), np.int32(first), np.int64(size)
+        args = (ga, product, w_ih, b_ih, b_hh, *sizes)
+        grid = tiles + ceil_div(size, entries * rows)
+        self._launch("weight_sums.cu", "sum_gates", defines, grid, (entries, rows), args)
 
     # ---- forms -------------------------------------------------------------------------------------------------------
 

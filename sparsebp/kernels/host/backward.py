@@ -470,7 +470,10 @@ def _start(gates, columns, product, source, x, rows, hidden, width, w_ih, bias, 
         return
     for part in range(gates):
         gate = advance(source, gate_at(part, gates, columns) * hidden)
-        _load_rows(gate, gates * hidden, rows, hidden, advance(z, part * width), stride)
+        for s in range(rows):
+            for j in range(0, hidden, lanes(z)):
+                at, value = part * width + j, load_up_to(gate, s * gates * hidden + j, hidden - j)
+                store(z, s * stride + at, value + load(pointer(bias), at))
     for s in range(rows):
         copy(advance(z, s * stride + fed), advance(pointer(bias), fed), stride - fed)
 

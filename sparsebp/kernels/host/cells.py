@@ -22,6 +22,7 @@ from sparsebp.kernels.host.backward import (
     wide_blocks_of,
     wide_weights,
 )
+from sparsebp.kernels.host.dense import column_sums
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import VECTOR_BYTES, advance, copy, keep_alive, pointer
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
@@ -89,10 +90,10 @@ class RecurrentKernels:
 
     def rnn_forward(
         self, x: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array, w_ih: Array | None,
-        b_ih: Array | None, b_hh: Array | None,
+        b_ih: Array | None, b_hh: Array | None, fresh: bool,
     ) -> None:  # fmt: skip
         """2·T·B·H² FLOP."""
-        _forward(_RNN[nonlinearity], x, w_hh, None, (w_ih, b_ih, b_hh), h, h0)
+        _forward(_RNN[nonlinearity], x, w_hh, None, (w_ih, b_ih, b_hh), (h0,), fresh, h)
 
     def rnn_backward(
         self, h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: Nonlinearity,
@@ -112,10 +113,10 @@ class RecurrentKernels:
 
     def gru_forward(
         self, x: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array, w_ih: Array | None,
-        b_ih: Array | None, b_hh: Array | None,
+        b_ih: Array | None, b_hh: Array | None, fresh: bool,
     ) -> None:  # fmt: skip
         """6·T·B·H² FLOP."""
-        _forward(GRU, x, w_hh, b_hn, (w_ih, b_ih, b_hh), h, gates, h0)
+        _forward(GRU, x, w_hh, b_hn, (w_ih, b_ih, b_hh), (h0,), fresh, h, gates)
 
     def gru_backward(
         self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
@@ -123,6 +124,20 @@ class RecurrentKernels:
     ) -> None:  # fmt: skip
         """See `back_propagate`."""
         back_propagate(GRU, (h, gates, h0), w_hh, gy, (grad_h_n,), ga, (gh0,), chunks, sums)
+
+    def sum_gates(
+        self, ga: Array, first: int, product: Array | None, w_ih: Array | None, b_ih: Array | None, b_hh: Array | None
+    ) -> None:
+        """A GEMV: four times faster than ``ga.sum(axis=0)``."""
+        rows = ga.shape[1] - first
+        if product is not None and w_ih is not None:
+            w_ih[: rows - first], w_ih[rows - first :] = product[first:], product[:first]
+        if b_ih is not None or b_hh is not None:
+            sums = column_sums(ga)
+            if b_ih is not None:
+                b_ih[: rows - first], b_ih[rows - first :] = sums[first:rows], sums[:first]
+            if b_hh is not None:
+                b_hh[...] = sums[first:]
 
     def gru_maps(self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, maps: Array) -> None:
         """Parallel over samples and chunks."""
@@ -135,10 +150,10 @@ class RecurrentKernels:
 
     def lstm_forward(
         self, x: Array, w_hh: Array, h0: Array, c0: Array, h: Array, c: Array, gates: Array, w_ih: Array | None,
-        b_ih: Array | None, b_hh: Array | None,
+        b_ih: Array | None, b_hh: Array | None, fresh: bool,
     ) -> None:  # fmt: skip
         """8·T·B·H² FLOP."""
-        _forward(LSTM, x, w_hh, None, (w_ih, b_ih, b_hh), h, c, gates, h0, c0)
+        _forward(LSTM, x, w_hh, None, (w_ih, b_ih, b_hh), (h0, c0), fresh, h, c, gates)
 
     def lstm_backward(
         self, c: Array, c0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
@@ -158,10 +173,13 @@ class RecurrentKernels:
 
 
 def _forward(
-    cell: tuple[int, ...], x: Array, w_hh: Array, b_hn: Array | None, projection: Sequence[Array | None], *arrays: Array
-) -> None:
-    """Run a cell forward; `projection` are w_ih and both biases or None, `arrays` as `places` of `forward_part`."""
-    _, batch, hidden = arrays[0].shape
+    cell: tuple[int, ...], x: Array, w_hh: Array, b_hn: Array | None, projection: Sequence[Array | None],
+    initial: tuple[Array, ...], fresh: bool, *kept: Array,
+) -> None:  # fmt: skip
+    """Run a cell forward; `projection` are w_ih and both biases or None, `kept` what the cell keeps, h first."""
+    for array in initial if fresh else ():
+        array[...] = 0
+    arrays, (_, batch, hidden) = (*kept, *initial), kept[0].shape
     work = 2 * len(x) * batch * w_hh.size
     if batch and hidden >= LEAST:
         blocks, weights = wide_blocks_of(batch), wide_weights(cell, w_hh, b_hn, *projection)

@@ -497,11 +497,8 @@ class DenseKernels:
         if bias is not None:
             matmul(row_of_ones(gy), gy, bias[None])
 
-    def add_bias(self, out: Array, bias: Array, more: Array | None) -> None:
+    def add_bias(self, out: Array, bias: Array) -> None:
         """Add a bias to every row."""
-        if more is not None:
-            bias = bias.copy()
-            bias[: len(more)] += more
         out += bias
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:

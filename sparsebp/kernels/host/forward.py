@@ -29,6 +29,7 @@ from sparsebp.kernels.host.engine.simd import (
     device,
     keep_alive,
     lanes,
+    load,
     load_n,
     pointer,
     prefetch_second,
@@ -228,9 +229,9 @@ def _start(x, rows, gates, columns, features, hidden, stride, row, weights, bias
         return
     for s in range(SAMPLES):
         for part in range(gates):
-            source = rows[s] + gate_at(part, gates, columns) * hidden
+            source, at = rows[s] + gate_at(part, gates, columns) * hidden, part * hidden
             for j in range(0, hidden, lanes(x)):  # the last vector ends in numbers yet to come
-                store(z, s * stride + part * hidden + j, load_n(x, source + j, hidden - j))
+                store(z, s * stride + at + j, load_n(x, source + j, hidden - j) + load(bias, at + j))
         copy(advance(z, s * stride + row), advance(bias, row), stride - row)
 
 
@@ -271,10 +272,11 @@ def _step_in_lanes(cell, apply, x, features, hidden, row, w, bias, of_x, z, stat
         for part in range(gates):
             gate = advance(x, gate_at(part, gates, columns) * hidden)
             to_lanes(gate, gates * hidden, hidden, advance(z, part * apart))
-    for part in range(0 if features > 0 else gates, columns):
+    for part in range(columns):
         of_bias = part_at(part, gates, hidden, item)
         for j in range(hidden):
-            store(z, part * apart + j * count, broadcast(bias, of_bias + j))
+            to, value = part * apart + j * count, broadcast(bias, of_bias + j)
+            store(z, to, value if features > 0 or part >= gates else value + load(z, to))
     first = part_at(columns - gates, gates, hidden, item)
     for i in range(states):
         ask_for(advance(places[i], at), apart)

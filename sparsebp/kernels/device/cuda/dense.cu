@@ -182,11 +182,10 @@ extern "C" __global__ void __launch_bounds__(256) affine_grad(
     *(i < inputs ? weight + o * inputs + i : bias + o) = sum;
 }
 
-// To every row, a warp each; `more` is part of the bias of the first `few` columns. Bytes: `out` read and written.
+// To every row, a warp each. Bytes: `out` read and written.
 extern "C" __global__ void __launch_bounds__(256) add_bias(
-    real* __restrict__ out, const real* __restrict__ bias, const real* __restrict__ more, int64 rows, int columns, int few) {
+    real* __restrict__ out, const real* __restrict__ bias, int64 rows, int columns) {
     const int64 row = int64(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= rows) return;
-    for (int c = threadIdx.x; c < columns; c += WARP)
-        out[row * columns + c] += c < few ? bias[c] + more[c] : bias[c];
+    for (int c = threadIdx.x; c < columns; c += WARP) out[row * columns + c] += bias[c];
 }

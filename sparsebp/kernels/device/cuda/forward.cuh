@@ -30,9 +30,19 @@ struct Prefetch {
     }
 };
 
+// A unit's biases: b_ih, plus b_hh for the first `both` outputs (null for none).
+template <int OUTPUTS> struct InputBias {
+    real of[OUTPUTS];
+
+    __device__ __forceinline__ InputBias(const real* b_ih, const real* b_hh, int both, int H, int unit) {
+#pragma unroll
+        for (int q = 0; q < OUTPUTS; ++q)
+            of[q] = (b_ih ? b_ih[q * H + unit] : real(0)) + (b_hh && q < both ? b_hh[q * H + unit] : real(0));
+    }
+};
+
 #if defined(INPUTS)
-// From the input x (T, B, `inputs`), projected here: W_ih x[t] + b_ih, plus b_hh for the first `both` outputs (biases: null
-// for none). Two rounds of it lie in shared memory: one is in use, the next is stored into the other before it ends. Entries
+// From the input x (T, B, `inputs`): W_ih x[t] and the biases. Two rounds of it lie in shared memory: one is in use, the next is stored into the other before it ends. Entries
 // from `inputs` to INPUTS are zero, and so are their weights. Streamed, these weights are read at every step, as those of the
 // state are.
 template <int OUTPUTS> class StepInput {
@@ -43,7 +53,8 @@ template <int OUTPUTS> class StepInput {
     static constexpr int PIECES = (ROUND + WARP - 1) / WARP;
     static_assert(INPUTS == 1 || INPUTS % WIDTH == 0, "read in wide accesses");
     static_assert(ROUND <= WARP || ROUND % WARP == 0, "brought by whole warps");
-    real next[PIECES], bias[OUTPUTS];
+    real next[PIECES];
+    const InputBias<OUTPUTS> bias;
 #if STREAMED
     const real* weights;
     int gate;
@@ -81,19 +92,15 @@ template <int OUTPUTS> class StepInput {
     __device__ __forceinline__ StepInput(
         const real* x, const real* w_ih, const real* b_ih, const real* b_hh, int both, int inputs, int batch, int H,
         int unit, real* shared)
-        : now(shared), other(ROUND), length(inputs), source(x + int64(blockIdx.x) * inputs),
-          stride(int64(batch) * inputs) {
-#pragma unroll
-        for (int q = 0; q < OUTPUTS; ++q) {
-            const int row = q * H + unit;
-            bias[q] = (b_ih ? b_ih[row] : real(0)) + (b_hh && q < both ? b_hh[row] : real(0));
-#if !STREAMED
-#pragma unroll
-            for (int i = 0; i < INPUTS; ++i) weights[q][i] = i < inputs ? w_ih[row * inputs + i] : real(0);
-#endif
-        }
+        : bias(b_ih, b_hh, both, H, unit), now(shared), other(ROUND), length(inputs),
+          source(x + int64(blockIdx.x) * inputs), stride(int64(batch) * inputs) {
 #if STREAMED
         weights = w_ih + unit * inputs, gate = H * inputs;
+#else
+#pragma unroll
+        for (int q = 0; q < OUTPUTS; ++q)
+#pragma unroll
+            for (int i = 0; i < INPUTS; ++i) weights[q][i] = i < inputs ? w_ih[(q * H + unit) * inputs + i] : real(0);
 #endif
     }
 
@@ -106,7 +113,7 @@ template <int OUTPUTS> class StepInput {
 
     __device__ __forceinline__ void read(int s, real (&out)[OUTPUTS]) const {
 #pragma unroll
-        for (int q = 0; q < OUTPUTS; ++q) out[q] = bias[q];
+        for (int q = 0; q < OUTPUTS; ++q) out[q] = bias.of[q];
 #if STREAMED
 #pragma unroll 1
         for (int i = 0; i < length; ++i)
@@ -144,8 +151,9 @@ template <int OUTPUTS> class StepInput {
     }
 };
 #elif STREAMED
-// From the projected input (T, B, OUTPUTS * H). Steps are long and registers few: a step is read while the one before runs.
+// From the input's product (T, B, OUTPUTS * H), and the biases. Steps are long and registers few: a step is read while the one before runs.
 template <int OUTPUTS> class StepInput {
+    const InputBias<OUTPUTS> bias;
     const real* source;
     int64 stride, left = 0;  // steps from the one at `source` on
     int gate;
@@ -154,14 +162,14 @@ template <int OUTPUTS> class StepInput {
     static constexpr int DEPTH = 2, SHARED = 0;
 
     __device__ __forceinline__ StepInput(
-        const real* x, const real*, const real*, const real*, int, int, int batch, int H, int unit, real*)
-        : source(x + int64(blockIdx.x) * OUTPUTS * H + unit), stride(int64(batch) * OUTPUTS * H), gate(H) {}
+        const real* x, const real*, const real* b_ih, const real* b_hh, int both, int, int batch, int H, int unit, real*)
+        : bias(b_ih, b_hh, both, H, unit), source(x + int64(blockIdx.x) * OUTPUTS * H + unit), stride(int64(batch) * OUTPUTS * H), gate(H) {}
 
     __device__ __forceinline__ void begin(int64 steps) { left = steps; }
 
     __device__ __forceinline__ void read(int, real (&out)[OUTPUTS]) const {
 #pragma unroll
-        for (int q = 0; q < OUTPUTS; ++q) out[q] = source[q * gate];
+        for (int q = 0; q < OUTPUTS; ++q) out[q] = source[q * gate] + bias.of[q];
     }
 
     __device__ __forceinline__ void next_step(int s, real (&out)[OUTPUTS]) {
@@ -172,12 +180,13 @@ template <int OUTPUTS> class StepInput {
     __device__ __forceinline__ void next_round(int, int64) {}
 };
 #else
-// From the projected input (T, B, OUTPUTS * H), in registers.
+// The same, in registers.
 template <int OUTPUTS> class StepInput {
   public:
-    static constexpr int DEPTH = LONG_STEPS || OUTPUTS * sizeof(real) > 24 ? 2 : OUTPUTS == 1 ? 8 : 4, SHARED = 0;
+    static constexpr int DEPTH = LONG_STEPS || OUTPUTS * sizeof(real) > 16 ? 2 : OUTPUTS == 1 ? 8 : 4, SHARED = 0;
 
   private:
+    const InputBias<OUTPUTS> bias;
     real now[DEPTH][OUTPUTS], next[DEPTH][OUTPUTS];
     const real* source;
     int64 stride;
@@ -198,13 +207,13 @@ template <int OUTPUTS> class StepInput {
 #pragma unroll
         for (int s = 0; s < DEPTH; ++s)
 #pragma unroll
-            for (int q = 0; q < OUTPUTS; ++q) now[s][q] = next[s][q];
+            for (int q = 0; q < OUTPUTS; ++q) now[s][q] = next[s][q] + bias.of[q];
     }
 
   public:
     __device__ __forceinline__ StepInput(
-        const real* x, const real*, const real*, const real*, int, int, int batch, int H, int unit, real*)
-        : source(x + int64(blockIdx.x) * OUTPUTS * H + unit), stride(int64(batch) * OUTPUTS * H) {}
+        const real* x, const real*, const real* b_ih, const real* b_hh, int both, int, int batch, int H, int unit, real*)
+        : bias(b_ih, b_hh, both, H, unit), source(x + int64(blockIdx.x) * OUTPUTS * H + unit), stride(int64(batch) * OUTPUTS * H) {}
 
     __device__ __forceinline__ void begin(int64 steps) {
         const int lane = threadIdx.x % WARP, row = lane / 2, first = (int(threadIdx.x) - lane) / SPLIT;

@@ -9,11 +9,11 @@
 #include "recurrent.cuh"
 #include "forward.cuh"
 
-// `x` is the projected input (T, B, 3 H), b_hh in it but for gate n; or, with INPUTS, the input (T, B, inputs), and only
-// then w_ih (3 H, inputs), b_ih (3 H) and b_hh (3 H, of which r and z are read; both may be null) are read.
+// `x` is the input's product (T, B, 3 H) or, with INPUTS, the input (T, B, inputs); only then w_ih (3 H, inputs) is read.
+// Biases: (3 H), null for none; of b_hh r and z are read. `fresh` as in rnn_forward.
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
     const real* x, const real* __restrict__ w_ih, const real* __restrict__ b_ih, const real* __restrict__ b_hh,
-    int inputs, const real* __restrict__ weights, const real* __restrict__ b_hn, const real* __restrict__ h0, real* h,
+    int inputs, const real* __restrict__ weights, const real* __restrict__ b_hn, real* h0, int fresh, real* h,
     real* gates, int64 steps, int batch, int hidden) {
     extern __shared__ __align__(16) real shared[];
     HIDDEN_SIZE(hidden);
@@ -24,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
     UnitWeights<3, 1> w;
     real* const state = w.load(weights, FORWARD_STRIDES(3), unit, shared + input.SHARED);
     const real bias = b_hn[unit];
-    real value = h0[at];
+    real value = fresh ? real(0) : h0[at];
+    if (fresh && active) h0[at] = value;
     put(state, value);
     real *out = h + at, *kept = gates + int64(blockIdx.x) * H * 4 + unit;
     real from_x[3];

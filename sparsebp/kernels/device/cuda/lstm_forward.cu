@@ -9,12 +9,11 @@
 #include "recurrent.cuh"
 #include "forward.cuh"
 
-// `x` is the projected input (T, B, 4 H), both biases in it; or, with INPUTS, the input (T, B, inputs), and only then w_ih
-// (4 H, inputs), b_ih and b_hh (4 H, both may be null) are read. Gates in torch's order i, f, g, o.
+// `x` is the input's product (T, B, 4 H) or, with INPUTS, the input (T, B, inputs); only then w_ih (4 H, inputs) is read.
+// Biases: (4 H), null for none. `fresh` as in rnn_forward. Gates in torch's order i, f, g, o.
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) lstm_forward(
     const real* x, const real* __restrict__ w_ih, const real* __restrict__ b_ih, const real* __restrict__ b_hh,
-    int inputs, const real* __restrict__ weights, const real* __restrict__ h0, const real* __restrict__ c0, real* h,
-    real* c, real* gates, int64 steps, int batch, int hidden) {
+    int inputs, const real* __restrict__ weights, real* h0, real* c0, int fresh, real* h, real* c, real* gates, int64 steps, int batch, int hidden) {
     extern __shared__ __align__(16) real shared[];
     HIDDEN_SIZE(hidden);
     const bool active = is_writer(H);
@@ -23,8 +22,9 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) lstm_forward(
     StepInput<4> input(x, w_ih, b_ih, b_hh, 4, inputs, batch, H, unit, shared);
     UnitWeights<4, 1> w;
     real* const state = w.load(weights, FORWARD_STRIDES(4), unit, shared + input.SHARED);
-    real cell = c0[at];
-    put(state, h0[at]);
+    real cell = fresh ? real(0) : c0[at];
+    put(state, fresh ? real(0) : h0[at]);
+    if (fresh && active) h0[at] = c0[at] = cell;
     real *out = h + at, *cells = c + at, *kept = gates + int64(blockIdx.x) * H * 4 + unit;
     real sums[4];
     input.begin(steps);

@@ -18,12 +18,11 @@ __device__ __forceinline__ real activation(real x) {
 #endif
 }
 
-// `x` is the projected input (T, B, H) or, with INPUTS, the input (T, B, inputs); only then w_ih (H, inputs) and the biases
-// (H; null: none) are read.
+// `x` is the input's product (T, B, H) or, with INPUTS, the input (T, B, inputs); only then w_ih (H, inputs) is read. Biases:
+// (H), null for none. `fresh`: the state begins at zero, and h0 is written.
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_forward(
     const real* x, const real* __restrict__ w_ih, const real* __restrict__ b_ih, const real* __restrict__ b_hh,
-    int inputs, const real* __restrict__ weights, const real* __restrict__ h0, real* h, int64 steps, int batch,
-    int hidden) {
+    int inputs, const real* __restrict__ weights, real* h0, int fresh, real* h, int64 steps, int batch, int hidden) {
     extern __shared__ __align__(16) real shared[];
     HIDDEN_SIZE(hidden);
     const bool active = is_writer(H);
@@ -32,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_forward(
     StepInput<1> input(x, w_ih, b_ih, b_hh, 1, inputs, batch, H, unit, shared);
     UnitWeights<1, 1> w;
     real* const state = w.load(weights, FORWARD_STRIDES(1), unit, shared + input.SHARED);
-    real value = h0[at];
+    real value = fresh ? real(0) : h0[at];
+    if (fresh && active) h0[at] = value;
     put(state, value);
     real* out = h + at;
     real from_x[1];
