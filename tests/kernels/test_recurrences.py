@@ -45,7 +45,10 @@ class Cell:
         """Return gx, w_hh, b_hn of a GRU, h0, and c0 of an LSTM."""
         gx = case.normal(case.steps, case.batch, self.gates * case.hidden)
         more = (case.normal(case.hidden),) if self.name == "gru" else ()
-        return gx, case.weights(self.gates), *more, *self.starts(case)
+        w_hh = case.weights(self.gates)
+        if "relu" in self.options:  # nothing bounds its states, nor the rounding of earlier steps in them
+            w_hh /= max(np.linalg.norm(w_hh, 2), 1)
+        return gx, w_hh, *more, *self.starts(case)
 
     def starts(self, case: Case) -> Arrays:
         h0 = case.normal(case.batch, case.hidden)
