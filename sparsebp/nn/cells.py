@@ -527,13 +527,14 @@ class CellMath(abc.ABC):
         flat = ga.reshape(rows, ga.shape[2])
         b_ih, b_hh = (None if bias is None else xp.empty(bias.shape, ga.dtype) for bias in weights[2:4])
         with short_products(xp, max(flat.size, rows * weights.weight_ih.size, rows * weights.weight_hh.size)):
-            w_ih = transposed_product(self.input_part(flat), tape.x.reshape(rows, tape.x.shape[2]))
-            w_hh = transposed_product(self.hidden_part(flat), tape.h_prev.reshape(rows, tape.h.shape[2]))
+            w_ih, w_hh = (
+                xp.ascontiguousarray(transposed_product(part, array.reshape(rows, array.shape[2])))
+                for part, array in ((self.input_part(flat), tape.x), (self.hidden_part(flat), tape.h_prev))
+            )
             first = flat.shape[1] - len(w_hh)
-            ordered = xp.empty(w_ih.shape, ga.dtype) if first else None
-            kernels.get(xp).unchecked.sum_gates(flat, first, w_ih if first else None, ordered, b_ih, b_hh)
-        w_ih = xp.ascontiguousarray(w_ih) if ordered is None else ordered
-        return Weights(w_ih, xp.ascontiguousarray(w_hh), b_ih, b_hh)
+            by_column, w_ih = (w_ih, xp.empty(w_ih.shape, ga.dtype)) if first else (None, w_ih)
+            kernels.get(xp).unchecked.sum_gates(flat, first, by_column, w_ih if first else None, b_ih, b_hh)
+        return Weights(w_ih, w_hh, b_ih, b_hh)
 
 
 # The equations of the three cells.

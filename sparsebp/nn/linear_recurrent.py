@@ -219,7 +219,7 @@ class GatedMath(CellMath):
                 tape.x, ga, states, tape.h, self.nonlinearity, tape.h0, ga, grads, again=True
             )
             return Weights(w_ih, None, b_ih, None)
-        flat = ga.reshape(rows, ga.shape[2])
+        flat = xp.ascontiguousarray(ga.reshape(rows, ga.shape[2]))
         with short_products(xp, rows * weights.weight_ih.size):
             w_ih = transposed_product(flat, tape.x.reshape(rows, tape.x.shape[2]))
             b_ih = None if weights.bias_ih is None else xp.empty(flat.shape[1], flat.dtype)
