@@ -634,12 +634,8 @@ class LRU(Layer):
         rows = x.shape[0] * x.shape[1]
         flat, at_y = x.reshape(rows, -1), found.at_y.reshape(rows, -1)
         b, of_h = found.b.view(x.dtype).reshape(rows, -1), h.view(x.dtype).reshape(rows, -1)
-        if self._is_resident(x):
-            multiply = kernels.on_host().tall_product
-            into, out = multiply(flat, b).T, multiply(at_y, of_h)
-        else:
-            with short_products(xp, 2 * rows * self.hidden_size * self.input_size):
-                into, out = transposed_product(b, flat), transposed_product(at_y, of_h)
+        with short_products(xp, 2 * rows * self.hidden_size * self.input_size):
+            into, out = transposed_product(b, flat), transposed_product(of_h, at_y).T
         real, imaginary = (found.a.conj() * maps.a).view(x.dtype).reshape(-1, 2).T
         gamma = xp.exp(params["gamma_log"])[:, None]
         grads = {
@@ -647,7 +643,7 @@ class LRU(Layer):
             "theta_log": -imaginary * xp.exp(params["theta_log"]),
             "gamma_log": (into * maps.into).sum(axis=1).reshape(-1, 2).sum(axis=1),
             "B_re": into[::2] * gamma, "B_im": into[1::2] * gamma,
-            "C_re": out[:, ::2].copy(), "C_im": -out[:, 1::2], "D": (at_y * flat).sum(axis=0),
+            "C_re": out[:, ::2].copy(), "C_im": -out[:, 1::2], "D": xp.einsum("ri,ri->i", at_y, flat),
         }  # fmt: skip
         return {name: xp.ascontiguousarray(grads[name]) for name in params}
 

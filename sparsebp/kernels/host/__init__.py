@@ -35,7 +35,6 @@ from sparsebp.kernels.host.recurrence import (  # noqa: E402
     gated_forward,
     lru_backward,
     lru_forward,
-    tall_product,
 )
 from sparsebp.kernels.host.selective_scan import SelectiveScanKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm import (  # noqa: E402
@@ -68,7 +67,6 @@ __all__ = [
     "matmul_batches",
     "matmul_many",
     "symbolic",
-    "tall_product",
     "update_by_product",
     "worth_update_by_product",
 ]

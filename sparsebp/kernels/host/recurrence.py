@@ -180,15 +180,6 @@ def lru_backward(
     return sums.sum(axis=0).astype(a.dtype)
 
 
-def tall_product(a: Array, b: Array) -> Array:
-    """Return ``aᵀ @ b`` of tall matrices (R, I) and (R, J); summed in double precision, block by block."""
-    groups = min(-(-len(a) // BLOCK_ROWS), MOST_GROUPS)
-    sums = np.zeros((groups, a.shape[1], _wide(b[:1]).shape[1]))
-    parts = min(parts_for(2 * a.size * b.shape[1]), groups)
-    _tall_product(team(parts), parts, a, b, sums)
-    return sums.sum(axis=0)[:, : b.shape[1]].astype(a.dtype)
-
-
 def _wide(w: Array) -> Array:
     """Return a matrix with rows rounded up to whole vectors by zeros."""
     wide = _padded(w.shape[1], len(w) - 1, w.dtype)
@@ -749,25 +740,5 @@ def _lru_backward(part, parts, samples, gy, a, out, h0, h, ends, at_end, carried
                 factor = pointer(a)
                 _linear_step_back((False, True), factor, factor, before, gh, own, piece, True, target, width)
             _join(piece, advance(pointer(sums), group * width), width)
-    keep_alive(room)
-    keep_alive(one)
-
-
-@parallel(**JIT)
-def _tall_product(part, parts, a, b, sums):
-    (rows, features), columns, row = a.shape, b.shape[1], sums.shape[2]
-    groups, blocks = len(sums), -(-rows // BLOCK_ROWS)
-    room, one = np.zeros(BLOCK_ROWS * row, a.dtype), np.zeros(features * row, a.dtype)
-    tile, piece = pointer(room), pointer(one)
-    begin, end = span(part, parts, groups)
-    for group in range(begin, end):
-        low, high = span(group, groups, blocks)
-        for block in range(low, high):
-            first, count = block * BLOCK_ROWS, min(BLOCK_ROWS, rows - block * BLOCK_ROWS)
-            for r in range(count):
-                copy(advance(tile, r * row), advance(pointer(b), (first + r) * columns), columns)
-                _ask(a, (first + r) * features, features)
-            add_outer(advance(pointer(a), first * features), features, 0, count, 1, tile, row, row, piece)
-            _join(piece, advance(pointer(sums), group * features * row), features * row)
     keep_alive(room)
     keep_alive(one)
