@@ -302,6 +302,7 @@ class Kernels:
         x: the input's product, I = H. With w_ih, x is the input, and ``w_ih @ x[t]`` takes its place.""",
         "check_nonlinearity(nonlinearity)",
         "check_steps('h', h)",
+        "check_fresh(fresh, h0=h0)",
         "I = input_size(H, w_ih, self._run.MOST_INPUTS)",
     )
     rnn_backward = kernel(
@@ -354,6 +355,7 @@ class Kernels:
         ``M = W_hn h + b_hn``; ``n = tanh(x_n + r * M)``; ``h' = (1 - z) * n + z * h``. Gates are kept in the order
         r, z, n, M. With w_ih, x is the input, and is multiplied here.""",
         "check_steps('h', h)",
+        "check_fresh(fresh, h0=h0)",
         "I = input_size(3 * H, w_ih, self._run.MOST_INPUTS)",
     )
     gru_backward = kernel(
@@ -410,6 +412,7 @@ class Kernels:
         are kept in the order i, f, g, o, of which g went through tanh and the others through the sigmoid. 8·T·B·H²
         FLOP.""",
         "check_steps('h', h)",
+        "check_fresh(fresh, h0=h0, c0=c0)",
         "I = input_size(4 * H, w_ih, self._run.MOST_INPUTS)",
     )
     lstm_backward = kernel(
@@ -748,6 +751,12 @@ def check_together(name: str, array: Array | None, other_name: str, other: Array
         raise ShapeError(
             f"{missing} is missing", expected=f"{name} and {other_name}, or neither", got=f"{missing}=None"
         )
+
+
+def check_fresh(fresh: bool, **initial: Array) -> None:
+    """Check that the arrays of an initial state may be written if it is to be a fresh one."""
+    for name, array in initial.items() if fresh else ():
+        backend.check_array(name, array, written=True)
 
 
 def check_steps(name: str, array: Array) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import recurrent_reference as reference
 from backends import Backend
 from recurrent_reference import Case, cases, input_cases, project, projections, through_maps
 from sparsebp import kernels
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.errors import LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import most_threads
 from sparsebp.kernels.device import recurrent as device_recurrent
 from sparsebp.patterns import lstm_pattern
@@ -268,6 +269,17 @@ def test_weight_sums(backend: Backend, cell: Cell, sizes: tuple[int, ...], dtype
         np.testing.assert_array_equal(second[name], first[name], err_msg=name)
         np.testing.assert_array_equal(without_bias.get(name, first[name]), first[name], err_msg=name)
     assert_close((backend.numpy(written),), (expected_ga,), dtype, 8)
+
+
+@ONE_OF_EACH
+def test_a_fresh_state_is_written_to_an_array_that_may_be(cell: Cell) -> None:
+    case = Case(3, 2, 5, np.float64, has_gy=False, has_grad_h_n=False, seed=0)
+    inputs = cell.inputs(case)
+    inputs[-1].flags.writeable = False
+    outputs = [np.empty(shape) for shape in cell.written(3, 2, 5)]
+    for fresh in (False, True):
+        with pytest.raises(LayoutError, match="read-only") if fresh else contextlib.nullcontext():
+            cell.kernel(HOST, "forward")(*inputs, *cell.options, *outputs, None, None, None, fresh)
 
 
 @given(

@@ -647,8 +647,9 @@ def _description(a: Array, b: Array) -> tuple[int, ...] | None:
         cut, sizes = describe(a, b)
         return None if cut.outer == K or layout_of(a) is None or layout_of(b) is None else tuple(sizes.tolist())
     a_layout, b_layout = layout_of(a), layout_of(b)
-    # NumPy does not ask the BLAS for these, or for another function.
-    if a_layout is None or b_layout is None or k == 1 or m * n <= 1 or m * n * k == 0:
+    # NumPy does not ask the BLAS for these, or for another function: that of a matrix with its transpose.
+    itself = a.ctypes.data == b.ctypes.data
+    if a_layout is None or b_layout is None or itself or k == 1 or m * n <= 1 or m * n * k == 0:
         return None
     (a_turned, lda), (b_turned, ldb) = a_layout, b_layout
     return m, n, k, lda, ldb, n, a_turned, b_turned, 0, 0, 0, 0, 0, 0, a.itemsize
