@@ -45,7 +45,7 @@ from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, MAX_PARTS, SERI
 from sparsebp.kernels.host.engine.simd import intrinsic
 from sparsebp.kernels.host.engine.threads import atomic_exchange, atomic_store, parallel, split, team, team_for
 from sparsebp.kernels.host.optim import CHUNK, add_chunks, chunk_rows, rule_address, square_sum, update_range
-from sparsebp.kernels.host.tiles import gemm_of
+from sparsebp.kernels.host.tiles import TURNED, gemm_of
 from sparsebp.kernels.spec import check_update
 
 _FAST = 4  # multiply-adds of a BLAS in the time of one of another kernel
@@ -174,7 +174,7 @@ def _fortran(name: str) -> Any:
 
 
 _gemm, _gemv = map(_fortran, _FUNCTIONS)
-_NO, _TURNED = 78, 84  # the letters N and T
+_NO = 78  # the letter N
 LEAST_OWN = 1 << 15
 """Multiply-adds, and a vector of columns, from which `gemm_of` is faster than a BLAS with half as long vectors."""
 
@@ -190,7 +190,7 @@ def gemm(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, added, c, ldc):
     lengths of rows; `blas` from `blas_of`.
     """
     # Fortran's matrices are column-major: it computes Cᵀ = Bᵀ Aᵀ.
-    left, right, one = _TURNED if b_turned else _NO, _TURNED if a_turned else _NO, blas[2]
+    left, right, one = TURNED if b_turned else _NO, TURNED if a_turned else _NO, blas[2]
     before = one if added else one + blas[3]
     own = blas[4] != 0 and n * blas[3] >= simd.VECTOR_BYTES and m * n * k >= LEAST_OWN
     _gemm(blas[4] if own else blas[0], left, right, n, m, k, one, b, ldb, a, lda, before, c, ldc)
@@ -209,7 +209,7 @@ def product(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, added, c, ldc):
         matrix, turned, rows, length = b, not b_turned, n, ldb
         vector, apart, out_apart = a, lda if a_turned else 1, 1
     height, width = (rows, k) if turned else (k, rows)
-    letter, one = _NO if turned else _TURNED, blas[2]
+    letter, one = _NO if turned else TURNED, blas[2]
     before = one if added else one + blas[3]
     _gemv(blas[1], letter, height, width, one, matrix, length, vector, apart, before, c, out_apart)
 

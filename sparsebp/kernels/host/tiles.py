@@ -430,7 +430,7 @@ def _multiply_packed(x, x_group, x_row, x_step, rows, depth, w, vectors, out, ou
 SLICE, ACROSS, DOWN = 128, 768, 128
 """Numbers along k, columns of B that are packed at a time, and rows of A that meet them."""
 _AHEAD = 4  # rows of B that are asked for before they are packed
-_TURNED = 84  # the letter T
+TURNED = 84  # the letter T
 
 
 @cache
@@ -449,7 +449,7 @@ def _gemm(of_b, of_a, n, m, k, one, b, ldb, a, lda, before, c, ldc):
     `of_a` and `of_b` point to the letter T for a transposed matrix.
     """
     count, rows, columns, depth = lanes(c), m[0], n[0], k[0]
-    x_row, x_step = (1, lda[0]) if of_a[0] == _TURNED else (lda[0], 1)
+    x_row, x_step = (1, lda[0]) if of_a[0] == TURNED else (lda[0], 1)
     if before[0] == 0:
         for i in range(rows):
             clear(advance(c, i * ldc[0]), columns)
@@ -466,7 +466,7 @@ def _gemm(of_b, of_a, n, m, k, one, b, ldb, a, lda, before, c, ldc):
                 for i in range(0, rows, count):
                     prefetch_second(a, q * x_step + i)
         for begin in range(0, columns, ACROSS):
-            width, turned = min(ACROSS, columns - begin), of_b[0] == _TURNED
+            width, turned = min(ACROSS, columns - begin), of_b[0] == TURNED
             source = advance(b, begin * ldb[0] + first if turned else first * ldb[0] + begin)
             _pack_slice(source, ldb[0], turned, length, width, packed)
             for low in range(0, rows, DOWN):
