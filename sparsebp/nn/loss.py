@@ -62,6 +62,17 @@ class Loss(abc.ABC):
     def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """As `forward`, but a reduced loss is a float64 array of shape (): the host reads nothing."""
 
+    def count(self, target: Array) -> float:
+        """Return by how much the mean over these targets divides; 0 if none of them counts.
+
+        Means over parts of a batch, weighted by their counts, give the mean over the whole batch.
+        """
+        return float(len(target))
+
+    def count_on_device(self, target: Array) -> Any:
+        """As `count` for `on_device`: a number, or a float64 array of shape () that the host does not read."""
+        return self.count(target)
+
     def input_grad(self, saved: Array, gy: Any = None) -> Array:
         """Return the gradient with respect to the prediction, of its shape.
 
@@ -115,6 +126,15 @@ def check_mean(loss: Any) -> None:
                           remedy="Build the loss anew, or use value_and_grad and an optimizer")  # fmt: skip
 
 
+def count_of(loss: Any, target: Array, *, on_device: bool = False) -> Any:
+    """Return by how much a loss's mean over these targets divides; the samples, if the loss does not say."""
+    # on_device: may be an array of shape () that the host has not read.
+    count = getattr(loss, "count_on_device", None) if on_device else None
+    count = count or getattr(loss, "count", None)
+    found = len(target) if count is None else count(target)
+    return found if on_device and not isinstance(found, int | float | np.generic) else float(found)
+
+
 class ElementwiseLoss(Loss):
     """Base of the losses of every element by itself: prediction and target have one shape."""
 
@@ -136,6 +156,10 @@ class ElementwiseLoss(Loss):
             return losses.sum(dtype=np.float64), slopes
         slopes *= slopes.dtype.type(1 / losses.size)
         return losses.mean(dtype=np.float64), slopes
+
+    def count(self, target: Array) -> float:
+        """Return the number of elements."""
+        return float(target.size)
 
 
 # Binary labels.
@@ -223,12 +247,7 @@ class ClassLoss(Loss):
     size_average, reduce, reduction
         As for `Loss`. The mean divides by the sum of the positions' weights.
     ignore_index
-        Positions of this class have weight 0; their gradient is 0.
-
-    Notes
-    -----
-    With `weight` or `ignore_index`, the mean over micro-batches or ranks is weighted by samples, as in PyTorch, not by
-    the weights of their positions.
+        Positions of this class have weight 0; their gradient is 0. Where nothing has a weight, the mean is NaN.
     """
 
     def __init__(
@@ -280,6 +299,31 @@ class ClassLoss(Loss):
         xp = self._check(prediction, target)
         return self._evaluate(xp, prediction, target, self._may_ignore(xp, target))
 
+    def count(self, target: Array) -> float:
+        """Return the sum of the positions' weights: without `weight`, the number of positions that are not ignored.
+
+        Of probabilities the number of all positions.
+        """
+        xp = backend.namespace(target)
+        return float(self._counted(xp, target, self._may_ignore(xp, target, seen=True)))  # synchronize!
+
+    def count_on_device(self, target: Array) -> Any:
+        """As `count` for `on_device`, with its assumption about -100; an array of shape () the host does not read."""
+        xp = backend.namespace(target)
+        return self._counted(xp, target, self._may_ignore(xp, target))
+
+    def _counted(self, xp: ModuleType, target: Array, ignoring: bool) -> Any:
+        if target.dtype.kind == "f":
+            return target.size // max(1, target.shape[_axis(target)])
+        if self._weight is None and not ignoring:
+            return target.size
+        labels = _signed(xp, target).reshape(-1)
+        valid = labels != self.ignore_index if ignoring else None
+        if self._weight is None:
+            return valid.sum(dtype=np.float64)
+        (weight,) = self._weight.on(xp)
+        return _weighed(xp, labels, weight, valid)[1].sum(dtype=np.float64)
+
     def _evaluate(self, xp: ModuleType, prediction: Array, target: Array, ignoring: bool) -> tuple[Array, Array]:
         """As `on_device`; `ignoring`: whether a class may be `ignore_index`."""
         rows = prediction
@@ -324,11 +368,7 @@ class ClassLoss(Loss):
         valid = target != self.ignore_index if ignoring else None
         if weight is None:
             return OfRows(*self._of_rows(xp, rows, target, None), valid, valid)
-        known = (target >= 0) & (target < rows.shape[1])
-        at = xp.where(known, target, 0)
-        counts = xp.where(known, weight[at], weight.dtype.type(np.nan))
-        if valid is not None:
-            counts = xp.where(valid, counts, counts.dtype.type(0))
+        at, counts = _weighed(xp, target, weight, valid)
         return OfRows(*self._of_rows(xp, rows, at, counts), counts, valid)
 
     @abc.abstractmethod
@@ -477,6 +517,14 @@ class NLLLoss(ClassLoss):
             at, counts = xp.where(known, target, 0), xp.where(known, rows.dtype.type(1), nan)
         losses = -xp.take_along_axis(rows, at[:, None], axis=1)[:, 0] * counts
         return losses, xp.where(at[:, None] == xp.arange(classes), -counts[:, None], rows.dtype.type(0))
+
+
+def _weighed(xp: ModuleType, target: Array, weight: Array, valid: Array | None) -> tuple[Array, Array]:
+    """Return classes that are there, and the weight of each: NaN for one that is not, 0 where it is not `valid`."""
+    known = (target >= 0) & (target < len(weight))
+    at = xp.where(known, target, 0)
+    counts = xp.where(known, weight[at], weight.dtype.type(np.nan))
+    return at, counts if valid is None else xp.where(valid, counts, counts.dtype.type(0))
 
 
 def _axis(prediction: Array) -> int:

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from sparsebp import kernels
+from sparsebp.core import backend
 from sparsebp.core.check import Array, ProductFactors
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
 from sparsebp.core.shortcuts import belongs, forward_of
 from sparsebp.nn import norm
 from sparsebp.nn.gradients import Gradients, gradients_of
-from sparsebp.nn.loss import check_mean
+from sparsebp.nn.loss import check_mean, count_of
 from sparsebp.nn.sequential import taking_lengths
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums, squared_norms, total_norm
 from sparsebp.schedule import Kind
@@ -181,13 +182,16 @@ class DeferredMetrics:
 
     # losses, scores: The loss of every micro-batch and, where the `Watch` has one, its score, of shape ().
     losses: dict[int, Array] = field(default_factory=dict)
-    scores: dict[int, Array] = field(default_factory=dict)
+    scores: dict[int, tuple[Array, Any]] = field(default_factory=dict)
     # Names of gradients, and the sums of their squares.
     sums: list[tuple[list[str], Array]] = field(default_factory=list)
+    # By how much each micro-batch's loss divides, of shape (), where the host does not know it.
+    counts: dict[int, Array] = field(default_factory=dict)
 
     def packed(self, xp: ModuleType) -> Array:
         """Return all numbers in one float64 array."""
-        given = [*self.losses.values(), *self.scores.values(), *(sums for _, sums in self.sums)]
+        scores = [part for score in self.scores.values() for part in score if hasattr(part, "ndim")]
+        given = [*self.losses.values(), *scores, *self.counts.values(), *(sums for _, sums in self.sums)]
         parts = [xp.ascontiguousarray(part, dtype=np.float64) for part in given]
         packed = xp.empty(sum(part.size for part in parts), np.float64)
         kernels.get(xp).join_arrays(parts, packed)
@@ -198,8 +202,17 @@ class DeferredMetrics:
         numbers = iter(packed.tolist())
         for m in self.losses:
             step.values[m] = next(numbers)
-        for m in self.scores:
-            step.scores[m] = next(numbers)
+        for m, score in self.scores.items():
+            right, all = (next(numbers) if hasattr(part, "ndim") else float(part) for part in score)
+            step.scores[m] = (right, all) if all else None
+        if self.counts:
+            counts = [0.0] * len(step.values)
+            for m in self.counts:
+                counts[m] = next(numbers)
+            step.weigh(counts, sum(counts))
+        for m, share in enumerate(step.shares):
+            if step.counted == 0 or share == 0:  # 0 / 0
+                step.values[m] = 0.0 if step.counted else math.nan
         for names, _ in self.sums:
             step.squares.update((name, next(numbers)) for name in names)
 
@@ -207,12 +220,15 @@ class DeferredMetrics:
 class Step:
     """The state of one training step: activations, gradients, the update, and its metrics."""
 
-    # tag: Any value of the caller's choice. shares: The share of the step's samples that each micro-batch has.
+    # tag: Any value of the caller's choice.
+    # shares, counted: The share that each micro-batch has of what the loss of the whole step divides by, and that; see
+    # `Actions.share`. On a GPU they may be arrays until the host has read the step's numbers.
     # options: Arguments of the forwards in addition to the input, for every micro-batch: lengths, or nothing.
     # saved, shapes: The saved state of each stage's forward, and its input's shape, until the gradient arrives.
     # for_input, for_weights: From then on the stage's `Gradients`, for I and for W.
-    # values, predictions: Loss and output of every micro-batch; a replayed step does not keep the output.
-    # scores: The `Watch`'s scores of every micro-batch; None until there is one.
+    # values, predictions: Loss and output of every micro-batch; a replayed step does not keep the output. The loss is 0
+    # where nothing counts.
+    # scores: The `Watch`'s score of every micro-batch, and how much it counts; None until there is one.
     # grads, own: Gradients by the name of the parameter, until they are used; and the names of those that are sums made
     # in this step, which may be added to in place.
     # uses: Gradients at shared parameters, by name and micro-batch, then by stage, until all stages have theirs.
@@ -226,19 +242,19 @@ class Step:
     # later: On a GPU, the deferred metrics; None: the host reads them at once. packed: Their numbers, from a graph.
     # resumed: Whether leftovers are done outside a further step; an interrupted one may have done part of them.
 
-    __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "held", "later", "marks",
+    __slots__ = ("aborted", "batches", "counted", "events", "flow", "for_input", "for_weights", "grads", "held", "later", "marks",
                  "options", "outbox", "own", "packed", "predictions", "resumed", "saved", "scores", "shapes", "shares",
                  "squares", "tag", "update", "uses", "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
         count = len(batches)
-        samples = [len(batch[1]) for batch in batches]
         self.batches, self.tag = batches, tag
-        self.shares = [n / max(1, sum(samples)) for n in samples]
+        self.shares: list[Any] = []
+        self.counted: Any = math.nan
         self.flow: list[Any] = [batch[0] for batch in batches]
         self.options = [options_of(batch) for batch in batches]
         self.values = [math.nan] * count
-        self.scores: list[float | None] = [None] * count
+        self.scores: list[tuple[float, float] | None] = [None] * count
         self.predictions: list[Any] = [None] * count
         self.saved, self.shapes, self.for_input, self.for_weights = (_table(count, stages) for _ in range(4))
         self.grads: dict[str, Array] = {}
@@ -256,10 +272,27 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """The mean loss over all samples of the step."""
+        """The mean loss over all of the step that counts."""
         if len(self.values) == 1:
             return self.values[0]
         return sum(share * value for share, value in zip(self.shares, self.values, strict=True))
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """The mean score of the step, and how much it counts: NaN and 0 if there is none."""
+        scores = [score for score in self.scores if score is not None]
+        whole = sum(count for _, count in scores)
+        return (sum(right for right, _ in scores) / whole, whole) if whole else (math.nan, 0.0)
+
+    def weigh(self, counts: Sequence[Any], total: Any) -> None:
+        """Write down the shares of micro-batches that count so much, of `total` in the whole step."""
+        self.counted = total
+        if len(counts) == 1 and counts[0] is total:
+            self.shares = [1.0]
+        elif hasattr(total, "ndim"):
+            self.shares = [count / total for count in counts]
+        else:  # where nothing counts, the loss is NaN anyway
+            self.shares = [count / total if total else 1 / len(counts) for count in counts]
 
     def norm(self, names: Sequence[str]) -> float:
         """Return the Euclidean norm of all gradients before clipping, summed in the order of `names`."""
@@ -271,8 +304,11 @@ class Watch:
 
     # On a GPU it is told when the next step has been given to the device, see `sparsebp.runtime.executor`.
 
-    def score(self, prediction: Array, target: Array) -> Array | None:
-        """Return one more metric of a micro-batch, of shape (), without reading it from the device; None for none."""
+    def score(self, prediction: Array, target: Array) -> tuple[Array, Any] | None:
+        """Return one more metric of a micro-batch: its sum, of shape (), and how many it is the sum of; or None.
+
+        Nothing is read from the device.
+        """
         return None
 
     def loss(self, step: Step, m: int, value: float) -> None:
@@ -370,15 +406,28 @@ class Actions:
         layer, behind = self.stages[number].layer, self.stages[number + 1].layer
         return behind if norm.together(layer, behind) else None
 
+    def share(self, step: Step) -> None:
+        """Find the share that each micro-batch has of the step's loss: its mean weights their means by it."""
+        counts = self.counts(step.batches, deferred=step.later is not None)
+        step.weigh(counts, counts[0] if len(counts) == 1 else sum(counts))
+        if step.later is not None and hasattr(step.counted, "ndim"):
+            step.later.counts = dict(enumerate(counts))
+
+    def counts(self, batches: Sequence[Batch], *, deferred: bool) -> list[Any]:
+        """Return by how much the loss of each micro-batch divides, see `count_of`."""
+        return [count_of(self.loss, batch[1], on_device=deferred) for batch in batches]
+
     def _loss(self, m: int, count: int) -> Run:
         loss, place = self.loss, self._place
 
         def run(step: Step) -> None:
+            if not step.shares:
+                self.share(step)
             prediction, step.flow[m] = step.flow[m], None
             step.predictions[m] = prediction
             if step.later is None:
                 value, saved = loss.forward(prediction, step.batches[m][1])
-                step.values[m] = float(value)  # synchronize!
+                step.values[m] = float(value) if step.shares[m] else 0.0  # synchronize!
                 self.watch.loss(step, m, step.values[m])
             else:
                 target = step.batches[m][1]
@@ -386,9 +435,7 @@ class Actions:
                 score = self.watch.score(prediction, target)
                 if score is not None:
                     step.later.scores[m] = score
-            gy = loss.input_grad(saved)
-            if step.shares[m] != 1:  # the step's mean weights the micro-batches' means by their sizes
-                gy = gy * gy.dtype.type(step.shares[m])
+            gy = _scaled(loss.input_grad(saved), step.shares[m])
             place(step, m, len(self.stages) - 1, gy)
             if m == count - 1 and step.update is None:
                 step.update = self.optimizer.begin()
@@ -590,6 +637,16 @@ class Actions:
         step.squares.update(squares)
         if not all(map(math.isfinite, squares.values())):
             self.watch.gradients(step, grads)
+
+
+def _scaled(gy: Array, share: Any) -> Array:
+    """Return a gradient times its micro-batch's share; 0 where nothing counts, as the gradient of 0 / 0 may be NaN."""
+    xp = backend.namespace(gy)
+    if hasattr(share, "ndim"):
+        return xp.where(share > 0, gy * share.astype(gy.dtype), gy.dtype.type(0))
+    if share == 1:
+        return gy
+    return gy * gy.dtype.type(share) if share else xp.zeros_like(gy)
 
 
 def _hold(step: Step, *arrays: Any) -> None:

@@ -154,8 +154,9 @@ class Executor:
 
     Notes
     -----
-    A step of several micro-batches has the mean over all its samples: the gradient of each micro-batch's mean is
-    weighted by its share of the samples.
+    A step of several micro-batches has the mean over all of it: the mean of each micro-batch, and its gradient, are
+    weighted by how much it counts (`sparsebp.nn.loss.Loss.count`; a loss without `count` counts samples). One in which
+    nothing counts has weight 0.
 
     On a GPU (with a loss that has ``on_device``) the host checks a step only after giving the next one to the device:
     `step` returns it, or raises its error, one step late, or `flush` does. Parameters have had one more update then.

@@ -82,7 +82,7 @@ class PipelineActions(Actions):
         def run(step: Step) -> None:
             loss(step)
             score = self.watch.score(step.predictions[m], step.batches[m][1])
-            step.scores[m] = math.nan if score is None else float(score)  # synchronize!
+            step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
 
         return run
 
@@ -602,7 +602,7 @@ class PipelineExecutor:
 
     In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch by itself: its own mean is its
     loss, whose gradient updates every stage. A step is the stream of the schedule's micro-batches; the pipeline fills
-    at its beginning and drains at its end. Its loss is the mean over the samples, and its squared norm is the mean of
+    at its beginning and drains at its end. Its loss is the mean over all that counts, and its squared norm is the mean of
     the micro-batches' squared norms. The learning rate is the one at the step's beginning. The schedule decides which
     version an action reads (`Simulation.version`), whatever the ranks' speeds: results are the same on every run.
 
@@ -723,6 +723,7 @@ class PipelineExecutor:
         steps = [Step(part, len(self.stages), tag) for part in parts]
         for step in steps:
             step.update = self._actions.optimizer.begin()
+            self._actions.share(step)
             first = self._actions.own.get(0, ())
             step.flow = [x if m in first else None for m, x in enumerate(step.flow)]
         return steps
@@ -731,6 +732,8 @@ class PipelineExecutor:
         if not self._asynchronous:
             return steps[0]
         whole = Step(batches, len(self.stages), tag)
+        counts = [step.counted for step in steps]
+        whole.weigh(counts, sum(counts))
         for m, step in enumerate(steps):
             whole.values[m], whole.scores[m], whole.predictions[m] = step.values[0], step.scores[0], step.predictions[0]
             for name, square in step.squares.items():

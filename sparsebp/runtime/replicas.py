@@ -166,21 +166,29 @@ def parted(
 
 
 class Totals:
-    """Numbers of a step over all ranks: samples, then the mean loss and score."""
+    """Numbers of a step over all ranks: samples, and how much they count, then the mean loss and the score."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.host: Transport = getattr(transport, "host", transport)  # NCCL's carries no arrays of the host
-        self._counts = np.empty((0, transport.size))  # samples of every micro-batch on every rank, below the marks
+        # On every rank: a mark, how much a step counts, and the samples of every micro-batch.
+        self._counts = np.empty((0, transport.size))
+        self._own: list[Any] = []  # how much this rank's micro-batches count
         self._under_way: Handle | None = None  # until the counts have arrived
-        self._told: dict[int, tuple[Handle, Array, bool | None]] = {}  # by the identity of a step that is under way
+        self._sum: tuple[Handle, Array] | None = None  # how much all ranks' count, of counts that the host cannot read
+        self._told: dict[int, tuple[Handle, Array]] = {}  # by the identity of a step that is under way
 
-    def open(self, batches: Sequence[Batch], optimizer: Any) -> None:
+    def open(self, batches: Sequence[Batch], counts: Sequence[Any], optimizer: Any) -> None:
         """Begin to count the samples of a step on all ranks, and to compare the optimizers' options."""
-        self._counts = np.zeros((1 + len(batches), self.transport.size))
-        own = [len(batch[1]) for batch in batches]
-        self._counts[:, self.transport.rank] = [mark_of(options_of(optimizer)), *own]
+        self._counts, self._own, self._sum = np.zeros((2 + len(batches), self.transport.size)), list(counts), None
+        unread = [count for count in counts if hasattr(count, "ndim")]
+        known = math.nan if unread else sum(counts)
+        samples = [len(batch[1]) for batch in batches]
+        self._counts[:, self.transport.rank] = [mark_of(options_of(optimizer)), known, *samples]
         self._under_way = self.host.allreduce(self._counts)
+        if unread:
+            total = sum(unread).reshape(1)
+            self._sum = self.transport.allreduce(total), total
 
     def samples(self, m: int) -> list[int]:
         """Return how many samples of a micro-batch of this step each rank has."""
@@ -188,15 +196,19 @@ class Totals:
             self._under_way.wait()
             self._under_way = None
             check_marks(self._counts[0].tolist())
-            if not self._counts[1:].any():
+            if not self._counts[2:].any():
                 raise OptionError("A step has no samples", expected="at least one, on some rank", got="none on any")
-        return [int(count) for count in self._counts[1 + m]]
+        return [int(count) for count in self._counts[2 + m]]
 
     def share(self, step: Step) -> None:
-        """Make the step's shares relative to the samples of all ranks."""
-        ranks = [self.samples(m) for m in range(len(step.batches))]
-        total = sum(map(sum, ranks))
-        step.shares = [samples[self.transport.rank] / total for samples in ranks]
+        """Make the step's shares relative to all ranks."""
+        self.samples(0)
+        if self._sum is None:
+            step.weigh(self._own, sum(self._counts[1].tolist()))
+            return
+        handle, total = self._sum
+        handle.wait()
+        step.weigh(self._own, total[0])
 
     def rows(self, m: int) -> Rows:
         """Return this rank's rows among the samples of all ranks in a micro-batch."""
@@ -205,37 +217,39 @@ class Totals:
 
     def tell(self, step: Step) -> None:
         """Begin to sum loss and score over all ranks, once all of this rank's are known."""
-        there = [m for m, share in enumerate(step.shares) if share]
+        there = [m for m, batch in enumerate(step.batches) if len(batch[1])]
         values: Any = step.values if step.later is None else step.later.losses
-        scores: Any = step.scores if step.later is None else step.later.scores
-        scored = [m for m in there if (m in scores if step.later is not None else scores[m] is not None)]
+        scores: Any = dict(enumerate(step.scores)) if step.later is None else step.later.scores
         xp = np if step.later is None else backend.namespace(step.batches[0][1])
         sums = xp.zeros(3, np.float64)
         for m in there:
-            sums[0] += step.shares[m] * values[m]
-        for m in scored:
-            sums[1] += step.shares[m] * scores[m]
-        sums[2] = len(scored)
+            share = step.shares[m]
+            if hasattr(share, "ndim"):
+                sums[0] += xp.where(share > 0, share * values[m], 0)
+            elif share:
+                sums[0] += share * values[m]
+            if scores.get(m) is not None:
+                sums[1] += scores[m][0]
+                sums[2] += scores[m][1]
         transport = self.host if step.later is None else self.transport
-        self._told[id(step)] = transport.allreduce(sums), sums, bool(scored) if there else None
+        self._told[id(step)] = transport.allreduce(sums), sums
 
     def close(self, step: Step) -> None:
-        """Write the sums over all ranks to the step: each micro-batch then has the loss and score of all."""
+        """Write the sums over all ranks to the step: its first micro-batch then has the loss and score of all."""
         told = self._told.pop(id(step), None)
         if told is None:
             return
-        handle, sums, scored = told
+        handle, sums = told
         handle.wait()
         count = len(step.batches)
-        step.shares = [1.0] + [0.0] * (count - 1)  # the numbers are equal
         if step.later is not None:
-            step.later.losses = dict.fromkeys(range(count), sums[0])
-            if scored is None:  # no samples here: other ranks know whether there are scores; without, it is 0 / 0
-                scored, sums[1] = True, sums[1] / sums[2].clip(0, 1)
-            step.later.scores = dict.fromkeys(range(count), sums[1]) if scored else {}
+            step.later.losses, step.later.scores = dict.fromkeys(range(count), sums[0]), {0: (sums[1], sums[2])}
+            step.later.counts = {0: step.counted} if hasattr(step.counted, "ndim") else {}
+            step.shares = [1.0] + [0.0] * (count - 1)
             return
-        loss, score, number = sums.tolist()
-        step.values, step.scores = [loss] * count, [score if number else None] * count
+        step.shares = [1.0] + [0.0] * (count - 1)
+        loss, right, scored = sums.tolist()
+        step.values, step.scores = [loss] * count, [(right, scored) if scored else None] + [None] * (count - 1)
 
     def forget(self) -> None:
         """Drop pending sums."""
@@ -263,11 +277,12 @@ class ReplicaActions(Actions):
             return run
 
         def last(step: Step) -> None:
-            self.totals.share(step)
+            if not step.shares:
+                self.share(step)
             run(step)
             if len(step.batches[m][1]) and step.later is None:
                 score = self.watch.score(step.predictions[m], step.batches[m][1])
-                step.scores[m] = None if score is None else float(score)
+                step.scores[m] = None if score is None else (float(score[0]), float(score[1]))
             if m == count - 1 and step.update is None:  # the last micro-batch is empty
                 step.update = self.optimizer.begin()
             self._ended += 1
@@ -276,6 +291,10 @@ class ReplicaActions(Actions):
                 self.totals.tell(step)
 
         return last
+
+    def share(self, step: Step) -> None:
+        """Find the shares of the micro-batches, of all that counts on all ranks."""
+        self.totals.share(step)
 
     def _drawing(self, number: int, m: int, run: Run) -> Run:
         """Return `run`, an F, in which layers draw this rank's rows of one worker's draws for all samples."""
@@ -543,8 +562,8 @@ class ReplicaExecutor(Executor):
     waited for at once. With updates before the next forwards (`place_updates` with ``fusion="forward"``, or after
     `reverse_first_k`) the remaining sums overlap those, too.
 
-    The gradient is the mean over the samples of all ranks, whatever each one's share. It equals one worker's with all
-    samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal, also from run to
+    The gradient is that of the mean over all ranks, whatever each one's share: see `Executor`. It equals one worker's
+    with all samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal, also from run to
     run. Each `Step` returned has the loss of all samples, and the norm of the averaged gradient, which decides the
     clipping. Layers see only their own rank's samples. Batch normalisation therefore keeps separate statistics on each
     rank, and only rank 0's are used afterwards. Dropout draws its rows of one worker's mask (`sparsebp.nn.draw_rows`):
@@ -669,7 +688,8 @@ class ReplicaExecutor(Executor):
         with self._failing():
             if self._pieces is not None:
                 self._pieces.take()
-            self._totals.open(batches, self._optimizer)
+            counts = self._actions.counts(batches, deferred=self._defers_metrics)
+            self._totals.open(batches, counts, self._optimizer)
             return super().step(batches, tag)
 
     def _step(self, batches: Sequence[Batch], tag: Any) -> list[Step]:

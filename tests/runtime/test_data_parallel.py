@@ -90,7 +90,7 @@ class Right(Watch):
     """Says how many are classified right."""
 
     def score(self, prediction, target):
-        return (prediction.argmax(axis=-1) == target).mean()
+        return (prediction.argmax(axis=-1) == target).sum(), target.size
 
 
 def test_scores_are_those_of_all_samples():
@@ -98,7 +98,7 @@ def test_scores_are_those_of_all_samples():
         executor = rep.executor(transport, rep.mlp(), "first-ready", accumulate=2, watch=Right())
         parts = [executor.own(part) for part in np.array_split(np.arange(11), 2)]
         (step,) = executor.step([(rep.INPUTS[part], rep.CLASSES[part]) for part in parts])
-        return sum(share * score for share, score in zip(step.shares, step.scores, strict=True))
+        return step.score[0]
 
     prediction, _ = rep.mlp().forward(rep.INPUTS[:11])
     right = (prediction.argmax(axis=-1) == rep.CLASSES[:11]).mean()

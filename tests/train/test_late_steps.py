@@ -34,7 +34,7 @@ class Loss:
 
 def late(number, loss=1.0, squares=(4.0, 9.0)):
     step = Step([(np.zeros((2, 3)), np.zeros(2, int))], 1, number)
-    step.later = DeferredMetrics({0: np.asarray(loss)}, {0: np.asarray(0.5)}, [(["w", "b"], np.array(squares))])
+    step.later = DeferredMetrics({0: np.asarray(loss)}, {0: (np.asarray(1.0), 2)}, [(["w", "b"], np.array(squares))])
     return step
 
 
@@ -53,7 +53,7 @@ def test_a_step_is_told_when_the_next_one_has_been_given():
     assert steps.exchange([late(0)]) == [] and steps.waiting
     assert steps.exchange([]) == []  # nothing has been given since
     (known,) = steps.exchange([late(1)])
-    assert (known.tag, known.loss, known.scores, known.squares) == (0, 1.0, [0.5], {"w": 4.0, "b": 9.0})
+    assert (known.tag, known.loss, known.scores, known.squares) == (0, 1.0, [(1.0, 2.0)], {"w": 4.0, "b": 9.0})
     assert known.norm(["w", "b"]) == 13**0.5
     assert numbers(steps.exchange([late(2), late(3)])) == [1]
     assert numbers(steps.exchange([])) == [2]
