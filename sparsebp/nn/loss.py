@@ -318,7 +318,7 @@ class ClassLoss(Loss):
         if self._weight is None and not ignoring:
             return target.size
         labels = _signed(xp, target).reshape(-1)
-        valid = labels != self.ignore_index if ignoring else None
+        valid = labels != self.ignore_index
         if self._weight is None:
             return valid.sum(dtype=np.float64)
         (weight,) = self._weight.on(xp)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import bisect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -122,6 +123,33 @@ def reads_model(thing: Any) -> bool:
     return bool(own.get("reads_model", vars(type(thing)).get("reads_model", True)))
 
 
+def check_monitor(monitor: Any) -> str:
+    """Return a name if it is one of the numbers of a training's epochs."""
+    if not isinstance(monitor, str) or not re.fullmatch(r"train_(loss|accuracy)|validation_\w+", monitor):
+        raise OptionError("Not a number of a training's epochs", expected="train_loss, train_accuracy, validation_loss,"
+                          " validation_accuracy or validation_<metric>", got=shown(monitor))  # fmt: skip
+    return monitor
+
+
+def usual_mode(monitor: str) -> Literal["min", "max"] | None:
+    """Return what is better of a loss or an accuracy; None of another metric."""
+    known: dict[str, Literal["min", "max"]] = {"loss": "min", "accuracy": "max"}
+    return known.get(monitor.partition("_")[2])
+
+
+def metric_of(scheduler: Any, metrics: Any) -> Any:
+    """Return the number that a schedule follows, of those of an epoch; schedules of schedules get them all."""
+    if not isinstance(metrics, Mapping) or hasattr(scheduler, "schedulers"):
+        return metrics
+    monitor = getattr(scheduler, "monitor", None)
+    if monitor is None:
+        monitor = "train_loss" if metrics.get("validation_loss") is None else "validation_loss"
+    if metrics.get(monitor) is None:
+        raise OptionError(f"There is no {monitor}", expected="a number", got=None,
+                          remedy="Monitor a loss: accuracies are of classes")  # fmt: skip
+    return metrics[monitor]
+
+
 def check_state(scheduler: Any, state: Mapping[str, Any]) -> None:
     """Raise `FileFormatError` unless `state` has the names of this schedule's state."""
     expected = scheduler.state_dict().keys()
@@ -229,11 +257,11 @@ class ChainedScheduler:
         self.needs_metric = all(getattr(s, "needs_metric", False) for s in self.schedulers)
         self.reads_model = any(reads_model(s) for s in self.schedulers)
 
-    def step(self, metric: float | None = None) -> None:
-        """Advance the schedules that go by steps, or, with a metric, those that follow it."""
+    def step(self, metric: float | Mapping[str, float] | None = None) -> None:
+        """Advance the schedules that go by steps, or, with a metric, or several by name, those that follow it."""
         for scheduler in self.schedulers:
             if getattr(scheduler, "needs_metric", False) != (metric is None):
-                scheduler.step(*(() if metric is None else (metric,)))
+                scheduler.step(*(() if metric is None else (metric_of(scheduler, metric),)))
 
     def get_last_lr(self) -> list[float]:
         """Return the rate of each of the optimizer's groups as the last schedule has left it."""
@@ -338,6 +366,15 @@ class ReduceLROnPlateau:
         ``"min"``: less is better, as of a loss; ``"max"``: more, as of an accuracy.
     factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
         As in torch.optim; `min_lr` is one rate, or one for each group.
+    monitor
+        What `sparsebp.train.Trainer` steps it with after every epoch, as `EarlyStopping` has it: ``"validation_loss"``,
+        ``"train_accuracy"``, ``"validation_<metric>"``, … None: the validation loss, else the training loss; with
+        ``mode="max"`` the trainer refuses it.
+
+    Raises
+    ------
+    OptionError
+        An argument is out of range, or more of a monitored loss, or less of an accuracy, would be better.
     """
 
     needs_metric, chains, reads_model = True, True, False
@@ -345,10 +382,14 @@ class ReduceLROnPlateau:
     def __init__(
         self, optimizer: Optimizer, mode: Literal["min", "max"] = "min", factor: float = 0.1, patience: int = 10,
         threshold: float = 1e-4, threshold_mode: Literal["rel", "abs"] = "rel", cooldown: int = 0,
-        min_lr: float | Sequence[float] = 0.0, eps: float = 1e-8,
+        min_lr: float | Sequence[float] = 0.0, eps: float = 1e-8, *, monitor: str | None = None,
     ) -> None:  # fmt: skip
         check_fraction("factor", factor)
         check_choice("mode", mode, ("min", "max"))
+        self.monitor = None if monitor is None else check_monitor(monitor)
+        usual = None if monitor is None else usual_mode(monitor)
+        if usual not in (None, mode):
+            raise OptionError(f"The mode does not fit {monitor}", expected=f"mode={usual!r}", got=repr(mode))
         check_choice("threshold_mode", threshold_mode, ("rel", "abs"))
         self.optimizer, self.factor = check_optimizer(optimizer), float(factor)
         self.patience, self.cooldown = check_integer("patience", patience, 0), check_integer("cooldown", cooldown, 0)

@@ -203,8 +203,8 @@ class DeferredMetrics:
         for m in self.losses:
             step.values[m] = next(numbers)
         for m, score in self.scores.items():
-            right, all = (next(numbers) if hasattr(part, "ndim") else float(part) for part in score)
-            step.scores[m] = (right, all) if all else None
+            right, positions = (next(numbers) if hasattr(part, "ndim") else float(part) for part in score)
+            step.scores[m] = right, positions
         if self.counts:
             counts = [0.0] * len(step.values)
             for m in self.counts:
@@ -242,9 +242,9 @@ class Step:
     # later: On a GPU, the deferred metrics; None: the host reads them at once. packed: Their numbers, from a graph.
     # resumed: Whether leftovers are done outside a further step; an interrupted one may have done part of them.
 
-    __slots__ = ("aborted", "batches", "counted", "events", "flow", "for_input", "for_weights", "grads", "held", "later", "marks",
-                 "options", "outbox", "own", "packed", "predictions", "resumed", "saved", "scores", "shapes", "shares",
-                 "squares", "tag", "update", "uses", "values")  # fmt: skip
+    __slots__ = ("aborted", "batches", "counted", "events", "flow", "for_input", "for_weights", "grads", "held",
+                 "later", "marks", "options", "outbox", "own", "packed", "predictions", "resumed", "saved", "scores",
+                 "shapes", "shares", "squares", "tag", "update", "uses", "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
         count = len(batches)

@@ -602,9 +602,9 @@ class PipelineExecutor:
 
     In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch by itself: its own mean is its
     loss, whose gradient updates every stage. A step is the stream of the schedule's micro-batches; the pipeline fills
-    at its beginning and drains at its end. Its loss is the mean over all that counts, and its squared norm is the mean of
-    the micro-batches' squared norms. The learning rate is the one at the step's beginning. The schedule decides which
-    version an action reads (`Simulation.version`), whatever the ranks' speeds: results are the same on every run.
+    at its beginning and drains at its end. Its loss is the mean over all that counts, and its squared norm is the mean
+    of the micro-batches' squared norms. The learning rate is the one at the step's beginning. The schedule decides
+    which version an action reads (`Simulation.version`), whatever the ranks' speeds: results are the same on every run.
 
     All ranks learn the numbers of a step (losses, scores, sums of squares) once a step, before the first update where
     the schedule has all gradients by then: a number that is not finite then stops all ranks before any parameter has

@@ -242,14 +242,13 @@ class Totals:
         handle, sums = told
         handle.wait()
         count = len(step.batches)
+        step.shares, step.scores = [1.0] + [0.0] * (count - 1), [(0.0, 0.0)] * count
         if step.later is not None:
             step.later.losses, step.later.scores = dict.fromkeys(range(count), sums[0]), {0: (sums[1], sums[2])}
             step.later.counts = {0: step.counted} if hasattr(step.counted, "ndim") else {}
-            step.shares = [1.0] + [0.0] * (count - 1)
             return
-        step.shares = [1.0] + [0.0] * (count - 1)
-        loss, right, scored = sums.tolist()
-        step.values, step.scores = [loss] * count, [(right, scored) if scored else None] + [None] * (count - 1)
+        loss, *step.scores[0] = sums.tolist()
+        step.values = [loss] * count
 
     def forget(self) -> None:
         """Drop pending sums."""
@@ -563,9 +562,9 @@ class ReplicaExecutor(Executor):
     `reverse_first_k`) the remaining sums overlap those, too.
 
     The gradient is that of the mean over all ranks, whatever each one's share: see `Executor`. It equals one worker's
-    with all samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal, also from run to
-    run. Each `Step` returned has the loss of all samples, and the norm of the averaged gradient, which decides the
-    clipping. Layers see only their own rank's samples. Batch normalisation therefore keeps separate statistics on each
+    with all samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal, also from
+    run to run. Each `Step` returned has the loss of all samples, and the norm of the averaged gradient, which decides
+    the clipping. Layers see only their own rank's samples. Batch normalisation therefore keeps separate statistics on each
     rank, and only rank 0's are used afterwards. Dropout draws its rows of one worker's mask (`sparsebp.nn.draw_rows`):
     the random generators begin with rank 0's states, and advance as one worker's.
 

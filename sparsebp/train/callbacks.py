@@ -7,8 +7,10 @@ import dataclasses
 import io
 import math
 import os
+import re
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeAlias, get_args
@@ -17,10 +19,11 @@ from sparsebp.core import backend
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError, needing
 from sparsebp.core.files import json_line, kept_path, prepare_folder
-from sparsebp.optim.lr_schedules import reads_model
+from sparsebp.optim.lr_schedules import check_monitor, reads_model, usual_mode
 from sparsebp.train.checkpoint import (
     FILE_NAME,
     PREVIOUS_NAME,
+    VALIDATION,
     Checkpoint,
     EpochRecord,
     History,
@@ -219,6 +222,7 @@ def epoch_line(record: EpochRecord, width: int = 80) -> str:
     parts = [f"loss {record.train_loss:.4f}" + _test(record.validation_loss, 4)]
     if record.train_accuracy is not None:
         parts.append(f"accuracy {record.train_accuracy:.3f}" + _test(record.validation_accuracy, 3))
+    parts += [name + _test(value, 4) for name, value in record.metrics.items()]
     lines = [start]
     for part in (*parts, f"{record.seconds:.1f} s"):
         if len(lines[-1]) + 2 + len(part) > width and lines[-1] != start:
@@ -234,9 +238,18 @@ def _test(value: float | None, digits: int) -> str:
 # Callbacks that follow one number of the epochs' records. Its best value so far is a function of the history, which is
 # part of checkpoints: so a resumed run goes on as if it had not stopped.
 
-Monitored: TypeAlias = Literal["train_loss", "train_accuracy", "validation_loss", "validation_accuracy"]
 Mode: TypeAlias = Literal["auto", "min", "max"]
 BEST_NAME = "best.safetensors"
+
+
+def check_measured(monitor: str, trainer: Any) -> None:
+    """Refuse a number that this `fit` does not measure."""
+    if monitor.startswith(VALIDATION) and not trainer._validates:
+        raise OptionError(f"{monitor} is not measured", expected="fit(..., validation=...)", got="none",
+                          remedy="Pass a validation set, or monitor the train_loss")  # fmt: skip
+    if usual_mode(monitor) is None and monitor.removeprefix(VALIDATION) not in trainer.metrics:
+        raise OptionError(f"{monitor} is not measured", expected="a metric of Trainer(metrics=...)",
+                          got=", ".join(trainer.metrics) or "none")  # fmt: skip
 
 
 class _Monitor(Callback):
@@ -244,19 +257,19 @@ class _Monitor(Callback):
 
     trainer: Any
 
-    def __init__(self, monitor: Monitored, mode: Mode, min_delta: float = 0.0) -> None:
-        self.monitor = check_choice("monitor", monitor, get_args(Monitored))
-        check_choice("mode", mode, get_args(Mode))
-        self.mode = ("max" if monitor.endswith("accuracy") else "min") if mode == "auto" else mode
+    def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
+        self.monitor = check_monitor(monitor)
+        self.mode: Mode | None = usual_mode(monitor) if check_choice("mode", mode, get_args(Mode)) == "auto" else mode
+        if self.mode is None:
+            raise OptionError(f"Whether less or more of {monitor} is better is not known", expected="mode='min' or "
+                              "mode='max'", got="mode='auto'")  # fmt: skip
         self.min_delta = check_number("min_delta", min_delta, 0.0)
         self.best, self.best_epoch = math.nan, -1
 
     def set_trainer(self, trainer: Any) -> None:
         """Keep the trainer; refuse a `fit` that does not measure the number."""
         self.trainer = trainer
-        if self.monitor.startswith("validation") and not trainer._validates:
-            raise OptionError(f"{self.monitor} is not measured", expected="fit(..., validation=...)", got="none",
-                              remedy="Pass a validation set, or monitor the train_loss")  # fmt: skip
+        check_measured(self.monitor, trainer)
 
     def on_start(self, info: RunInfo) -> None:
         """Go through the epochs before a resume."""
@@ -266,7 +279,7 @@ class _Monitor(Callback):
 
     def _improves(self, record: EpochRecord) -> bool:
         """Whether this epoch is the best so far; if so, it is from now on."""
-        value = getattr(record, self.monitor)
+        value = record.to_json().get(self.monitor)
         if value is None:
             raise OptionError(f"Epoch {record.epoch + 1} has no {self.monitor}", expected="a number", got=None,
                               remedy="Monitor a loss: accuracies are of classes")  # fmt: skip
@@ -274,6 +287,15 @@ class _Monitor(Callback):
             return False
         self.best, self.best_epoch = value, record.epoch
         return True
+
+    def _warn_if_nan(self, record: EpochRecord) -> None:
+        if math.isnan(record.to_json()[self.monitor]):
+            warnings.warn(f"{self.monitor} of epoch {record.epoch + 1} is NaN: it is not taken for an improvement",
+                          RuntimeWarning, stacklevel=2)  # fmt: skip
+
+    def _warn_if_none(self, consequence: str) -> None:
+        if self.best_epoch < 0 and self.trainer.history.epochs:
+            warnings.warn(f"No epoch had a finite {self.monitor}: {consequence}", RuntimeWarning, stacklevel=2)
 
     def _resumes_after(self, epoch: int) -> bool:
         """Whether a resumed run is at the end of this epoch; it may have been killed before `on_epoch`."""
@@ -287,17 +309,21 @@ class EarlyStopping(_Monitor):
     Parameters
     ----------
     monitor
-        ``"validation_loss"``, ``"validation_accuracy"``, ``"train_loss"`` or ``"train_accuracy"``.
+        ``"validation_loss"``, ``"validation_accuracy"``, ``"train_loss"`` or ``"train_accuracy"``, or
+        ``"validation_<name>"`` of one of the trainer's `metrics`.
     patience
-        Epochs in a row without an improvement after which training ends; 0 is as 1.
+        Epochs in a row without an improvement after which training ends; 0 is as 1. A NaN is no improvement, and comes
+        with a `RuntimeWarning`.
     min_delta
         A change counts as an improvement if it is larger than this, in the units of `monitor`.
     mode
-        ``"min"`` or ``"max"`` is better; ``"auto"`` knows: less of a loss, more of an accuracy.
+        ``"min"`` or ``"max"`` is better; ``"auto"`` knows: less of a loss, more of an accuracy. It does not know
+        metrics.
     restore_best
         Whether the model gets the weights and running statistics of its best epoch at the end of `fit`, also after all
-        epochs. The optimizer stays as it is. With the trainer's `checkpoint_dir` they are kept there as well, in
-        ``best.safetensors``, for a run that resumes; one that starts anew replaces the file.
+        epochs; if no epoch had a finite value, a `RuntimeWarning` says so. The optimizer stays as it is. With the
+        trainer's `checkpoint_dir` they are kept there as well, in ``best.safetensors``, for a run that resumes; one
+        that starts anew replaces the file.
 
     Attributes
     ----------
@@ -316,7 +342,7 @@ class EarlyStopping(_Monitor):
     """
 
     def __init__(
-        self, monitor: Monitored = "validation_loss", patience: int = 3, min_delta: float = 0.0, mode: Mode = "auto",
+        self, monitor: str = "validation_loss", patience: int = 3, min_delta: float = 0.0, mode: Mode = "auto",
         restore_best: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(monitor, mode, min_delta)
@@ -347,12 +373,15 @@ class EarlyStopping(_Monitor):
         """Compare the epoch with the best one."""
         if self._improves(record) and self.restore_best:
             self._keep()
+        self._warn_if_nan(record)
         self._stop_if_due(record.epoch)
 
     def on_end(self, history: History) -> None:
         """Restore the best weights."""
         if self._weights is not None:
             self.trainer.model.load_state_dict(self._weights)
+        elif self.restore_best:
+            self._warn_if_none("no weights are restored, the model keeps the last ones")
         self._weights = None
 
     def _stop_if_due(self, epoch: int) -> None:
@@ -393,7 +422,8 @@ class ModelCheckpoint(_Monitor):
     monitor, mode
         As in `EarlyStopping`; for `save_best_only`.
     save_best_only
-        Whether to write only after an epoch that is better than all before it, also those before a resume.
+        Whether to write only after an epoch that is better than all before it, also those before a resume. A NaN never
+        is; if no epoch was, a `RuntimeWarning` at the end says so.
 
     Attributes
     ----------
@@ -411,13 +441,14 @@ class ModelCheckpoint(_Monitor):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], monitor: Monitored = "validation_loss", mode: Mode = "auto",
+        self, path: str | os.PathLike[str], monitor: str = "validation_loss", mode: Mode = "auto",
         save_best_only: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(monitor, mode)
         self.path, self.save_best_only = kept_path("path", path), check_flag("save_best_only", save_best_only)
         self.last_path: Path | None = None
-        self._path_of(EpochRecord(0, 1, 0.0, 0.0, 0.0, 0.0, 0.0))
+        metrics = dict.fromkeys(re.findall(r"\{validation_(\w+)", self.path.name), 0.0)  # any name may be one
+        self._path_of(EpochRecord(0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, metrics))
         if set("{}").intersection(str(Path(path).parent)):
             raise OptionError("The folder of the checkpoint has fields", expected="fields in the file's name alone",
                               got=str(path))  # fmt: skip
@@ -427,8 +458,9 @@ class ModelCheckpoint(_Monitor):
         self.trainer = trainer
         if self.save_best_only:
             super().set_trainer(trainer)
-        if not trainer._validates:
-            self._path_of(EpochRecord(0, 1, 0.0, 0.0, None, None, 0.0))
+        test = 0.0 if trainer._validates else None
+        metrics = dict.fromkeys(trainer.metrics, 0.0) if trainer._validates else {}
+        self._path_of(EpochRecord(0, 1, 0.0, 0.0, test, test, 0.0, metrics))
         if self.path.parent == trainer.checkpoint_dir and self.path.name in (FILE_NAME, PREVIOUS_NAME, BEST_NAME):
             raise OptionError(f"The trainer writes {self.path.name} itself", expected="another name or folder",
                               got=str(self.path))  # fmt: skip
@@ -446,6 +478,13 @@ class ModelCheckpoint(_Monitor):
         """Write the file."""
         if not self.save_best_only or self._improves(record):
             self._write(record)
+        if self.save_best_only:
+            self._warn_if_nan(record)
+
+    def on_end(self, history: History) -> None:
+        """Say if no epoch has had a file."""
+        if self.save_best_only:
+            self._warn_if_none(f"no checkpoint has been written to {self.path}")
 
     def _write(self, record: EpochRecord) -> None:
         self.last_path = self._path_of(record)

@@ -209,7 +209,7 @@ def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path
     for name in sorted(saved | now, key=lambda name: (rank.get(name, 2), (name in saved) != (name in now), name)):
         _check_same(path, name, saved.get(name), now.get(name))
     for name, value in shape.items():
-        _check_same(path, name, position[name], value)
+        _check_same(path, name, position.get(name, _OF_BATCHES.get(name)), value)
     if trainer._seed_given:
         _check_same(path, "the seed", state["seed"], trainer.seed)
     _check_same(path, "the learning-rate schedule", state["lr_scheduler"] is not None, trainer.lr_scheduler is not None)
@@ -256,6 +256,16 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
+_OF_BATCHES = {"drop_last": False, "shuffle": True}
+"""Options of an epoch's batches, as they were before there were options."""
+
+
+def steps_of(shape: Mapping[str, int]) -> int:
+    """Return the steps of an epoch."""
+    samples, batch_size = shape["samples"], shape["batch_size"]
+    return samples // batch_size if shape.get("drop_last", False) else -(-samples // batch_size)
+
+
 def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
     """Check that a checkpoint's state has the form that `pack` gives it, and return its history."""
     state = checkpoint.state
@@ -263,6 +273,8 @@ def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
     if not odd:
         counts = [state["position"].get(name) for name in ("epoch", "batch", "batch_size", "samples")]
         if any(type(count) is not int or count < least for count, least in zip(counts, (0, 0, 1, 1), strict=True)):
+            odd = ["position"]
+        if any(type(state["position"].get(name, usual)) is not bool for name, usual in _OF_BATCHES.items()):
             odd = ["position"]
     if not odd and state["seed"] < 0:
         odd = ["seed"]
@@ -273,8 +285,8 @@ def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
                               remedy="Take another copy, or start anew")  # fmt: skip
     with _loading(path):
         history = History.from_arrays(checkpoint.part("history"), state["epochs"])
-        epoch, batch, batch_size, samples = counts
-        steps = -(-samples // batch_size)
+        epoch, batch = counts[:2]
+        steps = steps_of(state["position"])
         if batch >= steps or (history.steps, len(history.epochs)) != (epoch * steps + batch, epoch):
             raise ValueError(f"{epoch=}, {batch=} after {history.steps} steps and {len(history.epochs)} epochs")
     return history
@@ -444,12 +456,16 @@ def set_aside(folder: Path) -> None:
 # The history of a run: one value a step and one record an epoch.
 
 STEP_FIELDS = ("loss", "accuracy", "grad_norm", "lr", "seconds")
+WEIGHTS = ("loss_weight", "accuracy_weight")
 _OF_RECORDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "float | None": (float, type(None))}
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
-    """One epoch: its number from 0 and its means. Accuracies are None for a task without classes."""
+    """One epoch: its number from 0 and its means. Accuracies are None for a task without classes.
+
+    Means are over all that counts in the loss; accuracies leave out what it ignores.
+    """
 
     epoch: int
     step: int  # steps done when it ended
@@ -458,19 +474,69 @@ class EpochRecord:
     validation_loss: float | None  # after the epoch; None without a validation set
     validation_accuracy: float | None
     seconds: float  # of the training steps, without validation and checkpoints
+    # The trainer's metrics of the validation set.
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as a dict that JSON can hold."""
-        return dataclasses.asdict(self)
+        """Return the record as a dict that JSON can hold; metrics are ``validation_<name>``."""
+        fields = {name: getattr(self, name) for name in _KINDS_OF_RECORD}
+        return fields | {f"{VALIDATION}{name}": value for name, value in self.metrics.items()}
 
     @classmethod
     def from_json(cls, record: Any) -> EpochRecord:
         """Build the record from what `to_json` returned; `FileFormatError` for anything else."""
-        kinds = {field.name: _OF_RECORDS[str(field.type)] for field in dataclasses.fields(cls)}
-        fits = isinstance(record, dict) and record.keys() == kinds.keys()
-        if not fits or any(isinstance(v, bool) or not isinstance(v, kinds[name]) for name, v in record.items()):
+        kinds = _KINDS_OF_RECORD
+        fits = isinstance(record, dict) and kinds.keys() <= record.keys()
+        more = [name for name in record if name not in kinds] if fits else []
+        if not fits or not all(isinstance(name, str) and name.startswith(VALIDATION) for name in more) or any(
+            isinstance(v, bool) or not isinstance(v, kinds.get(name, (float,))) for name, v in record.items()
+        ):  # fmt: skip
             raise FileFormatError("This is no record of an epoch", expected=", ".join(kinds), got=shown(record))
-        return cls(**record)
+        metrics = {name.removeprefix(VALIDATION): record[name] for name in more}
+        return cls(**{name: record[name] for name in kinds}, metrics=metrics)
+
+
+VALIDATION = "validation_"
+_KINDS_OF_RECORD = {
+    field.name: _OF_RECORDS[str(field.type)] for field in dataclasses.fields(EpochRecord) if field.name != "metrics"
+}
+
+
+class Evaluation(tuple[float, "float | None"]):
+    """Loss and accuracy of a data set, in this order; accuracy is None for a task without classes.
+
+    Attributes
+    ----------
+    metrics
+        The trainer's further numbers, by name.
+    """
+
+    metrics: Mapping[str, float]
+
+    def __new__(cls, loss: float, accuracy: float | None, metrics: Mapping[str, float]) -> Evaluation:
+        """Make the tuple."""
+        self = super().__new__(cls, (loss, accuracy))
+        self.metrics = metrics
+        return self
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return the arguments that make it again."""
+        return (*self, self.metrics)
+
+    def __repr__(self) -> str:
+        """Show all numbers."""
+        more = "".join(f", {name}={value!r}" for name, value in self.metrics.items())
+        return f"Evaluation(loss={self.loss!r}, accuracy={self.accuracy!r}{more})"
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return self[0]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of positions that are right."""
+        return self[1]
 
 
 class History:
@@ -483,6 +549,9 @@ class History:
         gradient's norm before clipping, the learning rate, and the step's wall-clock seconds.
     samples
         List of ints: the batch size of every step.
+    loss_weight, accuracy_weight
+        Lists of floats: how much the loss of every step counts in its epoch's mean (``loss.count(target)``, else the
+        samples), and of how many positions the accuracy is; 0 for a task without classes.
     epochs
         List of `EpochRecord`.
     """
@@ -494,6 +563,8 @@ class History:
         self.lr: list[float] = []
         self.seconds: list[float] = []
         self.samples: list[int] = []
+        self.loss_weight: list[float] = []
+        self.accuracy_weight: list[float] = []
         self.epochs: list[EpochRecord] = []
 
     @property
@@ -502,35 +573,40 @@ class History:
         return len(self.loss)
 
     def add_step(
-        self, *, loss: float, accuracy: float, grad_norm: float, lr: float, seconds: float, samples: int
-    ) -> None:
-        """Append one step."""
+        self, *, loss: float, accuracy: float, grad_norm: float, lr: float, seconds: float, samples: int,
+        loss_weight: float | None = None, accuracy_weight: float | None = None,
+    ) -> None:  # fmt: skip
+        """Append one step; its weights are its samples if not given."""
         for name, value in zip(STEP_FIELDS, (loss, accuracy, grad_norm, lr, seconds), strict=True):
             getattr(self, name).append(float(value))
         self.samples.append(int(samples))
+        self.loss_weight.append(float(samples if loss_weight is None else loss_weight))
+        self.accuracy_weight.append(float(samples if accuracy_weight is None else accuracy_weight))
 
     def end_epoch(self, epoch: int, steps: int, validation: tuple[float, float | None] | None) -> EpochRecord:
         """Append and return the record of an epoch that took the last `steps` steps."""
         last = slice(self.steps - steps, self.steps)
-        weights = np.asarray(self.samples[last], np.float64)
-        accuracy = float(np.average(self.accuracy[last], weights=weights))
+        accuracy = _mean(self.accuracy[last], self.accuracy_weight[last])
         record = EpochRecord(
-            epoch, self.steps, float(np.average(self.loss[last], weights=weights)),
+            epoch, self.steps, _mean(self.loss[last], self.loss_weight[last]),
             None if math.isnan(accuracy) else accuracy, None if validation is None else validation[0],
             None if validation is None else validation[1], float(np.sum(self.seconds[last])),
+            getattr(validation, "metrics", {}),
         )  # fmt: skip
         self.epochs.append(record)
         return record
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the steps' values as float64 arrays (steps,), and ``samples`` as int64."""
-        arrays = {name: np.asarray(getattr(self, name), np.float64) for name in STEP_FIELDS}
+        arrays = {name: np.asarray(getattr(self, name), np.float64) for name in (*STEP_FIELDS, *WEIGHTS)}
         return arrays | {"samples": np.asarray(self.samples, np.int64)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], epochs: list[dict[str, Any]]) -> History:
         """Build the history from `to_arrays` and the records' `to_json`; `FileFormatError` for anything else."""
-        kinds = dict.fromkeys(STEP_FIELDS, np.float64) | {"samples": np.int64}
+        kinds = dict.fromkeys((*STEP_FIELDS, *WEIGHTS), np.float64) | {"samples": np.int64}
+        if arrays.keys().isdisjoint(WEIGHTS) and "samples" in arrays:  # of a version that knew samples only
+            arrays = {**arrays, **dict.fromkeys(WEIGHTS, arrays["samples"].astype(np.float64))}
         forms = {name: (array.shape, array.dtype) for name, array in arrays.items()}
         steps = max((array.size for array in arrays.values()), default=0)
         wanted = {name: ((steps,), np.dtype(kind)) for name, kind in kinds.items()}
@@ -541,6 +617,14 @@ class History:
             setattr(history, name, arrays[name].tolist())
         history.epochs = [EpochRecord.from_json(record) for record in epochs]
         return history
+
+
+def _mean(values: list[float], weights: list[float]) -> float:
+    """Return the weighted mean of the values that have a weight; NaN if none has."""
+    counts = np.asarray(weights) != 0
+    if not counts.any():
+        return math.nan
+    return float(np.average(np.asarray(values)[counts], weights=np.asarray(weights)[counts]))
 
 
 # Pictures of a training run. Functions take and return a matplotlib ``Axes``.

@@ -6,20 +6,20 @@ import contextlib
 import inspect
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
 from sparsebp.comm.transport import Transport, check_transport
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_choice, check_integer, check_sequence, did_you_mean, shown
+from sparsebp.core.check import Array, check_choice, check_integer, check_number, check_sequence, did_you_mean, shown
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, ImageDataset
 from sparsebp.nn.loss import check_mean
 from sparsebp.nn.sequential import is_group, taking_lengths
-from sparsebp.optim.lr_schedules import ChainedScheduler
+from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau
 from sparsebp.patterns.pattern import DeviceCopies
 from sparsebp.runtime.actions import Stages, Watch, trained_parameters
 from sparsebp.runtime.executor import Executor
@@ -29,7 +29,7 @@ from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel
 from sparsebp.schedule.files import read_csv, to_csv
-from sparsebp.train.callbacks import Callback
+from sparsebp.train.callbacks import Callback, check_measured
 from sparsebp.train.checkpoint import generators_of
 
 # What the other ranks take over from rank 0.
@@ -356,6 +356,56 @@ def _described(thing: Any) -> str:
     return f"{type(thing).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(options.items()))})"
 
 
+# Numbers of a whole set besides its loss.
+
+Metric: TypeAlias = Callable[[np.ndarray, np.ndarray], float]
+
+
+def check_metrics(metrics: Any) -> dict[str, Metric]:
+    """Return the metrics of a trainer by name."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise OptionError("metrics are not functions by name", expected="a dict of functions (prediction, target)",
+                          got=shown(metrics))  # fmt: skip
+    for name in metrics:
+        if not isinstance(name, str) or not name.isidentifier() or name in ("loss", "accuracy"):
+            raise OptionError("A metric has a name that cannot be a field", expected="an identifier, not loss or "
+                              "accuracy, which are measured anyway", got=repr(name))  # fmt: skip
+    return dict(metrics)
+
+
+def measured(name: str, metric: Metric, prediction: np.ndarray, target: np.ndarray) -> float:
+    """Return a metric of a whole set."""
+    value: Any = metric(prediction, target)
+    if isinstance(value, np.generic) or getattr(value, "shape", None) == ():
+        value = value.item()
+    return value if isinstance(value, float) else check_number(f"The metric {name}", value, finite=False)
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the arrays of all batches as one."""
+    shapes = {part.shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise ShapeError("Batches have different shapes, and metrics are of all samples", expected="one shape a sample",
+                         got=", ".join(map(str, sorted(shapes))), remedy="Pad all to one length")  # fmt: skip
+    return np.concatenate(parts)
+
+
+def check_monitors(trainer: Any) -> None:
+    """Refuse learning-rate schedules that follow a number that is not measured, or do not say which they follow."""
+    waiting = [trainer.lr_scheduler]
+    while waiting:
+        scheduler = waiting.pop()
+        waiting += getattr(scheduler, "schedulers", ())
+        monitor = getattr(scheduler, "monitor", None)
+        if monitor is not None:
+            check_measured(monitor, trainer)
+        elif isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "max":
+            raise OptionError("ReduceLROnPlateau would follow the loss, of which more is not better", expected="a "
+                              "monitor=, as 'validation_accuracy'", got="mode='max' and monitor=None")  # fmt: skip
+
+
 # Data sets and arrays to train on: the axis of the samples, lengths of padded sequences, batches on the device.
 
 
@@ -428,6 +478,12 @@ def _own(array: Array, device: str) -> Array:
     """Return a copy: a data set may fill the same array again for the next micro-batch."""
     moved = backend.to_device(array, device)
     return moved.copy() if moved is array else moved
+
+
+def axis_of(dataset: Any, model: Any) -> int:
+    """Return the sample axis of a data set's inputs, for messages."""
+    given = getattr(dataset, "sample_axis", None)
+    return int(getattr(model, "batch_axes", (0, 0))[0] if given is None else given)
 
 
 def sample_axis(model: Any) -> int:

@@ -6,9 +6,10 @@ import contextlib
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,8 +21,9 @@ from sparsebp.core.files import kept_path
 from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.nn.layer import inference_mode
+from sparsebp.nn.loss import DEFAULT_IGNORED, count_of
 from sparsebp.optim import Predictor
-from sparsebp.optim.lr_schedules import ChainedScheduler, reads_model
+from sparsebp.optim.lr_schedules import ChainedScheduler, metric_of, reads_model
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, check_live, options_of, trained_parameters
 from sparsebp.runtime.executor import MEMORY_RATIO, SCHEDULE_NAME, Executor, FoundSchedule, OutOfOrderExecutor
 from sparsebp.runtime.launch import collective_call
@@ -34,6 +36,7 @@ from sparsebp.train.callbacks import Callback, RunInfo, progress_of
 from sparsebp.train.checkpoint import (
     FILE_NAME,
     EpochRecord,
+    Evaluation,
     History,
     checked_config,
     evaluation,
@@ -43,19 +46,27 @@ from sparsebp.train.checkpoint import (
     run_folder,
     save_checkpoint,
     set_aside,
+    steps_of,
     training,
 )
+from sparsebp.train.nonfinite import CLEAN, Origin, cause, loss_error, nonfinite, uncounted_error
 from sparsebp.train.setup import (
     SCHEDULES,
+    Metric,
     agree,
     as_dataset,
+    axis_of,
     batch_of,
     buffers_of_rank_0,
+    check_metrics,
+    check_monitors,
     check_parts,
     check_ranks,
     check_schedule,
     earlier_schedule,
     executor_of,
+    joined,
+    measured,
     scheduler_of,
     share_of,
     staleness,
@@ -63,96 +74,19 @@ from sparsebp.train.setup import (
     telling,
 )
 
-# Where a value that is not finite came from: the step, and the parameter or layer.
-
-
-def nonfinite(arrays: Mapping[str, Array]) -> list[str]:
-    """Return the names of the arrays that hold a NaN or an infinity."""
-    return [name for name, array in arrays.items() if not bool(backend.namespace(array).isfinite(array).all())]
-
-
-def check_counted(loss: Any, target: Array, step: int, epoch: int, last_good: str) -> None:
-    """Refuse a batch, micro-batch or rank's share in which the loss ignores every position: its mean is NaN."""
-    ignored = getattr(loss, "ignore_index", None)
-    if ignored is None or target.dtype.kind not in "iu" or not bool((target == ignored).all()):  # synchronize!
-        return
-    raise NonFiniteError(f"The loss ignores a whole batch, micro-batch or rank's share at step {step} (epoch "
-                         f"{epoch + 1})", expected="a position that counts",
-                         got=f"ignore_index={ignored} at all {target.size} positions", remedy="Leave such samples out, "
-                         "or use larger batches, fewer micro-batches (accumulate=) or fewer ranks. "
-                         f"{last_good}")  # fmt: skip
-
-
-def loss_error(
-    step: int, epoch: int, value: float, model: Any, x: Array, target: Array, prediction: Array | None, last_good: str
-) -> NonFiniteError:
-    """Return the error for a loss that is not finite, naming the first place where finiteness is lost.
-
-    Without `prediction`, parameters have been updated since.
-    """
-    return NonFiniteError(f"The loss is not finite at step {step} (epoch {epoch + 1})", expected="a finite loss",
-                          got=f"{value}; {_where(model, x, target, prediction)}", remedy="Lower the learning rate, "
-                          f"clip the gradient's norm, or use float64. {last_good}")  # fmt: skip
-
-
-def _where(model: Any, x: Array, target: Array, prediction: Array | None) -> str:
-    # In the order of the computation: parameters, the batch, the model's layers, the loss itself.
-    names = nonfinite(model.parameters())
-    if names and prediction is not None:
-        return f"NaN or infinity in the parameters {', '.join(names)}"
-    if nonfinite({"x": x}):
-        return "NaN or infinity in the batch's input"
-    if prediction is not None and nonfinite({"prediction": prediction}):
-        return f"NaN or infinity in the output of {_first_layer(model, x)}, with finite parameters"
-    if target.dtype.kind == "f" and nonfinite({"target": target}):
-        return "NaN or infinity in the batch's target"
-    if prediction is None:
-        since = f"; since then it has come to the parameters {', '.join(names)}" if names else ""
-        return f"the batch is finite, so that the model or the loss overflows{since}"
-    return f"the model's output is finite, the loss overflows (largest output {float(abs(prediction).max()):g})"
-
-
-def _first_layer(model: Any, x: Array) -> str:
-    """Run the batch again and return the name of the innermost layer whose output is the first not to be finite."""
-    if not hasattr(model, "modules"):
-        return "the model"
-    names: list[str] = []
-    watched: list[Any] = []
-    for name, layer in model.modules():
-        if any(layer is other for other in watched):
-            continue  # a shared layer has its first name
-        watched.append(layer)
-        layer.forward = _watch(layer.forward, name or "the model", names)
-    try:
-        model.forward(x)
-    finally:
-        for layer in watched:
-            del layer.forward  # the instance attribute goes, the class's method is seen again
-    return names[0] if names else "the model"
-
-
-def _watch(forward: Any, name: str, names: list[str]) -> Any:
-    def watched(*args: Any, **options: Any) -> Any:
-        y, saved = forward(*args, **options)
-        if nonfinite({name: y}):
-            names.append(name)
-        return y, saved
-
-    return watched
-
-
 # One `fit`: runs steps with an executor, records them in the history and tells callbacks.
 
 
 @dataclass(frozen=True)
 class _Tag:
-    """A step's number, epoch, learning rate, start time and samples."""
+    """A step's number, epoch, learning rate, start time and samples, and where each micro-batch comes from."""
 
     number: int
     epoch: int
     lr: float
     started: float
     samples: int
+    origins: Sequence[Origin]
 
 
 class Runner(Watch):
@@ -164,6 +98,8 @@ class Runner(Watch):
         self._recorded = 0.0
         self._trained = trained_parameters(trainer.model, trainer.optimizer)
         self._on_host = backend.is_host(backend.namespace(next(iter(self._trained.values()))))
+        ignored = getattr(trainer.loss, "ignore_index", None)
+        self._ignored = None if ignored == DEFAULT_IGNORED and not self._on_host else ignored  # as the loss has it
         stages, parts = Stages(trainer.model, self._trained), (trainer.model, trainer.loss, trainer.optimizer)
         folder = trainer.checkpoint_dir
         found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
@@ -178,15 +114,17 @@ class Runner(Watch):
             self.executor = executor_of(trainer, stages, self, found)
         trainer.current_schedule = self.executor.schedule
 
-    def step(self, batches: Sequence[Batch], epoch: int, samples: int | None = None) -> None:
+    def step(
+        self, batches: Sequence[Batch], epoch: int, samples: int | None = None, origins: Sequence[Origin] = ()
+    ) -> None:
         """Run one step; record and report all steps whose numbers are known by then.
 
-        `samples` is their number on all ranks together, where that is not the batches'.
+        `samples` is their number on all ranks together, where that is not the batches'. `origins` are for messages.
         """
         trainer = self.trainer
         check_live(trainer.model, self._trained)
         samples = sum(len(batch[1]) for batch in batches) if samples is None else samples
-        tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter(), samples)
+        tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter(), samples, origins)
         self.begun += 1
         with np.errstate(over="ignore", invalid="ignore"):  # the checks find these and say where
             finished = self.executor.step(batches, tag)
@@ -247,58 +185,85 @@ class Runner(Watch):
 
     def _record(self, steps: Iterable[Step], *, tell: bool = True) -> None:
         for step in steps:
-            tag, targets = step.tag, [batch[1] for batch in step.batches]
-            right = [
-                (math.nan if p is None else accuracy(p, t)) if score is None else score  # None: no samples here
-                for p, t, score in zip(step.predictions, targets, step.scores, strict=True)
-            ]
-            whole = right[0] if len(right) == 1 else sum(s * r for s, r in zip(step.shares, right, strict=True))
-            now = time.perf_counter()
+            tag = step.tag
+            for m, prediction in enumerate(step.predictions):
+                if step.scores[m] is None and prediction is not None:  # None: no samples here
+                    step.scores[m] = score = self.score(prediction, step.batches[m][1])
+                    step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
+            now, (right, scored) = time.perf_counter(), step.score
             self.trainer.history.add_step(
-                loss=step.loss, accuracy=whole, grad_norm=step.norm(self.executor.stages.names), lr=tag.lr,
+                loss=step.loss, accuracy=right, grad_norm=step.norm(self.executor.stages.names), lr=tag.lr,
                 seconds=now - max(tag.started, self._recorded), samples=tag.samples,
+                loss_weight=step.counted, accuracy_weight=scored,
             )  # fmt: skip
             self._recorded = now
             if tell:
                 self.trainer._tell("step", self.trainer.history)
 
-    def score(self, prediction: Array, target: Array) -> Array | None:
-        """Return the share of rows with the largest entry at the target."""
-        return _right(prediction, target)
+    def score(self, prediction: Array, target: Array) -> tuple[Array, Any] | None:
+        """Return how many positions have the largest entry at the target, and of how many."""
+        return _right(prediction, target, self._ignored)
 
     def loss(self, step: Step, m: int, value: float) -> None:
         """Stop if the loss is not finite."""
         if not math.isfinite(value):
-            trainer, tag, (x, target) = self.trainer, step.tag, step.batches[m][:2]
+            trainer, tag, batch = self.trainer, step.tag, step.batches[m]
+            if step.counted == 0:
+                targets = [batch[1] for batch in step.batches]
+                raise uncounted_error(trainer.loss, targets, f"at step {tag.number} (epoch {tag.epoch + 1})")
+            if step.later is not None:
+                _check_seen(trainer.loss, batch[1])
             known = step.later is None and not isinstance(self.executor, PipelineExecutor)  # or other ranks' stages
             prediction = step.predictions[m] if known else None
-            check_counted(trainer.loss, target, tag.number, tag.epoch, trainer._last_good())
-            raise loss_error(tag.number, tag.epoch, value, trainer.model, x, target, prediction, trainer._last_good())
+            place = tag.number, tag.epoch, value, trainer.model, batch, prediction
+            raise loss_error(*place, self._origin(step, m), trainer._last_good())
 
     def gradients(self, step: Step, grads: dict[str, Array]) -> None:
         """Stop: a gradient is not finite."""
-        tag = step.tag
+        tag, wrong = step.tag, ", ".join(nonfinite(grads))
+        data = [self._origin(step, m).of(batch) for m, batch in enumerate(step.batches)]
+        found = next((f"; {one}" for one in data if one), "")
+        remedy = CLEAN if found else "Lower the learning rate, clip the gradient's norm, or use float64"
         raise NonFiniteError(f"The gradient is not finite at step {tag.number} (epoch {tag.epoch + 1})",
-                             expected="finite gradients", got=f"NaN or infinity in {', '.join(nonfinite(grads))}",
-                             remedy="Lower the learning rate, clip the gradient's norm, or use float64. "
-                             f"{self.trainer._last_good()}")  # fmt: skip
+                             expected="finite gradients", got=f"NaN or infinity in {wrong}{found}",
+                             remedy=f"{remedy}. {self.trainer._last_good()}")  # fmt: skip
+
+    def _origin(self, step: Step, m: int) -> Origin:
+        return step.tag.origins[m] if step.tag.origins else Origin(np.empty(0, np.int64))
 
 
-def accuracy(prediction: Array, target: Array) -> float:
-    """Return the share of positions whose largest entry is at the target; NaN for targets that are not classes."""
-    right = _right(prediction, target)
-    return math.nan if right is None else float(right)  # synchronize!
+def _check_seen(loss: Any, target: Array) -> None:
+    """Refuse the default `ignore_index` in targets on a GPU: the loss does not look for it there."""
+    ignored = getattr(loss, "ignore_index", None)
+    if ignored == DEFAULT_IGNORED and bool((target == ignored).any()):  # synchronize!
+        raise OptionError("On a GPU the loss does not look for its default ignore_index", expected="another one",
+                          got=f"targets of {ignored}", remedy="Number the positions to ignore -1, say, and build the "
+                          "loss with ignore_index=-1")  # fmt: skip
 
 
-def _right(prediction: Array, target: Array) -> Array | None:
-    # Classes are on axis 1, as losses have them, or last if only that fits. Ignored positions count as wrong.
-    if target.dtype.kind != "i":
+def _right(prediction: Array, target: Array, ignored: int | None) -> tuple[Array, Any] | None:
+    # Classes are on axis 1, as losses have them, or last if only that fits.
+    if target.dtype.kind not in "iu":
         return None
-    shape = prediction.shape
+    xp, shape = backend.namespace(prediction), prediction.shape
     for axis, places in ((1, (*shape[:1], *shape[2:])), (-1, shape[:-1])):
         if prediction.ndim == target.ndim + 1 and target.shape == places:
-            return (prediction.argmax(axis=axis) == target).mean()
+            right = prediction.argmax(axis=axis) == target
+            if ignored is None:
+                return xp.count_nonzero(right), target.size
+            counts = target != ignored
+            return xp.count_nonzero(right & counts), xp.count_nonzero(counts)
     return None
+
+
+class _Scores(NamedTuple):
+    """The loss of a batch and how much it counts, how many positions are right and of how many; its arrays."""
+
+    loss: float
+    counted: float
+    right: float
+    positions: float
+    arrays: tuple[np.ndarray, np.ndarray] | None  # for the trainer's metrics
 
 
 Arrays: TypeAlias = tuple[Any, Any] | tuple[Any, Any, Any]
@@ -313,14 +278,16 @@ class Trainer:
     model
         A layer (`sparsebp.nn.Layer`).
     loss
-        ``forward(prediction, target) -> (value, saved)``, a mean over the batch, and ``input_grad(saved)``.
+        ``forward(prediction, target) -> (value, saved)``, a mean over the batch, and ``input_grad(saved)``. What the
+        mean divides by is ``count(target)``; a loss without it divides by the number of samples. Everything that
+        averages (micro-batches, ranks, epochs, `evaluate`) weights means by these counts.
     optimizer
         ``begin()``, ``lr``, ``state_dict``, ``load_state_dict``, as `sparsebp.optim.Optimizer` has them; built on
         ``model.parameters()`` or a part of them. The others stay as they are. A layer without trained parameters, and
         none in front of it, computes no gradients.
     lr_scheduler
-        A schedule of `sparsebp.optim`, advanced after every step (`ReduceLROnPlateau`: after every epoch, with the
-        validation loss, else the training loss); a list is a `sparsebp.optim.ChainedScheduler`. None keeps the rate.
+        A schedule of `sparsebp.optim`, advanced after every step (`ReduceLROnPlateau`: after every epoch, with its
+        `monitor`); a list is a `sparsebp.optim.ChainedScheduler`. None keeps the rate.
     clip_norm
         Largest Euclidean norm of all trained gradients together; None does not clip.
     fusion
@@ -341,6 +308,11 @@ class Trainer:
         `checkpoint_dir` as ``schedule.csv`` for further runs.
     memory_ratio
         With ``"ooo"``: bound on the simulated peak of memory, as a multiple of the conventional schedule's.
+    metrics
+        Further numbers of the validation set and of `evaluate`: functions ``metric(prediction, target) -> float`` by
+        name, of the outputs and targets of *all* samples, concatenated, as NumPy arrays (so the whole set's outputs are
+        in memory). They are in the records of the history as ``validation_<name>``, and so in JSON lines, checkpoints
+        and progress; callbacks and `ReduceLROnPlateau` can monitor them.
     graph
         On a GPU, capture the step into a CUDA graph for each shape of batches, and replay it; each graph holds its own
         memory for a whole step. None and True capture what can be captured (dropout, lengths and scans over stored
@@ -419,6 +391,7 @@ class Trainer:
         accumulate: int = 1,
         schedule: str | os.PathLike[str] | Schedule = "conventional",
         memory_ratio: float = MEMORY_RATIO,
+        metrics: Mapping[str, Metric] | None = None,
         graph: bool | None = None,
         callbacks: Sequence[Callback] = (),
         checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -452,6 +425,7 @@ class Trainer:
         self._stale: str | None = None
         self.saved: int | None = None
         self.should_stop = self._validates = False
+        self.metrics, self._validation_batch = check_metrics(metrics), 100
         self._position: dict[str, int] = {}
         self._progress: tuple[Callback, ...] = ()
         if transport is None and (sharded or predictor is not None or note is not None):
@@ -488,6 +462,9 @@ class Trainer:
         lengths: Any = None,
         resume: bool = False,
         verbose: bool | None = None,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        validation_batch_size: int = 100,
     ) -> History:
         """Train for `epochs` epochs in all, and return the history.
 
@@ -514,12 +491,19 @@ class Trainer:
             Whether to show on standard error how far it is: a bar drawn by rich on a terminal, else (also without rich)
             one line an epoch. None: on a terminal, unless `callbacks` has a `ProgressBar`, or `JsonLines` on standard
             output, which show it themselves. On rank 0.
+        drop_last
+            Leave out an epoch's last batch if it is smaller than the others, as `torch.utils.data.DataLoader` does.
+        shuffle
+            Draw another order of the samples for every epoch. False: the order of the data set.
+        validation_batch_size
+            Samples of `validation` at a time; the numbers depend on it by rounding only.
 
         Raises
         ------
         NonFiniteError
-            A loss, gradient or parameter is NaN or infinite; the message names step and place. The last checkpoint
-            stays.
+            A loss, gradient or parameter is NaN or infinite; the message names step and place: if it is in the data,
+            row and column. Nothing counts in the loss of a step, or of the validation set: all is ignored, or the class
+            weights sum to 0. The last checkpoint stays.
         ScheduleError
             The schedule cannot run.
         OptionError, ShapeError, DTypeError
@@ -535,29 +519,40 @@ class Trainer:
             if self._runner is not None:
                 raise OptionError("This trainer is training already", expected="one fit at a time",
                                   got="fit within fit")  # fmt: skip
+            batches = {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle}
             training_set, held_out, shape, epochs = collective_call(
-                self.transport, lambda: self._asked(dataset, validation, lengths, epochs, batch_size, resume, verbose)
+                self.transport, lambda: self._asked(dataset, validation, lengths, epochs, batches, resume, verbose)
+            )
+            self._validation_batch = collective_call(
+                self.transport, lambda: check_integer("validation_batch_size", validation_batch_size, 1)
             )
             self._progress = progress_of(verbose, self.callbacks)
             if self.transport is not None:
-                agree(self, shape | {"epochs": epochs, "resume": resume, "validation samples": len(held_out or ())},
+                agree(self, shape | {"epochs": epochs, "resume": resume, "validation samples": len(held_out or ()),
+                      "validation_batch_size": validation_batch_size, "metrics": list(self.metrics)},
                       training_set, held_out)  # fmt: skip
             folder = self.checkpoint_dir if self._leads else None
             with run_folder(folder, resume=resume), training(self.model):
                 return self._fit(training_set, held_out, epochs, shape, resume)
 
     def _asked(
-        self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batch_size: Any, resume: Any, verbose: Any
-    ) -> tuple[Dataset, Dataset | None, dict[str, int], int]:
+        self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batches: dict[str, Any], resume: Any,
+        verbose: Any,
+    ) -> tuple[Dataset, Dataset | None, dict[str, int], int]:  # fmt: skip
         """Check the arguments of `fit`; return both data sets, the sizes of a batch and of the set, and the epochs."""
-        epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batch_size, 1)
+        epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batches["batch_size"], 1)
+        flags = {name: check_flag(name, batches[name]) for name in ("drop_last", "shuffle")}
         training_set = as_dataset(dataset, self.model, lengths)
         held_out = None if validation is None else as_dataset(validation, self.model)
         if check_flag("resume", resume) and self.checkpoint_dir is None:
             raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None)
         if verbose is not None:
             check_flag("verbose", verbose)
-        return training_set, held_out, {"batch_size": batch_size, "samples": len(training_set)}, epochs
+        shape = {"batch_size": batch_size, "samples": len(training_set), **flags}
+        if steps_of(shape) == 0:
+            raise OptionError("drop_last leaves no batch", expected=f"a batch_size up to {len(training_set)} samples",
+                              got=batch_size)  # fmt: skip
+        return training_set, held_out, shape, epochs
 
     def _fit(
         self, dataset: Dataset, validation: Dataset | None, epochs: int, shape: dict[str, int], resume: bool
@@ -569,9 +564,10 @@ class Trainer:
             self.history = History()
             self._check_parameters(0)
         epoch, batch = (0, 0) if resumed is None else resumed
-        steps = -(-shape["samples"] // shape["batch_size"])
+        steps = steps_of(shape)
         self.should_stop, self._validates = False, validation is not None
         collective_call(self.transport, self._introduce)
+        collective_call(self.transport, lambda: check_monitors(self))
         runner = self._runner = collective_call(self.transport, lambda: Runner(self))
         failed = True
         try:
@@ -604,10 +600,12 @@ class Trainer:
             self.should_stop = self.transport.broadcast(self.should_stop)
         return self.should_stop
 
-    def evaluate(
-        self, dataset: Dataset | Arrays, *, batch_size: int = 100, lengths: Any = None
-    ) -> tuple[float, float | None]:
+    def evaluate(self, dataset: Dataset | Arrays, *, batch_size: int = 100, lengths: Any = None) -> Evaluation:
         """Return the mean loss over `dataset` and, for class targets, the accuracy; all in evaluation mode.
+
+        The mean is the loss of all samples in one batch, up to rounding, whatever `batch_size`: every batch has the
+        weight of what counts in it (`sparsebp.nn.loss.Loss.count`). Accuracy leaves out positions that the loss
+        ignores. Outputs and targets of all samples are kept only if the trainer has `metrics`.
 
         Parameters
         ----------
@@ -616,37 +614,75 @@ class Trainer:
         batch_size
             Samples at a time.
 
+        Returns
+        -------
+        Evaluation
+            The tuple (loss, accuracy), with the attributes `loss`, `accuracy` and `metrics`. A loss that is not finite
+            although the data are comes with a `RuntimeWarning` that says where it arises.
+
         Raises
         ------
+        NonFiniteError
+            An input or target is NaN or infinite, and the loss with it: the message names row and column. Or nothing
+            counts in the loss of the whole set.
         OptionError, ShapeError, DTypeError
             As `fit`.
         """
         data = as_dataset(dataset, self.model, lengths)
-        return self._mean(self._scores(data, batch_size))
+        batch_size = check_integer("batch_size", batch_size, 1)
+        return self._whole(list(self._scores(data, batch_size, "the data set")), data)
 
-    def _evaluate(self, dataset: Dataset, batch_size: int = 100) -> tuple[float, float | None]:
+    def _evaluate(self, dataset: Dataset, batch_size: int) -> Evaluation:
         """Do as `evaluate`; the batches are dealt out to the ranks."""
+        rank, size = (0, 1) if self.transport is None else (self.transport.rank, self.transport.size)
+        own = list(self._scores(dataset, batch_size, "the validation set", rank, size))
         if self.transport is None:
-            return self.evaluate(dataset, batch_size=batch_size)
-        rank, size = self.transport.rank, self.transport.size
-        parts = self.transport.share(list(self._scores(dataset, batch_size, rank, size)))
-        batches = -(-len(dataset) // batch_size)
-        return self._mean(parts[number % size][number // size] for number in range(batches))
+            return self._whole(own, dataset)
+        parts, batches = self.transport.share(own), -(-len(dataset) // batch_size)
+        scores = [parts[number % size][number // size] for number in range(batches)]
+        whole = collective_call(self.transport, lambda: self._whole(scores, dataset) if self._leads else None)
+        found: Evaluation = self.transport.broadcast(whole)
+        return found
 
     def _scores(
-        self, data: Dataset, batch_size: int, first: int = 0, each: int = 1
-    ) -> Iterator[tuple[int, float, float]]:
-        """Yield the number of samples, the loss and the accuracy of every batch."""
-        for count, prediction, target in self._predictions(data, batch_size, first, each):
-            value, _ = self.loss.forward(prediction, target)
-            yield count, float(value), accuracy(prediction, target)
+        self, data: Dataset, batch_size: int, name: str, first: int = 0, each: int = 1
+    ) -> Iterator[_Scores]:  # fmt: skip
+        ignored = getattr(self.loss, "ignore_index", None)
+        for rows, batch, prediction in self._predictions(data, batch_size, first, each):
+            target = batch[1]
+            counted, value = count_of(self.loss, target), float(self.loss.forward(prediction, target)[0])
+            if counted == 0:
+                value = 0.0
+            elif not math.isfinite(value):
+                self._check_data(batch, Origin(rows, axis_of(data, self.model), name), prediction, value)
+            right, positions = _right(prediction, target, ignored) or (0, 0)
+            arrays = (backend.to_host(prediction).copy(), backend.to_host(target)) if self.metrics else None
+            yield _Scores(value, counted, float(right), float(positions), arrays)
 
-    @staticmethod
-    def _mean(scores: Iterable[tuple[int, float, float]]) -> tuple[float, float | None]:
-        total = correct = samples = 0.0
-        for count, value, right in scores:
-            total, correct, samples = total + value * count, correct + right * count, samples + count
-        return total / samples, None if math.isnan(correct) else correct / samples
+    def _check_data(self, batch: Batch, origin: Origin, prediction: Array, value: float) -> None:
+        """Raise an error if the data are why a loss is not finite, and warn if the model is."""
+        found = origin.of(batch)
+        if found:
+            raise NonFiniteError(f"The loss over {origin.name} is not finite", expected="finite inputs and targets",
+                                 got=f"{value}; {found}", remedy=CLEAN)  # fmt: skip
+        warnings.warn(f"The loss over {origin.name} is {value}: {cause(self.model, batch, prediction)}", RuntimeWarning,
+                      stacklevel=2)  # fmt: skip
+
+    def _whole(self, scores: Sequence[_Scores], data: Dataset) -> Evaluation:
+        """Return the numbers of a set from those of its batches."""
+        counted, positions = (math.fsum(getattr(one, name) for one in scores) for name in ("counted", "positions"))
+        if counted == 0:
+            parts = np.array_split(np.arange(len(data)), -(-len(data) // 100))
+            targets = [batch_of(data, part, self.model)[1] for part in parts]
+            raise uncounted_error(self.loss, targets, "over the whole set")
+        loss = sum(one.loss * one.counted for one in scores) / counted
+        right = sum(one.right for one in scores)
+        metrics: dict[str, float] = {}
+        if self.metrics:
+            predictions, targets = zip(*(one.arrays for one in scores if one.arrays), strict=True)
+            whole = joined(predictions), joined(targets)
+            metrics = {name: measured(name, metric, *whole) for name, metric in self.metrics.items()}
+        return Evaluation(loss, right / positions if positions else None, metrics)
 
     def predict(self, x: Any, *, batch_size: int = 100, lengths: Any = None) -> Array:
         """Return the model's outputs for all samples, in evaluation mode, which leaves the model as it was.
@@ -673,19 +709,28 @@ class Trainer:
         samples = np.shape(x)[0] if np.ndim(x) else 1
         data = as_dataset((x, np.zeros(samples, np.int64)), self.model, lengths)
         xp = backend.namespace(data.inputs)  # type: ignore[attr-defined]
-        parts = []
-        for count, prediction, _ in self._predictions(data, batch_size):
-            if prediction.ndim == 0 or len(prediction) != count:
-                raise ShapeError("The model's output has not one row a sample", expected=f"({count}, ...)",
+        parts, wrong = [], ""
+        for rows, batch, prediction in self._predictions(data, check_integer("batch_size", batch_size, 1)):
+            if prediction.ndim == 0 or len(prediction) != len(rows):
+                raise ShapeError("The model's output has not one row a sample", expected=f"({len(rows)}, ...)",
                                  got=prediction.shape, remedy="Put the samples first")  # fmt: skip
+            wrong = wrong or self._unpredicted(batch, Origin(rows, axis_of(data, self.model), "x"), prediction)
             parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
+        if wrong:
+            warnings.warn(f"Predictions are not finite: {wrong}", RuntimeWarning, stacklevel=2)
         return xp.concatenate(parts)
+
+    def _unpredicted(self, batch: Batch, origin: Origin, prediction: Array) -> str:
+        """Say why a prediction is not finite, if it is not; an infinity of finite inputs may be meant."""
+        if not nonfinite({"prediction": prediction}):
+            return ""
+        unknown = bool(backend.namespace(prediction).isnan(prediction).any())  # synchronize!
+        return origin.of(batch) or (cause(self.model, batch, prediction) if unknown else "")
 
     def _predictions(
         self, dataset: Dataset, batch_size: int, first: int = 0, each: int = 1
-    ) -> Iterator[tuple[int, Array, Array]]:
-        """Yield the samples, output and target of the batches `first`, `first + each`, …, in evaluation mode."""
-        batch_size = check_integer("batch_size", batch_size, 1)
+    ) -> Iterator[tuple[np.ndarray, Batch, Array]]:
+        """Yield the rows of the batches `first`, `first + each`, …, the batches, and outputs in evaluation mode."""
         self._flush()
         with evaluation(self.model):
             for start in range(first * batch_size, len(dataset), each * batch_size):
@@ -693,32 +738,35 @@ class Trainer:
                 batch = batch_of(dataset, indices, self.model)
                 with inference_mode():
                     prediction, _ = forward_of(self.model, batch[0], **options_of(batch))
-                yield len(indices), prediction, batch[1]
+                yield indices, batch, prediction
 
     def _run_epoch(
         self, runner: Runner, dataset: Dataset, validation: Dataset | None, epoch: int, first: int,
         shape: dict[str, int],
     ) -> EpochRecord:  # fmt: skip
-        size = shape["batch_size"]
-        order = epoch_order(len(dataset), seed=self.seed, epoch=epoch)
-        steps = -(-len(dataset) // size)
+        size, steps = shape["batch_size"], steps_of(shape)
+        order = np.arange(len(dataset))
+        if shape["shuffle"]:
+            order = epoch_order(len(dataset), seed=self.seed, epoch=epoch)
+        axis = axis_of(dataset, self.model)
         for batch in range(first, steps):
             indices = order[batch * size : (batch + 1) * size]
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
             if reads_model(dataset):
                 self._flush(wait=False)
             own: Any = runner.executor.own  # on a rank of replicas, its share of a micro-batch
-            runner.step([share_of(dataset, part, own(part), self.model) for part in parts], epoch, len(indices))
+            batches = [share_of(dataset, part, own(part), self.model) for part in parts]
+            runner.step(batches, epoch, len(indices), [Origin(own(part), axis) for part in parts])
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and batch + 1 < steps:
                 self._save(epoch, batch + 1, shape)
         self._check_parameters(epoch)
         if self.transport is not None:
             self.history.seconds[-steps:] = self.transport.broadcast(self.history.seconds[-steps:])  # rank 0's
-        result = None if validation is None else self._evaluate(validation)
+        result = None if validation is None else self._evaluate(validation, self._validation_batch)
         record = self.history.end_epoch(epoch, steps, result)
         if isinstance(self.lr_scheduler, ChainedScheduler) or getattr(self.lr_scheduler, "needs_metric", False):
-            self.lr_scheduler.step(record.train_loss if result is None else result[0])
+            self.lr_scheduler.step(metric_of(self.lr_scheduler, record.to_json()))
         self._save(epoch + 1, 0, shape)
         self._tell("epoch", record)
         return record

@@ -1,5 +1,7 @@
 """A value that is not finite stops the run with its step and name; the last good checkpoint stays."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,8 @@ from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.data import ArrayDataset
-from sparsebp.train import Callback, Trainer, load_checkpoint
-from sparsebp.train.trainer import loss_error, nonfinite
+from sparsebp.train import Callback, EarlyStopping, ModelCheckpoint, Trainer, load_checkpoint
+from sparsebp.train.nonfinite import Origin, loss_error, nonfinite
 from train import tiny
 
 
@@ -63,15 +65,15 @@ def test_a_gradient_that_is_not_finite(tmp_path):
 def test_a_batch_that_is_not_finite():
     data = tiny.dataset()
     data.inputs[4, 2, 1] = np.nan
-    with pytest.raises(NonFiniteError, match="batch's input"):
+    with pytest.raises(NonFiniteError, match=r"NaN in the batch's input: row 4 of the data set, at \(2, 1\)\. Leave such"):
         tiny.trainer().fit(data, epochs=1, batch_size=4)
 
 
 @pytest.mark.parametrize(
     ("x", "target", "prediction", "where"),
     [
-        (1.0, np.nan, 1.0, "NaN or infinity in the batch's target"),
-        (np.inf, 1.0, np.nan, "NaN or infinity in the batch's input"),
+        (1.0, np.nan, 1.0, "NaN in the batch's target: row 7 of the data set"),
+        (np.inf, 1.0, np.nan, "infinity in the batch's input: row 7 of the data set"),
         (1.0, 1.0, np.nan, "NaN or infinity in the output of the model, with finite parameters"),
         (1.0, 1.0, 3e38, "the model's output is finite, the loss overflows (largest output 3e+38)"),
     ],
@@ -81,25 +83,173 @@ def test_where_a_loss_that_is_not_finite_comes_from(x, target, prediction, where
         def parameters(self):
             return {"w": np.ones(2)}
 
-    arrays = [np.array([1, value], np.float32) for value in (x, target, prediction)]
-    error = loss_error(7, 2, float("inf"), Model(), *arrays, "There is no checkpoint.")
+    x, target, prediction = (np.array([1, value], np.float32) for value in (x, target, prediction))
+    origin = Origin(np.array([3, 7]))
+    error = loss_error(7, 2, float("inf"), Model(), (x, target), prediction, origin, "There is no checkpoint.")
     assert error.got == f"inf; {where}" and "step 7" in str(error)
 
 
+class Masked:
+    """The mean over the targets that are not negative."""
+
+    def forward(self, prediction, target):
+        valid = target[:, None] >= 0
+        return float((prediction * valid).sum() / valid.sum()) if valid.any() else np.nan, valid / valid.sum()
+
+    def input_grad(self, saved):
+        return np.broadcast_to(saved, (len(saved), 3)).astype(np.float32)
+
+    def count(self, target):
+        return (target >= 0).sum()
+
+
+ABSENT = np.array([1, 1, 0], np.float32)
+
+
+@pytest.mark.parametrize(("loss", "targets", "said"), [
+    (nn.CrossEntropyLoss(ignore_index=2), [2] * 8, r"ignore_index=2 at all \d+ positions\. Leave such samples out"),
+    (nn.NLLLoss(weight=ABSENT), [2] * 8, r"class weights that sum to 0: there are only the classes 2\. Give these"),
+    (Masked(), [-1] * 8, r"Masked\.count returns 0"),
+], ids=["ignored", "weights", "own"])  # fmt: skip
 @pytest.mark.parametrize("schedule", [None, "1f1b", "data-parallel"])
-def test_a_part_that_the_loss_ignores_is_named(schedule):
+def test_a_step_in_which_nothing_counts_is_named(schedule, loss, targets, said):
     """The mean over nothing is NaN: a rate that is too large is not to blame."""
-    targets = np.array([0, 1, 2, 2, 0, 1, 2, 2])
 
     def run(transport):
         layers = [nn.Linear(3, 4, rng=0), nn.Tanh(), nn.Linear(4, 3, rng=1)]
         model, options = nn.Sequential(*layers), {} if schedule is None else {"schedule": schedule}
-        loss, optimizer = nn.CrossEntropyLoss(ignore_index=2), optim.SGD(model.parameters(), lr=0.1)
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
         trainer = Trainer(model, loss, optimizer, accumulate=4, transport=transport, rng=0, **options)
-        trainer.fit((np.ones((8, 3), np.float32), targets), epochs=1, batch_size=8)
+        trainer.fit((np.ones((8, 3), np.float32), np.array(targets)), epochs=1, batch_size=8)
 
-    with pytest.raises(NonFiniteError, match=r"ignores a whole batch.*step 0 .*ignore_index=2 at all"):
+    with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=rf"Nothing counts in the loss at step 0.*{said}"):
         run(None) if schedule is None else run_ranks(2, run)
+
+
+def test_a_set_in_which_nothing_counts_is_named():
+    model = nn.Linear(3, 4, rng=0)
+    trainer = Trainer(model, nn.CrossEntropyLoss(ignore_index=2), optim.SGD(model.parameters(), lr=0.1), rng=0)
+    x = np.ones((7, 3), np.float32)
+    for call in (
+        lambda: trainer.evaluate((x, np.full(7, 2)), batch_size=3),
+        lambda: trainer.fit((x, np.zeros(7, int)), epochs=1, batch_size=7, validation=(x, np.full(7, 2))),
+    ):
+        with pytest.raises(NonFiniteError, match=r"over the whole set.*ignore_index=2 at all 7 positions"):
+            call()
+
+
+# ---- data that are not finite ----------------------------------------------------------------------------------------
+
+
+def regression(callbacks=(), lr=0.1, **options):
+    model = nn.Sequential(nn.Linear(4, 3, rng=0, dtype=float), nn.ReLU(), nn.Linear(3, 2, rng=1, dtype=float))
+    optimizer = optim.SGD(model.parameters(), lr=lr)
+    return Trainer(model, nn.MSELoss(), optimizer, callbacks=callbacks, rng=0, **options)
+
+
+def arrays(samples=20, *, x=(), target=(), value=np.nan):
+    """Return inputs and targets with a value at some places."""
+    g = np.random.default_rng(0)
+    parts = g.standard_normal((samples, 4)), g.standard_normal((samples, 2))
+    for part, places in zip(parts, (x, target), strict=True):
+        for place in places:
+            part[place] = value
+    return parts
+
+
+ROW = r"row 17 of the data set, column 1\. Leave such rows out, or fill in the missing values"
+
+
+@pytest.mark.parametrize("schedule", [None, "data-parallel", "1f1b"])
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"x": [(17, 1)]}, f"NaN in the batch's input: {ROW}"),
+    ({"target": [(17, 1)], "value": np.inf}, f"infinity in the batch's target: {ROW}"),
+])  # fmt: skip
+def test_training_data_that_are_not_finite_are_named(schedule, wrong, said):
+    def run(transport):
+        options = {} if schedule is None else {"schedule": schedule, "transport": transport}
+        regression(accumulate=2, **options).fit(arrays(**wrong), epochs=1, batch_size=6)
+
+    with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=said):
+        run(None) if schedule is None else run_ranks(2, run)
+
+
+def test_data_that_only_the_gradient_shows_are_named():
+    """A ReLU that is off hides an infinity from the loss, not from the weights' gradient."""
+    data = arrays(x=[(17, 1)], value=-np.inf)
+    trainer = regression()
+    trainer.model.parameters()["0.weight"][...] = 1  # all of row 17 is off
+    with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=f"gradient is not finite.*input: {ROW}"):
+        trainer.fit(data, epochs=1, batch_size=6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"x": [(11, 3), (12, 0)]}, "input: row 11 of the validation set, column 3, and in 1 more row of the batch"),
+    ({"target": [(11, 0)]}, "target: row 11 of the validation set, column 0"),
+])  # fmt: skip
+def test_validation_data_that_are_not_finite_are_named(ranks, wrong, said):
+    def run(transport):
+        options = {} if ranks == 1 else {"schedule": "data-parallel", "transport": transport}
+        given = {"validation": arrays(**wrong), "validation_batch_size": 5}
+        regression(**options).fit(arrays(), epochs=1, batch_size=20, **given)
+
+    with pytest.raises(NonFiniteError, match=rf"loss over the validation set is not finite.*{said}.*Leave such"):
+        run(None) if ranks == 1 else run_ranks(2, run)
+    if ranks == 1:
+        with pytest.raises(NonFiniteError, match=said.replace("validation", "data")):
+            regression().evaluate(arrays(**wrong))
+
+
+def test_predictions_that_are_not_finite_are_told():
+    trainer, (x, _) = regression(), arrays(x=[(13, 2)])
+    with pytest.warns(RuntimeWarning, match="not finite: NaN in the batch's input: row 13 of x, column 2$"):
+        y = trainer.predict(x, batch_size=6)
+    assert np.isfinite(np.delete(y, 13, 0)).all() and np.isnan(y[13]).all()
+    trainer.model.parameters()["2.bias"][0] = np.nan
+    with pytest.warns(RuntimeWarning, match=r"not finite: NaN or infinity in the parameters 2\.bias"):
+        trainer.predict(arrays()[0])
+    trainer.model.parameters()["2.bias"][0] = -np.inf  # the logarithm of a probability of 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isneginf(trainer.predict(arrays()[0])[:, 0]).all()
+
+
+def test_a_model_that_overflows_in_evaluation_is_told():
+    """The data are finite: `fit` goes on, and says where finiteness is lost."""
+    norm = nn.BatchNorm1d(2, dtype=float)
+    trainer = regression()
+    trainer.model = nn.Sequential(trainer.model, norm)
+    trainer.optimizer = optim.SGD(trainer.model.parameters(), lr=1e-3)
+    norm.buffers["running_mean"][0] = np.inf
+    with pytest.warns(RuntimeWarning, match="loss over the validation set is inf: .* output of 1, with finite param"):
+        trainer.fit(arrays(), epochs=1, batch_size=20, validation=arrays())
+
+
+@pytest.mark.parametrize("values", [[np.nan] * 4, [1.0, np.nan, np.nan, np.nan], [np.nan, 2.0, 1.0, np.nan]])
+def test_epochs_without_a_number_are_told(tmp_path, values):
+    """They are no improvement; what is restored or written is the best of the others, or nothing, with a word."""
+
+    class Moves(Callback):
+        def on_epoch(self, record):
+            self.trainer.model.parameters()["2.bias"][...] = record.epoch
+
+        def set_trainer(self, trainer):
+            self.trainer = trainer
+
+    given, best = iter(values), int(np.nanargmin(values)) if np.isfinite(values).any() else None
+    stopping = EarlyStopping("validation_own", patience=9, mode="min", restore_best=True)
+    kept = ModelCheckpoint(tmp_path / "kept", "validation_own", mode="min", save_best_only=True)
+    trainer = regression([Moves(), stopping, kept], lr=1e-300, metrics={"own": lambda y, t: next(given)})
+    with pytest.warns(RuntimeWarning) as told:
+        trainer.fit(arrays(), epochs=4, batch_size=20, validation=arrays())
+    said = " ".join(str(one.message) for one in told)
+    for epoch, value in enumerate(values):
+        assert (f"validation_own of epoch {epoch + 1} is NaN" in said) == np.isnan(value)
+    assert ("No epoch had a finite validation_own: no weights are restored" in said) == (best is None)
+    assert ("No epoch had a finite validation_own: no checkpoint has been written" in said) == (best is None)
+    assert (trainer.model.parameters()["2.bias"] == (3 if best is None else best)).all()
+    assert (tmp_path / "kept").exists() == (best is not None)
 
 
 def test_a_model_that_starts_spoilt():
