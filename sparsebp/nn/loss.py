@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import math
 from math import prod
 from types import ModuleType
@@ -133,6 +134,16 @@ def count_of(loss: Any, target: Array, *, on_device: bool = False) -> Any:
     count = count or getattr(loss, "count", None)
     found = len(target) if count is None else count(target)
     return found if on_device and not isinstance(found, int | float | np.generic) else float(found)
+
+
+def summed(loss: Any) -> Any:
+    """Return a loss with weights of classes as a sum; None for another loss, whose parts are averaged."""
+    # Label smoothing gives a loss to classes of weight 0: the mean over some that have only those is infinite.
+    if type(loss) not in (CrossEntropyLoss, NLLLoss) or loss._weight is None:
+        return None
+    summing = copy.copy(loss)
+    summing.reduction = "sum"
+    return summing
 
 
 class ElementwiseLoss(Loss):

@@ -19,7 +19,7 @@ from sparsebp.core.locks import cached_property
 from sparsebp.core.shortcuts import belongs, forward_of
 from sparsebp.nn import norm
 from sparsebp.nn.gradients import Gradients, gradients_of
-from sparsebp.nn.loss import check_mean, count_of
+from sparsebp.nn.loss import check_mean, count_of, summed
 from sparsebp.nn.sequential import taking_lengths
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums, squared_norms, total_norm
 from sparsebp.schedule import Kind
@@ -211,8 +211,7 @@ class DeferredMetrics:
                 counts[m] = next(numbers)
             step.weigh(counts, sum(counts))
         for m, share in enumerate(step.shares):
-            if step.counted == 0 or share == 0:  # 0 / 0
-                step.values[m] = 0.0 if step.counted else math.nan
+            step.values[m] = _known(step.values[m], share, step.counted)
         for names, _ in self.sums:
             step.squares.update((name, next(numbers)) for name in names)
 
@@ -221,13 +220,14 @@ class Step:
     """The state of one training step: activations, gradients, the update, and its metrics."""
 
     # tag: Any value of the caller's choice.
-    # shares, counted: The share that each micro-batch has of what the loss of the whole step divides by, and that; see
-    # `Actions.share`. On a GPU they may be arrays until the host has read the step's numbers.
+    # shares: What each micro-batch's loss is multiplied by in the step's: of a mean, the share of what it divides by.
+    # counted: What the step's loss divides by. On a GPU these may be arrays until the host has read the step's numbers.
+    # sums: Whether the micro-batches' losses are sums, not means.
     # options: Arguments of the forwards in addition to the input, for every micro-batch: lengths, or nothing.
     # saved, shapes: The saved state of each stage's forward, and its input's shape, until the gradient arrives.
     # for_input, for_weights: From then on the stage's `Gradients`, for I and for W.
     # values, predictions: Loss and output of every micro-batch; a replayed step does not keep the output. The loss is 0
-    # where nothing counts.
+    # where nothing counts, and NaN if nothing does in the whole step.
     # scores: The `Watch`'s score of every micro-batch, and how much it counts; None until there is one.
     # grads, own: Gradients by the name of the parameter, until they are used; and the names of those that are sums made
     # in this step, which may be added to in place.
@@ -244,13 +244,14 @@ class Step:
 
     __slots__ = ("aborted", "batches", "counted", "events", "flow", "for_input", "for_weights", "grads", "held",
                  "later", "marks", "options", "outbox", "own", "packed", "predictions", "resumed", "saved", "scores",
-                 "shapes", "shares", "squares", "tag", "update", "uses", "values")  # fmt: skip
+                 "shapes", "shares", "squares", "sums", "tag", "update", "uses", "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
         count = len(batches)
         self.batches, self.tag = batches, tag
         self.shares: list[Any] = []
         self.counted: Any = math.nan
+        self.sums = False
         self.flow: list[Any] = [batch[0] for batch in batches]
         self.options = [options_of(batch) for batch in batches]
         self.values = [math.nan] * count
@@ -287,12 +288,12 @@ class Step:
     def weigh(self, counts: Sequence[Any], total: Any) -> None:
         """Write down the shares of micro-batches that count so much, of `total` in the whole step."""
         self.counted = total
-        if len(counts) == 1 and counts[0] is total:
-            self.shares = [1.0]
-        elif hasattr(total, "ndim"):
+        if self.sums:
+            counts = [1.0] * len(counts)
+        if hasattr(total, "ndim") or total:
             self.shares = [count / total for count in counts]
-        else:  # where nothing counts, the loss is NaN anyway
-            self.shares = [count / total if total else 1 / len(counts) for count in counts]
+        else:
+            self.shares = [math.nan] * len(counts)
 
     def norm(self, names: Sequence[str]) -> float:
         """Return the Euclidean norm of all gradients before clipping, summed in the order of `names`."""
@@ -363,6 +364,7 @@ class Actions:
     def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> None:
         check_mean(loss)
         self.stages, self.loss, self.optimizer = stages, loss, optimizer
+        self.summed = summed(loss)  # for a part of a step
         self.clip_norm, self.watch = clip_norm, watch
         self.names: Sequence[str] = stages.names
         """The parameters whose gradients are computed on this rank."""
@@ -409,7 +411,11 @@ class Actions:
     def share(self, step: Step) -> None:
         """Find the share that each micro-batch has of the step's loss: its mean weights their means by it."""
         counts = self.counts(step.batches, deferred=step.later is not None)
-        step.weigh(counts, counts[0] if len(counts) == 1 else sum(counts))
+        if len(counts) == 1:
+            step.counted, step.shares = counts[0], [1.0]
+        else:
+            step.sums = self.summed is not None
+            step.weigh(counts, sum(counts))
         if step.later is not None and hasattr(step.counted, "ndim"):
             step.later.counts = dict(enumerate(counts))
 
@@ -425,17 +431,17 @@ class Actions:
                 self.share(step)
             prediction, step.flow[m] = step.flow[m], None
             step.predictions[m] = prediction
+            target, measure = step.batches[m][1], self.summed if step.sums else loss
             if step.later is None:
-                value, saved = loss.forward(prediction, step.batches[m][1])
-                step.values[m] = float(value) if step.shares[m] else 0.0  # synchronize!
+                value, saved = measure.forward(prediction, target)
+                step.values[m] = _known(float(value), step.shares[m], step.counted)  # synchronize!
                 self.watch.loss(step, m, step.values[m])
             else:
-                target = step.batches[m][1]
-                step.later.losses[m], saved = loss.on_device(prediction, target)
+                step.later.losses[m], saved = measure.on_device(prediction, target)
                 score = self.watch.score(prediction, target)
                 if score is not None:
                     step.later.scores[m] = score
-            gy = _scaled(loss.input_grad(saved), step.shares[m])
+            gy = _scaled(measure.input_grad(saved), step.shares[m])
             place(step, m, len(self.stages) - 1, gy)
             if m == count - 1 and step.update is None:
                 step.update = self.optimizer.begin()
@@ -639,11 +645,18 @@ class Actions:
             self.watch.gradients(step, grads)
 
 
+def _known(value: float, share: float, counted: float) -> float:
+    """Return the loss of a micro-batch, which may be 0 / 0."""
+    if counted == 0:
+        return math.nan
+    return 0.0 if share == 0 else value
+
+
 def _scaled(gy: Array, share: Any) -> Array:
     """Return a gradient times its micro-batch's share; 0 where nothing counts, as the gradient of 0 / 0 may be NaN."""
     xp = backend.namespace(gy)
     if hasattr(share, "ndim"):
-        return xp.where(share > 0, gy * share.astype(gy.dtype), gy.dtype.type(0))
+        return xp.where(share != 0, gy * share.astype(gy.dtype), gy.dtype.type(0))
     if share == 1:
         return gy
     return gy * gy.dtype.type(share) if share else xp.zeros_like(gy)

@@ -225,7 +225,7 @@ class Totals:
         for m in there:
             share = step.shares[m]
             if hasattr(share, "ndim"):
-                sums[0] += xp.where(share > 0, share * values[m], 0)
+                sums[0] += xp.where(share != 0, share * values[m], 0)
             elif share:
                 sums[0] += share * values[m]
             if scores.get(m) is not None:
@@ -242,7 +242,7 @@ class Totals:
         handle, sums = told
         handle.wait()
         count = len(step.batches)
-        step.shares, step.scores = [1.0] + [0.0] * (count - 1), [(0.0, 0.0)] * count
+        step.shares, step.scores, step.sums = [1.0] + [0.0] * (count - 1), [(0.0, 0.0)] * count, False
         if step.later is not None:
             step.later.losses, step.later.scores = dict.fromkeys(range(count), sums[0]), {0: (sums[1], sums[2])}
             step.later.counts = {0: step.counted} if hasattr(step.counted, "ndim") else {}
@@ -293,6 +293,7 @@ class ReplicaActions(Actions):
 
     def share(self, step: Step) -> None:
         """Find the shares of the micro-batches, of all that counts on all ranks."""
+        step.sums = self.summed is not None
         self.totals.share(step)
 
     def _drawing(self, number: int, m: int, run: Run) -> Run:

@@ -611,7 +611,7 @@ class Graphs:
             recorded.update.write()
             found.recorder.replay()
             step.later, step.packed, step.predictions = recorded.later, recorded.packed, recorded.predictions
-            step.shares, step.counted = recorded.shares, recorded.counted
+            step.shares, step.counted, step.sums = recorded.shares, recorded.counted, recorded.sums
             return step
         step.update = self._actions.optimizer.begin_on_device()
         step.update.write()

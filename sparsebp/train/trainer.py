@@ -21,7 +21,7 @@ from sparsebp.core.files import kept_path
 from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.nn.layer import inference_mode
-from sparsebp.nn.loss import DEFAULT_IGNORED, count_of
+from sparsebp.nn.loss import DEFAULT_IGNORED, count_of, summed
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler, metric_of, reads_model
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, check_live, options_of, trained_parameters
@@ -257,9 +257,9 @@ def _right(prediction: Array, target: Array, ignored: int | None) -> tuple[Array
 
 
 class _Scores(NamedTuple):
-    """The loss of a batch and how much it counts, how many positions are right and of how many; its arrays."""
+    """The sum of a batch's losses and what their mean divides by, how many positions are right, of how many; arrays."""
 
-    loss: float
+    total: float
     counted: float
     right: float
     positions: float
@@ -649,15 +649,14 @@ class Trainer:
     ) -> Iterator[_Scores]:  # fmt: skip
         ignored = getattr(self.loss, "ignore_index", None)
         for rows, batch, prediction in self._predictions(data, batch_size, first, each):
-            target = batch[1]
-            counted, value = count_of(self.loss, target), float(self.loss.forward(prediction, target)[0])
-            if counted == 0:
-                value = 0.0
-            elif not math.isfinite(value):
-                self._check_data(batch, Origin(rows, axis_of(data, self.model), name), prediction, value)
+            target, sums = batch[1], summed(self.loss)
+            counted, value = count_of(self.loss, target), float((sums or self.loss).forward(prediction, target)[0])
+            total = value if sums is not None else value * counted if counted else 0.0
+            if not math.isfinite(total):
+                self._check_data(batch, Origin(rows, axis_of(data, self.model), name), prediction, total)
             right, positions = _right(prediction, target, ignored) or (0, 0)
             arrays = (backend.to_host(prediction).copy(), backend.to_host(target)) if self.metrics else None
-            yield _Scores(value, counted, float(right), float(positions), arrays)
+            yield _Scores(total, counted, float(right), float(positions), arrays)
 
     def _check_data(self, batch: Batch, origin: Origin, prediction: Array, value: float) -> None:
         """Raise an error if the data are why a loss is not finite, and warn if the model is."""
@@ -675,7 +674,7 @@ class Trainer:
             parts = np.array_split(np.arange(len(data)), -(-len(data) // 100))
             targets = [batch_of(data, part, self.model)[1] for part in parts]
             raise uncounted_error(self.loss, targets, "over the whole set")
-        loss = sum(one.loss * one.counted for one in scores) / counted
+        loss = sum(one.total for one in scores) / counted
         right = sum(one.right for one in scores)
         metrics: dict[str, float] = {}
         if self.metrics:
