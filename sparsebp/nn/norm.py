@@ -85,7 +85,9 @@ class BatchNorm2d(Layer):
         """
         return self.forward_between(x, None)
 
-    def forward_between(self, x: Array, limits: tuple[float, float] | None) -> tuple[Array, BatchNormSaved]:
+    def forward_between(
+        self, x: Array, limits: tuple[float, float] | None, shown: tuple[int, ...] | None = None
+    ) -> tuple[Array, BatchNormSaved]:
         """Return the normalised x between `limits`, in the same pass over memory, and the saved value of `forward`."""
         like = self.params.get("weight", self.buffers.get("running_mean"))
         dtype = None if like is None else like.dtype
@@ -99,8 +101,9 @@ class BatchNorm2d(Layer):
             count = x.shape[0] * x.shape[2] * x.shape[3]
             if count < (2 if self.training else 1):
                 raise ShapeError("The batch has too few values for its statistics",
-                                 expected="2 or more a channel", got=x.shape,
-                                 remedy="Pass a larger batch, or call eval()")  # fmt: skip
+                                 expected="2 or more a channel", got=shown or x.shape,
+                                 remedy="Pass a larger batch (fit(..., drop_last=True) leaves out a smaller last one),"
+                                 " or call eval()")  # fmt: skip
             mean, var, scale = (xp.empty(self.num_features, x.dtype) for _ in range(3))
             y = backend.empty(xp, x.shape, x.dtype)
             weight, bias = self.params.get("weight"), self.params.get("bias")
@@ -263,7 +266,8 @@ class BatchNorm1d(BatchNorm2d):
         if x.ndim not in (2, 3):
             raise ShapeError("x has the wrong number of axes", expected=f"(B, {self.num_features}[, L])", got=x.shape,
                              remedy="Use BatchNorm2d for images")  # fmt: skip
-        y, saved = super().forward(_image(x))
+        check_input(x, shape=(None, self.num_features, None)[: x.ndim])
+        y, saved = self.forward_between(_image(x), None, x.shape)
         return y.reshape(x.shape), BatchNorm1dSaved(saved, x.shape)
 
     def input_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> Array:  # type: ignore[override]

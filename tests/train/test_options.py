@@ -48,7 +48,8 @@ def test_options_that_exclude_each_other(options, remedy):
 @pytest.mark.parametrize(
     ("name", "values"),
     [("epochs", [-1, 1.5, "3", True, None, math.nan]), ("batch_size", [0, 1.5, "3", True, None, [2]]),
-     ("resume", ["False", 1, None])],
+     ("resume", ["False", 1, None]), ("drop_last", ["False", 1, None]), ("shuffle", ["False", 0, None]),
+     ("validation_batch_size", [0, 1.5, "3", True, None])],
 )  # fmt: skip
 def test_arguments_of_fit(name, values):
     made = trainer()

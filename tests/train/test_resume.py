@@ -12,7 +12,7 @@ import pytest
 import orders
 from sparsebp import nn, optim
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
-from sparsebp.train import Trainer, load_checkpoint
+from sparsebp.train import Checkpoint, Trainer, load_checkpoint, save_checkpoint
 from train import tiny
 
 SCRIPT = Path(__file__).with_name("tiny.py")
@@ -106,18 +106,35 @@ def test_a_new_run_keeps_the_checkpoint_of_the_last(tmp_path):
         ({"inputs": 3}, {}, "head.weight"),
         ({}, {"batch_size": 5}, "batch_size"),
         ({}, {"samples": 31}, "samples"),
+        ({}, {"drop_last": True}, "drop_last"),
+        ({}, {"shuffle": False}, "shuffle"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, options, fit_options, words):
     fit(tmp_path, epochs=1)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
-    data = tiny.dataset(fit_options.get("samples", 30))
+    fit_options = {"samples": 30, "batch_size": 4} | fit_options
+    data = tiny.dataset(fit_options.pop("samples"))
     with pytest.raises(FileFormatError, match=words) as caught:
-        tiny.trainer(tmp_path, **options).fit(data, epochs=2, batch_size=fit_options.get("batch_size", 4), resume=True)
+        tiny.trainer(tmp_path, **options).fit(data, epochs=2, resume=True, **fit_options)
     assert caught.value.expected is not None
     assert caught.value.got is not None
     assert caught.value.remedy
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("step", [3, 8])
+def test_a_checkpoint_from_before_batches_had_options(tmp_path, uninterrupted, step):
+    """Its batches were shuffled, the last one was kept, and samples were what counts."""
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, callbacks=[orders.Stop(step)])
+    path = tmp_path / "checkpoint.safetensors"
+    now = load_checkpoint(path)
+    tensors = {name: array for name, array in now.tensors.items() if not name.endswith("_weight")}
+    position = {name: value for name, value in now.state["position"].items() if name not in ("drop_last", "shuffle")}
+    assert len(tensors) == len(now.tensors) - 2 and len(position) == len(now.state["position"]) - 2
+    save_checkpoint(path, Checkpoint(tensors, {**now.state, "position": position}))
+    assert_same_run(*fit(tmp_path, resume=True), uninterrupted)
 
 
 def test_resume_needs_a_folder():

@@ -1,9 +1,15 @@
 """The training loop: order of samples, clipping, callbacks, evaluation, bad input."""
 
+import re
+
 import numpy as np
 import pytest
 
+import orders
 from sparsebp import nn, optim
+from sparsebp.comm.threads import run_ranks
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.data import ArrayDataset
 from sparsebp.train import Callback, Trainer
 from train import tiny
 
@@ -90,6 +96,71 @@ def test_accuracy_of_classes_at_every_place(length):
     found = float((trainer.predict(x).argmax(axis=1) == target).mean())
     assert history.epochs[-1].validation_accuracy == pytest.approx(found)
     assert trainer.evaluate((x, target))[1] == pytest.approx(found)
+
+
+class Asked:
+    """A data set that keeps the rows that it was asked for."""
+
+    reads_model = False
+
+    def __init__(self, samples):
+        self.rows, self.inner = [], tiny.dataset(samples)
+
+    def __len__(self):
+        return len(self.inner)
+
+    def batch(self, indices):
+        self.rows.append(indices.tolist())
+        return self.inner.batch(indices)
+
+
+def test_batches_in_order_of_one_size_and_those_of_a_validation():
+    data, held_out = Asked(11), Asked(7)
+    options = {"validation": held_out, "validation_batch_size": 3, "shuffle": False, "drop_last": True}
+    history = tiny.trainer().fit(data, epochs=2, batch_size=4, **options)
+    assert data.rows == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2 and history.samples == [4] * 4
+    assert held_out.rows == [[0, 1, 2], [3, 4, 5], [6]] * 2
+    shuffled = Asked(11)
+    history = tiny.trainer().fit(shuffled, epochs=2, batch_size=4, drop_last=True)
+    assert [len(rows) for rows in shuffled.rows] == history.samples == [4] * 4
+    assert shuffled.rows[:2] != shuffled.rows[2:]
+    whole = Asked(11)
+    tiny.trainer().fit(whole, epochs=2, batch_size=4)
+    assert [rows for rows in whole.rows if len(rows) == 4] == shuffled.rows
+    with pytest.raises(OptionError, match="drop_last leaves no batch"):
+        tiny.trainer().fit(data, epochs=1, batch_size=12, drop_last=True)
+
+
+def test_batches_of_one_size_on_ranks_and_of_a_stopped_run(tmp_path):
+    """The same steps, however they are run."""
+
+    def fit(transport=None, folder=None, resume=False, callbacks=(), accumulate=1):
+        model = nn.Linear(3, 2, rng=0, dtype=float)
+        more = {} if transport is None else {"transport": transport, "schedule": "data-parallel"}
+        trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), rng=0, callbacks=callbacks,
+                          checkpoint_dir=folder, checkpoint_every=1, accumulate=accumulate, **more)  # fmt: skip
+        g = np.random.default_rng(0)
+        data = g.standard_normal((11, 3)), g.integers(0, 2, 11)
+        return trainer.fit(data, epochs=3, batch_size=4, drop_last=True, shuffle=False, resume=resume)
+
+    want = fit()
+    for history in (fit(accumulate=3), *run_ranks(3, fit)):
+        np.testing.assert_allclose(history.loss, want.loss, rtol=1e-12)
+        assert history.samples == want.samples == [4] * 6
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder=tmp_path, callbacks=[orders.Stop(3)])
+    assert fit(folder=tmp_path, resume=True).loss == want.loss
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 1), (5, 3, 1, 1)])
+def test_a_last_batch_of_one_that_a_batch_normalisation_cannot_take(shape):
+    kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+    model = nn.Sequential(kind(3, dtype=float), nn.Flatten(), nn.Linear(3, 2, rng=0, dtype=float))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), rng=0)
+    data = ArrayDataset(np.ones(shape), np.zeros(5, int), dtype=float, batch_first=True)
+    with pytest.raises(ShapeError, match=rf"2 or more a channel.*{re.escape(str((1, *shape[1:])))}.*drop_last=True"):
+        trainer.fit(data, epochs=1, batch_size=2)
+    assert trainer.fit(data, epochs=1, batch_size=2, drop_last=True).samples == [2, 2]
 
 
 def test_real_targets_have_no_accuracy():
