@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from sparsebp.train import (
     load_checkpoint,
     save_checkpoint,
 )
+from sparsebp.train.callbacks import epoch_line
 from train import tiny
 
 # ---- progress ------------------------------------------------------------------------------------------------------
@@ -367,6 +369,117 @@ def test_a_name_with_a_number_that_is_not_measured_is_refused_at_the_start(tmp_p
         tiny.trainer(callbacks=[ModelCheckpoint(tmp_path / "{validation_loss:.2f}")]).fit(
             tiny.dataset(), epochs=1, batch_size=10
         )
+
+
+# ---- further numbers ---------------------------------------------------------------------------------------------------
+
+
+def auc(prediction, target):
+    """The share of pairs of a sample of class 0 and another one that class 0's output ranks rightly."""
+    inside, outside = prediction[target == 0, 0], prediction[target != 0, 0]
+    return (inside[:, None] > outside).mean()
+
+
+def measuring(callbacks=(), folder=None, *, validates=True, metrics=None, scheduler=None, rate=0.05, **options):
+    model = nn.Sequential(nn.Linear(6, 16, rng=1, dtype=float), nn.Tanh(), nn.Linear(16, 3, rng=2, dtype=float))
+    optimizer = optim.Adam(model.parameters(), rate)
+    trainer = Trainer(
+        model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks, checkpoint_dir=folder, rng=3,
+        metrics={"auc": auc, "rows": lambda y, t: len(y)} if metrics is None else metrics,
+        lr_scheduler=None if scheduler is None else scheduler(optimizer), **options,
+    )  # fmt: skip
+    validation = {"validation": HELD_OUT, "validation_batch_size": 3} if validates else {}
+    return trainer, lambda **more: trainer.fit((X[:30], Y[:30]), **{"epochs": 8, "batch_size": 10} | validation | more)
+
+
+def test_metrics_are_of_the_whole_set_and_stand_everywhere(tmp_path):
+    lines = io.StringIO()
+    kept = ModelCheckpoint(tmp_path / "{epoch} {validation_auc:.4f}", "validation_auc", "max", save_best_only=True)
+    stopping = EarlyStopping("validation_auc", 3, mode="max", restore_best=True)
+    trainer, run = measuring([JsonLines(lines), kept, stopping], tmp_path / "run")
+    records = run().epochs
+    values = [record.metrics["auc"] for record in records]
+    assert stopping.best == kept.best == max(values) and stopping.best_epoch == values.index(max(values))
+    result = trainer.evaluate(HELD_OUT, batch_size=4)  # the best weights are back
+    assert result.metrics == {"auc": auc(trainer.predict(HELD_OUT[0]), HELD_OUT[1]), "rows": 10} and len(result) == 2
+    assert result.metrics["auc"] == max(values) and f"auc={max(values)!r}, rows=10.0)" in repr(result)
+    said = [json.loads(line) for line in lines.getvalue().splitlines() if '"epoch"' in line]
+    assert [one["validation_auc"] for one in said if one["event"] == "epoch"] == values
+    assert kept.last_path.name == f"{kept.best_epoch} {max(values):.4f}"
+    assert f"  auc (test {values[-1]:.4f})" in epoch_line(records[-1], 200)
+    _, again = measuring([EarlyStopping("validation_auc", 3, mode="max")], tmp_path / "run")
+    assert again(resume=True).epochs == records  # also what is read from the checkpoint
+    _, without = measuring(folder=tmp_path / "run", metrics={})
+    assert without(resume=True, epochs=len(records)).epochs == records
+
+
+@pytest.mark.parametrize("schedule", ["data-parallel", "1f1b"])
+def test_metrics_on_ranks(schedule):
+    want = [record.metrics for record in measuring()[1]().epochs]
+
+    def work(transport):
+        history = measuring(transport=transport, schedule=schedule)[1]()
+        return [record.metrics for record in history.epochs]
+
+    for found in run_ranks(2, work):
+        assert [one["auc"] for one in found] == pytest.approx([one["auc"] for one in want], rel=1e-9)
+
+
+@pytest.mark.parametrize("chained", [False, True])
+@pytest.mark.parametrize(("monitor", "mode"), [
+    ("validation_auc", "max"), ("validation_accuracy", "max"), ("train_accuracy", "max"), ("train_loss", "min"),
+    ("validation_loss", "min"), (None, "min"),
+])  # fmt: skip
+def test_reduce_on_plateau_follows_a_monitor(monitor, mode, chained):
+    def plateau(optimizer):
+        return optim.ReduceLROnPlateau(optimizer, mode, 0.5, 0, threshold=0.0, monitor=monitor)
+
+    def several(optimizer):  # each follows its own
+        return [optim.ReduceLROnPlateau(optimizer, "min", 0.5, 99, monitor="train_loss"), plateau(optimizer)]
+
+    _, run = measuring(scheduler=several if chained else plateau, rate=0.5)
+    history = run()
+    alone = plateau(optim.SGD(nn.Linear(1, 1).parameters(), 0.5))
+    for record, rate in zip(history.epochs, history.lr[2::3], strict=True):
+        assert rate == alone.optimizer.lr
+        alone.step(record.to_json()["validation_loss" if monitor is None else monitor])
+    assert len(set(history.lr)) > 1
+
+
+def test_a_schedule_that_would_follow_the_wrong_number_is_refused():
+    optimizer = optim.SGD(nn.Linear(1, 1).parameters())
+    for options, said in (({"monitor": "val_loss"}, "Not a number of a training"), ({"monitor": 3}, "Not a number of"),
+                          ({"monitor": "validation_loss", "mode": "max"}, "mode does not fit validation_loss.*'min'"),
+                          ({"monitor": "train_accuracy"}, "mode does not fit train_accuracy.*'max'")):  # fmt: skip
+        with pytest.raises(OptionError, match=said):
+            optim.ReduceLROnPlateau(optimizer, **options)
+    for options, validates, said in (
+        ({"mode": "max"}, True, "would follow the loss"),
+        ({"mode": "max", "monitor": "validation_accuracy"}, False, "validation_accuracy is not measured"),
+        ({"monitor": "validation_f1"}, True, "validation_f1 is not measured.*auc, rows"),
+    ):
+        for wrap in (lambda one: one, lambda one: [one]):
+            trainer, run = measuring(
+                scheduler=lambda o, w=wrap, k=options: w(optim.ReduceLROnPlateau(o, **k)), validates=validates
+            )
+            with pytest.raises(OptionError, match=said):
+                run()
+            assert trainer.history.steps == 0
+
+
+def test_metrics_that_are_none():
+    for metrics in ([auc], {"auc": 3}, {"loss": auc}, {"accuracy": auc}, {"a b": auc}, {3: auc}):
+        with pytest.raises(OptionError):
+            measuring(metrics=metrics)
+    for value in ("0.5", None, np.zeros(2), 1j):
+        with pytest.raises(OptionError, match="The metric odd is not a number"):
+            measuring(metrics={"odd": lambda y, t, v=value: v})[1]()
+    for callback, said in ((EarlyStopping("validation_f1", mode="max"), "validation_f1 is not measured"),
+                           (ModelCheckpoint("{validation_f1}"), "name of the checkpoint is not understood")):  # fmt: skip
+        with pytest.raises(OptionError, match=said):
+            measuring([callback])[1]()
+    with pytest.raises(OptionError, match="less or more of validation_auc is better is not known"):
+        EarlyStopping("validation_auc")
 
 
 # ---- several ranks -------------------------------------------------------------------------------------------------
