@@ -565,9 +565,9 @@ class ReplicaExecutor(Executor):
     The gradient is that of the mean over all ranks, whatever each one's share: see `Executor`. It equals one worker's
     with all samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal, also from
     run to run. Each `Step` returned has the loss of all samples, and the norm of the averaged gradient, which decides
-    the clipping. Layers see only their own rank's samples. Batch normalisation therefore keeps separate statistics on each
-    rank, and only rank 0's are used afterwards. Dropout draws its rows of one worker's mask (`sparsebp.nn.draw_rows`):
-    the random generators begin with rank 0's states, and advance as one worker's.
+    the clipping. Layers see only their own rank's samples. Batch normalisation therefore keeps separate statistics on
+    each rank, and only rank 0's are used afterwards. Dropout draws its rows of one worker's mask
+    (`sparsebp.nn.draw_rows`): the random generators begin with rank 0's states, and advance as one worker's.
 
     Parameters
     ----------

@@ -4,6 +4,7 @@ from sparsebp.train.callbacks import Callback, EarlyStopping, JsonLines, ModelCh
 from sparsebp.train.checkpoint import (
     Checkpoint,
     EpochRecord,
+    Evaluation,
     History,
     load_checkpoint,
     plot_history,
@@ -17,6 +18,7 @@ __all__ = [
     "Checkpoint",
     "EarlyStopping",
     "EpochRecord",
+    "Evaluation",
     "History",
     "JsonLines",
     "ModelCheckpoint",

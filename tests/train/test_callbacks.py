@@ -371,7 +371,7 @@ def test_a_name_with_a_number_that_is_not_measured_is_refused_at_the_start(tmp_p
         )
 
 
-# ---- further numbers ---------------------------------------------------------------------------------------------------
+# ---- further numbers -----------------------------------------------------------------------------------------------
 
 
 def auc(prediction, target):
@@ -475,7 +475,7 @@ def test_metrics_that_are_none():
         with pytest.raises(OptionError, match="The metric odd is not a number"):
             measuring(metrics={"odd": lambda y, t, v=value: v})[1]()
     for callback, said in ((EarlyStopping("validation_f1", mode="max"), "validation_f1 is not measured"),
-                           (ModelCheckpoint("{validation_f1}"), "name of the checkpoint is not understood")):  # fmt: skip
+                           (ModelCheckpoint("{validation_f1}"), "name of the checkpoint is not")):  # fmt: skip
         with pytest.raises(OptionError, match=said):
             measuring([callback])[1]()
     with pytest.raises(OptionError, match="less or more of validation_auc is better is not known"):

@@ -225,13 +225,13 @@ def test_on_a_device(name, schedule, graph):
         records = [(one.train_loss, one.train_accuracy, one.validation_loss) for one in history.epochs]
         return history.loss, history.accuracy, records
 
-    for device in ("cpu", "cuda"):
-        (found, *others) = [run(None, device)] if ranks == 1 else run_ranks(ranks, lambda t, at=device: run(t, at))
-        assert all(other == found for other in others)
-        wanted = found if device == "cpu" else wanted
-        np.testing.assert_allclose(np.array(found[0]), wanted[0], rtol=1e-10)
-        np.testing.assert_array_equal(np.array(found[1]), wanted[1])
-        np.testing.assert_allclose(np.array(found[2], float), np.array(wanted[2], float), rtol=1e-10)
+    wanted, found = (
+        [run(None, device)] if ranks == 1 else run_ranks(ranks, lambda t, at=device: run(t, at))
+        for device in ("cpu", "cuda")
+    )
+    for numbers, others in zip(zip(*wanted, strict=True), zip(*found, strict=True), strict=True):
+        np.testing.assert_allclose(np.array(others, float), np.array(numbers, float), rtol=1e-10)
+        assert all(np.array_equal(other, others[0], equal_nan=True) for other in np.array(others, float))
 
 
 @pytest.mark.gpu
@@ -241,7 +241,10 @@ def test_a_step_in_which_nothing_counts_on_a_device(ranks):
     x, target = np.ones((4, 2, 1, 3)), np.full((4, 1, 3), IGNORED)
 
     def run(transport):
-        ours, more = model().to("cuda"), {} if transport is None else SCHEDULES["replicas"][1] | {"transport": transport}
+        ours, more = (
+            model().to("cuda"),
+            {} if transport is None else SCHEDULES["replicas"][1] | {"transport": transport},
+        )
         trainer = Trainer(ours, losses("ignored")[0], optim.SGD(ours.parameters(), lr=0.3), accumulate=2, **more)
         trainer.fit((x, target), epochs=3, batch_size=4)
 

@@ -65,7 +65,9 @@ def test_a_gradient_that_is_not_finite(tmp_path):
 def test_a_batch_that_is_not_finite():
     data = tiny.dataset()
     data.inputs[4, 2, 1] = np.nan
-    with pytest.raises(NonFiniteError, match=r"NaN in the batch's input: row 4 of the data set, at \(2, 1\)\. Leave such"):
+    with pytest.raises(
+        NonFiniteError, match=r"NaN in the batch's input: row 4 of the data set, at \(2, 1\)\. Leave such"
+    ):
         tiny.trainer().fit(data, epochs=1, batch_size=4)
 
 
@@ -122,7 +124,10 @@ def test_a_step_in_which_nothing_counts_is_named(schedule, loss, targets, said):
         trainer = Trainer(model, loss, optimizer, accumulate=4, transport=transport, rng=0, **options)
         trainer.fit((np.ones((8, 3), np.float32), np.array(targets)), epochs=1, batch_size=8)
 
-    with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=rf"Nothing counts in the loss at step 0.*{said}"):
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(NonFiniteError, match=rf"Nothing counts in the loss at step 0.*{said}"),
+    ):
         run(None) if schedule is None else run_ranks(2, run)
 
 
