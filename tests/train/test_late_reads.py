@@ -11,6 +11,7 @@ from sparsebp.core import backend
 from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.streams import MOST
+from sparsebp.schedule.builders import conventional
 from sparsebp.train import Callback, Trainer
 from train import test_graphs
 
@@ -224,3 +225,21 @@ def test_a_launched_step_reads_nothing_before_it_is_launched(counted, clip_norm,
     assert what[-2:] == ["d2h", "synchronized"]  # all else came before
     assert "cupy.matmul" not in counts.launched
     assert counts.launches <= most and counts.h2d == 0, str(counts)
+
+
+@pytest.mark.parametrize("options", [{"ignore_index": 2}, {"weight": np.array([1, 2, 0.5], np.float32)}])
+def test_how_much_counts_is_read_with_the_other_numbers(counted, options):
+    (make, batches), cp = MODELS["rnn"], backend.cupy()
+    model = make().to("cuda")
+    order = conventional(stages=len(model.stages()), microbatches=2)
+    executor = Executor(model, nn.CrossEntropyLoss(**options), optim.SGD(model.parameters(), 0.1), order)
+    parts = [[tuple(map(cp.asarray, batch)) for batch in batches[at : at + 2]] for at in (0, 2, 4)]
+    executor.step(parts[0], 0)
+    executor.step(parts[1], 1)
+    with counted() as counts:
+        (known,) = executor.step(parts[2], 2)
+    assert [what for what, _, _ in counts.log][-2:] == ["d2h", "synchronized"]
+    assert (counts.d2h, counts.synchronized, counts.h2d) == (1, 1, 0), str(counts)
+    targets = np.concatenate([batches[2][1], batches[3][1]])
+    weights = options.get("weight", np.array([1, 1, 0]))
+    assert known.counted == pytest.approx(weights[targets].sum()) and np.isfinite(known.loss)
