@@ -137,17 +137,25 @@ def usual_mode(monitor: str) -> Literal["min", "max"] | None:
     return known.get(monitor.partition("_")[2])
 
 
-def metric_of(scheduler: Any, metrics: Any) -> Any:
-    """Return the number that a schedule follows, of those of an epoch; schedules of schedules get them all."""
-    if not isinstance(metrics, Mapping) or hasattr(scheduler, "schedulers"):
-        return metrics
-    monitor = getattr(scheduler, "monitor", None)
-    if monitor is None:
-        monitor = "train_loss" if metrics.get("validation_loss") is None else "validation_loss"
-    if metrics.get(monitor) is None:
-        raise OptionError(f"There is no {monitor}", expected="a number", got=None,
-                          remedy="Monitor a loss: accuracies are of classes")  # fmt: skip
-    return metrics[monitor]
+class EpochLoss(float):
+    """The loss of an epoch, which schedules follow, and with it all numbers of the epoch by name."""
+
+    numbers: Mapping[str, float | None]
+
+    def __new__(cls, numbers: Mapping[str, Any]) -> EpochLoss:
+        """Take the validation loss, or else the training loss."""
+        validation = numbers["validation_loss"]
+        self = super().__new__(cls, numbers["train_loss"] if validation is None else validation)
+        self.numbers = numbers
+        return self
+
+    def number(self, monitor: str | None) -> float:
+        """Return one of the numbers, the loss for None."""
+        value = float(self) if monitor is None else self.numbers.get(monitor)
+        if value is None:
+            raise OptionError(f"There is no {monitor}", expected="a number", got=None,
+                              remedy="Monitor a loss: accuracies are of classes")  # fmt: skip
+        return value
 
 
 def check_state(scheduler: Any, state: Mapping[str, Any]) -> None:
@@ -257,11 +265,11 @@ class ChainedScheduler:
         self.needs_metric = all(getattr(s, "needs_metric", False) for s in self.schedulers)
         self.reads_model = any(reads_model(s) for s in self.schedulers)
 
-    def step(self, metric: float | Mapping[str, float] | None = None) -> None:
-        """Advance the schedules that go by steps, or, with a metric, or several by name, those that follow it."""
+    def step(self, metric: float | None = None) -> None:
+        """Advance the schedules that go by steps, or, with a metric, those that follow it."""
         for scheduler in self.schedulers:
             if getattr(scheduler, "needs_metric", False) != (metric is None):
-                scheduler.step(*(() if metric is None else (metric_of(scheduler, metric),)))
+                scheduler.step(*(() if metric is None else (metric,)))
 
     def get_last_lr(self) -> list[float]:
         """Return the rate of each of the optimizer's groups as the last schedule has left it."""
@@ -409,6 +417,8 @@ class ReduceLROnPlateau:
             It is not a number. Infinity and NaN are allowed; they do not count as an improvement.
         """
         metric = metric if isinstance(metric, float) else check_number("metric", metric, finite=False)
+        if isinstance(metric, EpochLoss):
+            metric = metric.number(self.monitor)
         if self._is_better(metric):
             self.best, self.num_bad = metric, 0
         else:

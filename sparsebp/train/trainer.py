@@ -23,7 +23,7 @@ from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.nn.layer import inference_mode
 from sparsebp.nn.loss import DEFAULT_IGNORED, count_of, summed
 from sparsebp.optim import Predictor
-from sparsebp.optim.lr_schedules import ChainedScheduler, metric_of, reads_model
+from sparsebp.optim.lr_schedules import ChainedScheduler, EpochLoss, reads_model
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, check_live, options_of, trained_parameters
 from sparsebp.runtime.executor import MEMORY_RATIO, SCHEDULE_NAME, Executor, FoundSchedule, OutOfOrderExecutor
 from sparsebp.runtime.launch import collective_call
@@ -765,7 +765,7 @@ class Trainer:
         result = None if validation is None else self._evaluate(validation, self._validation_batch)
         record = self.history.end_epoch(epoch, steps, result)
         if isinstance(self.lr_scheduler, ChainedScheduler) or getattr(self.lr_scheduler, "needs_metric", False):
-            self.lr_scheduler.step(metric_of(self.lr_scheduler, record.to_json()))
+            self.lr_scheduler.step(EpochLoss(record.to_json()))
         self._save(epoch + 1, 0, shape)
         self._tell("epoch", record)
         return record
