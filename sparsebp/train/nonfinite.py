@@ -48,18 +48,17 @@ class Origin:
 CLEAN = "Leave such rows out, or fill in the missing values (impute them)"
 
 
-def uncounted_error(loss: Any, targets: Sequence[Array], where: str) -> NonFiniteError:
+def uncounted_error(loss: Any, targets: Sequence[Array], where: str, remedy: str) -> NonFiniteError:
     """Return the error for targets none of which counts: the mean of their losses would be 0 / 0."""
     ignored, size = getattr(loss, "ignore_index", None), sum(target.size for target in targets)
     labels = np.unique(np.concatenate([backend.to_host(target).reshape(-1) for target in targets]))
     classes = [] if labels.dtype.kind == "f" else [int(label) for label in labels if label != ignored]
     got = f"{type(loss).__name__}.count returns 0"
-    remedy = "Leave such samples out, or use larger batches"
     if not classes and ignored is not None:
         got = f"ignore_index={ignored} at all {size} positions"
     elif getattr(loss, "_weight", None) is not None:
         shown = ", ".join(map(str, classes[:8])) + (", …" if len(classes) > 8 else "")
-        got = f"class weights that sum to 0: there are only the classes {shown}"
+        got = f"class weights that sum to 0: only the classes {shown} occur"
         remedy = f"Give these classes a weight above 0. {remedy}"
     return NonFiniteError(f"Nothing counts in the loss {where}", expected="a position that counts", got=got,
                           remedy=remedy)  # fmt: skip

@@ -210,7 +210,8 @@ class Runner(Watch):
             trainer, tag, batch = self.trainer, step.tag, step.batches[m]
             if step.counted == 0:
                 targets = [batch[1] for batch in step.batches]
-                raise uncounted_error(trainer.loss, targets, f"at step {tag.number} (epoch {tag.epoch + 1})")
+                raise uncounted_error(trainer.loss, targets, f"at step {tag.number} (epoch {tag.epoch + 1})",
+                                      "Leave such samples out, or use larger batches")  # fmt: skip
             if step.later is not None:
                 _check_seen(trainer.loss, batch[1])
             known = step.later is None and not isinstance(self.executor, PipelineExecutor)  # or other ranks' stages
@@ -673,7 +674,7 @@ class Trainer:
         if counted == 0:
             parts = np.array_split(np.arange(len(data)), -(-len(data) // 100))
             targets = [batch_of(data, part, self.model)[1] for part in parts]
-            raise uncounted_error(self.loss, targets, "over the whole set")
+            raise uncounted_error(self.loss, targets, "over the whole set", "Pass a set of samples that count")
         loss = sum(one.total for one in scores) / counted
         right = sum(one.right for one in scores)
         metrics: dict[str, float] = {}
