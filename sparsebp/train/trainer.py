@@ -699,7 +699,9 @@ class Trainer:
         Returns
         -------
         Array
-            (N, …), the model's dtype; CuPy's if `x` is, else NumPy's.
+            (N, …), the model's dtype; CuPy's if `x` is, else NumPy's. Where an output is not finite because an input is
+            not, a `RuntimeWarning` names row and column, since the other rows are right; where it is NaN although the
+            inputs are finite, the layer.
 
         Raises
         ------
