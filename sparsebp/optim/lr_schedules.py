@@ -35,7 +35,8 @@ class LRScheduler(abc.ABC):
     group's ``"initial_lr"`` and shared by schedules built later on the same optimizer.
 
     Several schedules on one optimizer chain as in torch.optim: each continues from the current rate, with `lr_at` (free
-    of accumulated rounding) while that is its own, else with `lr_after`.
+    of accumulated rounding) while that is its own, else with `lr_after`. A group that `Optimizer.add_param_group` adds
+    later has its rate at the next step for its base, and goes on from there.
 
     Attributes
     ----------
@@ -44,16 +45,30 @@ class LRScheduler(abc.ABC):
     """
 
     needs_metric = False
-    """Whether `step` takes a metric, as a loss; such a schedule advances after every epoch."""
+    """Whether every step takes a metric, as a loss; such a schedule advances after every epoch."""
+
+    takes_metric = False
+    """Whether `step` takes a metric, but also goes without."""
 
     chains = False
     """Whether the current rate matters; if not, the schedule overwrites changes by others."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = check_optimizer(optimizer)
-        self.base_lrs = [float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        self.base_lrs: list[float] = []
         self.steps = 0
         self._advance(0)
+
+    def _groups(self) -> Iterable[tuple[dict[str, Any], float]]:
+        """Pair the optimizer's groups, those that are new as well, with their base rates."""
+        count = len(self.base_lrs)
+        for number, group in enumerate(added_groups(self.optimizer, count), count):
+            self.base_lrs.append(self._base_of(number, group))
+        return zip(self.optimizer.param_groups, self.base_lrs, strict=True)
+
+    def _base_of(self, number: int, group: dict[str, Any]) -> float:
+        """Return the base rate of a group that is new."""
+        return float(group.setdefault("initial_lr", group["lr"]))
 
     @abc.abstractmethod
     def lr_at(self, step: int, base: float) -> float:
@@ -70,11 +85,14 @@ class LRScheduler(abc.ABC):
 
     def _advance(self, step: int) -> None:
         """Set every group's rate of `step`, from the rate of the step before."""
-        for group, base in by_group(self.optimizer, self.base_lrs):
+        for group, base in self._groups():
             lr = group["lr"]
             alone = lr == (base if step == 0 else self.lr_at(step - 1, base))
             group["lr"] = self.lr_at(step, base) if alone else self.lr_after(step, base, lr)
         self._note()
+
+    def _follow(self, metric: float) -> None:  # noqa: B027 - see the docstring
+        """Take a metric that is not a step; most schedules have no use for it."""
 
     def _note(self) -> None:
         self._last_lr = rates_of(self.optimizer)
@@ -84,35 +102,43 @@ class LRScheduler(abc.ABC):
         return list(self._last_lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``base_lrs``, ``steps`` and the optimizer's ``rates`` by now, in JSON types."""
-        return {"base_lrs": list(self.base_lrs), "steps": self.steps, "rates": rates_of(self.optimizer)}
+        """Return ``base_lrs``, ``steps`` and the optimizer's ``rates`` by now, in JSON types.
+
+        If there are several groups, ``groups`` are the names of their parameters.
+        """
+        bases = [base for _, base in self._groups()]
+        state = {"base_lrs": bases, "steps": self.steps, "rates": rates_of(self.optimizer)}
+        return state | ({"groups": names_of(self.optimizer)} if len(bases) > 1 else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, and the optimizer's rates.
 
+        Rates belong to the names of parameters, as options do in `Optimizer.load_state_dict`.
+
         Raises
         ------
         FileFormatError
-            The names, the number of groups or the values do not fit.
+            The names or the values do not fit, or parameters that are in one group here had different rates.
         """
-        by_group(self.optimizer, self.base_lrs)  # refuses before anything is restored
-        for group, rate in by_group(self.optimizer, self._restore(state)):
+        self._groups()  # refuses before anything is restored
+        for group, rate in zip(self.optimizer.param_groups, self._restore(state), strict=True):
             group["lr"] = rate
         self._note()
 
     def _restore(self, state: Mapping[str, Any]) -> list[float]:
         """Restore all but the optimizer's rates; return them."""
-        if isinstance(state, Mapping):  # states of version 0.1 have no rates: keep the optimizer's
-            state = {"rates": self.state_dict()["rates"]} | dict(state)
-        check_state(self, state)
-        remedy, groups = "Use the groups that the state was made with", len(self.base_lrs)
-        lists = {
-            name: [in_state(check_number, name, rate, 0.0) for rate in _items(name, state[name], groups, remedy)]
-            for name in ("base_lrs", "rates")
-        }
-        self.steps = in_state(check_integer, "steps", state["steps"], 0, 2**62)
-        self.base_lrs = lists["base_lrs"]
-        return lists["rates"]
+        check_state(self, state, ("groups", "rates", "kinds"))
+        names, lists = state.get("groups"), dict[str, list[float]]()
+        said = names if isinstance(names, list) else state["base_lrs"]
+        count = len(said) if isinstance(said, list) else 1
+        for name in ("base_lrs", "rates"):
+            if name in state:  # states of version 0.1 have no rates: keep the optimizer's
+                lists[name] = [in_state(check_number, name, rate, 0.0) for rate in
+                               _items(name, state[name], count, "Pass what state_dict returned")]  # fmt: skip
+        steps = in_state(check_integer, "steps", state["steps"], 0, 2**62)
+        found = of_groups(self.optimizer, names, list(zip(*lists.values(), strict=True)))
+        self.steps, self.base_lrs = steps, [values[0] for values in found]
+        return [values[1] for values in found] if "rates" in lists else rates_of(self.optimizer)
 
 
 def reads_model(thing: Any) -> bool:
@@ -158,10 +184,15 @@ class EpochLoss(float):
         return value
 
 
-def check_state(scheduler: Any, state: Mapping[str, Any]) -> None:
+def takes_metric(scheduler: Any) -> bool:
+    """Whether ``scheduler.step`` takes a metric."""
+    return bool(getattr(scheduler, "takes_metric", False) or getattr(scheduler, "needs_metric", False))
+
+
+def check_state(scheduler: Any, state: Mapping[str, Any], optional: Iterable[str] = ()) -> None:
     """Raise `FileFormatError` unless `state` has the names of this schedule's state."""
-    expected = scheduler.state_dict().keys()
-    if not isinstance(state, Mapping) or state.keys() != expected:
+    expected = scheduler.state_dict().keys() - optional
+    if not isinstance(state, Mapping) or state.keys() - optional != expected:
         raise FileFormatError(
             f"The state does not fit {type(scheduler).__name__}", expected=", ".join(sorted(expected)),
             got=", ".join(sorted(map(str, state))) or "nothing" if isinstance(state, Mapping) else type(state).__name__,
@@ -182,14 +213,54 @@ def rates_of(optimizer: Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def by_group(optimizer: Optimizer, values: Sequence[T]) -> Iterable[tuple[dict[str, Any], T]]:
-    """Pair the optimizer's groups with the values that a schedule holds for them."""
+def names_of(optimizer: Optimizer) -> list[list[str]]:
+    """Return the names of the parameters of each of an optimizer's groups."""
+    return [list(group.get("params", ())) for group in optimizer.param_groups]
+
+
+def added_groups(optimizer: Optimizer, count: int) -> list[dict[str, Any]]:
+    """Return the optimizer's groups after the first `count`, which `add_param_group` has added."""
     groups = optimizer.param_groups
-    if len(groups) != len(values):
+    if len(groups) < count or len(groups) != len(getattr(optimizer, "_group_names", groups)):
         raise OptionError("The optimizer's groups are not those that the schedule was built with",
-                          expected=f"{len(values)} groups", got=len(groups),
+                          expected=f"{count} groups, or more by add_param_group", got=len(groups),
                           remedy="Build a new optimizer, and the schedule on it")  # fmt: skip
-    return zip(groups, values, strict=True)
+    return groups[count:]
+
+
+def of_groups(optimizer: Optimizer, names: Any, values: Sequence[T]) -> list[T]:
+    """Return for each of the optimizer's groups the value that its parameters' groups have in a state."""
+    # names: Of the parameters of each of the state's groups; None if it has one, or is of version 0.2.0.
+    own = names_of(optimizer)
+    if names is None:
+        if len(set(values)) != 1:
+            raise FileFormatError("The state does not say which parameters each of its groups had",
+                                  expected='"groups"', got=f"{len(values)} groups with different rates, in the format "
+                                  "of version 0.2.0", remedy="Add the names to the state: "
+                                  'state["groups"] = [["encoder.weight", ...], ...]')  # fmt: skip
+        return [values[0]] * len(own)
+    place = {name: number for number, some in enumerate(names) for name in (some if isinstance(some, list) else [])}
+    if place.keys() != {name for some in own for name in some}:
+        raise FileFormatError("The state is of other parameters", expected=", ".join(n for some in own for n in some),
+                              got=", ".join(map(str, place)) or "none",
+                              remedy="Use the parameters that the state was made with")  # fmt: skip
+    found = []
+    for number, some in enumerate(own):
+        held = {values[place[name]] for name in some} or {values[min(number, len(values) - 1)]}
+        if len(held) > 1:
+            raise FileFormatError("Parameters that are in one group had different rates in the state",
+                                  expected=f"one for {', '.join(some)}", got=held,
+                                  remedy="Build the groups that the state was made with")  # fmt: skip
+        found.append(held.pop())
+    return found
+
+
+def extended(name: str, values: list[T], groups: int, given: Any) -> list[T]:
+    """Return a schedule's values for `groups` groups: one `given` for all is that of groups added since as well."""
+    if len(values) < groups and isinstance(given, Iterable):
+        raise OptionError(f"{name} has no value for a group that has been added", expected=f"one for all groups, or "
+                          f"{groups}", got=len(values), remedy="Build the schedule after add_param_group")  # fmt: skip
+    return values + values[-1:] * (groups - len(values))
 
 
 def per_group(name: str, value: float | Sequence[float], optimizer: Optimizer) -> list[float]:
@@ -222,6 +293,20 @@ def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> 
 
 
 # Several learning-rate schedules on one optimizer, at the same time or one after the other, as in torch.optim.
+
+
+def kinds_of(schedulers: Iterable[Any]) -> list[str]:
+    """Return the classes of schedules, which are saved with their states."""
+    return [type(scheduler).__name__ for scheduler in schedulers]
+
+
+def states_of(schedulers: Sequence[Any], state: Mapping[str, Any]) -> list[Any]:
+    """Return the state of each of some schedules from the state of all."""
+    parts = _items("schedules", state["schedulers"], len(schedulers), "Use the schedules that the state was made with")
+    if state.get("kinds", own := kinds_of(schedulers)) != own:
+        raise FileFormatError("The state is of other schedules, or of these in another order", expected=", ".join(own),
+                              got=state["kinds"], remedy="Use the schedules that the state was made with")  # fmt: skip
+    return parts
 
 
 class ChainedScheduler:
@@ -263,13 +348,22 @@ class ChainedScheduler:
                               remedy="Put it first, or use one schedule after the other with SequentialLR")  # fmt: skip
         self.optimizer = optimizers[0] if optimizers else None
         self.needs_metric = all(getattr(s, "needs_metric", False) for s in self.schedulers)
+        self.takes_metric = any(takes_metric(s) for s in self.schedulers)
         self.reads_model = any(reads_model(s) for s in self.schedulers)
+        self._stepped = False  # since the last metric
 
     def step(self, metric: float | None = None) -> None:
-        """Advance the schedules that go by steps, or, with a metric, those that follow it."""
+        """Advance by one step.
+
+        Schedules that follow a metric take it, and advance only with one. The others advance with every step; a metric
+        that comes after steps without one (those of an epoch) is not a step of theirs.
+        """
         for scheduler in self.schedulers:
-            if getattr(scheduler, "needs_metric", False) != (metric is None):
-                scheduler.step(*(() if metric is None else (metric,)))
+            if takes_metric(scheduler) and metric is not None:
+                scheduler.step(metric)
+            elif not getattr(scheduler, "needs_metric", False) and not (metric is not None and self._stepped):
+                scheduler.step()
+        self._stepped = metric is None
 
     def get_last_lr(self) -> list[float]:
         """Return the rate of each of the optimizer's groups as the last schedule has left it."""
@@ -277,8 +371,9 @@ class ChainedScheduler:
         return rates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all, in JSON types."""
-        return {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
+        """Return the states of all, in JSON types, and their classes."""
+        states = [scheduler.state_dict() for scheduler in self.schedulers]
+        return {"schedulers": states, "kinds": kinds_of(self.schedulers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -288,25 +383,24 @@ class ChainedScheduler:
         FileFormatError
             It is the state of something else.
         """
-        check_state(self, state)
-        remedy = "Chain the schedules that the state was made with"
-        parts = _items("schedules", state["schedulers"], len(self.schedulers), remedy)
-        for scheduler, part in zip(self.schedulers, parts, strict=True):
+        check_state(self, state, ("kinds",))
+        for scheduler, part in zip(self.schedulers, states_of(self.schedulers, state), strict=True):
             scheduler.load_state_dict(part)
 
 
 class SequentialLR(LRScheduler):
     """One schedule after the other: number i starts at ``milestones[i - 1]``, with its own step 0.
 
-    Each begins with its own rate of step 0. A sequence may be part of another; in torch.optim the inner one is then a
-    step ahead.
+    Each begins with its own rate of step 0. `ReduceLROnPlateau` has none: it goes on from the rate that the schedule
+    before it reaches at the milestone. A sequence may be part of another; in torch.optim the inner one is then a step
+    ahead.
 
     Parameters
     ----------
     optimizer
         The optimizer of all `schedulers`.
     schedulers
-        Two or more of this module's schedules. Do not step them yourself.
+        Two or more of this module's schedules, but no `ChainedScheduler`. Do not step them yourself.
     milestones
         The steps at which the next takes over, rising; one fewer than schedules.
     """
@@ -318,44 +412,73 @@ class SequentialLR(LRScheduler):
             raise OptionError("Schedules and milestones do not go together",
                               expected="one milestone fewer than schedules",
                               got=f"{len(schedulers)} schedules, {len(milestones)} milestones")  # fmt: skip
-        if any(not isinstance(s, LRScheduler) or s.optimizer is not optimizer for s in schedulers):
-            raise OptionError("A schedule cannot be part of a sequence",
-                              expected="schedules of this optimizer that go by steps",
+        if any(not isinstance(s, LRScheduler | ReduceLROnPlateau) or s.optimizer is not optimizer for s in schedulers):
+            raise OptionError("A schedule cannot be part of a sequence", expected="schedules of this optimizer",
                               got=", ".join(type(s).__name__ for s in schedulers))  # fmt: skip
         if any(late <= early for early, late in zip([0, *milestones], milestones, strict=False)):
             raise OptionError("Milestones do not rise", expected="rising steps from 1 on", got=list(milestones))
         self.schedulers, self.milestones = schedulers, milestones
         if type(self) is SequentialLR:
             self.reads_model = any(reads_model(scheduler) for scheduler in schedulers)
+        self.takes_metric = any(takes_metric(scheduler) for scheduler in schedulers)
+        self._stepped = False  # since the last metric
         super().__init__(optimizer)
 
-    def lr_at(self, step: int, base: float) -> float:
-        """Return the rate of the current schedule for a group with this base rate."""
-        scheduler, own = self._current(step)
-        return scheduler.lr_at(own, base)
+    def step(self, metric: float | None = None) -> None:
+        """Advance by one step.
 
-    def _current(self, step: int) -> tuple[LRScheduler, int]:
+        A current schedule that follows a metric takes it before. A metric that comes after steps without one (those of
+        an epoch) is not a step.
+        """
+        if metric is not None:
+            self._follow(metric)
+        if metric is None or not self._stepped:
+            super().step()
+        self._stepped = metric is None
+
+    def _follow(self, metric: float) -> None:
+        self._current(self.steps)[0]._follow(metric)
+        self._note()
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return the rate of the current schedule for a group with this base rate.
+
+        Raises
+        ------
+        OptionError
+            It is `ReduceLROnPlateau`, whose rate depends on metrics.
+        """
+        scheduler, own = self._current(step)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise OptionError("The rate at this step depends on metrics", expected="a step of another schedule",
+                              got=f"step {step}, of ReduceLROnPlateau")  # fmt: skip
+        return float(scheduler.lr_at(own, base))
+
+    def _current(self, step: int) -> tuple[Any, int]:
         """Return the current schedule, and its own step."""
         current = bisect.bisect_right(self.milestones, step)
         return self.schedulers[current], step - (self.milestones[current - 1] if current else 0)
 
     def _advance(self, step: int) -> None:
         scheduler, own = self._current(step)
-        if own == 0:  # discard rates set when the parts were built, or by the schedule before
-            for group, base in by_group(self.optimizer, scheduler.base_lrs):
+        if own == 0 and step and isinstance(scheduler, ReduceLROnPlateau):
+            scheduler, own = self._current(step - 1)  # to the end of the one before
+            own += 1
+        elif own == 0:  # discard rates set when the parts were built, or by the schedule before
+            for group, base in self._groups() if step == 0 else scheduler._groups():
                 group["lr"] = base if step else group["initial_lr"]  # OneCycleLR has set it to its start
         scheduler._advance(own)
+        self._groups()
         self._note()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``base_lrs``, ``steps`` and the states of the parts."""
-        return super().state_dict() | {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
+        """Return ``base_lrs``, ``steps`` and the states and classes of the parts."""
+        states = [scheduler.state_dict() for scheduler in self.schedulers]
+        return super().state_dict() | {"schedulers": states, "kinds": kinds_of(self.schedulers)}
 
     def _restore(self, state: Mapping[str, Any]) -> list[float]:
-        given = state.get("schedulers", []) if isinstance(state, Mapping) else []
-        remedy = "Build the sequence that the state was made with"
-        parts = _items("schedules", given, len(self.schedulers), remedy)
-        for scheduler, part in zip(self.schedulers, parts, strict=True):
+        check_state(self, state, ("groups", "rates", "kinds"))
+        for scheduler, part in zip(self.schedulers, states_of(self.schedulers, state), strict=True):
             scheduler._restore(part)
         return super()._restore(state)
 
@@ -385,7 +508,7 @@ class ReduceLROnPlateau:
         An argument is out of range, or more of a monitored loss, or less of an accuracy, would be better.
     """
 
-    needs_metric, chains, reads_model = True, True, False
+    needs_metric, takes_metric, chains, reads_model = True, True, True, False
 
     def __init__(
         self, optimizer: Optimizer, mode: Literal["min", "max"] = "min", factor: float = 0.1, patience: int = 10,
@@ -403,7 +526,7 @@ class ReduceLROnPlateau:
         self.patience, self.cooldown = check_integer("patience", patience, 0), check_integer("cooldown", cooldown, 0)
         self.eps, self.threshold = check_number("eps", eps, 0.0), check_number("threshold", threshold, 0.0)
         self.mode, self.threshold_mode = mode, threshold_mode
-        self.min_lrs = per_group("min_lr", min_lr, optimizer)
+        self.min_lrs, self._min_lr = per_group("min_lr", min_lr, optimizer), min_lr
         self.best = math.inf if mode == "min" else -math.inf
         self.num_bad, self.cooling = 0, 0
         self._last_lr = rates_of(optimizer)
@@ -430,6 +553,11 @@ class ReduceLROnPlateau:
             self.cooling, self.num_bad = self.cooldown, 0
         self._last_lr = rates_of(self.optimizer)
 
+    _follow = step
+
+    def _advance(self, step: int) -> None:
+        """Leave the rates as they are: steps do not count."""
+
     def get_last_lr(self) -> list[float]:
         """Return each group's rate as this schedule last set it."""
         return list(self._last_lr)
@@ -441,7 +569,10 @@ class ReduceLROnPlateau:
         return sign * metric < sign * self.best - self.threshold
 
     def _reduce(self) -> None:
-        for group, least in by_group(self.optimizer, self.min_lrs):
+        groups = self.optimizer.param_groups
+        added_groups(self.optimizer, len(self.min_lrs))
+        self.min_lrs = extended("min_lr", self.min_lrs, len(groups), self._min_lr)
+        for group, least in zip(groups, self.min_lrs, strict=True):
             reduced = max(group["lr"] * self.factor, least)
             if group["lr"] - reduced > self.eps:
                 group["lr"] = reduced
@@ -458,6 +589,9 @@ class ReduceLROnPlateau:
         FileFormatError
             The names or values do not fit.
         """
+        self._restore(state)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
         check_state(self, state)
         best = in_state(partial(check_number, finite=False), "best", state["best"])
         counts = [in_state(check_integer, name, state[name], 0, 2**62) for name in ("num_bad", "cooling")]
@@ -600,7 +734,24 @@ class PolynomialLR(LRScheduler):
         return 1 - min(step, self.total_iters) / self.total_iters
 
 
-class LambdaLR(LRScheduler):
+class _ByGroupLR(LRScheduler):
+    """Base of schedules with options for each group, which set rates regardless of others."""
+
+    @abc.abstractmethod
+    def _of_group(self, number: int, step: int, base: float) -> float:
+        """Return the rate of a group after `step` steps."""
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return the rate of the first group."""
+        return self._of_group(0, step, base)
+
+    def _advance(self, step: int) -> None:
+        for number, (group, base) in enumerate(self._groups()):
+            group["lr"] = self._of_group(number, step, base)
+        self._note()
+
+
+class LambdaLR(_ByGroupLR):
     """Multiply the base rates by a function of the step.
 
     Parameters
@@ -628,23 +779,24 @@ class LambdaLR(LRScheduler):
         if len(self.lr_lambdas) != groups or not all(map(callable, self.lr_lambdas)):
             raise OptionError("lr_lambda does not fit the groups", expected=f"a function, or a list of {groups}",
                               got=shown(lr_lambda))  # fmt: skip
+        self._given = given
         super().__init__(optimizer)
 
-    def lr_at(self, step: int, base: float) -> float:
-        """Return the rate of the first group."""
-        return self._of_group(0, step, base)
+    def _base_of(self, number: int, group: dict[str, Any]) -> float:
+        self.lr_lambdas = extended("lr_lambda", self.lr_lambdas, number + 1, self._given)
+        return super()._base_of(number, group)
 
     def _of_group(self, number: int, step: int, base: float) -> float:
         return base * check_number("The result of lr_lambda", self.lr_lambdas[number](step), 0.0)
 
-    def _advance(self, step: int) -> None:
-        for number, (group, base) in enumerate(by_group(self.optimizer, self.base_lrs)):
-            group["lr"] = self._of_group(number, step, base)
-        self._note()
-
 
 class CosineAnnealingLR(LRScheduler):
-    """Follow half a cosine from the base rate to `eta_min` in `T_max` steps (Loshchilov & Hutter 2017, Eq. 5)."""
+    """Follow half a cosine from the base rate to `eta_min` in `T_max` steps (Loshchilov & Hutter 2017, Eq. 5).
+
+    Then it rises again. Chained with others, it takes their changes for factors of its own rate from there on; while it
+    falls, as torch.optim, for factors of the distance from `eta_min`. torch.optim's does so while it rises as well:
+    the rate of others below `eta_min` becomes negative there.
+    """
 
     chains, reads_model = True, False
 
@@ -657,11 +809,12 @@ class CosineAnnealingLR(LRScheduler):
         return self.eta_min + (base - self.eta_min) * self._height(step) / 2
 
     def lr_after(self, step: int, base: float, lr: float) -> float:
-        """Return the rate whose distance from `eta_min` changes like the cosine's; after its minimum it rises again."""
+        """Return the rate whose distance from `eta_min` falls like the cosine, or that rises like `lr_at`."""
         if step == 0:
             return lr
-        if (step - 1) % (2 * self.T_max) == self.T_max:
-            return lr + (base - self.eta_min) * (1 - math.cos(math.pi / self.T_max)) / 2
+        if (step - 1) % (2 * self.T_max) >= self.T_max:
+            before, now = self.lr_at(step - 1, base), self.lr_at(step, base)
+            return lr * (now / before) if before > 0 else lr + now
         return self.eta_min + (lr - self.eta_min) * self._height(step) / self._height(step - 1)
 
     def _height(self, step: int) -> float:
@@ -738,17 +891,18 @@ class OneCycleLR(LRScheduler):
         self.total_steps = check_integer("total_steps", total_steps, 1)
         check_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
         self._between = _cosine if anneal_strategy == "cos" else _line
-        self.max_lrs = per_group("max_lr", max_lr, check_optimizer(optimizer))
+        self.max_lrs, self._max_lr = per_group("max_lr", max_lr, check_optimizer(optimizer)), max_lr
         self.div_factor = check_positive("div_factor", div_factor)
         self.final_div_factor = check_positive("final_div_factor", final_div_factor)
         peak = pct_start * total_steps
         between = [2 * peak - 2] if check_flag("three_phase", three_phase) else []
         self.ends = [peak - 1, *between, total_steps - 1]
         super().__init__(optimizer)
-        self.base_lrs = [rate / self.div_factor for rate in self.max_lrs]
-        for group, base in zip(optimizer.param_groups, self.base_lrs, strict=True):
-            group["initial_lr"] = base
-        self._advance(0)
+
+    def _base_of(self, number: int, group: dict[str, Any]) -> float:
+        self.max_lrs = extended("max_lr", self.max_lrs, number + 1, self._max_lr)
+        group["initial_lr"] = base = self.max_lrs[number] / self.div_factor
+        return base
 
     def lr_at(self, step: int, base: float) -> float:
         """Return the rate of a group that starts at `base`; steps after the last keep the last rate."""
@@ -758,6 +912,96 @@ class OneCycleLR(LRScheduler):
         first, last = 0.0 if phase == 0 else self.ends[phase - 1], self.ends[phase]
         done = (step - first) / (last - first) if last > first else 1.0
         return self._between(rates[phase], rates[phase + 1], done)
+
+
+class CyclicLR(_ByGroupLR):
+    """Rise from `base_lr` to `max_lr` and fall back, again and again (Smith 2017), as torch.optim's.
+
+    The groups' own rates and changes by others have no effect.
+
+    Parameters
+    ----------
+    optimizer
+        Its groups' rates are set, and their momentum or first beta.
+    base_lr, max_lr
+        One rate, or one for each group.
+    step_size_up, step_size_down
+        Steps of the rise and of the fall; None: as many as of the rise.
+    mode
+        What scales the height of a cycle: ``"triangular"``, nothing; ``"triangular2"``, 1/2 to the number of cycles
+        before it; ``"exp_range"``, `gamma` to the number of steps.
+    gamma
+        See `mode`.
+    scale_fn, scale_mode
+        A function in place of `mode`: of the number of the cycle, from 1 on, for ``"cycle"``, or of the step for
+        ``"iterations"``. It is not part of the state.
+    cycle_momentum
+        Whether momentum falls from `max_momentum` to `base_momentum` while the rate rises, and rises while it falls.
+        The optimizer must have one: in contrast to PyTorch's, SGD and RMSprop cannot have it switched on.
+    base_momentum, max_momentum
+        One number, or one for each group.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, base_lr: float | Sequence[float], max_lr: float | Sequence[float],
+        step_size_up: int = 2000, step_size_down: int | None = None,
+        mode: Literal["triangular", "triangular2", "exp_range"] = "triangular", gamma: float = 1.0,
+        scale_fn: Callable[[float], float] | None = None, scale_mode: Literal["cycle", "iterations"] = "cycle",
+        cycle_momentum: bool = True, base_momentum: float | Sequence[float] = 0.8,
+        max_momentum: float | Sequence[float] = 0.9,
+    ) -> None:  # fmt: skip
+        self.step_size_up = check_integer("step_size_up", step_size_up, 1)
+        self.step_size_down = self.step_size_up if step_size_down is None else check_integer(
+            "step_size_down", step_size_down, 1)  # fmt: skip
+        self.mode = check_choice("mode", mode, ("triangular", "triangular2", "exp_range"))
+        self.gamma = check_number("gamma", gamma, 0.0)
+        check_choice("scale_mode", scale_mode, ("cycle", "iterations"))
+        if scale_fn is not None and not callable(scale_fn):
+            raise OptionError("scale_fn is not a function", expected="a function of a number", got=shown(scale_fn))
+        self.scale_fn, self.reads_model = scale_fn, scale_fn is not None
+        self.scale_mode = scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle"
+        self.cycle_momentum = check_flag("cycle_momentum", cycle_momentum)
+        check_optimizer(optimizer)
+        self._given = {"base_lr": base_lr, "max_lr": max_lr}
+        if cycle_momentum:
+            self._given |= {"base_momentum": base_momentum, "max_momentum": max_momentum}
+        self._ends = {name: per_group(name, value, optimizer) for name, value in self._given.items()}
+        for group in optimizer.param_groups if cycle_momentum else ():
+            if "betas" not in group and not group.get("momentum"):
+                raise OptionError("There is no momentum to cycle", expected="an optimizer with betas, or with a "
+                                  "momentum above 0", got=f"{type(optimizer).__name__} without",
+                                  remedy="Build it with momentum=0.9, or pass cycle_momentum=False")  # fmt: skip
+        super().__init__(optimizer)
+
+    def _base_of(self, number: int, group: dict[str, Any]) -> float:
+        for name, values in self._ends.items():
+            self._ends[name] = extended(name, values, number + 1, self._given[name])
+        base = self._ends["base_lr"][number]
+        group.setdefault("initial_lr", base)  # as in torch.optim, that of an earlier schedule stays
+        return base
+
+    def _of_group(self, number: int, step: int, base: float) -> float:
+        return base + (self._ends["max_lr"][number] - base) * self._height(step)
+
+    def _height(self, step: int) -> float:
+        """Return how far up the cycle is, from 0 to its scale."""
+        length = self.step_size_up + self.step_size_down
+        cycle, share = math.floor(1 + step / length), self.step_size_up / length
+        x = 1 + step / length - cycle
+        at = cycle if self.scale_mode == "cycle" else step
+        if self.scale_fn is not None:
+            scale = check_number("The result of scale_fn", self.scale_fn(at), 0.0)
+        else:
+            base, power = {"triangular": (1, 0), "triangular2": (0.5, at - 1), "exp_range": (self.gamma, at)}[self.mode]
+            scale = base**power
+        return (x / share if x <= share else (x - 1) / (share - 1)) * scale
+
+    def _advance(self, step: int) -> None:
+        super()._advance(step)
+        for number, group in enumerate(self.optimizer.param_groups if self.cycle_momentum else ()):
+            least, most = (self._ends[name][number] for name in ("base_momentum", "max_momentum"))
+            momentum = most - (most - least) * self._height(step)
+            group.update({"betas": (momentum, *group["betas"][1:])} if "betas" in group else {"momentum": momentum})
 
 
 def _cosine(start: float, end: float, done: float) -> float:

@@ -13,19 +13,11 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend, masks
-from sparsebp.core.check import Array, ProductFactors, check_flag, check_integer, check_number
-from sparsebp.core.errors import (
-    DeviceError,
-    DTypeError,
-    FileFormatError,
-    LayoutError,
-    NonFiniteError,
-    OptionError,
-    ShapeError,
-    SparseBPError,
-)
+from sparsebp.core.check import Array, ProductFactors, check_flag, check_number
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, NonFiniteError, OptionError, SparseBPError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS, check_update
+from sparsebp.optim import state as states
 
 # Checks of arguments: arrays by name, fractions.
 
@@ -205,10 +197,6 @@ def _kinds(grads: Mapping[str, Array]) -> Iterator[tuple[ModuleType, list[str]]]
         yield xp, names
 
 
-VERSION = 1
-_MARK = ".version"
-_NOT_IN_STATE = {"params", "initial_lr"}  # part of a schedule's state
-
 # Parameters in groups, each with its options and buffers, and the kernel launches that update them.
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
@@ -236,7 +224,9 @@ class Optimizer:
     ----------
     param_groups : list of dict
         Each group's ``"params"`` and options. Options may be set at any time; an update uses their values when it
-        begins.
+        begins. `add_param_group` adds a group.
+    params : dict
+        The parameters of all groups by name.
 
     Raises
     ------
@@ -260,25 +250,44 @@ class Optimizer:
     def __init__(self, params: Params, defaults: Mapping[str, Any], **run: Any) -> None:
         check_run(type(self).__name__, run, defaults)
         self._check_update()
+        self.defaults = dict(defaults)
         self._numbers = [
             (name, self.least.get(name, 0.0), self.most.get(name, math.inf))
             for name in defaults if name not in (*_FLAGS, "betas")
         ]  # fmt: skip
         self._flags = [name for name in defaults if name in _FLAGS]
-        self.param_groups = [_group(group, defaults) for group in _listed(params)]
+        self.param_groups: list[dict[str, Any]] = []
         self.params: dict[str, Array] = {}
         self.buffers: dict[str, dict[str, Array]] = {}
-        for group in self.param_groups:
-            self._check(group)
+        for group in _listed(params):
             self._adopt(group)
         if not self.params:
             raise OptionError("There is nothing to optimize", expected="at least one parameter", got="none",
                               remedy="Pass model.parameters()")  # fmt: skip
-        if len({id(array) for array in self.params.values()}) < len(self.params):
-            raise OptionError("An array comes twice", expected="every parameter once", got="one array by two names",
-                              remedy="Leave all names but one out: a shared parameter has one gradient")  # fmt: skip
+        self._steps = np.zeros(0, np.int64)
+        self._joined = np.zeros(0, np.int64)  # how many updates there had been when the parameter's group was added
+        self._index()
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Add a group of parameters, as torch.optim's optimizers: ``{"params": {name: array}, "lr": 0.1, …}``.
+
+        Options that it leaves out have the optimizer's default values. The parameters begin with update 1, and with
+        fresh buffers. Schedules built before go on with the new group from the rate that it has at their next step,
+        and a `Trainer` trains it from its next step on.
+
+        Raises
+        ------
+        OptionError, DeviceError, DTypeError, LayoutError
+            As for the class; also if a name or an array is in a group already. Nothing has been added then.
+        """
+        self._options_now()  # the groups so far, checked
+        self._adopt(param_group if isinstance(param_group, Mapping) else _listed([param_group])[0])
+        self._index()
+
+    def _index(self) -> None:
+        """Lay out what an update reads, after groups have been added."""
         self._group_buffers = [self._buffers_of(group) for group in self.param_groups]
-        self._group_names = [(list(group["params"]), set(defaults)) for group in self.param_groups]
+        self._group_names = [(list(group["params"]), set(self.defaults)) for group in self.param_groups]
         self._arrays = list(self.params.values())
         self._columns = self._columns_of(self.buffers)
         self._names = list(self.params)
@@ -286,7 +295,9 @@ class Optimizer:
         self._uniform = len(set(self._kinds)) == 1
         self._rows = {name: row for row, name in enumerate(self.params)}
         self._group_of = np.repeat(np.arange(len(self.param_groups)), [len(g["params"]) for g in self.param_groups])
-        self._steps = np.zeros(len(self.params), np.int64)
+        new = np.zeros(len(self.params) - len(self._steps), np.int64)
+        self._joined = np.concatenate([self._joined, new + (self._steps + self._joined).max(initial=0)])
+        self._steps = np.concatenate([self._steps, new])
         self._seen: list[tuple[Any, ...]] | None = None
         self._expanded: Any = np.empty(0)
 
@@ -328,6 +339,11 @@ class Optimizer:
     def steps(self) -> dict[str, int]:
         """How many times each parameter has been updated."""
         return dict(zip(self.params, self._steps.tolist(), strict=True))
+
+    @property
+    def last_update(self) -> dict[str, int]:
+        """The number of the optimizer's update that each parameter had last: its `steps`, and those before it came."""
+        return dict(zip(self.params, (self._steps + self._joined).tolist(), strict=True))
 
     def _options_now(self) -> Any:
         """Return the current options, a row for each parameter (for `update` a dict); checked if they have changed."""
@@ -442,14 +458,27 @@ class Optimizer:
         """Return the buffer called `name` before the first update."""
         return backend.namespace(param).zeros_like(param)
 
-    def _adopt(self, group: Mapping[str, Any]) -> None:
+    def _adopt(self, given: Mapping[str, Any]) -> None:
+        """Take a further group, with new buffers, unless something about it is wrong."""
+        group = _group(given, self.defaults)
+        self._check(group)
+        buffers: dict[str, dict[str, Array]] = {kind: {} for kind in self.buffers}
+        held = set(map(id, self.params.values()))
         for name, param in group["params"].items():
             if name in self.params:
                 raise OptionError(f"The parameter {name} is in two groups", expected="every parameter once", got=name)
             check_parameter(name, param)
-            self.params[name] = param
+            if id(param) in held:
+                raise OptionError("An array comes twice", expected="every parameter once",
+                                  got=f"the array of {name} by another name as well", remedy="Leave all names but one "
+                                  "out: a shared parameter has one gradient")  # fmt: skip
+            held.add(id(param))
             for buffer in self._buffers_of(group):
-                self.buffers.setdefault(buffer, {})[name] = self._new_buffer(buffer, param, group)
+                buffers.setdefault(buffer, {})[name] = self._new_buffer(buffer, param, group)
+        self.param_groups.append(group)
+        self.params |= group["params"]
+        for kind, arrays in buffers.items():
+            self.buffers.setdefault(kind, {}).update(arrays)
 
     # ---- updates ---------------------------------------------------------------------------------------------------
 
@@ -459,22 +488,24 @@ class Optimizer:
         Parameters
         ----------
         grads
-            Gradients with exactly the keys, shapes, dtypes and namespace of the parameters.
+            A gradient for each of the optimizer's parameters, of its shape, dtype and namespace. Gradients of others
+            are left out: an optimizer may be built on a part of a model's parameters.
 
         Raises
         ------
         OptionError
-            Keys are missing or unexpected.
+            A parameter has no gradient.
         ShapeError, DTypeError, LayoutError, DeviceError
             A gradient does not fit; nothing has been updated.
         """
         check_named("The gradients", grads)
         if grads.keys() != self.params.keys():
-            missing = sorted(self.params.keys() - grads.keys())
-            unexpected = sorted(map(str, grads.keys() - self.params.keys()))
-            raise OptionError("The gradients do not belong to the parameters", expected=", ".join(self.params),
-                              got=f"missing {missing}, unexpected {unexpected}",
-                              remedy="Pass what weight_grad of the same model returned")  # fmt: skip
+            if missing := sorted(self.params.keys() - grads.keys()):
+                unexpected = sorted(map(str, grads.keys() - self.params.keys()))
+                raise OptionError("The gradients do not belong to the parameters", expected=", ".join(self.params),
+                                  got=f"missing {missing}, unexpected {unexpected}",
+                                  remedy="Pass what weight_grad of the same model returned")  # fmt: skip
+            grads = {name: grads[name] for name in self.params}
         launch(self, grads, self._options_now())
 
     def begin(self) -> Update:
@@ -535,64 +566,80 @@ class Optimizer:
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a flat dict of numbers and arrays, as for a safetensors file with a header.
+        """Return a flat dict of numbers, names and arrays, as for a safetensors file with a header.
 
-        ``"Adam.version"`` names the class; ``"group0.lr"`` and so on are the options,
-        ``"step.<parameter>"`` the number of updates, ``"<buffer>.<parameter>"`` a copy of each buffer.
+        ``"Adam.version"`` names the class; ``"group0.params"`` and so on are the names of the parameters of each group,
+        ``"group0.lr"`` its options; ``"step.<parameter>"`` is the number of updates, ``"<buffer>.<parameter>"`` a copy
+        of each buffer; ``"joined.<parameter>"``, of a group that was added later, is the number of updates before.
         """
-        state: dict[str, Any] = {type(self).__name__ + _MARK: VERSION}
-        for number, group in enumerate(self.param_groups):
-            state |= {f"group{number}.{key}": value for key, value in _flat(group).items()}
-        state |= {f"step.{name}": count for name, count in self.steps.items()}
-        for buffer, arrays in self.buffers.items():
-            state |= {f"{buffer}.{name}": array.copy() for name, array in arrays.items()}
-        return state
+        return states.saved(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, options included; nothing is written unless everything fits.
 
+        Options belong to the names of parameters: a group takes those that its parameters had, whatever group that
+        was. A state of PyTorch's optimizer is loaded by `load_torch_state_dict`.
+
         Raises
         ------
         FileFormatError
-            It is the state of another optimizer, or names are missing or unexpected.
+            It is the state of another optimizer, names are missing or unexpected, or parameters that are in one group
+            here had different options. States of version 0.2.0 do not name the parameters of a group: if they have
+            several, with different options, add the names to the state first, as ``state["group0.params"] = [...]``.
         OptionError
             An option or a number of updates is out of range.
         ShapeError, DTypeError
             A buffer does not fit its parameter.
         """
         check_named("The state's entries", state)
-        _check_kind(type(self).__name__ + _MARK, state)
-        targets = {f"{b}.{name}": array for b, arrays in self.buffers.items() for name, array in arrays.items()}
-        options = [{f"group{i}.{key}" for key in _flat(group)} for i, group in enumerate(self.param_groups)]
-        expected = {type(self).__name__ + _MARK, *(f"step.{name}" for name in self.params), *targets}
-        expected = expected.union(*options)
-        if state.keys() != expected:
-            missing, unexpected = sorted(expected - state.keys()), sorted(map(str, state.keys() - expected))
-            raise FileFormatError(f"The state does not fit this {type(self).__name__}",
-                                  expected=", ".join(sorted(expected)),
-                                  got=f"missing {missing}, unexpected {unexpected}",
-                                  remedy="Use the options and the model that the state was made with")  # fmt: skip
-        for name, target in targets.items():
-            value = state[name]
-            if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-                raise DTypeError(f"{name} is not an array", expected=f"{target.dtype}, shape {target.shape}",
-                                 got=type(value).__name__, remedy="Pass what state_dict returned")  # fmt: skip
-            if tuple(value.shape) != target.shape:
-                raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape),
-                                 remedy="Use the model that the state was made with")  # fmt: skip
-            if value.dtype != target.dtype:
-                raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype,
-                                 remedy="Use the dtype that the state was made with")  # fmt: skip
-        restored = [_restored(state, f"group{i}.", group) for i, group in enumerate(self.param_groups)]
-        for group in restored:
-            self._check(group)
-        steps = [check_integer(f"step.{name}", state[f"step.{name}"], 0, 2**62) for name in self.params]
+        states.load(self, states.from_torch(self, state) if states.is_torch(state) else state)
 
-        for group, values in zip(self.param_groups, restored, strict=True):
-            group.update(values)
-        self._steps[:] = steps
-        for name, target in targets.items():
-            target[...] = backend.as_namespace(state[name], backend.namespace(target))
+    def torch_state_dict(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the state as the PyTorch optimizer of the same name has it, for its ``load_state_dict``.
+
+        Parameters
+        ----------
+        names
+            The names of all parameters in the order in which PyTorch's optimizer has them; None: the order here, which
+            is that of ``model.parameters()`` for a model of the same layers. Groups stay in their order.
+
+        Returns
+        -------
+        dict
+            ``"state"`` and ``"param_groups"``, with tensors that are copies, on the parameters' device.
+
+        Raises
+        ------
+        OptionError
+            PyTorch has no such optimizer, or the names are others.
+        MissingDependencyError
+            PyTorch is not installed.
+        """
+        return states.to_torch(self, names)
+
+    def load_torch_state_dict(self, state: Mapping[str, Any], names: Sequence[str] | None = None) -> None:
+        """Restore the state of the PyTorch optimizer of the same name: ``torch_optimizer.state_dict()``.
+
+        PyTorch numbers parameters in the order in which its optimizer was given them. They are found by the names in
+        the state (of an optimizer built on ``named_parameters()``), by `names`, or else by their order: that of
+        ``parameters()`` is the same for a model of the same layers. Shapes and dtypes are checked.
+
+        Parameters
+        ----------
+        state
+            With tensors, on the host or a GPU, or arrays.
+        names
+            The names of all parameters in the order in which PyTorch's optimizer has them, group after group.
+
+        Raises
+        ------
+        FileFormatError
+            It is the state of another optimizer, or the order does not say which parameter is which: groups differ, or
+            some could be exchanged.
+        OptionError, ShapeError, DTypeError
+            As for `load_state_dict`.
+        """
+        states.load(self, states.from_torch(self, state, names))
 
 
 def _listed(params: Params) -> Sequence[Mapping[str, Any]]:
@@ -786,45 +833,6 @@ def _check_arrays(optimizer: Optimizer, grads: Mapping[str, Array]) -> None:
         check_is_array(f"The gradient of {name}", grad)
         backend.namespace(param, grad)
         backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)
-
-
-def _check_kind(mark: str, state: Mapping[str, Any]) -> None:
-    if state.get(mark) == VERSION:
-        return
-    kinds = sorted(name for name in state if name.endswith(_MARK) and "." not in name.removesuffix(_MARK))
-    raise FileFormatError(
-        "The state belongs to another optimizer, or to another version of this one", expected=f"{mark} = {VERSION}",
-        got=", ".join(f"{name} = {state[name]}" for name in kinds) or "a state without such a name",
-        remedy="Use the optimizer that the state was made with"
-    )  # fmt: skip
-
-
-def _flat(group: Mapping[str, Any]) -> dict[str, float | bool]:
-    """Return the options of a group as numbers: a pair becomes two."""
-    flat: dict[str, float | bool] = {}
-    for key, value in group.items():
-        if key in _NOT_IN_STATE:
-            continue
-        if isinstance(value, tuple):
-            flat |= {f"{key}.{i}": float(v) for i, v in enumerate(value)}
-        else:
-            flat[key] = value if isinstance(value, bool) else float(value)
-    return flat
-
-
-def _restored(state: Mapping[str, Any], prefix: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `group` with the values that `state` has for them."""
-    restored: dict[str, Any] = dict(group)
-    for key, value in group.items():
-        if key in _NOT_IN_STATE:
-            continue
-        if isinstance(value, tuple):
-            names = [f"{prefix}{key}.{i}" for i in range(len(value))]
-            restored[key] = tuple(check_number(name, state[name]) for name in names)
-        else:
-            check = check_flag if isinstance(value, bool) else check_number
-            restored[key] = check(prefix + key, state[prefix + key])
-    return restored
 
 
 # Predicting weights: the step that a rule would take from the state after its last update.

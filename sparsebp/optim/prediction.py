@@ -50,7 +50,6 @@ class Predictor:
             raise OptionError("Weights are predicted from an optimizer's state", expected="one of sparsebp.optim",
                               got=type(optimizer).__name__, remedy="Build it on model.parameters()")  # fmt: skip
         self.optimizer = optimizer
-        self._groups = {name: group for group in optimizer.param_groups for name in group["params"]}
         self._kept: dict[str, Array] = {}
         self._counts: dict[str, int] = {}
 
@@ -154,6 +153,9 @@ class Predictor:
             raise OptionError("A parameter is not the optimizer's", expected=", ".join(self.optimizer.params)[:200],
                               got=repr(name)) from None  # fmt: skip
 
+    def _group(self, name: str) -> Mapping[str, Any]:
+        return self.optimizer.param_groups[self.optimizer._group_of[self.optimizer._rows[name]]]
+
     def _move(self, name: str, weights: Array, s: float, out: Array) -> None:
         """Add the predicted change of s updates to `out`."""
 
@@ -198,7 +200,7 @@ class MomentumPredictor(Predictor):
         self.gamma = gamma
 
     def _move(self, name: str, weights: Array, s: float, out: Array) -> None:
-        group = self._groups[name]
+        group = self._group(name)
         if group["momentum"]:
             out -= (s * group["lr"]) * self.optimizer.buffers["momentum_buffer"][name]
         elif name in self._kept:
@@ -206,7 +208,7 @@ class MomentumPredictor(Predictor):
             displace(self.optimizer, group, name, s, out, mean)
 
     def _note(self, name: str, grad: Array) -> None:
-        if self._groups[name]["momentum"]:
+        if self._group(name)["momentum"]:
             return
         smoothed = self._kept.get(name)
         if smoothed is None:
@@ -235,10 +237,10 @@ class OptimizerRulePredictor(Predictor):
     horizon: ClassVar[Horizon] = "update"
 
     def _move(self, name: str, weights: Array, s: float, out: Array) -> None:
-        displace(self.optimizer, self._groups[name], name, s, out, self._kept.get(name))
+        displace(self.optimizer, self._group(name), name, s, out, self._kept.get(name))
 
     def _note(self, name: str, grad: Array) -> None:
-        if self.optimizer.reads_gradient(self._groups[name]):
+        if self.optimizer.reads_gradient(self._group(name)):
             self._kept[name] = grad.copy()
             self._counts[name] = self._counts.get(name, 0) + 1
 
@@ -263,6 +265,9 @@ class FiniteDifferencePredictor(Predictor):
 
     def _note(self, name: str, grad: Array) -> None:
         weights = self.optimizer.params[name]
+        if name not in self._last:  # of a group that has been added since: what it was before is not known
+            self._last[name] = weights.copy()
+            return
         oldest = self._kept.pop(name, None)
         self._kept[name] = self._last[name]
         self._last[name] = oldest if oldest is not None else backend.namespace(weights).empty_like(weights)

@@ -84,9 +84,14 @@ class PieceOptimizer:
         return {} if self._part is None else self._part.buffers
 
     @property
-    def steps(self) -> dict[str, int]:
-        """How many times each parameter has been updated."""
-        return self.optimizer.steps
+    def params(self) -> Mapping[str, Array]:
+        """The whole parameters."""
+        return self.optimizer.params
+
+    @property
+    def last_update(self) -> dict[str, int]:
+        """The number of the update that each parameter had last."""
+        return self.optimizer.last_update
 
     def begin(self) -> PieceUpdate:
         """Open one update with the optimizer's options, see `Optimizer.begin`."""

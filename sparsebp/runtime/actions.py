@@ -149,9 +149,18 @@ def check_live(model: Any, params: Mapping[str, Array]) -> None:
                       "assign into them (param[...] = values) to keep them")  # fmt: skip
 
 
+def check_complete(optimizer: Any, stages: Stages) -> None:
+    """Raise `OptionError` if groups of parameters have been added to the optimizer since the stages were made."""
+    params = getattr(optimizer, "params", None)
+    if isinstance(params, Mapping) and len(params) != len(stages.names):
+        raise OptionError("Parameters have been added to the optimizer, and this executor does not train them",
+                          expected=_shown(list(stages.names)), got=_shown(list(params)),
+                          remedy="Make a new executor; a Trainer does so by itself")  # fmt: skip
+
+
 def check_even(optimizer: Any, names: Iterable[str]) -> None:
-    """Raise `OptionError` if `optimizer.steps` shows that some parameters have had fewer updates than others."""
-    steps = getattr(optimizer, "steps", None)
+    """Raise `OptionError` if some parameters have had fewer updates than others, by the optimizer's own counts."""
+    steps = getattr(optimizer, "last_update", getattr(optimizer, "steps", None))
     counts = {name: steps[name] for name in names if name in steps} if isinstance(steps, Mapping) else {}
     if len(set(counts.values())) < 2:
         return

@@ -29,6 +29,7 @@ from sparsebp.runtime.actions import (
     Stages,
     Step,
     Watch,
+    check_complete,
     check_even,
     is_ours,
     trained_parameters,
@@ -232,7 +233,8 @@ class Executor:
         ------
         OptionError
             An update was interrupted before, by an error of the last step or before this executor was made. Some
-            parameters are then one step ahead of others, and further steps would be wrong.
+            parameters are then one step ahead of others, and further steps would be wrong. Or the optimizer has more
+            parameters than when this executor was made.
         Exception
             Any error of an action. Unfinished work of the step before is still there for `flush`.
         """
@@ -240,6 +242,7 @@ class Executor:
         if self._doubtful:
             done = self.flush()
             check_even(self._actions.optimizer, self.stages.names)
+        check_complete(self._actions.optimizer, self.stages)
         self._doubtful = True
         given = self._step(batches, tag)
         self._doubtful = False

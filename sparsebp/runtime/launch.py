@@ -110,6 +110,11 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
+def names_of_groups(optimizer: Any) -> list[list[str]]:
+    """Return the names of the parameters of every group."""
+    return [list(group["params"]) for group in getattr(optimizer, "param_groups", ())]
+
+
 def mark_of(options: list[dict[str, Any]]) -> float:
     """Return a checksum of an optimizer's options, to compare at every step."""
     return float(zlib.crc32(repr(options).encode()))

@@ -27,6 +27,7 @@ from sparsebp.runtime.actions import (
     Stages,
     Step,
     Watch,
+    check_complete,
     check_even,
     in_sequence,
     trained_parameters,
@@ -690,6 +691,7 @@ class PipelineExecutor:
         if not self._begun:
             check_even(self._actions.optimizer, self.stages.names)
             self._begun = True
+        check_complete(self._actions.optimizer, self.stages)
         self._failed = True
         steps = self._new(batches, tag)
         # The shapes inside the model follow from these. Arrays of samples on a device are not read for their checksums.

@@ -23,7 +23,7 @@ from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau
 from sparsebp.patterns.pattern import DeviceCopies
 from sparsebp.runtime.actions import Stages, Watch, trained_parameters
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.launch import check_same, checksums, collective_call, exchange, options_of
+from sparsebp.runtime.launch import check_same, checksums, collective_call, exchange, names_of_groups, options_of
 from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.schedule import Schedule
@@ -58,7 +58,12 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
     arrays = trainer.model.parameters() | _buffers(trainer.model)
     generators = generators_of(trainer.model)
     before = (checksums(arrays), options_of(trainer.optimizer)) if transport.rank == 0 else ({}, [])
+    held = names_of_groups(trainer.optimizer)
     tell()
+    if names_of_groups(trainer.optimizer) != held:
+        raise OptionError("A callback has added parameters to the optimizer of one of several ranks", expected="the "
+                          "same groups on all", got=f"another group on rank {transport.rank}",
+                          remedy="Call add_param_group on every rank, before fit")  # fmt: skip
     changed: tuple[list[str], Any, dict[str, Any]] = [], None, {}
     if transport.rank == 0:
         arrays = trainer.model.parameters() | _buffers(trainer.model)  # statistics may be other arrays now
@@ -201,11 +206,12 @@ def schedule_of(
     return given
 
 
-def earlier_schedule(path: Path, stages: Stages) -> Schedule | None:
-    """Return the out-of-order schedule of an earlier run at `path`, if it is of this model, else None."""
-    if not path.exists():
-        return None
-    earlier = read_csv(path)
+def earlier_schedule(earlier: Path | Schedule, stages: Stages) -> Schedule | None:
+    """Return an out-of-order schedule found earlier, or that of a run's file, if it is of these stages, else None."""
+    if isinstance(earlier, Path):
+        if not earlier.exists():
+            return None
+        earlier = read_csv(earlier)
     graph = earlier.graph
     same = (len(stages), 1, stages.unweighted) == (graph.stages, graph.microbatches, graph.unweighted)
     return earlier if same else None
@@ -290,6 +296,7 @@ def _facts(trainer: Any, dataset: Dataset, validation: Dataset | None) -> dict[s
         "checkpoint_every": trainer.checkpoint_every, "the model": type(trainer.model).__name__,
         "the loss": _described(trainer.loss), "the predictor": _described(trainer.predictor),
         "the optimizer": type(optimizer).__name__, "the optimizer's options": options_of(optimizer),
+        "the parameters of the optimizer's groups": names_of_groups(optimizer),
         "the optimizer's numbers of updates": dict(getattr(optimizer, "steps", {})),
         "the learning-rate schedule": _rates_of(trainer.lr_scheduler),
         "the names of parameters": list(parameters),

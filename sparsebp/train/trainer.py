@@ -23,7 +23,7 @@ from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.nn.layer import inference_mode
 from sparsebp.nn.loss import DEFAULT_IGNORED, count_of, summed
 from sparsebp.optim import Predictor
-from sparsebp.optim.lr_schedules import ChainedScheduler, EpochLoss, reads_model
+from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, check_live, options_of, trained_parameters
 from sparsebp.runtime.executor import MEMORY_RATIO, SCHEDULE_NAME, Executor, FoundSchedule, OutOfOrderExecutor
 from sparsebp.runtime.launch import collective_call
@@ -96,12 +96,18 @@ class Runner(Watch):
         self.trainer = trainer
         self.begun = trainer.history.steps  # steps begun; the history may be one behind
         self._recorded = 0.0
+        self._make_executor()
+
+    def _make_executor(self) -> None:
+        trainer = self.trainer
         self._trained = trained_parameters(trainer.model, trainer.optimizer)
         self._on_host = backend.is_host(backend.namespace(next(iter(self._trained.values()))))
         ignored = getattr(trainer.loss, "ignore_index", None)
         self._ignored = None if ignored == DEFAULT_IGNORED and not self._on_host else ignored  # as the loss has it
         stages, parts = Stages(trainer.model, self._trained), (trainer.model, trainer.loss, trainer.optimizer)
         folder = trainer.checkpoint_dir
+        if trainer.found_schedule is not None and earlier_schedule(trainer.found_schedule.schedule, stages) is None:
+            trainer.found_schedule = None  # other parameters are trained now
         found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
         if trainer.schedule == "ooo" and found is None and folder is not None:
             found = earlier_schedule(folder / SCHEDULE_NAME, stages)
@@ -123,6 +129,10 @@ class Runner(Watch):
         """
         trainer = self.trainer
         check_live(trainer.model, self._trained)
+        if len(getattr(trainer.optimizer, "params", self._trained)) != len(self._trained):  # add_param_group
+            self.flush()
+            self.executor.close()
+            self._make_executor()
         samples = sum(len(batch[1]) for batch in batches) if samples is None else samples
         tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter(), samples, origins)
         self.begun += 1
@@ -767,7 +777,7 @@ class Trainer:
             self.history.seconds[-steps:] = self.transport.broadcast(self.history.seconds[-steps:])  # rank 0's
         result = None if validation is None else self._evaluate(validation, self._validation_batch)
         record = self.history.end_epoch(epoch, steps, result)
-        if isinstance(self.lr_scheduler, ChainedScheduler) or getattr(self.lr_scheduler, "needs_metric", False):
+        if takes_metric(self.lr_scheduler):
             self.lr_scheduler.step(EpochLoss(record.to_json()))
         self._save(epoch + 1, 0, shape)
         self._tell("epoch", record)

@@ -150,7 +150,7 @@ def test_gradients_without_names(grads):
         lambda g: optim.clip_grad_norm(g, 1.0), lambda g: optim.clip_grad_value(g, 1.0),
     ):  # fmt: skip
         assert "not a mapping" in refused(OptionError, lambda c=call: c(grads))
-    for wrong in ({3: np.ones(2), "b": np.ones(2)}, {}, {"w": np.ones(2), "b": np.ones(2)}):
+    for wrong in ({3: np.ones(2), "b": np.ones(2)}, {}, {"W": np.ones(2), "b": np.ones(2)}):
         refused(OptionError, lambda w=wrong: optimizer.step(w))
 
 
@@ -330,12 +330,12 @@ def test_groups_that_are_others(change):
 def test_schedules_and_pieces_of_groups_that_are_others(make, change):
     optimizer = optim.Adam([{"params": {"a": np.ones(2)}}, {"params": {"b": np.ones(2)}}], lr=0.1)
     schedule = make and make(optimizer)
+    before = schedule and schedule.state_dict()
     change(optimizer.param_groups)
     if schedule is None:
         assert "groups" in refused(OptionError, lambda: PieceOptimizer(optimizer, {"a": (0, 1)}))
         assert optimizer.buffers["exp_avg"]["a"].shape == (2,)  # the state is where it was
         return
-    before = schedule.state_dict()
     takes_metric = isinstance(schedule, optim.ReduceLROnPlateau)
     if takes_metric:
         schedule.step(1.0)

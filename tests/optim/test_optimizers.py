@@ -96,7 +96,7 @@ def test_state_dict_is_flat_and_a_copy():
     adam = optim.Adam(params, lr=0.1)
     state = adam.state_dict()
     options = {f"group0.{name}" for name in ("lr", "betas.0", "betas.1", "eps", "weight_decay", "amsgrad", "maximize")}
-    assert state.keys() == options | {"Adam.version", "step.w", "exp_avg.w", "exp_avg_sq.w"}
+    assert state.keys() == options | {"Adam.version", "group0.params", "step.w", "exp_avg.w", "exp_avg_sq.w"}
     adam.step({"w": np.ones(2)})
     assert (state["exp_avg.w"] == 0).all()
     assert not any(isinstance(value, np.ndarray) for value in optim.SGD(params, 0.1).state_dict().values())
