@@ -137,16 +137,13 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
 
 
 def _check_apart(schedule: Schedule, stages: Stages) -> None:
-    """Refuse parameters, layers and generators that stages on different ranks share."""
-    parameters: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)  # the ranks of each stage that holds one
+    """Refuse layers with running statistics, and generators, that stages on different ranks share."""
     generators: defaultdict[int, set[int]] = defaultdict(set)  # the stages that draw from one
     layers: dict[int, list[str]] = {}
     counting: defaultdict[int, set[int]] = defaultdict(set)  # layers with running statistics
     named: dict[int, str] = {}
     for number, stage in enumerate(stages.all):
         ranks = schedule.workers_of(number)
-        for name in stage.parameters.values():
-            parameters[name].add(tuple(sorted(ranks)))
         for prefix, layer in stage.layer.modules(stage.name) if hasattr(stage.layer, "modules") else ():
             if layer.buffers:
                 counting[id(layer)].update(ranks)
@@ -155,10 +152,6 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
         for name, generator in drawn.items():
             generators[id(generator)].add(number)
             layers.setdefault(id(generator), []).append(f"{stage.name}.{name}".strip("."))
-    shared = [name for name, several in parameters.items() if len(several) > 1]
-    if shared:
-        raise OptionError("A parameter is shared by stages on several ranks", expected="all of its stages on one",
-                          got=", ".join(shared), remedy="Deal the stages out otherwise, or untie them")  # fmt: skip
     counted = [named[key] for key, several in counting.items() if len(several) > 1]
     if counted:
         raise OptionError("A layer with running statistics is in stages on several ranks",
@@ -587,9 +580,9 @@ class PipelineExecutor:
     Raises
     ------
     OptionError
-        The schedule is not for this model on these ranks, stages on several ranks share a parameter or a random
-        generator, `clip_norm` is set but the norm is unknown before the first update, or a predictor is given but there
-        is nothing to predict.
+        The schedule is not for this model on these ranks; stages on several ranks share a random generator; they share
+        a parameter, or `clip_norm` is set, and the schedule updates before all gradients are known; or a predictor is
+        given but there is nothing to predict.
     ScheduleError
         The schedule cannot run.
 
@@ -599,7 +592,9 @@ class PipelineExecutor:
     ``time.perf_counter()``; see `sparsebp.runtime.launch`.
 
     The gradients of replicated stages (`Schedule.replicated`) are summed over their ranks after the last action, and
-    all stages are updated then: these sums are grouped by rank, and equal one worker's up to rounding.
+    all stages are updated then: these sums are grouped by rank, and equal one worker's up to rounding. So are those of
+    a parameter that stages on several ranks share (an embedding and the output layer, say), before the first update:
+    each of these ranks makes the same update of it.
 
     In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch by itself: its own mean is its
     loss, whose gradient updates every stage. A step is the stream of the schedule's micro-batches; the pipeline fills
@@ -649,6 +644,13 @@ class PipelineExecutor:
                               expected="all gradients before the first U, on every rank",
                               remedy="Do not clip by the norm",
                               got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}")  # fmt: skip
+        self._held_by = _held_by(schedule, self.stages)
+        several = [name for name, ranks in self._held_by.items() if len(ranks) > 1]
+        if several and not self._gathered:
+            raise OptionError("A parameter is shared by stages on several ranks, and updated before they all have its "
+                              "gradients", expected="all gradients before the first U, on every rank",
+                              got=f"{', '.join(several)} and the schedule {schedule.name or 'given'!r}",
+                              remedy="Place the updates at the end, or the stages on one rank")  # fmt: skip
         self._programs[schedule.graph.microbatches] = self._program_of(schedule, programs)
         self._failed = False
         self._apart = False  # whether other ranks have updated their stages since these were brought up to date
@@ -778,12 +780,13 @@ class PipelineExecutor:
         ends = {(part.stage, part.microbatch): part for part in parts if part.kind in "IW"}  # the last of each backward
         names = self.stages.updated_at([part.stage for part in parts if part.kind == "U"], last=True)
         gathers, whole = self._gathered, count == self.schedule.graph.microbatches
+        gather = in_sequence(partial(self._sum_over_ranks, count), self._actions.gather)
         for one in program.instructions:
             match one:
                 case Compute(cell):
                     for action in actions_of(cell):
                         if action.kind == "U" and gathers:
-                            tasks.append(_of_the_step(self._actions.gather))
+                            tasks.append(_of_the_step(gather))
                             gathers = False
                         run = in_sequence(*(r for part in parts_of(action) for r in self._runs(part, count, names)))
                         last = ends.get((action.stage, action.microbatch)) in parts_of(action)
@@ -794,22 +797,23 @@ class PipelineExecutor:
                         tasks.append(self._carries(one, message))
                 case _:
                     raise OptionError("A pipeline has no replicas", expected="no S", got=str(one))
-        if self.schedule.replicated:
-            tasks.append(_of_the_step(partial(self._add_copies, count)))
         if gathers:
-            tasks.append(_of_the_step(self._actions.gather))
+            tasks.append(_of_the_step(gather))
         if self.schedule.replicated and self._actions.names:
             tasks.append(_of_the_step(self._actions.update(self._actions.names, gathered=True)))
         return tasks
 
-    def _add_copies(self, count: int, step: Step) -> None:
-        """Sum the gradients of replicated stages over their ranks, in the order of these ranks' first micro-batches."""
+    def _sum_over_ranks(self, count: int, step: Step) -> None:
+        """Sum the gradients of parameters that several ranks hold: by micro-batch, and the last stage's first."""
         under_way, live = {}, self.stages.model.parameters()
         for name in self._actions.names:
-            holders = [number for number in self._actions.own if name in self.stages[number].parameters.values()]
-            makers = dict.fromkeys(self.schedule.worker_of(number, m) for m in range(count) for number in holders)
-            others = [rank for rank in self.schedule.workers_of(holders[0]) if rank != self._transport.rank]
-            under_way[name] = self._p2p.swap(step.grads.get(name), live[name], others, list(makers))
+            others = [rank for rank in self._held_by[name] if rank != self._transport.rank]
+            if others:
+                holders = [number for number, stage in enumerate(self.stages.all) if name in stage.parameters.values()]
+                makers = dict.fromkeys(
+                    self.schedule.worker_of(number, m) for m in range(count) for number in reversed(holders)
+                )
+                under_way[name] = self._p2p.swap(step.grads.get(name), live[name], others, list(makers))
         for name, finish in under_way.items():
             first, *more = finish()
             step.grads[name] = sum(more, first)
@@ -885,6 +889,15 @@ class PipelineExecutor:
                 return lambda steps: p2p.send(message, steps[which].outbox.pop((kind, number, place)))
             case Sent():
                 return lambda steps: p2p.sent(message)
+
+
+def _held_by(schedule: Schedule, stages: Stages) -> dict[str, list[int]]:
+    """Return the ranks that hold each trained parameter."""
+    held: dict[str, set[int]] = {}
+    for number, stage in enumerate(stages.all):
+        for name in stage.parameters.values():
+            held.setdefault(name, set()).update(schedule.workers_of(number))
+    return {name: sorted(ranks) for name, ranks in held.items()}
 
 
 def _of_the_step(run: Run) -> Task:

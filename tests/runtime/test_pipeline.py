@@ -123,8 +123,10 @@ def test_dropout_and_running_statistics_are_those_of_one_worker():
 
 
 def shared_apart():
-    tied = nn.Linear(7, 7, rng=0)
-    return nn.Sequential(tied, nn.Tanh(), nn.Linear(7, 7, rng=1), tied)
+    """The first stage and the last one share weights; the second and the fourth one a bias."""
+    tied, one, other, more = (nn.Linear(7, 7, dtype=np.float64, rng=rng) for rng in range(4))
+    other.params["bias"] = one.params["bias"]
+    return nn.Sequential(tied, one, nn.Tanh(), other, nn.Tanh(), more, nn.Tanh(), tied)
 
 
 def draws_together():
@@ -139,7 +141,7 @@ def scans():
 
 
 @pytest.mark.parametrize("make, ranks, workers, build, words", [
-    (shared_apart, 2, 2, "gpipe", ["0.weight", "shared by stages on several ranks"]),
+    (shared_apart, 2, 2, "gpipe with updates at once", ["0.weight", "shared by stages on several ranks"]),
     (draws_together, 2, 2, "gpipe", ["draw from one random generator", "1, 3"]),
     (scans, 2, 2, "gpipe", ["set_backward"]),
     (p.mlp, 2, 3, "gpipe", ["another number of ranks", "workers=2"]),
@@ -148,7 +150,8 @@ def scans():
 def test_what_cannot_run_is_refused(make, ranks, workers, build, words):
     def work(transport):
         model = make()
-        p.executor(model, p.schedule_of(build, model, workers, 2), transport)
+        schedule = p.schedule_of(build.partition(" ")[0], model, workers, 2)
+        p.executor(model, place_updates(schedule, "backward") if "updates" in build else schedule, transport)
 
     with pytest.raises(OptionError) as error:
         run_ranks(ranks, work)
@@ -201,6 +204,21 @@ def test_stages_on_the_same_ranks_may_share_a_parameter():
     steps = [p.batches("mlp", sizes, seed=seed) for seed, sizes in enumerate(([2, 1, 2, 3], [2, 1], [3], [2, 1, 2]))]
     found = p.on_ranks(2, tied, p.momentum, steps, lambda model: p.schedule_of("dualpipe", model, 2, 4))
     p.assert_close(found, p.alone(tied, p.momentum, steps), **TIGHT)
+
+
+@pytest.mark.parametrize("schedule", p.SYNCHRONOUS)
+@pytest.mark.parametrize(("size", "clip_norm"), [(2, None), (3, 0.5), (4, None)])
+def test_stages_on_several_ranks_may_share_a_parameter(schedule, size, clip_norm):
+    """As an embedding and the output layer do; steps may have fewer micro-batches."""
+    if schedule == "dualpipe" and size % 2:
+        pytest.skip("DualPipe has two halves of ranks")
+    most = p.filling(schedule, size, [2, 3])
+    steps = [p.batches("mlp", sizes, seed=seed) for seed, sizes in enumerate((most, most, most[:1], most))]
+    found = p.on_ranks(
+        size, shared_apart, p.momentum, steps, lambda model: p.schedule_of(schedule, model, size, len(most)),
+        clip_norm=clip_norm,
+    )  # fmt: skip
+    p.assert_close(found, p.alone(shared_apart, p.momentum, steps, clip_norm=clip_norm), **TIGHT)
 
 
 def test_clipping_needs_all_gradients_before_the_first_update():
