@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core import masks as masking
-from sparsebp.core.check import Array
+from sparsebp.core.check import Array, shown
 from sparsebp.core.errors import OptionError, StaleError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.core.shortcuts import belongs, forward_of
@@ -67,6 +67,9 @@ class Gradients:
     weights
         Returns the gradients at the parameters: a mapping whose values are arrays, or `Gradients` of the child of that
         name, whose names get the prefix. By default ``layer.weight_grad(gy, saved)``.
+    some
+        Returns the `Gradients` of children by name, at least of those for which a function given to it is true, where
+        those of some cost less than those of all. By default they are taken from `weights`.
 
     Attributes
     ----------
@@ -74,14 +77,15 @@ class Gradients:
         Called before `input` or `weights` is computed, to raise an error if that is no longer possible; or None.
     """
 
-    __slots__ = ("__weakref__", "_input", "_kept", "_lock", "_weights", "check", "gy", "layer", "saved")
+    __slots__ = ("__weakref__", "_input", "_kept", "_lock", "_some", "_weights", "check", "gy", "layer", "saved")
 
     def __init__(
         self, layer: Any, gy: Array, saved: Any, input: Callable[[], Array] | None = None,
         weights: Callable[[], Mapping[str, Any]] | None = None,
+        some: Callable[[Callable[[Any], bool]], Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
         self.layer, self.gy, self.saved = layer, gy, saved
-        self._input, self._weights = input, weights
+        self._input, self._weights, self._some = input, weights, some
         self._kept: dict[str, Any] = {}
         self._lock: Any = None
         self.check: Callable[[], None] | None = None
@@ -130,6 +134,23 @@ class Gradients:
                     grads[name] = value
             grads = layer.summed(grads) if layer.children else checked_grads(layer, grads)
         return without_pruned(layer, grads) if masking.owners else grads
+
+    def uses(self, wanted: Collection[int]) -> dict[str, Array]:
+        """W of some parameters, those of the identities `wanted`: a gradient for each use, by its name in the layer."""
+        if self._weights is None or type(self).weight_grad is not Gradients.weight_grad:
+            params = self.layer.parameters()
+            return {name: grad for name, grad in self.weight_grad().items() if id(params[name]) in wanted}
+
+        def holds(layer: Any) -> bool:
+            return any(id(array) in wanted for array in layer.parameters().values())
+
+        found: dict[str, Array] = {}
+        for name, value in (self._weights() if self._some is None else self._some(holds)).items():
+            if not isinstance(value, Gradients):
+                found[name] = value
+            elif holds(value.layer):
+                found |= {f"{name}.{key}": grad for key, grad in value.uses(wanted).items()}
+        return found
 
     def _once(self, name: str, compute: Callable[[], T]) -> T:
         with _making:
@@ -270,7 +291,9 @@ class Back:
             )  # fmt: skip
 
 
-def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str, Array]]]:
+def value_and_grad(
+    model: Any, loss: Any, params: Iterable[str] | None = None
+) -> Callable[..., tuple[float, dict[str, Array]]]:
     """Return a function that computes a loss and its gradients with respect to the model's parameters.
 
     Parameters
@@ -279,18 +302,23 @@ def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str
         A layer or model.
     loss
         ``forward(prediction, target) -> (value, saved)`` and ``input_grad(saved)``, as `CrossEntropyLoss` has them.
+    params
+        The names of the parameters to differentiate with respect to, or a mapping by these names, as
+        ``optimizer.params``; None: all. Layers that have none of them compute no weight gradients, and the layers of a
+        `Sequential` before the first that has one no gradients at all.
 
     Returns
     -------
     callable
         ``function(x, target, **options) -> (value, grads)``: the loss as a float, and a dict with the names of
-        ``model.parameters()``, which an optimizer's `step` takes. `options` go to the model's forward
-        (``lengths=``, say).
+        ``model.parameters()``, or of `params` alone, which an optimizer's `step` takes. `options` go to the model's
+        forward (``lengths=``, say).
 
     Raises
     ------
     OptionError
-        `model` or `loss` has no forward, or the names of the gradients differ from the parameters.
+        `model` or `loss` has no forward, a name is not one of ``model.parameters()``, or the names of the gradients
+        differ from the parameters.
 
     Examples
     --------
@@ -304,14 +332,43 @@ def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str
         if not callable(getattr(part, "forward", None)):
             raise OptionError(f"{name} cannot be differentiated", expected="an object with forward and a way back",
                               got=type(part).__qualname__)  # fmt: skip
+    names = None if params is None else _checked_names(model, params)
 
     def function(x: Array, target: Array, **options: Any) -> tuple[float, dict[str, Array]]:
         prediction, saved = forward_of(model, x, **options)
         value, loss_saved = loss.forward(prediction, target)
-        grads = gradients_of(model, loss.input_grad(loss_saved), saved).weight_grad()
-        return float(value), grads
+        gradients = gradients_of(model, loss.input_grad(loss_saved), saved)
+        return float(value), gradients.weight_grad() if names is None else _some_weight_grads(gradients, names)
 
     return function
+
+
+def _checked_names(model: Any, params: Any) -> list[str]:
+    """Return the names of some of a model's parameters, in the model's order."""
+    live = list(model.parameters())
+    given = [params] if isinstance(params, str) or not isinstance(params, Iterable) else list(params)
+    unknown = [name for name in given if name not in live]
+    if unknown or isinstance(params, str):
+        raise OptionError("params are not names of the model's parameters", expected=f"some of {', '.join(live)}",
+                          got=shown(params if isinstance(params, str) else unknown[0]))  # fmt: skip
+    return [name for name in live if name in given]
+
+
+def _some_weight_grads(gradients: Gradients, names: Sequence[str]) -> dict[str, Array]:
+    """W of some parameters of a model, summed over their uses as `Layer.summed` does it."""
+    model = gradients.layer
+    live = model.parameters()
+    found = gradients.uses({id(live[name]) for name in names})
+    uses = model.shared_names() if hasattr(model, "shared_names") else {name: name for name in found}
+    total: dict[str, Array] = {}
+    for name, first in reversed(uses.items()):
+        if name in found and first in names:
+            total[first] = total[first] + found[name] if first in total else found[name]
+    if total.keys() != set(names):
+        raise OptionError(f"{type(model).__name__} does not give the gradients of its parameters",
+                          expected=", ".join(names), got=", ".join(found) or "none")  # fmt: skip
+    total = {name: total[name] for name in names}
+    return without_pruned(model, total) if masking.owners else total
 
 
 @contextlib.contextmanager

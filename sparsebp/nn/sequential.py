@@ -673,18 +673,22 @@ class Sequential(Container):
         """Return the gradients: through the chain of I, or the scan in its place."""
         xp = check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
         names, links = self._links(saved)
-        behind = self._behind_first_weights(links)
+        behind = self._behind_first(links, _has_parameters)
         last = gradients_of(links[-1].layer, gy, links[-1].saved)
 
-        def of_tail() -> list[Gradients]:
-            """From the first layer with parameters on; layers before it do not affect the weights' gradients."""
+        def of_tail(behind: int) -> list[Gradients]:
+            """From the link before number `behind` on; layers before it do not affect the weights' gradients."""
             if behind == len(links):
                 return [last]
             at, found = self._backward.gradients(links[behind:], last)
             before = links[behind - 1]
             return [gradients_of(before.layer, at, before.saved), *found]
 
-        tail = Shared(of_tail, xp)
+        def some(holds: Callable[[Layer], bool]) -> dict[str, Gradients]:
+            behind = self._behind_first(links, holds)
+            return dict(zip(names[behind - 1 :], of_tail(behind), strict=True))
+
+        tail = Shared(lambda: of_tail(behind), xp)
         return Gradients(
             self, gy, saved, lambda: self._backward.gradients(links[:behind], tail()[0])[0],
             lambda: {
@@ -692,6 +696,7 @@ class Sequential(Container):
                 for name, grads in zip(names[behind - 1 :], tail(), strict=True)
                 if grads.layer.params or grads.layer.children
             },
+            some,
         )  # fmt: skip
 
     def scan_plans(self, saved: SequentialSaved) -> list[Any]:
@@ -706,7 +711,7 @@ class Sequential(Container):
             A segment needs more than `memory_limit`; not with ``"auto"``.
         """
         _, links = self._links(saved)
-        return self._backward.plans(links[self._behind_first_weights(links) :], saved.like)
+        return self._backward.plans(links[self._behind_first(links, _has_parameters) :], saved.like)
 
     def choices(self, saved: SequentialSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield how every segment that could be scanned runs, from the output on, and the layers' choices."""
@@ -770,12 +775,13 @@ class Sequential(Container):
                 links.append(link)
         return names, links
 
-    def _behind_first_weights(self, links: Sequence[Link]) -> int:
-        """Return the number of the first link whose input gradient some weights need."""
-        for number, (layer, *_) in enumerate(links, 1):
-            if layer.params or (layer.children and layer.parameters()):
-                return number
-        return len(links)
+    def _behind_first(self, links: Sequence[Link], holds: Callable[[Layer], bool]) -> int:
+        """Return the number of the link behind the first layer for which `holds` is true, or of none."""
+        return next((number for number, link in enumerate(links, 1) if holds(link.layer)), len(links))
+
+
+def _has_parameters(layer: Layer) -> bool:
+    return bool(layer.params or (layer.children and layer.parameters()))
 
 
 class Stage(Sequential):

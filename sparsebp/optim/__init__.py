@@ -1,5 +1,6 @@
 """Optimizers, learning-rate schedules and clipping; names and arguments as in torch.optim."""
 
+from sparsebp.optim.averaging import EMA
 from sparsebp.optim.lr_schedules import (
     ChainedScheduler,
     ConstantLR,
@@ -37,6 +38,7 @@ from sparsebp.optim.prediction import (
 from sparsebp.optim.rules import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 __all__ = [
+    "EMA",
     "PREDICTORS",
     "SGD",
     "Adadelta",

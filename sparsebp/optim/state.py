@@ -48,7 +48,7 @@ def load(optimizer: Any, state: Mapping[str, Any]) -> None:
         {f"joined.{name}" for name in params},
     )
     for name, target in targets.items():
-        _check_like(name, state[name], target)
+        check_like(name, state[name], target)
     groups = _restored(optimizer, {key: state[key] for key in state if key in of_group}, named=state[mark] > 1)
     for group in groups:
         optimizer._check(group)
@@ -85,7 +85,8 @@ def _check_names(
                               "add_param_group where it did")  # fmt: skip
 
 
-def _check_like(name: str, value: Any, target: Array) -> None:
+def check_like(name: str, value: Any, target: Array) -> None:
+    """Raise an error unless an array of a state has the shape and dtype of the one that it is for."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise DTypeError(f"{name} is not an array", expected=f"{target.dtype}, shape {target.shape}",
                          got=type(value).__name__, remedy="Pass what state_dict returned")  # fmt: skip

@@ -1,6 +1,6 @@
 """Training: the trainer, checkpoints, history and callbacks."""
 
-from sparsebp.train.callbacks import Callback, EarlyStopping, JsonLines, ModelCheckpoint, ProgressBar
+from sparsebp.train.callbacks import Callback, EarlyStopping, JsonLines, ModelCheckpoint, ProgressBar, WeightAveraging
 from sparsebp.train.checkpoint import (
     Checkpoint,
     EpochRecord,
@@ -24,6 +24,7 @@ __all__ = [
     "ModelCheckpoint",
     "ProgressBar",
     "Trainer",
+    "WeightAveraging",
     "load_checkpoint",
     "plot_history",
     "save_checkpoint",

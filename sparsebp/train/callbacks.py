@@ -19,6 +19,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError, needing
 from sparsebp.core.files import json_line, kept_path, prepare_folder
+from sparsebp.optim import EMA
 from sparsebp.optim.lr_schedules import check_monitor, reads_model, usual_mode
 from sparsebp.train.checkpoint import (
     FILE_NAME,
@@ -73,6 +74,12 @@ class Callback:
     def on_step(self, history: History) -> None:
         """A step is done; its values are the last ones of `history`."""
 
+    def on_validation_start(self) -> None:
+        """The model is about to be evaluated on the validation set."""
+
+    def on_validation_end(self) -> None:
+        """The validation set has been evaluated."""
+
     def on_epoch(self, record: EpochRecord) -> None:
         """An epoch is done, validated and saved."""
 
@@ -84,6 +91,13 @@ class Callback:
 
     def on_close(self) -> None:
         """Training has ended or failed; release resources."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: numbers, texts and arrays by name, which become part of checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, before a resumed run goes on; not called if that was nothing."""
 
 
 class ProgressBar(Callback):
@@ -233,6 +247,66 @@ def epoch_line(record: EpochRecord, width: int = 80) -> str:
 
 def _test(value: float | None, digits: int) -> str:
     return "" if value is None else f" (test {value:.{digits}f})"
+
+
+class WeightAveraging(Callback):
+    """Averages the weights after every step, and lets the validation set be evaluated with the averages.
+
+    Validation losses and accuracies, and whatever follows them, are those of the averages: `EarlyStopping` restores
+    the best ones. The model is trained, and saved, with its own weights. Averages are part of checkpoints, as the
+    arrays ``callbacks.WeightAveraging.averages``, and a resumed run goes on with them.
+
+    Parameters
+    ----------
+    ema
+        A `sparsebp.optim.EMA` of the trainer's model. ``with ema.averaged(): …`` evaluates the averages after `fit`,
+        and ``ema.apply()`` makes them the model's weights.
+    """
+
+    def __init__(self, ema: EMA) -> None:
+        if not isinstance(ema, EMA):
+            raise OptionError("Not an average of weights", expected="a sparsebp.optim.EMA", got=shown(ema),
+                              remedy="Build it: WeightAveraging(sb.optim.EMA(model, 0.999))")  # fmt: skip
+        self.ema = ema
+        self._validating = contextlib.ExitStack()
+
+    def set_trainer(self, trainer: Any) -> None:
+        """Refuse a trainer of another model."""
+        if not self.ema.is_of(trainer.model):
+            raise OptionError("The averages are of another model", expected="EMA(model) of the trainer's model",
+                              got="other arrays", remedy="Build the EMA on the trainer's model")  # fmt: skip
+
+    def on_step(self, history: History) -> None:
+        """Take the weights into the averages."""
+        self.ema.update()
+
+    def on_validation_start(self) -> None:
+        """Give the model its averages."""
+        self._validating.enter_context(self.ema.averaged())
+
+    def on_validation_end(self) -> None:
+        """Give the model its own weights back."""
+        self._validating.close()
+
+    on_close = on_validation_end
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages."""
+        return self.ema.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the averages."""
+        self.ema.load_state_dict(state)
+
+
+def validated_weights(trainer: Any) -> Mapping[str, Any]:
+    """Return the state of the model that the validation set is evaluated with: its averages, if there are any."""
+    with contextlib.ExitStack() as stack:
+        for callback in trainer.callbacks:
+            if isinstance(callback, WeightAveraging):
+                stack.enter_context(callback.ema.averaged())
+        state: Mapping[str, Any] = trainer.model.state_dict()
+        return state
 
 
 # Callbacks that follow one number of the epochs' records. Its best value so far is a function of the history, which is
@@ -389,7 +463,8 @@ class EarlyStopping(_Monitor):
             self.stopped_epoch, self.trainer.should_stop = epoch, True
 
     def _keep(self) -> None:
-        self._weights = self.trainer.model.state_dict()
+        validates = self.monitor.startswith("validation")
+        self._weights = validated_weights(self.trainer) if validates else self.trainer.model.state_dict()
         if self.trainer.checkpoint_dir is not None:
             tensors = {f"model.{name}": backend.to_host(array) for name, array in self._weights.items()}
             save_checkpoint(self.trainer.checkpoint_dir / BEST_NAME, Checkpoint(tensors, self._said()))

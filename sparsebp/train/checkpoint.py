@@ -194,7 +194,22 @@ def pack(trainer: Any, position: Mapping[str, int]) -> Checkpoint:
     if trainer.predictor is not None:
         arrays, state["predictor"] = _split(trainer.predictor.state_dict())
         tensors |= {f"predictor.{name}": array for name, array in arrays.items()}
+    state["callbacks"] = {}
+    for kind, (_, own) in _callbacks_with_state(trainer).items():
+        arrays, state["callbacks"][kind] = _split(own)
+        tensors |= {f"callbacks.{kind}.{name}": array for name, array in arrays.items()}
     return Checkpoint(tensors, state)
+
+
+def _callbacks_with_state(trainer: Any) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    """Return callbacks and their states by their class, with a number from the second of a class on."""
+    found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+    for callback in trainer.callbacks if trainer._leads else ():
+        if state := callback.state_dict():
+            kind = type(callback).__name__
+            number = sum(type(other) is type(callback) for other, _ in found.values())
+            found[f"{kind}{number + 1}" if number else kind] = callback, state
+    return found
 
 
 def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
@@ -225,6 +240,9 @@ def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path
     )
     _check_same(path, "the optimizer's state", saved, now)
     _check_same(path, "the predictor", isinstance(state.get("predictor"), dict), trainer.predictor is not None)
+    callbacks = _callbacks_with_state(trainer)
+    if trainer._leads:
+        _check_same(path, "the callbacks with a state", sorted(state.get("callbacks", {})), sorted(callbacks))
     with _loading(path), _all_or_nothing(trainer):
         trainer.optimizer.load_state_dict(optimizer_state)
         if trainer.lr_scheduler is not None:
@@ -236,6 +254,8 @@ def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path
         trainer.model.load_state_dict(weights)
         if trainer.predictor is not None:
             trainer.predictor.load_state_dict(checkpoint.part("predictor") | state["predictor"])
+        for kind, (callback, _) in callbacks.items():
+            callback.load_state_dict(checkpoint.part(f"callbacks.{kind}") | state["callbacks"][kind])
     trainer.seed, trainer.history = state["seed"], history
     return position["epoch"], position["batch"]
 

@@ -775,13 +775,19 @@ class Trainer:
         self._check_parameters(epoch)
         if self.transport is not None:
             self.history.seconds[-steps:] = self.transport.broadcast(self.history.seconds[-steps:])  # rank 0's
-        result = None if validation is None else self._evaluate(validation, self._validation_batch)
+        result = None if validation is None else self._validated(validation)
         record = self.history.end_epoch(epoch, steps, result)
         if takes_metric(self.lr_scheduler):
             self.lr_scheduler.step(EpochLoss(record.to_json()))
         self._save(epoch + 1, 0, shape)
         self._tell("epoch", record)
         return record
+
+    def _validated(self, validation: Dataset) -> Evaluation:
+        self._tell("validation_start")
+        result = self._evaluate(validation, self._validation_batch)
+        self._tell("validation_end")
+        return result
 
     def _resumed(self, shape: dict[str, int]) -> tuple[int, int] | None:
         """Load the folder's checkpoint, if there is one, and return the epoch and the batch to go on with."""

@@ -8,6 +8,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp import nn
@@ -212,6 +214,60 @@ def test_value_and_grad_passes_options():
     function = sb.value_and_grad(model, nn.CrossEntropyLoss())
     x, target = np.ones((5, 2, 3), np.float32), np.array([0, 1])
     assert function(x, target, lengths=[1, 5])[0] != function(x, target)[0]
+
+
+def some_models():
+    f = np.float64
+    tied = nn.Linear(6, 6, dtype=f, rng=5)
+    inner = nn.Sequential(nn.Linear(6, 6, dtype=f, rng=1), nn.Tanh(), nn.Linear(6, 6, dtype=f, rng=2))
+    mlp = nn.Sequential(
+        tied, nn.LayerNorm(6, dtype=f), nn.Residual(inner), nn.Sequential(nn.ReLU(), nn.Linear(6, 6, dtype=f, rng=3)),
+        nn.Stage(tied, nn.Tanh(), nn.Linear(6, 3, dtype=f, rng=4)),
+    )  # fmt: skip
+    gru = nn.GRU(3, 4, 2, dtype=f, rng=0)
+    return {
+        "mlp": (mlp, (5, 6)), "own": (Block(nn.Linear(6, 6, dtype=f, rng=1), nn.Linear(6, 6, dtype=f, rng=2)), (5, 6)),
+        "classifier": (nn.SequenceClassifier(gru, nn.Linear(4, 3, dtype=f, rng=1)), (7, 5, 3)),
+        "transformer": (sb.models.transformer_classifier(3, 3, steps=5, width=4, heads=2, layers=2, dtype=f, rng=0),
+                        (5, 5, 3)),
+        "scan": (image_chain("blelloch"), (5, 1, 4, 4)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mlp", "own", "classifier", "transformer", "scan"])
+@given(data=st.data())
+@settings(max_examples=15)
+def test_gradients_of_some_parameters_are_those_of_all(name, data):
+    model, shape = some_models()[name]
+    loss, x = nn.CrossEntropyLoss(), np.random.default_rng(0).standard_normal(shape)
+    target = np.arange(5) % 3
+    names = data.draw(st.lists(st.sampled_from(list(model.parameters())), unique=True))
+    value, grads = sb.value_and_grad(model, loss)(x, target)
+    for given_names in (names, dict.fromkeys(names), set(names)):
+        found, some = sb.value_and_grad(model, loss, given_names)(x, target)
+        assert found == value and list(some) == [n for n in model.parameters() if n in names]
+        same(some, {n: grads[n] for n in names})
+
+
+def test_gradients_of_some_parameters_take_no_work_for_others():
+    linears = [nn.Linear(6, 6, rng=number, **F8) for number in range(4)]
+    model, done = nn.Sequential(linears[0], nn.Residual(nn.Sequential(*linears[1:3])), linears[3]), []
+
+    def noting(run, what):
+        return lambda *args: (done.append(what), run(*args))[1]
+
+    for number, layer in enumerate(linears):
+        for part in ("input_grad", "weight_grad"):
+            setattr(layer, part, noting(getattr(layer, part), f"{number} {part}"))
+    opt = sb.optim.SGD(
+        {n: array for n, array in model.parameters().items() if n in ("1.body.1.weight", "1.body.1.bias")}
+    )
+    _, grads = sb.value_and_grad(model, nn.CrossEntropyLoss(), opt.params)(np.ones((5, 6)), np.arange(5))
+    assert done == ["3 input_grad", "2 weight_grad"]
+    opt.step(grads)
+    for wrong in (["3.body"], "3.weight", 3, [3]):
+        with pytest.raises(OptionError, match="names of the model's parameters"):
+            sb.value_and_grad(model, nn.CrossEntropyLoss(), wrong)
 
 
 # ---- layers of the user's own ----------------------------------------------------------------------------------------
