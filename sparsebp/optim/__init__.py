@@ -1,8 +1,7 @@
 """Optimizers, learning-rate schedules and clipping; names and arguments as in torch.optim."""
 
 from sparsebp.optim.averaging import EMA
-from sparsebp.optim.lr_schedules import (
-    ChainedScheduler,
+from sparsebp.optim.lr_curves import (
     ConstantLR,
     CosineAnnealingLR,
     CosineAnnealingWarmRestarts,
@@ -10,14 +9,12 @@ from sparsebp.optim.lr_schedules import (
     ExponentialLR,
     LambdaLR,
     LinearLR,
-    LRScheduler,
     MultiStepLR,
     OneCycleLR,
     PolynomialLR,
-    ReduceLROnPlateau,
-    SequentialLR,
     StepLR,
 )
+from sparsebp.optim.lr_schedules import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 from sparsebp.optim.optimizer import (
     DeviceUpdate,
     Optimizer,

@@ -9,6 +9,7 @@ import replicas as rep
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Stages
+from sparsebp.train import Trainer
 
 NAMES = list(rep.schedules(Stages(rep.mlp())))
 
@@ -43,6 +44,23 @@ def test_groups_and_options_set_on_the_way():
             optimizer.param_groups[1]["lr"] = rate
             executor.step([(rep.INPUTS[:5], rep.CLASSES[:5])])
         executor.gather_state(everywhere=True)
+        return rep.digest(rep.state_of(model, optimizer))
+
+    assert len({*run_ranks(3, lambda t: work(t, True)), *run_ranks(3, lambda t: work(t, False))}) == 1
+
+
+def test_a_group_that_is_added_between_two_fits():
+    def work(transport, sharded):
+        model = rep.mlp()
+        first, second = groups(model.parameters())
+        optimizer = rep.optim.SGD([first], 0.1, momentum=0.9)
+        trainer = Trainer(model, rep.nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="data-parallel",
+                          sharded=sharded, rng=0)  # fmt: skip
+        for _ in range(2):
+            trainer.fit((rep.INPUTS[:14], rep.CLASSES[:14]), epochs=1, batch_size=5)
+            if len(optimizer.param_groups) == 1:
+                optimizer.add_param_group(second)
+        assert set(optimizer.steps.values()) == {3, 6} and set(optimizer.last_update.values()) == {6}
         return rep.digest(rep.state_of(model, optimizer))
 
     assert len({*run_ranks(3, lambda t: work(t, True)), *run_ranks(3, lambda t: work(t, False))}) == 1

@@ -69,6 +69,35 @@ def test_schedules_of_other_rates_are_told_apart(make: Any) -> None:
     run_ranks(2, lambda transport: train(transport, lr_of=lambda o: make(o, 0)))
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_groups_of_other_parameters_are_told_apart(late: bool) -> None:
+    """Options are compared group by group. A callback, which runs on rank 0 alone, adds none."""
+
+    class Grows(Callback):
+        def __init__(self, optimizer: Any, params: dict[str, Any]) -> None:
+            self.optimizer, self.params = optimizer, params
+
+        def on_epoch(self, record: Any) -> None:
+            self.optimizer.add_param_group({"params": self.params})
+
+    def run(transport: Transport) -> None:
+        model = p.mlp()
+        params = model.parameters()
+        first, *others = list(params) if late or transport.rank == 0 else list(params)[::-1]
+        groups = [{"params": {first: params[first]}}] + [{"params": {name: params[name] for name in others}}] * (
+            not late
+        )
+        optimizer = optim.SGD(groups, lr=0.1)
+        callbacks = [Grows(optimizer, {name: params[name] for name in others})] if late else []
+        Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="data-parallel", rng=0,
+                callbacks=callbacks).fit(images(), epochs=2, batch_size=8)  # fmt: skip
+
+    with pytest.raises(
+        (OptionError, TransportError), match=r"parameters of the optimizer's groups|one of several ranks"
+    ):
+        run_ranks(2, run)
+
+
 class Own(Callback):
     """Changes the rate on rank 0 alone, and says that it looks at nothing."""
 

@@ -178,14 +178,18 @@ def test_a_backward_fusion_that_was_broken_off_is_not_gone_on_with(streams, tmp_
 # ---- learning-rate schedules ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chained", [False, True])
-def test_a_schedule_that_follows_the_loss_is_told_after_every_epoch_and_resumes(chained, tmp_path):
+@pytest.mark.parametrize("kind", ["alone", "chained", "in a sequence"])
+def test_a_schedule_that_follows_the_loss_is_told_after_every_epoch_and_resumes(kind, tmp_path):
+    chained = kind == "chained"
+
     def build(folder):
         model = orders.mlp()
         opt = optim.SGD(model.parameters(), 0.1)
         plateau = optim.ReduceLROnPlateau(opt, factor=0.5, patience=0, threshold=1e9)  # nothing is an improvement
         if chained:
             plateau = [optim.LinearLR(opt, 0.5, total_iters=4), optim.ExponentialLR(opt, 0.9), plateau]
+        elif kind != "alone":
+            plateau = optim.SequentialLR(opt, [optim.LinearLR(opt, 0.5, total_iters=2), plateau], [2])
         return Trainer(model, nn.CrossEntropyLoss(), opt, lr_scheduler=plateau, rng=3, checkpoint_dir=tmp_path / folder)
 
     def fit(folder, epochs, resume=False):
@@ -193,6 +197,7 @@ def test_a_schedule_that_follows_the_loss_is_told_after_every_epoch_and_resumes(
         return build(folder).fit(data, epochs=epochs, batch_size=10, validation=held_out, resume=resume).lr
 
     factor = [(0.5 + 0.5 * min(step, 4) / 4) * 0.9**step if chained else 1.0 for step in range(6)]
+    factor = [0.5, 0.75, 1, 1, 1, 1] if kind == "in a sequence" else factor
     whole = fit("whole", 3)
     assert whole == pytest.approx([0.1 * factor[step] * 0.5 ** (step // 2) for step in range(6)])
     fit("parts", 1)
