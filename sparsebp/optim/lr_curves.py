@@ -313,7 +313,7 @@ class OneCycleLR(LRScheduler):
                       (("epochs", epochs), ("steps_per_epoch", steps_per_epoch))]  # fmt: skip
             total_steps = math.prod(counts)
         self.total_steps = check_integer("total_steps", total_steps, 1)
-        check_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
+        self.anneal_strategy = check_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
         self._between = _cosine if anneal_strategy == "cos" else _line
         self.max_lrs, self._max_lr = per_group("max_lr", max_lr, check_optimizer(optimizer)), max_lr
         self.div_factor = check_positive("div_factor", div_factor)
@@ -366,6 +366,11 @@ class CyclicLR(_ByGroupLR):
         One number, or one for each group.
     """
 
+    min_lrs: list[float]
+    max_lrs: list[float]
+    base_momentums: list[float]
+    max_momentums: list[float]
+
     def __init__(
         self, optimizer: Optimizer, base_lr: float | Sequence[float], max_lr: float | Sequence[float],
         step_size_up: int = 2000, step_size_down: int | None = None,
@@ -386,10 +391,12 @@ class CyclicLR(_ByGroupLR):
         self.scale_mode = scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle"
         self.cycle_momentum = check_flag("cycle_momentum", cycle_momentum)
         check_optimizer(optimizer)
-        self._given = {"base_lr": base_lr, "max_lr": max_lr}
-        if cycle_momentum:
-            self._given |= {"base_momentum": base_momentum, "max_momentum": max_momentum}
-        self._ends = {name: per_group(name, value, optimizer) for name, value in self._given.items()}
+        self._given = {
+            "min_lrs": ("base_lr", base_lr), "max_lrs": ("max_lr", max_lr),
+            "base_momentums": ("base_momentum", base_momentum), "max_momentums": ("max_momentum", max_momentum),
+        }  # fmt: skip
+        for attribute, (name, value) in self._given.items():
+            setattr(self, attribute, per_group(name, value, optimizer))
         for group in optimizer.param_groups if cycle_momentum else ():
             if "betas" not in group and not group.get("momentum"):
                 raise OptionError("There is no momentum to cycle", expected="an optimizer with betas, or with a "
@@ -398,14 +405,13 @@ class CyclicLR(_ByGroupLR):
         super().__init__(optimizer)
 
     def _base_of(self, number: int, group: dict[str, Any]) -> float:
-        for name, values in self._ends.items():
-            self._ends[name] = extended(name, values, number + 1, self._given[name])
-        base = self._ends["base_lr"][number]
-        group.setdefault("initial_lr", base)  # as in torch.optim, that of an earlier schedule stays
-        return base
+        for attribute, (name, value) in self._given.items():
+            setattr(self, attribute, extended(name, getattr(self, attribute), number + 1, value))
+        group.setdefault("initial_lr", self.min_lrs[number])  # as in torch.optim, that of an earlier schedule stays
+        return self.min_lrs[number]
 
     def _of_group(self, number: int, step: int, base: float) -> float:
-        return base + (self._ends["max_lr"][number] - base) * self._height(step)
+        return base + (self.max_lrs[number] - base) * self._height(step)
 
     def _height(self, step: int) -> float:
         """Return how far up the cycle is, from 0 to its scale."""
@@ -423,7 +429,7 @@ class CyclicLR(_ByGroupLR):
     def _advance(self, step: int) -> None:
         super()._advance(step)
         for number, group in enumerate(self.optimizer.param_groups if self.cycle_momentum else ()):
-            least, most = (self._ends[name][number] for name in ("base_momentum", "max_momentum"))
+            least, most = self.base_momentums[number], self.max_momentums[number]
             momentum = most - (most - least) * self._height(step)
             group.update({"betas": (momentum, *group["betas"][1:])} if "betas" in group else {"momentum": momentum})
 

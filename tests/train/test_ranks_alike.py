@@ -59,6 +59,7 @@ SCHEDULES_OF_RATES = [
     lambda o, odd: optim.ChainedScheduler([optim.StepLR(o, 3), optim.ExponentialLR(o, 0.9 + 0.01 * odd)]),
     lambda o, odd: optim.SequentialLR(o, [optim.StepLR(o, 3), optim.StepLR(o, 4)], [2 + odd]),
     lambda o, odd: optim.CosineAnnealingLR(o, 5 + odd),
+    lambda o, odd: optim.CyclicLR(o, 0.1, 0.2 + 0.1 * odd, 3, cycle_momentum=False),
 ]  # fmt: skip
 
 
