@@ -28,6 +28,7 @@ from sparsebp.train import (
     ModelCheckpoint,
     ProgressBar,
     Trainer,
+    WeightAveraging,
     load_checkpoint,
     save_checkpoint,
 )
@@ -480,6 +481,30 @@ def test_metrics_that_are_none():
             measuring([callback])[1]()
     with pytest.raises(OptionError, match="less or more of validation_auc is better is not known"):
         EarlyStopping("validation_auc")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")
+def test_averages_on_a_device_are_those_of_the_host():
+    """Of captured steps as well; a group that is added makes new graphs."""
+    rng, f = np.random.default_rng(0), {"dtype": float}
+    x, target, states = rng.standard_normal((24, 5)), np.arange(24) % 3, []
+    for device in ("cpu", "cuda"):
+        model = nn.Sequential(
+            nn.Linear(5, 6, rng=0, **f), nn.BatchNorm1d(6, **f), nn.Tanh(), nn.Linear(6, 3, rng=1, **f)
+        )
+        params, ema = model.to(device).parameters(), optim.EMA(model, 0.8, warm_up=True)
+        adam = optim.Adam({name: params[name] for name in params if name[0] == "3"}, lr=0.01)
+        trainer = Trainer(model, nn.CrossEntropyLoss(), adam, callbacks=[WeightAveraging(ema)], rng=0)
+        trainer.fit((x, target), epochs=2, batch_size=6)
+        adam.add_param_group({"params": {name: params[name] for name in params if name[0] != "3"}, "lr": 0.02})
+        trainer.fit((x, target), epochs=2, batch_size=6)
+        again = optim.EMA(model)
+        again.load_state_dict(ema.state_dict())
+        with again.averaged():
+            states.append({name: backend.to_host(array).copy() for name, array in model.state_dict().items()})
+    for name, array in states[0].items():
+        np.testing.assert_allclose(states[1][name], array, rtol=1e-8, atol=1e-10, err_msg=name)
 
 
 # ---- several ranks -------------------------------------------------------------------------------------------------
