@@ -16,10 +16,14 @@ from strategies import seeds
 
 ACTIVATIONS = (
     "ReLU", "LeakyReLU", "ELU", "GELU", "SiLU", "Softplus", "Hardtanh", "Tanh", "Sigmoid", "Identity", "Mish",
+    "Hardswish", "CELU", "LogSigmoid",
 )  # fmt: skip
 ANYWHERE = (*ACTIVATIONS, "Softmax", "LayerNorm", "Linear", "Dropout")
-ON_IMAGES = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "BatchNorm", "Flatten")
-NESTED = ("Residual", "Concat", "Sequential", "Stage")
+ON_IMAGES = (
+    "Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "BatchNorm", "InstanceNorm",
+    "Upsample", "Flatten",
+)  # fmt: skip
+NESTED = ("Residual", "Sum", "Concat", "Sequential", "Stage")
 
 
 class Masked(torch.nn.Module):
@@ -37,12 +41,19 @@ class Masked(torch.nn.Module):
 class TorchResidual(torch.nn.Module):
     """The twin of Residual."""
 
-    def __init__(self, body: torch.nn.Module) -> None:
+    def __init__(self, body: torch.nn.Module, shortcut: torch.nn.Module | None = None) -> None:
         super().__init__()
-        self.body = body
+        self.body, self.shortcut = body, shortcut or torch.nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.body(x)
+        return self.shortcut(x) + self.body(x)
+
+
+class TorchSum(torch.nn.ModuleList):
+    """The twin of Sum."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(branch(x) for branch in self)
 
 
 class TorchConcat(torch.nn.ModuleList):
@@ -121,10 +132,15 @@ def _make(
         seed = int(rng.integers(2**31))
         return nn.Dropout(0.4, rng=seed), Masked(0.4, seed)
     if kind == "BatchNorm":
-        if axes != 2:
-            return both("Tanh")
-        layer = nn.BatchNorm2d(shape[0], dtype=dtype).train(training and draw(st.booleans()))
-        return layer, torch.nn.BatchNorm2d(shape[0])
+        name = f"BatchNorm{axes}d"
+        layer = getattr(nn, name)(shape[0], dtype=dtype).train(training and draw(st.booleans()))
+        return layer, getattr(torch.nn, name)(shape[0])
+    if kind == "InstanceNorm" and prod(shape[1:]) > 1:  # torch refuses one element
+        name, options = f"InstanceNorm{axes}d", {"eps": 0.1, "affine": True, "track_running_stats": draw(st.booleans())}
+        return getattr(nn, name)(shape[0], **options, dtype=dtype), getattr(torch.nn, name)(shape[0], **options)
+    if kind == "Upsample":
+        mode = draw(st.sampled_from(["nearest", {1: "linear", 2: "bilinear", 3: "trilinear"}[axes]]))
+        return both("Upsample", draw(st.integers(1, max(shape[1:]) + 1)), mode=mode)
     if kind == "Conv":
         groups = draw(st.sampled_from([1, shape[0]]))
         out = groups * draw(st.integers(1, 3 // groups if groups < 3 else 1))
@@ -146,9 +162,12 @@ def _make(
         name = f"ConvTranspose{axes}d"
         ours = getattr(nn, name)(shape[0], out, **options, dtype=dtype, rng=rng)
         return ours, getattr(torch.nn, name)(shape[0], out, **options)
-    if kind in ("MaxPool", "AvgPool") and axes < 3:
-        return both(f"{kind}{axes}d", **_window(draw, shape[1:]), ceil_mode=draw(st.booleans()))
-    if kind == "AdaptiveAvgPool" and axes < 3:
+    if kind in ("MaxPool", "AvgPool"):
+        window, ceil = _window(draw, shape[1:]), draw(st.booleans())
+        if axes == 3 and window["kernel_size"] > min(shape[1:]):  # torch's AvgPool3d refuses what the others take
+            return both("Tanh")
+        return both(f"{kind}{axes}d", **window, ceil_mode=ceil)
+    if kind in ("AdaptiveAvgPool", "AdaptiveMaxPool"):
         return both(f"{kind}{axes}d", draw(st.integers(1, max(shape[1:]) + 1)))
     if kind == "Sequential":
         inner = draw(chains(shape, rng, dtype, depth + 1, 2, training))
@@ -161,10 +180,18 @@ def _make(
         alike = [inner[0], *(p for p in inner[1:] if p.out_shape[1:] == inner[0].out_shape[1:])]
         return nn.Concat(*(p.layer for p in alike)), TorchConcat([p.twin for p in alike])
     if kind == "Residual":
-        inner = draw(chains(shape, rng, dtype, depth + 1, 2, training))
+        inner, other = (draw(chains(shape, rng, dtype, depth + 1, 2, training)) for _ in range(2))
         if inner.out_shape == shape:
             return nn.Residual(inner.layer), TorchResidual(inner.twin)
+        if inner.out_shape == other.out_shape:
+            return nn.Residual(inner.layer, other.layer), TorchResidual(inner.twin, other.twin)
         return inner.layer, inner.twin
+    if kind == "Sum":
+        inner = [draw(chains(shape, rng, dtype, depth + 1, 2, training)) for _ in range(draw(st.integers(1, 3)))]
+        alike = [p for p in inner if p.out_shape == inner[0].out_shape]
+        if alike[0].out_shape == shape:
+            alike.append(Pair(nn.Identity(), torch.nn.Identity(), shape, shape))
+        return nn.Sum(*(p.layer for p in alike)), TorchSum([p.twin for p in alike])
     return both("Tanh")
 
 

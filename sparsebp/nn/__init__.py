@@ -2,11 +2,16 @@
 
 from sparsebp.nn import init
 from sparsebp.nn.activation import (
+    CELU,
     ELU,
     GELU,
     SELU,
+    Hardshrink,
+    Hardsigmoid,
+    Hardswish,
     Hardtanh,
     LeakyReLU,
+    LogSigmoid,
     LogSoftmax,
     Mish,
     PReLU,
@@ -16,7 +21,10 @@ from sparsebp.nn.activation import (
     SiLU,
     Softmax,
     Softplus,
+    Softshrink,
+    Softsign,
     Tanh,
+    Tanhshrink,
 )
 from sparsebp.nn.attention import (
     Embedding,
@@ -32,15 +40,50 @@ from sparsebp.nn.init import draw_rows
 from sparsebp.nn.layer import Layer, inference_mode
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.linear_recurrent import LRU, MinGRU, MinLSTM
-from sparsebp.nn.loss import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
-from sparsebp.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
-from sparsebp.nn.pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
+from sparsebp.nn.loss import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
+    TripletMarginLoss,
+)
+from sparsebp.nn.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    LayerNorm,
+    RMSNorm,
+)
+from sparsebp.nn.pool import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+)
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, SequenceClassifier
 from sparsebp.nn.selective import SelectiveScan
-from sparsebp.nn.sequential import Concat, Residual, Sequential, Stage
+from sparsebp.nn.sequential import Concat, Residual, Sequential, Stage, Sum
+from sparsebp.nn.upsample import Upsample
 
 __all__ = [
+    "CELU",
     "ELU",
     "GELU",
     "GRU",
@@ -50,12 +93,18 @@ __all__ = [
     "SELU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
     "AvgPool1d",
     "AvgPool2d",
+    "AvgPool3d",
     "BCEWithLogitsLoss",
     "Back",
     "BatchNorm1d",
     "BatchNorm2d",
+    "BatchNorm3d",
     "Concat",
     "Conv1d",
     "Conv2d",
@@ -71,18 +120,28 @@ __all__ = [
     "GRUCell",
     "Gradients",
     "GroupNorm",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardswish",
     "Hardtanh",
+    "HuberLoss",
     "Identity",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "KLDivLoss",
     "L1Loss",
     "LSTMCell",
     "Layer",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LogSigmoid",
     "LogSoftmax",
     "MSELoss",
     "MaxPool1d",
     "MaxPool2d",
+    "MaxPool3d",
     "MeanOverSteps",
     "MinGRU",
     "MinLSTM",
@@ -105,10 +164,16 @@ __all__ = [
     "SmoothL1Loss",
     "Softmax",
     "Softplus",
+    "Softshrink",
+    "Softsign",
     "Stage",
+    "Sum",
     "Tanh",
+    "Tanhshrink",
     "TransformerEncoderLayer",
+    "TripletMarginLoss",
     "Unflatten",
+    "Upsample",
     "ZeroPad2d",
     "draw_rows",
     "inference_mode",

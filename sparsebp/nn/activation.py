@@ -438,7 +438,7 @@ class LogSoftmax(Softmax):
         return eye - backend.namespace(y).exp(y)[:, :, :, None]
 
 
-# Activations of newer networks: SELU, ReLU6 and Mish, and PReLU, whose slope is learned.
+# Activations of newer networks, the rest of torch.nn's, and PReLU, whose slope is learned.
 
 _ALPHA, _SCALE = 1.6732632423543772, 1.0507009873554805
 
@@ -514,6 +514,158 @@ def _gate(x: Array) -> tuple[Array, Array]:
     top = xp.where(above, 1 + 2 * z, z * (z + 2))
     bottom = top + 2 * xp.where(above, z * z, 1)
     return top / bottom, 4 * z * (1 + z) * xp.where(above, z, 1) / (bottom * bottom)
+
+
+class CELU(InPlace):
+    """``x`` where x > 0, else ``alpha (exp(x / alpha) - 1)``, as `torch.nn.CELU`; the slope at 0 is 1.
+
+    Parameters
+    ----------
+    alpha
+        -alpha is the limit at -∞; not 0.
+    inplace
+        Has no effect.
+    """
+
+    saves = "x"
+
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        self.alpha = check_number("alpha", alpha)
+        if self.alpha == 0:
+            raise OptionError("alpha is zero", expected="another number", got=alpha)
+
+    def function(self, x: Array) -> Array:
+        """Return the CELU of x."""
+        xp = backend.namespace(x)
+        return xp.where(x < 0, self.alpha * xp.expm1(xp.minimum(x, 0) / self.alpha), x)  # -0.0 stays as it is
+
+    def slope(self, saved: Array) -> Array:
+        """Return 1 where x > 0, else ``exp(x / alpha)``."""
+        xp = backend.namespace(saved)
+        return xp.where(saved > 0, 1.0, xp.exp(xp.minimum(saved, 0) / self.alpha))
+
+
+class Hardsigmoid(InPlace):
+    """``min(max(x + 3, 0), 6) / 6``, as `torch.nn.Hardsigmoid`; the slope at -3, at 3 and at a NaN is 0.
+
+    `inplace` has no effect.
+    """
+
+    saves = "x"
+
+    def function(self, x: Array) -> Array:
+        """Return ``x / 6 + 1/2`` between 0 and 1."""
+        return backend.namespace(x).clip(x + 3, 0, 6) / 6
+
+    def slope(self, saved: Array) -> Array:
+        """Return 1/6 strictly between -3 and 3, else 0."""
+        return (abs(saved) < 3).astype(saved.dtype) / 6
+
+
+class Hardswish(InPlace):
+    """``x · min(max(x + 3, 0), 6) / 6``, as `torch.nn.Hardswish`; the slope is 0 at -3 and 1 at 3.
+
+    `inplace` has no effect.
+
+    Notes
+    -----
+    Source: Howard et al., "Searching for MobileNetV3", 2019, §5.2.
+    """
+
+    saves = "x"  # not monotone
+
+    def function(self, x: Array) -> Array:
+        """Return x times its hard sigmoid."""
+        return x * (backend.namespace(x).clip(x + 3, 0, 6) / 6)
+
+    def slope(self, saved: Array) -> Array:
+        """Return ``x / 3 + 1/2`` between -3 and 3, 0 below and 1 above."""
+        xp = backend.namespace(saved)
+        return xp.where(saved <= -3, 0.0, xp.where(saved >= 3, 1.0, saved / 3 + 0.5))
+
+
+class LogSigmoid(Pointwise):
+    """``-log(1 + exp(-x))``, as `torch.nn.LogSigmoid`."""
+
+    saves = "x"  # y loses the digits of the slope where it is near 0
+
+    def function(self, x: Array) -> Array:
+        """Return ``min(x, 0) - log(1 + exp(-|x|))``, which overflows nowhere."""
+        xp = backend.namespace(x)
+        return xp.minimum(x, 0) - xp.log1p(xp.exp(-xp.abs(x)))
+
+    def slope(self, saved: Array) -> Array:
+        """Return sigmoid(-x)."""
+        return _sigmoid(-saved)
+
+
+class Softsign(Pointwise):
+    """``x / (1 + |x|)``, as `torch.nn.Softsign`."""
+
+    saves = "x"
+
+    def function(self, x: Array) -> Array:
+        """Return the softsign of x."""
+        return x / (1 + abs(x))
+
+    def slope(self, saved: Array) -> Array:
+        """Return ``1 / (1 + |x|)²``."""
+        root = 1 / (1 + abs(saved))
+        return root * root
+
+
+class Tanhshrink(Pointwise):
+    """``x - tanh(x)``, as `torch.nn.Tanhshrink`."""
+
+    saves = "x"
+
+    def function(self, x: Array) -> Array:
+        """Return ``x - tanh(x)``."""
+        return x - backend.namespace(x).tanh(x)
+
+    def slope(self, saved: Array) -> Array:
+        """Return ``tanh(x)²``."""
+        return backend.namespace(saved).tanh(saved) ** 2
+
+
+class Hardshrink(Pointwise):
+    """``x`` where |x| > `lambd`, else 0, as `torch.nn.Hardshrink`; the slope at both limits is 0, at a NaN 1.
+
+    Parameters
+    ----------
+    lambd
+        0 or more.
+    """
+
+    saves = "x"
+
+    def __init__(self, lambd: float = 0.5) -> None:
+        super().__init__()
+        self.lambd = check_number("lambd", lambd, 0)
+
+    def function(self, x: Array) -> Array:
+        """Return x or 0."""
+        return backend.namespace(x).where(abs(x) <= self.lambd, 0.0, x)
+
+    def slope(self, saved: Array) -> Array:
+        """Return 1 where |x| > `lambd`, else 0."""
+        return (~(abs(saved) <= self.lambd)).astype(saved.dtype)
+
+
+class Softshrink(Hardshrink):
+    """``x ∓ lambd`` where |x| > `lambd`, else 0, as `torch.nn.Softshrink`; the slope at both limits is 0, at a NaN 1.
+
+    Parameters
+    ----------
+    lambd
+        0 or more.
+    """
+
+    def function(self, x: Array) -> Array:
+        """Return x, nearer to 0 by `lambd`."""
+        xp = backend.namespace(x)
+        return x - xp.clip(x, -self.lambd, self.lambd)
 
 
 class PReLU(Layer):

@@ -7,23 +7,26 @@ import copy
 import math
 from math import prod
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_choice, check_integer, check_number
+from sparsebp.core.check import Array, check_choice, check_flag, check_integer, check_number, check_positive
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.patterns.pattern import DeviceCopies, frozen
 
-__all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "L1Loss", "MSELoss", "NLLLoss", "SmoothL1Loss"]
+__all__ = [
+    "BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "KLDivLoss", "L1Loss", "MSELoss", "NLLLoss", "SmoothL1Loss",
+    "TripletMarginLoss",
+]  # fmt: skip
 
 
 # Common to all losses: the reduction to one number, and its gradient.
 
-Reduction = Literal["mean", "sum", "none"]
+Reduction = Literal["mean", "sum", "none", "batchmean"]
 
 
 class Loss(abc.ABC):
@@ -38,12 +41,14 @@ class Loss(abc.ABC):
         position, and the gradient at it goes to `input_grad`.
     """
 
+    reductions: ClassVar[tuple[Reduction, ...]] = ("mean", "sum", "none")
+
     def __init__(self, size_average: None = None, reduce: None = None, reduction: Reduction = "mean") -> None:
         for name, value in (("size_average", size_average), ("reduce", reduce)):
             if value is not None:
                 raise OptionError(f"{name} is no longer used", expected="None", got=value,
                                   remedy="Pass reduction='mean', 'sum' or 'none'")  # fmt: skip
-        self.reduction: Reduction = check_choice("reduction", reduction, ("mean", "sum", "none"))
+        self.reduction: Reduction = check_choice("reduction", reduction, self.reductions)
 
     def forward(self, prediction: Array, target: Array) -> tuple[Any, Array]:
         """Return the loss, a float (an array for ``reduction="none"``), and the saved value for `input_grad`.
@@ -112,7 +117,7 @@ class Loss(abc.ABC):
 
     def _check_some(self, prediction: Array) -> None:
         """Refuse the mean of nothing."""
-        if self.reduction == "mean" and prediction.size == 0:
+        if self.reduction in ("mean", "batchmean") and prediction.size == 0:
             raise ShapeError(
                 "The batch is empty", expected="at least one element", got=prediction.shape, remedy="Skip empty batches"
             )
@@ -120,8 +125,12 @@ class Loss(abc.ABC):
 
 def check_mean(loss: Any) -> None:
     """Refuse a loss whose value over a batch is not the mean over its parts: training assumes that it is."""
+    if isinstance(loss, TripletMarginLoss):
+        raise OptionError("Training passes a prediction and a target to the loss",
+                          expected="a loss of two arrays", got="TripletMarginLoss, of three",
+                          remedy="Write the training step as its documentation shows")  # fmt: skip
     reduction = getattr(loss, "reduction", "mean")
-    if reduction != "mean":
+    if reduction not in ("mean", "batchmean"):
         raise OptionError("Training takes the mean over samples, micro-batches and ranks",
                           expected="a loss with reduction='mean'", got=f"reduction={reduction!r}",
                           remedy="Build the loss anew, or use value_and_grad and an optimizer")  # fmt: skip
@@ -634,3 +643,188 @@ class SmoothL1Loss(ElementwiseLoss):
         near = size < self.beta
         losses = xp.where(near, 0.5 * size * size / self.beta, size - 0.5 * self.beta)
         return losses, xp.where(near, difference / self.beta, xp.sign(difference))
+
+
+class HuberLoss(ElementwiseLoss):
+    """``d² / 2`` where ``d = |prediction - target| < delta``, else ``delta (d - delta / 2)``, as `torch.nn.HuberLoss`.
+
+    Parameters
+    ----------
+    reduction
+        As for `Loss`.
+    delta
+        Where the parabola ends, more than 0.
+
+    Notes
+    -----
+    Source: Huber, "Robust Estimation of a Location Parameter", 1964, Eq. 1.10.
+    """
+
+    def __init__(self, reduction: Reduction = "mean", delta: float = 1.0) -> None:
+        super().__init__(reduction=reduction)
+        self.delta = check_positive("delta", delta)
+
+    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return the losses, and the differences between -delta and delta."""
+        xp, difference = backend.namespace(prediction), prediction - target
+        size, delta = xp.abs(difference), self.delta
+        losses = xp.where(size < delta, 0.5 * size * size, delta * (size - 0.5 * delta))
+        return losses, xp.clip(difference, -delta, delta)
+
+
+# Losses of distributions and of distances.
+
+
+class KLDivLoss(ElementwiseLoss):
+    """``t (log t - prediction)`` of every element, of logarithms of probabilities, as `torch.nn.KLDivLoss`.
+
+    Parameters
+    ----------
+    size_average, reduce
+        As for `Loss`.
+    reduction
+        As for `Loss`, or ``"batchmean"``: the sum over the number of samples, the Kullback-Leibler divergence of the
+        target from the prediction. (``"mean"`` divides by the number of elements.)
+    log_target
+        Whether targets are logarithms of probabilities too.
+    """
+
+    reductions = (*Loss.reductions, "batchmean")
+
+    def __init__(
+        self, size_average: None = None, reduce: None = None, reduction: Reduction = "mean", log_target: bool = False
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
+        self.log_target = check_flag("log_target", log_target)
+
+    def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """As `forward`, but a reduced loss is a float64 array of shape (): the host reads nothing."""
+        value, slopes = super().on_device(prediction, target)
+        if self.reduction == "batchmean":  # it was the mean over the elements
+            each = prod(prediction.shape[1:])
+            value, slopes = value * each, slopes * slopes.dtype.type(each)
+        return value, slopes
+
+    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return the losses, and the probabilities of the target, negative."""
+        xp = backend.namespace(prediction)
+        if self.log_target:
+            share = xp.exp(target)
+            return share * (target - prediction), -share
+        with np.errstate(divide="ignore", invalid="ignore"):  # 0 log 0 is 0
+            logs = xp.where(target == 0, target, target * xp.log(target))
+        return logs - target * prediction, -target
+
+
+class TripletMarginLoss(Loss):
+    """``max(d(anchor, positive) - d(anchor, negative) + margin, 0)`` of vectors, as `torch.nn.TripletMarginLoss`.
+
+    d(x, y) is the p-norm of x - y + eps over the last axis.
+
+    Parameters
+    ----------
+    margin
+        By how much a negative must be farther from the anchor than a positive; more than 0.
+    p
+        Of the norm, more than 0; it may be infinite.
+    eps
+        Added to the differences.
+    swap
+        Whether the distance between positive and negative takes the place of d(anchor, negative) where it is less.
+    size_average, reduce, reduction
+        As for `Loss`. There is one loss per triplet.
+
+    Notes
+    -----
+    Source: Balntas et al., "Learning local feature descriptors with triplets and shallow convolutional neural
+    networks", 2016, §3; `swap` is its "in-triplet hard negative mining".
+
+    Examples
+    --------
+    The three go through a model as one batch, and their gradients back as one. `Trainer` takes no such loss.
+
+    >>> import numpy as np, sparsebp as sb
+    >>> model, loss = sb.nn.Linear(4, 2, rng=0), sb.nn.TripletMarginLoss()
+    >>> anchor, positive, negative = np.random.default_rng(0).standard_normal((3, 8, 4), np.float32)
+    >>> y, saved = model.forward(np.concatenate([anchor, positive, negative]))
+    >>> value, at_loss = loss.forward(*np.split(y, 3))
+    >>> grads = model.weight_grad(np.concatenate(loss.input_grad(at_loss)), saved)
+    >>> sb.optim.SGD(model.parameters(), lr=0.1).step(grads)
+    """
+
+    def __init__(
+        self, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, size_average: None = None,
+        reduce: None = None, reduction: Reduction = "mean",
+    ) -> None:  # fmt: skip
+        super().__init__(size_average, reduce, reduction)
+        self.margin, self.p = check_positive("margin", margin), check_positive("p", p, finite=False)
+        self.eps, self.swap = check_number("eps", eps), check_flag("swap", swap)
+
+    def forward(self, anchor: Array, positive: Array, negative: Array) -> tuple[Any, Any]:  # type: ignore[override]
+        """Return the loss, a float (an array (…) for ``reduction="none"``), and the saved value for `input_grad`.
+
+        Parameters
+        ----------
+        anchor, positive, negative
+            (…, D), float32 or float64, of one shape.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            The arguments do not fit each other, or there is nothing to take the mean of.
+        """
+        return self._read(*self.on_device(anchor, positive, negative))
+
+    def on_device(self, anchor: Array, positive: Array, negative: Array) -> tuple[Array, Any]:  # type: ignore[override]
+        """As `forward`, but a reduced loss is a float64 array of shape (): the host reads nothing."""
+        xp = check_input(anchor, name="anchor")
+        for name, array in (("positive", positive), ("negative", negative)):
+            check_input(array, name=name, dtype=anchor.dtype, shape=anchor.shape, like=anchor)
+        if anchor.ndim == 0:
+            raise ShapeError("anchor is no vector", expected="(…, D)", got=anchor.shape)
+        self._check_some(anchor)
+        a, p, n = (array[None] for array in (anchor, positive, negative))  # of (D,), NumPy would make numbers
+        near, at_near = self._distance(xp, a - p)
+        far, at_far = self._distance(xp, a - n)
+        at_swapped = xp.zeros_like(at_far)
+        if self.swap:
+            swapped, at_swapped = self._distance(xp, p - n)
+            share = xp.where(swapped == far, anchor.dtype.type(0.5), swapped < far)[..., None]  # as torch.minimum
+            at_swapped, at_far, far = share * at_swapped, (1 - share) * at_far, xp.minimum(far, swapped)
+        losses = near - far + self.margin
+        active = (~(losses < 0)).astype(anchor.dtype)[..., None]  # 1 at a NaN, which comes through
+        slopes = at_near - at_far, -at_near - at_swapped, at_far + at_swapped
+        losses, slopes = xp.maximum(losses, 0)[0], tuple((active * slope)[0] for slope in slopes)
+        if self.reduction == "none":
+            return xp.asarray(losses), slopes
+        if self.reduction == "sum":
+            return losses.sum(dtype=np.float64), slopes
+        each = anchor.dtype.type(1 / losses.size)
+        return losses.mean(dtype=np.float64), tuple(slope * each for slope in slopes)
+
+    def _distance(self, xp: ModuleType, difference: Array) -> tuple[Array, Array]:
+        """Return the norm of ``difference + eps`` over the last axis, and its slopes; 0 at 0."""
+        v = difference + self.eps
+        size, p = xp.abs(v), self.p
+        if math.isinf(p):
+            norm = size.max(axis=-1, keepdims=True)
+            largest = (size == norm).astype(v.dtype)
+            return norm[..., 0], xp.sign(v) * largest / largest.sum(axis=-1, keepdims=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            norm = (size**p).sum(axis=-1, keepdims=True) ** (1 / p)
+            slopes = xp.where((size == 0) | (norm == 0), v.dtype.type(0), xp.sign(v) * (size / norm) ** (p - 1))
+        return norm[..., 0], slopes
+
+    def input_grad(self, saved: Any, gy: Any = None) -> Any:
+        """Return the gradients with respect to anchor, positive and negative, of their shape.
+
+        Arguments and errors as for `Loss.input_grad`.
+        """
+        one = super().input_grad
+        return tuple(one(slopes, gy) for slopes in saved)
+
+    def _loss_shape(self, saved: Array) -> tuple[int, ...]:
+        return saved.shape[:-1]
+
+    def _spread(self, gy: Array, saved: Array) -> Array:
+        return gy[..., None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,8 +27,8 @@ Cut = tuple[Array, tuple[float, float]]
 """The output of a clamping layer behind, and the values between which its slope is 1."""
 
 
-class BatchNorm2d(Layer):
-    """Normalise the channels of x (B, C, H, W), as `torch.nn.BatchNorm2d`.
+class BatchNorm(Layer):
+    """The base of `BatchNorm1d`, `BatchNorm2d` and `BatchNorm3d`: normalise the channels of x (B, C, …).
 
     Parameters
     ----------
@@ -50,10 +50,14 @@ class BatchNorm2d(Layer):
     Notes
     -----
     Parameters: ``weight``, ``bias`` (C,). Buffers: ``running_mean``, ``running_var`` (C,), ``num_batches_tracked`` ().
+    The Jacobian is diagonal in evaluation; the batch's statistics couple the samples.
     Source: Ioffe & Szegedy, "Batch Normalization", 2015, Algorithms 1 and 2.
     """
 
     replayable = True
+
+    dims: ClassVar[int]
+    """Number of axes after the channels."""
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
@@ -76,49 +80,44 @@ class BatchNorm2d(Layer):
             }  # fmt: skip
 
     def forward(self, x: Array) -> tuple[Array, BatchNormSaved]:
-        """Return the normalised x; `saved` is x, the mean, 1/sqrt(var + eps), and whether the batch gave them.
+        """Return the normalised x; `saved` is x, the mean, 1/sqrt(var + eps), and whether x gave them.
 
         Raises
         ------
         ShapeError
-            The batch's statistics are asked of one value a channel.
+            Statistics are asked of one value a channel.
         """
         return self.forward_between(x, None)
 
-    def forward_between(
-        self, x: Array, limits: tuple[float, float] | None, shown: tuple[int, ...] | None = None
-    ) -> tuple[Array, BatchNormSaved]:
+    def forward_between(self, x: Array, limits: tuple[float, float] | None) -> tuple[Array, BatchNormSaved]:
         """Return the normalised x between `limits`, in the same pass over memory, and the saved value of `forward`."""
-        like = self.params.get("weight", self.buffers.get("running_mean"))
-        dtype = None if like is None else like.dtype
-        xp = check_input(x, dtype=dtype, shape=(None, self.num_features, None, None), like=like)
-        batch = self.training or not self.buffers
-        if batch and x.size == 0:  # as in PyTorch: it is counted, and has no statistics
-            if self.training and self.buffers:
-                self.buffers["num_batches_tracked"] += 1
-            batch, mean, var = False, xp.zeros(self.num_features, x.dtype), xp.ones(self.num_features, x.dtype)
-        elif batch:
-            count = x.shape[0] * x.shape[2] * x.shape[3]
-            if count < (2 if self.training else 1):
+        xp, own = self._check(x), self.training or not self.buffers
+        k, y = kernels.get(xp), backend.empty(xp, x.shape, x.dtype)
+        weight, bias = self.params.get("weight"), self.params.get("bias")
+        if own and x.size > 0:
+            rows, out = self._rows(xp, x, own), self._rows(xp, y, own)
+            samples, channels, positions = rows.shape
+            count = samples * positions
+            if self.training and count < 2:
                 raise ShapeError("The batch has too few values for its statistics",
-                                 expected="2 or more a channel", got=shown or x.shape,
+                                 expected="2 or more a channel", got=x.shape,
                                  remedy="Pass a larger batch (fit(..., drop_last=True) leaves out a smaller last one),"
                                  " or call eval()")  # fmt: skip
-            mean, var, scale = (xp.empty(self.num_features, x.dtype) for _ in range(3))
-            y = backend.empty(xp, x.shape, x.dtype)
-            weight, bias = self.params.get("weight"), self.params.get("bias")
-            numbers = self.eps, mean, var, scale
-            kernels.get(xp).channel_normalise(_flat(xp, x), weight, bias, *numbers, _flat(xp, y), limits)
+            mean, var, scale = (xp.empty(channels, x.dtype) for _ in range(3))
+            affine = self._tiled(xp, weight, channels), self._tiled(xp, bias, channels)
+            k.channel_normalise(rows, *affine, self.eps, mean, var, scale, out, limits)
             if self.training and self.buffers:
                 self._track(xp, mean, var, count / (count - 1))
-            return y, (x, mean, scale, True)
+            return y, (x, mean, scale, own)
+        if own:  # as in PyTorch: an empty batch is counted, and has no statistics
+            own, mean, var = False, xp.zeros(self.num_features, x.dtype), xp.ones(self.num_features, x.dtype)
+            self._count()
         else:
             mean, var = self.buffers["running_mean"].copy(), self.buffers["running_var"]  # a later forward changes them
         scale, factor = xp.empty_like(mean), xp.empty_like(mean)
-        kernels.get(xp).channel_factors(var, self.eps, self.params.get("weight"), scale, factor)
-        y = backend.empty(xp, x.shape, x.dtype)
-        kernels.get(xp).channel_scale(_flat(xp, x), mean, factor, self.params.get("bias"), _flat(xp, y), limits)
-        return y, (x, mean, scale, batch)
+        k.channel_factors(var, self.eps, weight, scale, factor)
+        k.channel_scale(self._rows(xp, x, own), mean, factor, bias, self._rows(xp, y, own), limits)
+        return y, (x, mean, scale, own)
 
     def gradients(self, gy: Array, saved: BatchNormSaved) -> Gradients:
         """Return the gradients; the sums that both need are taken by the one that comes first."""
@@ -127,8 +126,8 @@ class BatchNorm2d(Layer):
     def gradients_between(self, gy: Array, saved: BatchNormSaved, cut: Cut | None) -> Gradients:
         """Return the gradients for `gy` at the output of a layer behind that cuts off: `cut` is its output, and where.
 
-        The statistics were the batch's. Results equal those of `gradients` for that layer's input gradient, which is
-        not written to memory. On a host, W gives the input gradient in the same pass, for I.
+        The statistics were x's. Results equal those of `gradients` for that layer's input gradient, which is not
+        written to memory. On a host, W gives the input gradient in the same pass, for I.
         """
         kept: Sums = []
         shared = (gy, saved, kept) if cut is None else (gy, saved, kept, cut)
@@ -138,7 +137,7 @@ class BatchNorm2d(Layer):
             return early.pop() if early else self.input_grad(*shared)
 
         def weights() -> dict[str, Array]:
-            if self.couples_samples(saved) and not kept and type(gy) is np.ndarray:  # one pass over memory gives both
+            if saved[3] and not kept and type(gy) is np.ndarray:  # one pass over memory gives both
                 early.append(self.input_grad(*shared))
             return self.weight_grad(*shared)
 
@@ -147,22 +146,23 @@ class BatchNorm2d(Layer):
     def input_grad(
         self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None, cut: Cut | None = None
     ) -> Array:  # fmt: skip
-        """Return the input gradient, through the statistics where they are the batch's.
+        """Return the input gradient, through the statistics where they are x's.
 
         The sums that this takes come from `kept` if they are there, and are added to it if not.
         """
-        x, mean, scale, batch = saved
+        x, mean, scale, own = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         gx, k = backend.empty(xp, x.shape, x.dtype), kernels.get(xp)
-        if batch:
+        rows, out, weight = self._rows(xp, gy, own), self._rows(xp, gx, own), self.params.get("weight")
+        if own:
             known = bool(kept)
             sums, products = self._sums(xp, mean, kept)
-            arrays = _flat(xp, gy), _flat(xp, x), mean, scale, self.params.get("weight"), sums, products, _flat(xp, gx)
-            k.channel_back(*arrays, known, *_mask(xp, cut))
+            arrays = rows, self._rows(xp, x, own), mean, scale, self._tiled(xp, weight, len(mean)), sums, products, out
+            k.channel_back(*arrays, known, *self._mask(xp, cut))
             if kept is not None and not known:
                 kept.append((sums, products, backend.record(xp)))
             return gx
-        k.channel_scale(_flat(xp, gy), None, self._factor(scale), None, _flat(xp, gx))
+        k.channel_scale(rows, None, self._factor(scale), None, out)
         return gx
 
     def weight_grad(
@@ -172,19 +172,20 @@ class BatchNorm2d(Layer):
 
         The sums come from `kept` if they are there, and are added to it if not.
         """
-        x, mean, scale, _ = saved
+        x, mean, scale, own = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         if not self.params:
             return {}
         known = bool(kept)
         sums, products = self._sums(xp, mean, kept)
         if not known:
-            kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products, *_mask(xp, cut))
+            rows = self._rows(xp, gy, own), self._rows(xp, x, own)
+            kernels.get(xp).channel_products(*rows, mean, sums, products, *self._mask(xp, cut))
             if kept is not None:
                 kept.append((sums, products, backend.record(xp)))
-        own = sums if kept is None else sums.copy()  # I may still read them when a caller has written to the gradients
-        grads = {"weight": products * scale, "bias": own}
-        return {name: grads[name] for name in self.params}
+        bias = sums if kept is None else sums.copy()  # I may still read them when a caller has written to the gradients
+        grads = {"weight": products * scale, "bias": bias}
+        return {name: self._of_channels(grads[name]) for name in self.params}
 
     def _sums(self, xp: ModuleType, mean: Array, kept: Sums | None) -> tuple[Array, Array]:
         """Return the sums that are kept, or room for them."""
@@ -211,102 +212,210 @@ class BatchNorm2d(Layer):
         OptionError
             The statistics were the batch's, so that every output depends on every sample.
         """
-        x, _, scale, batch = saved
-        if batch:
+        x, _, scale, own = saved
+        if own:
             raise OptionError(
                 "Batch statistics couple the samples, so there is no Jacobian per sample",
                 expected="a forward with running statistics", got="a forward that normalised by the batch",
                 remedy="Call eval() before the forward (with track_running_stats=True), or use input_grad"
             )  # fmt: skip
+        return self._diagonal(x, scale)
+
+    def _diagonal(self, x: Array, scale: Array) -> Any:
+        """Return the Jacobian of a forward with running statistics."""
         from sparsebp.jacobians import TransposedJacobian
         from sparsebp.patterns import pointwise_pattern
 
-        values = backend.namespace(x).repeat(self._factor(scale), x.shape[2] * x.shape[3])
+        values = backend.namespace(x).repeat(self._factor(scale), self._row_shape(x, False)[2])
         return TransposedJacobian(pointwise_pattern(len(values)), values)
 
     def _factor(self, scale: Array) -> Array:
         """Return the factor of the forward."""
         return scale * self.params["weight"] if self.params else scale
 
+    def _check(self, x: Array) -> ModuleType:
+        """Check x and return its namespace."""
+        return self._check_shape(x, (None, self.num_features, *(None,) * self.dims))
+
+    def _check_shape(self, x: Array, shape: tuple[int | None, ...]) -> ModuleType:
+        like = self.params.get("weight", self.buffers.get("running_mean"))
+        return check_input(x, dtype=None if like is None else like.dtype, shape=shape, like=like)
+
+    # How the kernels see x: as rows (samples, channels, positions) whose channels each have their statistics.
+
+    def _row_shape(self, x: Array, own: bool) -> tuple[int, int, int]:
+        return x.shape[0], x.shape[1], math.prod(x.shape[2:])
+
+    def _rows(self, xp: ModuleType, x: Array, own: bool) -> Array:
+        return xp.ascontiguousarray(x).reshape(self._row_shape(x, own))
+
+    def _tiled(self, xp: ModuleType, param: Array | None, channels: int) -> Array | None:
+        """Return a parameter with one element for each of the rows' channels."""
+        return param
+
+    def _of_channels(self, sums: Array) -> Array:
+        """Return the sums of a parameter's elements from those of the rows' channels."""
+        return sums
+
+    def _mask(self, xp: ModuleType, cut: Cut | None) -> tuple[Array | None, tuple[float, float] | None]:
+        """Return the kernels' arguments for a clamped output."""
+        return (None, None) if cut is None else (self._rows(xp, cut[0], True), cut[1])
+
+    def _count(self) -> None:
+        """Count a batch."""
+        if self.training and self.buffers:
+            self.buffers["num_batches_tracked"] += 1
+
     def _track(self, xp: ModuleType, mean: Array, var: Array, correction: float) -> None:
+        self._count()
         count = self.buffers["num_batches_tracked"]
-        count += 1
         factor = 1 / float(count) if self.momentum is None else self.momentum  # synchronize! (for momentum=None)
         running = self.buffers["running_mean"], self.buffers["running_var"]
         kernels.get(xp).channel_track(mean, var, factor, correction, *running)
 
 
-def _flat(xp: ModuleType, x: Array) -> Array:
-    """Return x (B, C, H, W) as a contiguous (B, C, H * W)."""
-    return xp.ascontiguousarray(x).reshape(*x.shape[:2], x.shape[2] * x.shape[3])
+class BatchNorm1d(BatchNorm):
+    """Normalise the channels of x (B, C) or (B, C, L), as `torch.nn.BatchNorm1d`; see `BatchNorm`."""
 
+    dims = 1
 
-def _mask(xp: ModuleType, cut: Cut | None) -> tuple[Array | None, tuple[float, float] | None]:
-    """Return the kernels' arguments for a clamped output."""
-    return (None, None) if cut is None else (_flat(xp, cut[0]), cut[1])
-
-
-class BatchNorm1dSaved(NamedTuple):
-    """Saved by `BatchNorm1d`: the value for images of width 1, and the shape of x."""
-
-    image: BatchNormSaved
-    shape: tuple[int, ...]
-
-
-class BatchNorm1d(BatchNorm2d):
-    """Normalise the channels of x (B, C) or (B, C, L), as `torch.nn.BatchNorm1d`.
-
-    Options, parameters, buffers and errors as for `BatchNorm2d`. The Jacobian is diagonal in evaluation; the batch's
-    statistics couple the samples.
-    """
-
-    def forward(self, x: Array) -> tuple[Array, Any]:
-        """Return the normalised x; `saved` is `BatchNorm2d`'s for images of width 1, and the shape of x."""
+    def _check(self, x: Array) -> ModuleType:
         check_input(x)
         if x.ndim not in (2, 3):
             raise ShapeError("x has the wrong number of axes", expected=f"(B, {self.num_features}[, L])", got=x.shape,
                              remedy="Use BatchNorm2d for images")  # fmt: skip
-        check_input(x, shape=(None, self.num_features, None)[: x.ndim])
-        y, saved = self.forward_between(_image(x), None, x.shape)
-        return y.reshape(x.shape), BatchNorm1dSaved(saved, x.shape)
-
-    def input_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> Array:  # type: ignore[override]
-        """Return the input gradient, through the statistics where they are the batch's; add their sums to `kept`."""
-        return super().input_grad(self._image_of(gy, saved), saved.image, kept).reshape(saved.shape)
-
-    def weight_grad(  # type: ignore[override]
-        self, gy: Array, saved: Any, kept: Sums | None = None
-    ) -> dict[str, Array]:
-        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel, from the sums in `kept` if they are there."""
-        return super().weight_grad(self._image_of(gy, saved), saved.image, kept)
-
-    gradients = BatchNorm2d.gradients
-
-    def couples_samples(self, saved: Any) -> bool:
-        """Whether the statistics were the batch's."""
-        return super().couples_samples(saved.image)
-
-    def jacobian_t(self, saved: Any) -> Any:
-        """Return the diagonal of ``weight / sqrt(running_var + eps)``, shared by the batch."""
-        return super().jacobian_t(saved.image)
-
-    def _image_of(self, gy: Array, saved: BatchNorm1dSaved) -> Array:
-        x = saved.image[0]
-        check_gy(gy, saved.shape, x.dtype, x)
-        return _image(gy)
+        return self._check_shape(x, (None, self.num_features, *(None,) * (x.ndim - 2)))
 
 
-def _image(x: Array) -> Array:
-    return x.reshape(*x.shape, *[1] * (4 - x.ndim))
+class BatchNorm2d(BatchNorm):
+    """Normalise the channels of x (B, C, H, W), as `torch.nn.BatchNorm2d`; see `BatchNorm`."""
+
+    dims = 2
 
 
-# A layer and a clamping layer after it in one pass over memory instead of two: `BatchNorm2d` forward and backward,
+class BatchNorm3d(BatchNorm):
+    """Normalise the channels of x (B, C, D, H, W), as `torch.nn.BatchNorm3d`; see `BatchNorm`."""
+
+    dims = 3
+
+
+class InstanceNorm(BatchNorm):
+    """The base of `InstanceNorm1d/2d/3d`: normalise each channel of each sample of x (B, C, …) or (C, …).
+
+    Parameters
+    ----------
+    num_features, eps, device, dtype, bias
+        As for `BatchNorm`.
+    momentum
+        Weight of the new batch in the running statistics; with None they do not change.
+    affine
+        Whether there are a weight and a bias.
+    track_running_stats
+        Whether running statistics, means over the samples, are kept and used in evaluation.
+
+    Notes
+    -----
+    Parameters and buffers as for `BatchNorm`; ``num_batches_tracked`` stays 0, as in PyTorch. The Jacobian has a dense
+    block for each channel; it is diagonal with running statistics.
+    Source: Ulyanov et al., "Instance Normalization: The Missing Ingredient for Fast Stylization", 2016, Eq. 3.
+    """
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False,
+        track_running_stats: bool = False, device: Any = None, dtype: Any = np.float32, *, bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+
+    @property
+    def sample_axes(self) -> int:  # type: ignore[override]
+        """The channels and the axes after them."""
+        return self.dims + 1
+
+    def lone(self, saved: BatchNormSaved) -> bool:
+        """Whether x was an unbatched sample."""
+        return saved[0].ndim == self.sample_axes
+
+    def couples_samples(self, saved: BatchNormSaved) -> bool:
+        """Each sample is normalised by itself."""
+        return False
+
+    def jacobian_t(self, saved: BatchNormSaved) -> Any:
+        """Return a dense block for each channel, per sample; with running statistics the diagonal, shared."""
+        x, mean, scale, own = saved
+        if not own:
+            return self._diagonal(x, scale)
+        from sparsebp.jacobians import block_jacobian_t
+
+        xp, n = backend.namespace(x), self._row_shape(x, own)[2]
+        unit = (self._rows(xp, x, own)[0] - mean[:, None]) * scale[:, None]
+        factor = scale * self._tiled(xp, self.params["weight"], len(scale)) if self.params else scale
+        blocks = factor[:, None, None] * (xp.eye(n, dtype=x.dtype) - (1 + unit[:, :, None] * unit[:, None]) / n)
+        return block_jacobian_t(blocks.reshape(-1, self.num_features, n, n))
+
+    def _check(self, x: Array) -> ModuleType:
+        backend.namespace(x=x)
+        batch = () if x.ndim == self.sample_axes else (None,)
+        xp = self._check_shape(x, (*batch, self.num_features, *(None,) * self.dims))
+        if (self.training or not self.buffers) and self._row_shape(x, False)[2] == 1:
+            raise ShapeError("A channel of one element has no statistics", expected="2 or more elements a channel",
+                             got=x.shape)  # fmt: skip
+        return xp
+
+    def _row_shape(self, x: Array, own: bool) -> tuple[int, int, int]:
+        samples, positions = math.prod(x.shape[: -self.dims - 1]), math.prod(x.shape[-self.dims :])
+        return (1, samples * self.num_features, positions) if own else (samples, self.num_features, positions)
+
+    def _tiled(self, xp: ModuleType, param: Array | None, channels: int) -> Array | None:
+        return None if param is None else xp.tile(param, channels // self.num_features)
+
+    def _of_channels(self, sums: Array) -> Array:
+        return sums.reshape(-1, self.num_features).sum(axis=0)
+
+    def _count(self) -> None:
+        """PyTorch does not count them."""
+
+    def _track(self, xp: ModuleType, mean: Array, var: Array, correction: float) -> None:
+        if self.momentum is not None:
+            means = (self._of_channels(array) / (len(array) / self.num_features) for array in (mean, var))
+            running = self.buffers["running_mean"], self.buffers["running_var"]
+            kernels.get(xp).channel_track(*means, self.momentum, correction, *running)
+
+
+class InstanceNorm1d(InstanceNorm):
+    """Normalise each channel of each sample of x (B, C, L) or (C, L), as `torch.nn.InstanceNorm1d`.
+
+    See `InstanceNorm`.
+    """
+
+    dims = 1
+
+
+class InstanceNorm2d(InstanceNorm):
+    """Normalise each channel of each sample of x (B, C, H, W) or (C, H, W), as `torch.nn.InstanceNorm2d`.
+
+    See `InstanceNorm`.
+    """
+
+    dims = 2
+
+
+class InstanceNorm3d(InstanceNorm):
+    """Normalise each channel of each sample of x (B, C, D, H, W) or (C, D, H, W), as `torch.nn.InstanceNorm3d`.
+
+    See `InstanceNorm`.
+    """
+
+    dims = 3
+
+
+# A layer and a clamping layer after it in one pass over memory instead of two: `BatchNorm` forward and backward,
 # convolutions and `Linear`, with a bias and a ReLU, forward. Results and saved values are the same as apart, so a chain
 # may mix both. The array between the two, and its gradient, are never written.
 
 _CLAMPS = ReLU, ReLU6, Hardtanh
 _CONVOLUTIONS: tuple[type, ...] = Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-_BEHIND: dict[type, tuple[type, ...]] = {BatchNorm2d: _CLAMPS, Linear: (ReLU,)} | dict.fromkeys(_CONVOLUTIONS, _CLAMPS)
+_BATCH_NORMS: tuple[type, ...] = BatchNorm1d, BatchNorm2d, BatchNorm3d
+_BEHIND: dict[type, tuple[type, ...]] = {Linear: (ReLU,)} | dict.fromkeys((*_BATCH_NORMS, *_CONVOLUTIONS), _CLAMPS)
 
 
 def together(layer: Any, behind: Any) -> bool:
@@ -324,7 +433,7 @@ def forward(layer: Any, behind: Any, x: Array) -> tuple[Array, Any] | None:
 
 def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> Gradients | None:
     """Return the `Gradients` of `layer` for `gy` at the output y of `behind`; None if they run apart."""
-    if not isinstance(layer, BatchNorm2d) or not isinstance(behind, Clamped):
+    if not isinstance(layer, BatchNorm) or not isinstance(behind, Clamped):
         return None
     if type(gy) is not np.ndarray or gy.shape != y.shape or not layer.couples_samples(saved):
         return None

@@ -1,10 +1,10 @@
-"""Max and average pooling over sliding windows, and adaptive average pooling: as many windows as asked for."""
+"""Max and average pooling: over sliding windows, and adaptive, with as many windows as asked for."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -16,10 +16,10 @@ import numpy as np
 from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag, check_integer
-from sparsebp.core.errors import OptionError
-from sparsebp.nn.layer import Layer, Work, check_gy, check_input
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.nn.layer import Layer, Work, check_gy, check_input, total_work
 from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
-from sparsebp.patterns.builders import window_pattern
+from sparsebp.patterns.builders import adaptive_windows, window_pattern
 from sparsebp.patterns.pattern import KEPT, DeviceCopies, frozen
 from sparsebp.patterns.windows import LONGEST, PoolWindows
 
@@ -94,10 +94,12 @@ class PoolSaved:
     """Saved by a pooling layer: the input's shape and dtype, and each window's winner or weight."""
 
     # `choice` is (B, C, …) places of the maxima for a max-pool, (…) weights of the windows for an average.
+    # With three axes, `choice` is the place on the first one, and `planes` (B, C, D, …) the places in each plane.
 
     shape: tuple[int, ...]
     dtype: np.dtype
     choice: Array
+    planes: Array | None = None
 
 
 class Pool(SampleLayer):
@@ -133,8 +135,109 @@ class SlidingPool(Pool):
         return (*shape[:2], *self.window.output_size(shape[2:]))
 
 
-class MaxPool(SlidingPool):
-    """The base of `MaxPool1d` and `MaxPool2d`; the first maximum of a window wins, and NaN wins over all else.
+# Max pooling. The kernels take windows on two axes. With three, one pass pools the planes, and another one the first
+# axis: the first plane with the maximum wins, and the last one with a NaN, as if a window were one list of elements.
+
+
+class Pass(NamedTuple):
+    """A call of the kernels: shapes (planes, height, width) of input and output, kernel, stride, padding, dilation."""
+
+    into: tuple[int, ...]
+    out: tuple[int, ...]
+    options: tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=1024)  # layers ask at every call
+def _passes(shape: tuple[int, ...], window: PoolWindows) -> list[Pass]:
+    """Return the passes over x of `shape` (B, C, …)."""
+    (batch, channels, *sizes), out, unpooled = shape, window.output_size(shape[2:]), (1, 1, 0, 1)
+    options, planes = (window.kernel, window.stride, window.before, window.dilation), batch * channels
+    if len(sizes) < 3:
+        more = 2 - len(sizes)
+        ones, two = (1,) * more, tuple((n,) * more + option for n, option in zip(unpooled, options, strict=True))
+        return [Pass((planes, *ones, *sizes), (planes, *ones, *out), two)]
+    depth, joined = sizes[0], out[1] * out[2]
+    return [
+        Pass((planes * depth, *sizes[1:]), (planes * depth, *out[1:]), tuple(option[1:] for option in options)),
+        Pass((planes, depth, joined), (planes, out[0], joined),
+             tuple((option[0], n) for n, option in zip(unpooled, options, strict=True))),
+    ]  # fmt: skip
+
+
+def _max_pool(xp: ModuleType, x: Array, window: PoolWindows) -> tuple[Array, PoolSaved]:
+    """Return the maxima of the windows over x (B, C, …), and where they are."""
+    y, winners = xp.ascontiguousarray(x), []
+    for into, out, options in _passes(x.shape, window):
+        found = backend.empty(xp, out, x.dtype)
+        winners.append(xp.empty(out, np.uint8 if prod(options[0]) <= 256 else np.int32))
+        kernels.get(xp).unchecked.max_pool(y.reshape(into), *options, found, winners[-1])
+        y = found
+    shape = (*x.shape[:2], *window.output_size(x.shape[2:]))
+    planes = winners[0].reshape(*x.shape[:3], *shape[3:]) if len(winners) > 1 else None
+    return y.reshape(shape), PoolSaved(x.shape, x.dtype, winners[-1].reshape(shape), planes)
+
+
+def _max_pool_grad(xp: ModuleType, gy: Array, saved: PoolSaved, window: PoolWindows) -> Array:
+    """Return the gradient at x of `_max_pool`."""
+    g, winners = xp.ascontiguousarray(gy), [saved.choice] if saved.planes is None else [saved.choice, saved.planes]
+    for (into, out, options), winner in zip(reversed(_passes(saved.shape, window)), winners, strict=True):
+        found = backend.empty(xp, into, saved.dtype)
+        kernels.get(xp).unchecked.max_pool_grad(g.reshape(out), winner.reshape(out), *options, found)
+        g = found
+    return g.reshape(saved.shape)
+
+
+class Maxima(Pool):
+    """The base of `MaxPool` and `AdaptiveMaxPool`: the first maximum of a window wins, and NaN wins over all else."""
+
+    return_indices: bool
+
+    def __call__(self, x: Array, /, *more: Any, **options: Any) -> Any:
+        """Return the windows' maxima, with ``return_indices`` and where they are."""
+        y, saved = self.forward(x, *more, **options)
+        return (y, self.indices(saved)) if self.return_indices else y
+
+    def indices(self, saved: Any) -> Array:
+        """Return where each window's maximum is among the elements of its channel: int64, of the output's shape."""
+        if isinstance(saved, Lone):
+            return self.indices(saved.batch)[0]
+        xp, w = backend.namespace(saved.choice), self._window(saved.shape)
+        place, found = self._places(saved).astype(np.int64), 0
+        for axis, (size, first) in enumerate(zip(saved.shape[2:], self._starts(xp, saved.shape), strict=True)):
+            tap = place // prod(w.kernel[axis + 1 :]) % w.kernel[axis]
+            found = found * size + first.reshape(-1, *(1,) * (self.dims - 1 - axis)) + tap * w.dilation[axis]
+        return found
+
+    def _jacobian_t(self, saved: PoolSaved) -> Any:
+        from sparsebp.jacobians import max_pool_jacobian_t
+
+        return max_pool_jacobian_t(self.pool(saved.shape), self._places(saved), saved.dtype)
+
+    def _places(self, saved: PoolSaved) -> Array:
+        """Return the place of every maximum in its window, in C order over the kernel, (B, C, …)."""
+        if saved.planes is None:
+            return saved.choice
+        xp, w = backend.namespace(saved.choice), self._window(saved.shape)
+        first = xp.arange(saved.choice.shape[2]).reshape(-1, 1, 1) * w.stride[0] - w.before[0]
+        plane = first + saved.choice.astype(np.int64) * w.dilation[0]
+        within = xp.take_along_axis(saved.planes, plane, axis=2)
+        return saved.choice.astype(np.int32) * (w.kernel[1] * w.kernel[2]) + within
+
+    @abc.abstractmethod
+    def pool(self, shape: tuple[int, ...]) -> PoolPattern:
+        """Return the pattern for an input of `shape` (B, C, …)."""
+
+    @abc.abstractmethod
+    def _window(self, shape: tuple[int, ...]) -> PoolWindows:
+        """Return the windows that the kernels see for an input of `shape`."""
+
+    @abc.abstractmethod
+    def _starts(self, xp: ModuleType, shape: tuple[int, ...]) -> list[Array]:
+        """Return for every axis where the windows begin in x; less than 0 in the padding."""
+
+
+class MaxPool(SlidingPool, Maxima):
+    """The base of `MaxPool1d`, `MaxPool2d` and `MaxPool3d`; the first maximum of a window wins, NaN over all else.
 
     Parameters
     ----------
@@ -154,65 +257,25 @@ class MaxPool(SlidingPool):
         super().__init__(kernel_size, stride, padding, dilation, ceil_mode)
         self.return_indices = check_flag("return_indices", return_indices)
 
-    def __call__(self, x: Array, /, *more: Any, **options: Any) -> Any:
-        """Return the windows' maxima, with ``return_indices`` and where they are."""
-        y, saved = self.forward(x, *more, **options)
-        return (y, self.indices(saved)) if self.return_indices else y
-
-    def indices(self, saved: Any) -> Array:
-        """Return where each window's maximum is among the elements of its channel: int64, of the output's shape."""
-        if isinstance(saved, Lone):
-            return self.indices(saved.batch)[0]
-        xp, w, place, found = backend.namespace(saved.choice), self.window, saved.choice.astype(np.int64), 0
-        for axis, size in enumerate(saved.shape[2:]):
-            behind = self.dims - 1 - axis
-            first = xp.arange(place.shape[2 + axis]) * w.stride[axis] - w.before[axis]
-            tap = place // prod(w.kernel[axis + 1 :]) % w.kernel[axis]
-            found = found * size + first.reshape(-1, *(1,) * behind) + tap * w.dilation[axis]
-        return found
-
     def _forward(self, x: Array) -> tuple[Array, PoolSaved]:
-        xp = self._check_x(x)
-        out_shape = self._out_shape(x.shape)
-        y = backend.empty(xp, out_shape, x.dtype)
-        winner = xp.empty(out_shape, dtype=np.uint8 if np.prod(self.window.kernel) <= 256 else np.int32)
-        kernels.get(xp).unchecked.max_pool(
-            _planes(xp, x, self.dims), *self._options(), *_out_planes(self.dims, y, winner)
-        )
-        return y, PoolSaved(x.shape, x.dtype, winner)
+        return _max_pool(self._check_x(x), x, self.window)
 
     def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
-        out_shape = self._out_shape(saved.shape)
-        xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
-        gx = backend.empty(xp, saved.shape, saved.dtype)
-        arrays = _planes(xp, gy, self.dims), *_out_planes(self.dims, saved.choice)
-        kernels.get(xp).unchecked.max_pool_grad(*arrays, *self._options(), *_out_planes(self.dims, gx))
-        return gx
-
-    def _jacobian_t(self, saved: PoolSaved) -> Any:
-        from sparsebp.jacobians import max_pool_jacobian_t
-
-        return max_pool_jacobian_t(self.pool(saved.shape), saved.choice, saved.dtype)
+        xp = check_gy(gy, self._out_shape(saved.shape), saved.dtype, saved.choice)
+        return _max_pool_grad(xp, gy, saved, self.window)
 
     def _input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
-        """Return the cost of one kernel, which writes the gradient and reads the windows' and their winners."""
-        windows = prod(self._out_shape(shape))
-        return Work(windows, prod(shape) + 2 * windows, 1)
+        """Return the cost of the kernels, which write the gradient and read the windows' and their winners."""
+        passes = _passes(shape, self.window)
+        return total_work(Work(prod(one.out), prod(one.into) + 2 * prod(one.out), 1) for one in passes)
 
-    def _options(self) -> tuple[tuple[int, ...], ...]:
-        """Return kernel, stride, padding and dilation on two axes, as the kernels take them."""
-        w, front = self.window, 2 - self.dims
-        return (1,) * front + w.kernel, (1,) * front + w.stride, (0,) * front + w.before, (1,) * front + w.dilation
+    def _window(self, shape: tuple[int, ...]) -> PoolWindows:
+        return self.window
 
-
-def _planes(xp: ModuleType, x: Array, dims: int) -> Array:
-    """Return x (B, C, …) as contiguous planes (B * C, H, W); one axis is a plane of height 1."""
-    return _out_planes(dims, xp.ascontiguousarray(x))[0]
-
-
-def _out_planes(dims: int, *arrays: Array) -> tuple[Array, ...]:
-    """Return contiguous arrays (B, C, …) as planes, without a copy."""
-    return tuple([a.reshape(a.shape[0] * a.shape[1], *(1,) * (2 - dims), *a.shape[2:]) for a in arrays])
+    def _starts(self, xp: ModuleType, shape: tuple[int, ...]) -> list[Array]:
+        w = self.window
+        axes = zip(w.output_size(shape[2:]), w.stride, w.before, strict=True)
+        return [xp.arange(count) * stride - before for count, stride, before in axes]
 
 
 class MaxPool1d(MaxPool):
@@ -227,6 +290,12 @@ class MaxPool2d(MaxPool):
     dims = 2
 
 
+class MaxPool3d(MaxPool):
+    """Max pooling over (B, C, D, H, W) or (C, D, H, W), as `torch.nn.MaxPool3d`; see `MaxPool`."""
+
+    dims = 3
+
+
 @lru_cache(maxsize=KEPT)
 def _window_weights(windows: PoolWindows, size: tuple[int, ...], dtype: np.dtype, **divisors: Any) -> DeviceCopies:
     """Return the factor of each window's sum, of the windows' shape; it is sent to a device once."""
@@ -237,7 +306,7 @@ def _window_weights(windows: PoolWindows, size: tuple[int, ...], dtype: np.dtype
 
 
 class AvgPool(SlidingPool):
-    """The base of `AvgPool1d` and `AvgPool2d`.
+    """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`.
 
     Parameters
     ----------
@@ -353,22 +422,73 @@ class AvgPool2d(AvgPool):
                 raise OptionError("divisor_override is zero", expected="None or another integer", got=0)
 
 
+class AvgPool3d(AvgPool2d):
+    """Average pooling over (B, C, D, H, W) or (C, D, H, W), as `torch.nn.AvgPool3d`; arguments as for `AvgPool2d`."""
+
+    dims = 3
+
+
+# Layers that multiply every channel by one sparse matrix: adaptive averages, and `Upsample`.
+
+
 @dataclass(frozen=True)
-class AdaptiveSaved:
+class ChannelSaved:
     """The input's shape and the transposed Jacobian of one channel."""
 
     shape: tuple[int, ...]
     channel: Any
 
 
-class AdaptiveAvgPool(Pool):
-    """The base of `AdaptiveAvgPool1d` and `AdaptiveAvgPool2d`: products with one channel's Jacobian.
+class ChannelProduct(SampleLayer):
+    """Base of layers that multiply every channel by one sparse matrix, which the values of x do not change."""
 
-    Parameters
-    ----------
-    output_size
-        Number of windows: an integer for all axes, or one per axis; None keeps an axis.
-    """
+    replayable = True
+
+    @abc.abstractmethod
+    def _check_x(self, x: Array) -> ModuleType:
+        """Check x and return its namespace."""
+
+    @abc.abstractmethod
+    def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the output's shape for an input of `shape` (B, C, …)."""
+
+    @abc.abstractmethod
+    def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return the transposed Jacobian of `channels` channels, for an input of `shape`."""
+
+    def _forward(self, x: Array) -> tuple[Array, ChannelSaved]:
+        xp = self._check_x(x)
+        channel = self._jacobian(xp, 1, x.shape, x.dtype)
+        return _apply(channel.T, x, self._out_shape(x.shape)), ChannelSaved(x.shape, channel)
+
+    def _input_grad(self, gy: Array, saved: ChannelSaved) -> Array:
+        check_gy(gy, self._out_shape(saved.shape), saved.channel.dtype, saved.channel.data)
+        return _apply(saved.channel, gy, saved.shape)
+
+    def _jacobian_t(self, saved: ChannelSaved) -> Any:
+        xp = backend.namespace(saved.channel.data)
+        return self._jacobian(xp, saved.shape[1], saved.shape, saved.channel.dtype)
+
+    def _input_grad_work(self, shape: tuple[int, ...], saved: ChannelSaved) -> Work:
+        """Return the cost of a product and two transposes."""
+        planes, entries, ends = shape[0] * shape[1], saved.channel.pattern.nnz, sum(saved.channel.shape)
+        return Work(2 * planes * entries, planes * (entries + 3 * ends), 3, shape[1] * entries)
+
+
+def _apply(jacobian: Any, x: Array, shape: tuple[int, ...]) -> Array:
+    """Multiply every channel of every sample by `jacobian`; return the result in `shape`."""
+    xp = backend.namespace(x)
+    columns = xp.ascontiguousarray(x.reshape(shape[0] * shape[1], jacobian.shape[1]).T)
+    return xp.ascontiguousarray((jacobian @ columns).T).reshape(shape)
+
+
+# Adaptive pooling: window i of n over a length L reaches from ``floor(i L / n)`` to ``ceil((i + 1) L / n)``.
+
+
+class AdaptivePool(Pool):
+    """The base of `AdaptiveAvgPool` and `AdaptiveMaxPool`: the number of windows is given."""
+
+    # output_size: As the subclasses state.
 
     def __init__(self, output_size: Any) -> None:
         super().__init__()
@@ -379,35 +499,35 @@ class AdaptiveAvgPool(Pool):
                               remedy="Pass the sizes as torch.nn takes them, None to keep an axis")  # fmt: skip
         self.output_size = tuple(None if n is None else check_integer("output_size", n, 1, LONGEST) for n in sizes)
 
-    def _forward(self, x: Array) -> tuple[Array, AdaptiveSaved]:
-        xp = self._check_x(x)
-        channel = self._jacobian(xp, 1, x.shape, x.dtype)
-        return _apply(channel.T, x, self._out_shape(x.shape)), AdaptiveSaved(x.shape, channel)
+    def _check_x(self, x: Array) -> ModuleType:
+        xp = super()._check_x(x)
+        if 0 in x.shape[2:]:
+            raise ShapeError("An axis of x behind the channels is empty", expected="at least one element on each",
+                             got=x.shape, remedy="Skip empty images")  # fmt: skip
+        return xp
 
-    def _input_grad(self, gy: Array, saved: AdaptiveSaved) -> Array:
-        check_gy(gy, self._out_shape(saved.shape), saved.channel.dtype, saved.channel.data)
-        return _apply(saved.channel, gy, saved.shape)
-
-    def _jacobian_t(self, saved: AdaptiveSaved) -> Any:
-        xp = backend.namespace(saved.channel.data)
-        return self._jacobian(xp, saved.shape[1], saved.shape, saved.channel.dtype)
-
-    def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        from sparsebp.jacobians import avg_pool_jacobian_t
-
-        pattern = adaptive_pool_pattern(channels, shape[2:], self._out_shape(shape)[2:])
-        return avg_pool_jacobian_t(pattern, xp, dtype)
+    def pool(self, shape: tuple[int, ...]) -> PoolPattern:
+        """Return the pattern for an input of `shape` (B, C, …)."""
+        return adaptive_pool_pattern(shape[1], shape[2:], self._out_shape(shape)[2:])
 
     def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         sizes = (n if want is None else want for n, want in zip(shape[2:], self.output_size, strict=True))
         return (*shape[:2], *sizes)
 
 
-def _apply(jacobian: Any, x: Array, shape: tuple[int, ...]) -> Array:
-    """Multiply every channel of every sample by `jacobian`; return the result in `shape`."""
-    xp = backend.namespace(x)
-    columns = xp.ascontiguousarray(x.reshape(shape[0] * shape[1], jacobian.shape[1]).T)
-    return xp.ascontiguousarray((jacobian @ columns).T).reshape(shape)
+class AdaptiveAvgPool(AdaptivePool, ChannelProduct):
+    """The base of `AdaptiveAvgPool1d`, `AdaptiveAvgPool2d` and `AdaptiveAvgPool3d`.
+
+    Parameters
+    ----------
+    output_size
+        Number of windows: an integer for all axes, or one per axis; None keeps an axis.
+    """
+
+    def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        from sparsebp.jacobians import avg_pool_jacobian_t
+
+        return avg_pool_jacobian_t(self.pool((1, channels, *shape[2:])), xp, dtype)
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool):
@@ -423,3 +543,102 @@ class AdaptiveAvgPool2d(AdaptiveAvgPool):
     """
 
     dims = 2
+
+
+class AdaptiveAvgPool3d(AdaptiveAvgPool):
+    """Adaptive average pooling over (B, C, D, H, W) or (C, D, H, W), as `torch.nn.AdaptiveAvgPool3d`.
+
+    See `AdaptiveAvgPool`.
+    """
+
+    dims = 3
+
+
+class AdaptiveMaxPool(AdaptivePool, Maxima):
+    """The base of `AdaptiveMaxPool1d/2d/3d`; the first maximum of a window wins, NaN over all else.
+
+    Parameters
+    ----------
+    output_size
+        Number of windows: an integer for all axes, or one per axis; None keeps an axis.
+    return_indices
+        As for `MaxPool`.
+
+    Notes
+    -----
+    Windows of different lengths, which may overlap, are copied next to each other, filled up with -∞ and pooled by
+    `MaxPool`'s kernels. Windows that lie so already are not copied.
+    """
+
+    def __init__(self, output_size: Any, return_indices: bool = False) -> None:
+        super().__init__(output_size)
+        self.return_indices = check_flag("return_indices", return_indices)
+
+    def _forward(self, x: Array) -> tuple[Array, PoolSaved]:
+        xp = self._check_x(x)
+        spread, window = x, self._window(x.shape)
+        for axis, (length, kernel) in enumerate(zip(self._out_shape(x.shape)[2:], window.kernel, strict=True), 2):
+            if length * kernel != x.shape[axis]:
+                whole = xp.full((*spread.shape[:axis], length * kernel, *spread.shape[axis + 1 :]), -np.inf, x.dtype)
+                for there, here in _windows(x.shape[axis], length, kernel, axis):
+                    whole[there] = spread[here]
+                spread = whole
+        y, saved = _max_pool(xp, spread, window)
+        return y, replace(saved, shape=x.shape)
+
+    def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
+        shape, window = saved.shape, self._window(saved.shape)
+        out = self._out_shape(shape)
+        xp = check_gy(gy, out, saved.dtype, saved.choice)
+        lengths = tuple(n * k for n, k in zip(out[2:], window.kernel, strict=True))
+        g = _max_pool_grad(xp, gy, replace(saved, shape=(*shape[:2], *lengths)), window)
+        for axis in range(2, g.ndim):
+            if g.shape[axis] != shape[axis]:
+                whole = xp.zeros((*g.shape[:axis], shape[axis], *g.shape[axis + 1 :]), g.dtype)
+                for there, here in _windows(shape[axis], out[axis], window.kernel[axis - 2], axis):
+                    whole[here] += g[there]
+                g = whole
+        return g
+
+    def _input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
+        """Return the cost of the kernel, and of adding up the windows."""
+        window, out = self._window(shape), self._out_shape(shape)
+        spread = prod(out) * prod(window.kernel)
+        return Work(prod(out) + spread, prod(shape) + 4 * spread, 1 + sum(out[2:]))
+
+    def _window(self, shape: tuple[int, ...]) -> PoolWindows:
+        ends = (adaptive_windows(*axis) for axis in zip(shape[2:], self._out_shape(shape)[2:], strict=True))
+        longest = tuple(int((end - start).max()) for start, end in ends)
+        return PoolWindows.of(self.dims, longest)
+
+    def _starts(self, xp: ModuleType, shape: tuple[int, ...]) -> list[Array]:
+        axes = zip(shape[2:], self._out_shape(shape)[2:], strict=True)
+        return [xp.arange(count) * length // count for length, count in axes]
+
+
+def _windows(length: int, count: int, longest: int, axis: int) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Yield for every window where it lies on the axis of the copies, `longest` for each, and of the input."""
+    front = (slice(None),) * axis
+    for i, (start, end) in enumerate(zip(*map(np.ndarray.tolist, adaptive_windows(length, count)), strict=True)):
+        yield (*front, slice(i * longest, i * longest + end - start)), (*front, slice(start, end))
+
+
+class AdaptiveMaxPool1d(AdaptiveMaxPool):
+    """Adaptive max pooling over (B, C, L) or (C, L), as `torch.nn.AdaptiveMaxPool1d`; see `AdaptiveMaxPool`."""
+
+    dims = 1
+
+
+class AdaptiveMaxPool2d(AdaptiveMaxPool):
+    """Adaptive max pooling over (B, C, H, W) or (C, H, W), as `torch.nn.AdaptiveMaxPool2d`; see `AdaptiveMaxPool`."""
+
+    dims = 2
+
+
+class AdaptiveMaxPool3d(AdaptiveMaxPool):
+    """Adaptive max pooling over (B, C, D, H, W) or (C, D, H, W), as `torch.nn.AdaptiveMaxPool3d`.
+
+    See `AdaptiveMaxPool`.
+    """
+
+    dims = 3

@@ -1,4 +1,4 @@
-"""Layers that contain layers: `Sequential`, `Stage`, `Residual`, `Concat`; backward layer by layer or by a scan."""
+"""Layers that contain layers: `Sequential`, `Stage`, `Sum`, `Residual`, `Concat`; backward layer by layer or by a scan."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_optio
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs, forward_of, is_lone
 from sparsebp.nn import norm
+from sparsebp.nn.basic import Identity
 from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, Work, check_gy, check_input, check_layer, dotted, input_grad_work, total_work
@@ -129,7 +130,7 @@ class Link(NamedTuple):
 
 
 class Container(Layer):
-    """Base of `Sequential`, `Residual` and `Concat`: properties that hold if they hold for a layer inside."""
+    """Base of `Sequential`, `Sum` and `Concat`: properties that hold if they hold for a layer inside."""
 
     replayable = True
 
@@ -445,69 +446,159 @@ def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
     return found, False
 
 
-# Residual: the input plus the output of a body.
+# Sum: parallel branches on one input, their outputs added up; Residual, with a shortcut as the other branch.
 
 
-class Residual(Container):
-    """``y = x + body(x)`` (He et al., "Deep Residual Learning for Image Recognition", 2016, Eq. 1).
+class SumSaved(NamedTuple):
+    """The input, the shape of the output, and each branch's saved value."""
+
+    x: Array
+    shape: tuple[int, ...]
+    branches: list[Any]
+
+
+class Sum(Container):
+    """``y = branch₀(x) + branch₁(x) + …``; `Identity` as a branch adds x itself.
+
+    Parameters
+    ----------
+    *branches
+        Layers whose outputs have one shape. Children are named ``"0"``, ``"1"``, …
+
+    See Also
+    --------
+    Residual : the block of a ResNet.
+    """
+
+    def __init__(self, *branches: Layer) -> None:
+        super().__init__()
+        if not branches:
+            raise OptionError(
+                "Sum has no branches", expected="at least one", got="none", remedy="Use Identity() for no change"
+            )
+        self.children = {str(i): check_layer(f"branch {i}", branch) for i, branch in enumerate(branches)}
+
+    def forward(self, x: Array, lengths: Any = None) -> tuple[Array, SumSaved]:
+        """Return the sum of the branches' outputs.
+
+        Parameters
+        ----------
+        x
+            The input of every branch.
+        lengths
+            Of sequences padded at the end, valid steps of each, for the branches that take them; or None.
+
+        Raises
+        ------
+        OptionError
+            There are lengths, and a branch neither takes them nor works on each step by itself.
+        """
+        check_input(x)
+        options = {} if lengths is None else dict.fromkeys(self._taking_lengths(), {"lengths": lengths})
+        outputs, saved = [], []
+        for name, branch in self.children.items():
+            y, branch_saved = forward_of(branch, x, **options.get(name, {}))
+            outputs.append(y)
+            saved.append(branch_saved)
+        if len({(y.shape, y.dtype) for y in outputs}) > 1:
+            raise ShapeError(f"The outputs of the branches of {type(self).__name__} do not fit each other",
+                             expected="one shape and dtype",
+                             got=", ".join(f"{name}: {y.shape} {y.dtype}" for name, y in
+                                           zip(self.children, outputs, strict=True)),
+                             remedy="Let a branch project: a convolution of width 1, or Linear")  # fmt: skip
+        return _sum(outputs), SumSaved(x, outputs[0].shape, saved)
+
+    def gradients(self, gy: Array, saved: SumSaved) -> Gradients:
+        """Return the gradients: each branch's of gy, those at the input added up."""
+        check_gy(gy, saved.shape, saved.x.dtype, saved.x)
+        links = zip(self.children.items(), saved.branches, strict=True)
+        branches = {name: gradients_of(branch, gy, kept) for (name, branch), kept in links}
+        return Gradients(
+            self, gy, saved, lambda: _sum([branch.input_grad() for branch in branches.values()]), lambda: branches
+        )
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: SumSaved) -> Work:
+        """Return the branches' costs, and the sums'."""
+        branches = total_work(input_grad_work(link.layer, shape, link.saved) for link in self._parts(saved))
+        sums = len(self.children) - 1
+        return total_work((branches._replace(entries=0), Work(sums * prod(shape), 3 * sums * prod(shape), sums)))
+
+    def jacobian_t(self, saved: SumSaved) -> Any:
+        """Return the sum of the branches' transposed Jacobians, on the union of their patterns."""
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.products import plan_addition
+
+        total, *others = (link.jacobian_t(saved.x) for link in self._parts(saved))
+        for other in others:
+            plan = plan_addition(total.pattern, other.pattern)
+            total = TransposedJacobian(plan.pattern, plan(total.data, other.data))
+        return total
+
+    @property
+    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
+        """The branches' axes; a branch that works on each step by itself takes those of the others.
+
+        Raises
+        ------
+        OptionError
+            The branches have the batch on different axes.
+        """
+        branches = list(self.children.values())
+        found = {branch.batch_axes for branch in branches if not getattr(branch, "stepwise", False)}
+        if len(found) > 1:
+            raise OptionError("The branches put the batch on different axes", expected="one axis",
+                              got=f"axes {sorted(found)} (of input and output)",
+                              remedy="Build recurrent layers with batch_first=True")  # fmt: skip
+        return found.pop() if found else branches[0].batch_axes
+
+    @property
+    def joins_steps(self) -> bool:
+        """Whether the branches make one vector of all steps."""
+        return all(taking_lengths([item])[1] for item in self.children.items())
+
+    def _taking_lengths(self) -> list[str]:
+        """Return the names of the branches that take lengths."""
+        return [item[0] for item in self.children.items() if taking_lengths([item])[0]]
+
+    def _parts(self, saved: SumSaved) -> Iterator[Link]:
+        for branch, branch_saved in zip(self.children.values(), saved.branches, strict=True):
+            yield Link(branch, branch_saved, saved.x.shape, saved.shape)
+
+
+def _sum(arrays: Sequence[Array]) -> Array:
+    """Return the sum of large arrays of one shape and dtype, whose memory is used again by the next step."""
+    total, *others = arrays
+    xp, out = backend.namespace(*arrays), None
+    for array in others:
+        out = backend.empty(xp, total.shape, total.dtype) if out is None else out  # a branch may have returned gy itself
+        total = xp.add(total, array, out=out)
+    return total
+
+
+class Residual(Sum):
+    """``y = body(x) + shortcut(x)`` (He et al., "Deep Residual Learning for Image Recognition", 2016, Eq. 1 and 2).
 
     Parameters
     ----------
     body
-        A layer whose output has the shape of its input. Its parameters appear under ``"body."``.
+        A layer whose output has the shape of the shortcut's. Its parameters appear under ``"body."``.
+    shortcut
+        A projection, where the body changes the shape; its parameters appear under ``"shortcut."``. None: x itself.
+
+    Examples
+    --------
+    A block of a ResNet, with half the pixels and twice the channels:
+
+    >>> from sparsebp import nn
+    >>> body = nn.Sequential(nn.Conv2d(16, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
+    ...                      nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32))
+    >>> projection = nn.Sequential(nn.Conv2d(16, 32, 1, 2, bias=False), nn.BatchNorm2d(32))
+    >>> block = nn.Sequential(nn.Residual(body, projection), nn.ReLU())
     """
 
-    def __init__(self, body: Layer) -> None:
-        super().__init__()
-        self.children["body"] = check_layer("body", body)
-
-    def forward(self, x: Array) -> tuple[Array, tuple[Array, Any]]:
-        """Return x + body(x); `saved` is x and the body's saved value."""
-        check_input(x)
-        y, saved = forward_of(self.children["body"], x)
-        if y.shape != x.shape:
-            raise ShapeError("The body of Residual changes the shape",
-                             expected=f"an output of the input's shape {x.shape}", got=y.shape)  # fmt: skip
-        return _sum(x, y), (x, saved)
-
-    def gradients(self, gy: Array, saved: tuple[Array, Any]) -> Gradients:
-        """Return the gradients: at the input gy plus the body's."""
-        x, body_saved = saved
-        check_gy(gy, x.shape, x.dtype, x)
-        body = gradients_of(self.children["body"], gy, body_saved)
-        return Gradients(self, gy, saved, lambda: _sum(gy, body.input_grad()), lambda: {"body": body})
-
-    def input_grad_work(self, shape: tuple[int, ...], saved: tuple[Array, Any]) -> Work:
-        """Return the body's cost, and a sum's."""
-        body = input_grad_work(self.children["body"], shape, saved[1])
-        return total_work((body._replace(entries=0), Work(prod(shape), 3 * prod(shape), 1)))
-
-    def jacobian_t(self, saved: tuple[Array, Any]) -> Any:
-        """Return I + J of the body, on the union of their patterns."""
-        from sparsebp.jacobians import TransposedJacobian
-        from sparsebp.patterns import pointwise_pattern
-        from sparsebp.products import plan_addition
-
-        (jacobian,) = (body.jacobian_t(saved[0]) for body in self._parts(saved))
-        size = jacobian.shape[0]
-        ones = backend.namespace(jacobian.data).ones(size, dtype=jacobian.dtype)
-        plan = plan_addition(jacobian.pattern, pointwise_pattern(size))
-        return TransposedJacobian(plan.pattern, plan(jacobian.data, ones))
-
-    @property
-    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """The body's axes."""
-        return self.children["body"].batch_axes
-
-    def _parts(self, saved: tuple[Array, Any]) -> Iterator[Link]:
-        x, body_saved = saved
-        yield Link(self.children["body"], body_saved, x.shape, x.shape)
-
-
-def _sum(a: Array, b: Array) -> Array:
-    """Return the sum of two large arrays of one shape and dtype, whose memory is used again by the next step."""
-    xp = backend.namespace(a, b)
-    return xp.add(a, b, out=backend.empty(xp, a.shape, a.dtype))
+    def __init__(self, body: Layer, shortcut: Layer | None = None) -> None:
+        super().__init__(body, Identity() if shortcut is None else check_layer("shortcut", shortcut))
+        self.children = dict(zip(("body", "shortcut"), self.children.values(), strict=True))
 
 
 class SequentialSaved(NamedTuple):

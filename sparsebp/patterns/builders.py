@@ -596,7 +596,7 @@ def pool_pattern(
 def adaptive_pool_pattern(
     channels: int, size: int | tuple[int, ...], out_size: int | tuple[int, ...], *, layout: Layout = "chw"
 ) -> PoolPattern:
-    """Return the pattern of the transposed Jacobian of adaptive average pooling. Cached by its arguments.
+    """Return the pattern of the transposed Jacobian of adaptive pooling. Cached by its arguments.
 
     Window i of n over a length L holds the inputs from ``floor(i L / n)`` up to, excluding, ``ceil((i + 1) L / n)``.
 
@@ -640,16 +640,26 @@ def window_pattern(channels: int, size: tuple[int, ...], windows: PoolWindows, l
 
 
 @lru_cache(maxsize=KEPT)
+def adaptive_windows(length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first input of every window of adaptive pooling over an axis, and the one behind its last."""
+    try:
+        numbers = np.arange(count)
+        return frozen(numbers * length // count), frozen(-(-(numbers + 1) * length // count))
+    except MemoryError as error:
+        raise MemoryLimitError("The windows do not fit in memory", expected="memory for the index of each",
+                               got=f"output_size {count}") from error  # fmt: skip
+
+
+@lru_cache(maxsize=KEPT)
 def _adaptive_pattern(channels: int, size: tuple[int, ...], out_size: tuple[int, ...], layout: Layout) -> PoolPattern:
-    starts = [np.arange(n) * length // n for length, n in zip(size, out_size, strict=True)]
-    ends = [-(-(np.arange(n) + 1) * length // n) for length, n in zip(size, out_size, strict=True)]
-    taps = [end - start for start, end in zip(starts, ends, strict=True)]
+    windows = [adaptive_windows(length, n) for length, n in zip(size, out_size, strict=True)]
+    taps = [end - start for start, end in windows]
     longest = [int(t.max()) for t in taps]
     axes = []
     for axis, length in enumerate(size):
         indptr = np.concatenate(([0], np.cumsum(taps[axis])))
         tap = np.arange(indptr[-1]) - np.repeat(indptr[:-1], taps[axis])
-        inputs = np.repeat(starts[axis], taps[axis]) + tap
+        inputs = np.repeat(windows[axis][0], taps[axis]) + tap
         axes.append(Factor(indptr, inputs, length, tap * prod(longest[axis + 1 :])).transposed())
     return _assembled(channels, axes, taps, longest[-1], layout)
 
@@ -680,3 +690,65 @@ def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:
     check_choice("layout", layout, get_args(Layout))
     lengths("channels", channels, 1, 1)
     return lengths("size", size, len(size) if isinstance(size, (tuple, list)) else 1, 1)
+
+
+# Patterns of resampling: the elements that every output interpolates, axis by axis, with their weights.
+
+
+class Resampling(NamedTuple):
+    """How the outputs on an axis interpolate the inputs, as `torch.nn.Upsample`."""
+
+    inputs: int  # Length of the axis
+    outputs: int
+    scale: float | None  # Outputs per input; None: outputs / inputs
+    mode: str  # "nearest", "nearest-exact", "linear" or "cubic"
+    align_corners: bool
+
+    def taps(self, real: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inputs that every output reads, (outputs, taps), and their weights; computed in `real` numbers."""
+        number, half = np.arange(self.outputs, dtype=real), real(0.5)
+        step = real(self.inputs) / real(self.outputs) if self.scale is None else real(1 / self.scale)
+        if self.align_corners:
+            step = real(self.inputs - 1) / real(max(self.outputs - 1, 1))
+        if self.mode.startswith("nearest"):
+            at = (number if self.mode == "nearest" else number + half) * step
+            low = np.floor(at.astype(np.float32)).astype(np.int64)  # as in PyTorch: 49 · (2 / 98), say, is 1
+            return np.minimum(low, self.inputs - 1)[:, None], np.ones((self.outputs, 1), real)
+        at = number * step if self.align_corners else (number + half) * step - half
+        if self.mode == "linear":
+            if self.inputs == self.outputs:  # as in PyTorch, which then copies
+                return np.arange(self.outputs)[:, None], np.ones((self.outputs, 1), real)
+            at = np.maximum(at, real(0))
+        low = np.minimum(np.floor(at).astype(np.int64), self.inputs - 1)
+        t = np.clip(at - low, real(0), real(1))
+        if self.mode == "linear":
+            return np.stack([low, np.minimum(low + 1, self.inputs - 1)], axis=1), np.stack([1 - t, t], axis=1)
+        near, far = np.stack([t, 1 - t], axis=1), np.stack([1 + t, 2 - t], axis=1)  # distances of the four inputs
+        a = real(-0.75)
+        near = ((a + 2) * near - (a + 3)) * near * near + 1
+        far = ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
+        index = np.clip(low[:, None] + np.arange(-1, 3), 0, self.inputs - 1)
+        return index, np.stack([far[:, 0], near[:, 0], near[:, 1], far[:, 1]], axis=1)
+
+
+@lru_cache(maxsize=KEPT)
+def resampling_pattern(
+    channels: int, axes: tuple[Resampling, ...], dtype: np.dtype
+) -> tuple[SparsityPattern, DeviceCopies]:
+    """Return the pattern of the transposed Jacobian of resampling every channel, and its values."""
+    # Weights that happen to be zero stay entries: PyTorch reads those inputs too, so a NaN comes through.
+    each = np.arange(channels + 1)
+    factors, weights, behind = [], [], 1
+    for axis in reversed(axes):
+        index, values = axis.taps(dtype.type)
+        keys, entry = np.unique(index * axis.outputs + np.arange(axis.outputs)[:, None], return_inverse=True)
+        rows, columns = np.divmod(keys, axis.outputs)
+        indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=axis.inputs))))
+        factors.append(Factor(indptr, columns, axis.outputs, np.arange(len(keys)) * behind))
+        weights.append(np.bincount(entry.reshape(-1), values.reshape(-1), len(keys)))
+        behind *= len(keys)
+    factors.append(Factor(each, each[:-1], channels, np.zeros(channels, np.int64)))
+    whole = kron(factors[::-1], np.int64)
+    values = reduce(np.multiply.outer, weights[::-1]).reshape(-1)[whole.offset].astype(dtype)
+    pattern = SparsityPattern._unchecked(whole.indptr, whole.columns, (whole.n_rows, whole.n_columns))
+    return pattern, DeviceCopies(frozen(values))

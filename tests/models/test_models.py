@@ -17,7 +17,7 @@ def twin(layer):
     if isinstance(layer, nn.Sequential):
         return t.Sequential(*(twin(child) for child in layer.children.values()))
     if isinstance(layer, nn.Residual):
-        return TorchResidual(twin(layer.children["body"]))
+        return TorchResidual(*map(twin, layer.children.values()))
     if isinstance(layer, nn.Concat):
         return TorchConcat(twin(child) for child in layer.children.values())
     if isinstance(layer, nn.Conv2d):

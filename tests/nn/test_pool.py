@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparsebp import jacobian_t, nn
 from sparsebp.core.errors import ShapeError
 from strategies import seeds
-from torch_twins import assert_like_torch
+from torch_twins import assert_gradients, assert_like_torch
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 
@@ -21,7 +21,7 @@ CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 @st.composite
 def pooling(draw, dims, dilated):
     """Sizes of an input and arguments of a layer, one value for each axis."""
-    size = [draw(st.integers(1, 8)) for _ in range(dims)]
+    size = [draw(st.integers(1, 8 if dims < 3 else 5)) for _ in range(dims)]
     kernel = [draw(st.integers(1, 4)) for _ in range(dims)]
     dilation = [draw(st.integers(1, 3)) if dilated else 1 for _ in range(dims)]
     options = {
@@ -52,8 +52,9 @@ def run(layer, x):
 
 
 def check(layer, twin, x, rng):
-    """Compare all with torch, and the Jacobian's product with I."""
+    """Compare all with torch, unbatched too, and the Jacobian's product with I."""
     y, saved = run(layer, x)
+    assert_gradients(layer, twin, x[0], rng, CLOSE)
     jacobian = assert_like_torch(layer, twin, x, rng, CLOSE)
     gy = rng.standard_normal(y.shape)
     gx = layer.input_grad(gy, saved)
@@ -62,38 +63,55 @@ def check(layer, twin, x, rng):
     np.testing.assert_allclose((jacobian @ flat).T.reshape(x.shape), gx, **CLOSE)
 
 
-@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("dims", [1, 2, 3])
 @given(data=st.data(), kind=st.sampled_from(["normal", "ties", "special"]), seed=seeds)
 def test_max_pool(dims, data, kind, seed):
     rng = np.random.default_rng(seed)
     shape, options = data.draw(pooling(dims, dilated=True))
     layer, twin = (getattr(space, f"MaxPool{dims}d")(**options) for space in (nn, torch.nn))
-    check(layer, twin, values(rng, shape, kind), rng)
+    x = values(rng, shape, kind)
+    check(layer, twin, x, rng)
+    check_indices(layer, twin, x)
 
 
-@pytest.mark.parametrize("dims", [1, 2])
+def check_indices(layer, twin, x):
+    """Compare where the maxima are."""
+    layer.return_indices = twin.return_indices = True
+    for sample in (x, x[0]):
+        for found, want in zip(layer(sample), twin(torch.from_numpy(sample)), strict=True):
+            np.testing.assert_array_equal(found, want.numpy())
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
 @given(data=st.data(), include=st.booleans(), divisor=st.none() | st.integers(1, 5), seed=seeds)
 def test_avg_pool(dims, data, include, divisor, seed):
     rng = np.random.default_rng(seed)
     shape, options = data.draw(pooling(dims, dilated=False))
     options["count_include_pad"] = include
-    if dims == 2:
+    if dims > 1:
         options["divisor_override"] = divisor
+    if dims == 3:  # torch refuses what it takes on two axes
+        assume(all(length >= kernel for length, kernel in zip(shape[2:], options["kernel_size"], strict=True)))
     layer, twin = (getattr(space, f"AvgPool{dims}d")(**options) for space in (nn, torch.nn))
     check(layer, twin, rng.standard_normal(shape), rng)
     assert layer.jacobian_t(layer.forward(np.zeros(shape))[1]).batch is None
 
 
-@pytest.mark.parametrize("dims", [1, 2])
-@given(data=st.data(), seed=seeds)
-def test_adaptive_avg_pool(dims, data, seed):
+@pytest.mark.parametrize("name", ["AdaptiveAvgPool", "AdaptiveMaxPool"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@given(data=st.data(), kind=st.sampled_from(["normal", "ties", "special"]), seed=seeds)
+def test_adaptive_pool(name, dims, data, kind, seed):
     rng = np.random.default_rng(seed)
-    shape = tuple(data.draw(st.integers(1, 7)) for _ in range(2 + dims))
-    want = tuple(data.draw(st.integers(1, 7)) for _ in range(dims))
-    if dims == 2 and data.draw(st.booleans()):
-        want = (None, want[1])
-    layer, twin = (getattr(space, f"AdaptiveAvgPool{dims}d")(want) for space in (nn, torch.nn))
-    check(layer, twin, rng.standard_normal(shape), rng)
+    most = 7 if dims < 3 else 4
+    shape = tuple(data.draw(st.integers(1, most)) for _ in range(2 + dims))
+    want = tuple(data.draw(st.integers(1, most)) for _ in range(dims))
+    if dims > 1 and data.draw(st.booleans()):
+        want = (None, *want[1:])
+    layer, twin = (getattr(space, f"{name}{dims}d")(want) for space in (nn, torch.nn))
+    x = rng.standard_normal(shape) if name == "AdaptiveAvgPool" else values(rng, shape, kind)
+    check(layer, twin, x, rng)
+    if name == "AdaptiveMaxPool":
+        check_indices(layer, twin, x)
 
 
 @pytest.mark.parametrize("kind", ["max", "avg", "avg_without_padding"])
@@ -139,11 +157,13 @@ def test_the_first_maximum_and_the_last_nan_win():
     np.testing.assert_array_equal(saved.choice + np.array([0, 3, 6]), index.numpy())
 
 
-def test_a_gradient_that_is_infinite_stays_where_it_belongs():
-    layer = nn.MaxPool2d(2)
-    _, saved = layer.forward(np.arange(16.0).reshape(1, 1, 4, 4))
-    gx = layer.input_grad(np.full((1, 1, 2, 2), np.inf), saved)
-    assert np.isinf(gx).sum() == 4 and not np.isnan(gx).any()
+@pytest.mark.parametrize(("layer", "size", "places"), [
+    (nn.MaxPool2d(2), (4, 4), 4), (nn.AdaptiveMaxPool2d(2), (5, 4), 4), (nn.MaxPool3d(2), (4, 4, 4), 8),
+])  # fmt: skip
+def test_a_gradient_that_is_infinite_stays_where_it_belongs(layer, size, places):
+    y, saved = layer.forward(np.arange(float(np.prod(size))).reshape(1, 1, *size))
+    gx = layer.input_grad(np.full(y.shape, np.inf), saved)
+    assert np.isinf(gx).sum() == places and not np.isnan(gx).any()
 
 
 def test_a_kernel_of_more_places_than_a_byte_counts():
@@ -153,7 +173,7 @@ def test_a_kernel_of_more_places_than_a_byte_counts():
     assert nn.MaxPool2d(20).jacobian_t(saved).to_dense().sum() == 1
 
 
-@pytest.mark.parametrize("name", ["MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d"])
+@pytest.mark.parametrize("name", ["MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d"])
 def test_dtype_and_layout(name):
     layer = getattr(nn, name)(2)
     x = np.random.default_rng(0).standard_normal((3, 2, 5, 4)).astype(np.float32)
