@@ -172,7 +172,7 @@ def _torch_module(theirs: Any, layer: nn.Layer) -> Any:
     if isinstance(layer, nn.Sequential):
         return theirs.Sequential(*(_torch_module(theirs, child) for child in layer.children.values()))
     if isinstance(layer, nn.Residual):
-        return _residual(theirs, _torch_module(theirs, layer.children["body"]))
+        return _residual(theirs, *(_torch_module(theirs, child) for child in layer.children.values()))
     if isinstance(layer, nn.BatchNorm2d):
         return theirs.BatchNorm2d(len(layer.params["weight"]))
     if isinstance(layer, nn.Hardtanh):
@@ -186,14 +186,14 @@ def _torch_module(theirs: Any, layer: nn.Layer) -> Any:
     return getattr(theirs, type(layer).__name__)()
 
 
-def _residual(theirs: Any, body: Any) -> Any:
+def _residual(theirs: Any, body: Any, shortcut: Any) -> Any:
     class Residual(theirs.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body = body
+            self.body, self.shortcut = body, shortcut
 
         def forward(self, x: Any) -> Any:
-            return x + self.body(x)
+            return self.body(x) + self.shortcut(x)
 
     return Residual()
 

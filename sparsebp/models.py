@@ -1,4 +1,4 @@
-"""Networks of the papers: LeNet-5, VGG-11, MobileNetV2, DenseNet; and a small Transformer.
+"""Networks of the papers: LeNet-5, VGG-11, ResNet, MobileNetV2, DenseNet; and a small Transformer.
 
 Each function returns a `Sequential` that maps images (B, in_channels, H, W), or sequences, to logits (B, `classes`), of
 `dtype` float32 or float64, with initial values from the generator or seed `rng`. A number out of range raises
@@ -15,7 +15,7 @@ from sparsebp import nn
 from sparsebp.core.check import Seed, check_flag, check_generator, check_integer, check_positive
 from sparsebp.core.errors import OptionError
 
-__all__ = ["densenet", "lenet5", "mobilenetv2", "transformer_classifier", "vgg11"]
+__all__ = ["densenet", "lenet5", "mobilenetv2", "resnet", "transformer_classifier", "vgg11"]
 
 
 _LENET_PADDING = {28: 2, 32: 0}
@@ -25,6 +25,7 @@ _VGG_LAYERS = (64, "P", 128, "P", 256, 256, "P", 512, 512, "P", 512, 512, "P")
 _MOBILENET_STAGES = (
     (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
 )  # fmt: skip
+_RESNET_CHANNELS = (16, 32, 64)  # of the three stages (§4.2 of the paper)
 _MOBILENET_FIRST, _MOBILENET_LAST = 32, 1280
 _DENSENET_FIRST = 16  # channels of the first convolution (§4.2 of the paper)
 
@@ -83,6 +84,47 @@ def vgg11(
     return _classifier(layers, channels, classes, options)
 
 
+def resnet(
+    in_channels: int = 3, classes: int = 10, *, depth: int = 20, width: float = 1.0, dtype: Any = np.float32,
+    rng: Seed = None,
+) -> nn.Sequential:  # fmt: skip
+    """Return ResNet-20 for CIFAR-10, or a deeper one: a 3×3 convolution, then three stages of residual blocks.
+
+    A block is ``Residual(body, shortcut)`` and a ReLU, its body two 3×3 convolutions with batch normalisation. The
+    first block of the second and the third stage halves the image; its shortcut is a 1×1 convolution with batch
+    normalisation.
+
+    Parameters
+    ----------
+    in_channels, classes, dtype, rng
+        See the module. Initial values are He's for the convolutions, torch.nn's default for the linear layer.
+    depth
+        Number of convolutions on the longest way, and the linear layer: 6n + 2 for n blocks per stage, 8 or more.
+    width
+        Factor on all numbers of channels, which are rounded, to 1 at least.
+
+    Notes
+    -----
+    He et al., "Deep Residual Learning for Image Recognition", 2016, §4.2, with shortcuts of option B (§4.1).
+    """
+    depth, classes = check_integer("depth", depth, 8), check_integer("classes", classes, 1)
+    in_channels = check_integer("in_channels", in_channels, 1)
+    if (depth - 2) % 6:
+        raise OptionError("The depth cannot be divided over the blocks", expected="depth = 6n + 2, n ≥ 1", got=depth)
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
+    channels = _scaled(_RESNET_CHANNELS[0], width)
+    layers: list[nn.Layer] = [*_conv_norm(in_channels, channels, 3, options), nn.ReLU()]
+    for stage, base in enumerate(_RESNET_CHANNELS):
+        wanted = _scaled(base, width)
+        for block in range((depth - 2) // 6):
+            stride = 2 if stage > 0 and block == 0 else 1
+            first, last = _conv_norm(channels, wanted, 3, options, stride), _conv_norm(wanted, wanted, 3, options)
+            shortcut = nn.Sequential(*_conv_norm(channels, wanted, 1, options, stride)) if stride > 1 else None
+            layers += [nn.Residual(nn.Sequential(*first, nn.ReLU(), *last), shortcut), nn.ReLU()]
+            channels = wanted
+    return _classifier([*layers, nn.AdaptiveAvgPool2d(1)], channels, classes, options)
+
+
 def mobilenetv2(
     in_channels: int = 3, classes: int = 10, *, width: float = 1.0, stages: int = len(_MOBILENET_STAGES),
     dtype: Any = np.float32, rng: Seed = None,
@@ -110,7 +152,7 @@ def mobilenetv2(
     in_channels = check_integer("in_channels", in_channels, 1)
     options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     channels = _scaled(_MOBILENET_FIRST, width, 8)
-    layers = _conv_norm_relu6(in_channels, channels, 3, options)
+    layers = [*_conv_norm(in_channels, channels, 3, options), nn.Hardtanh(0.0, 6.0)]
     for expansion, base, blocks, first_stride in _MOBILENET_STAGES[:stages]:
         wanted = _scaled(base, width, 8)
         for stride in (first_stride, *(1 for _ in range(blocks - 1))):
@@ -118,16 +160,16 @@ def mobilenetv2(
             layers.append(nn.Residual(block) if stride == 1 and channels == wanted else block)
             channels = wanted
     last = _scaled(_MOBILENET_LAST, max(width, 1.0), 8) if stages == len(_MOBILENET_STAGES) else channels * 4
-    layers += _conv_norm_relu6(channels, last, 1, options)
+    layers += [*_conv_norm(channels, last, 1, options), nn.Hardtanh(0.0, 6.0)]
     return _classifier([*layers, nn.AdaptiveAvgPool2d(1)], last, classes, options)
 
 
-def _conv_norm_relu6(
+def _conv_norm(
     channels: int, wanted: int, kernel: int, options: dict[str, Any], stride: int = 1, groups: int = 1
 ) -> list[nn.Layer]:
-    """Return a convolution without bias, batch normalisation and ReLU6."""
+    """Return a convolution without bias, and batch normalisation."""
     convolution = nn.Conv2d(channels, wanted, kernel, stride, padding=kernel // 2, groups=groups, bias=False, **options)
-    return [convolution, nn.BatchNorm2d(wanted, dtype=options["dtype"]), nn.Hardtanh(0.0, 6.0)]
+    return [convolution, nn.BatchNorm2d(wanted, dtype=options["dtype"])]
 
 
 def _inverted_residual(
@@ -135,9 +177,9 @@ def _inverted_residual(
 ) -> nn.Sequential:
     """Return an inverted residual block without its shortcut."""
     hidden = channels * expansion
-    layers = _conv_norm_relu6(channels, hidden, 1, options) if expansion > 1 else []
-    layers += _conv_norm_relu6(hidden, hidden, 3, options, stride, groups=hidden)
-    return nn.Sequential(*layers, *_conv_norm_relu6(hidden, wanted, 1, options)[:2])
+    layers = [*_conv_norm(channels, hidden, 1, options), nn.Hardtanh(0.0, 6.0)] if expansion > 1 else []
+    layers += [*_conv_norm(hidden, hidden, 3, options, stride, groups=hidden), nn.Hardtanh(0.0, 6.0)]
+    return nn.Sequential(*layers, *_conv_norm(hidden, wanted, 1, options))
 
 
 def densenet(

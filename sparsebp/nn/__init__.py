@@ -6,7 +6,6 @@ from sparsebp.nn.activation import (
     ELU,
     GELU,
     SELU,
-    Hardshrink,
     Hardsigmoid,
     Hardswish,
     Hardtanh,
@@ -21,10 +20,8 @@ from sparsebp.nn.activation import (
     SiLU,
     Softmax,
     Softplus,
-    Softshrink,
     Softsign,
     Tanh,
-    Tanhshrink,
 )
 from sparsebp.nn.attention import (
     Embedding,
@@ -34,6 +31,7 @@ from sparsebp.nn.attention import (
     TransformerEncoderLayer,
 )
 from sparsebp.nn.basic import Dropout, Dropout2d, Flatten, Identity, Unflatten, ZeroPad2d
+from sparsebp.nn.branches import Concat, Residual, Sum
 from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from sparsebp.nn.gradients import Back, Gradients, value_and_grad
 from sparsebp.nn.init import draw_rows
@@ -79,7 +77,7 @@ from sparsebp.nn.pool import (
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, SequenceClassifier
 from sparsebp.nn.selective import SelectiveScan
-from sparsebp.nn.sequential import Concat, Residual, Sequential, Stage, Sum
+from sparsebp.nn.sequential import Sequential, Stage
 from sparsebp.nn.upsample import Upsample
 
 __all__ = [
@@ -120,7 +118,6 @@ __all__ = [
     "GRUCell",
     "Gradients",
     "GroupNorm",
-    "Hardshrink",
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
@@ -164,12 +161,10 @@ __all__ = [
     "SmoothL1Loss",
     "Softmax",
     "Softplus",
-    "Softshrink",
     "Softsign",
     "Stage",
     "Sum",
     "Tanh",
-    "Tanhshrink",
     "TransformerEncoderLayer",
     "TripletMarginLoss",
     "Unflatten",

@@ -546,13 +546,24 @@ class CELU(InPlace):
         return xp.where(saved > 0, 1.0, xp.exp(xp.minimum(saved, 0) / self.alpha))
 
 
-class Hardsigmoid(InPlace):
+class Hard(InPlace):
+    """The base of `Hardsigmoid` and `Hardswish`: an infinite gradient does not come through where the slope is 0."""
+
+    saves = "x"
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return ``gy · f'``, and 0 where f' is 0."""
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        slope = self._slope(saved)
+        with np.errstate(invalid="ignore"):
+            return xp.asarray(xp.where(slope == 0, slope, gy * slope))
+
+
+class Hardsigmoid(Hard):
     """``min(max(x + 3, 0), 6) / 6``, as `torch.nn.Hardsigmoid`; the slope at -3, at 3 and at a NaN is 0.
 
     `inplace` has no effect.
     """
-
-    saves = "x"
 
     def function(self, x: Array) -> Array:
         """Return ``x / 6 + 1/2`` between 0 and 1."""
@@ -563,7 +574,7 @@ class Hardsigmoid(InPlace):
         return (abs(saved) < 3).astype(saved.dtype) / 6
 
 
-class Hardswish(InPlace):
+class Hardswish(Hard):
     """``x · min(max(x + 3, 0), 6) / 6``, as `torch.nn.Hardswish`; the slope is 0 at -3 and 1 at 3.
 
     `inplace` has no effect.
@@ -572,8 +583,6 @@ class Hardswish(InPlace):
     -----
     Source: Howard et al., "Searching for MobileNetV3", 2019, §5.2.
     """
-
-    saves = "x"  # not monotone
 
     def function(self, x: Array) -> Array:
         """Return x times its hard sigmoid."""
@@ -613,59 +622,6 @@ class Softsign(Pointwise):
         """Return ``1 / (1 + |x|)²``."""
         root = 1 / (1 + abs(saved))
         return root * root
-
-
-class Tanhshrink(Pointwise):
-    """``x - tanh(x)``, as `torch.nn.Tanhshrink`."""
-
-    saves = "x"
-
-    def function(self, x: Array) -> Array:
-        """Return ``x - tanh(x)``."""
-        return x - backend.namespace(x).tanh(x)
-
-    def slope(self, saved: Array) -> Array:
-        """Return ``tanh(x)²``."""
-        return backend.namespace(saved).tanh(saved) ** 2
-
-
-class Hardshrink(Pointwise):
-    """``x`` where |x| > `lambd`, else 0, as `torch.nn.Hardshrink`; the slope at both limits is 0, at a NaN 1.
-
-    Parameters
-    ----------
-    lambd
-        0 or more.
-    """
-
-    saves = "x"
-
-    def __init__(self, lambd: float = 0.5) -> None:
-        super().__init__()
-        self.lambd = check_number("lambd", lambd, 0)
-
-    def function(self, x: Array) -> Array:
-        """Return x or 0."""
-        return backend.namespace(x).where(abs(x) <= self.lambd, 0.0, x)
-
-    def slope(self, saved: Array) -> Array:
-        """Return 1 where |x| > `lambd`, else 0."""
-        return (~(abs(saved) <= self.lambd)).astype(saved.dtype)
-
-
-class Softshrink(Hardshrink):
-    """``x ∓ lambd`` where |x| > `lambd`, else 0, as `torch.nn.Softshrink`; the slope at both limits is 0, at a NaN 1.
-
-    Parameters
-    ----------
-    lambd
-        0 or more.
-    """
-
-    def function(self, x: Array) -> Array:
-        """Return x, nearer to 0 by `lambd`."""
-        xp = backend.namespace(x)
-        return x - xp.clip(x, -self.lambd, self.lambd)
 
 
 class PReLU(Layer):

@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_flag, check_integer, check_positive, shown
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
 from sparsebp.nn.layer import check_input
-from sparsebp.nn.pool import ChannelProduct
+from sparsebp.nn.pool import ChannelProduct, ChannelSaved
 from sparsebp.patterns.builders import Resampling, resampling_pattern
 from sparsebp.patterns.windows import LONGEST
 
-_MODES = {
-    "nearest": ("nearest", (1, 2, 3)), "nearest-exact": ("nearest-exact", (1, 2, 3)), "linear": ("linear", (1,)),
-    "bilinear": ("linear", (2,)), "trilinear": ("linear", (3,)), "bicubic": ("cubic", (2,)),
-}  # fmt: skip
-"""By mode, the rule for each axis, and how many axes x may have after the channels."""
+_AXES = {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "trilinear": (3,)}
+"""By mode, how many axes x may have after the channels."""
 
 
 class Upsample(ChannelProduct):
@@ -32,8 +30,8 @@ class Upsample(ChannelProduct):
     scale_factor
         What the lengths are multiplied by, and rounded down: one positive number for all axes, or one per axis.
     mode
-        ``"nearest"`` or ``"nearest-exact"``, on one to three axes; ``"linear"`` on one, ``"bilinear"`` or ``"bicubic"``
-        on two, ``"trilinear"`` on three.
+        ``"nearest"`` or ``"nearest-exact"``, on one to three axes; ``"linear"`` on one, ``"bilinear"`` on two,
+        ``"trilinear"`` on three.
     align_corners
         Whether the outermost elements of input and output lie on each other, instead of the ends of the axes. Not for
         the nearest; None is False.
@@ -42,8 +40,7 @@ class Upsample(ChannelProduct):
 
     Notes
     -----
-    The Jacobian has one entry per output for the nearest, 2, 4 or 8 for linear modes, 16 for the bicubic; all samples
-    share it.
+    All samples share the Jacobian. An output has one entry for the nearest, up to 2, 4 or 8 for the linear modes.
     """
 
     sample_axes = 1  # there is no unbatched sample, as in PyTorch
@@ -58,7 +55,7 @@ class Upsample(ChannelProduct):
                               got=f"size={shown(size)}, scale_factor={shown(scale_factor)}")  # fmt: skip
         self.size = _each("size", size, lambda n: check_integer("size", n, 1, LONGEST))
         self.scale_factor = _each("scale_factor", scale_factor, lambda f: check_positive("scale_factor", f))
-        self.mode = check_choice("mode of Upsample", mode, tuple(_MODES))
+        self.mode = check_choice("mode of Upsample", mode, tuple(_AXES))
         self.align_corners = align_corners if align_corners is None else check_flag("align_corners", align_corners)
         self.recompute_scale_factor = bool(
             recompute_scale_factor is not None and check_flag("recompute_scale_factor", recompute_scale_factor)
@@ -70,7 +67,7 @@ class Upsample(ChannelProduct):
             raise OptionError("There is no scale factor to compute again", expected="scale_factor", got=f"size={size}")
 
     def _check_x(self, x: Array) -> ModuleType:
-        xp, (_, axes) = check_input(x), _MODES[self.mode]
+        xp, axes = check_input(x), _AXES[self.mode]
         if x.ndim - 2 not in axes:
             raise ShapeError(f"x has the wrong number of axes for mode={self.mode!r}", got=x.shape,
                              expected=" or ".join(f"{n + 2}: (B, C, …)" for n in axes))  # fmt: skip
@@ -83,7 +80,7 @@ class Upsample(ChannelProduct):
         return (*shape[:2], *(axis.outputs for axis in self._axes(shape)))
 
     def _axes(self, shape: tuple[int, ...]) -> tuple[Resampling, ...]:
-        lengths, rule = shape[2:], _MODES[self.mode][0]
+        lengths, rule = shape[2:], self.mode if self.mode.startswith("nearest") else "linear"
         name, given = ("size", self.size) if self.scale_factor is None else ("scale_factor", self.scale_factor)
         each = given if isinstance(given, tuple) else (given,) * len(lengths)
         if len(each) != len(lengths):
@@ -100,11 +97,18 @@ class Upsample(ChannelProduct):
         return tuple(Resampling(*axis, rule, bool(self.align_corners)) for axis in axes)
 
     def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self._matrix(xp, channels, shape, dtype, zeros=True)  # as in PyTorch, 0 · NaN is NaN
+
+    def _jacobian_t(self, saved: ChannelSaved) -> Any:
+        xp = backend.namespace(saved.channel.data)
+        return self._matrix(xp, saved.shape[1], saved.shape, saved.channel.dtype, zeros=False)
+
+    def _matrix(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any, *, zeros: bool) -> Any:
         from sparsebp.jacobians import TransposedJacobian
 
         axes = self._axes(shape)
         try:
-            pattern, values = resampling_pattern(channels, axes, np.dtype(dtype))
+            pattern, values = resampling_pattern(channels, axes, np.dtype(dtype), zeros=zeros)
         except MemoryError as error:
             raise MemoryLimitError("The output does not fit in memory", expected="memory for the index of each element",
                                    got=[axis.outputs for axis in axes]) from error  # fmt: skip

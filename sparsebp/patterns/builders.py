@@ -701,7 +701,7 @@ class Resampling(NamedTuple):
     inputs: int  # Length of the axis
     outputs: int
     scale: float | None  # Outputs per input; None: outputs / inputs
-    mode: str  # "nearest", "nearest-exact", "linear" or "cubic"
+    mode: str  # "nearest", "nearest-exact" or "linear"
     align_corners: bool
 
     def taps(self, real: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -715,37 +715,31 @@ class Resampling(NamedTuple):
             low = np.floor(at.astype(np.float32)).astype(np.int64)  # as in PyTorch: 49 · (2 / 98), say, is 1
             return np.minimum(low, self.inputs - 1)[:, None], np.ones((self.outputs, 1), real)
         at = number * step if self.align_corners else (number + half) * step - half
-        if self.mode == "linear":
-            if self.inputs == self.outputs:  # as in PyTorch, which then copies
-                return np.arange(self.outputs)[:, None], np.ones((self.outputs, 1), real)
-            at = np.maximum(at, real(0))
+        if self.inputs == self.outputs:  # as in PyTorch, which then copies
+            return np.arange(self.outputs)[:, None], np.ones((self.outputs, 1), real)
+        at = np.maximum(at, real(0))
         low = np.minimum(np.floor(at).astype(np.int64), self.inputs - 1)
         t = np.clip(at - low, real(0), real(1))
-        if self.mode == "linear":
-            return np.stack([low, np.minimum(low + 1, self.inputs - 1)], axis=1), np.stack([1 - t, t], axis=1)
-        near, far = np.stack([t, 1 - t], axis=1), np.stack([1 + t, 2 - t], axis=1)  # distances of the four inputs
-        a = real(-0.75)
-        near = ((a + 2) * near - (a + 3)) * near * near + 1
-        far = ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
-        index = np.clip(low[:, None] + np.arange(-1, 3), 0, self.inputs - 1)
-        return index, np.stack([far[:, 0], near[:, 0], near[:, 1], far[:, 1]], axis=1)
+        return np.stack([low, np.minimum(low + 1, self.inputs - 1)], axis=1), np.stack([1 - t, t], axis=1)
 
 
 @lru_cache(maxsize=KEPT)
 def resampling_pattern(
-    channels: int, axes: tuple[Resampling, ...], dtype: np.dtype
+    channels: int, axes: tuple[Resampling, ...], dtype: np.dtype, *, zeros: bool = False
 ) -> tuple[SparsityPattern, DeviceCopies]:
     """Return the pattern of the transposed Jacobian of resampling every channel, and its values."""
-    # Weights that happen to be zero stay entries: PyTorch reads those inputs too, so a NaN comes through.
+    # zeros: Whether inputs whose weight is 0 are entries.
     each = np.arange(channels + 1)
     factors, weights, behind = [], [], 1
     for axis in reversed(axes):
         index, values = axis.taps(dtype.type)
-        keys, entry = np.unique(index * axis.outputs + np.arange(axis.outputs)[:, None], return_inverse=True)
+        places = index * axis.outputs + np.arange(axis.outputs)[:, None]
+        read = (values != 0) | zeros
+        keys, entry = np.unique(places[read], return_inverse=True)
         rows, columns = np.divmod(keys, axis.outputs)
         indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=axis.inputs))))
         factors.append(Factor(indptr, columns, axis.outputs, np.arange(len(keys)) * behind))
-        weights.append(np.bincount(entry.reshape(-1), values.reshape(-1), len(keys)))
+        weights.append(np.bincount(entry, values[read], len(keys)))
         behind *= len(keys)
     factors.append(Factor(each, each[:-1], channels, np.zeros(channels, np.int64)))
     whole = kron(factors[::-1], np.int64)

@@ -238,7 +238,7 @@ def _refused(path: Path, got: str) -> FileFormatError:
 # Convolutional networks on images: MNIST, scikit-learn's digits, CIFAR-10; with pruning and retraining.
 
 ImageTask: TypeAlias = Literal["mnist", "digits", "cifar10"]
-ImageModel: TypeAlias = Literal["lenet5", "vgg11", "mobilenetv2", "densenet"]
+ImageModel: TypeAlias = Literal["lenet5", "vgg11", "resnet", "mobilenetv2", "densenet"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -522,6 +522,7 @@ _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "minlstm": {"layers": 2},  # gates of one layer know the input of their own step only
     "lenet5": {"batch_size": 32, "epochs": 8, "lr": 3e-3},
     "vgg11": {"batch_size": 32, "epochs": 4, "lr": 5e-4},
+    "resnet": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
     "densenet": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
     "mobilenetv2": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
 }

@@ -292,12 +292,22 @@ POOLS: dict[str, Callable[[Any], Any]] = {
     "max": lambda _: nn.MaxPool2d(3, 2, 1, ceil_mode=True),
     "average": lambda _: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
     "adaptive": lambda _: nn.AdaptiveAvgPool2d((2, None)),
+    "adaptive max": lambda _: nn.AdaptiveMaxPool2d((4, 3)),
+    "max on three axes": lambda _: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.MaxPool3d((2, 3, 2), 1, 1)),
+    "average on three axes": lambda _: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.AvgPool3d(2, 1)),
 }
 LAYERS: dict[str, Callable[[Any], Any]] = POOLS | {  # of (3, 4, 6, 5); the argument is the dtype
     **{name: lambda _, name=name: getattr(nn, name)() for name in (
         "ReLU", "LeakyReLU", "ELU", "GELU", "SiLU", "Softplus", "Tanh", "Sigmoid", "Hardtanh", "Identity", "Flatten",
-        "Mish",
+        "Mish", "CELU", "Hardsigmoid", "Hardswish", "LogSigmoid", "Softsign",
     )},
+    "nearest": lambda _: nn.Upsample(scale_factor=(2, 1.5)),
+    "bilinear": lambda _: nn.Upsample((7, 9), mode="bilinear"),
+    "InstanceNorm2d": lambda d: nn.InstanceNorm2d(4, affine=True, dtype=d),
+    "sum": lambda d: nn.Sum(nn.Identity(), nn.Conv2d(4, 4, 1, dtype=d, rng=0), nn.Tanh()),
+    "projection": lambda d: nn.Residual(
+        nn.Conv2d(4, 2, 3, 2, 1, dtype=d, rng=0), nn.Conv2d(4, 2, 1, 2, dtype=d, rng=1)
+    ),
     "LayerNorm": lambda d: nn.LayerNorm((6, 5), dtype=d),
     "GroupNorm": lambda d: nn.GroupNorm(2, 4, dtype=d),
     "RMSNorm": lambda d: nn.RMSNorm(5, dtype=d),

@@ -238,6 +238,7 @@ BUDGETS = {
     "BatchNorm2d": (lambda: nn.BatchNorm2d(3), IMAGES, (6, 5, 3)),  # sums of pieces, then of channels
     "MaxPool2d": (lambda: nn.MaxPool2d(2), IMAGES, (1, 1, 0)),
     "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGES, (8, 10, 0)),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(3), IMAGES, (6, 5, 0)),
     "Dropout": (lambda: nn.Dropout(0.5), (16, 20), (5, 1, 0)),
     "LayerNorm": (lambda: nn.LayerNorm(20), (16, 20), (10, 8, 3)),
     "GELU": (nn.GELU, (16, 20), (1, 1, 0)),
@@ -246,6 +247,7 @@ BUDGETS = {
     "PositionalEmbedding": (lambda: nn.PositionalEmbedding(5, 20), SEQUENCES, (1, 0, 3)),
     "MeanOverSteps": (nn.MeanOverSteps, SEQUENCES, (1, 2, 0)),
     "Residual": (lambda: nn.Residual(nn.Linear(20, 20)), (16, 20), (2, 2, 1)),
+    "Sum": (lambda: nn.Sum(nn.Linear(20, 20), nn.Identity(), nn.ReLU()), (16, 20), (4, 4, 1)),
 }
 """Of each layer, the shape of its input and the launches at most: forward, gradient of the input, of the weights."""
 

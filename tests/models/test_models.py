@@ -43,6 +43,7 @@ MODELS = {
     "lenet5": (models.lenet5, (1, 28, 28)),
     "lenet5 on colour": (lambda **o: models.lenet5(3, 7, size=32, **o), (3, 32, 32)),
     "vgg11": (lambda **o: models.vgg11(width=1 / 16, **o), (3, 32, 32)),
+    "resnet": (lambda **o: models.resnet(depth=14, width=0.25, **o), (3, 8, 8)),
     "mobilenetv2": (lambda **o: models.mobilenetv2(width=0.1, stages=3, **o), (3, 12, 12)),
     "densenet": (lambda **o: models.densenet(depth=10, growth=3, blocks=3, width=0.5, **o), (3, 8, 8)),
 }
@@ -78,6 +79,9 @@ def test_sizes_are_those_of_the_papers():
     assert weights(models.mobilenetv2()) == 2_236_682  # torchvision's without its 1000 classes: 2 223 872 + 12 810
     assert weights(models.densenet()) == _densenet_weights(40, 12) == 1_019_722  # Table 2 of the paper: 1.0M
     assert weights(models.densenet(depth=22, growth=5)) == _densenet_weights(22, 5)
+    for depth, millions in ((20, "0.27"), (32, "0.46"), (44, "0.66"), (56, "0.85")):  # Table 6 of the paper
+        projections = 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64  # which its shortcuts lack
+        assert f"{(weights(models.resnet(depth=depth)) - projections) / 1e6:.2f}" == millions
     layers = [type(layer).__name__ for layer in models.vgg11(width=0.01).children.values()]
     assert (layers.count("Conv2d"), layers.count("ReLU"), layers.count("MaxPool2d")) == (8, 8, 5)
 

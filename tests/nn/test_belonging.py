@@ -70,11 +70,17 @@ LAYERS = {
     "RMSNorm": (nn.RMSNorm, (4,), {"dtype": np.float64}, (3, 4)),
     "LogSoftmax": (nn.LogSoftmax, (), {}, (3, 4)),
     "AvgPool2d": (nn.AvgPool2d, (3, 1, 1), {}, (3, 2, 4, 4)),
+    "AdaptiveMaxPool2d": (nn.AdaptiveMaxPool2d, (4,), {}, (3, 2, 4, 4)),
+    "Upsample": (nn.Upsample, (4,), {}, (3, 2, 4)),
+    "InstanceNorm1d": (nn.InstanceNorm1d, (2,), {"dtype": np.float64, "affine": True}, (3, 2, 4)),
+    "Sum": (nn.Sum, (nn.Identity(), nn.Linear(4, 4, **REAL)), {}, (3, 4)),
     "GRU": (nn.GRU, (4, 4), {"batch_first": True, **REAL}, (2, 3, 4)),
     "Residual": (nn.Residual, (nn.Linear(4, 4, **REAL),), {}, (3, 4)),
     "Sequential": (nn.Sequential, (nn.Linear(4, 4, **REAL), nn.Tanh(), nn.Linear(4, 4, **REAL)), {}, (3, 4)),
     "BatchNorm2d": (nn.BatchNorm2d, (2,), {"dtype": np.float64}, (3, 2, 4, 4)),
 }  # fmt: skip
+OF_SAMPLES = {"BatchNorm2d", "InstanceNorm1d", "LogSoftmax", "Residual", "Sequential", "Sum"}
+"""Those with a `couples_samples` of their own, which a subclass must restate."""
 WAYS = ["bp", "linear", "blelloch", "hybrid", "auto"]
 
 
@@ -116,7 +122,7 @@ def test_overridden_layers_have_their_own_gradients_whatever_runs(name, override
 
 
 @pytest.mark.parametrize("override", [scaled, by_gradients])
-@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"BatchNorm2d", "LogSoftmax", "Residual", "Sequential"}))
+@pytest.mark.parametrize("name", sorted(LAYERS.keys() - OF_SAMPLES))
 def test_jacobians_of_overridden_layers(name, override):
     base, args, options, shape = LAYERS[name]
     x = np.random.default_rng(2).standard_normal(shape)

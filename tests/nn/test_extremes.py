@@ -29,6 +29,9 @@ def windows():
 
 OTHERS = [
     ("AdaptiveAvgPool1d", {}, "output_size", X[1]), ("AdaptiveAvgPool2d", {}, "output_size", X[2]),
+    ("AdaptiveMaxPool1d", {}, "output_size", X[1]), ("AdaptiveMaxPool2d", {}, "output_size", X[2]),
+    ("Upsample", {}, "size", X[2]), ("Upsample", {}, "scale_factor", X[1]),
+    ("Upsample", {"mode": "bilinear"}, "size", X[2]), ("InstanceNorm2d", {"affine": True}, "num_features", X[2]),
     ("Linear", {"out_features": 3}, "in_features", (2, 3)), ("Linear", {"in_features": 3}, "out_features", (2, 3)),
     ("Embedding", {"embedding_dim": 3}, "num_embeddings", None),
     ("Embedding", {"num_embeddings": 3}, "embedding_dim", None),

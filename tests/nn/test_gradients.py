@@ -19,7 +19,8 @@ from torch_twins import slope_at
 
 F8 = {"dtype": np.float64}
 ACTIVATIONS = (
-    "ELU", "GELU", "Hardtanh", "LeakyReLU", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Tanh",
+    "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid", "Mish",
+    "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign", "Tanh",
 )  # fmt: skip
 
 
@@ -40,6 +41,9 @@ MODELS = {  # name -> (model, shape of x, options of forward)
     "BatchNorm2d, eval": (lambda: nn.BatchNorm2d(2, **F8).eval(), (3, 2, 2, 3)),
     "LayerNorm": (lambda: nn.LayerNorm((2, 3), **F8), (1, 2, 3)),
     "BatchNorm1d": (lambda: nn.BatchNorm1d(2, **F8), (3, 2, 3)),
+    "BatchNorm3d": (lambda: nn.BatchNorm3d(2, **F8), (3, 2, 2, 1, 3)),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(2, affine=True, **F8), (3, 2, 2, 3)),
+    "InstanceNorm1d, eval": (lambda: nn.InstanceNorm1d(2, track_running_stats=True, **F8).eval(), (3, 2, 4)),
     "GroupNorm": (lambda: nn.GroupNorm(2, 4, **F8), (3, 4, 2)),
     "RMSNorm": (lambda: nn.RMSNorm(3, **F8), (4, 2, 3)),
     "PReLU": (lambda: nn.PReLU(3, **F8), (4, 3, 2)),
@@ -48,7 +52,12 @@ MODELS = {  # name -> (model, shape of x, options of forward)
     "Dropout2d": (lambda: nn.Dropout2d(0.5, rng=0), (4, 3, 2, 2)),
     "LogSoftmax": (nn.LogSoftmax, (4, 3)),
     "MaxPool2d": (lambda: nn.MaxPool2d(2), (2, 2, 4, 5)),
+    "MaxPool3d": (lambda: nn.MaxPool3d(2, 1), (2, 2, 3, 4, 2)),
     "AvgPool2d": (lambda: nn.AvgPool2d(2), (2, 2, 4, 5)),
+    "AvgPool3d": (lambda: nn.AvgPool3d(2, 1), (2, 2, 3, 4, 2)),
+    "AdaptiveMaxPool2d": (lambda: nn.AdaptiveMaxPool2d((2, 3)), (2, 2, 4, 5)),
+    "Upsample": (lambda: nn.Upsample(scale_factor=2), (2, 2, 3, 2)),
+    "Upsample, linear": (lambda: nn.Upsample(7, mode="linear"), (2, 2, 3)),
     "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d((2, 3)), (2, 2, 4, 5)),
     "Flatten": (nn.Flatten, (2, 3, 2)),
     "Identity": (nn.Identity, (2, 3)),
@@ -71,6 +80,9 @@ MODELS = {  # name -> (model, shape of x, options of forward)
     "SequenceClassifier": (
         lambda: nn.SequenceClassifier(nn.RNN(3, 2, rng=0, **F8), nn.Linear(2, 3, rng=1, **F8)), (5, 4, 3)),
     "Residual": (lambda: nn.Residual(nn.Sequential(nn.Linear(3, 3, rng=0, **F8), nn.Tanh())), (4, 3)),
+    "Residual, projecting": (
+        lambda: nn.Residual(nn.Linear(3, 2, rng=0, **F8), nn.Linear(3, 2, rng=1, **F8)), (4, 3)),
+    "Sum": (lambda: nn.Sum(nn.Identity(), nn.Linear(3, 3, rng=0, **F8), nn.Tanh()), (4, 3)),
     "Concat": (lambda: nn.Concat(nn.Identity(), nn.Linear(3, 2, rng=0, **F8)), (4, 3)),
     **{f"Sequential, {how}": (lambda how=how: image_chain(how), (2, 1, 4, 4)) for how in ("bp", "blelloch", "auto")},
     "Stage": (lambda: nn.Stage(nn.Linear(3, 3, rng=0, **F8), nn.Sequential(nn.Tanh())), (4, 3)),

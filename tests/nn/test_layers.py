@@ -53,7 +53,10 @@ def test_dropout():
 @pytest.mark.parametrize(("layer", "shape", "out_shape"), [
     (nn.Conv2d(2, 3, 3), (0, 2, 5, 5), (0, 3, 3, 3)), (nn.ConvTranspose2d(2, 3, 3), (0, 2, 4, 4), (0, 3, 6, 6)),
     (nn.MaxPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)), (nn.AvgPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)),
-    (nn.AdaptiveAvgPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)),
+    (nn.AdaptiveAvgPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)), (nn.AdaptiveMaxPool2d(2), (0, 2, 5, 4), (0, 2, 2, 2)),
+    (nn.MaxPool3d(2), (0, 2, 5, 4, 2), (0, 2, 2, 2, 1)), (nn.AvgPool3d(2), (0, 2, 5, 4, 2), (0, 2, 2, 2, 1)),
+    (nn.Upsample(scale_factor=2), (0, 2, 5, 4), (0, 2, 10, 8)), (nn.InstanceNorm2d(2), (0, 2, 5, 4), (0, 2, 5, 4)),
+    (nn.BatchNorm3d(2), (0, 2, 5, 4, 2), (0, 2, 5, 4, 2)), (nn.Sum(nn.Identity(), nn.Tanh()), (0, 2), (0, 2)),
     *((nn.TransformerEncoderLayer(4, 2, 5, batch_first=first), shape, shape)
       for first in (False, True) for shape in ((0, 3, 4), (3, 0, 4), (0, 0, 4))),
 ])  # fmt: skip

@@ -145,8 +145,12 @@ LAYERS = [
     ("GELU", ("tanh",), {}), ("Softplus", (), {}), ("Hardtanh", (), {}), ("ReLU6", (), {}), ("Mish", (), {}),
     ("Softmax", (1,), {}), ("LogSoftmax", (1,), {}), ("MaxPool2d", (3, 2, 1), {}), ("MaxPool2d", (2,), {"dilation": 2}),
     ("AvgPool2d", (3, 2, 1), {}), ("AvgPool2d", (2,), {"ceil_mode": True}), ("AdaptiveAvgPool2d", (2,), {}),
+    ("AdaptiveMaxPool2d", ((4, 3),), {}), ("CELU", (), {}), ("Hardswish", (), {}),
+    ("LogSigmoid", (), {}),
 ]  # fmt: skip
-NORMS = [("BatchNorm2d", (4,), {}), ("GroupNorm", (2, 4), {}), ("LayerNorm", ((4, 6, 5),), {}),
+OF_VECTORS = ("ELU", "SELU", "CELU", "Hardtanh", "ReLU6", "Hardswish")
+NORMS = [("BatchNorm2d", (4,), {}), ("InstanceNorm2d", (4,), {"affine": True}), ("GroupNorm", (2, 4), {}),
+         ("LayerNorm", ((4, 6, 5),), {}),
          ("RMSNorm", ((4, 6, 5),), {}), ("PReLU", (4,), {}), ("Linear", (5, 3), {})]  # fmt: skip
 
 
@@ -164,7 +168,7 @@ def test_other_layers(configuration, dtype, seed, draw):
     for _ in range(draw.draw(st.integers(1, 3))):  # a huge number overflows in one order of sums and not in another
         array = draw.draw(st.sampled_from([x, gy]))
         array.flat[rng.integers(array.size)] = draw.draw(st.sampled_from([np.inf, -np.inf, np.nan, -0.0]))
-    if name in ("Hardtanh", "ReLU6", "ELU", "SELU"):  # torch's vectors and its loop for the rest differ at a NaN
+    if name in OF_VECTORS:  # torch's vectors and its loop for the rest differ at a NaN
         x[np.isnan(x)] = 0
     for found in backward(layer, twin, x, gy):
         compare(*found, dtype, nan_as_in_torch=False)

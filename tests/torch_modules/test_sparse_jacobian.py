@@ -32,6 +32,18 @@ MODULES = {
     "MaxPool2d": (lambda: tn.MaxPool2d(3, 2, 1), (2, 5, 4)),
     "AvgPool2d": (lambda: tn.AvgPool2d(2, padding=1, divisor_override=3), (1, 4, 4)),
     "AdaptiveAvgPool2d": (lambda: tn.AdaptiveAvgPool2d((2, None)), (2, 5, 3)),
+    "MaxPool3d": (lambda: tn.MaxPool3d(2, 1), (2, 3, 2, 3)),
+    "AvgPool3d": (lambda: tn.AvgPool3d(2, 1, divisor_override=3), (2, 3, 2, 3)),
+    "AdaptiveAvgPool3d": (lambda: tn.AdaptiveAvgPool3d(2), (2, 3, 2, 3)),
+    **{f"AdaptiveMaxPool{n}d": (lambda n=n: getattr(tn, f"AdaptiveMaxPool{n}d")(2), (2, *(3, 2, 3)[:n]))
+       for n in (1, 2, 3)},
+    **{f"InstanceNorm{n}d": (lambda n=n: getattr(tn, f"InstanceNorm{n}d")(2, affine=True), (2, *(3, 2, 3)[:n]))
+       for n in (1, 2, 3)},
+    "BatchNorm3d": (lambda: tn.BatchNorm3d(2).eval(), (2, 3, 2, 3)),
+    "Upsample": (lambda: tn.Upsample(scale_factor=(2, 1.5), mode="bilinear"), (2, 3, 4)),
+    "Upsample, nearest": (lambda: tn.Upsample(5), (2, 3)),
+    **{name: (getattr(tn, name), (7,)) for name in ("Hardswish", "LogSigmoid", "Softsign")},
+    "CELU": (lambda: tn.CELU(0.5), (7,)),  # the slope's alpha is a float32 in torch
     "Softmax of channels": (lambda: tn.Softmax(1), (3, 2, 2)),
     "LogSoftmax": (lambda: tn.LogSoftmax(-1), (3, 4)),
     "Mish": (tn.Mish, (7,)),

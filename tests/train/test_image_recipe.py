@@ -22,7 +22,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize(
     ("model", "options"),
-    [("lenet5", {}), ("vgg11", {"width": 0.05}), ("mobilenetv2", {"width": 0.1}), ("densenet", {"width": 0.1})],
+    [
+        ("lenet5", {}),
+        ("vgg11", {"width": 0.05}),
+        ("resnet", {"width": 0.2}),
+        ("mobilenetv2", {"width": 0.1}),
+        ("densenet", {"width": 0.1}),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_model_trains(model, options, dtype):
