@@ -198,15 +198,31 @@ def test_a_stream_of_pytorchs_is_used_without_a_warning_and_outlives_its_use(sec
 # ---- two streams, out of order ---------------------------------------------------------------------------------------
 
 
+def densenet():
+    return models.densenet(3, 3, depth=7, growth=2, blocks=2, width=0.5, rng=0)
+
+
+def branches():
+    body = nn.Sequential(nn.Conv2d(4, 4, 3, 2, 1, rng=0), nn.InstanceNorm2d(4, affine=True), nn.Hardswish())
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 1, rng=1), nn.Residual(body, nn.AdaptiveMaxPool2d(4)), nn.ReLU(),
+        nn.Upsample(scale_factor=1.5, mode="bilinear"), nn.Sum(nn.Identity(), nn.Conv2d(4, 4, 1, rng=2), nn.Tanh()),
+        nn.AdaptiveMaxPool2d((4, 5)), nn.Unflatten(1, (2, 2)), nn.BatchNorm3d(2), nn.MaxPool3d(2), nn.Flatten(),
+        nn.Linear(8, 3, rng=3),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("name", ["two", "joint", "list"])
-def test_a_densenet_on_two_streams(name, graph, cupy):
+@pytest.mark.parametrize(
+    ("name", "make"), [("two", densenet), ("joint", densenet), ("list", densenet), ("joint", branches)]
+)
+def test_a_network_on_two_streams(name, make, graph, cupy):
     """Blocks whose outputs many later layers read: a gradient that comes too late would be seen in the numbers."""
     rng = np.random.default_rng(0)
     batch = rng.standard_normal((6, 3, 8, 8), np.float32), rng.integers(3, size=6)
     found = []
     for device in ("cpu", "cuda"):
-        model = models.densenet(3, 3, depth=7, growth=2, blocks=2, width=0.5, rng=0).to(device)
+        model = make().to(device)
         order = orders.order_for(model)
         if device == "cuda":
             size = {"stages": order.graph.stages, "unweighted": order.graph.unweighted}

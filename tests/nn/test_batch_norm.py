@@ -1,4 +1,4 @@
-"""BatchNorm2d against torch.nn, training and evaluation."""
+"""BatchNorm and InstanceNorm against torch.nn, training and evaluation."""
 
 from __future__ import annotations
 
@@ -19,21 +19,29 @@ from torch_twins import assert_gradients, assert_like_torch, loaded
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
-@given(batch=sizes(2, 4), c=sizes(1, 3), h=sizes(1, 3), w=sizes(1, 3), momentum=st.sampled_from([0.1, 0.7, None]),
+@given(name=st.sampled_from(["BatchNorm", "InstanceNorm"]), batch=sizes(2, 4), c=sizes(1, 3),
+       lengths=st.lists(sizes(1, 3), min_size=1, max_size=3), momentum=st.sampled_from([0.1, 0.7, None]),
        affine=st.booleans(), track=st.booleans(), seed=seeds)  # fmt: skip
-def test_batch_norm(batch, c, h, w, momentum, affine, track, seed):
-    rng = np.random.default_rng(seed)
-    layer = nn.BatchNorm2d(c, 1e-3, momentum, affine, track, dtype=np.float64)
-    twin = torch.nn.BatchNorm2d(c, 1e-3, momentum, affine, track, dtype=torch.float64)
+def test_statistics_of_batches_and_samples(name, batch, c, lengths, momentum, affine, track, seed):
+    rng, by_batch, name = np.random.default_rng(seed), name == "BatchNorm", f"{name}{len(lengths)}d"
+    if not by_batch:
+        lengths[0] += np.prod(lengths) == 1  # torch refuses one element
+    layer = getattr(nn, name)(c, 1e-3, momentum, affine, track, dtype=np.float64)
+    twin = getattr(torch.nn, name)(c, 1e-3, momentum, affine, track, dtype=torch.float64)
     state = {n: np.abs(rng.standard_normal(a.shape)) if a.ndim else a for n, a in layer.state_dict().items()}
     twin.load_state_dict({n: torch.from_numpy(a) for n, a in state.items()})
     layer.load_state_dict(twin.state_dict())
     for training in (True, True, False):
         layer.train(training), twin.train(training)
-        x = rng.standard_normal((batch, c, h, w))
+        x = rng.standard_normal((batch, c, *lengths))
         found = assert_like_torch(layer, twin, x, rng, CLOSE)
         assert list(layer.state_dict()) == list(twin.state_dict())
-        assert (found is None) == (training or not track)
+        assert (found is None) == (by_batch and (training or not track))
+        if not by_batch:
+            assert (found.pattern.kind == "diagonal") == (not training and track) or np.prod(lengths) == 1
+            layer.load_state_dict(twin.state_dict())
+            saved = assert_gradients(layer, twin, x[0], rng, CLOSE)  # unbatched
+            assert layer.lone(saved)
         if found is None:
             with pytest.raises(OptionError, match="couple the samples"):
                 layer.jacobian_t(layer.forward(x)[1])
@@ -53,12 +61,15 @@ def test_buffers_keep_their_kind_and_one_value_is_refused():
 @pytest.mark.parametrize("training", [True, False])
 def test_a_layer_behind_that_cuts_off_is_computed_in_the_same_pass(behind, training):
     """In a chain every number is bit for bit that of the two layers by themselves, and what is saved as well."""
-    rng, apart = np.random.default_rng(0), type("Apart", (nn.BatchNorm2d,), {})
+    rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 2, 9, 11), dtype=np.float32)
     around = (nn.Conv2d(2, 5, 3, rng=0),), (nn.Conv2d(5, 3, 1, rng=1),)
-    for batch, (first, last) in ((x, around), (np.tile(x, (1, 3, 1, 1))[:, :5], ((), ()))):
+    five, bare = np.tile(x, (1, 3, 1, 1))[:, :5], ((), ())
+    for kind, batch, (first, last) in ((nn.BatchNorm2d, x, around), (nn.BatchNorm2d, five, bare),
+                                       (nn.BatchNorm1d, five[..., 0], bare), (nn.BatchNorm1d, five[..., 0, 0], bare),
+                                       (nn.BatchNorm3d, five[..., None], bare)):  # fmt: skip
         found, shapes = [], []
-        for norm in (nn.BatchNorm2d, apart):
+        for norm in (kind, type("Apart", (kind,), {})):
             chain = nn.Sequential(*first, norm(5), behind, *last).train(training)
             y, saved = chain.forward(batch)
             gradients = chain.gradients(np.cos(y), saved)
@@ -91,7 +102,9 @@ def test_sums_are_taken_once_whichever_comes_first(monkeypatch, weights_first):
 
 
 @pytest.mark.parametrize("weights_first", [True, False])
-@pytest.mark.parametrize("layers", [(nn.BatchNorm2d(3),), (nn.BatchNorm1d(3),), (nn.BatchNorm2d(3), nn.ReLU())])
+@pytest.mark.parametrize("layers", [
+    (nn.BatchNorm2d(3),), (nn.BatchNorm1d(3),), (nn.BatchNorm2d(3), nn.ReLU()), (nn.InstanceNorm2d(3, affine=True),),
+])  # fmt: skip
 def test_gradients_may_be_written_to_before_the_others_are_asked_for(layers, weights_first):
     layer = layers[0] if len(layers) == 1 else nn.Sequential(*layers)
     shape = (4, 3, 5) if isinstance(layer, nn.BatchNorm1d) else (2, 3, 4, 5)

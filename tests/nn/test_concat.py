@@ -63,11 +63,12 @@ def test_what_does_not_fit_is_refused():
         plan(np.ones((3, 2)), np.ones((3, 4)))
 
 
+@pytest.mark.parametrize("kind", [nn.Concat, nn.Sum])
 @pytest.mark.parametrize("order", ["input first", "weights first", "both at once"])
-def test_branches_compute_what_both_gradients_need_once(order, monkeypatch):
+def test_branches_compute_what_both_gradients_need_once(order, kind, monkeypatch):
     """As two streams do: I and W of one forward, in any order or at the same time."""
     rng = np.random.default_rng(0)
-    layer = nn.Concat(nn.Identity(), nn.Sequential(nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 3, padding=1, rng=1)))
+    layer = kind(nn.Identity(), nn.Sequential(nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1, rng=1)))
     x = rng.standard_normal((2, 2, 4, 4)).astype(np.float32)
     y, saved = layer.forward(x)
     gy = rng.standard_normal(y.shape).astype(np.float32)
