@@ -517,8 +517,8 @@ def sparse_jacobian(module: Any, x: torch.Tensor) -> torch.Tensor:
     module
         A module of `torch.nn` with a counterpart in sparsebp: Linear, convolutions and transposed ones, pointwise
         activations, Softmax, pooling, padding, upsampling, normalisations (BatchNorm in evaluation), RNN, GRU and LSTM
-        (their output sequences), Flatten, Dropout in evaluation, and Sequentials of them, whose Jacobian is the product;
-        or a layer of `sparsebp.nn`. Weights are read at every call.
+        (their output sequences), Flatten, Dropout in evaluation, and Sequentials of them, whose Jacobian is the
+        product; or a layer of `sparsebp.nn`. Weights are read at every call.
     x
         The input batch, batch first (recurrent modules: as their ``batch_first`` says), in the module's float32 or
         float64.
