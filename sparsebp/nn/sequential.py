@@ -318,6 +318,11 @@ def _plan(
 # Which layers of a chain get the lengths of sequences that are padded at the end.
 
 
+@lru_cache(maxsize=1024)  # chains ask at every step, and a signature takes as long as a small kernel
+def _takes_lengths(forward: Callable[..., Any]) -> bool:
+    return "lengths" in inspect.signature(forward).parameters
+
+
 def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
     """Return the numbers of the layers whose forward takes lengths, and whether one of them joins all steps."""
     # After a layer that makes one vector of all steps (`joins_steps = True`, as `MeanOverSteps`) there are no steps
@@ -330,7 +335,7 @@ def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
             found += [number] if inside else []
             if joins:
                 return found, True
-        elif "lengths" in inspect.signature(layer.forward).parameters:
+        elif _takes_lengths(getattr(layer.forward, "__func__", layer.forward)):
             found.append(number)
             if getattr(layer, "joins_steps", False):
                 return found, True
