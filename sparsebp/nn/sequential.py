@@ -382,7 +382,7 @@ class Sequential(Container):
     Notes
     -----
     A layer that couples the samples, `BatchNorm2d` while training, has no Jacobian of one sample. It splits the chain:
-    the segments before and after it are scanned, and it runs its `input_grad`. So does a `Residual` around one.
+    the segments before and after it are scanned, and it runs its `input_grad`. So does a sum around one.
     """
 
     def __init__(
