@@ -705,6 +705,10 @@ class KLDivLoss(ElementwiseLoss):
             value, slopes = value * each, slopes * slopes.dtype.type(each)
         return value, slopes
 
+    def count(self, target: Array) -> float:
+        """Return the number of elements, with ``"batchmean"`` of samples."""
+        return float(len(target)) if self.reduction == "batchmean" and target.ndim else super().count(target)
+
     def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Return the losses, and the probabilities of the target, negative."""
         xp = backend.namespace(prediction)
