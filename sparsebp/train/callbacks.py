@@ -154,7 +154,7 @@ class ProgressBar(Callback):
     def on_epoch(self, record: EpochRecord) -> None:
         """Print the epoch's line above the bar, which ends the epoch."""
         if self._progress is not None:
-            text = f"epoch {record.epoch + 1}/{self._info.epochs}  loss {record.train_loss:.4f}"
+            text = f"epoch {record.epoch}/{self._info.epochs}  loss {record.train_loss:.4f}"
             self._progress.update(self._task, completed=record.step, description=text)
             self.console.print(epoch_line(record, self.console.width), highlight=False, markup=False)
 
@@ -232,7 +232,7 @@ class JsonLines(Callback):
 
 def epoch_line(record: EpochRecord, width: int = 80) -> str:
     """Return an epoch's numbers as text, in lines of at most `width` letters broken between two numbers."""
-    start = f"epoch {record.epoch + 1:>3}"
+    start = f"epoch {record.epoch:>3}"
     parts = [f"loss {record.train_loss:.4f}" + _test(record.validation_loss, 4)]
     if record.train_accuracy is not None:
         parts.append(f"accuracy {record.train_accuracy:.3f}" + _test(record.validation_accuracy, 3))
@@ -338,7 +338,7 @@ class _Monitor(Callback):
             raise OptionError(f"Whether less or more of {monitor} is better is not known", expected="mode='min' or "
                               "mode='max'", got="mode='auto'")  # fmt: skip
         self.min_delta = check_number("min_delta", min_delta, 0.0)
-        self.best, self.best_epoch = math.nan, -1
+        self.best, self.best_epoch = math.nan, 0
 
     def set_trainer(self, trainer: Any) -> None:
         """Keep the trainer; refuse a `fit` that does not measure the number."""
@@ -347,7 +347,7 @@ class _Monitor(Callback):
 
     def on_start(self, info: RunInfo) -> None:
         """Go through the epochs before a resume."""
-        self.best, self.best_epoch = math.inf if self.mode == "min" else -math.inf, -1
+        self.best, self.best_epoch = math.inf if self.mode == "min" else -math.inf, 0
         for record in self.trainer.history.epochs:
             self._improves(record)
 
@@ -355,7 +355,7 @@ class _Monitor(Callback):
         """Whether this epoch is the best so far; if so, it is from now on."""
         value = record.to_json().get(self.monitor)
         if value is None:
-            raise OptionError(f"Epoch {record.epoch + 1} has no {self.monitor}", expected="a number", got=None,
+            raise OptionError(f"Epoch {record.epoch} has no {self.monitor}", expected="a number", got=None,
                               remedy="Monitor a loss: accuracies are of classes")  # fmt: skip
         if not (self.best - value if self.mode == "min" else value - self.best) > self.min_delta:
             return False
@@ -364,17 +364,17 @@ class _Monitor(Callback):
 
     def _warn_if_nan(self, record: EpochRecord) -> None:
         if math.isnan(record.to_json()[self.monitor]):
-            warnings.warn(f"{self.monitor} of epoch {record.epoch + 1} is NaN: it is not taken for an improvement",
+            warnings.warn(f"{self.monitor} of epoch {record.epoch} is NaN: it is not taken for an improvement",
                           RuntimeWarning, stacklevel=2)  # fmt: skip
 
     def _warn_if_none(self, consequence: str) -> None:
-        if self.best_epoch < 0 and self.trainer.history.epochs:
+        if self.best_epoch == 0 and self.trainer.history.epochs:
             warnings.warn(f"No epoch had a finite {self.monitor}: {consequence}", RuntimeWarning, stacklevel=2)
 
     def _resumes_after(self, epoch: int) -> bool:
         """Whether a resumed run is at the end of this epoch; it may have been killed before `on_epoch`."""
         history = self.trainer.history
-        return epoch >= 0 and history.steps == history.epochs[epoch].step
+        return epoch > 0 and history.steps == history.epochs[epoch - 1].step
 
 
 class EarlyStopping(_Monitor):
@@ -402,7 +402,7 @@ class EarlyStopping(_Monitor):
     Attributes
     ----------
     best, best_epoch
-        The best value and its epoch, from 0; NaN and -1 before any.
+        The best value and its epoch, from 1; NaN and 0 before any.
     stopped_epoch
         The epoch after which it has ended training; None if it has not.
 
@@ -439,9 +439,9 @@ class EarlyStopping(_Monitor):
         self.stopped_epoch = self._weights = None
         if self.restore_best and self._resumes_after(self.best_epoch):
             self._keep()
-        elif self.restore_best and self.best_epoch >= 0:
+        elif self.restore_best and self.best_epoch > 0:
             self._weights = self._kept()
-        self._stop_if_due(len(self.trainer.history.epochs) - 1)
+        self._stop_if_due(len(self.trainer.history.epochs))
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Compare the epoch with the best one."""
@@ -493,7 +493,7 @@ class ModelCheckpoint(_Monitor):
     ----------
     path
         The file. Its name may have fields of `EpochRecord`, as ``"{epoch:03d} {validation_loss:.3f}.safetensors"``
-        (epochs count from 0); else each file replaces the one before. The folder is created if necessary.
+        (epochs count from 1); else each file replaces the one before. The folder is created if necessary.
     monitor, mode
         As in `EarlyStopping`; for `save_best_only`.
     save_best_only
@@ -503,7 +503,7 @@ class ModelCheckpoint(_Monitor):
     Attributes
     ----------
     best, best_epoch
-        With `save_best_only`: the best value and its epoch, from 0; NaN and -1 before any.
+        With `save_best_only`: the best value and its epoch, from 1; NaN and 0 before any.
     last_path
         The file last written; None before.
 
@@ -523,7 +523,7 @@ class ModelCheckpoint(_Monitor):
         self.path, self.save_best_only = kept_path("path", path), check_flag("save_best_only", save_best_only)
         self.last_path: Path | None = None
         metrics = dict.fromkeys(re.findall(r"\{validation_(\w+)", self.path.name), 0.0)  # any name may be one
-        self._path_of(EpochRecord(0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, metrics))
+        self._path_of(EpochRecord(1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, metrics))
         if set("{}").intersection(str(Path(path).parent)):
             raise OptionError("The folder of the checkpoint has fields", expected="fields in the file's name alone",
                               got=str(path))  # fmt: skip
@@ -535,7 +535,7 @@ class ModelCheckpoint(_Monitor):
             super().set_trainer(trainer)
         test = 0.0 if trainer._validates else None
         metrics = dict.fromkeys(trainer.metrics, 0.0) if trainer._validates else {}
-        self._path_of(EpochRecord(0, 1, 0.0, 0.0, test, test, 0.0, metrics))
+        self._path_of(EpochRecord(1, 1, 0.0, 0.0, test, test, 0.0, metrics))
         if self.path.parent == trainer.checkpoint_dir and self.path.name in (FILE_NAME, PREVIOUS_NAME, BEST_NAME):
             raise OptionError(f"The trainer writes {self.path.name} itself", expected="another name or folder",
                               got=str(self.path))  # fmt: skip
@@ -546,7 +546,7 @@ class ModelCheckpoint(_Monitor):
         if self.save_best_only:
             super().on_start(info)
         epochs = self.trainer.history.epochs
-        if self._resumes_after(len(epochs) - 1) and (not self.save_best_only or self.best_epoch == len(epochs) - 1):
+        if self._resumes_after(len(epochs)) and (not self.save_best_only or self.best_epoch == len(epochs)):
             self._write(epochs[-1])
 
     def on_epoch(self, record: EpochRecord) -> None:

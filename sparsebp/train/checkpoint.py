@@ -486,7 +486,7 @@ _OF_RECORDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "f
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
-    """One epoch: its number from 0 and its means. Accuracies are None for a task without classes.
+    """One epoch: its number from 1 and its means. Accuracies are None for a task without classes.
 
     Means are over all that counts in the loss; accuracies leave out what it ignores.
     """
@@ -607,12 +607,12 @@ class History:
         self.loss_weight.append(float(samples if loss_weight is None else loss_weight))
         self.accuracy_weight.append(float(samples if accuracy_weight is None else accuracy_weight))
 
-    def end_epoch(self, epoch: int, steps: int, validation: tuple[float, float | None] | None) -> EpochRecord:
-        """Append and return the record of an epoch that took the last `steps` steps."""
+    def end_epoch(self, steps: int, validation: tuple[float, float | None] | None) -> EpochRecord:
+        """Append and return the record of the next epoch, which took the last `steps` steps."""
         last = slice(self.steps - steps, self.steps)
         accuracy = _mean(self.accuracy[last], self.accuracy_weight[last])
         record = EpochRecord(
-            epoch, self.steps, _mean(self.loss[last], self.loss_weight[last]),
+            len(self.epochs) + 1, self.steps, _mean(self.loss[last], self.loss_weight[last]),
             None if math.isnan(accuracy) else accuracy, None if validation is None else validation[0],
             None if validation is None else validation[1], float(np.sum(self.seconds[last])),
             getattr(validation, "metrics", {}),
@@ -639,7 +639,13 @@ class History:
         history = cls()
         for name in kinds:
             setattr(history, name, arrays[name].tolist())
-        history.epochs = [EpochRecord.from_json(record) for record in epochs]
+        records = [EpochRecord.from_json(record) for record in epochs]
+        shift = 1 if records and records[0].epoch == 0 else 0  # up to version 0.2, epochs were numbered from 0
+        history.epochs = [dataclasses.replace(record, epoch=record.epoch + shift) for record in records]
+        numbers = [record.epoch for record in history.epochs]
+        if numbers != list(range(1, len(numbers) + 1)):
+            raise FileFormatError("These are no records of one epoch after the other", expected="1, 2, 3, …",
+                                  got=shown(numbers))  # fmt: skip
         return history
 
 

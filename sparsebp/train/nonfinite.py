@@ -75,7 +75,7 @@ def loss_error(
     data = origin.of(batch)
     found = data or cause(model, batch, prediction)
     remedy = CLEAN if data else "Lower the learning rate, clip the gradient's norm, or use float64"
-    return NonFiniteError(f"The loss is not finite at step {step} (epoch {epoch + 1})", expected="a finite loss",
+    return NonFiniteError(f"The loss is not finite at step {step + 1} (epoch {epoch + 1})", expected="a finite loss",
                           got=f"{value}; {found}", remedy=f"{remedy}. {last_good}")  # fmt: skip
 
 

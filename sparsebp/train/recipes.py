@@ -55,7 +55,7 @@ class Comparison:
     reference: str
     steps: int  # of each run
     max_loss_difference: float  # absolute, at the same step
-    step_of_max: int  # from 0
+    step_of_max: int  # from 1
     # Over the first `EARLY` steps. In a chaotic training, the last bit of one weight grows into another curve within
     # some hundred steps; only the early difference tells a wrong gradient from rounding.
     early_loss_difference: float
@@ -100,7 +100,7 @@ def compare_histories(first: History, second: History, backward: str, reference:
                          remedy="Train both with the same data, batch size and epochs")  # fmt: skip
     difference = np.abs(np.asarray(first.loss) - np.asarray(second.loss))
     return Comparison(
-        backward, reference, first.steps, float(difference.max()), int(difference.argmax()),
+        backward, reference, first.steps, float(difference.max()), int(difference.argmax()) + 1,
         float(difference[:EARLY].max()), (first.loss[-1], second.loss[-1]), (_step_time(first), _step_time(second)),
     )  # fmt: skip
 

@@ -79,7 +79,7 @@ from sparsebp.train.setup import (
 
 @dataclass(frozen=True)
 class _Tag:
-    """A step's number, epoch, learning rate, start time and samples, and where each micro-batch comes from."""
+    """A step's number and epoch (from 0), rate, start time and samples, and where each micro-batch comes from."""
 
     number: int
     epoch: int
@@ -220,7 +220,7 @@ class Runner(Watch):
             trainer, tag, batch = self.trainer, step.tag, step.batches[m]
             if step.counted == 0:
                 targets = [batch[1] for batch in step.batches]
-                raise uncounted_error(trainer.loss, targets, f"at step {tag.number} (epoch {tag.epoch + 1})",
+                raise uncounted_error(trainer.loss, targets, f"at step {tag.number + 1} (epoch {tag.epoch + 1})",
                                       "Leave such samples out, or use larger batches")  # fmt: skip
             if step.later is not None:
                 _check_seen(trainer.loss, batch[1])
@@ -235,7 +235,7 @@ class Runner(Watch):
         data = [self._origin(step, m).of(batch) for m, batch in enumerate(step.batches)]
         found = next((f"; {one}" for one in data if one), "")
         remedy = CLEAN if found else "Lower the learning rate, clip the gradient's norm, or use float64"
-        raise NonFiniteError(f"The gradient is not finite at step {tag.number} (epoch {tag.epoch + 1})",
+        raise NonFiniteError(f"The gradient is not finite at step {tag.number + 1} (epoch {tag.epoch + 1})",
                              expected="finite gradients", got=f"NaN or infinity in {wrong}{found}",
                              remedy=f"{remedy}. {self.trainer._last_good()}")  # fmt: skip
 
@@ -776,7 +776,7 @@ class Trainer:
         if self.transport is not None:
             self.history.seconds[-steps:] = self.transport.broadcast(self.history.seconds[-steps:])  # rank 0's
         result = None if validation is None else self._validated(validation)
-        record = self.history.end_epoch(epoch, steps, result)
+        record = self.history.end_epoch(steps, result)
         if takes_metric(self.lr_scheduler):
             self.lr_scheduler.step(EpochLoss(record.to_json()))
         self._save(epoch + 1, 0, shape)
@@ -830,7 +830,7 @@ class Trainer:
         names = nonfinite(self.model.parameters())
         if names:
             step = self.history.steps
-            when = "before training" if step == 0 else f"after step {step - 1} (epoch {epoch + 1})"
+            when = "before training" if step == 0 else f"after step {step} (epoch {epoch + 1})"
             raise NonFiniteError(f"Parameters are not finite {when}", expected="finite parameters",
                                  got=f"NaN or infinity in {', '.join(names)}", remedy="Initialise or load the model "
                                  f"again, or lower the learning rate. {self._last_good()}")  # fmt: skip

@@ -90,13 +90,13 @@ def test_a_standard_error_that_is_no_file(monkeypatch, stream):
 
 
 def record(epoch, loss):
-    return EpochRecord(epoch, epoch + 1, loss, None, loss, None, 0.1)
+    return EpochRecord(epoch, epoch, loss, None, loss, None, 0.1)
 
 
 def stopped_after(values, patience, min_delta, mode):
     """Return the best epoch, and the one after which Keras's rule stops."""
-    best, best_epoch, waited = None, -1, 0
-    for epoch, value in enumerate(values):
+    best, best_epoch, waited = None, 0, 0
+    for epoch, value in enumerate(values, 1):
         if best is None or (value < best - min_delta if mode == "min" else value > best + min_delta):
             best, best_epoch, waited = value, epoch, 0
             continue
@@ -116,7 +116,7 @@ def test_early_stopping_is_kerass_rule_also_across_a_resume(values, patience, mi
     stopping = EarlyStopping("train_loss", patience, min_delta, mode)
     stopping.set_trainer(trainer)
     stopping.on_start(None)
-    for epoch, value in enumerate(values):
+    for epoch, value in enumerate(values, 1):
         if epoch == cut:  # another process
             stopping = EarlyStopping("train_loss", patience, min_delta, mode)
             stopping.set_trainer(trainer)
@@ -127,7 +127,7 @@ def test_early_stopping_is_kerass_rule_also_across_a_resume(values, patience, mi
             break
     best_epoch, stopped = stopped_after(values, patience, min_delta, "min" if mode == "auto" else mode)
     assert (stopping.best_epoch, stopping.stopped_epoch) == (best_epoch, stopped)
-    assert stopping.best == values[best_epoch] and trainer.should_stop == (stopped is not None)
+    assert stopping.best == values[best_epoch - 1] and trainer.should_stop == (stopped is not None)
     again = EarlyStopping("train_loss", patience, min_delta, mode)  # a run that has ended ends at once
     trainer.should_stop = False
     again.set_trainer(trainer)
@@ -143,7 +143,7 @@ HELD_OUT = X[30:], Y[30:]  # labels are random: what is learnt is soon wrong
 class States(Callback):
     """Keeps the model's state after every epoch, or fails there."""
 
-    def __init__(self, fails_at=-1):
+    def __init__(self, fails_at=0):
         self.seen, self.fails_at, self.model = [], fails_at, None
 
     def set_trainer(self, trainer):
@@ -177,25 +177,25 @@ def test_the_best_weights_come_back(device, tmp_path):
     stopping, states = EarlyStopping(patience=4, restore_best=True), States()
     trainer = fit([states, stopping], tmp_path, device=device)
     records = trainer.history.epochs
-    assert 0 < stopping.best_epoch == stopping.stopped_epoch - 4 == len(records) - 5 < 15
+    assert 1 < stopping.best_epoch == stopping.stopped_epoch - 4 == len(records) - 4 < 16
     assert stopping.best == min(record.validation_loss for record in records)
-    assert_same(trainer.model.state_dict(), states.seen[stopping.best_epoch])
+    assert_same(trainer.model.state_dict(), states.seen[stopping.best_epoch - 1])
     assert trainer.evaluate(HELD_OUT)[0] == stopping.best
     resumed = fit([EarlyStopping(patience=4, restore_best=True)], tmp_path, device=device, resume=True)
-    assert_same(resumed.model.state_dict(), states.seen[stopping.best_epoch])
+    assert_same(resumed.model.state_dict(), states.seen[stopping.best_epoch - 1])
     last = fit([EarlyStopping(patience=4)], tmp_path, device=device, resume=True)
     assert_same(last.model.state_dict(), states.seen[-1])  # of the last epoch, unless asked for
     all_epochs = fit([EarlyStopping(patience=50, restore_best=True)])
     assert len(all_epochs.history.epochs) == 20 and all_epochs.evaluate(HELD_OUT)[0] == pytest.approx(stopping.best)
 
 
-@pytest.mark.parametrize("where", range(8))
+@pytest.mark.parametrize("where", range(1, 9))
 @pytest.mark.parametrize("first", [True, False])
 def test_a_stopped_run_resumes_as_if_it_had_not_been_killed(tmp_path, where, first):
     """Killed before the callback is told of an epoch that has been saved, or after that."""
     wanted = fit([EarlyStopping(patience=3, restore_best=True)])
     stopping, killed = EarlyStopping(patience=3, restore_best=True), States(fails_at=where)
-    last = len(wanted.history.epochs) - 1
+    last = len(wanted.history.epochs)
     if where <= last:
         with pytest.raises(KeyboardInterrupt):
             fit([killed, stopping] if first else [stopping, killed], tmp_path)
@@ -229,11 +229,11 @@ def test_checkpoints_of_the_best_epochs(tmp_path):
     trainer = fit([states, best, every], tmp_path / "run")
     records = trainer.history.epochs
     losses = [record.validation_loss for record in records]
-    assert best.best == min(losses) and best.best_epoch == losses.index(min(losses))
+    assert best.best == min(losses) and best.best_epoch == losses.index(min(losses)) + 1
     checkpoint = load_checkpoint(best.last_path)
     assert best.last_path == tmp_path / "a" / "best.safetensors"
-    assert checkpoint.state["position"]["epoch"] == best.best_epoch + 1
-    assert_same(checkpoint.part("model"), states.seen[best.best_epoch])
+    assert checkpoint.state["position"]["epoch"] == best.best_epoch
+    assert_same(checkpoint.part("model"), states.seen[best.best_epoch - 1])
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [
         f"{record.epoch:02d} {record.validation_loss:.2f}.safetensors" for record in records
     ]
@@ -253,7 +253,7 @@ def test_a_resumed_run_keeps_its_best_checkpoint(tmp_path):
         return best
 
     whole = run("whole", 20, resume=False)
-    assert whole.best_epoch < 12
+    assert whole.best_epoch <= 12
     run("parts", 12, resume=False)
     before = (tmp_path / "parts" / "best" / "c.safetensors").read_bytes()
     parts = run("parts", 20, resume=True)
@@ -262,7 +262,7 @@ def test_a_resumed_run_keeps_its_best_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("best_only", [True, False])
-@pytest.mark.parametrize("where", range(4))
+@pytest.mark.parametrize("where", range(1, 5))
 def test_no_checkpoint_is_missing_after_a_kill(tmp_path, where, best_only):
     """Also of an epoch that was saved before the callback was told of it."""
 
@@ -400,7 +400,7 @@ def test_metrics_are_of_the_whole_set_and_stand_everywhere(tmp_path):
     trainer, run = measuring([JsonLines(lines), kept, stopping], tmp_path / "run")
     records = run().epochs
     values = [record.metrics["auc"] for record in records]
-    assert stopping.best == kept.best == max(values) and stopping.best_epoch == values.index(max(values))
+    assert stopping.best == kept.best == max(values) and stopping.best_epoch == values.index(max(values)) + 1
     result = trainer.evaluate(HELD_OUT, batch_size=4)  # the best weights are back
     assert result.metrics == {"auc": auc(trainer.predict(HELD_OUT[0]), HELD_OUT[1]), "rows": 10} and len(result) == 2
     assert result.metrics["auc"] == max(values) and f"auc={max(values)!r}, rows=10.0)" in repr(result)
@@ -521,10 +521,10 @@ def test_all_ranks_stop_at_the_same_epoch_with_the_best_model(schedule, everywhe
 
     found = run_ranks(2, run)
     trainer, seen, stopping = found[0]
-    assert stopping.stopped_epoch == stopping.best_epoch + 3 == len(trainer.history.epochs) - 1 < 19
+    assert stopping.stopped_epoch == stopping.best_epoch + 3 == len(trainer.history.epochs) < 20
     for other, told, _ in found:
         assert other.history.epochs == trainer.history.epochs and other.should_stop
-        assert p.digest(other.model.state_dict()) == p.digest(seen[stopping.best_epoch])
+        assert p.digest(other.model.state_dict()) == p.digest(seen[stopping.best_epoch - 1])
         assert other is trainer or told == []
 
 

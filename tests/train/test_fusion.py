@@ -126,7 +126,7 @@ def test_a_gradient_that_is_not_finite_is_found_before_its_update(fusion, monkey
         return grads
 
     monkeypatch.setattr(model[1], "weight_grad", spoilt)
-    with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 0 .*1\.weight"):
+    with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 1 .*1\.weight"):
         fit(model, orders.images(), optim.SGD(model.parameters(), 0.1), fusion=fusion)
     for name, array in model.state_dict().items():
         if fusion != "backward" or name.startswith("1."):

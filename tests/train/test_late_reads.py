@@ -131,7 +131,7 @@ def test_what_is_wrong_is_said_a_step_later_and_what_came_before_is_kept(graph, 
         model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), graph=graph, callbacks=[heard], rng=0
     )
     error, match = (OptionError, "a class that is not there") if wrong == "class" else (
-        NonFiniteError, r"not finite at step 3 \(epoch 1\).*in the batch's input"
+        NonFiniteError, r"not finite at step 4 \(epoch 1\).*in the batch's input"
     )  # fmt: skip
     with pytest.raises(error, match=match):
         trainer.fit(data, epochs=1, batch_size=4)

@@ -39,7 +39,7 @@ def run(folder, spoil, **options):
 @pytest.mark.parametrize(("step", "value"), [(3, np.nan), (8, np.inf), (10, -np.inf), (24, np.nan)])
 def test_a_parameter_that_is_not_finite_is_named_and_never_saved(tmp_path, step, value):
     message = run(tmp_path, Spoil(step, value=value))
-    found = "at step 10" if step == 10 else f"after step {step - 1}"  # at the next loss, or before a checkpoint
+    found = "at step 11" if step == 10 else f"after step {step}"  # at the next loss, or before a checkpoint
     assert all(part in message for part in (found, "head.bias", "checkpoint.safetensors"))
     checkpoint = load_checkpoint(tmp_path / "checkpoint.safetensors")
     assert checkpoint.state["position"]["batch"] == {3: 0, 8: 6, 10: 1, 24: 5}[step]
@@ -57,7 +57,7 @@ def test_a_gradient_that_is_not_finite(tmp_path):
         return grads
 
     trainer.model.weight_grad = spoilt
-    with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 5 .*head\.weight"):
+    with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 6 .*head\.weight"):
         trainer.fit(tiny.dataset(), epochs=1, batch_size=4)
     assert load_checkpoint(tmp_path / "checkpoint.safetensors").state["position"]["batch"] == 3
 
@@ -88,7 +88,7 @@ def test_where_a_loss_that_is_not_finite_comes_from(x, target, prediction, where
     x, target, prediction = (np.array([1, value], np.float32) for value in (x, target, prediction))
     origin = Origin(np.array([3, 7]))
     error = loss_error(7, 2, float("inf"), Model(), (x, target), prediction, origin, "There is no checkpoint.")
-    assert error.got == f"inf; {where}" and "step 7" in str(error)
+    assert error.got == f"inf; {where}" and "step 8 (epoch 3)" in str(error)
 
 
 class Masked:
@@ -126,7 +126,7 @@ def test_a_step_in_which_nothing_counts_is_named(schedule, loss, targets, said):
 
     with (
         np.errstate(all="ignore"),
-        pytest.raises(NonFiniteError, match=rf"Nothing counts in the loss at step 0.*{said}"),
+        pytest.raises(NonFiniteError, match=rf"Nothing counts in the loss at step 1.*{said}"),
     ):
         run(None) if schedule is None else run_ranks(2, run)
 
@@ -242,18 +242,18 @@ def test_epochs_without_a_number_are_told(tmp_path, values):
         def set_trainer(self, trainer):
             self.trainer = trainer
 
-    given, best = iter(values), int(np.nanargmin(values)) if np.isfinite(values).any() else None
+    given, best = iter(values), int(np.nanargmin(values)) + 1 if np.isfinite(values).any() else None
     stopping = EarlyStopping("validation_own", patience=9, mode="min", restore_best=True)
     kept = ModelCheckpoint(tmp_path / "kept", "validation_own", mode="min", save_best_only=True)
     trainer = regression([Moves(), stopping, kept], lr=1e-300, metrics={"own": lambda y, t: next(given)})
     with pytest.warns(RuntimeWarning) as told:
         trainer.fit(arrays(), epochs=4, batch_size=20, validation=arrays())
     said = " ".join(str(one.message) for one in told)
-    for epoch, value in enumerate(values):
-        assert (f"validation_own of epoch {epoch + 1} is NaN" in said) == np.isnan(value)
+    for epoch, value in enumerate(values, 1):
+        assert (f"validation_own of epoch {epoch} is NaN" in said) == np.isnan(value)
     assert ("No epoch had a finite validation_own: no weights are restored" in said) == (best is None)
     assert ("No epoch had a finite validation_own: no checkpoint has been written" in said) == (best is None)
-    assert (trainer.model.parameters()["2.bias"] == (3 if best is None else best)).all()
+    assert (trainer.model.parameters()["2.bias"] == (4 if best is None else best)).all()
     assert (tmp_path / "kept").exists() == (best is not None)
 
 

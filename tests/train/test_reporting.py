@@ -26,18 +26,21 @@ def history_of(losses, accuracy=0.5, samples=None):
 
 def test_epochs_are_means_over_samples():
     history = history_of([1.0, 2.0, 4.0], samples=[4, 4, 2])
-    record = history.end_epoch(0, 3, (0.25, None))
+    record = history.end_epoch(3, (0.25, None))
     assert record.train_loss == pytest.approx((4 * 1 + 4 * 2 + 2 * 4) / 10)
     assert record.train_accuracy == 0.5
     assert (record.validation_loss, record.validation_accuracy, record.seconds, record.step) == (0.25, None, 1.5, 3)
-    assert history_of([1.0], accuracy=math.nan).end_epoch(0, 1, None).train_accuracy is None
+    assert history_of([1.0], accuracy=math.nan).end_epoch(1, None).train_accuracy is None
 
 
 def test_history_survives_its_arrays():
     history = history_of([0.1, 1 / 3, 1e-30])
-    history.end_epoch(0, 3, (1.0, 0.5))
+    history.end_epoch(3, (1.0, 0.5))
     back = History.from_arrays(history.to_arrays(), [record.to_json() for record in history.epochs])
     assert vars(back) == vars(history)
+    assert history.epochs[0].epoch == 1
+    earlier = [record.to_json() | {"epoch": record.epoch - 1} for record in history.epochs]  # of version 0.2
+    assert History.from_arrays(history.to_arrays(), earlier).epochs == history.epochs
     empty = History.from_arrays(History().to_arrays(), [])
     assert vars(empty) == vars(History())
 
@@ -48,6 +51,7 @@ def test_json_lines_parse():
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["start", "epoch", "epoch", "end"]
     assert lines[0] == {"event": "start", "epochs": 2, "steps_per_epoch": 3, "first_step": 0, "resumed": False}
+    assert [line["epoch"] for line in lines[1:3]] == [1, 2]
     assert lines[2]["step"] == lines[3]["steps"] == 6
 
 
@@ -62,7 +66,7 @@ def test_plots_take_and_return_axes(tmp_path):
     from matplotlib.figure import Figure
 
     history = history_of(np.linspace(2, 1, 30).tolist())
-    history.end_epoch(0, 30, (1.0, 0.75))
+    history.end_epoch(30, (1.0, 0.75))
     ax = Figure().subplots()
     assert plot_history(history, ax) is ax
     assert ax.get_xlabel() == "step"
@@ -80,7 +84,7 @@ def test_comparison_of_two_runs():
     runs["bp"].seconds = [9.0, 2.0, 2.0]
     result = compare_histories(runs["chunked"], runs["bp"], "chunked", "bp")
     assert result.max_loss_difference == 0.25
-    assert result.step_of_max == 1
+    assert result.step_of_max == 2
     assert result.early_loss_difference == 0.25
     assert result.final_losses == (3.5, 3.25)
     assert result.seconds == (0.5, 2.0)
@@ -104,7 +108,7 @@ def test_comparison_of_two_runs():
      (60, ["epoch  12  loss 2.4473 (test 12.4190)", "           accuracy 0.050 (test 0.075)  1234.5 s"])],
 )  # fmt: skip
 def test_an_epoch_is_a_line_of_80_letters(width, lines):
-    record = EpochRecord(11, 60, 2.4473, 0.05, 12.419, 0.075, 1234.5)
+    record = EpochRecord(12, 60, 2.4473, 0.05, 12.419, 0.075, 1234.5)
     assert epoch_line(record, width).splitlines() == lines
     assert epoch_line(dataclasses.replace(record, train_accuracy=None, validation_loss=None)) == (
         "epoch  12  loss 2.4473  1234.5 s"
