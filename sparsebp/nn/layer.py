@@ -143,8 +143,8 @@ def fan_in_bound(fan_in: int) -> float:
     return 1.0 / math.sqrt(fan_in) if fan_in > 0 else 0.0
 
 
-def checked_like(name: str, value: Any, param: Array) -> Array:
-    """Check shape, dtype and finiteness of `value`; return it as an array of `param`'s namespace."""
+def checked_like(name: str, value: Any, param: Array, *, finite: bool = True) -> Array:
+    """Check shape, dtype and, if `finite`, finiteness of `value`; return it as an array of `param`'s namespace."""
     xp = backend.namespace(param)
     try:
         array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
@@ -159,7 +159,7 @@ def checked_like(name: str, value: Any, param: Array) -> Array:
         raise DTypeError(f"{name} has the wrong dtype", expected=param.dtype, got=array.dtype,
                          remedy=f"Convert the array, or build the model with dtype={array.dtype}")  # fmt: skip
     array = backend.as_namespace(array, xp)
-    if not bool(xp.isfinite(array).all()):  # synchronize!
+    if finite and not bool(xp.isfinite(array).all()):  # synchronize!
         raise NonFiniteError(f"{name} holds NaN or infinity", expected="finite weights",
                              got=f"{int((~xp.isfinite(array)).sum())} of {array.size} values not finite",
                              remedy="Load the last good checkpoint")  # fmt: skip
@@ -267,6 +267,8 @@ class Layer(abc.ABC):
     """Where the batch is among the axes of the input and of the output."""
     sample_axes: int = 1
     """Number of axes of an unbatched sample, see `lone`."""
+    finite_buffers: ClassVar[frozenset[str]] = frozenset()
+    """Buffers that must be finite, as parameters: running statistics. Others, as masks with -inf, may hold anything."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -582,7 +584,7 @@ class Layer(abc.ABC):
         ShapeError, DTypeError
             An array has another shape or dtype than its parameter.
         NonFiniteError
-            An array holds NaN or infinity.
+            A parameter holds NaN or infinity, or one of the `finite_buffers`.
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FileFormatError("This is not the state of a layer", expected="arrays by name",
@@ -595,7 +597,8 @@ class Layer(abc.ABC):
                                   expected=f"the names {', '.join(params)}" if params else "no parameters",
                                   got=f"missing {missing}, unexpected {unexpected}",
                                   remedy="Build the model with the arguments that the state was made with")  # fmt: skip
-        loaded = {name: checked_like(name, state[name], param) for name, param in params.items()}
+        finite = self.finite_arrays()
+        loaded = {name: checked_like(name, state[name], param, finite=name in finite) for name, param in params.items()}
         for name, param, first in self._named_parameters():
             if name != first and not bool((loaded[name] == loaded[first]).all()):  # synchronize!
                 raise FileFormatError(f"{name} and {first} are one parameter, but the state has different values for "
@@ -609,6 +612,15 @@ class Layer(abc.ABC):
             layer._arrays_replaced()
         for param in self.parameters().values():
             masking.clear(param)
+
+    def finite_arrays(self) -> dict[str, Array]:
+        """Return the parameters and `finite_buffers` by dotted name: what must be finite to be saved and loaded."""
+        return {
+            dotted(prefix, name): array
+            for prefix, layer in self.modules()
+            for name, array in (layer.params | layer.buffers).items()
+            if name in layer.params or name in layer.finite_buffers
+        }
 
     def _new_buffers(self, state: Mapping[str, Any]) -> dict[str, tuple[Layer, Array]]:
         """Return the layer and a new array for every buffer of `state` that the layer can take but lacks."""

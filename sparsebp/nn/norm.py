@@ -55,6 +55,7 @@ class BatchNorm(Layer):
     """
 
     replayable = True
+    finite_buffers = frozenset(("running_mean", "running_var"))
 
     dims: ClassVar[int]
     """Number of axes after the channels."""

@@ -463,6 +463,7 @@ class EarlyStopping(_Monitor):
             self.stopped_epoch, self.trainer.should_stop = epoch, True
 
     def _keep(self) -> None:
+        self.trainer.check_finite(self.best_epoch - 1)
         validates = self.monitor.startswith("validation")
         self._weights = validated_weights(self.trainer) if validates else self.trainer.model.state_dict()
         if self.trainer.checkpoint_dir is not None:
@@ -562,6 +563,7 @@ class ModelCheckpoint(_Monitor):
             self._warn_if_none(f"no checkpoint has been written to {self.path}")
 
     def _write(self, record: EpochRecord) -> None:
+        self.trainer.check_finite(record.epoch - 1)
         self.last_path = self._path_of(record)
         save_checkpoint(self.last_path, pack(self.trainer, self.trainer._position))
 

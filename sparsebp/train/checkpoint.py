@@ -91,10 +91,22 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
 def json_text(name: str, value: Mapping[str, Any], *, finite: bool = False) -> str:
     """Return `value` as JSON; arrays become lists. NaN and infinities are written as in Python, unless `finite`."""
     try:
+        _check_keys(value)
         return json.dumps(value, default=_listed, allow_nan=not finite)
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(f"{name} cannot be kept as JSON", expected="texts, numbers, booleans, lists and dicts",
                           got=str(error)) from error  # fmt: skip
+
+
+def _check_keys(value: Any) -> None:
+    """Refuse a dict that JSON would give back with other keys."""
+    if isinstance(value, Mapping):
+        odd = [key for key in value if not isinstance(key, str)]
+        if odd:
+            raise TypeError(f"the key {shown(odd[0])}, which would come back as a text")
+    if isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            _check_keys(inner)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -335,7 +347,8 @@ def _all_or_nothing(trainer: Any) -> Iterator[None]:
     parts = [part for part in every if part is not None]
     before = [copy.deepcopy(part.state_dict()) for part in parts]
     drawn = [(generator, generator.bit_generator.state) for generator in generators_of(trainer.model).values()]
-    weights = [(array, array.copy()) for array in trainer.model.parameters().values()]
+    arrays = trainer.model.parameters() | buffers_of(trainer.model)
+    weights = [(array, array.copy()) for array in arrays.values()]
     try:
         yield
     except BaseException:
@@ -424,6 +437,18 @@ def evaluation(model: Any) -> Iterator[None]:
 def generators_of(model: Any) -> dict[str, np.random.Generator]:
     """Return the random generators that layers draw from while training (dropout), sorted by name."""
     return dict(sorted(model.generators().items())) if hasattr(model, "generators") else {}
+
+
+def buffers_of(model: Any) -> dict[str, Any]:
+    """Return the buffers of all layers by name: running statistics, masks."""
+    layers = list(model.modules()) if hasattr(model, "modules") else []
+    return {f"{name}.{key}": array for name, layer in layers for key, array in layer.buffers.items()}
+
+
+def finite_arrays_of(model: Any) -> dict[str, Any]:
+    """Return the arrays that must be finite for a checkpoint to be written, and read again."""
+    arrays: dict[str, Any] = model.finite_arrays() if hasattr(model, "finite_arrays") else model.parameters()
+    return arrays
 
 
 @contextlib.contextmanager

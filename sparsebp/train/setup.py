@@ -30,19 +30,14 @@ from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel
 from sparsebp.schedule.files import read_csv, to_csv
 from sparsebp.train.callbacks import Callback, check_measured
-from sparsebp.train.checkpoint import generators_of
+from sparsebp.train.checkpoint import buffers_of, generators_of
 
 # What the other ranks take over from rank 0.
 
 
 def buffers_of_rank_0(transport: Transport, model: Any) -> None:
     """Give all replicas the running statistics of rank 0; all ranks call this."""
-    exchange(transport, {name: (0, array) for name, array in _buffers(model).items()})
-
-
-def _buffers(model: Any) -> dict[str, Any]:
-    layers = list(model.modules()) if hasattr(model, "modules") else []
-    return {f"{name}.{key}": array for name, layer in layers for key, array in layer.buffers.items()}
+    exchange(transport, {name: (0, array) for name, array in buffers_of(model).items()})
 
 
 def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
@@ -55,7 +50,7 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
     if transport is None or transport.size == 1 or event == "close" or not trainer._sees(event):
         tell()
         return
-    arrays = trainer.model.parameters() | _buffers(trainer.model)
+    arrays = trainer.model.parameters() | buffers_of(trainer.model)
     generators = generators_of(trainer.model)
     before = (checksums(arrays), options_of(trainer.optimizer)) if transport.rank == 0 else ({}, [])
     held = names_of_groups(trainer.optimizer)
@@ -66,7 +61,7 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
                           remedy="Call add_param_group on every rank, before fit")  # fmt: skip
     changed: tuple[list[str], Any, dict[str, Any]] = [], None, {}
     if transport.rank == 0:
-        arrays = trainer.model.parameters() | _buffers(trainer.model)  # statistics may be other arrays now
+        arrays = trainer.model.parameters() | buffers_of(trainer.model)  # statistics may be other arrays now
         now, options = checksums(arrays), options_of(trainer.optimizer)
         names = [name for name, fact in zip(arrays, now, strict=True) if before[0][fact] != now[fact]]
         states = {name: generator.bit_generator.state for name, generator in generators.items()}
@@ -304,7 +299,7 @@ def _facts(trainer: Any, dataset: Dataset, validation: Dataset | None) -> dict[s
     }  # fmt: skip
     layers = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
     facts |= {f"the layer {name or 'that is the model'}": _described(layer) for name, layer in layers.items()}
-    buffers = _buffers(trainer.model)
+    buffers = buffers_of(trainer.model)
     if not trainer.sharded:
         kept = getattr(optimizer, "buffers", {})
         state = {f"{kind} of {name}": array for kind, arrays in kept.items() for name, array in arrays.items()}

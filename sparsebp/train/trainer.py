@@ -40,6 +40,7 @@ from sparsebp.train.checkpoint import (
     History,
     checked_config,
     evaluation,
+    finite_arrays_of,
     load_checkpoint,
     pack,
     restore,
@@ -827,13 +828,26 @@ class Trainer:
     def _check_parameters(self, epoch: int) -> None:
         if self._runner is not None:
             self._runner.gather_state()
-        names = nonfinite(self.model.parameters())
-        if names:
-            step = self.history.steps
-            when = "before training" if step == 0 else f"after step {step} (epoch {epoch + 1})"
+        self.check_finite(epoch)
+
+    def check_finite(self, epoch: int) -> None:
+        """Refuse to save parameters or running statistics that no model would load."""
+        arrays, parameters = finite_arrays_of(self.model), self.model.parameters()
+        names = nonfinite(arrays)
+        if not names:
+            return
+        step = self.history.steps
+        when = "before training" if step == 0 else f"after step {step} (epoch {epoch + 1})"
+        of_parameters = [name for name in names if name in parameters]
+        if of_parameters:
             raise NonFiniteError(f"Parameters are not finite {when}", expected="finite parameters",
-                                 got=f"NaN or infinity in {', '.join(names)}", remedy="Initialise or load the model "
-                                 f"again, or lower the learning rate. {self._last_good()}")  # fmt: skip
+                                 got=f"NaN or infinity in {', '.join(of_parameters)}", remedy="Initialise or load the "
+                                 f"model again, or lower the learning rate. {self._last_good()}")  # fmt: skip
+        raise NonFiniteError(f"Running statistics are not finite {when}", expected="finite statistics",
+                             got=f"NaN or infinity in {', '.join(names)}: a batch brought NaN, infinity, or numbers "
+                             f"whose squares overflow {arrays[names[0]].dtype} to that layer", remedy="Look for such "
+                             "numbers in the data, scale the data, or lower the learning rate. "
+                             f"{self._last_good()}")  # fmt: skip
 
     def _last_good(self) -> str:
         if self.checkpoint_dir is None or not (self.checkpoint_dir / FILE_NAME).exists():

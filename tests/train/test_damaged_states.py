@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn, optim
-from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.errors import FileFormatError, NonFiniteError, OptionError
 from sparsebp.data import ArrayDataset
 from sparsebp.train import Checkpoint, History, Trainer, load_checkpoint, save_checkpoint
 from sparsebp.train.callbacks import EpochRecord
-from sparsebp.train.checkpoint import FILE_NAME, load_weights
+from sparsebp.train.checkpoint import FILE_NAME, load_weights, pack
 from sparsebp.train.recipes import prune_checkpoint
 
 HUGE = 10**400
@@ -220,6 +220,71 @@ def test_every_random_generator_of_numpy_is_resumed(tmp_path, kind):
     fit(trainer(tmp_path, generator=generator), epochs=1)
     resumed = fit(trainer(tmp_path, seed=5, generator=generator), resume=True)
     assert resumed.loss == whole.loss
+
+
+ANY = st.floats(width=32) | st.sampled_from([np.nan, np.inf, -np.inf, -0.0, 1e-45, 3e38])
+
+
+class Masked(nn.Layer):
+    """Adds a buffer, as attention adds a mask of -inf."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.buffers["mask"] = np.array(mask, np.float32)
+
+    def forward(self, x):
+        return x + np.where(np.isfinite(self.buffers["mask"]), self.buffers["mask"], 0), None
+
+    def input_grad(self, gy, saved):
+        return gy
+
+
+SCHEDULES = [
+    lambda o: None, lambda o: optim.OneCycleLR(o, 0.1, 20), lambda o: optim.ReduceLROnPlateau(o, patience=0),
+    lambda o: [optim.LinearLR(o, 0.5, 1, 4), optim.ReduceLROnPlateau(o, "max", monitor="train_accuracy")],
+    lambda o: optim.SequentialLR(o, [optim.ConstantLR(o), optim.PolynomialLR(o, 4)], [3]),
+]  # fmt: skip
+
+
+@given(data=st.data())
+def test_whatever_is_written_is_read_again(tmp_path_factory, data):
+    """Parameters and running statistics are finite, or nothing is written; all else may hold anything."""
+    folder = tmp_path_factory.mktemp("any")
+
+    def make(seed):
+        model = nn.Sequential(nn.Linear(3, 2, rng=seed), nn.BatchNorm1d(2), nn.Dropout(0.2, rng=seed), Masked([0, 0]))
+        optimizer = optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
+        return Trainer(model, nn.CrossEntropyLoss(), optimizer, lr_scheduler=schedule(optimizer), rng=3,
+                       checkpoint_dir=folder)  # fmt: skip
+
+    schedule = data.draw(st.sampled_from(SCHEDULES))
+    first = make(0)
+    first.fit(DATA, epochs=data.draw(st.integers(1, 2)), batch_size=7)
+    if isinstance(first.lr_scheduler, optim.ReduceLROnPlateau):
+        first.lr_scheduler.step(data.draw(ANY))
+    state = first.optimizer.buffers | {"buffers": first.model.children["1"].buffers | first.model.children["3"].buffers}
+    for name, array in [pair for arrays in state.values() for pair in arrays.items() if pair[1].dtype.kind == "f"]:
+        if not name.startswith("running") or data.draw(st.booleans()):
+            array.ravel()[:2] = data.draw(st.tuples(ANY, ANY))
+    for values in (first.history.loss, first.history.grad_norm, first.history.accuracy):
+        values[-1] = float(data.draw(ANY))
+    path, before = folder / FILE_NAME, (folder / FILE_NAME).read_bytes()
+    try:
+        first._save(len(first.history.epochs), 0, {"batch_size": 7, "samples": 7})
+    except NonFiniteError as error:
+        assert "running_" in str(error) and path.read_bytes() == before
+        return
+    written, second = load_checkpoint(path), make(1)
+    second.fit(DATA, epochs=0, batch_size=7, resume=True)
+    again = pack(second, second._position)
+    assert again.tensors.keys() == written.tensors.keys()
+    assert all(again.tensors[name].tobytes() == array.tobytes() for name, array in written.tensors.items())
+    assert json.dumps(again.state) == json.dumps(written.state)
+
+
+def test_a_state_that_json_would_change_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="would come back as a text"):
+        save_checkpoint(tmp_path / FILE_NAME, Checkpoint({}, {"lr_scheduler": {"rates": [{3: 0.1}]}}))
 
 
 @pytest.mark.parametrize(

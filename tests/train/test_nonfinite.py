@@ -8,7 +8,7 @@ import pytest
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.data import ArrayDataset
+from sparsebp.data import ArrayDataset, epoch_order
 from sparsebp.train import Callback, EarlyStopping, ModelCheckpoint, Trainer, load_checkpoint
 from sparsebp.train.nonfinite import Origin, loss_error, nonfinite
 from train import tiny
@@ -222,11 +222,14 @@ def test_predictions_that_are_not_finite_are_told():
 
 def test_a_model_that_overflows_in_evaluation_is_told():
     """The data are finite: `fit` goes on, and says where finiteness is lost."""
-    norm = nn.BatchNorm1d(2, dtype=float)
+
+    class Far(nn.Tanh):
+        def forward(self, x):
+            return (x if self.training else x * np.inf), x
+
     trainer = regression()
-    trainer.model = nn.Sequential(trainer.model, norm)
+    trainer.model = nn.Sequential(trainer.model, Far())
     trainer.optimizer = optim.SGD(trainer.model.parameters(), lr=1e-3)
-    norm.buffers["running_mean"][0] = np.inf
     with pytest.warns(RuntimeWarning, match="loss over the validation set is inf: .* output of 1, with finite param"):
         trainer.fit(arrays(), epochs=1, batch_size=20, validation=arrays())
 
@@ -278,3 +281,23 @@ def test_the_first_layer_that_overflows_is_named():
     with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=r"output of 1\.1, with finite parameters"):
         Trainer(model, nn.CrossEntropyLoss(), NoOptimizer(), rng=0).fit(data, epochs=1, batch_size=2)
     assert "forward" not in vars(model.children["0"])
+
+
+def test_running_statistics_that_overflow_stop_the_run_and_are_never_saved(tmp_path):
+    """The squares of a batch overflow, the loss does not: a checkpoint with such statistics could not be loaded."""
+
+    def trainer():
+        model = nn.Sequential(nn.Linear(2, 3, rng=0), nn.BatchNorm1d(3), nn.Linear(3, 2, rng=1))
+        optimizer = optim.SGD(model.parameters(), lr=1e-30)
+        return Trainer(model, nn.CrossEntropyLoss(), optimizer, checkpoint_dir=tmp_path, checkpoint_every=1, rng=0)
+
+    x, target = np.random.default_rng(0).standard_normal((8, 2)).astype(np.float32), np.arange(8) % 2
+    x[epoch_order(8, seed=0, epoch=0)[5]] = 1e25  # in the second batch
+    with pytest.raises(
+        NonFiniteError, match=r"Running statistics .*after step 2 \(epoch 1\).*1\.running_var"
+    ) as caught:
+        trainer().fit((x, target), epochs=1, batch_size=4)
+    assert "scale the data" in caught.value.remedy and str(tmp_path) in caught.value.remedy
+    assert load_checkpoint(tmp_path).state["position"]["batch"] == 1  # of the step before
+    with pytest.raises(NonFiniteError, match=r"Running statistics .*after step 2"):
+        trainer().fit((x, target), epochs=1, batch_size=4, resume=True)
