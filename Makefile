@@ -46,7 +46,7 @@ $(VENV)/.dev: $(VENV)/.created pyproject.toml
 	@touch $(VENV)/.demo $@
 
 demo: $(VENV)/.demo  ## train a GRU on pixel-by-pixel digits; leaves a loss curve and a checkpoint in runs/
-	$(BIN)/sparsebp demo --out $(RUNS)/demo
+	$(BIN)/sparsebp demo --out $(RUNS)/demo --overwrite
 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q $(TESTS)

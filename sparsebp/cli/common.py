@@ -50,13 +50,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def _resumed(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments that resume a run: without ``--weights``, which the folder's checkpoint has replaced."""
+    """Return the arguments that resume a run: without those of its start, which its checkpoint has replaced."""
     left: list[str] = []
     values = iter(arguments)
     for argument in values:
         if argument == "--weights":
             next(values, None)
-        elif not argument.startswith("--weights=") and argument != "--resume":
+        elif not argument.startswith("--weights=") and argument not in ("--resume", "--overwrite"):
             left.append(argument)
     return [*left, "--resume"]
 
@@ -97,6 +97,9 @@ LINE = 80
 _SILENCE = 4.0  # seconds without a line, at most
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines on standard output, nothing else.")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace what an earlier run has left there; else it is refused.")
+]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads of the kernels and of NumPy's BLAS.", show_default="all")
 ]
@@ -155,6 +158,10 @@ def choice_option(text: str, names: Iterable[str], *, show_default: bool | str =
     return typer.Option(
         metavar="<name>", help=f"{text}: {', '.join(names)}.", show_default=show_default, **one_of(names)
     )
+
+
+REPLACED = "A file that is there is replaced."
+"""For the help of options that name a file to write."""
 
 
 def out_option(text: str, *, show_default: bool | str = True) -> Any:

@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from sparsebp.cli.common import (
+    REPLACED,
     Group,
     JsonOption,
     choice_option,
@@ -251,7 +252,7 @@ def build(
     technique: dict[str, Any],
     prices: Costs,
     torch: Annotated[bool, typer.Option("--torch", help="Only what PyTorch's loader reads: no U, no S.")] = False,
-    out: Annotated[Path | None, out_option("The file to write.", show_default="standard output")] = None,
+    out: Annotated[Path | None, out_option(f"The file to write. {REPLACED}", show_default="standard output")] = None,
 ) -> None:
     """Build the schedule of a technique and write it as CSV.
 
@@ -320,7 +321,9 @@ def plot(
     schedule: Schedule,
     out: Annotated[
         Path | None,
-        out_option("A picture (.png, .svg, .pdf), a Chrome trace (.json) or text (.txt).", show_default="text here"),
+        out_option(
+            f"A picture (.png, .svg, .pdf), a Chrome trace (.json) or text (.txt). {REPLACED}", show_default="text here"
+        ),
     ] = None,
     prices: Costs,
     steps: Steps = 1,
@@ -362,7 +365,8 @@ def lower_file(
         bool, typer.Option("--torch", help="Only what PyTorch's loader reads, in one stream: no U; S is REDUCE_GRAD.")
     ] = False,
     out: Annotated[
-        Path | None, out_option("The file to write: PyTorch's cells (.csv), or text (.txt).", show_default="text here")
+        Path | None,
+        out_option(f"The file to write: PyTorch's cells (.csv), or text (.txt). {REPLACED}", show_default="text here"),
     ] = None,
 ) -> None:
     """Place sends, receives and sums: every worker's program.

@@ -15,8 +15,10 @@ import numpy as np
 import typer
 
 from sparsebp.cli.common import (
+    REPLACED,
     Interrupted,
     JsonOption,
+    OverwriteOption,
     Position,
     ThreadsOption,
     choice_option,
@@ -41,7 +43,7 @@ from sparsebp.runtime.launch import Timeline, connect, measured, save_timeline
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train import JsonLines, ProgressBar, recipes, save_loss_curve
 from sparsebp.train.callbacks import Callback
-from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, run_folder, save_checkpoint, set_aside
+from sparsebp.train.checkpoint import FILE_NAME, check_unused, load_checkpoint, run_folder, save_checkpoint
 from sparsebp.train.config import (
     ImageConfig,
     ImageModel,
@@ -68,6 +70,7 @@ from sparsebp.train.setup import FIRST_K, REPLICAS, batch_of
 
 START_NAME = "start.safetensors"
 STEP_NAME = "step.png"
+RESULTS = ("result.json", "loss.png", STEP_NAME)
 _AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
 
 
@@ -77,6 +80,7 @@ def run_session(
     *,
     weights: Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     compare: bool = False,
     agreement: bool = False,
     every: int | None = None,
@@ -87,13 +91,21 @@ def run_session(
 
     `folder` gets ``checkpoint.safetensors``, ``result.json`` and, where matplotlib is installed, ``loss.png``; from a
     pipeline on several ranks also ``step.png``, the last whole step as measured and as simulated. A run that prunes
-    writes the pruned network into the folder ``pruned`` inside. `weights` is copied to ``start.safetensors``.
+    writes the pruned network into the folder ``pruned`` inside. `weights` is copied to ``start.safetensors``. A folder
+    in which a run has been trained is refused, unless this one is to `resume` or `overwrite` it. Without epochs, the
+    model is evaluated and nothing is written; `resume` then takes the checkpoint's weights.
     `compare` trains (or retrains) again with plain back-propagation; `agreement` compares the scans' gradients with it
     on a test batch; `every` is the number of steps between checkpoints within an epoch. All ranks call this; the
     result is empty on all but rank 0.
     """
     if weights is not None and resume:
         raise OptionError("A run that resumes has weights already", expected="no --weights", got="--weights, --resume")
+    if overwrite and resume:
+        raise OptionError("A run is resumed or overwritten", expected="one of --resume and --overwrite", got="both")
+    writes = config.epochs > 0 or (prunes(config) and config.retrain_epochs > 0)
+    if compare and not writes:
+        raise OptionError("Without epochs there are no steps to compare", expected="--epochs 1 or more", got=0,
+                          remedy="Leave --compare out")  # fmt: skip
     leads = transport is None or transport.rank == 0
     for wrong, problem, name in (
         (compare, "A comparison trains once more, in one process", "--compare"),
@@ -102,12 +114,18 @@ def run_session(
         if wrong and transport is not None:
             raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
     position = Position(resumed=resume)
-    with position.told(), run_folder(folder if leads else None, resume=resume):
+    place = folder if leads else None
+    with position.told(), run_folder(place, resume=resume, overwrite=overwrite, writes=writes):
         tells = agreement and not as_json  # how far it is, on a terminal or not
         callbacks: list[Callback] = [] if tells else [JsonLines(sys.stdout) if as_json else ProgressBar()]
-        files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
-        start = folder / START_NAME
-        if resume and leads and start.exists():
+        start, inner = folder / START_NAME, folder / "pruned"
+        files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_every": every}
+        files["checkpoint_dir"] = folder if writes else None
+        if leads and prunes(config) and writes and not (resume or overwrite):
+            check_unused(inner)
+        if resume and not writes:
+            weights, resume = folder / FILE_NAME, False
+        elif resume and leads and start.exists():
             weights = start
         if transport is not None:
             weights = transport.broadcast(weights)
@@ -116,25 +134,19 @@ def run_session(
         if compare:
             _check_comparison(session, config)
         if not leads:
-            session.fit(resume=resume)
+            session.fit(resume=resume, overwrite=overwrite)
             _timeline(session, transport)
             return {}
-        if weights is None:
-            _remove(start)
-        elif weights != start:  # a copy: it may be the checkpoint that this run is about to replace
-            save_checkpoint(start, load_checkpoint(weights))
-        inner = folder / "pruned"
-        if prunes(config) and not resume:  # of another run
-            set_aside(inner)
-            _remove(inner / FILE_NAME)
+        if writes and not resume:
+            _prepare(folder, start, inner if prunes(config) else None, weights, overwrite=overwrite)
         if tells:
             _compile(session, config)
-        session.fit(resume=resume, verbose=tells or None)
+        session.fit(resume=resume, overwrite=overwrite, verbose=tells or None)
         timeline = _timeline(session, transport)
         pruning: dict[str, Any] = {}
         if prunes(config):
             folder = inner
-            session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": folder}))
+            session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": inner if writes else None}))
             position.follow(session)
             pruning = _pruned(dense, session, report, as_json)
             session.fit(resume=resume and (inner / FILE_NAME).exists())
@@ -143,8 +155,11 @@ def run_session(
         result: dict[str, Any] = {
             "config": dataclasses.asdict(config), **({} if transport is None else {"ranks": transport.size}),
             **_measured(session), "backward": choice, **_schedule(session), **pruning,
-            "checkpoint": str(folder / FILE_NAME), "picture": str(folder / "loss.png") if _draws(session) else None,
+            "checkpoint": str(folder / FILE_NAME) if writes else None,
+            "picture": str(folder / "loss.png") if _draws(session) else None,
         }  # fmt: skip
+        if not writes:
+            result["weights"] = f"drawn from the seed {config.seed}" if weights is None else str(weights)
         if timeline is not None:
             result["step"] = _step(timeline, folder if _draws(session) else None)
         if agreement:
@@ -154,7 +169,8 @@ def run_session(
             comparison, sequential = _compare(session, dense, choice["algorithm"], start if start.exists() else None)
             result["comparison"] = comparison.to_json()
             result["sequential_test_accuracy"] = sequential.trainer.evaluate(sequential.test_set)[1]
-        write_atomically(folder / "result.json", (json_line(result, indent=2) + "\n").encode())
+        if writes:
+            write_atomically(folder / "result.json", (json_line(result, indent=2) + "\n").encode())
         if as_json:
             write_json({"event": "result", **result})
         else:
@@ -165,6 +181,19 @@ def run_session(
         if timeline is not None and result["step"]["picture"] is not None:
             _draw("The picture of a step", save_timeline, timeline, Path(result["step"]["picture"]))
         return result
+
+
+def _prepare(folder: Path, start: Path, inner: Path | None, weights: Path | None, *, overwrite: bool) -> None:
+    """Keep the weights that a new run starts from, and clear away what it would leave of an earlier run."""
+    if weights is None:
+        _remove(start)
+    else:  # a copy: it may be the checkpoint that this run is about to replace
+        save_checkpoint(start, load_checkpoint(weights))
+    if inner is not None:  # a retraining that is not this run's could be resumed
+        _remove(inner / FILE_NAME)
+    for place in (folder, inner) if overwrite else ():
+        for name in RESULTS if place is not None else ():
+            _remove(place / name)
 
 
 def _compile(session: Run, config: TrainConfig) -> None:
@@ -293,6 +322,8 @@ def _session_print(result: dict[str, Any]) -> None:
 
     if result["steps"] == 0:
         line("training", "none: with 0 epochs no step was taken, the model was evaluated only")
+    if "weights" in result:
+        line("weights", result["weights"])
     if "pruning" in result:
         line("before pruning", _scores(result["before_pruning"]))
         line("pruned", f"{result['pruning']['sparsity']:.2%} of the weights; test accuracy at once "
@@ -318,7 +349,7 @@ def _session_print(result: dict[str, Any]) -> None:
         line("sequential", f"test accuracy {result['sequential_test_accuracy']:.4f}")
     why = "no step was taken" if result["steps"] == 0 else "matplotlib is not installed (extra: plot)"
     line("loss curve", result["picture"] or f"not drawn: {why}")
-    line("checkpoint", result["checkpoint"])
+    line("checkpoint", result["checkpoint"] or "none: an evaluation writes no file")
 
 
 def demo(
@@ -328,6 +359,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
     threads: ThreadsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in the folder.")] = False,
+    overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
     """Train a recurrent layer on digits, pixel by pixel.
@@ -335,7 +367,7 @@ def demo(
     5 000 real MNIST images, 784 time steps each. Prints the test accuracy, the
     chosen backward algorithm and why, and how far the scans' gradients are
     from plain back-propagation; writes a loss curve and a checkpoint.
-    With a GRU it takes less than a minute.
+    With a GRU it takes less than a minute. To run it again, add --overwrite.
 
     \b
     Examples:
@@ -350,7 +382,7 @@ def demo(
         "The first time, some 20 seconds more to compile kernels.", err=True
     )  # fmt: skip
     use_threads(threads)
-    run_session(config, out, resume=resume, agreement=True, as_json=json)
+    run_session(config, out, resume=resume, overwrite=overwrite, agreement=True, as_json=json)
 
 
 def prune(
@@ -362,6 +394,7 @@ def prune(
     out: Annotated[
         Path | None, out_option("The file to write.", show_default="pruned.safetensors, same folder")
     ] = None,
+    overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
     """Prune the network of a checkpoint by magnitude.
@@ -377,7 +410,7 @@ def prune(
     folder = checkpoint if os.path.isdir(checkpoint) else checkpoint.parent
     target = folder / "pruned.safetensors" if out is None else out
     try:
-        report = recipes.prune_checkpoint(checkpoint, target, amount, method)
+        report = recipes.prune_checkpoint(checkpoint, target, amount, method, overwrite=overwrite)
     except KeyboardInterrupt as error:
         raise Interrupted(f"while {target} was written; the checkpoint is unchanged") from error
     if json:
@@ -469,6 +502,7 @@ def train(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in the folder.")] = False,
+    overwrite: OverwriteOption = False,
     compare: Annotated[bool, typer.Option("--compare", help="Train again by bp, and compare a scan with it.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -476,7 +510,10 @@ def train(
 
     A checkpoint is written before the first step and after every epoch. A run
     that was killed continues with --resume and the same options; on a CPU its
-    losses are bitwise equal. To resume, leave --weights out.
+    losses are bitwise equal. To resume, leave --weights out. A folder that
+    holds a trained run is refused without --resume or --overwrite.
+    With --epochs 0 the model is evaluated, by --weights or --resume with
+    trained weights, and no file is written.
     With --prune, training before the pruning uses bp, retraining --backward;
     the files of the retraining go to the folder "pruned" inside.
 
@@ -501,8 +538,8 @@ def train(
     use_threads(count)
     folder = Path("runs", f"{run.task}-{run.model}") if out is None else out
     run_session(
-        run, folder, weights=weights, resume=resume, compare=compare, every=checkpoint_every, as_json=json,
-        transport=transport,
+        run, folder, weights=weights, resume=resume, overwrite=overwrite, compare=compare, every=checkpoint_every,
+        as_json=json, transport=transport,
     )  # fmt: skip
 
 
@@ -563,7 +600,7 @@ def tune(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps in a row.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="How often each combination runs.")] = 5,
-    out: Annotated[Path, out_option("The file for sparsebp train --config, .toml or .json.")] = Path("runs/tuned.toml"),
+    out: Annotated[Path, out_option(f"For train --config, .toml or .json. {REPLACED}")] = Path("runs/tuned.toml"),
     json: JsonOption = False,
 ) -> None:
     """Time the options of a step on a model, and keep the fastest.

@@ -98,29 +98,6 @@ def write_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> P
     return path
 
 
-def keep_copy(path: Path, name: str) -> None:
-    """Give the file `path` a second name in its folder, replacing another file of that name."""
-    # Nothing is copied: when `path` is replaced, the old content keeps the second name.
-    try:
-        check_regular(path)
-        check_regular(path.with_name(name))
-        descriptor, temporary = _new_file(path)
-        os.close(descriptor)
-        os.unlink(temporary)
-        try:
-            os.link(path, temporary)
-            os.replace(temporary, path.with_name(name))
-        except OSError as error:
-            if error.errno not in (errno.EPERM, *_UNSUPPORTED):
-                raise
-            os.replace(path, path.with_name(name))  # a file system without hard links
-        finally:
-            with contextlib.suppress(OSError):  # os.replace does nothing between two names of one file
-                os.unlink(temporary)
-    except OSError as error:
-        raise output_error(path.with_name(name), error) from error
-
-
 def remove_temporaries(path: Path) -> None:
     """Remove temporary files of `path` left by killed processes. Nobody may be writing it now."""
     for left in path.parent.glob(_TEMPORARY.format(token="*", name=path.name)):

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import re
+import string
 import sys
 import time
 import warnings
@@ -17,13 +18,13 @@ from typing import Any, Literal, TextIO, TypeAlias, get_args
 
 from sparsebp.core import backend
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, shown
-from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError, needing
+from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError, OutputError, needing
 from sparsebp.core.files import json_line, kept_path, prepare_folder
 from sparsebp.optim import EMA
 from sparsebp.optim.lr_schedules import check_monitor, reads_model, usual_mode
 from sparsebp.train.checkpoint import (
+    BEST_NAME,
     FILE_NAME,
-    PREVIOUS_NAME,
     VALIDATION,
     Checkpoint,
     EpochRecord,
@@ -313,7 +314,6 @@ def validated_weights(trainer: Any) -> Mapping[str, Any]:
 # part of checkpoints: so a resumed run goes on as if it had not stopped.
 
 Mode: TypeAlias = Literal["auto", "min", "max"]
-BEST_NAME = "best.safetensors"
 
 
 def check_measured(monitor: str, trainer: Any) -> None:
@@ -396,8 +396,7 @@ class EarlyStopping(_Monitor):
     restore_best
         Whether the model gets the weights and running statistics of its best epoch at the end of `fit`, also after all
         epochs; if no epoch had a finite value, a `RuntimeWarning` says so. The optimizer stays as it is. With the
-        trainer's `checkpoint_dir` they are kept there as well, in ``best.safetensors``, for a run that resumes; one
-        that starts anew replaces the file.
+        trainer's `checkpoint_dir` they are kept there as well, in ``best.safetensors``, for a run that resumes.
 
     Attributes
     ----------
@@ -463,10 +462,10 @@ class EarlyStopping(_Monitor):
             self.stopped_epoch, self.trainer.should_stop = epoch, True
 
     def _keep(self) -> None:
-        self.trainer.check_finite(self.best_epoch - 1)
+        self.trainer._check_finite(self.best_epoch - 1)
         validates = self.monitor.startswith("validation")
         self._weights = validated_weights(self.trainer) if validates else self.trainer.model.state_dict()
-        if self.trainer.checkpoint_dir is not None:
+        if self.trainer.checkpoint_dir is not None and self.trainer._writes:
             tensors = {f"model.{name}": backend.to_host(array) for name, array in self._weights.items()}
             save_checkpoint(self.trainer.checkpoint_dir / BEST_NAME, Checkpoint(tensors, self._said()))
 
@@ -483,6 +482,9 @@ class EarlyStopping(_Monitor):
         return {"monitor": self.monitor, "best": self.best, "epoch": self.best_epoch}
 
 
+_NUMBER = r"[-+.,%\s\deinfaEINFA]+"  # as a field of a file's name may write it
+
+
 class ModelCheckpoint(_Monitor):
     """Writes a checkpoint of its own after every epoch, or after the best ones, as in Keras and Lightning.
 
@@ -494,7 +496,8 @@ class ModelCheckpoint(_Monitor):
     ----------
     path
         The file. Its name may have fields of `EpochRecord`, as ``"{epoch:03d} {validation_loss:.3f}.safetensors"``
-        (epochs count from 1); else each file replaces the one before. The folder is created if necessary.
+        (epochs count from 1); else each file replaces the one before. The folder is created if necessary. A run that
+        starts anew does not replace files of an earlier one, unless `fit` is to overwrite them.
     monitor, mode
         As in `EarlyStopping`; for `save_best_only`.
     save_best_only
@@ -513,7 +516,7 @@ class ModelCheckpoint(_Monitor):
     OptionError
         An argument is out of range, or `path` has another field. As `EarlyStopping`, with `save_best_only`.
     OutputError
-        The folder or the file cannot be written.
+        The folder or the file cannot be written, or there is a file of an earlier run.
     """
 
     def __init__(
@@ -537,15 +540,29 @@ class ModelCheckpoint(_Monitor):
         test = 0.0 if trainer._validates else None
         metrics = dict.fromkeys(trainer.metrics, 0.0) if trainer._validates else {}
         self._path_of(EpochRecord(1, 1, 0.0, 0.0, test, test, 0.0, metrics))
-        if self.path.parent == trainer.checkpoint_dir and self.path.name in (FILE_NAME, PREVIOUS_NAME, BEST_NAME):
+        if self.path.parent == trainer.checkpoint_dir and self.path.name in (FILE_NAME, BEST_NAME):
             raise OptionError(f"The trainer writes {self.path.name} itself", expected="another name or folder",
                               got=str(self.path))  # fmt: skip
-        prepare_folder(self.path.parent)
+        if trainer._writes:
+            prepare_folder(self.path.parent)
+            earlier = None if trainer._replaces else self._earlier()
+            if earlier is not None:
+                raise OutputError(f"{earlier} is of an earlier run", expected=f"no file {self.path.name}", got="one",
+                                  remedy="Give ModelCheckpoint another path, or replace such files by "
+                                  "fit(..., overwrite=True)")  # fmt: skip
+
+    def _earlier(self) -> Path | None:
+        """Return a file that has this name, with whatever numbers in its fields."""
+        parts = string.Formatter().parse(self.path.name)
+        name = "".join(re.escape(text) + ("" if field is None else _NUMBER) for text, field, *_ in parts)
+        return next((path for path in sorted(self.path.parent.glob("*")) if re.fullmatch(name, path.name)), None)
 
     def on_start(self, info: RunInfo) -> None:
         """Write a file that is due since before a resume."""
         if self.save_best_only:
             super().on_start(info)
+        if not self.trainer._writes:
+            return
         epochs = self.trainer.history.epochs
         if self._resumes_after(len(epochs)) and (not self.save_best_only or self.best_epoch == len(epochs)):
             self._write(epochs[-1])
@@ -563,7 +580,7 @@ class ModelCheckpoint(_Monitor):
             self._warn_if_none(f"no checkpoint has been written to {self.path}")
 
     def _write(self, record: EpochRecord) -> None:
-        self.trainer.check_finite(record.epoch - 1)
+        self.trainer._check_finite(record.epoch - 1)
         self.last_path = self._path_of(record)
         save_checkpoint(self.last_path, pack(self.trainer, self.trainer._position))
 

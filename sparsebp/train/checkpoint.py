@@ -23,13 +23,12 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import shown
-from sparsebp.core.errors import FileFormatError, OptionError, SparseBPError, needing
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError, SparseBPError, needing
 from sparsebp.core.files import (
     LOCK_NAME,
     check_path,
     check_regular,
     hold_folder,
-    keep_copy,
     output_error,
     parse_json,
     prepare_folder,
@@ -43,7 +42,7 @@ from sparsebp.nn.linear import MASK
 FORMAT = "sparsebp-checkpoint"
 VERSION = 1
 FILE_NAME = "checkpoint.safetensors"
-PREVIOUS_NAME = "checkpoint.previous.safetensors"
+BEST_NAME = "best.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +132,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         metadata = parse_json(content[8 : 8 + header_bytes]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError) as error:  # KeyError: a dtype that NumPy does not have
         raise FileFormatError(f"{path} is damaged or no checkpoint at all", expected="a safetensors file",
-                              got=f"{len(content)} bytes that do not read as one ({error})", remedy="Take another copy "
-                              f"({PREVIOUS_NAME} holds the run before), or start anew") from error  # fmt: skip
+                              got=f"{len(content)} bytes that do not read as one ({error})",
+                              remedy="Take another copy, or start anew") from error  # fmt: skip
     if metadata.get("format") != FORMAT:
         raise FileFormatError(
             f"{path} was not written by sparsebp's trainer", expected=f"format {FORMAT!r} in the header",
@@ -468,8 +467,13 @@ def _restored(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
-    """Create a run's folder if need be, and lock it meanwhile."""
+def run_folder(
+    folder: Path | None, *, resume: bool = False, overwrite: bool = False, writes: bool = True
+) -> Iterator[None]:
+    """Create a run's folder if need be, and lock it meanwhile; an evaluation, which does not write, only reads it.
+
+    A run that starts anew gets no folder of an earlier run, unless it is to `overwrite` that.
+    """
     if folder is None:
         yield
         return
@@ -478,13 +482,18 @@ def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
                               expected=f"{FILE_NAME} of an earlier run",
                               got="no such file" if os.path.isdir(folder) else "no such folder",
                               remedy="Name the folder of the run, or start a new one without resume")  # fmt: skip
+    if not writes:
+        yield
+        return
     prepare_folder(folder)
     with hold_folder(folder):
-        for name in (FILE_NAME, PREVIOUS_NAME):  # now, not at the first checkpoint after an epoch's work
+        for name in (FILE_NAME, BEST_NAME):  # now, not at the first checkpoint after an epoch's work
             try:
                 check_regular(folder / name)
             except OSError as error:
                 raise output_error(folder / name, error) from error
+        if not (resume or overwrite):
+            check_unused(folder)
         remove_temporaries(folder / FILE_NAME)
         yield
 
@@ -496,10 +505,24 @@ def held_if_run(folder: Path) -> Iterator[None]:
         yield
 
 
-def set_aside(folder: Path) -> None:
-    """Give an earlier run's checkpoint the name `PREVIOUS_NAME` as well; the new run replaces its first name."""
-    if os.path.lexists(folder / FILE_NAME):
-        keep_copy(folder / FILE_NAME, PREVIOUS_NAME)
+def check_unused(folder: Path) -> None:
+    """Refuse a folder in which a run has been trained; one that was killed before its first step leaves nothing."""
+    found = FILE_NAME if os.path.lexists(folder / FILE_NAME) else BEST_NAME
+    if not os.path.lexists(folder / found):
+        return
+    said = found
+    if found == FILE_NAME:
+        try:
+            steps = len(load_checkpoint(folder).tensors.get("history.loss", ()))
+        except FileFormatError:
+            said = f"{found}, which cannot be read"
+        else:
+            if steps == 0:
+                return
+            said = f"{found}, after {steps} {'step' if steps == 1 else 'steps'} of training"
+    raise OutputError(f"{folder} holds an earlier run", expected="a folder without one", got=said,
+                      remedy="Go on with it by resume=True (--resume), name another folder (--out), or replace it by "
+                      "overwrite=True (--overwrite)")  # fmt: skip
 
 
 # The history of a run: one value a step and one record an epoch.

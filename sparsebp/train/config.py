@@ -77,7 +77,7 @@ class TrainConfig(abc.ABC):
     model: str
     samples: Annotated[int | None, Option("Training samples.", shown="all", least=1)] = None
     batch_size: Annotated[int, Option("Batch size.", least=1)]
-    epochs: Annotated[int, Option("Epochs in all; 0 evaluates only.")]
+    epochs: Annotated[int, Option("Epochs in all; 0 evaluates only, and writes no file.")]
     lr: Annotated[float, Option("Learning rate (its peak).")]
     optimizer: Annotated[Optimizer, Option("Optimizer", shown="adam")]
     lr_schedule: Annotated[LRSchedule, Option("Learning-rate schedule")]
@@ -577,12 +577,12 @@ class Run:
         """Steps of the whole training."""
         return self.epochs * -(-len(self.train_set) // self.config.batch_size)
 
-    def fit(self, *, resume: bool = False, verbose: bool | None = None) -> Any:
+    def fit(self, *, resume: bool = False, overwrite: bool = False, verbose: bool | None = None) -> Any:
         """Train; see `Trainer.fit`."""
         size = self.config.batch_size
         return self.trainer.fit(
             self.train_set, epochs=self.epochs, batch_size=size, validation=self.test_set, resume=resume,
-            verbose=verbose,
+            overwrite=overwrite, verbose=verbose,
         )  # fmt: skip
 
 

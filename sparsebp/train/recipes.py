@@ -16,7 +16,7 @@ import numpy as np
 from sparsebp import kernels, nn, optim
 from sparsebp.core import backend, timing
 from sparsebp.core.check import BACKWARDS, SCAN_ALGORITHMS, Array, Backward
-from sparsebp.core.errors import FileFormatError, OptionError, ShapeError, SparseBPError
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError, ShapeError, SparseBPError
 from sparsebp.core.files import check_path
 from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.jacobians import jacobian_t
@@ -161,8 +161,9 @@ def _norm(arrays: dict[str, Array]) -> float:
 
 
 def prune_checkpoint(
-    path: str | os.PathLike[str], out: str | os.PathLike[str], amount: float, method: Any = "class_blind"
-) -> nn.PruneReport:
+    path: str | os.PathLike[str], out: str | os.PathLike[str], amount: float, method: Any = "class_blind", *,
+    overwrite: bool = False,
+) -> nn.PruneReport:  # fmt: skip
     """Prune the network of the checkpoint `path` and write all of it to `out`, in one atomic step.
 
     Parameters
@@ -174,6 +175,8 @@ def prune_checkpoint(
         epochs resumes.
     amount, method
         See `sparsebp.prune`.
+    overwrite
+        Whether to replace a file that is at `out`.
 
     Raises
     ------
@@ -182,18 +185,21 @@ def prune_checkpoint(
     OptionError
         `amount` or `method` is invalid, or `out` is the checkpoint itself.
     OutputError
-        `out` cannot be written, or a run holds its folder.
+        `out` cannot be written, is there already, or a run holds its folder.
     """
     path, out = check_path("path", path), check_path("out", out)
     with held_if_run(out.parent):
-        return _prune(path, out, amount, method)
+        return _prune(path, out, amount, method, overwrite)
 
 
-def _prune(path: Path, out: Path, amount: float, method: Any) -> nn.PruneReport:
+def _prune(path: Path, out: Path, amount: float, method: Any, overwrite: bool) -> nn.PruneReport:
     source = path / FILE_NAME if os.path.isdir(path) else path
     checkpoint = load_checkpoint(source)
     if os.path.exists(out) and os.path.samefile(source, out):
         raise OptionError("out is the checkpoint itself, which would be lost", expected="another file", got=out)
+    if os.path.lexists(out) and not overwrite:
+        raise OutputError(f"{out} is there already", expected="a new file", got="one that would be lost",
+                          remedy="Name another one (--out), or replace it by overwrite=True (--overwrite)")  # fmt: skip
     try:
         described = checkpoint.state.get("config")
         model = config_of(described if isinstance(described, dict) else {}).build_model()

@@ -34,6 +34,7 @@ from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train.callbacks import Callback, RunInfo, progress_of
 from sparsebp.train.checkpoint import (
+    BEST_NAME,
     FILE_NAME,
     EpochRecord,
     Evaluation,
@@ -46,7 +47,6 @@ from sparsebp.train.checkpoint import (
     restore,
     run_folder,
     save_checkpoint,
-    set_aside,
     steps_of,
     training,
 )
@@ -333,9 +333,11 @@ class Trainer:
         See `sparsebp.train.callbacks`.
     checkpoint_dir
         Folder for checkpoints, created if necessary; a relative path is resolved when the trainer is made. None writes
-        no checkpoints. A run that starts anew keeps an earlier run's checkpoint as ``checkpoint.previous.safetensors``.
+        no checkpoints. A folder in which a run has been trained is refused, unless `fit` resumes it or is to overwrite
+        it.
     checkpoint_every
         Steps between checkpoints within an epoch; one is always written before the first step and after every epoch.
+        An evaluation (``epochs=0``) writes none.
     rng
         A seed or a `numpy.random.Generator` for the order of the samples. None takes fresh entropy.
     config
@@ -436,7 +438,8 @@ class Trainer:
         self._runner: Runner | None = None
         self._stale: str | None = None
         self.saved: int | None = None
-        self.should_stop = self._validates = False
+        self.should_stop = self._validates = self._replaces = False
+        self._writes = True
         self.metrics, self._validation_batch = check_metrics(metrics), 100
         self._position: dict[str, int] = {}
         self._progress: tuple[Callback, ...] = ()
@@ -473,6 +476,7 @@ class Trainer:
         validation: Dataset | Arrays | None = None,
         lengths: Any = None,
         resume: bool = False,
+        overwrite: bool = False,
         verbose: bool | None = None,
         drop_last: bool = False,
         shuffle: bool = True,
@@ -488,7 +492,8 @@ class Trainer:
             is converted to the model's dtype batch by batch; targets are integers or already have it. For a time-major
             `SequenceClassifier` the axes are exchanged.
         epochs
-            Number of epochs in the whole run, including those before a resume.
+            Number of epochs in the whole run, including those before a resume. With 0, no step is taken and no file
+            is written.
         batch_size
             Samples of a step; the last step of an epoch takes the rest.
         validation
@@ -499,6 +504,9 @@ class Trainer:
         resume
             Go on from the checkpoint in `checkpoint_dir`; from the beginning, if the run was killed before its first
             checkpoint.
+        overwrite
+            Replace the files of an earlier run: the checkpoint and the best weights in `checkpoint_dir`, and those of
+            `ModelCheckpoint`. Otherwise a run that starts anew is refused where they are.
         verbose
             Whether to show on standard error how far it is: a bar drawn by rich on a terminal, else (also without rich)
             one line an epoch. None: on a terminal, unless `callbacks` has a `ProgressBar`, or `JsonLines` on standard
@@ -525,7 +533,8 @@ class Trainer:
         FileFormatError
             There is no run to resume, or its checkpoint is damaged, foreign, or of another run.
         OutputError
-            The folder cannot be written, or another run is writing to it.
+            The folder cannot be written, another run is writing to it, or it holds an earlier run that is neither
+            resumed nor overwritten.
         """
         with telling(self.transport):
             if self._runner is not None:
@@ -533,23 +542,24 @@ class Trainer:
                                   got="fit within fit")  # fmt: skip
             batches = {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle}
             training_set, held_out, shape, epochs = collective_call(
-                self.transport, lambda: self._asked(dataset, validation, lengths, epochs, batches, resume, verbose)
+                self.transport,
+                lambda: self._asked(dataset, validation, lengths, epochs, batches, resume, overwrite, verbose),
             )
             self._validation_batch = collective_call(
                 self.transport, lambda: check_integer("validation_batch_size", validation_batch_size, 1)
             )
             self._progress = progress_of(verbose, self.callbacks)
             if self.transport is not None:
-                agree(self, shape | {"epochs": epochs, "resume": resume, "validation samples": len(held_out or ()),
-                      "validation_batch_size": validation_batch_size, "metrics": list(self.metrics)},
-                      training_set, held_out)  # fmt: skip
-            folder = self.checkpoint_dir if self._leads else None
-            with run_folder(folder, resume=resume), training(self.model):
-                return self._fit(training_set, held_out, epochs, shape, resume)
+                agree(self, shape | {"epochs": epochs, "resume": resume, "overwrite": overwrite,
+                      "validation samples": len(held_out or ()), "validation_batch_size": validation_batch_size,
+                      "metrics": list(self.metrics)}, training_set, held_out)  # fmt: skip
+            folder, self._writes = self.checkpoint_dir if self._leads else None, epochs > 0
+            with run_folder(folder, resume=resume, overwrite=overwrite, writes=self._writes), training(self.model):
+                return self._fit(training_set, held_out, epochs, shape, resume, overwrite)
 
     def _asked(
         self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batches: dict[str, Any], resume: Any,
-        verbose: Any,
+        overwrite: Any, verbose: Any,
     ) -> tuple[Dataset, Dataset | None, dict[str, int], int]:  # fmt: skip
         """Check the arguments of `fit`; return both data sets, the sizes of a batch and of the set, and the epochs."""
         epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batches["batch_size"], 1)
@@ -558,6 +568,8 @@ class Trainer:
         held_out = None if validation is None else as_dataset(validation, self.model)
         if check_flag("resume", resume) and self.checkpoint_dir is None:
             raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None)
+        if check_flag("overwrite", overwrite) and resume:
+            raise OptionError("A run is resumed or overwritten", expected="one of resume and overwrite", got="both")
         if verbose is not None:
             check_flag("verbose", verbose)
         shape = {"batch_size": batch_size, "samples": len(training_set), **flags}
@@ -567,7 +579,8 @@ class Trainer:
         return training_set, held_out, shape, epochs
 
     def _fit(
-        self, dataset: Dataset, validation: Dataset | None, epochs: int, shape: dict[str, int], resume: bool
+        self, dataset: Dataset, validation: Dataset | None, epochs: int, shape: dict[str, int], resume: bool,
+        overwrite: bool,
     ) -> History:  # fmt: skip
         self._stale = collective_call(self.transport, lambda: staleness(self.schedule, self.accumulate, self.transport))
         resumed = self._resumed(shape) if resume else None
@@ -578,12 +591,13 @@ class Trainer:
         epoch, batch = (0, 0) if resumed is None else resumed
         steps = steps_of(shape)
         self.should_stop, self._validates = False, validation is not None
+        self._replaces = overwrite or resumed is not None
         collective_call(self.transport, self._introduce)
         collective_call(self.transport, lambda: check_monitors(self))
         runner = self._runner = collective_call(self.transport, lambda: Runner(self))
         failed = True
         try:
-            if resumed is None:  # now that nothing is refused any more: an earlier run's checkpoint makes room
+            if resumed is None and epochs:  # now that nothing is refused any more: an earlier run makes room
                 self._begin(shape)
             first = self.history.steps
             self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures(dataset)))
@@ -810,9 +824,9 @@ class Trainer:
 
     def _begin(self, shape: dict[str, int]) -> None:
         """Write the first checkpoint of a run that starts anew."""
-        if self.checkpoint_dir is not None and self._leads:
-            set_aside(self.checkpoint_dir)
         self._save(0, 0, shape)
+        if self.checkpoint_dir is not None and self._leads:
+            (self.checkpoint_dir / BEST_NAME).unlink(missing_ok=True)
 
     def _save(self, epoch: int, batch: int, shape: dict[str, int]) -> None:
         self._position = shape | {"epoch": epoch, "batch": batch}
@@ -828,9 +842,9 @@ class Trainer:
     def _check_parameters(self, epoch: int) -> None:
         if self._runner is not None:
             self._runner.gather_state()
-        self.check_finite(epoch)
+        self._check_finite(epoch)
 
-    def check_finite(self, epoch: int) -> None:
+    def _check_finite(self, epoch: int) -> None:
         """Refuse to save parameters or running statistics that no model would load."""
         arrays, parameters = finite_arrays_of(self.model), self.model.parameters()
         names = nonfinite(arrays)

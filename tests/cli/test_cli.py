@@ -254,7 +254,7 @@ def test_images_train_prune_and_compare(tmp_path, small_digits):
     )
     for words in ("before pruning", "90.00% of the weights", "test accuracy", "backward plan"):
         assert words in text.stdout
-    anew = invoke(*options, "--prune", 0.8, "--out", tmp_path)  # another run in the same folder starts anew
+    anew = invoke(*options, "--prune", 0.8, "--out", tmp_path, "--overwrite")  # another run in the same folder
     assert anew.exit_code == 0
     assert "80.00% of the weights" in anew.stdout
 
@@ -270,7 +270,7 @@ def test_prune_a_checkpoint(tmp_path, small_digits):
         invoke("prune", tmp_path / "checkpoint.safetensors", "--amount", 0.5, "--out", out, "--json").stdout
     )
     assert (line["event"], line["checkpoint"]) == ("result", str(out))
-    assert "out of range" in one_message(invoke("prune", tmp_path, "--amount", 1), code=2)
+    assert "out of range" in one_message(invoke("prune", tmp_path, "--amount", 1, "--overwrite"), code=2)
     assert "No checkpoint" in one_message(invoke("prune", tmp_path / "nothing", "--amount", 0.5))
     assert "cannot be written" in one_message(
         invoke("prune", tmp_path, "--amount", 0.5, "--out", tmp_path / "no" / "x")
@@ -300,7 +300,13 @@ def test_no_epochs(tmp_path, small_digits):
     result = invoke("train", *small_digits, "--epochs", 0, "--threads", 1, "--out", tmp_path)
     assert result.exit_code == 0
     assert "no step was taken, the model was evaluated only" in result.stdout
-    assert "test accuracy  0." in result.stdout
+    assert "test accuracy  0." in result.stdout and not list(tmp_path.iterdir())
+    prune = ["--prune", 0.5, "--threads", 1, "--out", tmp_path]
+    assert "before pruning" in invoke("train", *small_digits, "--epochs", 0, *prune).stdout
+    assert not list(tmp_path.iterdir())
+    assert invoke("train", *small_digits, "--epochs", 0, "--retrain-epochs", 1, *prune).exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"pruned", ".sparsebp-lock"}
+    assert (tmp_path / "pruned" / "checkpoint.safetensors").exists()
 
 
 def test_memory_that_does_not_suffice(monkeypatch):
@@ -339,7 +345,7 @@ def test_train_prune_and_retrain_by_scan(tmp_path, small_digits):
     # the folder itself as a source: what is about to be replaced; and a comparison of a run that went on
     shutil.copytree(sparse, again)
     options = ["train", *small_digits, *SGD, "--lr-schedule", "constant", "--compare", "--json", "--out", again]
-    first = invoke(*options, "--weights", again)
+    first = invoke(*options, "--weights", again, "--overwrite")
     assert first.exit_code == 0
     assert load_checkpoint(again / "start.safetensors").tensors.keys() == trained.tensors.keys()
     second = invoke(*options, "--epochs", 2, "--resume")
@@ -347,7 +353,7 @@ def test_train_prune_and_retrain_by_scan(tmp_path, small_digits):
         comparison = json.loads(result.stdout.splitlines()[-1])["comparison"]
         assert comparison["steps"] == steps
         assert comparison["max_loss_difference"] < 1e-10
-    assert invoke(*options).exit_code == 0  # anew, from the seed
+    assert invoke(*options, "--overwrite").exit_code == 0  # anew, from the seed
     assert not (again / "start.safetensors").exists()
 
 

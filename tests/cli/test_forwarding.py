@@ -49,13 +49,14 @@ def as_options(values):
 
 @pytest.mark.parametrize(("task", "values"), [("digits", IMAGES), ("bitstream", SEQUENCES)])
 def test_train(ran, task, values):
-    invoke("train", task, *as_options(values), "--out", "here", "--checkpoint-every", 21, "--threads", 1, "--compare")
+    invoke("train", task, *as_options(values), "--out", "here", "--checkpoint-every", 21, "--threads", 1, "--compare",
+           "--overwrite")  # fmt: skip
     (((config, folder), options),) = ran
     assert config == config_for(task, **values)
     assert all(getattr(config, name) == value for name, value in values.items())
     assert folder == Path("here")
-    assert options == {"weights": None, "resume": False, "compare": True, "every": 21, "as_json": False,
-                       "transport": None}  # fmt: skip
+    assert options == {"weights": None, "resume": False, "overwrite": True, "compare": True, "every": 21,
+                       "as_json": False, "transport": None}  # fmt: skip
     assert ran.threads == [((1,), {})]
 
 
@@ -64,8 +65,8 @@ def test_train_by_default_and_with_flags(ran):
     invoke("train", "cifar10", "--data", "images", "--weights", "w", "--no-graph")
     ((first, folder), options), ((second, other), more) = ran
     assert (first, folder) == (config_for("mnist", graph=True), Path("runs/mnist-lenet5"))
-    assert options == {"weights": None, "resume": True, "compare": False, "every": None, "as_json": True,
-                       "transport": None}  # fmt: skip
+    assert options == {"weights": None, "resume": True, "overwrite": False, "compare": False, "every": None,
+                       "as_json": True, "transport": None}  # fmt: skip
     assert (second, other) == (config_for("cifar10", data="images", graph=False), Path("runs/cifar10-vgg11"))
     assert more["weights"] == Path("w") and not more["resume"] and not more["as_json"]
 
@@ -83,7 +84,7 @@ def test_demo(ran):
     invoke("demo", "--out", "there", "--epochs", 3, "--seed", 4, "--threads", 1, "--resume", "--json")
     (((config, folder), options),) = ran
     assert (config, folder) == (config_for("seqmnist", epochs=3, seed=4), Path("there"))
-    assert options == {"resume": True, "agreement": True, "as_json": True}
+    assert options == {"resume": True, "overwrite": False, "agreement": True, "as_json": True}
     assert ran.threads == [((1,), {})]
 
 
@@ -97,11 +98,11 @@ def test_prune(monkeypatch, tmp_path, out):
     calls = Calls(Pruned())
     monkeypatch.setattr(sys.modules["sparsebp.train.recipes"], "prune_checkpoint", calls)
     invoke("prune", tmp_path, "--amount", 0.25, "--method", "class_distribution", *out, "--json")
-    invoke("prune", tmp_path / "a.safetensors", "--amount", 0.5, *out)
+    invoke("prune", tmp_path / "a.safetensors", "--amount", 0.5, *out, "--overwrite")
     targets = [Path("there") if out else tmp_path / "pruned.safetensors"] * 2
-    assert [arguments for arguments, _ in calls] == [
-        (tmp_path, targets[0], 0.25, "class_distribution"),
-        (tmp_path / "a.safetensors", targets[1], 0.5, "class_blind"),
+    assert calls == [
+        ((tmp_path, targets[0], 0.25, "class_distribution"), {"overwrite": False}),
+        ((tmp_path / "a.safetensors", targets[1], 0.5, "class_blind"), {"overwrite": True}),
     ]  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def test_before_the_first_step(tmp_path, stop):
     assert invoke(*command).exit_code == 0
 
 
-@pytest.mark.parametrize("form", ["--weights {}", "--weights={}"])
+@pytest.mark.parametrize("form", ["--weights {}", "--weights={}", "--overwrite --weights={}"])
 def test_weights_are_not_given_again(tmp_path, stop, form):
     assert invoke(*TRAIN, "--out", tmp_path / "first").exit_code == 0
     stop(Runner, "step", 2)

@@ -182,7 +182,51 @@ def test_a_folder_in_use_is_said_and_left_alone(tmp_path, resume):
     with held_by_another_thread(tmp_path):
         refused(invoke(*TINY, *resume, "--out", tmp_path), 1, "in use by another run", str(tmp_path))
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != ".sparsebp-lock"} == before
-    assert invoke(*TINY, *resume, "--out", tmp_path).exit_code == 0
+    assert invoke(*TINY, *(resume or ["--overwrite"]), "--out", tmp_path).exit_code == 0
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".sparsebp-lock"}
+
+
+def test_a_folder_of_a_run_is_left_alone_unless_it_is_to_be_overwritten(tmp_path):
+    run, folder = ["train", "bitstream", *TINY[2:-2]], tmp_path / "run"
+    refused(invoke(*run, "--resume", "--overwrite", "--out", folder), 2, "one of --resume and --overwrite")
+    assert invoke(*run, "--epochs", 2, "--out", folder).exit_code == 0
+    before = contents(folder)
+    for more in ([], ["--epochs", 1], ["--seed", 3], ["--weights", folder]):
+        message = refused(invoke(*run, *more, "--out", folder), 1, "holds an earlier run", "after 4 steps")
+        assert all(option in message for option in ("--resume", "--out", "--overwrite"))
+        assert contents(folder) == before
+    (folder / "checkpoint.safetensors").write_bytes(b"damaged")
+    refused(invoke(*run, "--out", folder), 1, "which cannot be read")
+    assert invoke(*run, "--epochs", 1, "--overwrite", "--out", folder).exit_code == 0
+    assert json.loads((folder / "result.json").read_text())["steps"] == 2
+
+
+def test_an_evaluation_writes_nothing(tmp_path, monkeypatch):
+    """With the weights drawn from the seed, those given, or those of the run in the folder: it says which."""
+    monkeypatch.chdir(tmp_path)
+    run, folder = ["train", "bitstream", *TINY[2:-2]], tmp_path / "runs" / "bitstream-rnn"
+    assert invoke(*run, "--epochs", 2, "--lr-schedule", "onecycle").exit_code == 0
+    trained, before = json.loads((folder / "result.json").read_text()), contents(tmp_path)
+    os.utime(folder, (1, 1))
+    checkpoint = os.path.join("runs", "bitstream-rnn", "checkpoint.safetensors")
+    for more, weights in (([], "drawn from the seed 0"), (["--weights", "runs/bitstream-rnn"], "runs/bitstream-rnn"),
+                          (["--resume"], checkpoint)):  # fmt: skip
+        for _ in range(2):
+            result = invoke(*run, "--epochs", 0, *more)
+            assert result.exit_code == 0, result.output
+            assert f"weights        {weights}\n" in result.stdout and "evaluation writes no file" in result.stdout
+            line = json.loads(invoke(*run, "--epochs", 0, *more, "--json").stdout.splitlines()[-1])
+            assert (line["steps"], line["weights"], line["checkpoint"], line["picture"]) == (0, weights, None, None)
+            assert (line["test_loss"] == trained["test_loss"]) == bool(more)
+    assert contents(tmp_path) == before and folder.stat().st_mtime == 1  # not even a temporary file
+    assert invoke(*run, "--epochs", 0, "--out", "other").exit_code == 0 and not (tmp_path / "other").exists()
+    refused(invoke(*run, "--epochs", 0, "--resume", "--out", "other"), 1, "no run to resume")
+    refused(invoke(*run, "--epochs", 0, "--compare", "--backward", "chunked"), 2, "no steps to compare")
+    message = refused(invoke(*run, "--epochs", 0, "--hidden", 5, "--resume"), 1, "does not fit the model")
+    assert checkpoint in message
 
 
 def test_results_that_are_not_finite_are_null(tmp_path, monkeypatch):
@@ -243,10 +287,15 @@ def test_nothing_is_pruned_into_the_folder_of_a_run_that_goes_on(digits_run, tmp
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]  # no lock file in a folder of no run
     before = {p.name: p.read_bytes() for p in digits_run.iterdir() if p.is_file()}
     with held_by_another_thread(digits_run):
-        for out in ([], ["--out", digits_run / "checkpoint.previous.safetensors"]):
+        for out in ([], ["--out", digits_run / "another.safetensors"]):
             refused(invoke("prune", digits_run, "--amount", "0.5", *out), 1, "in use by another run")
     assert {p.name: p.read_bytes() for p in digits_run.iterdir() if p.is_file()} == before
     assert invoke("prune", digits_run, "--amount", "0.5").exit_code == 0
+    written = (digits_run / "pruned.safetensors").read_bytes()
+    refused(invoke("prune", digits_run, "--amount", "0.75"), 1, "is there already", "--overwrite")
+    assert (digits_run / "pruned.safetensors").read_bytes() == written
+    assert invoke("prune", digits_run, "--amount", "0.75", "--overwrite").exit_code == 0
+    assert (digits_run / "pruned.safetensors").read_bytes() != written
 
 
 def test_a_fifo_is_no_checkpoint(tmp_path):
@@ -343,15 +392,23 @@ def test_killed_between_pruning_and_retraining(tmp_path, monkeypatch):
         assert array.tobytes() == second.part("model")[name].tobytes(), name
 
 
-def test_the_retraining_of_an_earlier_run_is_not_gone_on_with(tmp_path):
+def test_the_retraining_of_an_earlier_run_is_not_gone_on_with(tmp_path, monkeypatch):
     """A new run in the folder, killed before its pruning: what is in the folder `pruned` is not its own."""
     pytest.importorskip("sklearn")
     run = [*DIGITS, "--prune", "0.8"]
     assert invoke(*run, "--seed", 1, "--out", tmp_path).exit_code == 0
-    old = (tmp_path / "pruned" / "checkpoint.safetensors").read_bytes()
     assert invoke(*run, "--seed", 2, "--out", tmp_path / "whole").exit_code == 0
-    assert invoke(*run, "--seed", 2, "--out", tmp_path).exit_code == 0
-    assert (tmp_path / "pruned" / "checkpoint.previous.safetensors").read_bytes() == old
+    (tmp_path / "checkpoint.safetensors").unlink()
+    before = contents(tmp_path)
+    refused(invoke(*run, "--seed", 2, "--out", tmp_path), 1, "pruned holds an earlier run")
+    assert contents(tmp_path) == before
+    with monkeypatch.context() as patch:
+        patch.setattr("sparsebp.cli.train._pruned", killed)
+        with pytest.raises(KilledError):
+            invoke(*run, "--seed", 2, "--out", tmp_path, "--overwrite")
+    left = [place / name for place in (tmp_path, tmp_path / "pruned") for name in ("result.json", "loss.png")]
+    assert not any(path.exists() for path in left)  # of the earlier run
+    assert invoke(*run, "--seed", 2, "--out", tmp_path, "--resume").exit_code == 0
     new, whole = load_checkpoint(tmp_path / "pruned"), load_checkpoint(tmp_path / "whole" / "pruned")
     for name, array in whole.part("model").items():
         assert array.tobytes() == new.part("model")[name].tobytes(), name

@@ -17,7 +17,6 @@ from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 from sparsebp.core.files import (
     LOCK_NAME,
     hold_folder,
-    keep_copy,
     parse_json,
     prepare_folder,
     read_file,
@@ -208,49 +207,6 @@ def test_a_folder_that_cannot_be_synchronised_is_written_nevertheless(tmp_path, 
     assert (tmp_path / "a").read_bytes() == b"x"
     code = errno.EIO  # this is no file system that cannot, but a disk that fails
     refused(lambda: write_atomically(tmp_path / "a", b"y"), "cannot be written")
-
-
-def test_a_second_name_keeps_the_old_content(tmp_path, monkeypatch):
-    path = tmp_path / "a"
-    write_atomically(path, b"1")
-    for _ in range(2):  # the second time both names are of one file already
-        keep_copy(path, "old")
-        assert path.read_bytes() == b"1"
-    write_atomically(path, b"2")
-    assert (tmp_path / "old").read_bytes() == b"1"
-    keep_copy(path, "old")
-    assert (tmp_path / "old").read_bytes() == b"2"
-    assert names(tmp_path) == ["a", "old"]
-
-    def fail(*arguments):
-        raise PermissionError(errno.EPERM, "no second names here")
-
-    write_atomically(path, b"3")
-    monkeypatch.setattr(os, "link", fail)
-    keep_copy(path, "old")
-    assert (tmp_path / "old").read_bytes() == b"3"
-    assert names(tmp_path) == ["old"]
-    with pytest.raises(OutputError):
-        keep_copy(path, "old")
-
-
-@pytest.mark.parametrize("odd", ["path", "old"])
-@pytest.mark.parametrize("kind", ["folder", "link", "fifo"])
-def test_only_regular_files_have_second_names(tmp_path, odd, kind):
-    path = {"path": tmp_path / "a", "old": tmp_path / "old"}
-    write_atomically(tmp_path / "target", b"t")
-    for name, place in path.items():
-        if name != odd:
-            write_atomically(place, b"1")
-        elif kind == "folder":
-            place.mkdir()
-        elif kind == "link":
-            place.symlink_to(tmp_path / "target")
-        else:
-            os.mkfifo(place)
-    modes = {p.name: (p.lstat().st_mode, p.lstat().st_ino) for p in tmp_path.iterdir()}
-    refused(lambda: keep_copy(path["path"], "old"), "cannot be written")
-    assert {p.name: (p.lstat().st_mode, p.lstat().st_ino) for p in tmp_path.iterdir()} == modes
 
 
 # ---- the lock of a folder ------------------------------------------------------------------------------------------

@@ -155,12 +155,13 @@ class States(Callback):
             raise KeyboardInterrupt
 
 
-def fit(callbacks, folder=None, transport=None, resume=False, epochs=20, device="cpu", **options):
+def fit(callbacks, folder=None, transport=None, resume=False, overwrite=False, epochs=20, device="cpu", **options):
     layers = [nn.Linear(6, 16, rng=1, dtype=float), nn.BatchNorm1d(16, dtype=float), nn.Tanh()]
     model = nn.Sequential(*layers, nn.Linear(16, 3, rng=2, dtype=float)).to(device)
     trainer = Trainer(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters(), 0.05), callbacks=callbacks, rng=3,
                       checkpoint_dir=folder, transport=transport, **options)  # fmt: skip
-    trainer.fit((X[:30], Y[:30]), validation=HELD_OUT, epochs=epochs, batch_size=10, resume=resume)
+    trainer.fit((X[:30], Y[:30]), validation=HELD_OUT, epochs=epochs, batch_size=10, resume=resume,
+                overwrite=overwrite)  # fmt: skip
     return trainer
 
 
@@ -289,13 +290,15 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, monke
     path = tmp_path / "c.safetensors"
     fit([ModelCheckpoint(path)], epochs=1)
     before = path.read_bytes()
+    with pytest.raises(OutputError, match="of an earlier run"):
+        fit([ModelCheckpoint(path)], epochs=1)
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OutputError, match="No space left"):
-        fit([ModelCheckpoint(path)], epochs=1)
+        fit([ModelCheckpoint(path)], epochs=1, overwrite=True)
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["c.safetensors"]
 
 
@@ -315,7 +318,7 @@ def test_bad_arguments(make):
 @pytest.mark.parametrize("callbacks", [
     lambda folder: [EarlyStopping("train_loss", restore_best=True), EarlyStopping("train_loss", 9, restore_best=True)],
     *(lambda folder, name=name: [ModelCheckpoint(folder / f"{name}.safetensors")]
-      for name in ("best", "checkpoint", "checkpoint.previous")),
+      for name in ("best", "checkpoint")),
 ])  # fmt: skip
 def test_two_that_write_one_file_are_refused(tmp_path, callbacks):
     model = nn.Linear(6, 2, rng=0, dtype=float)
@@ -358,6 +361,28 @@ def test_a_refused_start_leaves_the_earlier_runs_checkpoint(tmp_path, make):
         with pytest.raises((OptionError, OutputError)):
             begin(make(tmp_path))
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize(("name", "earlier", "free"), [
+    ("best.safetensors", "best.safetensors", "best.safetensors.old"),
+    ("{epoch:03d} {validation_loss:.2f}.safetensors", "017 1.25.safetensors", "017.safetensors"),
+    ("e{epoch}", "e3", "else"), ("{epoch}.safetensors", "2.safetensors", "checkpoint.safetensors"),
+    ("{train_loss:e}{{}}", "-1.5e+02{}", "1{}x"), ("{validation_loss}", "nan", "names"),
+])  # fmt: skip
+def test_files_of_an_earlier_run_are_not_replaced(tmp_path, name, earlier, free):
+    """Whatever numbers their names have; they are with `overwrite`, and in the run that wrote them."""
+    (tmp_path / free).write_text("free")
+    fit([ModelCheckpoint(tmp_path / name)], tmp_path / "run", epochs=1)
+    assert len(list(tmp_path.iterdir())) == 3
+    for path in tmp_path.iterdir():
+        if path.is_file() and path.name != free:
+            path.rename(tmp_path / earlier)
+    with pytest.raises(OutputError, match="of an earlier run") as caught:
+        fit([ModelCheckpoint(tmp_path / name)], epochs=1)
+    assert str(tmp_path / earlier) in str(caught.value) and "overwrite=True" in caught.value.remedy
+    assert fit([ModelCheckpoint(tmp_path / name)], tmp_path / "run", resume=True, epochs=2).history.steps == 6
+    assert fit([ModelCheckpoint(tmp_path / name)], epochs=1, overwrite=True).history.steps == 3
+    assert (tmp_path / free).read_text() == "free"
 
 
 def test_a_class_is_not_a_callback():

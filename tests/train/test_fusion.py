@@ -71,10 +71,10 @@ def test_evaluation_and_checkpoints_between_steps(fusion, tmp_path):
     (model, data, opt), (twin, _, twin_opt) = both("conv", "nesterov")
     results = []
     for net, o, how in ((model, opt, fusion), (twin, twin_opt, "none")):
-        trainer = Trainer(net, nn.CrossEntropyLoss(), o, fusion=how, rng=3, checkpoint_dir=tmp_path / how / "x",
-                          checkpoint_every=2)  # fmt: skip
+        folder = tmp_path / "x" / str(len(results))
+        trainer = Trainer(net, nn.CrossEntropyLoss(), o, fusion=how, rng=3, checkpoint_dir=folder, checkpoint_every=2)
         trainer.fit(data, epochs=1, batch_size=4, validation=orders.images(9))
-        tensors = load_checkpoint(tmp_path / how / "x" / "checkpoint.safetensors").tensors
+        tensors = load_checkpoint(folder / "checkpoint.safetensors").tensors
         results.append((trainer.history.epochs[0].validation_loss, tensors))
     assert results[0][0] == results[1][0]
     for tensors in (results[0][1], results[1][1]):

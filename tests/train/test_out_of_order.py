@@ -89,7 +89,7 @@ def test_the_schedule_is_saved_and_used_again(tmp_path):
     again.fit(data, epochs=1, batch_size=5)
     assert again.found_schedule is first and again.current_schedule is first.schedule
     other, images = trainer_of("conv", checkpoint_dir=tmp_path)  # another model in the same folder
-    other.fit(images, epochs=1, batch_size=5)
+    other.fit(images, epochs=1, batch_size=5, overwrite=True)
     assert other.current_schedule.name.startswith("conventional")
 
 

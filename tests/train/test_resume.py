@@ -12,15 +12,15 @@ import pytest
 import orders
 from sparsebp import nn, optim
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
-from sparsebp.train import Checkpoint, Trainer, load_checkpoint, save_checkpoint
+from sparsebp.train import Checkpoint, EarlyStopping, ModelCheckpoint, Trainer, load_checkpoint, save_checkpoint
 from train import tiny
 
 SCRIPT = Path(__file__).with_name("tiny.py")
 
 
-def fit(folder, *, callbacks=(), resume=False, epochs=4):
+def fit(folder, *, callbacks=(), epochs=4, **options):
     t = tiny.trainer(folder, callbacks=callbacks)
-    return t.fit(tiny.dataset(), epochs=epochs, batch_size=4, validation=tiny.dataset(7), resume=resume), t
+    return t.fit(tiny.dataset(), epochs=epochs, batch_size=4, validation=tiny.dataset(7), **options), t
 
 
 def without_times(history):
@@ -91,11 +91,49 @@ def test_sigkill_then_resume(tmp_path, uninterrupted):
         np.testing.assert_array_equal(checkpoint.part("model")[name], array)
 
 
-def test_a_new_run_keeps_the_checkpoint_of_the_last(tmp_path):
-    fit(tmp_path)
+def test_a_run_that_starts_anew_leaves_an_earlier_one_alone(tmp_path):
+    _, trainer = fit(tmp_path)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
-    fit(tmp_path, epochs=1)
-    assert (tmp_path / "checkpoint.previous.safetensors").read_bytes() == before
+    for again in (tiny.trainer(tmp_path), trainer):  # another trainer, or the same
+        with pytest.raises(OutputError, match=r"holds an earlier run.*after 32 steps") as caught:
+            again.fit(tiny.dataset(), epochs=1, batch_size=4)
+        assert "resume=True" in caught.value.remedy and "overwrite=True" in caught.value.remedy
+    with pytest.raises(OptionError, match="resumed or overwritten"):
+        fit(tmp_path, resume=True, overwrite=True)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+    (tmp_path / "best.safetensors").write_bytes(b"of the earlier run")
+    assert fit(tmp_path, epochs=1, overwrite=True)[0].steps == 8
+    assert len(load_checkpoint(tmp_path).part("history")["loss"]) == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".sparsebp-lock", "checkpoint.safetensors"]
+    (tmp_path / "checkpoint.safetensors").rename(tmp_path / "best.safetensors")
+    with pytest.raises(OutputError, match=r"Got best\.safetensors"):
+        fit(tmp_path)
+
+
+def test_a_folder_in_which_no_step_was_taken_is_free(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, callbacks=[orders.Stop(1)])
+    assert not load_checkpoint(tmp_path).part("history")["loss"].size
+    assert fit(tmp_path, epochs=1)[0].steps == 8
+
+
+def test_an_evaluation_writes_nothing(tmp_path):
+    """fit(epochs=0): in a new folder, in one of a run, and of the run that is resumed; callbacks neither."""
+    kept = ModelCheckpoint(tmp_path / "kept" / "c.safetensors", save_best_only=True)
+    callbacks = [kept, EarlyStopping(restore_best=True)]
+    assert fit(tmp_path / "new", callbacks=callbacks, epochs=0)[0].steps == 0
+    assert not list(tmp_path.iterdir())
+    _, trainer = fit(tmp_path / "run", callbacks=callbacks, epochs=1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    assert fit(tmp_path / "run", callbacks=callbacks, epochs=0)[0].steps == 0
+    for path in (tmp_path / "kept" / "c.safetensors", tmp_path / "run" / "best.safetensors"):
+        path.unlink()  # as if killed before the callback: a resumed run would write it
+    history, resumed = fit(tmp_path / "run", callbacks=callbacks, epochs=0, resume=True)
+    assert history.steps == 8 and np.array_equal(resumed.model.weight, trainer.model.weight)
+    assert list(tmp_path.rglob("*.safetensors")) == [tmp_path / "run" / "checkpoint.safetensors"]
+    assert (tmp_path / "run" / "checkpoint.safetensors").read_bytes() in before.values()
+    with pytest.raises(FileFormatError, match="no run to resume"):
+        fit(tmp_path / "new", epochs=0, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +189,7 @@ def test_the_seed_of_a_run_without_one_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-@pytest.mark.parametrize("name", ["checkpoint.safetensors", "checkpoint.previous.safetensors"])
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "best.safetensors"])
 @pytest.mark.parametrize("kind", ["folder", "link", "fifo"])
 def test_checkpoints_that_are_no_files_are_refused_before_anything_is_moved(tmp_path, resume, name, kind):
     folder = tmp_path / "run"

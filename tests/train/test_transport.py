@@ -13,7 +13,7 @@ from backends import needs_numba
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core import backend
-from sparsebp.core.errors import FileFormatError, NonFiniteError, OptionError, TransportError
+from sparsebp.core.errors import FileFormatError, NonFiniteError, OptionError, OutputError, TransportError
 from sparsebp.data import epoch_order
 from sparsebp.train import Callback, Trainer
 
@@ -27,7 +27,8 @@ def images(name="mlp", samples=23, seed=0):
     return orders.Rows(rng.standard_normal((samples, *shape)), rng.integers(0, 3, samples))
 
 
-def fit(transport, name="mlp", *, epochs=2, resume=False, scheduler=None, clip_norm=None, validation=False, **options):
+def fit(transport, name="mlp", *, epochs=2, scheduler=None, clip_norm=None, validation=False, **options):
+    how = {key: options.pop(key, False) for key in ("resume", "overwrite")}
     model = p.MODELS[name][0]()
     optimizer = optim.Adam(model.parameters(), lr=0.01)
     options |= {} if transport is None else {"schedule": "1f1b"} | options
@@ -36,7 +37,7 @@ def fit(transport, name="mlp", *, epochs=2, resume=False, scheduler=None, clip_n
         lr_scheduler=scheduler(optimizer) if scheduler else None, **{"accumulate": 3} | options,
     )  # fmt: skip
     held_out = images(name, 11, seed=1) if validation else None
-    history = trainer.fit(images(name), epochs=epochs, batch_size=8, validation=held_out, resume=resume)
+    history = trainer.fit(images(name), epochs=epochs, batch_size=8, validation=held_out, **how)
     return history, p.state_of(model, optimizer)
 
 
@@ -305,7 +306,9 @@ def test_what_is_refused_leaves_an_earlier_runs_checkpoint(tmp_path):
     """The model has 8 stages: five ranks with two parts each are too many."""
     fit(None, epochs=1, checkpoint_dir=tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    options = {"schedule": "interleaved-1f1b", "checkpoint_dir": tmp_path}
+    with pytest.raises(OutputError, match="holds an earlier run"):
+        run_ranks(2, lambda transport: fit(transport, checkpoint_dir=tmp_path))
+    options = {"schedule": "interleaved-1f1b", "checkpoint_dir": tmp_path, "overwrite": True}
     with pytest.raises(OptionError, match="too few stages"):
         run_ranks(5, lambda transport: fit(transport, **options))
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
