@@ -191,9 +191,9 @@ def _prepare(folder: Path, start: Path, inner: Path | None, weights: Path | None
         save_checkpoint(start, load_checkpoint(weights))
     if inner is not None:  # a retraining that is not this run's could be resumed
         _remove(inner / FILE_NAME)
-    for place in (folder, inner) if overwrite else ():
-        for name in RESULTS if place is not None else ():
-            _remove(place / name)
+    places = [folder] if inner is None else [folder, inner]
+    for path in (place / name for place in places for name in RESULTS) if overwrite else ():
+        _remove(path)
 
 
 def _compile(session: Run, config: TrainConfig) -> None:

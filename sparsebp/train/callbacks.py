@@ -44,6 +44,7 @@ class RunInfo:
     first_step: int  # its number
     resumed: bool
     graph: str | None = None  # whether steps are captured into CUDA graphs, and if not, why; None if not asked for
+    earlier_steps: int | None = None  # of earlier calls of `fit`, which are not in the history; None if there are none
 
 
 class Callback:
@@ -131,8 +132,9 @@ class ProgressBar(Callback):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._info = info
-        if info.graph is not None:
-            self.console.print(info.graph, highlight=False, markup=False)
+        for line in (info.graph, earlier_line(info)):
+            if line is not None:
+                self.console.print(line, highlight=False, markup=False)
         if not self.console.is_terminal:
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -170,6 +172,11 @@ class _EpochLines(Callback):
     """One line an epoch on standard error, where a bar cannot be drawn."""
 
     reads_model = False
+
+    def on_start(self, info: RunInfo) -> None:
+        line = earlier_line(info)
+        if line is not None:
+            print(line, file=sys.stderr, flush=True)
 
     def on_epoch(self, record: EpochRecord) -> None:
         print(epoch_line(record, 200), file=sys.stderr, flush=True)
@@ -229,6 +236,13 @@ class JsonLines(Callback):
         """Write one object as a line."""
         self.stream.write(json_line(entry) + "\n")
         self.stream.flush()
+
+
+def earlier_line(info: RunInfo) -> str | None:
+    """Return a line that says what a history that starts anew stands on; None for a trainer's first run."""
+    if info.earlier_steps is None or info.resumed:
+        return None
+    return f"The model goes on from {info.earlier_steps} earlier steps; epochs and history start anew"
 
 
 def epoch_line(record: EpochRecord, width: int = 80) -> str:

@@ -57,8 +57,12 @@ class Checkpoint:
 
     def part(self, prefix: str) -> dict[str, np.ndarray]:
         """Return the arrays whose names start with ``prefix.``, without it."""
-        start = prefix + "."
-        return {name[len(start) :]: array for name, array in self.tensors.items() if name.startswith(start)}
+        return _part(self.tensors, prefix)
+
+
+def _part(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    start = prefix + "."
+    return {name[len(start) :]: array for name, array in tensors.items() if name.startswith(start)}
 
 
 def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
@@ -195,8 +199,10 @@ def pack(trainer: Any, position: Mapping[str, int]) -> Checkpoint:
     tensors = {f"model.{name}": backend.to_host(array) for name, array in trainer.model.state_dict().items()}
     tensors |= {f"optimizer.{name}": array for name, array in optimizer_arrays.items()}
     tensors |= {f"history.{name}": array for name, array in trainer.history.to_arrays().items()}
+    tensors |= {f"data.{name}": array for name, array in trainer._data.items()}
     state = {
         "seed": trainer.seed, "position": dict(position), "config": trainer.config, "asynchronous": trainer._stale,
+        "options": trainer._given, "earlier_steps": trainer.history.earlier_steps,
         "optimizer": optimizer_scalars,
         "lr_scheduler": None if trainer.lr_scheduler is None else trainer.lr_scheduler.state_dict(),
         "generators": {name: g.bit_generator.state for name, g in generators_of(trainer.model).items()},
@@ -238,6 +244,11 @@ def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path
         _check_same(path, name, position.get(name, _OF_BATCHES.get(name)), value)
     if trainer._seed_given:
         _check_same(path, "the seed", state["seed"], trainer.seed)
+    given, data = state.get("options", {}), checkpoint.part("data")  # not in checkpoints of version 0.2
+    if given:
+        _check_options(path, "", given, trainer._given)
+    for which in ("training", "validation"):
+        _check_data(path, which, *(_part(numbers, which) for numbers in (data, trainer._data)))
     _check_same(path, "the learning-rate schedule", state["lr_scheduler"] is not None, trainer.lr_scheduler is not None)
     generators = generators_of(trainer.model)
     _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), sorted(generators))
@@ -267,7 +278,7 @@ def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path
             trainer.predictor.load_state_dict(checkpoint.part("predictor") | state["predictor"])
         for kind, (callback, _) in callbacks.items():
             callback.load_state_dict(checkpoint.part(f"callbacks.{kind}") | state["callbacks"][kind])
-    trainer.seed, trainer.history = state["seed"], history
+    trainer.seed, trainer.history, trainer._data = state["seed"], history, data | trainer._data
     return position["epoch"], position["batch"]
 
 
@@ -313,6 +324,10 @@ def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
             odd = ["position"]
     if not odd and state["seed"] < 0:
         odd = ["seed"]
+    if type(state.get("options", {})) is not dict:
+        odd.append("options")
+    if type(state.get("earlier_steps", 0)) is not int or state.get("earlier_steps", 0) < 0:
+        odd.append("earlier_steps")
     if odd:
         raise FileFormatError(f"The checkpoint {path} does not hold the state of a run: {', '.join(odd)}",
                               expected="what Trainer.fit writes",
@@ -322,6 +337,7 @@ def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
         history = History.from_arrays(checkpoint.part("history"), state["epochs"])
         epoch, batch = counts[:2]
         steps = steps_of(state["position"])
+        history.earlier_steps = state.get("earlier_steps", 0)
         if batch >= steps or (history.steps, len(history.epochs)) != (epoch * steps + batch, epoch):
             raise ValueError(f"{epoch=}, {batch=} after {history.steps} steps and {len(history.epochs)} epochs")
     return history
@@ -376,7 +392,40 @@ def _check_same(path: Path, name: str, saved: Any, now: Any) -> None:
     if saved != now:
         raise FileFormatError(
             f"The checkpoint {path} is of another run: {name} differs", expected=f"{now}", got=f"{saved} in the file",
-            remedy="Resume with the options of the first call, or start anew in another folder"
+            remedy="Resume with the options of the first call, or start anew in another folder, from its weights "
+            "(load_checkpoint(...).part(\"model\"), --weights) if need be"
+        )  # fmt: skip
+
+
+def _check_options(path: Path, of: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name in {**saved, **now}:
+        then, here = saved.get(name, "none"), now.get(name, "none")
+        if isinstance(then, dict) and isinstance(here, dict):
+            _check_options(path, f" of {name}{of}", then, here)
+        else:
+            _check_same(path, name + of, then, here)
+
+
+def _check_data(path: Path, which: str, saved: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]) -> None:
+    """Refuse to resume on other data, where the fingerprints of both are known."""
+    if not saved or not now:
+        return
+    other = sorted(saved.keys() ^ now.keys())
+    for name in now.keys() - other:
+        then, numbers = saved[name], now[name]
+        if (then.shape, then.dtype) != (numbers.shape, numbers.dtype):
+            other.append(name)
+            continue
+        with np.errstate(invalid="ignore"):
+            close = abs(then[0] - numbers[0]) <= then[1]
+        same = close | (then[0] == numbers[0]) | (np.isnan(then[0]) & np.isnan(numbers[0]))
+        if not same.all():
+            other.append(f"{name} in {int((~same).sum())} of {len(same)} samples that were compared")
+    if other:
+        raise FileFormatError(
+            f"The checkpoint {path} is of a run on other data: the {which} set differs", expected="that of the first "
+            "call", got=f"other {', '.join(other)}", remedy="Pass the same samples in the same order, or start anew in "
+            "another folder, from its weights (load_checkpoint(...).part(\"model\"), --weights) if need be"
         )  # fmt: skip
 
 
@@ -626,9 +675,12 @@ class History:
         samples), and of how many positions the accuracy is; 0 for a task without classes.
     epochs
         List of `EpochRecord`.
+    earlier_steps
+        Steps that the trainer had taken before, in earlier calls of `fit`; they are not in this history.
     """
 
     def __init__(self) -> None:
+        self.earlier_steps = 0
         self.loss: list[float] = []
         self.accuracy: list[float] = []
         self.grad_norm: list[float] = []

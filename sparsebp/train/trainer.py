@@ -66,8 +66,10 @@ from sparsebp.train.setup import (
     check_schedule,
     earlier_schedule,
     executor_of,
+    fingerprint,
     joined,
     measured,
+    options_given,
     scheduler_of,
     share_of,
     staleness,
@@ -441,6 +443,9 @@ class Trainer:
         self.should_stop = self._validates = self._replaces = False
         self._writes = True
         self.metrics, self._validation_batch = check_metrics(metrics), 100
+        self._given: dict[str, Any] = {}  # the options of the run as they were given, and the numbers of its data
+        self._left: dict[str, Any] | None = None  # the options as the last fit has left them
+        self._data: dict[str, np.ndarray] = {}
         self._position: dict[str, int] = {}
         self._progress: tuple[Callback, ...] = ()
         if transport is None and (sharded or predictor is not None or note is not None):
@@ -484,6 +489,10 @@ class Trainer:
     ) -> History:
         """Train for `epochs` epochs in all, and return the history.
 
+        Another call trains the same model further, with the optimizer and the schedule as they are, and is a run of its
+        own: epochs are numbered from 1 again, and `history` is a new one, which has the steps of the earlier calls as
+        `History.earlier_steps` only. With ``resume=True`` the run in `checkpoint_dir` and its history go on.
+
         Parameters
         ----------
         dataset
@@ -503,7 +512,9 @@ class Trainer:
             ``lengths=``.
         resume
             Go on from the checkpoint in `checkpoint_dir`; from the beginning, if the run was killed before its first
-            checkpoint.
+            checkpoint. Options that losses depend on (of optimizer, schedule, loss and layers, `clip_norm`,
+            `accumulate`, `config`) and the data must be those of the first call. Data sets of `sparsebp.data` and
+            arrays are compared by some samples, others by their number of samples alone.
         overwrite
             Replace the files of an earlier run: the checkpoint and the best weights in `checkpoint_dir`, and those of
             `ModelCheckpoint`. Otherwise a run that starts anew is refused where they are.
@@ -555,7 +566,21 @@ class Trainer:
                       "metrics": list(self.metrics)}, training_set, held_out)  # fmt: skip
             folder, self._writes = self.checkpoint_dir if self._leads else None, epochs > 0
             with run_folder(folder, resume=resume, overwrite=overwrite, writes=self._writes), training(self.model):
-                return self._fit(training_set, held_out, epochs, shape, resume, overwrite)
+                collective_call(self.transport, lambda: self._describe(training_set, held_out))
+                try:
+                    return self._fit(training_set, held_out, epochs, shape, resume, overwrite)
+                finally:
+                    self._left = options_given(self)
+
+    def _describe(self, dataset: Dataset, validation: Dataset | None) -> None:
+        """Note what checkpoints say of the run: its options, as they were given, and its data."""
+        now = options_given(self)
+        if now != self._left:  # else: as training has moved them, by a callback that sets the rate, say
+            self._given = now
+        sets = {"training": dataset, "validation": validation}
+        self._data = {
+            f"{which}.{name}": numbers for which, some in sets.items() for name, numbers in fingerprint(some).items()
+        }
 
     def _asked(
         self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batches: dict[str, Any], resume: Any,
@@ -586,8 +611,9 @@ class Trainer:
         resumed = self._resumed(shape) if resume else None
         if resumed is None:
             check_even(self.optimizer, trained_parameters(self.model, self.optimizer))
-            self.history = History()
             self._check_parameters(0)
+            earlier, self.history = self.history, History()
+            self.history.earlier_steps = earlier.earlier_steps + earlier.steps
         epoch, batch = (0, 0) if resumed is None else resumed
         steps = steps_of(shape)
         self.should_stop, self._validates = False, validation is not None
@@ -599,8 +625,8 @@ class Trainer:
         try:
             if resumed is None and epochs:  # now that nothing is refused any more: an earlier run makes room
                 self._begin(shape)
-            first = self.history.steps
-            self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures(dataset)))
+            first, before = self.history.steps, self.history.earlier_steps
+            self._tell("start", RunInfo(epochs, steps, first, first > 0, runner.captures(dataset), before or None))
             for e in range(epoch, epochs):
                 if self._stops():
                     break
@@ -815,7 +841,6 @@ class Trainer:
             checkpoint = self.transport.broadcast(checkpoint)
         if checkpoint is None or folder is None:
             return None
-        self.history = History()
         at: tuple[int, int] = collective_call(
             self.transport, lambda: restore(self, checkpoint, shape, folder / FILE_NAME)
         )
@@ -851,7 +876,7 @@ class Trainer:
         if not names:
             return
         step = self.history.steps
-        when = "before training" if step == 0 else f"after step {step} (epoch {epoch + 1})"
+        when = "before training" if step == 0 or self._runner is None else f"after step {step} (epoch {epoch + 1})"
         of_parameters = [name for name in names if name in parameters]
         if of_parameters:
             raise NonFiniteError(f"Parameters are not finite {when}", expected="finite parameters",

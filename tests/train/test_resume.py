@@ -8,11 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import orders
 from sparsebp import nn, optim
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
-from sparsebp.train import Checkpoint, EarlyStopping, ModelCheckpoint, Trainer, load_checkpoint, save_checkpoint
+from sparsebp.data import ArrayDataset, BitstreamDataset, ImageDataset, WithPositions
+from sparsebp.train import (
+    Callback,
+    Checkpoint,
+    EarlyStopping,
+    ModelCheckpoint,
+    Trainer,
+    load_checkpoint,
+    save_checkpoint,
+)
+from sparsebp.train.setup import fingerprint
 from train import tiny
 
 SCRIPT = Path(__file__).with_name("tiny.py")
@@ -224,3 +236,265 @@ def test_of_another_model_says_so_before_its_other_defaults(tmp_path):
     trainer(task="digits", model="lenet5", lr=0.003).fit(data, epochs=1, batch_size=4)
     with pytest.raises(FileFormatError, match="model differs"):
         trainer(task="digits", model="vgg11", lr=0.0005).fit(data, epochs=1, batch_size=4, resume=True)
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+class Scaled:
+    """A loss of one's own: `scale` is its option, `calls` its state."""
+
+    def __init__(self, scale=1.0):
+        self.scale, self.calls, self.inner = scale, 0, nn.CrossEntropyLoss()
+
+    def forward(self, prediction, target):
+        self.calls += 1
+        value, saved = self.inner.forward(prediction, target)
+        return self.scale * value, saved
+
+    def input_grad(self, saved):
+        return self.inner.input_grad(saved) * np.float32(self.scale)
+
+
+X, Y = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32), np.arange(12) % 3
+
+
+def run(folder, *, optimizer=optim.Adam, scheduler=None, loss=None, layers=(), groups=None, fit=None, data=None,
+        **options):  # fmt: skip
+    """Train a small model; the keywords are options of the parts."""
+    extra = {name: options.pop(name) for name in ("lr", "betas", "momentum") if name in options}
+    model = nn.Sequential(nn.Linear(4, 5, rng=0), *layers, nn.Linear(5, 3, rng=1))
+    params = model.parameters()
+    if groups is not None:
+        arrays = list(params.items())
+        params = [{"params": dict(arrays[:2]), "weight_decay": groups[0]},
+                  {"params": dict(arrays[2:]), "weight_decay": groups[1]}]  # fmt: skip
+    made = optimizer(params, **{"lr": 0.1, **extra})
+    trainer = Trainer(model, loss or nn.CrossEntropyLoss(), made, rng=1, checkpoint_dir=folder,
+                      lr_scheduler=None if scheduler is None else scheduler(made), **options)  # fmt: skip
+    trainer.fit(data or (X, Y), **{"epochs": 1, "batch_size": 4, "verbose": False, **(fit or {})})
+    return trainer
+
+
+RESUME = {"resume": True, "epochs": 2}
+
+
+@pytest.mark.parametrize(("then", "now", "said"), [
+    ({}, {"lr": 0.2}, "lr of the optimizer differs. Expected 0.2. Got 0.1 in the file"),
+    ({}, {"betas": (0.8, 0.999)}, "betas of the optimizer differs"),
+    ({"optimizer": optim.SGD}, {"optimizer": optim.SGD, "momentum": 0.9}, "momentum of the optimizer differs"),
+    ({}, {"optimizer": optim.AdamW}, "the optimizer differs. Expected AdamW. Got Adam"),
+    ({"groups": (0.0, 0.1)}, {"groups": (0.1, 0.0)}, "weight_decay of the optimizer's group of 0.bias differs"),
+    *(({"scheduler": lambda o: optim.CosineAnnealingLR(o, 9)}, {"scheduler": scheduler, **more}, said)
+      for scheduler, more, said in (
+          (lambda o: optim.CosineAnnealingLR(o, 8), {}, "T_max of the learning-rate schedule differs"),
+          (lambda o: optim.CosineAnnealingLR(o, 9), {"lr": 0.2}, "lr of the optimizer differs. Expected 0.2. Got 0.1"),
+          (lambda o: optim.ExponentialLR(o, 0.9), {}, "class of the learning-rate schedule differs"),
+          (None, {}, "the learning-rate schedule differs"),
+      )),
+    ({"scheduler": lambda o: optim.MultiStepLR(o, [2])}, {"scheduler": lambda o: optim.MultiStepLR(o, [3])},
+     "milestones of the learning-rate schedule differs"),
+    ({"scheduler": lambda o: [optim.LinearLR(o, 0.5), optim.ReduceLROnPlateau(o)]},
+     {"scheduler": lambda o: [optim.LinearLR(o, 0.5), optim.ReduceLROnPlateau(o, patience=3)]}, "'patience': 3"),
+    ({}, {"clip_norm": 1.0}, "clip_norm differs. Expected 1.0. Got None"),
+    ({}, {"accumulate": 2}, "accumulate differs"),
+    ({}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "label_smoothing of the loss differs"),
+    ({"loss": nn.CrossEntropyLoss(weight=np.ones(3, np.float32))},
+     {"loss": nn.CrossEntropyLoss(weight=np.arange(1, 4, dtype=np.float32))}, "weight of the loss differs"),
+    ({}, {"loss": nn.NLLLoss()}, "class of the loss differs"),
+    ({"loss": Scaled()}, {"loss": Scaled(2.0)}, "scale of the loss differs. Expected 2.0. Got 1.0"),
+    ({"layers": [nn.Dropout(0.3, rng=0)]}, {"layers": [nn.Dropout(0.4, rng=0)]}, "p of the layer 1 differs"),
+    ({"layers": [nn.Unflatten(1, (1, 5)), nn.AvgPool1d(3, 1, 1), nn.Flatten()]},
+     {"layers": [nn.Unflatten(1, (1, 5)), nn.AvgPool1d(5, 1, 2), nn.Flatten()]}, "kernel of window of the layer 2"),
+    ({"layers": [nn.ReLU()]}, {"layers": [nn.Tanh()]}, "class of the layer 1 differs. Expected Tanh. Got ReLU"),
+])  # fmt: skip
+def test_an_option_that_changes_the_losses_is_not_ignored(tmp_path, then, now, said):
+    run(tmp_path, **then)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(FileFormatError) as caught:
+        run(tmp_path, **now, fit=RESUME)
+    assert said in str(caught.value)
+    assert "options of the first call" in caught.value.remedy and "weights" in caught.value.remedy
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+    assert run(tmp_path, **then, fit=RESUME).history.steps == 6
+
+
+def test_what_changes_no_loss_may_change(tmp_path):
+    run(tmp_path, lr=0.1)
+    more = {"fusion": "backward", "checkpoint_every": 1, "callbacks": [EarlyStopping("train_loss", 9)]}
+    assert run(tmp_path, **more, fit=RESUME).history.loss == run(None, fit={"epochs": 2}).history.loss
+
+
+class Halve(Callback):
+    """Sets the rate after every epoch; may stop in the middle of the next one."""
+
+    def __init__(self, stop):
+        self.stop, self.trainer = stop, None
+
+    def set_trainer(self, trainer):
+        self.trainer = trainer
+
+    def on_epoch(self, record):
+        self.trainer.optimizer.lr /= 2
+
+    def on_step(self, history):
+        if history.steps == self.stop:
+            self.stop = None
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("scheduler", [
+    None, lambda o: optim.OneCycleLR(o, 0.1, 12), lambda o: optim.ReduceLROnPlateau(o, patience=0),
+    tiny.TinyDecay,
+])  # fmt: skip
+@pytest.mark.parametrize("again", ["the same trainer", "another one"])
+def test_a_rate_that_training_has_moved_is_no_other_option(tmp_path, scheduler, again):
+    """Options count as they were given, and where the same trainer goes on, as its last fit has left them."""
+
+    def make(stop):
+        model = nn.Sequential(nn.Linear(4, 5, rng=0), nn.Linear(5, 3, rng=1))
+        sgd = optim.SGD(model.parameters(), lr=0.1)
+        callbacks = [Halve(stop)] if scheduler is None else [orders.Stop(stop)] if stop else []
+        return Trainer(model, Scaled(), sgd, lr_scheduler=scheduler and scheduler(sgd), callbacks=callbacks, rng=1,
+                       checkpoint_dir=tmp_path)  # fmt: skip
+
+    trainer = make(5)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit((X, Y), epochs=3, batch_size=4)
+    trainer = trainer if again == "the same trainer" else make(None)
+    if scheduler is not None:
+        trainer.callbacks = ()
+    assert trainer.fit((X, Y), epochs=3, batch_size=4, resume=True).steps == 9
+    trainer.optimizer.lr = 0.7  # by hand
+    with pytest.raises(FileFormatError, match=r"lr of the optimizer differs. Expected 0\.7"):
+        trainer.fit((X, Y), epochs=4, batch_size=4, resume=True)
+
+
+def test_older_checkpoints_say_less_and_are_resumed(tmp_path):
+    """Those of version 0.2 have neither options nor numbers of the data, and count epochs from 0."""
+    run(tmp_path)
+    kept = load_checkpoint(tmp_path)
+    state = {name: value for name, value in kept.state.items() if name not in ("options", "earlier_steps")}
+    state["epochs"] = [record | {"epoch": record["epoch"] - 1} for record in state["epochs"]]
+    tensors = {name: array for name, array in kept.tensors.items() if not name.startswith("data.")}
+    save_checkpoint(tmp_path / "checkpoint.safetensors", Checkpoint(tensors, state))
+    trainer = run(tmp_path, fit=RESUME)
+    assert [record.epoch for record in trainer.history.epochs] == [1, 2]
+    assert trainer.history.loss == run(None, fit={"epochs": 2}).history.loss
+    with pytest.raises(FileFormatError, match="lr of the optimizer"):  # from now on they are known
+        run(tmp_path, lr=0.3, fit={"resume": True, "epochs": 3})
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def other(change):
+    """Return the data after a change of one part."""
+    x, y = X.copy(), Y.copy()
+    change(x, y)
+    return x, y
+
+
+@pytest.mark.parametrize(("data", "said"), [
+    (other(lambda x, y: x.__setitem__((5, 2), x[5, 2] + 0.01)), "inputs in 1 of 12 samples"),
+    (other(lambda x, y: y.__setitem__(7, 0)), "targets in 1 of 12"), ((X, np.roll(Y, 1)), "targets in 12 of 12"),
+    ((X[::-1].copy(), Y[::-1].copy()), "inputs in 12 of 12"), ((X[:, ::-1].copy(), Y), "inputs in 12 of 12"),
+    (ArrayDataset(X, Y, scale=2.0), "inputs in 12 of 12"),
+    (other(lambda x, y: x.__setitem__((0, 0), np.nan)), "inputs in 1 of 12"),
+])  # fmt: skip
+def test_other_data_of_the_same_size_is_noticed(tmp_path, data, said):
+    run(tmp_path, fit={"validation": (X, Y)})
+    for sets, which in (({"data": data}, "training"), ({"fit": {"validation": data}}, "validation")):
+        with pytest.raises(FileFormatError, match=f"other data: the {which} set differs") as caught:
+            run(tmp_path, **sets | {"fit": RESUME | sets.get("fit", {})})
+        assert said in caught.value.got and "same samples" in caught.value.remedy
+    assert run(tmp_path, fit=RESUME).history.steps == 6  # without a validation set, of which the file knows
+    with pytest.raises(FileFormatError, match="the validation set differs"):
+        run(tmp_path, fit={"resume": True, "epochs": 3, "validation": data})
+
+
+def test_data_computed_anew_may_be_rounded_otherwise(tmp_path):
+    run(tmp_path, data=(X, Y), fit={"validation": (X, Y)})
+    noisy = X * (1 + np.random.default_rng(1).uniform(-1e-7, 1e-7, X.shape)).astype(np.float32)
+    assert (noisy != X).any()
+    assert run(tmp_path, data=(noisy, Y), fit=RESUME | {"validation": (noisy.astype(float), Y)}).history.steps == 6
+
+
+def test_of_a_data_set_of_ones_own_only_the_size_is_known(tmp_path):
+    class Own:
+        asked = 0
+
+        def __len__(self):
+            return 12
+
+        def batch(self, indices):
+            self.asked += 1
+            return X[indices] + np.float32(self.asked), Y[indices]
+
+    run(tmp_path, data=Own())
+    own = Own()
+    assert run(tmp_path, data=own, fit=RESUME).history.steps == 6 and own.asked == 3
+    assert not any(name.startswith("data.") for name in load_checkpoint(tmp_path).tensors)
+    assert run(tmp_path, fit={"resume": True, "epochs": 3}).history.steps == 9  # nothing to compare with
+
+
+@given(seed=st.integers(0, 9), kind=st.sampled_from(["arrays", "words", "lengths", "bits", "places", "images"]))
+def test_every_data_set_has_numbers_of_its_own(seed, kind):
+    def make(seed):
+        rng = np.random.default_rng(seed)
+        targets = rng.integers(0, 5, 70)
+        if kind in ("bits", "places"):
+            bits = BitstreamDataset(11, 70, rng=seed)
+            return bits if kind == "bits" else WithPositions(bits, 2)
+        if kind == "images":
+            return ImageDataset(rng.integers(0, 256, (70, 1, 3, 3)).astype(np.uint8), targets, mean=[0.5], std=[0.5])
+        if kind == "words":
+            return ArrayDataset(rng.integers(0, 50_000, (70, 9)), targets, dtype=int)
+        lengths = rng.integers(1, 5, 70) if kind == "lengths" else None
+        return ArrayDataset(rng.standard_normal((70, 4, 3)), targets, lengths=lengths)
+
+    first, same, another = fingerprint(make(seed)), fingerprint(make(seed)), fingerprint(make(seed + 10))
+    assert list(first) == ["inputs", "targets", *(["lengths"] if kind == "lengths" else [])]
+    for name, numbers in first.items():
+        assert numbers.shape == (2, 70) and (abs(numbers[0] - same[name][0]) <= numbers[1]).all()
+        assert (abs(numbers[0] - another[name][0]) > numbers[1]).sum() > 35
+    if kind == "words":
+        words = make(seed)
+        words.inputs[3, 4] += 1
+        assert (abs(fingerprint(words)["inputs"][0] - first["inputs"][0]) > first["inputs"][1]).sum() == 1
+
+
+# ---- a second fit ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_fit_is_a_run_of_its_own_that_says_what_it_stands_on(tmp_path, capsys):
+    """It goes on from the weights, as in Keras; its history does not mix with the first one."""
+    heard = []
+
+    class Hear(Callback):
+        def on_start(self, info):
+            heard.append((info.earlier_steps, info.resumed, info.first_step))
+
+    trainer = tiny.trainer(callbacks=[Hear()])
+    first = trainer.fit(tiny.dataset(), epochs=2, batch_size=10, verbose=True)
+    assert capsys.readouterr().err.startswith("epoch   1")
+    second = trainer.fit(tiny.dataset(20), epochs=1, batch_size=10, verbose=True)
+    assert capsys.readouterr().err.startswith("The model goes on from 6 earlier steps; epochs and history start anew")
+    assert first is not second and trainer.history is second
+    assert (first.steps, second.steps, first.earlier_steps, second.earlier_steps) == (6, 2, 0, 6)
+    assert [record.epoch for record in second.epochs] == [1] and trainer.optimizer.count == 8
+    assert heard == [(None, False, 0), (6, False, 0)]
+    kept = tiny.trainer(tmp_path)
+    kept.fit(tiny.dataset(), epochs=1, batch_size=10)
+    kept.fit(tiny.dataset(), epochs=1, batch_size=10, overwrite=True)
+    resumed = tiny.trainer(tmp_path, callbacks=[Hear()]).fit(tiny.dataset(), epochs=2, batch_size=10, resume=True)
+    assert (resumed.steps, resumed.earlier_steps, heard[-1]) == (6, 3, (3, True, 3))
+
+
+def test_a_resume_that_is_refused_leaves_the_history(tmp_path):
+    run(tmp_path)
+    trainer = run(None)
+    trainer.checkpoint_dir, history = tmp_path, trainer.history
+    with pytest.raises(FileFormatError, match="samples differs"):
+        trainer.fit((X[:9], Y[:9]), epochs=2, batch_size=4, resume=True)
+    assert trainer.history is history and history.steps == 3
