@@ -739,13 +739,8 @@ class History:
         history = cls()
         for name in kinds:
             setattr(history, name, arrays[name].tolist())
-        records = [EpochRecord.from_json(record) for record in epochs]
-        shift = 1 if records and records[0].epoch == 0 else 0  # up to version 0.2, epochs were numbered from 0
-        history.epochs = [dataclasses.replace(record, epoch=record.epoch + shift) for record in records]
-        numbers = [record.epoch for record in history.epochs]
-        if numbers != list(range(1, len(numbers) + 1)):
-            raise FileFormatError("These are no records of one epoch after the other", expected="1, 2, 3, …",
-                                  got=shown(numbers))  # fmt: skip
+        for number, record in enumerate(epochs, 1):  # up to version 0.2, they were numbered from 0
+            history.epochs.append(dataclasses.replace(EpochRecord.from_json(record), epoch=number))
         return history
 
 
@@ -805,7 +800,7 @@ def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
 
 
 def save_loss_curve(history: History, path: str | os.PathLike[str], *, title: str = "Training") -> Path:
-    """Write the picture of `plot_history` to `path` (PNG, SVG or PDF by its suffix) and return the path."""
+    """Write the picture of `plot_history` to `path` (PNG, SVG or PDF by its suffix), which it replaces; return it."""
     ax = plot_history(history)
     ax.set_title(title)
     return write_figure(ax.figure, path, dpi=150, bbox_inches="tight")
