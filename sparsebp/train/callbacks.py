@@ -41,7 +41,7 @@ class RunInfo:
 
     epochs: int  # of the whole run
     steps_per_epoch: int
-    first_step: int  # its number
+    first_step: int  # steps done before it
     resumed: bool
     graph: str | None = None  # whether steps are captured into CUDA graphs, and if not, why; None if not asked for
     earlier_steps: int | None = None  # of earlier calls of `fit`, which are not in the history; None if there are none

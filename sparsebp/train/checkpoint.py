@@ -543,7 +543,8 @@ def run_folder(
                 raise output_error(folder / name, error) from error
         if not (resume or overwrite):
             check_unused(folder)
-        remove_temporaries(folder / FILE_NAME)
+        for name in (FILE_NAME, BEST_NAME):
+            remove_temporaries(folder / name)
         yield
 
 

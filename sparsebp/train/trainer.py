@@ -542,7 +542,8 @@ class Trainer:
             comes without a folder, the model does not take lengths, a trained parameter has been replaced in the model,
             or the last step was broken off between updates.
         FileFormatError
-            There is no run to resume, or its checkpoint is damaged, foreign, or of another run.
+            There is no run to resume, or its checkpoint is damaged, foreign, or of another run, with other options or
+            data.
         OutputError
             The folder cannot be written, another run is writing to it, or it holds an earlier run that is neither
             resumed nor overwritten.

@@ -113,7 +113,8 @@ def test_a_run_that_starts_anew_leaves_an_earlier_one_alone(tmp_path):
     with pytest.raises(OptionError, match="resumed or overwritten"):
         fit(tmp_path, resume=True, overwrite=True)
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
-    (tmp_path / "best.safetensors").write_bytes(b"of the earlier run")
+    for name in ("best.safetensors", ".sparsebp-01-best.safetensors", ".sparsebp-02-checkpoint.safetensors"):
+        (tmp_path / name).write_bytes(b"of the earlier run")  # two of them left when it was killed
     assert fit(tmp_path, epochs=1, overwrite=True)[0].steps == 8
     assert len(load_checkpoint(tmp_path).part("history")["loss"]) == 8
     assert sorted(path.name for path in tmp_path.iterdir()) == [".sparsebp-lock", "checkpoint.safetensors"]
