@@ -246,7 +246,12 @@ def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path
         _check_same(path, "the seed", state["seed"], trainer.seed)
     given, data = state.get("options", {}), checkpoint.part("data")  # not in checkpoints of version 0.2
     if given:
-        _check_options(path, "", given, trainer._given)
+        then, now = (dict(some) for some in (given, trainer._given))
+        groups = then.pop("groups", {}), now.pop("groups", {})
+        _check_options(path, "", then, now)
+        for name in sorted(groups[1].keys() & groups[0]):  # those that are added later are not known when a run begins
+            whose = f"'s group of {name}" if len(groups[1]) > 1 else ""
+            _check_options(path, f"the optimizer{whose}", groups[0][name], groups[1][name])
     for which in ("training", "validation"):
         _check_data(path, which, *(_part(numbers, which) for numbers in (data, trainer._data)))
     _check_same(path, "the learning-rate schedule", state["lr_scheduler"] is not None, trainer.lr_scheduler is not None)
@@ -324,7 +329,8 @@ def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
             odd = ["position"]
     if not odd and state["seed"] < 0:
         odd = ["seed"]
-    if type(state.get("options", {})) is not dict:
+    options = state.get("options", {})
+    if type(options) is not dict or type(options.get("groups", {})) is not dict:
         odd.append("options")
     if type(state.get("earlier_steps", 0)) is not int or state.get("earlier_steps", 0) < 0:
         odd.append("earlier_steps")
@@ -397,13 +403,12 @@ def _check_same(path: Path, name: str, saved: Any, now: Any) -> None:
         )  # fmt: skip
 
 
-def _check_options(path: Path, of: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name in {**saved, **now}:
-        then, here = saved.get(name, "none"), now.get(name, "none")
-        if isinstance(then, dict) and isinstance(here, dict):
-            _check_options(path, f" of {name}{of}", then, here)
-        else:
-            _check_same(path, name + of, then, here)
+def _check_options(path: Path, name: str, saved: Any, now: Any) -> None:
+    if not isinstance(saved, dict) or not isinstance(now, dict):
+        _check_same(path, name, saved, now)
+        return
+    for key in saved | now:
+        _check_options(path, f"{key} of {name}" if name else key, saved.get(key, "none"), now.get(key, "none"))
 
 
 def _check_data(path: Path, which: str, saved: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]) -> None:
@@ -411,7 +416,7 @@ def _check_data(path: Path, which: str, saved: Mapping[str, np.ndarray], now: Ma
     if not saved or not now:
         return
     other = sorted(saved.keys() ^ now.keys())
-    for name in now.keys() - other:
+    for name in sorted(now.keys() - other):
         then, numbers = saved[name], now[name]
         if (then.shape, then.dtype) != (numbers.shape, numbers.dtype):
             other.append(name)

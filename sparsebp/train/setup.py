@@ -434,17 +434,16 @@ def options_given(trainer: Any) -> dict[str, Any]:
     What training moves (a scheduled rate, a schedule's steps) is left out, and functions cannot be told apart.
     """
     optimizer, scheduler, loss, model = trainer.optimizer, trainer.lr_scheduler, trainer.loss, trainer.model
-    options: dict[str, Any] = {"the optimizer": type(optimizer).__name__}
-    groups = options_of(optimizer)
+    groups, held = options_of(optimizer), names_of_groups(optimizer)
     moved = scheduler.get_last_lr() if hasattr(scheduler, "get_last_lr") else []
     for number, group in enumerate(groups):
-        whose = "the optimizer"
-        if len(groups) > 1:  # by its first name: the groups may come in another order
-            whose += f"'s group of {min(map(str, optimizer.param_groups[number]['params']), default='nothing')}"
         base = group.pop("initial_lr", None)
         if base is not None and moved[number : number + 1] == [group["lr"]]:  # else it has been set by hand
             group["lr"] = base
-        options |= {f"{key} of {whose}": value for key, value in group.items()}
+    firsts = [min(names, default="") for names in held] or [""]  # groups may come in another order
+    options: dict[str, Any] = {
+        "the optimizer": type(optimizer).__name__, "groups": dict(zip(firsts, groups, strict=True))
+    }  # fmt: skip
     weights = {name: checksum(array) for name, array in _weights_of(loss).items()}
     options |= {
         "the learning-rate schedule": None if scheduler is None else _schedule_given(scheduler),

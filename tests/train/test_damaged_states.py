@@ -96,6 +96,17 @@ def test_a_missing_or_odd_part_of_the_state(tmp_path, written, key):
         refused(tmp_path, Checkpoint(written.tensors, changed(written.state, key, value=value)))
 
 
+def test_odd_options_and_data(tmp_path, written):
+    """Older checkpoints have none; what is there must be as it is written."""
+    group = written.state["options"]["groups"]["0.bias"]
+    for path in (["options"], ["options", "groups"], ["options", "groups", "0.bias"], ["options", "clip_norm"],
+                 ["earlier_steps"]):  # fmt: skip
+        for value in ("x", 1.5, -1, [], [[1]], {"a": 1}, {**group, "lr": HUGE}):
+            if path[-1] == "groups" and isinstance(value, dict):
+                continue  # of other groups, which may have been added since
+            refused(tmp_path, Checkpoint(written.tensors, changed(written.state, *path, value=value)))
+
+
 @pytest.mark.parametrize(
     "path",
     [

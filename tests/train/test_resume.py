@@ -320,6 +320,37 @@ def test_an_option_that_changes_the_losses_is_not_ignored(tmp_path, then, now, s
     assert run(tmp_path, **then, fit=RESUME).history.steps == 6
 
 
+def test_a_group_that_was_added_in_the_run_is_no_other_option(tmp_path):
+    """A resumed run adds it before fit; the options of the first group are compared nevertheless."""
+
+    class Unfreeze(Callback):
+        def set_trainer(self, trainer):
+            self.trainer = trainer
+
+        def on_epoch(self, record):
+            if len(self.trainer.optimizer.param_groups) == 1:
+                unfreeze(self.trainer)
+
+    def unfreeze(trainer):
+        params = trainer.model.parameters()
+        rest = {name: array for name, array in params.items() if name[0] == "0"}
+        trainer.optimizer.add_param_group({"params": rest, "lr": 0.02})
+
+    def make(lr=0.1, callbacks=()):
+        model = nn.Sequential(nn.Linear(4, 5, rng=0), nn.Linear(5, 3, rng=1))
+        head = {name: array for name, array in model.parameters().items() if name[0] == "1"}
+        return Trainer(model, nn.CrossEntropyLoss(), optim.SGD(head, lr), rng=1, checkpoint_dir=tmp_path,
+                       callbacks=callbacks)  # fmt: skip
+
+    make(callbacks=[Unfreeze()]).fit((X, Y), epochs=2, batch_size=4)
+    again, other = make(), make(lr=0.3)
+    unfreeze(other)
+    with pytest.raises(FileFormatError, match=r"lr of the optimizer's group of 1\.bias differs\. Expected 0\.3"):
+        other.fit((X, Y), epochs=3, batch_size=4, resume=True)
+    unfreeze(again)
+    assert again.fit((X, Y), epochs=3, batch_size=4, resume=True).steps == 9
+
+
 def test_what_changes_no_loss_may_change(tmp_path):
     run(tmp_path, lr=0.1)
     more = {"fusion": "backward", "checkpoint_every": 1, "callbacks": [EarlyStopping("train_loss", 9)]}
