@@ -84,9 +84,51 @@ def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
             got=f"the {type(array).__qualname__} itself",
             remedy="Pass its .data",
         )
-    raise DeviceError(f"{name} is not an array", expected="a NumPy or CuPy array",
-                      got=f"{type(array).__module__}.{type(array).__qualname__}", remedy="Convert it with "
-                      "numpy.asarray(...), or cupy.from_dlpack(...) for another framework's device tensor")  # fmt: skip
+    got = f"{type(array).__module__}.{type(array).__qualname__}"
+    raise DeviceError(f"{name} is not an array", expected="a NumPy or CuPy array", got=got, remedy=array_remedy(array))
+
+
+def array_remedy(value: Any) -> str:
+    """Return how to make an array of something else; NumPy cannot read every tensor of PyTorch."""
+    if getattr(value, "requires_grad", False):
+        return "It requires grad: pass numpy.asarray(tensor.detach()), without its autograd graph"
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        return "Pass numpy.asarray(tensor.float()): NumPy has no bfloat16"
+    return "Convert it with numpy.asarray(...), or cupy.from_dlpack(...) for another framework's device tensor"
+
+
+def asarray(name: str, value: Any) -> Array:
+    """Return `value` as an array: of CuPy if it is on a GPU, else of NumPy. bfloat16 becomes float32.
+
+    Raises
+    ------
+    DeviceError
+        A tensor requires grad, or has values that NumPy cannot read.
+    TypeError, ValueError
+        NumPy's own: a ragged list, say.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # NumPy has none
+            value = value.float()
+        return cupy().asarray(value) if has_device_memory(value) else np.asarray(value)
+    except RuntimeError as error:
+        raise DeviceError(f"{name} cannot be read as an array", expected="an array, or a tensor without autograd graph",
+                          got=str(error), remedy=array_remedy(value)) from error  # fmt: skip
+
+
+def has_device_memory(value: Any) -> bool:
+    """Whether an object is an array on a GPU, of whatever library, that can be read."""
+    try:
+        return hasattr(value, "__cuda_array_interface__")
+    except RuntimeError:  # of a tensor that requires grad
+        return False
+
+
+def is_half(value: Any) -> bool:
+    """Whether an array or tensor is of float16 or bfloat16, whose values float32 and float64 have too."""
+    return str(getattr(value, "dtype", "")).removeprefix("torch.") in ("float16", "bfloat16")
 
 
 def _check_plain(array: Array, name: str) -> None:

@@ -41,6 +41,8 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
     "forward_time_major": ("forward",),
     "stream": ("forward",),
     # In place of all.
+    "replayable": METHODS,
+    "capture_obstacle": METHODS,
     "gradients_between": ("input_grad", "weight_grad", "gradients"),
     "gradients_at_last": ("input_grad", "weight_grad", "gradients"),
     "stages": METHODS,
@@ -127,11 +129,36 @@ def _belongs(kind: type, shortcut: str, methods: Sequence[str]) -> bool:
     return True  # no such methods could have been replaced
 
 
+def says(layer: Any, name: str) -> bool:
+    """Whether a layer has an answer of its own, or of its class, in place of the base class's default."""
+    if name in getattr(layer, "__dict__", ()):
+        return True
+    home = next((cls for cls in type(layer).__mro__ if name in vars(cls)), None)
+    written = None if home is None else vars(home).get("_written")
+    return home is not None and not (written is not None and written.is_base)
+
+
 def is_lone(layer: Any, saved: Any, shape: Sequence[int]) -> bool:
-    """Whether a forward had an unbatched sample, by the layer's method or else by the shape of x."""
-    if belongs(layer, "lone"):
+    """Whether a forward had an unbatched sample, by the layer's method or else by the shape of x.
+
+    A layer around others may have had one if x has the number of axes of a sample of one of them.
+    """
+    if not belongs(layer, "lone"):
+        return hasattr(layer, "lone") and len(shape) <= getattr(layer, "sample_axes", 1)
+    if not getattr(layer, "children", None) or says(layer, "lone"):
         return bool(layer.lone(saved))
-    return hasattr(layer, "lone") and len(shape) <= getattr(layer, "sample_axes", 1)
+    if says(layer, "sample_axes"):
+        return len(shape) <= int(layer.sample_axes)
+    return any(len(shape) == inner.sample_axes > 1 for _, inner in layer.modules())
+
+
+def batch_axes_of(layer: Any) -> tuple[int, int] | None:
+    """Return where a layer has the batch in its input and output; None if it does not say."""
+    try:
+        axes: tuple[int, int] = getattr(layer, "batch_axes", (0, 0))
+    except OptionError:
+        return None
+    return axes
 
 
 def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 
-from sparsebp.core.backend import FLOAT_DTYPES, float_dtype, namespace
+from sparsebp.core.backend import FLOAT_DTYPES, asarray, float_dtype, has_device_memory, namespace, to_host
 from sparsebp.core.check import (
     Array,
     Seed,
@@ -71,7 +71,7 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> np.ndarray:
 
 def check_real(name: str, array: Any) -> None:
     """Refuse anything but a NumPy or CuPy array of booleans, integers or real numbers."""
-    is_array = isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__")
+    is_array = isinstance(array, np.ndarray) or has_device_memory(array)
     if not is_array or getattr(array.dtype, "kind", "?") not in "biuf":
         raise DTypeError(f"{name} is no array of real numbers", expected="an array of integers, floats or booleans",
                          got=f"dtype {array.dtype}" if is_array else type(array).__name__,
@@ -210,7 +210,7 @@ def _rows(array: Array, indices: np.ndarray) -> Array:
 def check_indices(indices: Any, samples: int) -> np.ndarray:
     """Check a batch's indices, which may be negative as usual, and return them as an array."""
     try:
-        array = np.asarray(indices)
+        array = asarray("indices", indices)
     except (TypeError, ValueError):  # lists of different lengths
         array = np.asarray(None)
     if array.size == 0 and isinstance(indices, (list, tuple)):
@@ -228,7 +228,7 @@ def check_indices(indices: Any, samples: int) -> np.ndarray:
 def _lengths(lengths: Any, shape: tuple[int, ...], *, words: bool) -> np.ndarray:
     if isinstance(lengths, np.ndarray):
         namespace(lengths=lengths)
-    values = np.asarray(lengths)
+    values = to_host(asarray("lengths", lengths))
     if values.dtype.kind not in "iu":
         raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype)
     if len(shape) != (2 if words else 3) or values.shape != shape[:1]:

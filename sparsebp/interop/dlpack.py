@@ -33,7 +33,9 @@ def from_dlpack(tensor: Any) -> Array:
             return np.from_dlpack(tensor)
         if kind == _CUDA:
             return backend.cupy().from_dlpack(tensor)
-    except (BufferError, ValueError) as error:  # from the tensor's framework
+    except (BufferError, ValueError, RuntimeError) as error:  # from the tensor's framework, or NumPy
+        if isinstance(error, DeviceError):
+            raise
         raise DeviceError("DLPack cannot describe the tensor", expected="a dense tensor on the host or CUDA",
                           got=str(error)) from error  # fmt: skip
     got = f"DLPack device type {kind}"

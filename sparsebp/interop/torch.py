@@ -62,7 +62,7 @@ def jacobian_from_torch(tensor: Any) -> TransposedJacobian:
 def load_from_torch(layer: Any, module: Any) -> None:
     """Copy the weights of a `torch.nn.Module`, or its ``state_dict()``, into a layer with the same names and shapes.
 
-    The layer keeps its dtype and device.
+    The layer keeps its dtype and device; half precision is converted to it, which changes no value.
 
     Raises
     ------
@@ -70,7 +70,8 @@ def load_from_torch(layer: Any, module: Any) -> None:
         The weights do not fit; nothing is converted silently.
     """
     state = module.state_dict() if hasattr(module, "state_dict") else module
-    layer.load_state_dict({name: from_torch(tensor) for name, tensor in state.items()})
+    detached = {name: tensor.detach() for name, tensor in state.items()}
+    layer.load_state_dict({name: t if backend.is_half(t) else from_torch(t) for name, t in detached.items()})
 
 
 def load_into_torch(module: Any, layer: Any) -> None:

@@ -16,7 +16,7 @@ from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
-from sparsebp.core.shortcuts import belongs, forward_of, is_lone
+from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, says
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import check_patterns
 from sparsebp.products import plan_product
@@ -313,49 +313,92 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
 
 def _jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     if x.ndim == 0:
-        raise _no_batch_axis(x)
+        raise _no_batch_axis(x.shape)
     y, saved = forward_of(layer, x)
-    axes = getattr(layer, "batch_axes", (0, 0))
-    batch, *input_shape = _moved(x, axes[0])
-    out_batch, *output_shape = _moved(y, axes[1])
-    own = belongs(layer, "jacobian_t")
-    if is_lone(layer, saved, x.shape) or out_batch != batch or (x.ndim == 1 and not own):
-        raise _no_batch_axis(x)
+    return jacobian_of(layer, saved, x.shape, y.shape, y)
+
+
+def jacobian_of(
+    layer: Any, saved: Any, shape: tuple[int, ...], out_shape: tuple[int, ...], like: Array, coupled: bool = False
+) -> TransposedJacobian:
+    """Return the transposed Jacobian of the forward that saved `saved`."""
+    # shape, out_shape: of the input and the output. like: an array of their dtype, on their device. coupled: whether
+    # layers inside may have coupled samples in the mode of that forward.
+    axes, own = batch_axes_of(layer), belongs(layer, "jacobian_t")
+    lone, coupled = is_lone(layer, saved, shape), coupled or (not own and _couples(layer, saved))
+    # A layer of layers that says nothing itself may have an unbatched sample, or couple samples, by what these say.
+    silent = not own and bool(getattr(layer, "children", None))
+    may_be_lone = silent and lone and not (says(layer, "lone") or says(layer, "sample_axes"))
+    may_couple = silent and coupled and not says(layer, "couples_samples")
+    in_axis, out_axis = axes or (0, 0)
+    batch, *input_shape = _moved(shape, in_axis)
+    out_batch, *output_shape = _moved(out_shape, out_axis)
+    if (lone and not may_be_lone) or out_batch != batch or (len(shape) == 1 and not own):
+        raise _no_batch_axis(shape)
     samples: dict[str, Any] = {
-        "input_shape": tuple(input_shape), "output_shape": tuple(output_shape), "batch_axes": axes,
+        "input_shape": tuple(input_shape), "output_shape": tuple(output_shape), "batch_axes": (in_axis, out_axis),
     }  # fmt: skip
     if not own:
-        return dense_jacobian_t(_input_grad(layer, saved), batch=batch, like=y, **samples)
+        back = _input_grad(layer, saved)
+        if may_be_lone or may_couple or axes is None:
+            coupled = not _stand_apart(back, batch, out_shape, (in_axis, out_axis), like)
+            if coupled and may_be_lone:
+                raise _no_batch_axis(shape)
+        if coupled:
+            where = "" if axes else "; or say batch_axes in the class, if the batch is not on axis 0"
+            raise OptionError("The samples of this layer depend on each other, so no sample has its own Jacobian",
+                              expected="a layer that maps each sample separately", got=type(layer).__qualname__,
+                              remedy=f"Use its input gradient{where}")  # fmt: skip
+        return dense_jacobian_t(back, batch=batch, like=like, **samples)
     try:
         jacobian = layer.jacobian_t(saved)
     except ShapeError as error:
-        raise _no_batch_axis(x) if x.ndim == 1 else error from error
+        raise _no_batch_axis(shape) if len(shape) == 1 else error from error
     sizes = (prod(input_shape), prod(output_shape))
     if jacobian.shape == sizes and jacobian.batch in (None, batch):
         return TransposedJacobian(jacobian.pattern, jacobian.data, **samples)
-    raise _no_batch_axis(x) if x.ndim == 1 else ShapeError(
+    raise _no_batch_axis(shape) if len(shape) == 1 else ShapeError(
         "The layer's Jacobian does not fit x", expected=f"shape {sizes}, {batch} samples or shared values",
         got=repr(jacobian),
     )  # fmt: skip
 
 
-def _input_grad(layer: Any, saved: Any) -> Callable[[Array], Array]:
-    """Return the layer's input gradient as a function of gy alone."""
+def _couples(layer: Any, saved: Any) -> bool:
     if _has(layer, "couples_samples") and not belongs(layer, "couples_samples"):
         raise OptionError(f"{type(layer).__qualname__} overrides the backward pass, but not couples_samples",
                           expected="couples_samples(saved) defined or restated in the class",
                           got="an inherited couples_samples")  # fmt: skip
-    if _has(layer, "couples_samples") and layer.couples_samples(saved):
-        raise OptionError("The samples of this layer depend on each other, so no sample has its own Jacobian",
-                          expected="a layer that maps each sample separately", got=type(layer).__qualname__,
-                          remedy="Use its input gradient")  # fmt: skip
+    return _has(layer, "couples_samples") and bool(layer.couples_samples(saved))
+
+
+def _input_grad(layer: Any, saved: Any) -> Callable[[Array], Array]:
+    """Return the layer's input gradient as a function of gy alone."""
     if belongs(layer, "gradients"):
         return lambda gy: layer.gradients(gy, saved).input
     return lambda gy: layer.input_grad(gy, saved)
 
 
-def _no_batch_axis(x: Array) -> ShapeError:
-    return ShapeError("x has no batch axis that the layer keeps", expected="a batch of samples, (B, …)", got=x.shape,
+def _stand_apart(
+    input_grad: Callable[[Array], Array], batch: int, out_shape: tuple[int, ...], axes: tuple[int, int], like: Array
+) -> bool:
+    """Whether a gradient at the output of some samples reaches the input of those alone, tried with all pairs."""
+    # The samples whose number has a bit, then the others: two samples differ in one bit at least. Random gradients do
+    # not cancel.
+    xp, rng = backend.namespace(like), np.random.default_rng(0)
+    gy = xp.moveaxis(xp.asarray(rng.standard_normal(out_shape).astype(like.dtype)), axes[1], 0)
+    numbers = np.arange(batch)
+    for bit in range((batch - 1).bit_length()):
+        for wanted in (0, 1):
+            at = xp.asarray((numbers >> bit) & 1 == wanted)
+            given = xp.where(at.reshape(-1, *[1] * (gy.ndim - 1)), gy, gy.dtype.type(0))
+            gx = xp.moveaxis(input_grad(xp.ascontiguousarray(xp.moveaxis(given, 0, axes[1]))), axes[0], 0)
+            if bool(gx[~at].any()):  # synchronize!
+                return False
+    return True
+
+
+def _no_batch_axis(shape: tuple[int, ...]) -> ShapeError:
+    return ShapeError("x has no batch axis that the layer keeps", expected="a batch of samples, (B, …)", got=shape,
                       remedy="Pass x[None] for a single sample, x[:, None] for samples of one number each")  # fmt: skip
 
 
@@ -363,9 +406,9 @@ def _has(layer: Any, method: str) -> bool:
     return callable(getattr(layer, method, None))
 
 
-def _moved(array: Array, axis: int) -> tuple[int, ...]:
+def _moved(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """Return the lengths of the axes, the batch's first."""
-    return (array.shape[axis], *array.shape[:axis], *array.shape[axis + 1 :])
+    return (shape[axis], *shape[:axis], *shape[axis + 1 :])
 
 
 def dense_jacobian_t(

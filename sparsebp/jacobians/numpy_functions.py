@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sparsebp.core import backend
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, TracingError
 from sparsebp.jacobians import tracing
@@ -730,7 +731,7 @@ class NumpyFunction:
 
     def compare(self, args: tuple[Any, ...]) -> None:
         """Compare the function with what it computes when it is traced, which `isinstance` may tell apart."""
-        x, f = np.array(args[self.argnum]), self._alone(args)
+        x, f = np.array(backend.asarray("x", args[self.argnum])), self._alone(args)
         try:
             with np.errstate(all="ignore"):
                 expected = np.asarray(f(x.copy()))

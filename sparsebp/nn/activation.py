@@ -390,6 +390,10 @@ class Softmax(Layer):
         """Whether the axis is the batch."""
         return saved.ndim > 1 and self.dim in (0, -saved.ndim)
 
+    def may_couple_samples(self) -> bool:
+        """Whether the axis may be the batch: it is the first, or counted from the end."""
+        return self.dim == 0 or self.dim < -1
+
     def jacobian_t(self, saved: Array) -> Any:
         """Return a dense block ``diag(y) - y yᵀ`` for each place on a sample's other axes, per sample.
 

@@ -780,7 +780,7 @@ class TransformerEncoderLayer(Layer):
         d_model, between = check_integer("d_model", d_model, 1), check_integer("dim_feedforward", dim_feedforward, 1)
         options: dict[str, Any] = {"dtype": real, "rng": rng}
         norm: dict[str, Any] = {"eps": layer_norm_eps, "bias": bias, "dtype": real}
-        self.children = {
+        self.children |= {
             "self_attn": MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **options),
             "linear1": Linear(d_model, between, bias, **options),
             "activation": make_activation(),
@@ -791,9 +791,6 @@ class TransformerEncoderLayer(Layer):
             "dropout1": Dropout(dropout, rng=own_generator(rng)),
             "dropout2": Dropout(dropout, rng=own_generator(rng)),
         }
-        for layer in self.children.values():
-            if isinstance(layer, Dropout):
-                layer.batch_axes = self.batch_axes
 
     def forward(
         self, x: Array, src_mask: Array | None = None, src_key_padding_mask: Array | None = None,
@@ -817,6 +814,10 @@ class TransformerEncoderLayer(Layer):
         saved
             An `EncoderSaved`.
         """
+        axes = self.batch_axes
+        for layer in self.children.values():
+            if isinstance(layer, Dropout) and layer.batch_axes != axes:
+                layer.batch_axes = axes
         parts: dict[str, Any] = {}
         options = {
             "attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal, "lengths": lengths,

@@ -99,6 +99,10 @@ class Flatten(Reshaping):
         first, last = self._axes(saved)
         return first == 0 < last
 
+    def may_couple_samples(self) -> bool:
+        """Whether the first of these axes may be the batch."""
+        return self.start_dim == 0 or self.start_dim < -1
+
     def jacobian_t(self, saved: Array) -> Any:
         """Return the identity: a sample's elements keep their order.
 
@@ -285,6 +289,9 @@ class Dropout2d(Dropout):
     -----
     Source: Tompson et al., "Efficient object localization using convolutional networks", 2015, §3.2.
     """
+
+    replayable = True
+    capture_obstacle = Dropout.capture_obstacle
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array | None]]:
         """Return the masked x; `saved` holds x and the mask (None when nothing is dropped)."""

@@ -139,6 +139,9 @@ def layer_jacobian_t(
     for direction, (tape, w) in enumerate(zip(tapes, weights, strict=True)):
         run = _direction_blocks(cell, tape, w)
         blocks[:, :, :, :, direction] = _reversed(run, lengths) if direction else run
+    if lengths is not None:  # the output past a sample's end is 0
+        past = ~lengths.valid[:, :, 0].T
+        xp.copyto(blocks, blocks.dtype.type(0), where=past[:, None, None, :, None, None])
     if mask is not None:
         blocks *= xp.moveaxis(mask, 1, 0)[:, :, :, None, None, None]
     return sequence_jacobian_t(blocks, bidirectional=directions == 2)

@@ -16,7 +16,7 @@ from sparsebp.core.shortcuts import forward_of, is_lone
 from sparsebp.nn.basic import Identity
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, Work, check_gy, check_input, check_layer, input_grad_work, total_work
-from sparsebp.nn.sequential import Container, Link, taking_lengths
+from sparsebp.nn.sequential import Container, Link, coupled_now, taking_lengths
 
 
 class Branches(Container):
@@ -45,11 +45,12 @@ def _sum(arrays: Sequence[Array]) -> Array:
 
 
 class ConcatSaved(NamedTuple):
-    """The input, the shapes of the branches' outputs, and each branch's saved value."""
+    """The input, the shapes of the branches' outputs, each branch's saved value, and which may have coupled samples."""
 
     x: Array
     shapes: list[tuple[int, ...]]
     branches: list[Any]
+    coupled: frozenset[int]
 
 
 class Concat(Branches):
@@ -77,7 +78,8 @@ class Concat(Branches):
             raise ShapeError("The outputs of the branches do not stand side by side",
                              expected="(B, channels, …) that differ in the channels alone",
                              got=", ".join(str(y.shape) for y in outputs))  # fmt: skip
-        return _side_by_side(xp, outputs), ConcatSaved(x, [out.shape for out in outputs], list(saved))
+        shapes, coupled = [out.shape for out in outputs], coupled_now(self.children.values())
+        return _side_by_side(xp, outputs), ConcatSaved(x, shapes, list(saved), coupled)
 
     def gradients(self, gy: Array, saved: ConcatSaved) -> Gradients:
         """Return the gradients: each branch's of its part of gy, those at the input added up."""
@@ -113,8 +115,9 @@ class Concat(Branches):
         return TransposedJacobian(plan.pattern, plan(*(jacobian.data for jacobian in jacobians)))
 
     def _parts(self, saved: ConcatSaved) -> Iterator[Link]:
-        for branch, branch_saved, shape in zip(self.children.values(), saved.branches, saved.shapes, strict=True):
-            yield Link(branch, branch_saved, saved.x.shape, shape)
+        branches = zip(self.children.values(), saved.branches, saved.shapes, strict=True)
+        for number, (branch, branch_saved, shape) in enumerate(branches):
+            yield Link(branch, branch_saved, saved.x.shape, shape, number in saved.coupled)
 
 
 def _side_by_side(xp: ModuleType, arrays: Sequence[Array]) -> Array:
@@ -137,11 +140,12 @@ def _side_by_side(xp: ModuleType, arrays: Sequence[Array]) -> Array:
 
 
 class SumSaved(NamedTuple):
-    """The input, the shape of the output, and each branch's saved value."""
+    """The input, the shape of the output, each branch's saved value, and which may have coupled samples."""
 
     x: Array
     shape: tuple[int, ...]
     branches: list[Any]
+    coupled: frozenset[int]
 
 
 class Sum(Branches):
@@ -188,7 +192,7 @@ class Sum(Branches):
                              got=", ".join(f"{name}: {y.shape} {y.dtype}" for name, y in
                                            zip(self.children, outputs, strict=True)),
                              remedy="Let a branch project: a convolution of width 1, or Linear")  # fmt: skip
-        return _sum(outputs), SumSaved(x, outputs[0].shape, saved)
+        return _sum(outputs), SumSaved(x, outputs[0].shape, saved, coupled_now(self.children.values()))
 
     def gradients(self, gy: Array, saved: SumSaved) -> Gradients:
         """Return the gradients: each branch's of gy, those at the input added up."""
@@ -243,8 +247,8 @@ class Sum(Branches):
         return [name for name, branch in self.children.items() if taking_lengths(branch.stages(name))[0]]
 
     def _parts(self, saved: SumSaved) -> Iterator[Link]:
-        for branch, branch_saved in zip(self.children.values(), saved.branches, strict=True):
-            yield Link(branch, branch_saved, saved.x.shape, saved.shape)
+        for number, (branch, branch_saved) in enumerate(zip(self.children.values(), saved.branches, strict=True)):
+            yield Link(branch, branch_saved, saved.x.shape, saved.shape, number in saved.coupled)
 
 
 class Residual(Sum):

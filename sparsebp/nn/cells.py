@@ -65,7 +65,7 @@ def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType) -> Lengt
     if lengths is None:
         return None
     try:
-        values = backend.to_host(lengths) if hasattr(lengths, "__cuda_array_interface__") else np.asarray(lengths)
+        values = backend.to_host(backend.asarray("lengths", lengths))
     except ValueError:  # a ragged list
         values = np.asarray(None)
     if values.dtype.kind not in "iu":

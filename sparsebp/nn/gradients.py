@@ -8,6 +8,7 @@ the identity of an array: callers may write into their arrays between two calls.
 from __future__ import annotations
 
 import contextlib
+import operator
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import backend, parts
 from sparsebp.core import masks as masking
 from sparsebp.core.check import Array, shown
 from sparsebp.core.errors import OptionError, StaleError
@@ -257,6 +258,7 @@ class Back:
     def __init__(self, layer: Any, saved: Any) -> None:
         self.layer, self.saved = layer, saved
         self._weights = _digests(layer.backward_arrays())
+        self._parts, self._changes = _parts_of(layer), parts.changes
 
     def __call__(self, gy: Array, **options: Any) -> Gradients:
         """Return the `Gradients` of a gradient at the output: ``g.input`` and ``g.weights``.
@@ -283,12 +285,22 @@ class Back:
         return found
 
     def _check(self) -> None:
+        if self._changes != parts.changes:
+            now = _parts_of(self.layer)
+            if len(now) != len(self._parts) or any(map(operator.is_not, now, self._parts)):
+                raise StaleError("A layer has been replaced since the forward", expected="the layers that ran then",
+                                 got="others", remedy="Ask for all gradients before, or run vjp again")  # fmt: skip
+            self._changes = parts.changes
         if _digests(self.layer.backward_arrays()) != self._weights:
             raise StaleError(
                 "The parameters have changed since the forward", expected="the weights that the forward ran with",
                 got="others: an update, or load_state_dict, came in between",
                 remedy="Ask for all gradients (g.input, g.weights) before the update, or run vjp again"
             )  # fmt: skip
+
+
+def _parts_of(layer: Any) -> list[Any]:
+    return [part for _, part in layer.modules()] if hasattr(layer, "modules") else []
 
 
 def value_and_grad(
@@ -387,8 +399,8 @@ def undisturbed(model: Any) -> Iterator[None]:
 
 def _copied(value: Any) -> Any:
     """Return a copy of an array; anything else unchanged, for a later check to refuse."""
-    known = ("__array_interface__", "__cuda_array_interface__")
-    return value.copy() if any(hasattr(value, name) for name in known) else value
+    is_array = hasattr(value, "__array_interface__") or backend.has_device_memory(value)
+    return value.copy() if is_array else value
 
 
 def _digests(arrays: Sequence[Array]) -> list[tuple[Any, ...]]:

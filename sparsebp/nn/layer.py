@@ -10,14 +10,15 @@ from __future__ import annotations
 import abc
 import math
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from types import ModuleType, TracebackType
-from typing import Any, ClassVar, NamedTuple, NoReturn, Self
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self, TypeVar
 
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import backend, parts
 from sparsebp.core import masks as masking
 from sparsebp.core.check import Array, ProductFactors, check_flag, shown
 from sparsebp.core.errors import (
@@ -29,23 +30,57 @@ from sparsebp.core.errors import (
     OptionError,
     ShapeError,
 )
-from sparsebp.core.shortcuts import belongs, forward_of, only_described, record
+from sparsebp.core.shortcuts import belongs, forward_of, only_described, record, says
 from sparsebp.nn.gradients import Back, Gradients, undisturbed
 
 __all__ = ["NothingKept", "inference_mode", "keeps"]
 
 
-# A layer's arrays. Once an array has a name, its replacement must have the same shape, dtype and device.
+# A layer's arrays, and the layers inside it. Once an array has a name, its replacement must have the same shape, dtype
+# and device.
+
+T = TypeVar("T")
 
 
-class NamedArrays(dict[str, Array]):
+class Named(dict[str, T]):
+    """Arrays or layers of a layer by name, which its attributes of the same name show.
+
+    Every change of an entry goes through `__setitem__` or `__delitem__`, which also set the attribute.
+    """
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, entries: Mapping[str, T] | Iterable[tuple[str, T]] = (), owner: Layer | None = None) -> None:
+        self._owner = None if owner is None else weakref.ref(owner)
+        super().__init__()
+        self.update(entries)
+
+    def owner(self) -> Layer | None:
+        """Return the layer; None if it is gone, or this is a copy."""
+        return None if self._owner is None else self._owner()
+
+    def update(self, *entries: Any, **named: T) -> None:
+        """As `dict.update`."""
+        for name, value in dict(*entries, **named).items():
+            self[name] = value
+
+    def __ior__(self, entries: Any) -> Self:  # type: ignore[override, misc]
+        self.update(entries)
+        return self
+
+    def setdefault(self, name: str, value: T = None) -> T:  # type: ignore[assignment]
+        """As `dict.setdefault`."""
+        if name not in self:
+            self[name] = value
+        return self[name]
+
+
+class NamedArrays(Named[Array]):
     """Parameters or buffers of a layer; an array is only replaced by one of the same shape, dtype and device."""
 
     # A bias of shape (1,) in place of (n,), for example, would be broadcast without an error.
 
-    def __init__(self, arrays: Mapping[str, Array] | Iterable[tuple[str, Array]] = ()) -> None:
-        super().__init__()
-        self.update(arrays)
+    __slots__ = ()
 
     def __setitem__(self, name: str, array: Array) -> None:
         old = self.get(name)
@@ -65,36 +100,28 @@ class NamedArrays(dict[str, Array]):
             if backend.is_host(backend.namespace(array)) and not array.flags.writeable:
                 raise LayoutError(f"{name} is read-only", expected="an array that can be written to",
                                   got="one that cannot", remedy=f"Pass {name}.copy()")  # fmt: skip
+        self.replace(name, array)
+        if array is not old and old is not None:
+            arrays_replaced()
+
+    def replace(self, name: str, array: Array) -> None:
+        """Set an array without a check: of another dtype or device, when the caller converts all of the layer."""
+        before, layer = self.get(name), self.owner()
         super().__setitem__(name, array)
-        if array is not old and old is not None and masking.owners:
-            masking.arrays_replaced()
+        # An attribute that was something else, a flag called "bias" say, stays.
+        if layer is not None and layer.__dict__.get(name, before) is before and not hasattr(type(layer), name):
+            layer.__dict__[name] = array
 
-    @classmethod
-    def instead(cls, old: Mapping[str, Array], new: Mapping[str, Array]) -> NamedArrays:
-        """Return `new`, checked against the arrays of `old` that it replaces."""
-        arrays = cls(old)
-        arrays.update(new)
-        return arrays if arrays.keys() == new.keys() else arrays._kept()
-
-    @staticmethod
-    def convert(arrays: dict[str, Array], name: str, array: Array) -> None:
-        """Replace an array by one of another dtype or device; the caller converts all arrays of the layer."""
-        dict.__setitem__(arrays, name, array)
-
-    def update(self, *arrays: Any, **named: Array) -> None:
-        """As `dict.update`."""
-        for name, array in dict(*arrays, **named).items():
-            self[name] = array
-
-    def __ior__(self, arrays: Any) -> NamedArrays:  # type: ignore[override, misc]
-        self.update(arrays)
-        return self
-
-    def setdefault(self, name: str, array: Array = None) -> Array:
-        """As `dict.setdefault`."""
-        if name not in self:
-            self[name] = array
-        return self[name]
+    def instead(self, owner: Layer, new: Mapping[str, Array]) -> NamedArrays:
+        """Return `new`, checked against these arrays, which it replaces."""
+        checked = NamedArrays(self)
+        checked.update(new)
+        if checked.keys() != new.keys():
+            checked._kept()
+        arrays = NamedArrays(self, owner)
+        for name, array in checked.items():
+            arrays.replace(name, array)
+        return arrays
 
     def _kept(self, *_: Any) -> NoReturn:
         """Refuse to remove an array."""
@@ -104,7 +131,103 @@ class NamedArrays(dict[str, Array]):
     __delitem__ = pop = popitem = clear = _kept
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NamedArrays, (dict(self),)
+        return NamedArrays, (dict(self),)  # the layer's __setstate__ makes another one of its own
+
+
+def arrays_replaced() -> None:
+    """Tell whoever rests on the arrays of layers that one has been replaced."""
+    parts.changed()
+    if masking.owners:
+        masking.arrays_replaced()
+
+
+class Children(Named["Layer"]):
+    """The layers inside another one, by name: the one record of a model's parts."""
+
+    # `views`: the child that each attribute shows, whether it is there or not. None: a layer that is assigned to any
+    # attribute becomes the child of that name; else to one that shows a child.
+
+    __slots__ = ("views",)
+
+    def __init__(
+        self, layers: Mapping[str, Layer] | Iterable[tuple[str, Layer]] = (), owner: Layer | None = None,
+        views: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.views = views
+        super().__init__(layers, owner)
+
+    def __setitem__(self, name: str, layer: Layer) -> None:
+        super().__setitem__(name, check_layer(f"The child {name!r}", layer))
+        self._show(name, layer)
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self._show(name, None)
+
+    def _show(self, name: str, layer: Layer | None) -> None:
+        """Let the attributes that show a child show this one, or nothing."""
+        owner = self.owner()
+        for attribute in (name, *(view for view, child in (self.views or {}).items() if child == name != view)):
+            if owner is None or hasattr(type(owner), attribute):
+                continue
+            if layer is None:
+                owner.__dict__.pop(attribute, None)
+            else:
+                owner.__dict__[attribute] = layer
+        parts.changed()
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """As `dict.pop`."""
+        if name not in self and default:
+            return default[0]
+        layer = self[name]
+        del self[name]
+        return layer
+
+    def popitem(self) -> tuple[str, Layer]:
+        """As `dict.popitem`."""
+        if not self:
+            raise KeyError("popitem(): there are no children")
+        name = next(reversed(self))
+        return name, self.pop(name)
+
+    def clear(self) -> None:
+        """As `dict.clear`."""
+        for name in list(self):
+            del self[name]
+
+    def view(self, attribute: str) -> str | None:
+        """Return the name of the child that an attribute shows; None if it shows none."""
+        if attribute in self:
+            return attribute
+        return self.views.get(attribute) if self.views else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Children, (dict(self), None, self.views)
+
+
+def _name_of(layer: Layer | None, children: Mapping[str, Layer]) -> str | None:
+    return next((name for name, child in children.items() if child is layer), None)
+
+
+def _followed(name: str, before: Mapping[str, Layer], after: Mapping[str, Layer]) -> str | None:
+    """Return the name in a new record of the child that had that name: the same layer, or the one in its place."""
+    child = _name_of(before.get(name), after)
+    if child is None and name in after and _name_of(after[name], before) is None:
+        return name
+    return child
+
+
+class _BatchAxes:
+    """The default of `Layer.batch_axes`; an object or a class may have its own in its place."""
+
+    def __get__(self, layer: Layer | None, kind: type | None = None) -> tuple[int, int]:
+        for name, child in () if layer is None else layer.__dict__.get("children", {}).items():
+            if child.batch_axes != (0, 0):
+                raise OptionError(f"{type(layer).__name__} does not say where the batch is in its input and output",
+                                  expected="batch_axes in the class, as (0, 0), (1, 1), or (1, 0) for a last step",
+                                  got=f"none, and the child {name!r} has them on {child.batch_axes}")  # fmt: skip
+        return 0, 0
 
 
 def parameter_dtype(dtype: Any, device: Any = None) -> np.dtype:
@@ -144,26 +267,40 @@ def fan_in_bound(fan_in: int) -> float:
 
 
 def checked_like(name: str, value: Any, param: Array, *, finite: bool = True) -> Array:
-    """Check shape, dtype and, if `finite`, finiteness of `value`; return it as an array of `param`'s namespace."""
+    """Check shape, dtype and, if `finite`, finiteness of `value`; return it in `param`'s namespace and dtype."""
     xp = backend.namespace(param)
     try:
-        array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, or a tensor that NumPy cannot read
+        array = backend.asarray(name, value)
+    except (TypeError, ValueError) as error:  # a ragged list, say
         raise DTypeError(
             f"{name} is not an array", expected="an array", got=str(error), remedy="Pass what state_dict returned"
         ) from error
     if array.shape != param.shape:
         raise ShapeError(f"{name} has the wrong shape", expected=param.shape, got=tuple(array.shape),
                          remedy="Build the model with the arguments that the state was made with")  # fmt: skip
-    if array.dtype != param.dtype:
+    if array.dtype != param.dtype and not (param.dtype.kind == "f" and backend.is_half(value)):
         raise DTypeError(f"{name} has the wrong dtype", expected=param.dtype, got=array.dtype,
-                         remedy=f"Convert the array, or build the model with dtype={array.dtype}")  # fmt: skip
-    array = backend.as_namespace(array, xp)
+                         remedy=_dtype_remedy(array.dtype, param.dtype))  # fmt: skip
+    array = backend.as_namespace(array, xp).astype(param.dtype, copy=False)  # exact: of half precision
     if finite and not bool(xp.isfinite(array).all()):  # synchronize!
         raise NonFiniteError(f"{name} holds NaN or infinity", expected="finite weights",
                              got=f"{int((~xp.isfinite(array)).sum())} of {array.size} values not finite",
                              remedy="Load the last good checkpoint")  # fmt: skip
     return array
+
+
+def _dtype_remedy(given: np.dtype, wanted: np.dtype) -> str:
+    other = f", or call model.to(dtype={str(given)!r}) before" if given in backend.FLOAT_DTYPES else ""
+    return f"Pass numpy.asarray(value, {str(wanted)!r}){other}"
+
+
+class IncompatibleKeys(NamedTuple):
+    """Names that `Layer.load_state_dict` has found on one side only; both are empty if everything was loaded."""
+
+    missing_keys: list[str]
+    """Parameters and buffers of the layer that the state does not have: they are as before."""
+    unexpected_keys: list[str]
+    """Entries of the state that the layer does not have: they are ignored."""
 
 
 # Whether a forward saves anything for backward: not in `inference_mode`, and not when a layer is called.
@@ -251,20 +388,33 @@ class Layer(abc.ABC):
     buffers
         State that no optimizer updates (running statistics), by name; part of `state_dict`, not of `parameters`.
     children
-        Layers inside this one by name; their parameters appear under dotted names.
+        Layers inside this one by name; their parameters appear under dotted names. A layer that is assigned to an
+        attribute becomes the child of that name, as in torch.nn: ``self.head = Linear(…)``. See the notes.
     training
         Whether dropout is active and batch statistics are used; set by `train` and `eval`.
     device
         ``"cpu"`` or ``"cuda"``: where the parameters live; set by `to`.
     generator
         The random generator that `forward` draws from, or None if the layer draws nothing.
+
+    Notes
+    -----
+    `children` alone says which layers a model is made of, and an attribute that holds a child is a view of it:
+    ``model.head = new``, ``model.children["head"] = new`` and ``del model.head`` do the same to forward, training,
+    `state_dict` and `parameters`. An optimizer built on the old parameters refuses its next step.
+    Where a class assigns ``self.children = {…}`` as a whole, this names all parts: an attribute that holds one of them
+    shows it under its own name, and a layer in any other attribute is no part of the model.
+    Parameters and buffers are attributes as well: ``layer.weight`` is ``layer.params["weight"]``, and assigning to
+    it replaces that array by one of the same shape and dtype.
     """
 
+    children: dict[str, Layer]
     generator: np.random.Generator | None = None
     replayable: ClassVar[bool] = False
     """Whether all batches of one shape are the same work for a GPU, of which the host reads and draws nothing."""
-    batch_axes: tuple[int, int] = (0, 0)
-    """Where the batch is among the axes of the input and of the output."""
+    batch_axes: tuple[int, int] = _BatchAxes()  # type: ignore[assignment]
+    """Where the batch is among the axes of the input and of the output: (0, 0) unless the class says otherwise. A layer
+    around layers that put it elsewhere must say."""
     sample_axes: int = 1
     """Number of axes of an unbatched sample, see `lone`."""
     finite_buffers: ClassVar[frozenset[str]] = frozenset()
@@ -277,21 +427,89 @@ class Layer(abc.ABC):
     def __init__(self) -> None:
         self.params: dict[str, Array] = NamedArrays()
         self.buffers: dict[str, Array] = NamedArrays()
-        self.children: dict[str, Layer] = {}
+        self.__dict__["children"] = Children(owner=self)
         self.training = True
         self.device = "cpu"
 
     def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
         if name in ("params", "buffers"):
-            before = self.__dict__.get(name, {})
-            super().__setattr__(name, NamedArrays.instead(before, value))
-            if before and masking.owners:
-                masking.arrays_replaced()
+            before = own.get(name, NamedArrays())
+            super().__setattr__(name, before.instead(self, value))
+            if before:
+                arrays_replaced()
+        elif name == "children":
+            self._set_children(value)
+        elif name in own.get("params", ()) or name in own.get("buffers", ()):
+            (self.params if name in self.params else self.buffers)[name] = value
+            if not hasattr(type(self), name):
+                own[name] = value
+        elif isinstance(value, Layer) or ("children" in own and own["children"].view(name) is not None):
+            self._set_part(name, value)
         else:
-            if name == "children" and not isinstance(value, Mapping):
-                raise OptionError("children are not a mapping", expected="layers by name", got=type(value).__name__,
-                                  remedy="Write: self.children = {'name': layer}")  # fmt: skip
             super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        own = self.__dict__
+        child = own["children"].view(name) if "children" in own else None
+        if name in own.get("params", ()) or name in own.get("buffers", ()):
+            del self.params[name]  # refused
+        elif child is not None and own.get(name) is own["children"].get(child):
+            del self.children[child]
+        else:
+            super().__delattr__(name)
+
+    def _set_part(self, name: str, layer: Any) -> None:
+        """Let an attribute show a layer."""
+        own, kind = self.__dict__, type(self)
+        if "children" not in own:
+            raise OptionError(f"{kind.__name__} cannot hold a layer yet", expected="super().__init__() first",
+                              got=f"an assignment to {name}")  # fmt: skip
+        children: Children = own["children"]
+        child = children.view(name)
+        if child is not None:
+            children[child] = layer
+        elif hasattr(kind, name):
+            if not hasattr(getattr(kind, name), "__set__"):
+                raise OptionError(f"{kind.__name__} has an attribute {name}, which would hide the layer",
+                                  expected="another name for the layer", got=name)  # fmt: skip
+            super().__setattr__(name, layer)
+        elif children.views is None:
+            children[name] = layer
+        else:
+            self._show(name, layer)
+
+    def _show(self, name: str, layer: Layer) -> None:
+        """Let an attribute show a child that has another name, or hold a layer that is no part."""
+        children: Any = self.children
+        child = _name_of(layer, children)
+        if child is not None:
+            children.views[name] = child
+        super().__setattr__(name, layer)
+
+    def _set_children(self, value: Any) -> None:
+        """Take a record of all parts, which attributes show from now on."""
+        if not isinstance(value, Mapping):
+            raise OptionError("children are not a mapping", expected="layers by name", got=type(value).__name__,
+                              remedy="Write: self.children = {'name': layer}")  # fmt: skip
+        for name, layer in value.items():
+            check_layer(f"The child {name!r}", layer)
+        own = self.__dict__
+        before: Any = own.get("children", Children())
+        if value is before:  # after children |= …
+            return
+        views = {name: name for name in value}
+        if before.views is not None:
+            aliases = {name: _followed(child, before, value) for name, child in before.views.items() if name != child}
+            views = {name: child for name, child in aliases.items() if child is not None} | views
+        held = {name: layer for name, layer in own.items() if isinstance(layer, Layer)}
+        own["children"] = children = Children(value, self, views)
+        for name, layer in held.items():
+            if before.views is not None and name in before.views and name not in views:
+                del own[name]  # it showed a child that is gone
+            elif name not in views and name not in children:
+                self._show(name, layer)
+        parts.changed()
 
     # ---- the action graph ----------------------------------------------------------------------------------------
 
@@ -378,6 +596,9 @@ class Layer(abc.ABC):
             _, saved = forward_of(self, x, **options)
             found = list(self.choices(saved))
         if not found:
+            inside = [name for name, layer in self.modules() if layer is not self and says(layer, "choices")]
+            if inside and not says(self, "choices"):
+                return f"{type(self).__name__} does not say how {', '.join(inside)} goes back: it has no `choices`."
             return f"{type(self).__name__}: bp, plain back-propagation; nothing was left to choose."
         return "\n".join(f"{name or type(self).__name__}: {algorithm}. {reason}" for name, algorithm, reason in found)
 
@@ -448,13 +669,29 @@ class Layer(abc.ABC):
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
         """Estimate the cost of `input_grad` for an input of `shape`; the default is a few elementwise passes.
 
+        Of a layer around others, each of them adds a pass, and a product with its parameters.
         ``backward="auto"`` of `Sequential` compares the sum with scans.
         """
-        return Work(2 * prod(shape), 4 * prod(shape), 2)
+        inside = [layer for _, layer in self.modules()]
+        weights = sum(array.size for layer in inside for array in layer.params.values())
+        batch, size = (shape[0] if shape else 1), prod(shape) * len(inside)
+        if len(inside) == 1:
+            return Work(2 * size, 4 * size, 2)
+        return Work(2 * (size + batch * weights), 4 * size + weights, 2 * len(inside))
 
     def couples_samples(self, saved: Any) -> bool:
-        """Whether an output of that forward depends on more than one sample, so that no sample has a Jacobian."""
-        return False
+        """Whether an output of that forward depends on more than one sample, so that no sample has a Jacobian.
+
+        The default is right for a layer that maps each sample by itself. Of a layer around others it says whether one
+        of them may couple samples in its present mode, as batch normalisation does while training.
+        """
+        return self.may_couple_samples()
+
+    def may_couple_samples(self) -> bool:
+        """Whether a forward in the present mode may couple samples, for some input."""
+        if not inherits_coupling(self):
+            return True  # it is only known of a saved value
+        return any(map(may_couple, self.children.values()))
 
     def lone(self, saved: Any) -> bool:
         """Whether that forward had an unbatched sample, so that its first axis is not the batch."""
@@ -509,6 +746,12 @@ class Layer(abc.ABC):
 
         A parameter that is shared (a layer or an array that occurs more than once) has its first name.
         """
+        live = self.live_parameters()
+        parts.gives_out(self)
+        return live
+
+    def live_parameters(self) -> dict[str, Array]:
+        """Return `parameters`, for a look at them: an optimizer is not built on these."""
         return {name: array for name, array, first in self._named_parameters() if name == first}
 
     def _named_parameters(self) -> Iterator[tuple[str, Array, str]]:
@@ -566,7 +809,7 @@ class Layer(abc.ABC):
             for name, array in (layer.params | layer.buffers).items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
         """Copy `state` into the parameters, in place; nothing is written unless everything fits.
 
         As in torch.nn, a shared parameter appears under all of its names.
@@ -575,7 +818,17 @@ class Layer(abc.ABC):
         ----------
         state
             Arrays by name, as `state_dict` returns them: NumPy, CuPy, or anything that ``numpy.asarray`` takes, so a
-            PyTorch module's ``state_dict()`` as well.
+            PyTorch module's ``state_dict()`` as well. float16 and bfloat16 are converted to the parameter's dtype,
+            which changes no value; nothing else is.
+        strict
+            Whether the names must be those of the layer. If not, the names that both have are loaded; shapes must
+            still fit.
+
+        Returns
+        -------
+        IncompatibleKeys
+            The names that the layer (``missing_keys``) or the state (``unexpected_keys``) has alone; with `strict`
+            there are none.
 
         Raises
         ------
@@ -591,27 +844,35 @@ class Layer(abc.ABC):
                                   got=type(state).__name__, remedy="Pass what state_dict() returned")  # fmt: skip
         new = self._new_buffers(state)
         params = self._state() | {name: array for name, (_, array) in new.items()}
-        missing, unexpected = sorted(params.keys() - state.keys()), sorted(state.keys() - params.keys())
-        if missing or unexpected:
+        differ = IncompatibleKeys(sorted(params.keys() - state.keys()), sorted(state.keys() - params.keys()))
+        if check_flag("strict", strict) and any(differ):
             raise FileFormatError(f"The state does not fit {type(self).__name__}",
                                   expected=f"the names {', '.join(params)}" if params else "no parameters",
-                                  got=f"missing {missing}, unexpected {unexpected}",
-                                  remedy="Build the model with the arguments that the state was made with")  # fmt: skip
+                                  got=f"missing {differ.missing_keys}, unexpected {differ.unexpected_keys}",
+                                  remedy="Build the model with the arguments that the state was made with, or pass "
+                                  "strict=False to load the names that both have")  # fmt: skip
         finite = self.finite_arrays()
-        loaded = {name: checked_like(name, state[name], param, finite=name in finite) for name, param in params.items()}
+        loaded = {
+            name: checked_like(name, state[name], param, finite=name in finite)
+            for name, param in params.items()
+            if name in state
+        }
+        uses: dict[str, str] = {}  # of a shared parameter the first name that is loaded
         for name, param, first in self._named_parameters():
-            if name != first and not bool((loaded[name] == loaded[first]).all()):  # synchronize!
-                raise FileFormatError(f"{name} and {first} are one parameter, but the state has different values for "
+            given = uses.setdefault(first, name) if name in loaded else name
+            if name != given and not bool((loaded[name] == loaded[given]).all()):  # synchronize!
+                raise FileFormatError(f"{name} and {given} are one parameter, but the state has different values for "
                                       "them", expected="equal arrays", got=f"arrays of shape {param.shape} that differ",
                                       remedy="Load the state of a model that shares it as well")  # fmt: skip
-        for name, param in params.items():
-            param[...] = loaded[name]
+        for name, array in loaded.items():
+            params[name][...] = array
         for name, (layer, array) in new.items():
             layer.buffers[name.rpartition(".")[2]] = array
         for _, layer in self.modules():
             layer._arrays_replaced()
         for param in self.parameters().values():
             masking.clear(param)
+        return differ
 
     def finite_arrays(self) -> dict[str, Array]:
         """Return the parameters and `finite_buffers` by dotted name: what must be finite to be saved and loaded."""
@@ -669,18 +930,23 @@ class Layer(abc.ABC):
                         moved = array if device is None else backend.to_device(array, device)
                         floating = wanted is not None and moved.dtype.kind == "f"
                         done[id(array)] = array, moved.astype(wanted, copy=False) if floating else moved
-                    NamedArrays.convert(arrays, name, done[id(array)][1])
+                    arrays.replace(name, done[id(array)][1])  # type: ignore[attr-defined]
             if device is not None:
                 layer.device = device
         for _, layer in self.modules():
             layer._arrays_replaced()
+        parts.changed()
         return self
 
     def _arrays_replaced(self) -> None:  # noqa: B027 - most layers have nothing to note
         """Called when parameters or buffers have been replaced."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        own, children = self.__dict__, state.get("children", {})
+        own.update(state)
+        for name in ("params", "buffers"):
+            own[name] = NamedArrays(state.get(name, {}), self)
+        own["children"] = Children(children, self, getattr(children, "views", {name: name for name in children}))
         self._arrays_replaced()
 
     @property
@@ -691,7 +957,9 @@ class Layer(abc.ABC):
     @property
     def input_dtype(self) -> np.dtype | None:
         """The dtype that `forward` takes: the parameters', or None for any; int64 where an `Embedding` comes first."""
-        return self.dtype
+        first = next(iter(self.children.values()), None)
+        given = None if first is None else first.input_dtype
+        return given if given is not None and given.kind == "i" else self.dtype
 
 
 record(Layer, is_base=True)
@@ -701,6 +969,16 @@ batch_first_axes = property(
     lambda layer: (0, 0) if layer.batch_first else (1, 1),
     doc="Axes of the samples in x and y: the batch comes first, with ``batch_first``, or after the steps.",
 )
+
+
+def inherits_coupling(layer: Layer) -> bool:
+    """Whether a layer says by the default of `Layer.couples_samples` whether it couples samples."""
+    return getattr(layer.couples_samples, "__func__", None) is Layer.couples_samples
+
+
+def may_couple(layer: Layer) -> bool:
+    """Whether a forward of a layer in its present mode may couple samples: also if it does not say."""
+    return not belongs(layer, "couples_samples") or layer.may_couple_samples()
 
 
 def input_grad_work(layer: Layer, shape: tuple[int, ...], saved: Any) -> Work:

@@ -205,6 +205,10 @@ class BatchNorm(Layer):
         """Whether the statistics were the batch's."""
         return saved[3]
 
+    def may_couple_samples(self) -> bool:
+        """Whether the statistics are the batch's: while training, and where none are kept."""
+        return self.training or not self.buffers
+
     def jacobian_t(self, saved: BatchNormSaved) -> Any:
         """Return the diagonal of ``weight / sqrt(running_var + eps)``, shared by the batch.
 
@@ -338,6 +342,10 @@ class InstanceNorm(BatchNorm):
 
     def couples_samples(self, saved: BatchNormSaved) -> bool:
         """Each sample is normalised by itself."""
+        return False
+
+    def may_couple_samples(self) -> bool:
+        """As `couples_samples`."""
         return False
 
     def jacobian_t(self, saved: BatchNormSaved) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import ModuleType
@@ -52,6 +53,7 @@ from sparsebp.nn.layer import (
     batch_first_axes,
     check_gy,
     check_input,
+    check_layer,
     check_sequence_input,
     keeps,
     parameter_dtype,
@@ -125,6 +127,11 @@ class Recurrent(Layer):
         )  # fmt: skip
         bias, self.dropout = check_flag("bias", bias), check_number("dropout", dropout, 0, 1)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        if self.dropout > 0 and num_layers == 1:
+            kinds = type(self).__mro__
+            own = sum("__init__" in vars(kind) for kind in kinds[: kinds.index(Recurrent)])  # calls in between
+            warnings.warn(f"Dropout acts between recurrent layers: dropout={dropout} has no effect with num_layers=1",
+                          stacklevel=2 + own)  # fmt: skip
         self.batch_first = check_flag("batch_first", batch_first)
         self.bidirectional = check_flag("bidirectional", bidirectional)
         self.options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
@@ -577,9 +584,18 @@ class SequenceClassifier(Layer):
 
     replayable = True
     joins_steps = True
+    rnn: Recurrent
+    head: Linear
 
     def __init__(self, rnn: Recurrent, head: Linear) -> None:
         super().__init__()
+        self.children |= {"rnn": check_layer("rnn", rnn), "head": check_layer("head", head)}
+        self._parts()
+
+    def _parts(self) -> tuple[Recurrent, Linear]:
+        """Return both parts, checked: one may have been replaced."""
+        rnn: Any = self.children["rnn"]
+        head: Any = self.children["head"]
         if not isinstance(rnn, Recurrent) or not isinstance(head, Linear):
             raise OptionError("A part of the classifier is of another kind",
                               expected="an RNN, GRU or LSTM, and a Linear",
@@ -588,24 +604,26 @@ class SequenceClassifier(Layer):
         if head.in_features != width:
             raise ShapeError("The head does not fit the recurrent layer", expected=f"in_features = {width}",
                              got=head.in_features, remedy=f"Pass Linear({width}, classes)")  # fmt: skip
-        self.rnn, self.head = rnn, head
-        self.children = {"rnn": rnn, "head": head}
+        return rnn, head
 
     def forward(self, x: Array, lengths: Any = None) -> tuple[Array, ClassifierSaved]:
         """Return logits (B, classes) for x (T, B, input_size), or batch first if the recurrent layer is."""
-        if belongs(self.rnn, "forward_time_major"):
-            _, rnn_saved = self.rnn.forward_time_major(x, lengths=lengths)
+        rnn, head = self._parts()
+        if belongs(rnn, "forward_time_major"):
+            _, rnn_saved = rnn.forward_time_major(x, lengths=lengths)
         else:
-            _, rnn_saved = forward_of(self.rnn, x, **({} if lengths is None else {"lengths": lengths}))
-        states = rnn_saved.h_n[-self.rnn.directions :]
+            _, rnn_saved = forward_of(rnn, x, **({} if lengths is None else {"lengths": lengths}))
+        states = rnn_saved.h_n[-rnn.directions :]
         features = states[0] if len(states) == 1 else states.transpose(1, 0, 2).reshape(states.shape[1], -1)
-        logits, head_saved = forward_of(self.head, features)
+        logits, head_saved = forward_of(head, features)
         return logits, ClassifierSaved(rnn_saved, head_saved)
 
     def gradients(self, gy: Array, saved: ClassifierSaved) -> Gradients:
         """Return the gradients: through the head, the last states, and back through time."""
-        xp = check_gy(gy, (saved.head.shape[0], self.head.out_features), saved.head.dtype, saved.head)
-        head, rnn = gradients_of(self.head, gy, saved.head), self.rnn
+        rnn: Any = self.children["rnn"]
+        linear: Any = self.children["head"]
+        xp = check_gy(gy, (saved.head.shape[0], linear.out_features), saved.head.dtype, saved.head)
+        head = gradients_of(linear, gy, saved.head)
 
         def at_h_n() -> Array:
             at_last = head.input_grad().reshape(-1, rnn.directions, rnn.output_size).transpose(1, 0, 2)
@@ -623,14 +641,15 @@ class SequenceClassifier(Layer):
 
     def choices(self, saved: ClassifierSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the recurrent layer's choices."""
-        if not belongs(self.rnn, "choices"):
+        rnn, _ = self._parts()
+        if not belongs(rnn, "choices"):
             return iter(())
-        return self.rnn.choices(saved.rnn, f"{prefix}.rnn" if prefix else "rnn")
+        return rnn.choices(saved.rnn, f"{prefix}.rnn" if prefix else "rnn")
 
     @property
     def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
         """As the recurrent layer has it; logits are batch first."""
-        return self.rnn.batch_axes[0], 0
+        return self.children["rnn"].batch_axes[0], 0
 
 
 # The layers and cells, with torch.nn's arguments; their equations are in `sparsebp.nn.cells`.

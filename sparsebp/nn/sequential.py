@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, repeat
 from math import prod
 from types import ModuleType
 from typing import Any, NamedTuple, cast
@@ -17,11 +17,21 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_options
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs, forward_of, is_lone
+from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone
 from sparsebp.nn import norm
 from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
-from sparsebp.nn.layer import Layer, Work, check_gy, check_layer, dotted, input_grad_work, total_work
+from sparsebp.nn.layer import (
+    Layer,
+    Work,
+    check_gy,
+    check_layer,
+    dotted,
+    inherits_coupling,
+    input_grad_work,
+    may_couple,
+    total_work,
+)
 
 # ``backward="auto"`` of a chain: layer by layer, or a scan, by a rule over shapes and masks alone.
 
@@ -94,6 +104,7 @@ class Link(NamedTuple):
     saved: Any
     shape: tuple[int, ...]
     out_shape: tuple[int, ...]
+    coupled: bool = False  # Whether it may have coupled samples in the mode of the forward; its saved value may not say
 
     def work(self) -> Work:
         """Return the cost of the layer's `input_grad` and the entries of its Jacobian, dense if it has none."""
@@ -104,7 +115,8 @@ class Link(NamedTuple):
 
     def couples_samples(self) -> bool:
         """Whether the layer couples the samples, or may do so."""
-        return not belongs(self.layer, "couples_samples") or self.layer.couples_samples(self.saved)
+        known = belongs(self.layer, "couples_samples") and not self.coupled
+        return not known or self.layer.couples_samples(self.saved)
 
     def lone(self) -> bool:
         """Whether the layer's forward had an unbatched sample."""
@@ -120,12 +132,9 @@ class Link(NamedTuple):
         # `like` is an array of the dtype of input and output, on their device.
         if belongs(self.layer, "jacobian_t"):
             return self.layer.jacobian_t(self.saved)
-        from sparsebp.jacobians import dense_jacobian_t
+        from sparsebp.jacobians.jacobian import jacobian_of
 
-        return dense_jacobian_t(
-            lambda gy: gradients_of(self.layer, gy, self.saved).input_grad(), self.shape[1:], self.out_shape[1:],
-            self.shape[0], like,
-        )  # fmt: skip
+        return jacobian_of(self.layer, self.saved, self.shape, self.out_shape, like, self.coupled)
 
 
 class Container(Layer):
@@ -146,6 +155,10 @@ class Container(Layer):
         """Whether any layer inside couples the samples."""
         return any(link.couples_samples() for link in self._parts(saved))
 
+    def may_couple_samples(self) -> bool:
+        """Whether any layer inside may couple the samples."""
+        return any(map(may_couple, self.children.values()))
+
     def lone(self, saved: Any) -> bool:
         """Whether any layer inside had an unbatched sample."""
         return any(link.lone() for link in self._parts(saved))
@@ -154,6 +167,21 @@ class Container(Layer):
     def stepwise(self) -> bool:
         """Whether all of the layers inside work on each step of a sequence by itself."""
         return all(getattr(child, "stepwise", False) for child in self.children.values())
+
+
+def coupled_now(layers: Iterable[Layer]) -> frozenset[int]:
+    """Return the numbers of layers whose samples the layers inside may couple in their present mode.
+
+    A class that says of a saved value whether it coupled samples is asked later.
+    """
+    found = [
+        number for number, layer in enumerate(layers)
+        if layer.children and inherits_coupling(layer) and layer.may_couple_samples()
+    ]  # fmt: skip
+    return frozenset(found) if found else NONE
+
+
+NONE: frozenset[int] = frozenset()
 
 
 # Back-propagation through a chain of layers: one input gradient after the other, or a scan over Jacobians.
@@ -246,7 +274,9 @@ class ChainBackward:
 
     def _scan(self, segment: Sequence[Link], gy: Array) -> list[Array]:
         """Return the gradients at the inputs of `segment`, which goes from the last layer to the first."""
-        batch = gy.shape[0]
+        batch, limit = gy.shape[0], self.options.memory_limit
+        if limit is not None and (least := sum(link.work().entries for link in segment) * gy.dtype.itemsize) > limit:
+            raise self._too_large(len(segment), batch, f"{least} bytes of Jacobians, or more", "Use")
         y = backend.namespace(gy).ascontiguousarray(gy.reshape(batch, -1).T)
         jacobians = _jacobians(segment, gy)
         moving = _moving(jacobians)
@@ -269,17 +299,21 @@ class ChainBackward:
                 backend.namespace(first), self.options, None if limit is None else max(limit - stored, 0),
             )  # fmt: skip
         except MemoryLimitError as error:
-            raise MemoryLimitError(
-                f"backward={self.options.algorithm!r} needs too much memory for {len(moving)} layers and B = {batch}",
-                expected=f"at most {limit} bytes (memory_limit)",
-                got=f"{stored} bytes of Jacobians, and for the scan {error.got}",
-                remedy=f"{error.remedy} (memory_limit less the Jacobians), or use backward='bp', which stores none",
-            ) from error
+            got = f"{stored} bytes of Jacobians, and for the scan {error.got}"
+            more = f"{error.remedy} (memory_limit less the Jacobians), or use"
+            raise self._too_large(len(moving), batch, got, more) from error
+
+    def _too_large(self, layers: int, batch: int, got: str, more: str) -> MemoryLimitError:
+        return MemoryLimitError(
+            f"backward={self.options.algorithm!r} needs too much memory for {layers} layers and B = {batch}",
+            expected=f"at most {self.options.memory_limit} bytes (memory_limit)", got=got,
+            remedy=f"{more} backward='bp', which stores none",
+        )  # fmt: skip
 
 
 def _stands_alone(link: Link) -> bool:
     """Whether a layer has no Jacobian a sample that a scan could chain: its samples meet, or are not on axis 0."""
-    return link.couples_samples() or link.layer.batch_axes != (0, 0) or link.lone()
+    return link.couples_samples() or batch_axes_of(link.layer) != (0, 0) or link.lone()
 
 
 def _masks(segment: Sequence[Link]) -> tuple[bytes, ...]:
@@ -355,6 +389,15 @@ class SequentialSaved(NamedTuple):
     shapes: list[tuple[int, ...]]
     output_shape: tuple[int, ...]  # Shape of the output
     like: Array  # An empty array of the output's dtype, on its device
+    coupled: frozenset[int]  # The numbers of layers that may have coupled samples, by the mode of layers inside
+
+
+def _numbered(layers: Sequence[Layer]) -> dict[str, Layer]:
+    if not layers:
+        raise OptionError(
+            "Sequential has no layers", expected="at least one", got="none", remedy="Use Identity() for no change"
+        )
+    return {str(i): check_layer(f"layer {i}", layer) for i, layer in enumerate(layers)}
 
 
 class Sequential(Container):
@@ -390,11 +433,7 @@ class Sequential(Container):
         workers: int | None = None, memory_limit: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if not layers:
-            raise OptionError(
-                "Sequential has no layers", expected="at least one", got="none", remedy="Use Identity() for no change"
-            )
-        self.children = {str(i): check_layer(f"layer {i}", layer) for i, layer in enumerate(layers)}
+        self.children = _numbered(layers)
         self.set_backward(backward, up_levels, chunks, workers, memory_limit)
 
     def set_backward(
@@ -451,6 +490,14 @@ class Sequential(Container):
     def __getitem__(self, index: int) -> Layer:
         return list(self.children.values())[index]
 
+    def __setitem__(self, index: int, layer: Layer) -> None:
+        self.children[list(self.children)[index]] = layer
+
+    def __delitem__(self, index: int) -> None:
+        left = list(self.children.values())
+        del left[index]
+        self.children = _numbered(left)
+
     def forward(self, x: Array, lengths: Any = None) -> tuple[Array, SequentialSaved]:
         """Run the chain.
 
@@ -473,7 +520,7 @@ class Sequential(Container):
         shapes: list[tuple[int, ...]] = []
         saved: list[Any] = []
         options = {} if lengths is None else self._lengths_of(lengths)
-        children = list(self.children.items())
+        children = list((self.children or _numbered(())).items())
         for number, (name, layer) in enumerate(children):
             if len(saved) > number:  # it has run with the one before
                 continue
@@ -494,7 +541,8 @@ class Sequential(Container):
             if found is not None:
                 shapes.append(x.shape)
                 saved.append(x)
-        return x, SequentialSaved(saved, shapes, x.shape, backend.namespace(x).empty(0, x.dtype))
+        like = backend.namespace(x).empty(0, x.dtype)
+        return x, SequentialSaved(saved, shapes, x.shape, like, coupled_now(self.children.values()))
 
     def _lengths_of(self, lengths: Any) -> dict[str, dict[str, Any]]:
         """Return keyword arguments of children by name: lengths, if they or layers inside take them."""
@@ -595,7 +643,8 @@ class Sequential(Container):
 
     def _parts(self, saved: SequentialSaved) -> Iterator[Link]:
         ends = [*saved.shapes[1:], saved.output_shape]
-        return map(Link, self.children.values(), saved.layers, saved.shapes, ends)
+        coupled = [number in saved.coupled for number in range(len(ends))] if saved.coupled else repeat(False)
+        return map(Link, self.children.values(), saved.layers, saved.shapes, ends, coupled)
 
     # ---- links: the layers, inner Sequentials replaced by their layers -----------------------------------------------
 

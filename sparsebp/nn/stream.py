@@ -359,7 +359,8 @@ def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:
         found: Any = cls
         found.forward, found.gradients = unbatched_forward, unbatched_gradients
         found.lone, found.sample_axes = lone, sample_axes
-        for name in ("forward_time_major", "stream", "gradients_at_last"):  # the same for these
+        # the same for these
+        for name in ("forward_time_major", "stream", "gradients_at_last", "replayable", "capture_obstacle"):
             if hasattr(cls, name):
                 setattr(cls, name, getattr(cls, name))
         for name in ("hidden_jacobians_t", "hidden_jacobian_t", "jacobian_t", "choices"):

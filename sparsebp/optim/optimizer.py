@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend, masks
+from sparsebp.core import backend, masks, parts
 from sparsebp.core.check import Array, ProductFactors, check_flag, check_number
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, NonFiniteError, OptionError, SparseBPError
 from sparsebp.core.locks import forkable_lock
@@ -36,7 +36,7 @@ def check_is_array(what: str, array: Any) -> ModuleType:
         with contextlib.suppress(DeviceError):
             return backend.namespace(array)
     raise DeviceError(f"{what} is not an array", expected="a NumPy or CuPy array", got=type(array).__name__,
-                      remedy="Convert it with numpy.asarray(...)")  # fmt: skip
+                      remedy=backend.array_remedy(array))  # fmt: skip
 
 
 def check_parameter(name: Any, param: Any) -> None:
@@ -300,6 +300,7 @@ class Optimizer:
         self._steps = np.concatenate([self._steps, new])
         self._seen: list[tuple[Any, ...]] | None = None
         self._expanded: Any = np.empty(0)
+        self._models, self._changes = parts.models_of(self._arrays), parts.changes
 
     def _check_update(self) -> None:
         kind = type(self)
@@ -316,11 +317,12 @@ class Optimizer:
         return [[buffers.get(buffer, {}).get(name) for name in self.params] for buffer in names]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_kinds"}  # modules cannot be copied
+        return {name: value for name, value in self.__dict__.items() if name not in ("_kinds", "_models")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._kinds = [(backend.namespace(array), array.dtype) for array in self._arrays]
+        self._kinds = [(backend.namespace(array), array.dtype) for array in self._arrays]  # modules cannot be copied
+        self._models, self._changes = parts.models_of(self._arrays), parts.changes
 
     # ---- options and steps -----------------------------------------------------------------------------------------
 
@@ -347,6 +349,8 @@ class Optimizer:
 
     def _options_now(self) -> Any:
         """Return the current options, a row for each parameter (for `update` a dict); checked if they have changed."""
+        if self._changes != parts.changes:
+            self._check_live()
         try:
             values = [tuple(group.values()) for group in self.param_groups]
             changed = values != self._seen
@@ -368,6 +372,21 @@ class Optimizer:
                 self._expanded = options[self._group_of]
             self._seen = values
         return self._expanded
+
+    def _check_live(self) -> None:
+        """Refuse to update parameters that are no longer those of the model that they were of."""
+        now = parts.changes
+        gone: set[int] = set()
+        for ref, own in self._models:
+            model = ref()
+            gone |= own - parts.identities(model) if model is not None else set()
+        if gone:
+            names = [name for name, array in self.params.items() if id(array) in gone]
+            raise OptionError("The optimizer holds parameters that are no longer in the model", expected="the arrays "
+                              "that the model computes with", got=f"others as {', '.join(names[:8])}"
+                              f"{' and more' if len(names) > 8 else ''}: a layer or an array has been replaced",
+                              remedy="Build a new optimizer on model.parameters()")  # fmt: skip
+        self._changes = now
 
     def _check_groups(self) -> None:
         """Raise `OptionError` unless there are the groups of the beginning, in their order, with all their options."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, parts
 from sparsebp.core.check import Array, ProductFactors
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
@@ -43,16 +43,31 @@ class Stages:
     """All stages of a model, in the order of forward."""
 
     # model: A `Layer`, or one stage: anything with `forward`, `weight_grad` and `parameters`.
-    # trained: The names of the trained parameters, in the model's order; None: all.
+    # trained: The trained parameters by name, or their names alone, in the model's order; None: all.
     # first: The number of the first stage with trained parameters: no gradient is needed at its input, nor before it.
 
     def __init__(self, model: Any, trained: Iterable[str] | None = None) -> None:
         self.model = model
         self.names = tuple(model.parameters() if trained is None else trained)
-        parts = model.stages() if hasattr(model, "stages") else [("", model)]
+        self._trained = trained if isinstance(trained, Mapping) else {}
+        self._changes = parts.changes
         shared = model.shared_names() if hasattr(model, "shared_names") else {name: name for name in self.names}
-        self.all = [_stage(name, layer, shared, frozenset(self.names)) for name, layer in parts]
+        self.all = [_stage(name, layer, shared, frozenset(self.names)) for name, layer in _stages_of(model)]
         self.first = min((number for number, stage in enumerate(self.all) if stage.parameters), default=len(self.all))
+
+    def check_current(self) -> None:
+        """Refuse to go on with a model whose stages, or trained parameters, have been replaced."""
+        if self._changes == parts.changes:  # nothing has changed anywhere
+            return
+        check_live(self.model, self._trained)
+        now = _stages_of(self.model)
+        others = [(name, one) for (name, one), stage in zip(now, self.all, strict=False) if stage.layer is not one]
+        if others or len(now) != len(self.all):
+            raise OptionError("The model's layers have been replaced during a run", expected="those that it began with",
+                              got=", ".join(f"{name} ({type(one).__name__})" for name, one in others[:8])
+                              or f"{len(now)} stages, not {len(self.all)}",
+                              remedy="Replace layers between two runs: a new fit, or a new executor")  # fmt: skip
+        self._changes = parts.changes
 
     def __len__(self) -> int:
         return len(self.all)
@@ -106,6 +121,10 @@ class Stages:
             if name in place:
                 taken.setdefault(place[name], []).append(name)
         return taken
+
+
+def _stages_of(model: Any) -> list[tuple[str, Any]]:
+    return model.stages() if hasattr(model, "stages") else [("", model)]
 
 
 def _stage(prefix: str, layer: Any, shared: dict[str, str], trained: frozenset[str]) -> Stage:

@@ -234,10 +234,11 @@ class Executor:
         OptionError
             An update was interrupted before, by an error of the last step or before this executor was made. Some
             parameters are then one step ahead of others, and further steps would be wrong. Or the optimizer has more
-            parameters than when this executor was made.
+            parameters than when this executor was made, or a stage or a trained parameter has been replaced.
         Exception
             Any error of an action. Unfinished work of the step before is still there for `flush`.
         """
+        self.stages.check_current()
         done: list[Step] = []
         if self._doubtful:
             done = self.flush()

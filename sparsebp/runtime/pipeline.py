@@ -690,6 +690,7 @@ class PipelineExecutor:
         if self._failed:
             raise TransportError("A step has failed on this rank", expected="no step after it", got="a further step",
                                  remedy="Start all ranks again, from a checkpoint")  # fmt: skip
+        self.stages.check_current()
         if not self._begun:
             check_even(self._actions.optimizer, self.stages.names)
             self._begun = True

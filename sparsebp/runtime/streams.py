@@ -20,6 +20,7 @@ import numpy as np
 from sparsebp.core import backend, threads
 from sparsebp.core.backend import GraphRecorder
 from sparsebp.core.errors import OptionError, SparseBPError, StaleError
+from sparsebp.core.shortcuts import belongs
 from sparsebp.runtime.actions import Actions, Batch, DeferredMetrics, Run, Stages, Step
 from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of, validate
 
@@ -559,7 +560,11 @@ class Graphs:
             yield "the model is on the host"
         for name, layer in model.modules() if hasattr(model, "modules") else [("", model)]:
             ask = getattr(layer, "capture_obstacle", None)
-            why = "does not say whether it can be captured" if ask is None else ask()
+            inherited = (each for each in ("replayable", "capture_obstacle") if hasattr(layer, each))
+            if ask is None or not all(belongs(layer, each) for each in inherited):
+                why: str | None = "does not say whether it can be captured"
+            else:
+                why = ask()
             if why is not None:
                 yield f"{name or 'the model'} ({type(layer).__name__}) {why}"
         if self._stages.scans:

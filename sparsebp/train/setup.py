@@ -542,11 +542,9 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
 def _array(name: str, value: Any) -> Array:
     """Return `value` as a NumPy array, or a CuPy one if it is on a GPU."""
     try:
-        if hasattr(value, "__cuda_array_interface__"):
-            return backend.device_namespace("cuda").asarray(value)
         if isinstance(value, np.ndarray):
             backend.namespace(**{name: value})  # a mask must not be dropped
-        return np.asarray(value)
+        return backend.asarray(name, value)
     except (ValueError, TypeError) as error:  # a ragged list, say
         raise ShapeError(f"{name} is not an array", expected="an array, or what numpy.asarray takes",
                          got=f"{type(value).__name__}: {error}",

@@ -24,7 +24,7 @@ from sparsebp.nn.layer import inference_mode
 from sparsebp.nn.loss import DEFAULT_IGNORED, count_of, summed
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
-from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, check_live, options_of, trained_parameters
+from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, options_of, trained_parameters
 from sparsebp.runtime.executor import MEMORY_RATIO, SCHEDULE_NAME, Executor, FoundSchedule, OutOfOrderExecutor
 from sparsebp.runtime.launch import collective_call
 from sparsebp.runtime.pipeline import Note, PipelineExecutor
@@ -131,7 +131,6 @@ class Runner(Watch):
         `samples` is their number on all ranks together, where that is not the batches'. `origins` are for messages.
         """
         trainer = self.trainer
-        check_live(trainer.model, self._trained)
         if len(getattr(trainer.optimizer, "params", self._trained)) != len(self._trained):  # add_param_group
             self.flush()
             self.executor.close()

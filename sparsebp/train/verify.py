@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,21 @@ import numpy as np
 from sparsebp import nn
 from sparsebp.core import backend
 from sparsebp.core.check import BACKWARDS, Array, Backward, Seed, check_choice, check_generator
-from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.shortcuts import belongs
-from sparsebp.jacobians import jacobian_t
+from sparsebp.core.errors import MemoryLimitError, OptionError, SparseBPError
+from sparsebp.core.shortcuts import belongs, is_lone
+from sparsebp.jacobians.jacobian import jacobian_of
+from sparsebp.nn.bptt import BackwardOptions
+from sparsebp.nn.gradients import gradients_of
 from sparsebp.nn.recurrent import Recurrent
-from sparsebp.train.checkpoint import evaluation
+from sparsebp.nn.sequential import ChainBackward, Link
+from sparsebp.train.checkpoint import evaluation, training
 
 SCAN_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 """Largest difference between algorithms that counts as agreement, relative to the gradient's largest entry."""
 FINITE_TOLERANCE = {"float32": 5e-3, "float64": 1e-6}
 """The same against finite differences, which are taken in float64: this is the error of the model's own gradient."""
+SCANS: tuple[Backward, ...] = ("linear", "chunked", "blelloch", "hybrid")
+"""The algorithms that are checked if none is asked for."""
 _AGAINST = {"scan": "sequential", "jacobian": "input_grad", "finite": "finite diff."}
 INPUT = "input"
 """Name of the gradient at x among those of the parameters."""
@@ -33,20 +39,22 @@ class Check:
     """One row of a report."""
 
     kind: str  # "scan", "jacobian" or "finite"
-    subject: str  # the algorithm and, of several recurrent layers, the layer; a layer; the parameter
+    subject: str  # the algorithm and, of several parts, the layer; a layer; the parameter
     difference: float  # the largest, relative; NaN if the check was left out
     where: str  # the gradient with the largest difference
     note: str = ""  # why the check was left out
+    mode: str = "evaluation"  # or "training"
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientReport:
     """The result of `check_gradient`; prints as a table."""
 
-    checks: tuple[Check, ...]  # one for each algorithm and recurrent layer, then for each parameter and the input
+    checks: tuple[Check, ...]  # of each mode: Jacobians, then each algorithm, then each parameter and the input
     scan_tolerance: float  # largest difference that counts as agreement
     finite_tolerance: float
-    loss: float  # on the given data
+    loss: float  # on the given data, in evaluation
+    not_checked: tuple[str, ...] = ()  # what was left out in addition to the rows with a note, and why
 
     @property
     def max_scan_difference(self) -> float:
@@ -67,16 +75,18 @@ class GradientReport:
         """Return the report in JSON types."""
         names = ("ok", "loss", "max_scan_difference", "max_finite_difference", "scan_tolerance", "finite_tolerance")
         checks = [dataclasses.asdict(check) for check in self.checks]
-        return {name: getattr(self, name) for name in names} | {"checks": checks}
+        found = {name: getattr(self, name) for name in names}
+        return found | {"checks": checks, "not_checked": list(self.not_checked)}
 
     def __str__(self) -> str:
-        rows = [("against", "checked", "difference", "largest in", "")]
+        rows = [("mode", "against", "checked", "difference", "largest in", "")]
         for check in self.checks:
             number = "left out" if check.note else f"{check.difference:.2e}"
             verdict = check.note or ("ok" if check.difference <= self._tolerance(check.kind) else "DIFFERS")
-            rows.append((_AGAINST[check.kind], check.subject, number, check.where, verdict))
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+            rows.append((check.mode, _AGAINST[check.kind], check.subject, number, check.where, verdict))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [f"not checked: {what}" for what in self.not_checked]
         verdict = "gradients agree" if self.ok else "GRADIENTS DIFFER"
         scan = f"scan {self.max_scan_difference:.2e} (tolerance {self.scan_tolerance:.0e}), "
         lines.append(
@@ -107,22 +117,25 @@ def check_gradient(
     finite_tolerance: float | None = None,
     **forward_options: Any,
 ) -> GradientReport:
-    """Check a model's gradients in three ways.
+    """Check a model's gradients in three ways, in evaluation and in training.
 
-    For every recurrent layer, each scan algorithm is compared with plain back-propagation. Stages of classes outside
-    this package that define `jacobian_t` have it compared with their `input_grad`. Plain back-propagation is compared
-    with central differences of a float64 copy of the model, at `samples` entries of x and of every parameter.
-    Dropout is off meanwhile; the model is left as it was.
+    For every recurrent layer and every chain of layers (`Sequential`), each scan algorithm is compared with plain
+    back-propagation. Layers that have a `jacobian_t` have it compared with their `input_grad`. Plain back-propagation
+    is compared with central differences of a float64 copy of the model, at `samples` entries of x and of every
+    parameter.
+
+    In training all forwards draw the same random numbers, for dropout say, and statistics are the batch's. It is not
+    checked again if loss and gradients are bitwise those in evaluation. The model is left as it was.
 
     Parameters
     ----------
     model, loss
         The model and a loss of `sparsebp.nn`.
     x, target
-        A batch.
+        A batch. Of integers (word numbers) no gradient is taken.
     algorithms
-        Scan algorithms to check. None: chunked, blelloch and hybrid, except those that need more than `memory_limit`;
-        the report says so.
+        Scan algorithms to check. None: all of `SCANS`, except those that need more than `memory_limit`; the report
+        says so.
     samples
         Entries of each array to check by finite differences.
     step
@@ -140,68 +153,131 @@ def check_gradient(
     -------
     GradientReport
         Differences are relative to the largest entry of the same gradient, and at least to a thousandth of the largest
-        of all, so that rounding noise of an array without influence does not count.
+        of all, so that rounding noise of an array without influence does not count. `not_checked` says what was left
+        out, and why.
 
     Raises
     ------
     OptionError
-        An algorithm is unknown.
+        An algorithm is unknown, or two forwards in evaluation differ.
     MemoryLimitError
         One of `algorithms` needs more memory than that.
     """
     for algorithm in algorithms or ():
         check_choice("backward algorithm", algorithm, BACKWARDS)
-    generator, dtype = check_generator("rng", rng), x.dtype.name
-    with evaluation(model):
-        run = _Run(loss, x, target, forward_options)
-        with _algorithm(_recurrent_layers(model).values(), "bp"):
-            value, reference = run.gradients(model)
-        checks = [*_scan_checks(model, run, reference, algorithms, memory_limit)]
-        checks += _jacobian_checks(model, run, generator)
-        if samples > 0:
-            checks += _finite_checks(model, run, reference, samples, step, generator)
+    backend.namespace(x=x, target=target)
+    generator, dtype = check_generator("rng", rng), np.dtype(model.dtype or x.dtype).name
+    kept = _Held(model)
+    run = _Run(loss, x, target, forward_options, kept)
+    left_out = [] if x.dtype.kind == "f" else ["the gradient at x, which is integers"]
+    checks: list[Check] = []
+    found: dict[str, tuple[float, dict[str, Array]]] = {}
+    modes: dict[str, Callable[[Any], contextlib.AbstractContextManager[None]]] = {
+        "evaluation": evaluation,
+        "training": training,
+    }
+    try:
+        for mode, switched in modes.items():
+            with switched(model), _algorithm(_choosing(model).values(), "bp"):
+                try:
+                    value, reference = found[mode] = run.gradients(model)
+                    if run.value(model) != value and not np.isnan(value):
+                        raise OptionError(f"Two forwards in {mode} differ", got="other numbers in each",
+                                          expected="draws from the generators of the layers alone")  # fmt: skip
+                except SparseBPError as error:
+                    if mode == "evaluation":
+                        raise
+                    left_out.append(f"training: {type(error).__name__}: {error.problem}")
+                    continue
+            if mode == "training" and _same(found["evaluation"], found["training"]):
+                left_out.append("training: loss and gradients are bitwise those in evaluation")
+                continue
+            with switched(model), _algorithm(_choosing(model).values(), "bp"):
+                rows = [*_jacobian_checks(model, run, generator, memory_limit)]
+                rows += _scan_checks(model, run, reference, algorithms, memory_limit)
+                if samples > 0:
+                    rows += _finite_checks(model, run, reference, samples, step, generator)
+            checks += [dataclasses.replace(row, mode=mode) for row in rows]
+    finally:
+        kept.restore()
+    if samples <= 0:
+        left_out.append("finite differences: samples=0")
     return GradientReport(
         tuple(checks),
         SCAN_TOLERANCE[dtype] if scan_tolerance is None else scan_tolerance,
         FINITE_TOLERANCE[dtype] if finite_tolerance is None else finite_tolerance,
-        value,
+        found["evaluation"][0],
+        tuple(left_out),
     )
+
+
+class _Held:
+    """The random generators and the buffers of a model as they are now."""
+
+    def __init__(self, model: nn.Layer) -> None:
+        self._buffers = [(array, array.copy()) for _, layer in model.modules() for array in layer.buffers.values()]
+        self._states = [(drawn, drawn.bit_generator.state) for drawn in model.generators().values()]
+
+    def restore(self) -> None:
+        """Set them again."""
+        for array, values in self._buffers:
+            array[...] = values
+        for generator, state in self._states:
+            generator.bit_generator.state = state
+
+    @property
+    def drawn(self) -> bool:
+        """Whether a forward has drawn since."""
+        return any(str(generator.bit_generator.state) != str(state) for generator, state in self._states)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """The loss and the data of a check."""
+    """The loss and the data of a check, and what each forward begins with."""
 
     loss: Any
     x: Array
     target: Array
     options: Mapping[str, Any]
+    held: _Held
+
+    def forward(self, model: nn.Layer) -> tuple[Array, Any]:
+        self.held.restore()
+        y, saved = model.forward(self.x, **self.options)
+        return y, saved
 
     def value(self, model: nn.Layer) -> float:
-        return self.loss.forward(model.forward(self.x, **self.options)[0], self.target)[0]
+        return self.loss.forward(self.forward(model)[0], self.target)[0]
 
     def gradients(self, model: nn.Layer) -> tuple[float, dict[str, Array]]:
-        prediction, saved = model.forward(self.x, **self.options)
+        prediction, saved = self.forward(model)
         value, loss_saved = self.loss.forward(prediction, self.target)
         gy = self.loss.input_grad(loss_saved)
-        return value, {**model.weight_grad(gy, saved), INPUT: model.input_grad(gy, saved)}
+        grads = dict(model.weight_grad(gy, saved))
+        return value, grads | ({INPUT: model.input_grad(gy, saved)} if self.x.dtype.kind == "f" else {})
 
-    def in_float64(self) -> _Run:
-        target = self.target.astype(np.float64) if self.target.dtype.kind == "f" else self.target
-        return dataclasses.replace(self, x=self.x.astype(np.float64, order="C"), target=target)
+    def in_float64(self, model: nn.Layer) -> _Run:
+        x, target = (
+            array.astype(np.float64, order="C") if array.dtype.kind == "f" else array for array in (self.x, self.target)
+        )
+        return dataclasses.replace(self, x=x, target=target, held=_Held(model))
+
+
+def _same(one: tuple[float, Mapping[str, Array]], other: tuple[float, Mapping[str, Array]]) -> bool:
+    """Whether loss and gradients are equal, to the last bit."""
+    equal = (bool((grad == other[1][name]).all()) for name, grad in one[1].items())
+    return one[0] == other[0] and all(equal)
 
 
 def _scan_checks(
     model: nn.Layer, run: _Run, reference: Mapping[str, Array], algorithms: Sequence[Backward] | None,
     memory_limit: int,
 ) -> Iterator[Check]:  # fmt: skip
-    layers = _recurrent_layers(model)
-    defaults: tuple[Backward, ...] = ("chunked", "blelloch", "hybrid")
+    layers: dict[str, Any] = _choosing(model)
     for name, layer in layers.items():
-        for algorithm in defaults if algorithms is None else algorithms:
+        for algorithm in SCANS if algorithms is None else algorithms:
             subject = f"{algorithm} in {name}" if len(layers) > 1 else algorithm
-            others = [other for other in layers.values() if other is not layer]
-            with _algorithm(others, "linear"), _algorithm([layer], algorithm, memory_limit):
+            with _algorithm([layer], algorithm, memory_limit):
                 try:
                     _, gradients = run.gradients(model)
                 except MemoryLimitError as error:
@@ -209,36 +285,93 @@ def _scan_checks(
                         raise
                     yield Check("scan", subject, float("nan"), "", error.problem)
                     continue
+                chain = getattr(layer, "_backward", None)
+            if isinstance(chain, _Chain) and not any(chain.scanned):
+                subject = f"scans in {name}" if len(layers) > 1 else "scans"
+                note = "there is nothing to scan: no layers in a row that map each sample by itself"
+                yield Check("scan", subject, float("nan"), "", note)
+                break
             yield Check("scan", subject, *_largest(gradients, reference))
 
 
-def _jacobian_checks(model: nn.Layer, run: _Run, rng: np.random.Generator) -> Iterator[Check]:
-    x = run.x
-    for name, layer in () if run.options else model.stages():
-        y, saved = layer.forward(x)
-        if belongs(layer, "jacobian_t") and not layer.jacobian_t.__module__.startswith("sparsebp."):
-            gy = backend.namespace(y).asarray(rng.standard_normal(y.shape), dtype=y.dtype)
-            got, expected = jacobian_t(layer, x).vjp(gy), layer.input_grad(gy, saved)
-            yield Check("jacobian", name or type(layer).__name__, *_largest({INPUT: got}, {INPUT: expected}))
-        x = y
+def _jacobian_checks(model: nn.Layer, run: _Run, rng: np.random.Generator, memory_limit: int) -> Iterator[Check]:
+    """Yield a check of every `jacobian_t` of a user's class, then one of all others."""
+    ours: dict[str, tuple[Array, Array]] = {}
+    for name, layer, x, y, saved in _forwards(model, run):
+        own = not layer.jacobian_t.__module__.startswith("sparsebp.")
+        if (layer.children and not own) or x.dtype.kind != "f":  # children are checked by themselves
+            continue
+        if Link(layer, saved, x.shape, y.shape).couples_samples() or is_lone(layer, saved, x.shape):
+            continue  # no sample has one
+        if layer.input_grad_work(x.shape, saved).entries * x.dtype.itemsize > memory_limit:
+            yield Check("jacobian", name, float("nan"), "", "it would need more than memory_limit")
+            continue
+        try:
+            jacobian = jacobian_of(layer, saved, x.shape, y.shape, y)
+        except SparseBPError as error:
+            kept = error.problem if isinstance(error, MemoryLimitError) else ""
+            yield Check("jacobian", name, float("nan"), error.problem, kept)
+            continue
+        gy = backend.namespace(y).asarray(rng.standard_normal(y.shape), dtype=y.dtype)
+        pair = jacobian.vjp(gy), gradients_of(layer, gy, saved).input_grad()
+        if own:
+            yield Check("jacobian", name, *_largest({INPUT: pair[0]}, {INPUT: pair[1]}))
+        else:
+            ours[name] = pair
+    if ours:
+        got, expected = ({name: pair[side] for name, pair in ours.items()} for side in (0, 1))
+        yield Check("jacobian", f"{len(ours)} of sparsebp's layers", *_largest(got, expected, alike=False))
+
+
+def _forwards(model: nn.Layer, run: _Run) -> list[tuple[str, nn.Layer, Array, Array, Any]]:
+    """Return the layers with a `jacobian_t` that a forward runs, with their last input, output and saved value."""
+    seen: dict[int, tuple[str, nn.Layer, Array, Array, Any]] = {}
+    layers = {id(layer): (name, layer) for name, layer in reversed([*model.modules()]) if belongs(layer, "jacobian_t")}
+
+    def watched(name: str, layer: nn.Layer, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def watching(x: Array, *more: Any, **options: Any) -> Any:
+            y, saved = forward(x, *more, **options)
+            seen[id(layer)] = name or type(layer).__name__, layer, x, y, saved
+            return y, saved
+
+        return watching
+
+    before = [(layer, vars(layer).get("forward")) for _, layer in layers.values()]
+    for name, layer in layers.values():
+        vars(layer)["forward"] = watched(name, layer, layer.forward)
+    try:
+        run.forward(model)
+    finally:
+        for layer, own in before:
+            del vars(layer)["forward"]
+            if own is not None:
+                vars(layer)["forward"] = own
+    return list(seen.values())
 
 
 def _finite_checks(
     model: nn.Layer, run: _Run, reference: Mapping[str, Array], samples: int, step: float, rng: np.random.Generator
 ) -> Iterator[Check]:
+    run.forward(model)
+    drawn = run.held.drawn
+    run.held.restore()
     double = copy.deepcopy(model).to(dtype=np.float64)
-    run = run.in_float64()
-    scales = _scales(reference)
-    with _algorithm(_recurrent_layers(double).values(), "bp"):
-        for name, array in {**double.parameters(), INPUT: run.x}.items():
+    of_double = run.in_float64(double)
+    with _algorithm(_choosing(double).values(), "bp"):
+        if drawn and model.dtype != np.float64:  # float64 draws other numbers
+            _, reference = of_double.gradients(double)
+        scales = _scales(reference)
+        arrays = double.parameters()
+        for name in reference:
+            array = of_double.x if name == INPUT else arrays[name]
             flat, gradient = array.reshape(-1), backend.to_host(reference[name]).reshape(-1)
             entries = rng.choice(flat.size, min(samples, flat.size), replace=False)
             differences = [
-                abs(float(gradient[i]) - _central_difference(double, run, flat, int(i), step)) for i in entries
+                abs(float(gradient[i]) - _central_difference(double, of_double, flat, int(i), step)) for i in entries
             ]
-            yield Check(
-                "finite", name, float(np.max(differences, initial=0.0)) / scales[name], f"{entries.size} entries"
-            )
+            difference = float(np.max(differences, initial=0.0)) / scales[name]
+            yield Check("finite", name, difference, f"{entries.size} of {flat.size} entries")
 
 
 def _central_difference(model: nn.Layer, run: _Run, flat: Array, index: int, step: float) -> float:
@@ -252,16 +385,19 @@ def _central_difference(model: nn.Layer, run: _Run, flat: Array, index: int, ste
     return (values[0] - values[1]) / (2 * step)
 
 
-def _scales(reference: Mapping[str, Array]) -> dict[str, float]:
+def _scales(reference: Mapping[str, Array], *, alike: bool = True) -> dict[str, float]:
     """Return the size that each gradient's differences are relative to."""
     largest = {name: float(abs(grad).max()) if grad.size else 0.0 for name, grad in reference.items()}
-    floor = max(largest.values()) * 1e-3 or 1.0
-    return {name: max(value, floor) for name, value in largest.items()}
+    floor = (max(largest.values()) * 1e-3 if alike else 0.0) or 1.0
+    return {name: max(value, floor) if alike else value or floor for name, value in largest.items()}
 
 
-def _largest(gradients: Mapping[str, Array], reference: Mapping[str, Array]) -> tuple[float, str]:
+def _largest(
+    gradients: Mapping[str, Array], reference: Mapping[str, Array], *, alike: bool = True
+) -> tuple[float, str]:
     """Return the largest relative difference (NaN counts as largest) and the name where it is."""
-    scales = _scales(reference)
+    # alike: whether they are gradients of one loss, whose sizes can be compared.
+    scales = _scales(reference, alike=alike)
     differences = {
         name: float(abs(gradients[name] - grad).max()) / scales[name] for name, grad in reference.items() if grad.size
     }
@@ -269,22 +405,50 @@ def _largest(gradients: Mapping[str, Array], reference: Mapping[str, Array]) -> 
     return differences[name], name
 
 
-def _recurrent_layers(model: nn.Layer) -> dict[str, Recurrent]:
-    return {name or type(model).__name__: m for name, m in model.modules() if isinstance(m, Recurrent)}
+def _choosing(model: nn.Layer) -> dict[str, Any]:
+    """Return the parts that can go back by several algorithms, by name: recurrent layers, and chains of layers."""
+    found: dict[str, Any] = {}
+    inner: set[int] = set()  # links of a chain around them
+    for name, layer in model.modules():
+        if isinstance(layer, nn.Sequential):
+            inner.update(id(child) for child in layer.children.values() if not isinstance(child, nn.Stage))
+        if isinstance(layer, Recurrent) or (isinstance(layer, nn.Sequential) and id(layer) not in inner):
+            found[name or type(model).__name__] = layer
+    return found
 
 
-@contextmanager
-def _algorithm(layers: Iterable[Recurrent], algorithm: Backward, memory_limit: int | None = None) -> Iterator[None]:
+class _Chain(ChainBackward):
+    """The way back of a chain that notes its scans."""
+
+    def __init__(self, options: BackwardOptions) -> None:
+        super().__init__(options)
+        self.scanned: list[int] = []
+
+    def _scan(self, segment: Sequence[Link], gy: Array) -> list[Array]:
+        self.scanned.append(len(segment))
+        return super()._scan(segment, gy)
+
+
+@contextlib.contextmanager
+def _algorithm(layers: Iterable[Any], algorithm: Backward, memory_limit: int | None = None) -> Iterator[None]:
     """Let `layers` run backward by `algorithm` meanwhile, within `memory_limit` unless they have a limit."""
-    kept = [(layer, layer.options) for layer in layers]
+    kept: list[tuple[Any, str, Any]] = []
     try:
-        for layer, options in kept:
+        for layer in layers:
+            chain = isinstance(layer, nn.Sequential)
+            place = "_backward" if chain else "options"
+            before = getattr(layer, place)
+            options = before.options if chain else before
             limit = memory_limit if options.memory_limit is None else options.memory_limit
-            layer.options = dataclasses.replace(options, algorithm=algorithm, memory_limit=limit)
+            levels = options.up_levels if algorithm == "hybrid" else None
+            chunks = options.chunks if algorithm == "chunked" else None
+            new = BackwardOptions(algorithm, levels, chunks, options.workers, limit)
+            kept.append((layer, place, before))
+            setattr(layer, place, _Chain(new) if chain else new)
         yield
     finally:
-        for layer, options in kept:
-            layer.options = options
+        for layer, place, before in reversed(kept):
+            setattr(layer, place, before)
 
 
 def self_check(
@@ -334,3 +498,14 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, nn.Layer, Any, Array
         chain = nn.Sequential(nn.Linear(6, 5, **options), nn.Tanh(), nn.Linear(5, 3, **options), nn.Sigmoid())
         x, outputs = (rng.standard_normal((batch, n)).astype(dtype) for n in (6, 3))
         yield f"Sequential, {np.dtype(dtype).name}", chain, regress, x, outputs, {}
+        images = nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1, **options), nn.BatchNorm2d(3, dtype=dtype), nn.ReLU(),
+            nn.Residual(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, **options), nn.BatchNorm2d(3, dtype=dtype))),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2, rng=rng), nn.Linear(12, 3, **options),
+        )  # fmt: skip
+        x = rng.standard_normal((batch, 2, 4, 4)).astype(dtype)
+        yield f"convolutions, BatchNorm2d, Dropout, {np.dtype(dtype).name}", images, classify, x, outputs.argmax(1), {}
+        encoder = nn.TransformerEncoderLayer(4, 2, 5, batch_first=True, **options)
+        chain = nn.Sequential(encoder, nn.MeanOverSteps(batch_first=True), nn.Linear(4, 3, **options))
+        x = rng.standard_normal((batch, 3, 4)).astype(dtype)
+        yield f"TransformerEncoderLayer, {np.dtype(dtype).name}", chain, regress, x, outputs, {}

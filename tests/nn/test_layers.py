@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from sparsebp import nn
-from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
+import sparsebp as sb
+from sparsebp import nn, optim
+from sparsebp.core.errors import DeviceError, DTypeError, FileFormatError, NonFiniteError, ShapeError
+from sparsebp.data import ArrayDataset
+from sparsebp.interop.torch import load_from_torch
+from sparsebp.train import Trainer
 
 
 def test_sequential_shares_gradients_and_skips_the_first_input_grad(monkeypatch):
@@ -125,6 +129,97 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(error, text, c
         layer.load_state_dict(state)
     for name, array in before.items():
         np.testing.assert_array_equal(layer.params[name], array)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wanted", [np.float32, np.float64])
+def test_half_precision_is_loaded_as_it_is(dtype, wanted):
+    """Every value of half precision is one of float32 and float64."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(getattr(torch, dtype))
+    ours = [nn.Sequential(nn.Linear(3, 2, dtype=wanted), nn.BatchNorm1d(2, dtype=wanted)) for _ in range(3)]
+    ours[0].load_state_dict(module.state_dict())
+    load_from_torch(ours[1], module)
+    ours[2].load_state_dict({name: tensor.numpy() for name, tensor in module.half().state_dict().items()})
+    exact = {name: tensor.to(torch.float64).numpy() for name, tensor in module.state_dict().items()}
+    for model in ours:
+        for name, array in model.state_dict().items():
+            assert array.dtype == (np.int64 if name.endswith("tracked") else wanted)
+            if dtype == "float16" or model is not ours[2]:
+                np.testing.assert_allclose(array, exact[name], rtol=0 if dtype == "float16" else 1e-2, atol=1e-7)
+    if dtype == "bfloat16":
+        np.testing.assert_array_equal(ours[0].state_dict()["0.weight"], ours[1].state_dict()["0.weight"])
+
+
+@pytest.mark.parametrize(("given", "layer", "remedy"), [
+    (np.float64, np.float32, r"asarray\(value, 'float32'\), or call model\.to\(dtype='float64'\)"),
+    (np.float32, np.float64, r"asarray\(value, 'float64'\), or call model\.to\(dtype='float32'\)"),
+    (np.int64, np.float32, r"asarray\(value, 'float32'\)\.$"),
+])  # fmt: skip
+def test_another_dtype_is_refused_with_a_remedy_that_works(given, layer, remedy):
+    state = {"weight": np.ones((2, 3), given), "bias": np.ones(2, given)}
+    ours = nn.Linear(3, 2, dtype=layer)
+    with pytest.raises(DTypeError, match=remedy):
+        ours.load_state_dict(state)
+    ours.load_state_dict({name: np.asarray(value, np.dtype(layer).name) for name, value in state.items()})
+    if "model.to" in remedy:
+        ours.to(dtype=np.dtype(given).name).load_state_dict(state)
+
+
+def test_a_state_with_some_names_is_loaded_as_torch_does_it():
+    ours, theirs = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), torch.nn.Sequential(torch.nn.Linear(3, 2))
+    theirs.append(torch.nn.BatchNorm1d(2))
+    state = {"0.weight": np.ones((2, 3), np.float32), "1.running_mean": np.ones(2, np.float32), "other": np.ones(1)}
+    want = theirs.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()}, strict=False)
+    found = ours.load_state_dict(state, strict=False)
+    missing = sorted([*want.missing_keys, "1.num_batches_tracked"])  # which old states of torch do not have
+    assert found == (missing, want.unexpected_keys) == (found.missing_keys, found.unexpected_keys)
+    assert (ours[0].weight == 1).all() and (ours[1].running_mean == 1).all() and not (ours[0].bias == 1).any()
+    assert ours.load_state_dict(ours.state_dict()) == ([], [])
+    before = ours.state_dict()
+    with pytest.raises(ShapeError, match=r"0\.bias"):
+        ours.load_state_dict({"0.weight": np.zeros((2, 3), np.float32), "0.bias": np.ones(3, np.float32)}, strict=False)
+    with pytest.raises(FileFormatError, match="strict=False"):
+        ours.load_state_dict(state)
+    for name, array in ours.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+    tied = nn.Sequential(*[nn.Linear(2, 2)] * 2)
+    assert tied.load_state_dict({"1.weight": np.ones((2, 2), np.float32)}, strict=False).missing_keys[0] == "0.bias"
+    assert (tied[0].weight == 1).all()
+
+
+def needs_grad(*shape):
+    return torch.ones(*shape, dtype=torch.float64, requires_grad=True)
+
+
+F8, PAIR = {"dtype": np.float64}, np.ones((2, 2))
+LINEAR, RNN, ADAM = nn.Linear(2, 2, **F8), nn.GRU(2, 2, **F8), optim.Adam(nn.Linear(2, 2, **F8).parameters())
+DOORS = [
+    lambda t: LINEAR(t(2, 2)), lambda t: LINEAR.vjp(t(2, 2)), lambda t: LINEAR.vjp(PAIR)[1](t(2, 2)).input,
+    lambda t: LINEAR.weight_grad(t(2, 2), PAIR), lambda t: nn.Sequential(LINEAR)(t(2, 2)), lambda t: nn.Tanh()(t(2, 2)),
+    lambda t: setattr(LINEAR, "weight", t(2, 2)), lambda t: LINEAR.params.update(weight=t(2, 2)),
+    lambda t: LINEAR.load_state_dict({"weight": t(2, 2), "bias": t(2)}), lambda t: RNN(t(3, 2, 2)),
+    lambda t: RNN.forward(np.ones((3, 2, 2)), t(1, 2, 2)), lambda t: RNN.forward(np.ones((3, 2, 2)), lengths=t(2)),
+    lambda t: nn.MSELoss().forward(t(2, 2), PAIR), lambda t: nn.MSELoss().forward(PAIR, t(2, 2)),
+    lambda t: nn.CrossEntropyLoss(t(2)).forward(PAIR, np.zeros(2, int)), lambda t: optim.Adam({"w": t(2)}),
+    lambda t: ADAM.step({"weight": t(2, 2), "bias": t(2)}), lambda t: optim.clip_grad_norm({"w": t(2)}, 1.0),
+    lambda t: trainer().fit((t(2, 2), PAIR), epochs=1, batch_size=2), lambda t: trainer().predict(t(2, 2)),
+    lambda t: trainer().fit((PAIR, t(2, 2)), epochs=1, batch_size=2), lambda t: sb.jacobian_t(LINEAR, t(2, 2)),
+    lambda t: sb.value_and_grad(LINEAR, nn.MSELoss())(PAIR, t(2, 2)),
+    lambda t: sb.linear_recurrence(t(2, 2, 2), t(2, 2, 2)),
+    lambda t: sb.verify.check_gradient(LINEAR, nn.MSELoss(), t(2, 2), PAIR),
+    lambda t: ArrayDataset(PAIR, np.zeros(2, int)).batch(t(2)), lambda t: sb.sparse_jacobian(np.sin, np.ones(2))(t(2)),
+]  # fmt: skip
+
+
+def trainer():
+    model = nn.Linear(2, 2, **F8)
+    return Trainer(model, nn.MSELoss(), optim.Adam(model.parameters()))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_tensor_that_requires_grad_is_named_and_told_what_helps(door):
+    with pytest.raises(DeviceError, match=r"requires grad.*detach\(\)"):
+        door(needs_grad)
 
 
 def test_train_eval_to_and_modules():

@@ -270,19 +270,23 @@ def test_one_sample_strides_threads_and_a_state_dict(make):
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(layer))(x, h0), whole["y"])
 
 
+@pytest.mark.parametrize("lengths", [None, [5, 2]])
 @pytest.mark.parametrize("kind", GATED)
-def test_jacobians(kind):
+def test_jacobians(kind, lengths):
     layer = GATED[kind](2, 3, 2, bidirectional=True, rng=0, **F8)
     x, h0, *_ = random_case(layer, 5, 2, np.random.default_rng(0))
-    _, saved = layer.forward(x, h0)
+    _, saved = layer.forward(x, h0, lengths)
     params, given = {name: torch.tensor(array) for name, array in layer.params.items()}, torch.tensor(x)
     jacobian = layer.jacobian_t(saved)
     for s in range(2):
 
         def outputs(sample, s=s):
-            return gated(layer, params, sample[:, None], torch.tensor(h0[:, s : s + 1]), [5])[0]
+            length = 5 if lengths is None else lengths[s]
+            return gated(layer, params, sample[:, None], torch.tensor(h0[:, s : s + 1]), [length])[0]
 
         np.testing.assert_allclose(jacobian.to_dense(s), torch_twins.jacobian_t(outputs, x[:, s]), **CLOSE)
+    if lengths is not None:
+        return
     elements = layer.hidden_jacobians_t(saved)
     states, weights = saved.tapes[0].states[0], (params["weight_ih_l0"], params["bias_ih_l0"])
     for t, element in enumerate(elements):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import numpy as np
 import pytest
@@ -405,3 +406,17 @@ def test_a_last_state_may_be_written_to(layer, layers):
     saved.h_n.fill(np.nan)
     for name, grad in model.weight_grad(np.ones_like(y), saved).items():
         np.testing.assert_array_equal(grad, expected[name])
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM", "MinGRU"])
+def test_dropout_between_layers_of_which_there_is_one(kind):
+    with pytest.warns(UserWarning, match=r"dropout=0\.5 has no effect with num_layers=1") as seen:
+        getattr(nn, kind)(2, 3, dropout=0.5)
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(nn, kind)(2, 3, num_layers=2, dropout=0.5)
+        getattr(nn, kind)(2, 3)
+    if kind != "MinGRU":
+        with pytest.warns(UserWarning, match="num_layers"):
+            getattr(torch.nn, kind)(2, 3, dropout=0.5)
