@@ -55,11 +55,13 @@ def models_of(arrays: Iterable[Array]) -> list[tuple[weakref.ref[Model], set[int
     It is the last model that has them all, or else for each array the last one that has it.
     """
     left = set(map(id, arrays))
-    known = [(ref, identities(model)) for ref in [*_models.values()][::-1] if (model := ref()) is not None]
-    whole = next(((ref, left) for ref, live in known if left <= live), None)
-    if whole is not None:
-        return [whole]
-    found = []
+    found, known = [], []
+    for ref in [*_models.values()][::-1]:
+        model = ref()
+        live = set() if model is None else identities(model)
+        if left <= live:
+            return [(ref, left)]
+        known.append((ref, live))
     for ref, live in known:
         if own := left & live:
             found.append((ref, own))

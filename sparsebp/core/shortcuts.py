@@ -139,16 +139,17 @@ def says(layer: Any, name: str) -> bool:
 
 
 def is_lone(layer: Any, saved: Any, shape: Sequence[int]) -> bool:
-    """Whether a forward had an unbatched sample, by the layer's method or else by the shape of x.
-
-    A layer around others may have had one if x has the number of axes of a sample of one of them.
-    """
-    if not belongs(layer, "lone"):
+    """Whether a forward had an unbatched sample, by the layer's method or else by the shape of x."""
+    known = belongs(layer, "lone")
+    if not known or (getattr(layer, "children", None) and says(layer, "sample_axes") and not says(layer, "lone")):
         return hasattr(layer, "lone") and len(shape) <= getattr(layer, "sample_axes", 1)
-    if not getattr(layer, "children", None) or says(layer, "lone"):
-        return bool(layer.lone(saved))
-    if says(layer, "sample_axes"):
-        return len(shape) <= int(layer.sample_axes)
+    return bool(layer.lone(saved))
+
+
+def may_be_lone(layer: Any, shape: Sequence[int]) -> bool:
+    """Whether x may be an unbatched sample, by its axes, for a layer inside one that does not say."""
+    if not getattr(layer, "children", None) or says(layer, "lone") or says(layer, "sample_axes"):
+        return False
     return any(len(shape) == inner.sample_axes > 1 for _, inner in layer.modules())
 
 

@@ -16,7 +16,7 @@ from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
-from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, says
+from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone, says
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import check_patterns
 from sparsebp.products import plan_product
@@ -325,24 +325,23 @@ def jacobian_of(
     # shape, out_shape: of the input and the output. like: an array of their dtype, on their device. coupled: whether
     # layers inside may have coupled samples in the mode of that forward.
     axes, own = batch_axes_of(layer), belongs(layer, "jacobian_t")
-    lone, coupled = is_lone(layer, saved, shape), coupled or (not own and _couples(layer, saved))
+    coupled = coupled or (not own and _couples(layer, saved))
     # A layer of layers that says nothing itself may have an unbatched sample, or couple samples, by what these say.
-    silent = not own and bool(getattr(layer, "children", None))
-    may_be_lone = silent and lone and not (says(layer, "lone") or says(layer, "sample_axes"))
-    may_couple = silent and coupled and not says(layer, "couples_samples")
+    lone_inside = not own and may_be_lone(layer, shape)
+    may_couple = coupled and bool(getattr(layer, "children", None)) and not says(layer, "couples_samples")
     in_axis, out_axis = axes or (0, 0)
     batch, *input_shape = _moved(shape, in_axis)
     out_batch, *output_shape = _moved(out_shape, out_axis)
-    if (lone and not may_be_lone) or out_batch != batch or (len(shape) == 1 and not own):
+    if is_lone(layer, saved, shape) or out_batch != batch or (len(shape) == 1 and not own):
         raise _no_batch_axis(shape)
     samples: dict[str, Any] = {
         "input_shape": tuple(input_shape), "output_shape": tuple(output_shape), "batch_axes": (in_axis, out_axis),
     }  # fmt: skip
     if not own:
         back = _input_grad(layer, saved)
-        if may_be_lone or may_couple or axes is None:
+        if lone_inside or may_couple or (axes is None and not coupled):
             coupled = not _stand_apart(back, batch, out_shape, (in_axis, out_axis), like)
-            if coupled and may_be_lone:
+            if coupled and lone_inside:
                 raise _no_batch_axis(shape)
         if coupled:
             where = "" if axes else "; or say batch_axes in the class, if the batch is not on axis 0"

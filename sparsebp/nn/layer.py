@@ -427,7 +427,8 @@ class Layer(abc.ABC):
     def __init__(self) -> None:
         self.params: dict[str, Array] = NamedArrays()
         self.buffers: dict[str, Array] = NamedArrays()
-        self.__dict__["children"] = Children(owner=self)
+        given = {name: layer for name, layer in self.__dict__.items() if isinstance(layer, Layer)}
+        self.__dict__["children"] = Children(given, self)
         self.training = True
         self.device = "cpu"
 
@@ -462,12 +463,11 @@ class Layer(abc.ABC):
     def _set_part(self, name: str, layer: Any) -> None:
         """Let an attribute show a layer."""
         own, kind = self.__dict__, type(self)
-        if "children" not in own:
-            raise OptionError(f"{kind.__name__} cannot hold a layer yet", expected="super().__init__() first",
-                              got=f"an assignment to {name}")  # fmt: skip
-        children: Children = own["children"]
-        child = children.view(name)
-        if child is not None:
+        children: Any = own.get("children")
+        child = None if children is None else children.view(name)
+        if children is None:  # before super().__init__(), as a dataclass has its fields
+            super().__setattr__(name, layer)
+        elif child is not None:
             children[child] = layer
         elif hasattr(kind, name):
             if not hasattr(getattr(kind, name), "__set__"):
@@ -948,6 +948,7 @@ class Layer(abc.ABC):
             own[name] = NamedArrays(state.get(name, {}), self)
         own["children"] = Children(children, self, getattr(children, "views", {name: name for name in children}))
         self._arrays_replaced()
+        parts.gives_out(self)  # an optimizer that is copied with it finds it
 
     @property
     def dtype(self) -> np.dtype | None:

@@ -17,7 +17,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_options
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone
+from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone
 from sparsebp.nn import norm
 from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
@@ -121,6 +121,12 @@ class Link(NamedTuple):
     def lone(self) -> bool:
         """Whether the layer's forward had an unbatched sample."""
         return is_lone(self.layer, self.saved, self.shape)
+
+    def may_be_lone(self) -> bool:
+        """Whether it may have had one, or a layer inside."""
+        if isinstance(self.layer, Container) and belongs(self.layer, "lone"):
+            return any(link.may_be_lone() for link in self.layer._parts(self.saved))
+        return may_be_lone(self.layer, self.shape)
 
     def choices(self, prefix: str) -> Iterator[tuple[str, str, str]]:
         """Yield the layer's choices under that name."""
@@ -313,7 +319,8 @@ class ChainBackward:
 
 def _stands_alone(link: Link) -> bool:
     """Whether a layer has no Jacobian a sample that a scan could chain: its samples meet, or are not on axis 0."""
-    return link.couples_samples() or batch_axes_of(link.layer) != (0, 0) or link.lone()
+    axes = batch_axes_of(link.layer)
+    return link.couples_samples() or axes != (0, 0) or link.lone() or link.may_be_lone()
 
 
 def _masks(segment: Sequence[Link]) -> tuple[bytes, ...]:

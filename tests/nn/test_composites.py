@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 
 import numpy as np
@@ -130,16 +131,12 @@ def test_a_class_that_says_its_children_has_no_others():
 
 
 def test_what_cannot_be_a_part_is_refused():
-    class Late(Empty):
-        def __init__(self):
-            self.part = linear()
-
     model = Empty()
     model.part = linear()
     for wrong in (
         lambda: setattr(model, "part", 3), lambda: setattr(model, "part", None),
         lambda: setattr(model, "eval", linear()), lambda: setattr(model, "generator", linear()),
-        lambda: model.children.update(part=nn.Tanh), Late, lambda: setattr(model, "children", {"part": 1}),
+        lambda: model.children.update(part=nn.Tanh), lambda: setattr(model, "children", {"part": 1}),
         lambda: nn.Sequential(nn.Tanh()).__delitem__(0),
     ):  # fmt: skip
         with pytest.raises(OptionError):
@@ -147,6 +144,20 @@ def test_what_cannot_be_a_part_is_refused():
     model.none = None
     model.children["none"] = tanh = nn.Tanh()
     assert model.none is tanh
+
+
+def test_layers_that_are_there_before_the_base_class_are_parts():
+    @dataclasses.dataclass(eq=False)
+    class Data(Around):
+        inner: nn.Layer
+        add: bool = False
+
+        def __post_init__(self):
+            nn.Layer.__init__(self)
+
+    model = Data(linear())
+    assert list(model.children) == ["inner"] and model.inner is model.children["inner"]
+    np.testing.assert_array_equal(model(np.ones((1, 3))), model.inner(np.ones((1, 3))))
 
 
 def replaced():
@@ -245,6 +256,15 @@ def test_an_optimizer_of_parameters_that_are_still_there_goes_on():
     model.to(dtype=np.float32).to(dtype=np.float64)
     with pytest.raises(OptionError, match="no longer"):
         moved.step(sb.value_and_grad(model, loss)(x, target)[1])
+    both, other_way = (
+        copy.deepcopy((model, moved := optim.SGD(model.parameters(), lr=0.1))),
+        pickle.dumps((model, moved)),
+    )
+    for copied, optimizer in (both, pickle.loads(other_way)):
+        optimizer.step(sb.value_and_grad(copied, loss)(x, target)[1])
+        copied[0] = linear(seed=6)
+        with pytest.raises(OptionError, match="no longer"):
+            optimizer.step(sb.value_and_grad(copied, loss)(x, target)[1])
     del model, clone
     first.step(
         {name: np.zeros_like(array) for name, array in first.params.items()}
@@ -526,8 +546,12 @@ def test_a_layer_of_layers_that_turns_its_input_has_a_jacobian_in_the_axes_of_it
 
 def test_more_questions_that_a_layer_of_layers_passes_on():
     x = np.ones((2, 3, 4))
+
+    class Image(Around):
+        sample_axes = 3
+
     with pytest.raises(ShapeError, match="unbatched"):
-        nn.Concat(Around(nn.Conv2d(2, 2, 1, rng=0, **F8)), nn.Identity()).forward(np.ones((2, 3, 3)))
+        nn.Concat(Image(nn.Conv2d(2, 2, 1, rng=0, **F8)), nn.Identity()).forward(np.ones((2, 3, 3)))
     words = Around(nn.Embedding(5, 4, rng=0), add=False)
     assert words.input_dtype == np.int64 and nn.Sequential(words).input_dtype == np.int64
     assert Around(linear()).input_dtype == np.float64
