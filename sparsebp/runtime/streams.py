@@ -560,7 +560,8 @@ class Graphs:
             yield "the model is on the host"
         for name, layer in model.modules() if hasattr(model, "modules") else [("", model)]:
             ask = getattr(layer, "capture_obstacle", None)
-            inherited = (each for each in ("replayable", "capture_obstacle") if hasattr(layer, each))
+            # A layer of layers may override what it inherits these answers with.
+            inherited = (each for each in ("replayable", "capture_obstacle") if getattr(layer, "children", None))
             if ask is None or not all(belongs(layer, each) for each in inherited):
                 why: str | None = "does not say whether it can be captured"
             else:
