@@ -128,9 +128,9 @@ def verify(
 ) -> None:
     """Check gradients by scan, by back-propagation and by differences.
 
-    Small models of every kind, in float32 and float64: scans are compared with
-    plain back-propagation, and that with finite differences. Exit code 1 if a
-    difference is beyond its tolerance.
+    Small models of every kind, in float32 and float64, in evaluation and in
+    training: scans are compared with plain back-propagation, and that with
+    finite differences. Exit code 1 if a difference is beyond its tolerance.
 
     \b
     Examples:

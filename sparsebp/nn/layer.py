@@ -88,20 +88,21 @@ class NamedArrays(Named[Array]):
             raise DTypeError(
                 f"{name} is not an array", expected="an array", got=None, remedy="Pass what state_dict returned"
             )
-        if array is not old:
-            backend.namespace(**{name: array})
-            if old is not None:
-                backend.namespace(array, old)
-                backend.check_array(name, array, dtype=old.dtype, shape=old.shape)
-            elif not array.dtype.isnative:
-                raise DTypeError(f"{name} has the wrong byte order", got=array.dtype,
-                                 expected=array.dtype.newbyteorder("="),
-                                 remedy="Pass array.astype(array.dtype.newbyteorder('='))")  # fmt: skip
-            if backend.is_host(backend.namespace(array)) and not array.flags.writeable:
-                raise LayoutError(f"{name} is read-only", expected="an array that can be written to",
-                                  got="one that cannot", remedy=f"Pass {name}.copy()")  # fmt: skip
+        if array is old:
+            return
+        backend.namespace(**{name: array})
+        if old is not None:
+            backend.namespace(array, old)
+            backend.check_array(name, array, dtype=old.dtype, shape=old.shape)
+        elif not array.dtype.isnative:
+            raise DTypeError(f"{name} has the wrong byte order", got=array.dtype,
+                             expected=array.dtype.newbyteorder("="),
+                             remedy="Pass array.astype(array.dtype.newbyteorder('='))")  # fmt: skip
+        if backend.is_host(backend.namespace(array)) and not array.flags.writeable:
+            raise LayoutError(f"{name} is read-only", expected="an array that can be written to",
+                              got="one that cannot", remedy=f"Pass {name}.copy()")  # fmt: skip
         self.replace(name, array)
-        if array is not old and old is not None:
+        if old is not None:
             arrays_replaced()
 
     def replace(self, name: str, array: Array) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import lru_cache
@@ -417,7 +418,7 @@ class Sequential(Container):
     ----------
     *layers
         The chain. Layers of inner Sequentials are links of the same chain; the outermost decides how backward runs.
-        An inner `Stage` is one link.
+        An inner `Stage` is one link. ``chain[1] = layer`` replaces a layer, ``del chain[1]`` takes it out.
     backward
         ``"bp"``: the layers' `input_grad`, one after the other. Else a scan over the layers' transposed Jacobians
         (BPPSA §3.1), by the algorithm of that name of `sparsebp.plan_scan`. ``"auto"``: on a host layer by layer; on
@@ -498,11 +499,11 @@ class Sequential(Container):
         return list(self.children.values())[index]
 
     def __setitem__(self, index: int, layer: Layer) -> None:
-        self.children[list(self.children)[index]] = layer
+        self.children[list(self.children)[operator.index(index)]] = layer
 
     def __delitem__(self, index: int) -> None:
         left = list(self.children.values())
-        del left[index]
+        del left[operator.index(index)]
         self.children = _numbered(left)
 
     def forward(self, x: Array, lengths: Any = None) -> tuple[Array, SequentialSaved]:

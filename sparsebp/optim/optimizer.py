@@ -385,7 +385,8 @@ class Optimizer:
             raise OptionError("The optimizer holds parameters that are no longer in the model", expected="the arrays "
                               "that the model computes with", got=f"others as {', '.join(names[:8])}"
                               f"{' and more' if len(names) > 8 else ''}: a layer or an array has been replaced",
-                              remedy="Build a new optimizer on model.parameters()")  # fmt: skip
+                              remedy="Build a new optimizer on model.parameters(); to keep a parameter, write into its "
+                              "array: param[...] = values")  # fmt: skip
         self._changes = now
 
     def _check_groups(self) -> None:
