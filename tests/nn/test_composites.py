@@ -181,6 +181,8 @@ def replaced():
         ),
         "sequential": (lambda: nn.Sequential(linear(), nn.Tanh(), linear(seed=1)), x, "2", lambda: linear(seed=9)),
         "residual": (lambda: nn.Residual(linear()), x, "body", lambda: linear(seed=9)),
+        "sum": (lambda: nn.Sum(linear(), linear(seed=1)), x, "1", lambda: linear(seed=9)),
+        "shortcut": (lambda: nn.Residual(linear(), linear(seed=1)), x, "shortcut", lambda: linear(seed=9)),
         "concat": (lambda: nn.Concat(linear(), linear(seed=1)), x, "1", lambda: linear(seed=9)),
         "attention": (lambda: nn.MultiheadAttention(3, 1, rng=0, **F8), steps, "out_proj", lambda: linear(seed=9)),
         "encoder": (
@@ -191,7 +193,8 @@ def replaced():
     }  # fmt: skip
     for name, (make, x, part, new) in made.items():
         for way, do in ways.items():
-            if not (way == "removed before" and name in ("sequential", "concat")):  # the order is that of the children
+            ordered = name in ("sequential", "concat", "sum", "residual")  # the order is that of the children
+            if not (way == "removed before" and ordered):
                 yield pytest.param(make, x, part, new, do, id=f"{name}, {way}")
     yield pytest.param(*made["sequential"], lambda m, n, new: m.__setitem__(-1, new), id="sequential, index")
 
@@ -443,7 +446,7 @@ def test_batch_statistics_inside_a_layer_of_layers_against_torch(dtype, seed, ba
     if how in ("frozen", "evaluation"):
         np.testing.assert_allclose(sb.jacobian_t(model, x).vjp(gy), g.input, **close)
     elif how != "switched":
-        for coupled in (model, part, nn.Residual(part), nn.Concat(part, nn.Identity()), nn.Stage(part)):
+        for coupled in (model, part, nn.Residual(part), nn.Concat(part, nn.Identity()), nn.Sum(part), nn.Stage(part)):
             given_x = x if coupled is model else rng.standard_normal((batch, n)).astype(dtype)
             with pytest.raises(OptionError, match="depend on each other"):
                 sb.jacobian_t(coupled, given_x)
@@ -471,6 +474,7 @@ INSIDE = {
     "an unbatched sequence": (lambda: nn.GRU(3, 3, rng=0, **F8), (5, 3), False),
     "images": (lambda: nn.Conv2d(2, 2, 3, padding=1, rng=0, **F8), (2, 2, 3, 3), True),
     "an unbatched image": (lambda: nn.Conv2d(2, 2, 3, padding=1, rng=0, **F8), (2, 3, 3), False),
+    "instance norm": (lambda: nn.InstanceNorm1d(2, **F8), (3, 2, 4), True),
     "attention": (lambda: nn.MultiheadAttention(2, 1, batch_first=True, rng=0, **F8), (2, 3, 2), True),
     "time-major attention": (lambda: nn.MultiheadAttention(2, 1, rng=0, **F8), (3, 3, 2), False),
     "an encoder layer": (lambda: nn.TransformerEncoderLayer(2, 1, 3, dropout=0.3, rng=0, **F8), (3, 3, 2), False),

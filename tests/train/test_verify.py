@@ -135,13 +135,12 @@ def test_options():
 class ForgetsItsStatistics(nn.BatchNorm1d):
     """A backward as if mean and variance were constants: right in evaluation."""
 
-    def input_grad(self, gy, saved, kept=None):
-        x, _, scale, batch = saved.image
-        gx = gy.reshape(x.shape) * (self.params["weight"] * scale)[:, None, None]
-        return gx.reshape(saved.shape) if batch else super().input_grad(gy, saved, kept)
+    def input_grad(self, gy, saved, *shared):
+        _, _, scale, batch = saved
+        return gy * (self.params["weight"] * scale) if batch else super().input_grad(gy, saved, *shared)
 
-    def weight_grad(self, gy, saved, kept=None):
-        return super().weight_grad(gy, saved, None)
+    def weight_grad(self, gy, saved, *shared):
+        return super().weight_grad(gy, saved)
 
 
 class Noise(nn.Layer):
