@@ -214,7 +214,7 @@ def test_gradients_are_those_of_what_was_taken(net, seed, workers):
     model.set_backward("auto", workers=workers)
     got = model.input_grad(gy, saved)
     _, links = model._links(saved)
-    behind = model._behind_first_weights(links)  # the chain runs in two parts
+    behind = model._behind_first(links, sequential._has_parameters)  # the chain runs in two parts
     plans = [plan for part in (links[:behind], links[behind:]) for plan in model._backward.plans(part, saved.like)]
     if all(plan.algorithm == "bp" for plan in plans):
         model.set_backward("bp")
