@@ -501,20 +501,21 @@ class Kernels:
 
     selective_scan = kernel(
         """x (T, B, E) real; dt (T, B, E) real; a (N, E) real; b (T, B, N) real; c (T, B, N) real; d (E) real;
-        y (T, B, E) real written; states (Chunks, B, N, E) real written""",
-        """``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]``, h[-1] = 0, and ``y[t] = Σ_n c[t, n] h[t, n] + d x[t]``.
+        h0 (B, N, E) real; y (T, B, E) real written; states (Kept, B, N, E) real written""",
+        """``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]``, h[-1] = h0, and ``y[t] = Σ_n c[t, n] h[t, n] + d x[t]``.
 
-        states: h before the steps 0, `CHUNK`, 2 `CHUNK`, …""",
-        "check_states(Chunks, T)",
+        states: h before the steps 0, `CHUNK`, 2 `CHUNK`, …, and after the last step.""",
+        "check_states(Kept, T)",
     )
     selective_scan_grad = kernel(
         """x (T, B, E) real; dt (T, B, E) real; a (N, E) real; b (T, B, N) real; c (T, B, N) real; d (E) real;
-        gy (T, B, E) real; states (Chunks, B, N, E) real; gx (T, B, E) real written; gdt (T, B, E) real written;
-        ga (B, N, E) real written; gb (T, B, N) real written; gc (T, B, N) real written; gd (B, E) real written""",
-        """The gradients of `selective_scan`, for gy the gradient at y; of a and d those of each sample.
+        gy (T, B, E) real; gh (B, N, E) real; states (Kept, B, N, E) real; gx (T, B, E) real written;
+        gdt (T, B, E) real written; ga (B, N, E) real written; gb (T, B, N) real written; gc (T, B, N) real written;
+        gd (B, E) real written; gh0 (B, N, E) real written""",
+        """The gradients of `selective_scan`, for gy at y and gh at the last state; of a and d those of each sample.
 
         Each chunk of steps runs forward again from its state; no other state is stored.""",
-        "check_states(Chunks, T)",
+        "check_states(Kept, T)",
     )
 
     # Sliding windows. Window o begins at input ``o * stride - before``; its tap t lies ``t * dilation`` further. Taps
@@ -802,10 +803,15 @@ def check_factors(a: Array, b: Array, pairs: bool) -> None:
         raise ShapeError("a does not fit b", expected="each axis of a shared or as long as b's", got=got)
 
 
-def check_states(chunks: int, steps: int) -> None:
+def check_states(kept: int, steps: int) -> None:
     """Check the number of states that a selective scan keeps."""
-    if chunks != -(-steps // CHUNK):
-        raise ShapeError("states has the wrong length", expected=-(-steps // CHUNK), got=chunks)
+    if kept != kept_states(steps):
+        raise ShapeError("states has the wrong length", expected=kept_states(steps), got=kept)
+
+
+def kept_states(steps: int) -> int:
+    """Return how many states a selective scan keeps: before each chunk of steps, and the last one."""
+    return -(-steps // CHUNK) + 1
 
 
 def check_groups(groups: int, channels: int, rows: int) -> None:

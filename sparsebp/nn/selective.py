@@ -18,11 +18,12 @@ from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError
 from sparsebp.nn.cells import Lengths, parse_lengths, product, short_products, transposed_product
-from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.gradients import NamedGradients, Shared
 from sparsebp.nn.layer import (
     Layer,
     batch_first_axes,
     check_gy,
+    check_input,
     check_sequence_input,
     fan_in_bound,
     full,
@@ -40,12 +41,17 @@ class SelectiveSaved(NamedTuple):
 
     x: Array  # (T, B, E)
     q: Array  # the projection of x (T, B, R + 2 N): before dt's second one, then b and c
-    dt: Array  # (T, B, E)
-    states: Array  # the states before some steps, see `sparsebp.selective_scan`
+    dt: Array  # (T, B, E); 0 past a sample's end, where the state then stays as it is
+    states: Array  # the states before some steps and after the last, see `sparsebp.selective_scan`
     lengths: Lengths | None
 
+    @property
+    def h_n(self) -> Array:
+        """The last states (B, E, N); with lengths, each sample's last valid one."""
+        return self.states[-1].swapaxes(1, 2).copy()
 
-@takes_unbatched(2, 1)
+
+@takes_unbatched(2, 0)
 class SelectiveScan(Layer):
     """The selective state space layer of Mamba (S6), between its convolution and its gate.
 
@@ -111,13 +117,15 @@ class SelectiveScan(Layer):
             "D": full((features,), 1.0, real),
         })  # fmt: skip
 
-    def forward(self, x: Array, *, lengths: Any = None) -> tuple[Array, SelectiveSaved]:
-        """Run the layer, from states of zero.
+    def forward(self, x: Array, h0: Array | None = None, lengths: Any = None) -> tuple[Array, SelectiveSaved]:
+        """Run the layer.
 
         Parameters
         ----------
         x
             (T, B, d_inner), or (B, T, d_inner) with ``batch_first``.
+        h0
+            Initial states (B, d_inner, d_state), as mamba_ssm lays them out, or None for zeros.
         lengths
             Valid steps of each sample (B integers in 1 … T), or None for all. Values of x after them have no effect.
 
@@ -126,7 +134,7 @@ class SelectiveScan(Layer):
         y
             Of the shape of x; zero past each sample's length.
         saved
-            For `gradients`.
+            A `SelectiveSaved`; ``saved.h_n`` are the last states, laid out as h0.
 
         Raises
         ------
@@ -135,26 +143,44 @@ class SelectiveScan(Layer):
         """
         xp = check_sequence_input(x, self.d_inner, self.params["D"])
         x = turned(x, self.batch_first)
-        valid = None if lengths is None else parse_lengths(lengths, x.shape[0], x.shape[1], xp)
+        steps, batch, _ = x.shape
+        if h0 is not None:
+            like = self.params["D"]
+            check_input(h0, name="h0", dtype=like.dtype, shape=(batch, self.d_inner, self.d_state), like=like)
+        valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp)
         x = x if valid is None else valid.mask(x)
         q = product(x, self.params["x_proj.weight"].T)
         r, b, c = self._parts(q)
         dt = self._step_sizes(product(xp.ascontiguousarray(r), self.params["dt_proj.weight"].T))
-        y, states = selective_scan(x, dt, self._rates(xp), b, c, self.params["D"])
+        dt = dt if valid is None else valid.mask(dt)
+        y, states = selective_scan(x, dt, self._rates(xp), b, c, self.params["D"], h0)
         return turned(y if valid is None else valid.mask(y), self.batch_first), SelectiveSaved(x, q, dt, states, valid)
 
-    def gradients(self, gy: Array, saved: SelectiveSaved) -> Gradients:
-        """Return the gradients from `gy`, of y's shape. The scan goes back once, for all of them."""
+    def gradients(self, gy: Array | None, saved: SelectiveSaved, grad_h_n: Array | None = None) -> NamedGradients:
+        """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
+
+        ``h0`` is the gradient at the initial states. The scan goes back once, for all of them.
+
+        Raises
+        ------
+        OptionError
+            Both gradients are None.
+        """
         x, q, dt, states, lengths = saved
         xp = backend.namespace(x)
         steps, batch, features = x.shape
-        check_gy(gy, (batch, steps, features) if self.batch_first else x.shape, x.dtype, x)
+        if gy is None and grad_h_n is None:
+            raise OptionError("No gradient was given", expected="gy, grad_h_n or both", got="None")
+        if gy is not None:
+            check_gy(gy, (batch, steps, features) if self.batch_first else x.shape, x.dtype, x)
+        if grad_h_n is not None:
+            check_input(grad_h_n, name="grad_h_n", dtype=x.dtype, shape=(batch, features, self.d_state), like=x)
 
         def back() -> _Back:
-            at_y = turned(gy, self.batch_first)
+            at_y = xp.zeros_like(x) if gy is None else turned(gy, self.batch_first)
             at_y = at_y if lengths is None else lengths.mask(at_y)
             _, b, c = self._parts(q)
-            found = selective_scan_vjp(x, dt, self._rates(xp), b, c, self.params["D"], states, at_y)
+            found = selective_scan_vjp(x, dt, self._rates(xp), b, c, self.params["D"], states, at_y, grad_h_n)
             at_v = xp.expm1(-dt)  # softplus'(v) = σ(v) = 1 - exp(-dt)
             at_v *= found.dt
             xp.negative(at_v, out=at_v)
@@ -168,7 +194,10 @@ class SelectiveScan(Layer):
             at_x += shared().scan.x
             return turned(at_x, self.batch_first)
 
-        return Gradients(self, gy, saved, at_input, lambda: self._weight_grad(xp, shared(), x, q))
+        return NamedGradients(
+            self, gy, saved, at_input, lambda: self._weight_grad(xp, shared(), x, q), names=("h0",),
+            more=lambda: (shared().scan.h0.copy(),),
+        )  # fmt: skip
 
     def _weight_grad(self, xp: ModuleType, found: _Back, x: Array, q: Array) -> dict[str, Array]:
         rows = x.shape[0] * x.shape[1]
@@ -196,13 +225,14 @@ class SelectiveScan(Layer):
         """
         from sparsebp.nn.bptt import check_jacobian_room, sequence_jacobian_t
 
-        x, q, dt, _, lengths = saved
+        x, q, dt, states, lengths = saved
         xp, (steps, batch, features) = backend.namespace(x), x.shape
         check_jacobian_room(2 * batch * (steps * features) ** 2, x, features, memory_limit)
         a, (_, b, c), own = self._rates(xp), self._parts(q), xp.arange(features)
         of_r, of_b, of_c = (part.T for part in self._parts(self.params["x_proj.weight"].T))
         factors, through = xp.exp(dt[..., None] * a), (dt * x)[..., None]
-        h = xp.zeros((steps + 1, batch, features, self.d_state), x.dtype)
+        h = xp.empty((steps + 1, batch, features, self.d_state), x.dtype)
+        h[0] = states[0].swapaxes(1, 2)
         for t in range(steps):
             h[t + 1] = factors[t] * h[t] + through[t] * b[t, :, None]
         # h[s] by dt[s], which all of x[s] makes: (T, B, E, N), and (T, B, E) times (E of x, E of dt)

@@ -295,17 +295,18 @@ class UnbatchedSaved(NamedTuple):
     """
 
     batch: Any
+    axis: int  # of the batch in these: in a cell's c it is behind the one step
 
     def __getattr__(self, name: str) -> Any:
         if name == "backward_choice":
             return self.batch.backward_choice
         if name in ("h_n", "c_n", "c"):
-            return getattr(self.batch, name)[:, 0]
+            return getattr(self.batch, name).squeeze(self.axis)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[Array]:
         """Yield the last states, as the batch's value does."""
-        return (array[:, 0] for array in self.batch)
+        return (array.squeeze(self.axis) for array in self.batch)
 
 
 class UnbatchedGradients(Gradients):
@@ -339,7 +340,7 @@ def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:
             named = {key: value if key == "lengths" else _with(value, state_axis) for key, value in options.items()}
             first = [_with(value, state_axis) for value in state[:1]]
             y, saved = forward(self, xp.expand_dims(x, axis), *first, *state[1:], **named)
-            return y.squeeze(axis), UnbatchedSaved(saved)
+            return y.squeeze(axis), UnbatchedSaved(saved, state_axis if sample_axes > 1 else 1)
 
         @functools.wraps(gradients)
         def unbatched_gradients(self: Any, gy: Any, saved: Any, *last: Any, **named: Any) -> Gradients:

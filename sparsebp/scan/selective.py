@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array
-from sparsebp.kernels.spec import CHUNK
+from sparsebp.kernels.spec import kept_states
 
 
 class SelectiveScan(NamedTuple):
@@ -27,15 +27,24 @@ class SelectiveScan(NamedTuple):
     y
         The output (T, B, E).
     states
-        The states before the steps 0, 32, 64, …, (⌈T / 32⌉, B, N, E): what `selective_scan_vjp` begins with.
+        The states before the steps 0, 32, 64, …, and after the last one, (⌈T / 32⌉ + 1, B, N, E): what
+        `selective_scan_vjp` begins with.
     """
 
     y: Array
     states: Array
 
+    @property
+    def h_n(self) -> Array:
+        """The state after the last step (B, E, N), the h0 of a sequence that goes on: a view of `states`."""
+        return self.states[-1].swapaxes(1, 2)
+
 
 class SelectiveScanGrads(NamedTuple):
-    """Gradients of `selective_scan`, each of the shape of its argument; that at d is None without d."""
+    """Gradients of `selective_scan`, each of the shape of its argument; that at d is None without d.
+
+    The one at h0 is there without an h0 too: the gradient at the zeros that it stands for.
+    """
 
     x: Array
     dt: Array
@@ -43,15 +52,18 @@ class SelectiveScanGrads(NamedTuple):
     b: Array
     c: Array
     d: Array | None
+    h0: Array
 
 
-def selective_scan(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None = None) -> SelectiveScan:
+def selective_scan(
+    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None = None, h0: Array | None = None
+) -> SelectiveScan:
     """Return y with ``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]`` and ``y[t] = Σ_n c[t, n] h[t, n] + d x[t]``.
 
     Parameters
     ----------
     x
-        The input (T, B, E), float32 or float64; all arrays have one dtype. h begins at zero.
+        The input (T, B, E), float32 or float64; all arrays have one dtype.
     dt
         Step sizes (T, B, E), positive in Mamba: after its softplus.
     a
@@ -60,11 +72,13 @@ def selective_scan(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array |
         What the states take in and give out (T, B, N), the same for all channels.
     d
         The skip connection's weights (E,); None for none.
+    h0
+        The state before the first step (B, E, N); None for zeros.
 
     Returns
     -------
     SelectiveScan
-        ``(y, states)``.
+        ``(y, states)``; its ``h_n`` is the state after the last step.
 
     Raises
     ------
@@ -78,18 +92,19 @@ def selective_scan(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array |
     >>> sb.selective_scan(ones, ones, np.zeros((1, 1)), ones, ones).y.ravel()  # a = 0: sums
     array([1., 2., 3.])
     """
-    xp = _check(x, dt, a, b, c, d)
+    xp = _check(x, dt, a, b, c, d, h0=h0)
     steps, batch, channels = x.shape
     y = backend.empty(xp, x.shape, x.dtype)
-    states = backend.empty(xp, (-(-steps // CHUNK), batch, a.shape[1], channels), x.dtype)
-    kernels.get(xp).selective_scan(*_operands(x, dt, a, b, c, d), y, states)
+    states = backend.empty(xp, (kept_states(steps), batch, a.shape[1], channels), x.dtype)
+    kernels.get(xp).selective_scan(*_operands(x, dt, a, b, c, d), _states_first(xp, h0, states), y, states)
     return SelectiveScan(y, states)
 
 
 def selective_scan_vjp(
-    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, states: Array, grad_y: Array
-) -> SelectiveScanGrads:
-    """Return the gradients at the arguments of `selective_scan`, from the gradient at y.
+    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, states: Array, grad_y: Array,
+    grad_h_n: Array | None = None,
+) -> SelectiveScanGrads:  # fmt: skip
+    """Return the gradients at the arguments of `selective_scan`, from those at y and at the last state.
 
     Parameters
     ----------
@@ -99,30 +114,34 @@ def selective_scan_vjp(
         What it returned.
     grad_y
         The gradient at y (T, B, E).
+    grad_h_n
+        The gradient at the state after the last step (B, E, N); None for zeros.
 
     Returns
     -------
     SelectiveScanGrads
-        ``(x, dt, a, b, c, d)``.
+        ``(x, dt, a, b, c, d, h0)``.
 
     Raises
     ------
     DeviceError, DTypeError, ShapeError
         As `selective_scan`.
     """
-    xp = _check(x, dt, a, b, c, d, states=states, grad_y=grad_y)
+    xp = _check(x, dt, a, b, c, d, states=states, grad_y=grad_y, grad_h_n=grad_h_n)
     _, batch, channels = x.shape
     gx, gdt = (backend.empty(xp, x.shape, x.dtype) for _ in range(2))
     ga, gd = xp.empty((batch, a.shape[1], channels), x.dtype), xp.empty((batch, channels), x.dtype)
     gb, gc = (backend.empty(xp, b.shape, x.dtype) for _ in range(2))
-    given = *_operands(x, dt, a, b, c, d), _contiguous(grad_y), _contiguous(states)
-    kernels.get(xp).selective_scan_grad(*given, gx, gdt, ga, gb, gc, gd)
+    gh, gh0 = _states_first(xp, grad_h_n, states), xp.empty(states.shape[1:], x.dtype)
+    given = *_operands(x, dt, a, b, c, d), _contiguous(grad_y), gh, _contiguous(states)
+    kernels.get(xp).selective_scan_grad(*given, gx, gdt, ga, gb, gc, gd, gh0)
     return SelectiveScanGrads(
-        gx, gdt, _contiguous(ga.sum(axis=0).T), gb, gc, None if d is None else gd.sum(axis=0)
+        gx, gdt, _contiguous(ga.sum(axis=0).T), gb, gc, None if d is None else gd.sum(axis=0),
+        _contiguous(gh0.swapaxes(1, 2)),
     )  # fmt: skip
 
 
-def _check(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, **others: Array) -> ModuleType:
+def _check(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, **others: Array | None) -> ModuleType:
     """Check all arrays against x and a; return their namespace."""
     xp = backend.namespace(**backend.given(x=x, dt=dt, a=a, b=b, c=c, d=d, **others))
     dtype = backend.float_dtype(x.dtype)
@@ -132,7 +151,8 @@ def _check(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, *
     order = a.shape[1]
     shapes = {
         "dt": x.shape, "b": (steps, batch, order), "c": (steps, batch, order), "d": (channels,), "grad_y": x.shape,
-        "states": (-(-steps // CHUNK), batch, order, channels),
+        "states": (kept_states(steps), batch, order, channels), "h0": (batch, channels, order),
+        "grad_h_n": (batch, channels, order),
     }  # fmt: skip
     for name, array in backend.given(dt=dt, b=b, c=c, d=d, **others).items():
         backend.check_array(name, array, dtype=dtype, shape=shapes[name], contiguous=False)
@@ -143,6 +163,11 @@ def _operands(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None
     """Return the arguments as the kernels take them: C-contiguous, a with the states first."""
     skip = backend.namespace(x).zeros(x.shape[2], x.dtype) if d is None else d
     return tuple(_contiguous(array) for array in (x, dt, a.T, b, c, skip))
+
+
+def _states_first(xp: ModuleType, state: Array | None, states: Array) -> Array:
+    """Return a state (B, E, N), or zeros, as the kernels take it: (B, N, E)."""
+    return xp.zeros(states.shape[1:], states.dtype) if state is None else _contiguous(state.swapaxes(1, 2))
 
 
 def _contiguous(array: Array) -> Array:

@@ -373,7 +373,7 @@ class Maker:
         """Over two chunks of steps; states for one pass of a device's kernel, or for two."""
         steps, order = 37, 3 if self.batch == 3 else 11
         given = {"dt": self.gate(steps, self.batch, self.hidden), "a": -self.gate(order, self.hidden)}
-        return given | {"T": steps, "E": self.hidden, "N": order, "Chunks": 2}
+        return given | {"T": steps, "E": self.hidden, "N": order, "Kept": 3}
 
     selective_scan_grad = selective_scan
 

@@ -135,8 +135,8 @@ def test_an_unknown_candidate_is_refused(backend):
 def test_kept_states_of_another_number_of_steps_are_refused(backend):
     """`tests/scan/test_selective.py` has the values of the selective scan."""
     x, a, b, d = (backend.zeros(shape, np.float32) for shape in ((33, 2, 5), (3, 5), (33, 2, 3), (5,)))
-    y, gd, ga, states = (backend.zeros(shape, np.float32) for shape in (x.shape, (2, 5), (2, 3, 5), (1, 2, 3, 5)))
+    y, gd, ga, states = (backend.zeros(shape, np.float32) for shape in (x.shape, (2, 5), (2, 3, 5), (2, 2, 3, 5)))
     with pytest.raises(ShapeError, match="states"):
-        backend.kernels.selective_scan(x, x, a, b, b, d, y, states)
+        backend.kernels.selective_scan(x, x, a, b, b, d, ga, y, states)
     with pytest.raises(ShapeError, match="states"):
-        backend.kernels.selective_scan_grad(x, x, a, b, b, d, x, states, y, y, ga, b, b, gd)
+        backend.kernels.selective_scan_grad(x, x, a, b, b, d, x, ga, states, y, y, ga, b, b, gd, ga)

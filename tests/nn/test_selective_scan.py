@@ -23,37 +23,37 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 F8 = {"dtype": np.float64}
 
 
-def reference(layer, p, x):
-    """Return y (T, B, E): mamba_ssm's projections, and selective_scan_ref's loop."""
+def reference(layer, p, x, h=None):
+    """Return y (T, B, E) and the last state: mamba_ssm's projections, and selective_scan_ref's loop."""
     r, b, c = torch.split(x @ p["x_proj.weight"].T, [layer.dt_rank, layer.d_state, layer.d_state], -1)
     dt = functional.softplus(r @ p["dt_proj.weight"].T + p["dt_proj.bias"], threshold=1e9)
-    h, ys = x.new_zeros(*x.shape[1:], layer.d_state), []
+    h, ys = x.new_zeros(*x.shape[1:], layer.d_state) if h is None else h, []
     for t in range(len(x)):
         h = torch.exp(dt[t, ..., None] * -p["A_log"].exp()) * h + (dt[t] * x[t])[..., None] * b[t, :, None]
         ys.append((h * c[t, :, None]).sum(-1) + p["D"] * x[t])
-    return torch.stack(ys)
+    return torch.stack(ys), h
 
 
-def run_torch(layer, x, gy, lengths):
-    """Return y and the gradients by name; each sample runs alone."""
+def run_torch(layer, x, gy, lengths, h0, grad_h_n):
+    """Return y, h_n and the gradients by name; each sample runs alone."""
     params = {name: torch.tensor(array, requires_grad=True) for name, array in layer.params.items()}
-    tx = torch.tensor(x, requires_grad=True)
+    tx, start = torch.tensor(x, requires_grad=True), torch.tensor(h0, requires_grad=True)
     given = tx.transpose(0, 1) if layer.batch_first else tx
-    ys = [
-        functional.pad(reference(layer, params, given[:n, s : s + 1]), (0, 0, 0, 0, 0, len(given) - n))
+    ys, ends = zip(*(
+        reference(layer, params, given[:n, s : s + 1], start[s : s + 1])
         for s, n in enumerate([len(given)] * given.shape[1] if lengths is None else lengths)
-    ]
-    y = torch.cat(ys, 1)
-    y = y.transpose(0, 1) if layer.batch_first else y
-    (y * torch.tensor(gy)).sum().backward()
-    return {"y": y, "x": tx.grad} | {name: param.grad for name, param in params.items()}
+    ), strict=True)  # fmt: skip
+    y = torch.cat([functional.pad(y, (0, 0, 0, 0, 0, len(given) - len(y))) for y in ys], 1)
+    y, h_n = y.transpose(0, 1) if layer.batch_first else y, torch.cat(ends)
+    ((y * torch.tensor(gy)).sum() + (h_n * torch.tensor(grad_h_n)).sum()).backward()
+    return {"y": y, "h_n": h_n, "x": tx.grad, "h0": start.grad} | {name: param.grad for name, param in params.items()}
 
 
-def run_ours(layer, x, gy, lengths=None):
-    y, saved = layer.forward(x, lengths=lengths)
-    g = layer.gradients(gy, saved)
+def run_ours(layer, x, gy, lengths=None, h0=None, grad_h_n=None):
+    y, saved = layer.forward(x, h0, lengths)
+    g = layer.gradients(gy, saved, grad_h_n)
     assert list(g.weights) == list(layer.params)
-    return {"y": y, "x": g.input, **g.weights}
+    return {"y": y, "h_n": saved.h_n, "x": g.input, "h0": g.h0, **g.weights}
 
 
 def case_of(layer, steps, batch, rng):
@@ -63,18 +63,19 @@ def case_of(layer, steps, batch, rng):
 
 @given(
     features=sizes(1, 40), states=sizes(1, 9), rank=st.sampled_from(["auto", 1, 5]), steps=sizes(1, 70),
-    batch=sizes(1, 4), batch_first=st.booleans(), with_lengths=st.booleans(), seed=seeds,
+    batch=sizes(1, 4), batch_first=st.booleans(), with_lengths=st.booleans(), with_state=st.booleans(), seed=seeds,
 )  # fmt: skip
 @settings(max_examples=60)
-def test_against_torch(features, states, rank, steps, batch, batch_first, with_lengths, seed):
+def test_against_torch(features, states, rank, steps, batch, batch_first, with_lengths, with_state, seed):
     rng = np.random.default_rng(seed)
     layer = nn.SelectiveScan(features, states, rank, batch_first, dt_max=1.0, rng=rng, **F8)
     x, gy = case_of(layer, steps, batch, rng)
     lengths = rng.integers(1, steps + 1, batch) if with_lengths else None
-    for array in (x, gy):
+    h0, grad_h_n = rng.standard_normal((2, batch, features, states)) * with_state
+    for array in (x, gy, h0, grad_h_n):
         array.flags.writeable = False
-    found = run_ours(layer, x, gy, lengths)
-    for name, want in run_torch(layer, x, gy, lengths).items():
+    found = run_ours(layer, x, gy, lengths, *((h0, grad_h_n) if with_state else ()))
+    for name, want in run_torch(layer, x, gy, lengths, h0, grad_h_n).items():
         np.testing.assert_allclose(found[name], want.detach().numpy(), err_msg=name, **CLOSE)
         assert found[name].dtype == np.float64 and found[name].flags.c_contiguous, name
 
@@ -84,12 +85,13 @@ def test_jacobian(lengths):
     layer = nn.SelectiveScan(5, 3, 2, dt_max=1.0, rng=0, **F8)
     x, _ = case_of(layer, 6, 2, np.random.default_rng(0))
     params = {name: torch.tensor(array) for name, array in layer.params.items()}
-    jacobian = layer.jacobian_t(layer.forward(x, lengths=lengths)[1])
+    h0 = np.random.default_rng(1).standard_normal((2, 5, 3))
+    jacobian = layer.jacobian_t(layer.forward(x, h0, lengths)[1])
     assert jacobian.pattern.nnz == 21 * 25  # steps s ≤ t
     for s, length in enumerate(lengths or [6, 6]):
 
-        def outputs(sample, length=length):
-            y = reference(layer, params, sample[:length, None])
+        def outputs(sample, s=s, length=length):
+            y, _ = reference(layer, params, sample[:length, None], torch.tensor(h0[s : s + 1]))
             return functional.pad(y, (0, 0, 0, 0, 0, 6 - length))
 
         np.testing.assert_allclose(jacobian.to_dense(s), torch_twins.jacobian_t(outputs, x[:, s]), **CLOSE)
@@ -119,6 +121,11 @@ def test_padding_one_sample_threads_and_a_state_dict():
     single = run_ours(layer, x[:, 1], gy[:, 1])
     for name in ("y", "x"):
         np.testing.assert_allclose(single[name], whole[name][:, 1], **CLOSE)
+    for name in ("h_n", "h0"):
+        np.testing.assert_allclose(single[name], whole[name][1], **CLOSE)
+    halves = [layer.forward(x[:17, 1])]
+    halves.append(layer.forward(x[17:, 1], halves[0][1].h_n))
+    np.testing.assert_allclose(np.concatenate([y for y, _ in halves]), single["y"], **CLOSE)
     for name, array in run_ours(layer, np.asfortranarray(x), gy[::-1][::-1]).items():
         np.testing.assert_array_equal(array, whole[name], err_msg=name)
     assert_same_for_any_number_of_threads(lambda: run_ours(layer, x, gy).values())
@@ -145,6 +152,8 @@ def test_streams(make, batch):
         if t == 4:
             stream = pickle.loads(pickle.dumps(stream))
     copied = layer.stream(batch, stream.h)
+    h_n = layer.forward(x)[1].h_n
+    np.testing.assert_allclose(layer.stream(batch, h_n).h, stream.h, **CLOSE)  # laid out alike
     for name in layer.params:
         layer.params[name] = layer.params[name] + 0.1
     twin = pickle.loads(pickle.dumps(layer)).stream(batch, stream.h)
@@ -188,6 +197,8 @@ def test_initial_values_are_mambas():
         lambda: nn.SelectiveScan(3, dt_rank="automatic"),
         lambda: nn.SelectiveScan(3)(np.ones((0, 2, 3), np.float32)),
         lambda: nn.SelectiveScan(3)(np.ones((4, 2, 3), np.float32), lengths=[0, 4]),
+        lambda: nn.SelectiveScan(3)(np.ones((4, 2, 3), np.float32), np.ones((1, 2, 3, 16), np.float32)),
+        lambda: (layer := nn.SelectiveScan(3)).gradients(None, layer.forward(np.ones((4, 2, 3), np.float32))[1]),
     ],
 )
 def test_refusals(call):
@@ -195,12 +206,12 @@ def test_refusals(call):
         call()
 
 
-@pytest.mark.parametrize("make", [nn.LRU, nn.MinGRU, nn.GRU])
+@pytest.mark.parametrize("make", [nn.LRU, nn.MinGRU, nn.GRU, nn.SelectiveScan])
 def test_initial_states_are_the_layers_own(make):
     """A caller may carry the state on in one array."""
     layer = make(4, 3, rng=0)
     x = np.random.default_rng(0).standard_normal((5, 2, 4)).astype(np.float32)
-    h0 = np.ones((1, 2, 3), layer.forward(x)[1].h_n.dtype)
+    h0 = np.ones_like(layer.forward(x)[1].h_n)
     y, saved = layer.forward(x, h0)
     expected = layer.gradients(y, saved).weights
     h0[...] = saved.h_n

@@ -14,13 +14,11 @@ from strategies import normal, reals, seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 
 
-def selective_scan_ref(u, delta, A, B, C, D):
+def selective_scan_ref(u, delta, A, B, C, D, x):
     """Mamba's `selective_scan_ref` (mamba_ssm/ops/selective_scan_interface.py), for B and C that depend on the input.
 
-    u, delta: (B, D, L); A: (D, N); B, C: (B, N, L); D: (D,).
+    u, delta: (B, D, L); A: (D, N); B, C: (B, N, L); D: (D,); x: the first state (B, D, N), there zeros.
     """
-    batch, dim, state = u.shape[0], A.shape[0], A.shape[1]
-    x = A.new_zeros((batch, dim, state))
     ys = []
     delta_a = torch.exp(torch.einsum("bdl,dn->bdln", delta, A))
     delta_b_u = torch.einsum("bdl,bnl,bdl->bdln", delta, B, u)
@@ -28,7 +26,7 @@ def selective_scan_ref(u, delta, A, B, C, D):
         x = delta_a[:, :, i] * x + delta_b_u[:, :, i]
         ys.append(torch.einsum("bdn,bn->bd", x, C[:, :, i]))
     y = torch.stack(ys, dim=2) if ys else torch.zeros_like(u)
-    return y + u * D[:, None]
+    return y + u * D[:, None], x
 
 
 def arguments(seed, steps, batch, channels, order, dtype):
@@ -43,35 +41,43 @@ def arguments(seed, steps, batch, channels, order, dtype):
 
 
 @given(
-    steps=sizes(0, 70), batch=sizes(0, 5), channels=sizes(0, 70), order=sizes(0, 17), with_d=st.booleans(), dtype=reals,
-    seed=seeds,
+    steps=sizes(0, 70), batch=sizes(0, 5), channels=sizes(0, 70), order=sizes(0, 17), with_d=st.booleans(),
+    with_state=st.booleans(), dtype=reals, seed=seeds,
 )  # fmt: skip
-def test_selective_scan_and_its_gradients(backend, steps, batch, channels, order, with_d, dtype, seed):
+def test_selective_scan_and_its_gradients(backend, steps, batch, channels, order, with_d, with_state, dtype, seed):
     *arrays, grad_y = arguments(seed, steps, batch, channels, order, dtype)
     for array in arrays:
         array.flags.writeable = False
+    h0, grad_h = normal(np.random.default_rng(seed + 1), (2, batch, channels, order), dtype)
     given_ones = [backend.array(array) for array in arrays[:5]] + [backend.array(arrays[5]) if with_d else None]
     with backend.in_use():
-        y, states = sb.selective_scan(*given_ones)
-        grads = sb.selective_scan_vjp(*given_ones, states, backend.array(grad_y))
-    wide = [torch.from_numpy(np.array(array)).double().requires_grad_() for array in arrays]
+        found = sb.selective_scan(*given_ones, backend.array(h0) if with_state else None)
+        y, states = found
+        last = backend.array(grad_h) if with_state else None
+        grads = sb.selective_scan_vjp(*given_ones, states, backend.array(grad_y), last)
+    if not with_state:
+        h0, grad_h = np.zeros_like(h0), np.zeros_like(grad_h)
+    wide = [torch.from_numpy(np.array(array)).double().requires_grad_() for array in (*arrays, h0)]
     if not with_d:
         wide[5] = torch.zeros(channels, dtype=torch.float64, requires_grad=True)
-    x, dt, a, b, c, d = wide
-    want = selective_scan_ref(*(v.permute(1, 2, 0) for v in (x, dt)), a, *(v.permute(1, 2, 0) for v in (b, c)), d)
+    x, dt, a, b, c, d, start = wide
+    turned = (v.permute(1, 2, 0) for v in (x, dt, b, c))
+    want, end = selective_scan_ref(next(turned), next(turned), a, *turned, d, start)
     loss = (want.permute(2, 0, 1) * torch.from_numpy(grad_y).double()).sum() + 0 * sum(v.sum() for v in wide)
+    loss += (end * torch.from_numpy(grad_h)).sum()
     loss.backward()
     assert (grads.d is None) == (not with_d)
-    for found, expected in zip((y, *grads), (want.detach().permute(2, 0, 1), *(v.grad for v in wide)), strict=True):
-        if found is not None:
-            got = backend.numpy(found)
+    wanted = (want.detach().permute(2, 0, 1), end.detach(), *(v.grad for v in wide))
+    for array, expected in zip((y, found.h_n, *grads), wanted, strict=True):
+        if array is not None:
+            got = backend.numpy(array)
             assert got.dtype == dtype
             size = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
             limits = tolerance(dtype, 2)
             np.testing.assert_allclose(got, expected.numpy(), limits["rtol"], limits["atol"] * size)
 
 
-def test_states_are_those_before_every_32nd_step():
+def test_states_are_those_before_every_32nd_step_and_the_last_one():
     *arrays, _ = arguments(0, 70, 2, 5, 3, np.dtype(np.float64))
     _, states = sb.selective_scan(*arrays)
     x, dt, a, b, *_ = arrays
@@ -80,6 +86,7 @@ def test_states_are_those_before_every_32nd_step():
         if t % 32 == 0:
             np.testing.assert_allclose(states[t // 32], h, rtol=1e-12, atol=1e-14)
         h = np.exp(dt[t, :, None] * a.T) * h + b[t][..., None] * (dt[t] * x[t])[:, None]
+    np.testing.assert_allclose(states[3], h, rtol=1e-12, atol=1e-14)
 
 
 def test_nan_stays_in_its_sample_and_channel(backend):
@@ -95,7 +102,10 @@ def test_nan_stays_in_its_sample_and_channel(backend):
     assert bad.sum() == 7
     for name, grad in zip(grads._fields, map(backend.numpy, grads), strict=True):
         bad = np.isnan(grad)
-        assert not bad[:, 0].any() if name in "bc" else not bad[..., :36].any() if name != "a" else not bad[:36].any()
+        if name in "bc":
+            assert not bad[:, 0].any()
+        else:
+            assert not (bad[:36] if name == "a" else bad[:, :36] if name == "h0" else bad[..., :36]).any()
 
 
 def test_any_layout_and_any_number_of_threads():
@@ -119,9 +129,11 @@ def test_groups_of_channels_in_any_number_of_threads(batch, channels):
 
 
 def test_wrong_arguments_are_refused():
-    names = ("x", "dt", "a", "b", "c", "d", "states", "grad_y")
+    names = ("x", "dt", "a", "b", "c", "d", "states", "grad_y", "grad_h_n")
     *arrays, grad_y = arguments(0, 4, 2, 3, 5, np.dtype(np.float64))
-    right = dict(zip(names, [*arrays, sb.selective_scan(*arrays).states, grad_y], strict=True))
+    right = dict(zip(names, [*arrays, sb.selective_scan(*arrays).states, grad_y, np.ones((2, 3, 5))], strict=True))
+    with pytest.raises(ShapeError, match="h0"):
+        sb.selective_scan(*arrays, np.ones((2, 5, 3)))
     for name, array in right.items():
         for error, wrong in ((ShapeError, array[None]), (DTypeError, array.astype(np.float16)), (DeviceError, [1.0])):
             with pytest.raises(error):

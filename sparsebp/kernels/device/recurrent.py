@@ -688,21 +688,21 @@ class SelectiveScanKernels(Launcher):
     """Device side of the selective scan in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
     def selective_scan(
-        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, y: Array, states: Array
+        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, h0: Array, y: Array, states: Array
     ) -> None:
         """A thread a channel of a sample runs down the steps, once for `_STATES` states."""
-        self._scan("selective_scan", (x, dt, a, b, c, d, y, states), x, len(a))
+        self._scan("selective_scan", (x, dt, a, b, c, d, h0, y, states), x, len(a))
 
     def selective_scan_grad(
-        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, gy: Array, states: Array, gx: Array,
-        gdt: Array, ga: Array, gb: Array, gc: Array, gd: Array,
+        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, gy: Array, gh: Array, states: Array,
+        gx: Array, gdt: Array, ga: Array, gb: Array, gc: Array, gd: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """The same back; each warp leaves its sums at b and c, which are added up here."""
         _, batch, channels = x.shape
         blocks = ceil_div(channels, _CHANNELS)
         of_b, of_c = (self.xp.empty((blocks * _CHANNELS // WARP, *b.shape), b.dtype) for _ in range(2))
         befores = self.xp.empty((CHUNK, _STATES, batch * blocks * _CHANNELS), x.dtype)
-        arrays = (x, dt, a, b, c, d, gy, states, gx, gdt, ga, of_b, of_c, gd, befores)
+        arrays = (x, dt, a, b, c, d, gy, gh, states, gx, gdt, ga, of_b, of_c, gd, gh0, befores)
         self._scan("selective_scan_grad", arrays, x, len(a))
         gb[...], gc[...] = of_b.sum(axis=0), of_c.sum(axis=0)
 

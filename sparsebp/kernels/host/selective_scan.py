@@ -42,23 +42,23 @@ class SelectiveScanKernels:
     """Host side of the selective scan in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
     def selective_scan(
-        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, y: Array, states: Array
+        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, h0: Array, y: Array, states: Array
     ) -> None:
         """20·T·B·E·N elementary operations."""
         tiles = x.shape[1] * -(-x.shape[2] // TILE)
         parts = min(parts_for(20 * x.size * len(a)), max(tiles, 1))
-        _forward(team(parts), parts, x, dt, a, b, c, d, y, states)
+        _forward(team(parts), parts, x, dt, a, b, c, d, h0, y, states)
 
     def selective_scan_grad(
-        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, gy: Array, states: Array, gx: Array,
-        gdt: Array, ga: Array, gb: Array, gc: Array, gd: Array,
+        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, gy: Array, gh: Array, states: Array,
+        gx: Array, gdt: Array, ga: Array, gb: Array, gc: Array, gd: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """50·T·B·E·N elementary operations; scratch is a group's sums at b and c."""
         _, batch, channels = x.shape
         groups = max(min(channels // GROUP, MOST_GROUPS // max(batch, 1)), 1)
         sums = [np.empty((groups, *gb.shape), gb.dtype) for _ in range(2)] if groups > 1 else [gb[None], gc[None]]
         parts = min(parts_for(50 * x.size * len(a)), max(batch * groups, 1))
-        _backward(team(parts), parts, x, dt, a, b, c, d, gy, states, gx, gdt, ga, *sums, gd)
+        _backward(team(parts), parts, x, dt, a, b, c, d, gy, gh, states, gx, gdt, ga, *sums, gd, gh0)
         if groups > 1:
             sums[0].sum(axis=0, out=gb)
             sums[1].sum(axis=0, out=gc)
@@ -69,7 +69,7 @@ class SelectiveScanKernels:
 
 
 @parallel(**JIT)
-def _forward(part, parts, x, dt, a, b, c, d, y, states):
+def _forward(part, parts, x, dt, a, b, c, d, h0, y, states):
     steps, batch, channels = x.shape
     order, tiles = len(a), -(-channels // TILE)
     room = np.zeros((2, order, TILE), x.dtype)
@@ -80,7 +80,7 @@ def _forward(part, parts, x, dt, a, b, c, d, y, states):
         s, first = number // tiles, number % tiles * TILE
         count = min(TILE, channels - first)
         _get(rates, advance(pointer(a), first), order, channels, count)
-        clear(state, order * TILE)
+        _get(state, advance(pointer(h0), s * order * channels + first), order, channels, count)
         for t in range(steps):
             row, at = t * batch + s, (t * batch + s) * channels + first
             if t % CHUNK == 0:
@@ -92,6 +92,8 @@ def _forward(part, parts, x, dt, a, b, c, d, y, states):
             coefficients = advance(pointer(b), row * order), advance(pointer(c), row * order)
             _step(rates, state, of_x, of_dt, *coefficients, advance(pointer(d), first), order, count,
                   advance(pointer(y), at))  # fmt: skip
+        last = advance(pointer(states), ((len(states) - 1) * batch + s) * order * channels + first)
+        _set(last, state, order, channels, count)
     keep_alive(room)
 
 
@@ -110,7 +112,7 @@ def _step(rates, state, x, dt, b, c, d, order, count, y):
 
 
 @parallel(**JIT)
-def _backward(part, parts, x, dt, a, b, c, d, gy, states, gx, gdt, ga, gb, gc, gd):
+def _backward(part, parts, x, dt, a, b, c, d, gy, gh, states, gx, gdt, ga, gb, gc, gd, gh0):
     """A part has some groups of channels, each of one sample; from the last chunk of steps to the first."""
     steps, batch, channels = x.shape
     order, groups, tiles = len(a), len(gb), -(-channels // TILE)
@@ -126,7 +128,9 @@ def _backward(part, parts, x, dt, a, b, c, d, gy, states, gx, gdt, ga, gb, gc, g
     for number in range(begin, end):
         s, group = number // groups, number % groups
         low, high = span(group, groups, tiles)
-        clear(carried, most * order * TILE)
+        for tile in range(low, high):
+            own, of_state = advance(carried, (tile - low) * order * TILE), s * order * channels + tile * TILE
+            _get(own, advance(pointer(gh), of_state), order, channels, min(TILE, channels - tile * TILE))
         _clear_sums(pointer(ga), pointer(gd), s, order, channels, low * TILE, min(high * TILE, channels))
         for chunk in range(chunks - 1, -1, -1):
             start = chunk * CHUNK
@@ -164,6 +168,9 @@ def _backward(part, parts, x, dt, a, b, c, d, gy, states, gx, gdt, ga, gb, gc, g
                     lane = ((t - start) * order + n) * vector
                     gb[group, t, s, n] = _total(advance(sums_b, lane), vector)
                     gc[group, t, s, n] = _total(advance(sums_c, lane), vector)
+        for tile in range(low, high):
+            own, of_state = advance(carried, (tile - low) * order * TILE), s * order * channels + tile * TILE
+            _set(advance(pointer(gh0), of_state), own, order, channels, min(TILE, channels - tile * TILE))
     keep_alive(room)
     keep_alive(of_d)
     keep_alive(sums)

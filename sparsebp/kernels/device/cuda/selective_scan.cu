@@ -11,14 +11,17 @@ constexpr int CHUNK = 32;  // steps between two states that are kept, as in spec
 
 extern "C" __global__ void __launch_bounds__(128) selective_scan(
     const real* __restrict__ x, const real* __restrict__ dt, const real* __restrict__ a, const real* __restrict__ b,
-    const real* __restrict__ c, const real* __restrict__ d, real* __restrict__ y, real* __restrict__ states, int64 steps,
-    int64 batch, int64 channels, int64 order, int64 blocks) {
+    const real* __restrict__ c, const real* __restrict__ d, const real* __restrict__ h0, real* __restrict__ y,
+    real* __restrict__ states, int64 steps, int64 batch, int64 channels, int64 order, int64 blocks) {
     const int64 sample = blockIdx.x / blocks, channel = blockIdx.x % blocks * CHANNELS + threadIdx.x;
     if (channel >= channels) return;
     for (int64 first = 0; first == 0 || first < order; first += AT_ONCE) {
         real h[AT_ONCE], rate[AT_ONCE];
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; ++n) h[n] = 0, rate[n] = first + n < order ? a[(first + n) * channels + channel] : 0;
+        for (int n = 0; n < AT_ONCE; ++n) {
+            h[n] = first + n < order ? h0[(sample * order + first + n) * channels + channel] : 0;
+            rate[n] = first + n < order ? a[(first + n) * channels + channel] : 0;
+        }
         for (int64 t = 0; t < steps; ++t) {
             const int64 row = t * batch + sample, at = row * channels + channel;
             const real v = dt[at], u = x[at], through = v * u;
@@ -32,6 +35,10 @@ extern "C" __global__ void __launch_bounds__(128) selective_scan(
             }
             y[at] = total;
         }
+        const int64 last = (steps + CHUNK - 1) / CHUNK * batch + sample;
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n)
+            if (first + n < order) states[(last * order + first + n) * channels + channel] = h[n];
     }
 }
 
@@ -39,10 +46,10 @@ extern "C" __global__ void __launch_bounds__(128) selective_scan(
 // No thread leaves before the end: a warp's sums need all lanes.
 extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
     const real* __restrict__ x, const real* __restrict__ dt, const real* __restrict__ a, const real* __restrict__ b,
-    const real* __restrict__ c, const real* __restrict__ d, const real* __restrict__ gy, const real* __restrict__ states,
-    real* __restrict__ gx, real* __restrict__ gdt, real* __restrict__ ga, real* __restrict__ gb, real* __restrict__ gc,
-    real* __restrict__ gd, real* __restrict__ befores, int64 steps, int64 batch, int64 channels, int64 order,
-    int64 blocks) {
+    const real* __restrict__ c, const real* __restrict__ d, const real* __restrict__ gy, const real* __restrict__ gh,
+    const real* __restrict__ states, real* __restrict__ gx, real* __restrict__ gdt, real* __restrict__ ga,
+    real* __restrict__ gb, real* __restrict__ gc, real* __restrict__ gd, real* __restrict__ gh0,
+    real* __restrict__ befores, int64 steps, int64 batch, int64 channels, int64 order, int64 blocks) {
     const int64 sample = blockIdx.x / blocks, channel = blockIdx.x % blocks * CHANNELS + threadIdx.x;
     const int64 threads = int64(gridDim.x) * CHANNELS, self = int64(blockIdx.x) * CHANNELS + threadIdx.x;
     const int64 warp = channel / WARP, chunks = (steps + CHUNK - 1) / CHUNK;
@@ -52,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
         real h[AT_ONCE], rate[AT_ONCE], carried[AT_ONCE], total[AT_ONCE], piece[AT_ONCE], total_d = 0;
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
-            carried[n] = total[n] = 0;
+            carried[n] = there && first + n < order ? gh[(sample * order + first + n) * channels + channel] : 0;
+            total[n] = 0;
             rate[n] = there && first + n < order ? a[(first + n) * channels + channel] : 0;
         }
         for (int64 chunk = chunks - 1; chunk >= 0; --chunk) {
@@ -107,8 +115,10 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
         }
         if (!there) continue;
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; ++n)
-            if (first + n < order) ga[(sample * order + first + n) * channels + channel] = total[n];
+        for (int n = 0; n < AT_ONCE; ++n) {
+            const int64 place = (sample * order + first + n) * channels + channel;
+            if (first + n < order) ga[place] = total[n], gh0[place] = carried[n];
+        }
         gd[sample * channels + channel] = total_d;
     }
 }
