@@ -78,6 +78,7 @@ from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, SequenceClassifier
 from sparsebp.nn.selective import SelectiveScan
 from sparsebp.nn.sequential import Sequential, Stage
+from sparsebp.nn.stream import CarriedState
 from sparsebp.nn.upsample import Upsample
 
 __all__ = [
@@ -103,6 +104,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "CarriedState",
     "Concat",
     "Conv1d",
     "Conv2d",

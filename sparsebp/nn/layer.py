@@ -420,6 +420,8 @@ class Layer(abc.ABC):
     """Number of axes of an unbatched sample, see `lone`."""
     finite_buffers: ClassVar[frozenset[str]] = frozenset()
     """Buffers that must be finite, as parameters: running statistics. Others, as masks with -inf, may hold anything."""
+    state_axis: int | None = None
+    """Where the batch is among the axes of a recurrent layer's state; None without one."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

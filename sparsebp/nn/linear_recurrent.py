@@ -57,7 +57,7 @@ from sparsebp.nn.layer import (
     uniform,
 )
 from sparsebp.nn.recurrent import Recurrent, RecurrentOptions
-from sparsebp.nn.stream import ArrayStream, Stream, takes_unbatched
+from sparsebp.nn.stream import ArrayStream, Stream, carrying, takes_unbatched
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.recurrence import linear_recurrence, linear_recurrence_vjp
 
@@ -557,6 +557,8 @@ class LRU(Layer):
         x = turned(x, self.batch_first)
         steps, batch, _ = x.shape
         wide = self._complex(like.dtype)
+        carried = carrying() if h0 is None else None
+        (h0,) = (h0,) if carried is None else carried.take(self, batch) or (None,)
         if h0 is not None:
             check_input(h0, name="h0", dtype=wide, shape=(1, batch, self.hidden_size), like=like)
         valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp)
@@ -572,10 +574,10 @@ class LRU(Layer):
             h = linear_recurrence(maps.a, product(x, maps.into.T).view(wide), start)
             y = product(h.view(like.dtype), maps.out.T)
             y += like * x
-        last = h[-1] if valid is None else h[valid.values - 1, valid.samples]
-        return turned(y if valid is None else valid.mask(y), self.batch_first), LRUSaved(
-            x, h, start, valid, last[None].copy()
-        )
+        last = (h[-1] if valid is None else h[valid.values - 1, valid.samples])[None].copy()
+        if carried is not None:
+            carried.keep(self, (last,))
+        return turned(y if valid is None else valid.mask(y), self.batch_first), LRUSaved(x, h, start, valid, last)
 
     def gradients(self, gy: Array | None, saved: LRUSaved, grad_h_n: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.

@@ -60,7 +60,7 @@ from sparsebp.nn.layer import (
     turned,
 )
 from sparsebp.nn.linear import Linear
-from sparsebp.nn.stream import RecurrentCell, Stream, takes_unbatched
+from sparsebp.nn.stream import RecurrentCell, Stream, carrying, takes_unbatched
 from sparsebp.scan.rules import HOST_CHOICE, Choice, choose_recurrent_backward
 
 
@@ -198,6 +198,8 @@ class Recurrent(Layer):
         y = x if x.flags.c_contiguous and not self.batch_first else turned(x, self.batch_first)
         steps, batch, _ = y.shape
         shapes = self.state_shapes(batch)
+        carried = carrying() if initial is None else None
+        initial = initial if carried is None else carried.take(self, batch)
         if initial is not None:
             for name, shape, array in zip(self.cell.states, shapes, initial, strict=True):
                 if array is not None:
@@ -221,6 +223,8 @@ class Recurrent(Layer):
                 y = y * mask
             saved.masks.append(mask)
             y = self._forward_layer(xp, layer, y, initial, saved)
+        if carried is not None:
+            carried.keep(self, saved.last)
         return y, saved
 
     def state_shapes(self, batch: int) -> list[tuple[int, int, int]]:

@@ -32,7 +32,7 @@ from sparsebp.nn.layer import (
     uniform,
 )
 from sparsebp.nn.linear_recurrent import softplus
-from sparsebp.nn.stream import ArrayStream, Stream, takes_unbatched
+from sparsebp.nn.stream import ArrayStream, Stream, carrying, takes_unbatched
 from sparsebp.scan.selective import SelectiveScanGrads, selective_scan, selective_scan_vjp
 
 
@@ -144,6 +144,8 @@ class SelectiveScan(Layer):
         xp = check_sequence_input(x, self.d_inner, self.params["D"])
         x = turned(x, self.batch_first)
         steps, batch, _ = x.shape
+        carried = carrying() if h0 is None else None
+        (h0,) = (h0,) if carried is None else carried.take(self, batch) or (None,)
         if h0 is not None:
             like = self.params["D"]
             check_input(h0, name="h0", dtype=like.dtype, shape=(batch, self.d_inner, self.d_state), like=like)
@@ -154,7 +156,10 @@ class SelectiveScan(Layer):
         dt = self._step_sizes(product(xp.ascontiguousarray(r), self.params["dt_proj.weight"].T))
         dt = dt if valid is None else valid.mask(dt)
         y, states = selective_scan(x, dt, self._rates(xp), b, c, self.params["D"], h0)
-        return turned(y if valid is None else valid.mask(y), self.batch_first), SelectiveSaved(x, q, dt, states, valid)
+        saved = SelectiveSaved(x, q, dt, states, valid)
+        if carried is not None:
+            carried.keep(self, (saved.h_n,))
+        return turned(y if valid is None else valid.mask(y), self.batch_first), saved
 
     def gradients(self, gy: Array | None, saved: SelectiveSaved, grad_h_n: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
