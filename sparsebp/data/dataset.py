@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 
-from sparsebp.core.backend import FLOAT_DTYPES, asarray, float_dtype, has_device_memory, namespace, to_host
+from sparsebp.core.backend import FLOAT_DTYPES, asarray, float_dtype, namespace, to_host
 from sparsebp.core.check import (
     Array,
     Seed,
@@ -69,16 +69,25 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(samples)
 
 
-def check_real(name: str, array: Any) -> None:
-    """Refuse anything but a NumPy or CuPy array of booleans, integers or real numbers."""
-    is_array = isinstance(array, np.ndarray) or has_device_memory(array)
-    if not is_array or getattr(array.dtype, "kind", "?") not in "biuf":
-        raise DTypeError(f"{name} is no array of real numbers", expected="an array of integers, floats or booleans",
-                         got=f"dtype {array.dtype}" if is_array else type(array).__name__,
+def real_array(name: str, value: Any) -> Array:
+    """Return what ``numpy.asarray`` makes of a list, a pandas object or a PyTorch tensor; arrays as they are.
+
+    What is on a GPU becomes a CuPy array. Refuses anything but booleans, integers and real numbers.
+    """
+    try:
+        array = asarray(name, value)
+    except (ValueError, TypeError) as error:  # a ragged list, say
+        raise ShapeError(f"{name} is not an array", expected="an array, or what numpy.asarray takes",
+                         got=f"{type(value).__name__}: {error}",
+                         remedy="Pad sequences of different lengths, and pass lengths=") from error  # fmt: skip
+    if array.dtype.kind not in "biuf":
+        raise DTypeError(f"{name} is no array of real numbers", expected="integers, floats or booleans",
+                         got=f"{type(value).__name__} of dtype {array.dtype}",
                          remedy="Number classes from 0, as numpy.unique(labels, return_inverse=True) does; split "
                          "complex numbers into real and imaginary parts")  # fmt: skip
-    if isinstance(array, np.ndarray):
-        namespace(**{name: array})
+    if isinstance(value, np.ndarray):
+        namespace(**{name: value})  # a mask must not be dropped
+    return array
 
 
 def class_numbers(name: str, labels: np.ndarray) -> np.ndarray:
@@ -94,10 +103,11 @@ class ArrayDataset:
     Parameters
     ----------
     inputs
-        Sequences (N, T, I) or vectors (N, I); with `batch_first` also images (N, C, H, W) and the like. NumPy or CuPy.
+        Sequences (N, T, I) or vectors (N, I); with `batch_first` also images (N, C, H, W) and the like. NumPy or CuPy,
+        or what ``numpy.asarray`` takes: lists, pandas objects, PyTorch's tensors.
     targets
         Class numbers (N,) of any integer dtype, kept as int64, or real values (N, …) in `dtype` (in float32 or float64
-        for int64 inputs).
+        for int64 inputs). Floats of lists and pandas are converted to it.
     dtype
         float32 or float64: the dtype of the batches' inputs. int64 for word numbers (N, T).
     scale, offset
@@ -131,10 +141,11 @@ class ArrayDataset:
         lengths: Any = None,
         batch_first: bool = False,
     ) -> None:
-        check_real("inputs", inputs)
+        inputs = real_array("inputs", inputs)
         self.dtype = _input_dtype(dtype, inputs, scale, offset)
         self.batch_first = check_flag("batch_first", batch_first)
-        check_real("targets", targets)
+        untyped = not hasattr(targets, "dtype") or hasattr(targets, "to_numpy")  # float64 unasked
+        targets = real_array("targets", targets)
         if inputs.ndim not in (2, 3) and not (batch_first and inputs.ndim > 3):
             raise ShapeError("inputs has the wrong shape", expected="(N, T, I) for sequences or (N, I) for vectors",
                              got=inputs.shape,
@@ -145,6 +156,8 @@ class ArrayDataset:
             )
         if targets.dtype.kind in "iu":
             targets = class_numbers("targets", targets)
+        elif untyped and targets.dtype.kind == "f" and self.dtype.kind == "f":
+            targets = targets.astype(self.dtype)
         elif targets.dtype not in (FLOAT_DTYPES if self.dtype.kind == "i" else (self.dtype,)):
             real = "float32 or float64" if self.dtype.kind == "i" else self.dtype
             raise DTypeError(
@@ -494,8 +507,7 @@ class ImageDataset:
         self, images: np.ndarray, labels: np.ndarray, *, mean: Any = None, std: Any = None, dtype: Any = np.float32
     ) -> None:
         self.dtype = float_dtype(dtype)
-        check_real("images", images)
-        check_real("labels", labels)
+        images, labels = real_array("images", images), real_array("labels", labels)
         if images.dtype != np.uint8:
             raise DTypeError("images has the wrong dtype", expected="uint8", got=images.dtype)
         if images.ndim != 4:

@@ -516,7 +516,6 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
             raise OptionError("The arrays to train on are not understood", expected="(x, target), or with lengths",
                               got=f"{len(data)} arrays{'' if lengths is None else ' and lengths='}")  # fmt: skip
         x, target, lengths = (*data, lengths)[:3]
-        x, target = _array("x", x), _array("target", target)
         first = sample_axis(model)
         dtype = getattr(model, "input_dtype", None) or next(iter(model.parameters().values())).dtype
         dataset: Any = ArrayDataset(x, target, dtype=dtype, lengths=lengths, batch_first=first == 0)
@@ -537,18 +536,6 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
     if getattr(dataset, "lengths", None) is not None:
         check_takes_lengths(model)
     return dataset
-
-
-def _array(name: str, value: Any) -> Array:
-    """Return `value` as a NumPy array, or a CuPy one if it is on a GPU."""
-    try:
-        if isinstance(value, np.ndarray):
-            backend.namespace(**{name: value})  # a mask must not be dropped
-        return backend.asarray(name, value)
-    except (ValueError, TypeError) as error:  # a ragged list, say
-        raise ShapeError(f"{name} is not an array", expected="an array, or what numpy.asarray takes",
-                         got=f"{type(value).__name__}: {error}",
-                         remedy="Pad sequences of different lengths, and pass lengths=") from error  # fmt: skip
 
 
 def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]:

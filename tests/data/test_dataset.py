@@ -3,11 +3,13 @@
 import gzip
 
 import numpy as np
+import pandas
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import DTypeError, FileFormatError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, FileFormatError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.data import (
     ArrayDataset,
     BitstreamDataset,
@@ -95,7 +97,7 @@ def test_nothing_is_dropped_from_what_is_not_real(dtype):
         ImageDataset(np.zeros((4, 1, 2, 2), np.uint8), odd)
 
 
-@pytest.mark.parametrize("odd", [None, [[1.0]], 3, "x"])
+@pytest.mark.parametrize("odd", [None, "x", [["x"]], {}])
 def test_what_is_no_array(odd):
     for call in (
         lambda: ArrayDataset(odd, np.zeros(1, int)), lambda: ArrayDataset(np.zeros((1, 1)), odd),
@@ -103,6 +105,38 @@ def test_what_is_no_array(odd):
     ):  # fmt: skip
         with pytest.raises(DTypeError):
             call()
+
+
+ROWS, LABELS = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([2, 0, 1, 1])
+VALUES = np.array([0.5, 1, -2, 4])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("targets", [LABELS, VALUES])
+def test_what_numpy_makes_an_array_of(targets, dtype):
+    """Floats of lists and pandas are of float64 because nobody chose: they are converted, an array of it is refused."""
+    column = pandas.Series(targets, index=[3, 1, 2, 0])  # in its order, not by its labels
+    for x, y in (
+        (ROWS.tolist(), targets.tolist()), (pandas.DataFrame(ROWS, columns=["c", "a", "b"]), column),
+        (torch.from_numpy(ROWS), torch.from_numpy(targets.astype(dtype) if targets is VALUES else targets)),
+    ):  # fmt: skip
+        found, target = ArrayDataset(x, y, dtype=dtype).batch([2, 0])
+        np.testing.assert_array_equal(found, ROWS[[2, 0]])
+        np.testing.assert_array_equal(target, targets[[2, 0]])
+        assert (found.dtype, target.dtype) == (dtype, np.int64 if targets is LABELS else dtype)
+
+
+def test_tensors_and_columns_that_are_no_arrays_of_numbers():
+    with pytest.raises(DeviceError, match=r"inputs.*requires grad"):
+        ArrayDataset(torch.ones(4, 2, requires_grad=True), LABELS)
+    with pytest.raises(ShapeError, match=r"inputs.*dense"):
+        ArrayDataset(torch.ones(4, 2).to_sparse(), LABELS)
+    assert ArrayDataset(torch.ones(4, 2).bfloat16(), LABELS).batch([0])[0].dtype == np.float32
+    for column in (["a", "b", "a", "c"], pandas.date_range("2020", periods=4)):
+        with pytest.raises(DTypeError, match=r"targets.*numpy.unique"):
+            ArrayDataset(ROWS, pandas.Series(column))
+    with pytest.raises(ShapeError, match="lengths="):
+        ArrayDataset([[1.0], [1.0, 2.0]], [0, 1])
 
 
 def test_real_inputs_of_every_kind_are_taken():
