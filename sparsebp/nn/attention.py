@@ -165,6 +165,7 @@ class MultiheadAttention(Layer):
     generator: np.random.Generator
     sample_axes = 2
     batch_axes = batch_first_axes
+    joins_steps = False
 
     def __init__(
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
@@ -764,6 +765,7 @@ class TransformerEncoderLayer(Layer):
 
     replayable = True
     sample_axes = 2
+    joins_steps = False
 
     def __init__(
         self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,

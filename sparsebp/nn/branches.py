@@ -238,7 +238,7 @@ class Sum(Branches):
         return found.pop() if found else branches[0].batch_axes
 
     @property
-    def joins_steps(self) -> bool:
+    def joins_steps(self) -> bool:  # type: ignore[override]
         """Whether the branches make one vector of all steps."""
         return all(taking_lengths(branch.stages(name))[1] for name, branch in self.children.items())
 

@@ -324,7 +324,8 @@ def value_and_grad(
     callable
         ``function(x, target, **options) -> (value, grads)``: the loss as a float, and a dict with the names of
         ``model.parameters()``, or of `params` alone, which an optimizer's `step` takes. `options` go to the model's
-        forward (``lengths=``, say).
+        forward (``lengths=``, say). A loss at every step of sequences sees the valid steps (M, …), as in
+        `sparsebp.train.Trainer.fit`.
 
     Raises
     ------
@@ -346,10 +347,14 @@ def value_and_grad(
                               got=type(part).__qualname__)  # fmt: skip
     names = None if params is None else _checked_names(model, params)
 
+    from sparsebp.nn.steps import seen_by_loss
+
     def function(x: Array, target: Array, **options: Any) -> tuple[float, dict[str, Array]]:
         prediction, saved = forward_of(model, x, **options)
+        prediction, target, steps = seen_by_loss(model, loss, x, prediction, target, options.get("lengths"))
         value, loss_saved = loss.forward(prediction, target)
-        gradients = gradients_of(model, loss.input_grad(loss_saved), saved)
+        gy = loss.input_grad(loss_saved)
+        gradients = gradients_of(model, gy if steps is None else steps.spread(gy), saved)
         return float(value), gradients.weight_grad() if names is None else _some_weight_grads(gradients, names)
 
     return function

@@ -420,6 +420,8 @@ class Layer(abc.ABC):
     """Number of axes of an unbatched sample, see `lone`."""
     finite_buffers: ClassVar[frozenset[str]] = frozenset()
     """Buffers that must be finite, as parameters: running statistics. Others, as masks with -inf, may hold anything."""
+    joins_steps: bool | None = None
+    """Of a layer that takes lengths: whether it makes one vector of all steps, or has an output for each."""
     state_axis: int | None = None
     """Where the batch is among the axes of a recurrent layer's state; None without one."""
 

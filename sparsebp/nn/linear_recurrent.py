@@ -503,6 +503,7 @@ class LRU(Layer):
 
     replayable = True
     batch_axes = batch_first_axes
+    joins_steps = False
 
     def __init__(
         self, input_size: int, hidden_size: int, batch_first: bool = False, *, r_min: float = 0.0, r_max: float = 1.0,

@@ -110,6 +110,7 @@ class Recurrent(Layer):
     cell: CellMath
     """The cell's equations, given by the subclass."""
     batch_axes = batch_first_axes
+    joins_steps = False
     saved_class: ClassVar[type[RecurrentSaved]] = RecurrentSaved
 
     def __init__(

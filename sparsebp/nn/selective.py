@@ -93,6 +93,7 @@ class SelectiveScan(Layer):
 
     replayable = True
     batch_axes = batch_first_axes
+    joins_steps = False
 
     def __init__(
         self, d_inner: int, d_state: int = 16, dt_rank: int | Literal["auto"] = "auto", batch_first: bool = False, *,

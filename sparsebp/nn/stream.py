@@ -276,17 +276,18 @@ class CarriedState:
     def reset(self, samples: Any = None) -> None:
         """Begin with zeros again: all samples, or those for which `samples`, booleans (B,), are true.
 
+        After a reset of all, batches may be of another size.
+
         Raises
         ------
         OptionError, ShapeError
             `samples` are not booleans, or not one for each sample.
         """
-        if samples is None:
-            self._states = {}
-            return
-        anew = np.asarray(samples)
+        anew = np.asarray(True if samples is None else samples)
         if anew.dtype != bool:
             raise OptionError("The samples to reset are not booleans", expected="booleans (B,)", got=anew.dtype)
+        if anew.all():
+            self._states = {}
         for name, state in self._states.items():
             axis = self._layers[name].state_axis
             if anew.shape != (state[0].shape[axis],):
@@ -328,12 +329,12 @@ class CarriedState:
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take the states that `state_dict` returned."""
         self._states = {}
-        for key, value in state.items():
+        for key in sorted(state):  # by number, whatever order a file has them in
             path = key.removesuffix(".complex")
             name = path.rpartition(".")[0]
             if name not in self._layers:
                 raise OptionError("A state is not of this model", expected=", ".join(self._layers), got=name)
-            array = np.array(value)
+            array = np.array(state[key])
             array = array.view(np.result_type(array.dtype, np.complex64)) if path != key else array
             array = backend.to_device(array, self._layers[name].device)
             self._states[name] = (*self._states.get(name, ()), array)

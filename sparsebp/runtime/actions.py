@@ -21,6 +21,8 @@ from sparsebp.nn import norm
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.loss import check_mean, count_of, summed
 from sparsebp.nn.sequential import taking_lengths
+from sparsebp.nn.steps import OutputSteps, ValidSteps, class_steps, output_steps
+from sparsebp.nn.stream import CarriedState
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums, squared_norms, total_norm
 from sparsebp.schedule import Kind
 
@@ -102,6 +104,11 @@ class Stages:
         if len(self.all) == 1:
             return frozenset({0})
         return frozenset(taking_lengths([(stage.name, stage.layer) for stage in self.all])[0])
+
+    @cached_property
+    def output_steps(self) -> OutputSteps:
+        """Whether the model's output has steps."""
+        return output_steps(self.model)
 
     def shared(self) -> list[str]:
         """Return the parameters that several stages hold."""
@@ -201,7 +208,10 @@ def _shown(names: list[str]) -> str:
 # is done, in whichever order and on whichever thread they run.
 
 Batch: TypeAlias = tuple[Array, ...]
-"""Input, target and, of sequences padded at the end, their lengths."""
+"""Input, target and, of sequences padded at the end, their lengths; the `CarriedState` that layers begin with.
+
+Lengths may be None.
+"""
 
 
 @dataclass
@@ -252,6 +262,8 @@ class Step:
     # counted: What the step's loss divides by. On a GPU these may be arrays until the host has read the step's numbers.
     # sums: Whether the micro-batches' losses are sums, not means.
     # options: Arguments of the forwards in addition to the input, for every micro-batch: lengths, or nothing.
+    # carried: The states that recurrent layers carry from step to step, one for every micro-batch; or None.
+    # targets, valid: What the loss sees of each target, and which steps these are if it sees rows of steps; else None.
     # saved, shapes: The saved state of each stage's forward, and its input's shape, until the gradient arrives.
     # for_input, for_weights: From then on the stage's `Gradients`, for I and for W.
     # values, predictions: Loss and output of every micro-batch; a replayed step does not keep the output. The loss is 0
@@ -270,13 +282,16 @@ class Step:
     # later: On a GPU, the deferred metrics; None: the host reads them at once. packed: Their numbers, from a graph.
     # resumed: Whether leftovers are done outside a further step; an interrupted one may have done part of them.
 
-    __slots__ = ("aborted", "batches", "counted", "events", "flow", "for_input", "for_weights", "grads", "held",
-                 "later", "marks", "options", "outbox", "own", "packed", "predictions", "resumed", "saved", "scores",
-                 "shapes", "shares", "squares", "sums", "tag", "update", "uses", "values")  # fmt: skip
+    __slots__ = ("aborted", "batches", "carried", "counted", "events", "flow", "for_input", "for_weights", "grads",
+                 "held", "later", "marks", "options", "outbox", "own", "packed", "predictions", "resumed", "saved",
+                 "scores", "shapes", "shares", "squares", "sums", "tag", "targets", "update", "uses", "valid",
+                 "values")  # fmt: skip
 
-    def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
+    def __init__(self, batches: Sequence[Batch], stages: Stages, tag: Any) -> None:
         count = len(batches)
         self.batches, self.tag = batches, tag
+        self.carried: list[CarriedState | None] = [batch[3] if len(batch) > 3 else None for batch in batches]
+        self.valid, self.targets = targets_of(stages, batches)
         self.shares: list[Any] = []
         self.counted: Any = math.nan
         self.sums = False
@@ -285,7 +300,7 @@ class Step:
         self.values = [math.nan] * count
         self.scores: list[tuple[float, float] | None] = [None] * count
         self.predictions: list[Any] = [None] * count
-        self.saved, self.shapes, self.for_input, self.for_weights = (_table(count, stages) for _ in range(4))
+        self.saved, self.shapes, self.for_input, self.for_weights = (_table(count, len(stages)) for _ in range(4))
         self.grads: dict[str, Array] = {}
         self.own: set[str] = set()
         self.uses: dict[tuple[str, int], dict[int, Array]] = {}
@@ -349,7 +364,18 @@ class Watch:
 
 def options_of(batch: Batch) -> dict[str, Any]:
     """Return the arguments of the model's forward in addition to the input."""
-    return {"lengths": batch[2]} if len(batch) > 2 else {}
+    return {"lengths": batch[2]} if len(batch) > 2 and batch[2] is not None else {}
+
+
+def targets_of(stages: Stages, batches: Sequence[Batch]) -> tuple[list[ValidSteps | None], list[Array]]:
+    """Return the valid steps of each batch with lengths, if the model's output has steps, and what a loss sees."""
+    valid, targets = [], []
+    for batch in batches:
+        padded = len(batch) > 2 and batch[2] is not None and len(batch[2]) > 0
+        steps = ValidSteps.of(stages.model, stages.output_steps, *batch[:3]) if padded else None
+        valid.append(steps)
+        targets.append(batch[1] if steps is None else steps.rows("target", batch[1]))
+    return valid, targets
 
 
 def _table(count: int, stages: int) -> list[list[Any]]:
@@ -417,7 +443,13 @@ class Actions:
             elif found is not None:
                 y, saved = _Ahead(found[0]), found[1]
             else:
-                y, saved = forward_of(layer, x, **(options if options and number in stages.taking_lengths else {}))
+                given = options if options and number in stages.taking_lengths else {}
+                carried = step.carried[m]
+                if carried is None:
+                    y, saved = forward_of(layer, x, **given)
+                else:
+                    with carried:
+                        y, saved = forward_of(layer, x, **given)
             step.flow[m] = y
             if wanted:
                 step.saved[m][number] = saved
@@ -438,7 +470,7 @@ class Actions:
 
     def share(self, step: Step) -> None:
         """Find the share that each micro-batch has of the step's loss: its mean weights their means by it."""
-        counts = self.counts(step.batches, deferred=step.later is not None)
+        counts = self.counts(step.targets, deferred=step.later is not None)
         if len(counts) == 1:
             step.counted, step.shares = counts[0], [1.0]
         else:
@@ -447,9 +479,9 @@ class Actions:
         if step.later is not None and hasattr(step.counted, "ndim"):
             step.later.counts = dict(enumerate(counts))
 
-    def counts(self, batches: Sequence[Batch], *, deferred: bool) -> list[Any]:
+    def counts(self, targets: Sequence[Array], *, deferred: bool) -> list[Any]:
         """Return by how much the loss of each micro-batch divides, see `count_of`."""
-        return [count_of(self.loss, batch[1], on_device=deferred) for batch in batches]
+        return [count_of(self.loss, target, on_device=deferred) for target in targets]
 
     def _loss(self, m: int, count: int) -> Run:
         loss, place = self.loss, self._place
@@ -457,9 +489,14 @@ class Actions:
         def run(step: Step) -> None:
             if not step.shares:
                 self.share(step)
-            prediction, step.flow[m] = step.flow[m], None
+            prediction, target, step.flow[m] = step.flow[m], step.targets[m], None
+            valid = step.valid[m] or class_steps(loss, self.stages.model, prediction, target)
+            if valid is not None:
+                prediction = valid.rows("The model's output", prediction)
+                if step.valid[m] is None:
+                    step.valid[m], step.targets[m] = valid, (target := valid.rows("target", target))
             step.predictions[m] = prediction
-            target, measure = step.batches[m][1], self.summed if step.sums else loss
+            measure = self.summed if step.sums else loss
             if step.later is None:
                 value, saved = measure.forward(prediction, target)
                 step.values[m] = _known(float(value), step.shares[m], step.counted)  # synchronize!
@@ -470,6 +507,7 @@ class Actions:
                 if score is not None:
                     step.later.scores[m] = score
             gy = _scaled(measure.input_grad(saved), step.shares[m])
+            gy = gy if valid is None else valid.spread(gy)
             place(step, m, len(self.stages) - 1, gy)
             if m == count - 1 and step.update is None:
                 step.update = self.optimizer.begin()

@@ -108,7 +108,7 @@ class DeferredSteps:
         step.packed, step.update, step.flow = None, None, []
         for m, value in enumerate(step.values):
             if not math.isfinite(value):
-                self._loss.forward(step.predictions[m], step.batches[m][1])  # tells whether the target is at fault
+                self._loss.forward(step.predictions[m], step.targets[m])  # tells whether the target is at fault
             self._watch.loss(step, m, value)
         wrong = {name: np.float64(square) for name, square in step.squares.items() if not math.isfinite(square)}
         if wrong:
@@ -259,7 +259,7 @@ class Executor:
             done = self._finish()
             return done + self._step(batches, tag)
         before = None if self._pending is None else self._pending[0]
-        step = Step(batches, len(self.stages), tag)
+        step = Step(batches, self.stages, tag)
         if self._defers_metrics:
             step.later = DeferredMetrics()
         if self._two is None or len(program.streams) == 1:  # of fewer micro-batches one stream may have nothing
@@ -489,7 +489,7 @@ class TimedExecutor(Executor):
         self._stepped = self._stamp()
         if self._begin is None:
             self._begin = self._stepped
-            self._known.update(_buffer(array)[0] for batch in batches for array in batch)
+            self._known.update(_buffer(array)[0] for batch in batches for array in batch[:2])
         return super().step(batches, tag)
 
     def spans(self) -> list[Span]:

@@ -82,7 +82,7 @@ class PipelineActions(Actions):
 
         def run(step: Step) -> None:
             loss(step)
-            score = self.watch.score(step.predictions[m], step.batches[m][1])
+            score = self.watch.score(step.predictions[m], step.targets[m])
             step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
 
         return run
@@ -725,7 +725,7 @@ class PipelineExecutor:
 
     def _new(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
         parts = [[batch] for batch in batches] if self._asynchronous else [batches]
-        steps = [Step(part, len(self.stages), tag) for part in parts]
+        steps = [Step(part, self.stages, tag) for part in parts]
         for step in steps:
             step.update = self._actions.optimizer.begin()
             self._actions.share(step)
@@ -736,7 +736,7 @@ class PipelineExecutor:
     def _joined(self, steps: list[Step], batches: Sequence[Batch], tag: Any) -> Step:
         if not self._asynchronous:
             return steps[0]
-        whole = Step(batches, len(self.stages), tag)
+        whole = Step(batches, self.stages, tag)
         counts = [step.counted for step in steps]
         whole.weigh(counts, sum(counts))
         for m, step in enumerate(steps):

@@ -21,7 +21,18 @@ from sparsebp.core.errors import OptionError, ScheduleError, TransportError
 from sparsebp.nn.init import Rows, rows_of
 from sparsebp.optim.optimizer import square_sums
 from sparsebp.optim.sharded import PieceOptimizer
-from sparsebp.runtime.actions import Actions, Batch, Run, Stages, Step, Watch, in_sequence, is_ours, trained_parameters
+from sparsebp.runtime.actions import (
+    Actions,
+    Batch,
+    Run,
+    Stages,
+    Step,
+    Watch,
+    in_sequence,
+    is_ours,
+    targets_of,
+    trained_parameters,
+)
 from sparsebp.runtime.executor import REPEATED, Executor, TimedExecutor, measured_costs
 from sparsebp.runtime.launch import check_marks, check_same, checksums, mark_of, options_of
 from sparsebp.runtime.streams import parts_in
@@ -280,7 +291,7 @@ class ReplicaActions(Actions):
                 self.share(step)
             run(step)
             if len(step.batches[m][1]) and step.later is None:
-                score = self.watch.score(step.predictions[m], step.batches[m][1])
+                score = self.watch.score(step.predictions[m], step.targets[m])
                 step.scores[m] = None if score is None else (float(score[0]), float(score[1]))
             if m == count - 1 and step.update is None:  # the last micro-batch is empty
                 step.update = self.optimizer.begin()
@@ -688,7 +699,7 @@ class ReplicaExecutor(Executor):
         with self._failing():
             if self._pieces is not None:
                 self._pieces.take()
-            counts = self._actions.counts(batches, deferred=self._defers_metrics)
+            counts = self._actions.counts(targets_of(self.stages, batches)[1], deferred=self._defers_metrics)
             self._totals.open(batches, counts, self._optimizer)
             return super().step(batches, tag)
 

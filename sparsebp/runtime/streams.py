@@ -518,7 +518,7 @@ MOST = 8
 """Shapes that are captured: each graph holds a step's memory."""
 _NUMBERS = (bool, int, float, str, np.generic)
 """Types of a layer's attributes that are compared by value; tuples are compared by identity."""
-LENGTHS = "batches with lengths: the host looks at them"
+LENGTHS = "batches with lengths or a carried state: the host looks at them"
 
 
 @dataclass
@@ -618,6 +618,10 @@ class Graphs:
             found.recorder.replay()
             step.later, step.packed, step.predictions = recorded.later, recorded.packed, recorded.predictions
             step.shares, step.counted, step.sums = recorded.shares, recorded.counted, recorded.sums
+            step.targets = [
+                target if valid is None else valid.rows("target", target)
+                for target, valid in zip(step.targets, recorded.valid, strict=True)
+            ]
             return step
         step.update = self._actions.optimizer.begin_on_device()
         step.update.write()
@@ -634,7 +638,7 @@ class Graphs:
         self._recorded.clear()
 
     def _new(self, batches: Sequence[Batch], tag: Any) -> Step:
-        step = Step(batches, len(self._stages), tag)
+        step = Step(batches, self._stages, tag)
         step.later = DeferredMetrics()
         return step
 

@@ -40,7 +40,7 @@ class RunInfo:
     """The facts of a run when it starts or goes on."""
 
     epochs: int  # of the whole run
-    steps_per_epoch: int
+    steps_per_epoch: int | None  # None: not known before an epoch has ended
     first_step: int  # steps done before it
     resumed: bool
     graph: str | None = None  # whether steps are captured into CUDA graphs, and if not, why; None if not asked for
@@ -139,7 +139,7 @@ class ProgressBar(Callback):
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self.console, refresh_per_second=4)
-        total = info.epochs * info.steps_per_epoch
+        total = None if info.steps_per_epoch is None else info.epochs * info.steps_per_epoch
         self._task = self._progress.add_task("starting", total=total, completed=info.first_step)
         self._progress.start()
 
@@ -149,7 +149,7 @@ class ProgressBar(Callback):
         if self._progress is None or now - self._drawn < 0.1:
             return
         self._drawn = now
-        epoch = min(self._info.epochs, (history.steps - 1) // self._info.steps_per_epoch + 1)
+        epoch = min(self._info.epochs, len(history.epochs) + 1)
         recent = history.loss[-20:]
         text = f"epoch {epoch}/{self._info.epochs}  loss {sum(recent) / len(recent):.4f}"
         self._progress.update(self._task, completed=history.steps, description=text)

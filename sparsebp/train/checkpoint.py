@@ -215,6 +215,8 @@ def pack(trainer: Any, position: Mapping[str, int]) -> Checkpoint:
     for kind, (_, own) in _callbacks_with_state(trainer).items():
         arrays, state["callbacks"][kind] = _split(own)
         tensors |= {f"callbacks.{kind}.{name}": array for name, array in arrays.items()}
+    for number, carried in enumerate(trainer._carried or () if position["batch"] else ()):  # an epoch begins with none
+        tensors |= {f"carried.{number}.{name}": array for name, array in carried.state_dict().items()}
     return Checkpoint(tensors, state)
 
 
@@ -283,6 +285,8 @@ def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path
             trainer.predictor.load_state_dict(checkpoint.part("predictor") | state["predictor"])
         for kind, (callback, _) in callbacks.items():
             callback.load_state_dict(checkpoint.part(f"callbacks.{kind}") | state["callbacks"][kind])
+        for number, carried in enumerate(trainer._carried or ()):
+            carried.load_state_dict(checkpoint.part(f"carried.{number}"))
     trainer.seed, trainer.history, trainer._data = state["seed"], history, data | trainer._data
     return position["epoch"], position["batch"]
 
@@ -307,13 +311,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-_OF_BATCHES = {"drop_last": False, "shuffle": True}
+_OF_BATCHES = {"drop_last": False, "shuffle": True, "stateful": False}
 """Options of an epoch's batches, as they were before there were options."""
 
 
-def steps_of(shape: Mapping[str, int]) -> int:
-    """Return the steps of an epoch."""
+def steps_of(shape: Mapping[str, Any]) -> int | None:
+    """Return the steps of an epoch; None where a loader decides."""
     samples, batch_size = shape["samples"], shape["batch_size"]
+    if batch_size is None:
+        return None
     return samples // batch_size if shape.get("drop_last", False) else -(-samples // batch_size)
 
 
@@ -323,6 +329,7 @@ def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
     odd = [name for name, kinds in _KINDS.items() if type(state.get(name, ...)) not in kinds]
     if not odd:
         counts = [state["position"].get(name) for name in ("epoch", "batch", "batch_size", "samples")]
+        counts[2:] = [1, 1] if counts[2:] == [None, None] else counts[2:]  # a loader's
         if any(type(count) is not int or count < least for count, least in zip(counts, (0, 0, 1, 1), strict=True)):
             odd = ["position"]
         if any(type(state["position"].get(name, usual)) is not bool for name, usual in _OF_BATCHES.items()):
@@ -342,9 +349,10 @@ def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
     with _loading(path):
         history = History.from_arrays(checkpoint.part("history"), state["epochs"])
         epoch, batch = counts[:2]
-        steps = steps_of(state["position"])
+        steps, before = steps_of(state["position"]), history.epochs[-1].step if history.epochs else 0
+        before = before if steps is None else epoch * steps
         history.earlier_steps = state.get("earlier_steps", 0)
-        if batch >= steps or (history.steps, len(history.epochs)) != (epoch * steps + batch, epoch):
+        if batch >= (steps or math.inf) or (history.steps, len(history.epochs)) != (before + batch, epoch):
             raise ValueError(f"{epoch=}, {batch=} after {history.steps} steps and {len(history.epochs)} epochs")
     return history
 

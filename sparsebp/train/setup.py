@@ -9,6 +9,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -16,9 +17,19 @@ import numpy as np
 
 from sparsebp.comm.transport import Transport, check_transport
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_choice, check_integer, check_number, check_sequence, did_you_mean, shown
+from sparsebp.core.check import (
+    Array,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    check_sequence,
+    did_you_mean,
+    shown,
+)
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, ImageDataset, WithPositions
+from sparsebp.data import ArrayDataset, BitstreamDataset, ImageDataset, WithPositions
+from sparsebp.data.dataset import real_array
 from sparsebp.nn.loss import check_mean
 from sparsebp.nn.sequential import is_group, taking_lengths
 from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau
@@ -40,7 +51,8 @@ from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel
 from sparsebp.schedule.files import read_csv, to_csv
 from sparsebp.train.callbacks import Callback, check_measured
-from sparsebp.train.checkpoint import buffers_of, generators_of
+from sparsebp.train.checkpoint import buffers_of, generators_of, steps_of
+from sparsebp.train.loader import Loader, Samples
 
 # What the other ranks take over from rank 0.
 
@@ -274,7 +286,7 @@ def telling(transport: Transport | None) -> Iterator[None]:
         raise
 
 
-def agree(trainer: Any, facts: Mapping[str, Any], dataset: Dataset, validation: Dataset | None = None) -> None:
+def agree(trainer: Any, facts: Mapping[str, Any], dataset: Any, validation: Any = None) -> None:
     """Check that all ranks are about to train the same thing, and agree on the seed and on rank 0's callbacks.
 
     Samples are compared for data sets of `sparsebp.data` only: asking another one for a batch may have effects, and
@@ -293,7 +305,7 @@ def agree(trainer: Any, facts: Mapping[str, Any], dataset: Dataset, validation: 
     check_same(transport, {**facts, "rng": rng, **own})
 
 
-def _facts(trainer: Any, dataset: Dataset, validation: Dataset | None) -> dict[str, Any]:
+def _facts(trainer: Any, dataset: Any, validation: Any) -> dict[str, Any]:
     """Return the values that all ranks must share, by their names in messages."""
     parameters, optimizer = trainer.model.parameters(), trainer.optimizer
     facts = {
@@ -402,13 +414,13 @@ def measured(name: str, metric: Metric, prediction: np.ndarray, target: np.ndarr
     return value if isinstance(value, float) else check_number(f"The metric {name}", value, finite=False)
 
 
-def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def joined(parts: Sequence[Array]) -> Array:
     """Return the arrays of all batches as one."""
     shapes = {part.shape[1:] for part in parts}
     if len(shapes) > 1:
-        raise ShapeError("Batches have different shapes, and metrics are of all samples", expected="one shape a sample",
+        raise ShapeError("Batches have different shapes, and cannot be joined", expected="one shape for every sample",
                          got=", ".join(map(str, sorted(shapes))), remedy="Pad all to one length")  # fmt: skip
-    return np.concatenate(parts)
+    return backend.namespace(*parts).concatenate(parts)
 
 
 def check_monitors(trainer: Any) -> None:
@@ -506,31 +518,70 @@ def fingerprint(dataset: Any) -> dict[str, np.ndarray]:
     return numbers
 
 
+# Batches of an epoch.
+
+
+def shape_of(data: Any, *, batch_size: Any, drop_last: Any, shuffle: Any, stateful: Any) -> dict[str, Any]:
+    """Check how an epoch's batches are to be made, and return it with the number of samples; a loader has its own."""
+    drop_last, stateful = check_flag("drop_last", drop_last), check_flag("stateful", stateful)
+    shuffle = None if shuffle is None else check_flag("shuffle", shuffle)
+    if isinstance(data, Loader):
+        if batch_size is not None or drop_last or shuffle:
+            raise OptionError("The batches are made already", expected="no batch_size, drop_last or shuffle",
+                              got=f"batch_size={shown(batch_size)}, drop_last={drop_last}, shuffle={shuffle}",
+                              remedy="Choose them where the batches are made: DataLoader(…, batch_size=…)")  # fmt: skip
+        return {"batch_size": None, "samples": None, "drop_last": False, "shuffle": False, "stateful": stateful}
+    if batch_size is None:
+        raise OptionError("batch_size is missing", expected="the samples of a step", got="None")
+    batch_size, samples = check_integer("batch_size", batch_size, 1), len(data)
+    if stateful and shuffle:
+        raise OptionError("Shuffled batches cannot go on with the sequences of the last one", expected="shuffle=False",
+                          got="shuffle=True and stateful=True")  # fmt: skip
+    shape = {"batch_size": batch_size, "samples": samples, "drop_last": drop_last, "stateful": stateful,
+             "shuffle": not stateful if shuffle is None else shuffle}  # fmt: skip
+    if steps_of(shape) == 0:
+        raise OptionError("drop_last leaves no batch", expected=f"a batch_size up to {samples} samples", got=batch_size)
+    if stateful and samples % batch_size and not drop_last:
+        raise OptionError("The last batch cannot go on with all sequences of the one before: it is smaller",
+                          expected=f"a divisor of {samples} samples, or drop_last=True", got=batch_size)  # fmt: skip
+    return shape
+
+
 # Data sets and arrays to train on: the axis of the samples, lengths of padded sequences, batches on the device.
 
 
-def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
-    """Return `data`, or a data set of its arrays ``(x, target)`` or ``(x, target, lengths)``, sample first."""
+def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = True) -> Any:
+    """Return `data`, or the data set of its arrays ``(x, target)`` or ``(x, target, lengths)``, sample first.
+
+    Iterables and functions become a `Loader`. Without `targets`, arrays and its batches may be x alone.
+    """
+    make = partial(_of_arrays, model)
+    array, sized = hasattr(data, "__array__"), hasattr(data, "__len__")
+    iterable = callable(data) or (hasattr(data, "__iter__") and not array)
+    samples = hasattr(data, "__getitem__") and sized and not (iterable or array)
+    if not targets and (isinstance(data, list | tuple) or not (iterable or samples or hasattr(data, "batch"))):
+        x = real_array("x", data)
+        data = x, np.zeros(x.shape[:1] or 1, np.int64)
     if isinstance(data, tuple):
         if len(data) not in (2, 3) or (len(data) == 3 and lengths is not None):
             raise OptionError("The arrays to train on are not understood", expected="(x, target), or with lengths",
                               got=f"{len(data)} arrays{'' if lengths is None else ' and lengths='}")  # fmt: skip
-        x, target, lengths = (*data, lengths)[:3]
-        first = sample_axis(model)
-        dtype = getattr(model, "input_dtype", None) or next(iter(model.parameters().values())).dtype
-        dataset: Any = ArrayDataset(x, target, dtype=dtype, lengths=lengths, batch_first=first == 0)
-        if first == 1 and dataset.inputs.ndim != 3:
-            raise ShapeError("x has the wrong shape", expected="(N, T, I): samples, steps, features",
-                             got=dataset.inputs.shape)  # fmt: skip
-    elif not hasattr(data, "batch") or not hasattr(data, "__len__"):
-        raise OptionError("Not a data set", expected="len(…) and batch(indices), or arrays (x, target)",
-                          got=type(data).__name__, remedy="Pass a tuple of arrays, or an ArrayDataset")  # fmt: skip
+        dataset: Any = make(*(*data, lengths)[:3])
     elif lengths is not None:
-        raise OptionError("lengths belong to arrays", expected="a data set that has them itself", got="both",
-                          remedy="Pass ArrayDataset(x, target, lengths=...)")  # fmt: skip
-    else:
+        raise OptionError("lengths belong to arrays", expected="data that have them themselves", got="both",
+                          remedy="Pass ArrayDataset(x, target, lengths=...), or batches (x, target, "
+                          "lengths)")  # fmt: skip
+    elif hasattr(data, "batch") and sized:
         dataset = data
         _check_axis(dataset, model)
+    elif samples:
+        dataset = Samples(data, make, targets=targets)
+    elif iterable:
+        return Loader(data, make, targets=targets)
+    else:
+        raise OptionError("Not a data set", expected="arrays (x, target), len(…) and batch(indices), or an iterable of "
+                          "batches", got=type(data).__name__,
+                          remedy="Pass a tuple of arrays, an ArrayDataset, or a DataLoader")  # fmt: skip
     if len(dataset) == 0:
         raise ShapeError("The data set is empty", expected="at least one sample", got=0)
     if getattr(dataset, "lengths", None) is not None:
@@ -538,25 +589,39 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
     return dataset
 
 
+def _of_arrays(model: Any, x: Any, target: Any, lengths: Any) -> ArrayDataset:
+    """Return the data set of arrays, the sample first, whose batches the model takes."""
+    first = sample_axis(model)
+    dtype = getattr(model, "input_dtype", None) or next(iter(model.parameters().values())).dtype
+    dataset = ArrayDataset(x, target, dtype=dtype, lengths=lengths, batch_first=first == 0)
+    if first == 1 and dataset.inputs.ndim != 3:
+        raise ShapeError("x has the wrong shape", expected="(N, T, I): samples, steps, features",
+                         got=dataset.inputs.shape)  # fmt: skip
+    return dataset
+
+
 def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]:
-    """Return input, target and lengths, if any, of some samples, on the model's device."""
+    """Return input, target, lengths and reset, if any, of some samples, on the model's device."""
     batch = dataset.batch(indices)
-    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
-        raise OptionError("The data set's batch is not understood", expected="input and target, or with lengths",
-                          got=type(batch).__name__)  # fmt: skip
-    if len(batch) == 3:
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3, 4):
+        raise OptionError("The data set's batch is not understood", expected="input and target, or with lengths, or "
+                          "with lengths (or None) and a reset", got=type(batch).__name__)  # fmt: skip
+    while batch[-1] is None and len(batch) > 2:
+        batch = batch[:-1]
+    if len(batch) > 2 and batch[2] is not None:
         check_takes_lengths(model)
     device = backend.device_of(next(iter(model.parameters().values())))
-    return tuple(_own(array, device) for array in batch[:2]) + tuple(map(np.array, batch[2:]))
+    more = (None if part is None else np.array(part) for part in batch[2:])
+    return *(_own(array, device) for array in batch[:2]), *more
 
 
 def share_of(dataset: Any, indices: np.ndarray, own: np.ndarray, model: Any) -> tuple[Array, ...]:
     """Return this rank's samples `own` of a micro-batch, as `batch_of`; a data set is never asked for none."""
     if len(own):
         return batch_of(dataset, own, model)
-    x, target, *lengths = batch_of(dataset, indices[:1], model)
+    x, target, *more = batch_of(dataset, indices[:1], model)
     at = (slice(None),) * sample_axis(model) + (slice(0),)
-    return (x[at], target[:0], *(part[:0] for part in lengths))
+    return x[at], target[:0], *(None if part is None else part[:0] for part in more)
 
 
 def _own(array: Array, device: str) -> Array:
@@ -596,17 +661,12 @@ def _check_axis(dataset: Any, model: Any) -> None:
 
 def check_takes_lengths(model: Any) -> None:
     """Raise `OptionError` unless ``model.forward`` takes ``lengths``, and so do the stages that a step runs."""
-    # After several stages no steps may be left: the loss would see those after a sample's end.
     stages = model.stages() if hasattr(model, "stages") else [("", model)]
     if len(stages) > 1 or is_group(stages[0][1]):
-        if taking_lengths(stages)[1]:
-            return
-        got = f"{type(model).__name__}, whose output has steps"
-    else:
-        taken = inspect.signature(stages[0][1].forward).parameters
-        if "lengths" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values()):
-            return
-        got = f"{type(stages[0][1]).__name__}.forward({', '.join(taken)})"
-    raise OptionError("The model does not take lengths", expected="forward(x, lengths=...), as SequenceClassifier and "
-                      "GRU have it, or a chain with a MeanOverSteps", got=got,
-                      remedy="Leave lengths out, or make one layer of the model that hands them on")  # fmt: skip
+        taking_lengths(stages)
+        return
+    taken = inspect.signature(stages[0][1].forward).parameters
+    if "lengths" not in taken and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+        raise OptionError("The model does not take lengths", expected="forward(x, lengths=...), as SequenceClassifier "
+                          "and GRU have it", got=f"{type(stages[0][1]).__name__}.forward({', '.join(taken)})",
+                          remedy="Leave lengths out, or make one layer of the model that hands them on")  # fmt: skip

@@ -7,7 +7,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,6 +22,8 @@ from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.nn.layer import inference_mode
 from sparsebp.nn.loss import DEFAULT_IGNORED, count_of, summed
+from sparsebp.nn.steps import ValidSteps, output_steps, seen_by_loss
+from sparsebp.nn.stream import CarriedState
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, options_of, trained_parameters
@@ -50,6 +52,7 @@ from sparsebp.train.checkpoint import (
     steps_of,
     training,
 )
+from sparsebp.train.loader import Loader
 from sparsebp.train.nonfinite import CLEAN, Origin, cause, loss_error, nonfinite, uncounted_error
 from sparsebp.train.setup import (
     SCHEDULES,
@@ -71,6 +74,7 @@ from sparsebp.train.setup import (
     measured,
     options_given,
     scheduler_of,
+    shape_of,
     share_of,
     staleness,
     tell_on_rank_0,
@@ -159,7 +163,7 @@ class Runner(Watch):
         if self.trainer.graph is False or (self.trainer.graph is None and self._on_host):
             return None
         why = self.executor.uncaptured
-        if getattr(dataset, "lengths", None) is not None:
+        if getattr(dataset, "lengths", None) is not None or self.trainer._carried is not None:
             why = (*why, LENGTHS)
         if why:
             return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
@@ -200,7 +204,7 @@ class Runner(Watch):
             tag = step.tag
             for m, prediction in enumerate(step.predictions):
                 if step.scores[m] is None and prediction is not None:  # None: no samples here
-                    step.scores[m] = score = self.score(prediction, step.batches[m][1])
+                    step.scores[m] = score = self.score(prediction, step.targets[m])
                     step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
             now, (right, scored) = time.perf_counter(), step.score
             self.trainer.history.add_step(
@@ -221,8 +225,7 @@ class Runner(Watch):
         if not math.isfinite(value):
             trainer, tag, batch = self.trainer, step.tag, step.batches[m]
             if step.counted == 0:
-                targets = [batch[1] for batch in step.batches]
-                raise uncounted_error(trainer.loss, targets, f"at step {tag.number + 1} (epoch {tag.epoch + 1})",
+                raise uncounted_error(trainer.loss, step.targets, f"at step {tag.number + 1} (epoch {tag.epoch + 1})",
                                       "Leave such samples out, or use larger batches")  # fmt: skip
             if step.later is not None:
                 _check_seen(trainer.loss, batch[1])
@@ -269,6 +272,39 @@ def _right(prediction: Array, target: Array, ignored: int | None) -> tuple[Array
     return None
 
 
+def _origin(data: Dataset | Loader, rows: np.ndarray, model: Any, name: str = "the data set") -> Origin:
+    return Origin(rows, axis_of(data, model), "the batch" if isinstance(data, Loader) else name)
+
+
+def _evaluated(data: Dataset | Loader, batch_size: Any, stateful: Any) -> dict[str, Any]:
+    """Return how batches of a set to evaluate are made."""
+    if batch_size is None and not stateful and not isinstance(data, Loader):
+        batch_size = 100
+    return shape_of(data, batch_size=batch_size, drop_last=False, shuffle=None, stateful=stateful)
+
+
+def _in_order(data: Any, size: int | None, first: int, each: int) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yield the data set and the samples of the batches `first`, `first + each`, …, in the set's own order."""
+    if size is None:
+        for one in data.epoch():
+            yield one, np.arange(len(one))
+        return
+    for start in range(first * size, len(data), each * size):
+        yield data, np.arange(start, min(start + size, len(data)))
+
+
+def _with_state(batch: Batch, carried: CarriedState | None) -> Batch:
+    """Return a batch with the state that it begins with in the place of its reset, which is done."""
+    reset = batch[3] if len(batch) > 3 else None
+    if carried is None:
+        if reset is not None:
+            raise OptionError("There are no states to reset", expected="stateful=True", got="a batch with a reset")
+        return batch[:3]
+    if reset is not None:
+        carried.reset(reset)
+    return *batch[:3], *(None,) * (3 - len(batch)), carried
+
+
 class _Scores(NamedTuple):
     """The sum of a batch's losses and what their mean divides by, how many positions are right, of how many; arrays."""
 
@@ -276,11 +312,13 @@ class _Scores(NamedTuple):
     counted: float
     right: float
     positions: float
-    arrays: tuple[np.ndarray, np.ndarray] | None  # for the trainer's metrics
+    arrays: tuple[np.ndarray, np.ndarray] | None  # for the trainer's metrics, and where nothing counts
 
 
 Arrays: TypeAlias = tuple[Any, Any] | tuple[Any, Any, Any]
 """Inputs and targets, or inputs, targets and lengths, with the sample first."""
+Batches: TypeAlias = Iterable[Any] | Callable[..., Iterable[Any]]
+"""Batches ``(x, target)``, or with lengths, with the sample first, or a function that returns them anew."""
 
 
 class Trainer:
@@ -441,12 +479,14 @@ class Trainer:
         self.saved: int | None = None
         self.should_stop = self._validates = self._replaces = False
         self._writes = True
-        self.metrics, self._validation_batch = check_metrics(metrics), 100
+        self.metrics = check_metrics(metrics)
+        self._validation: dict[str, Any] = {}  # how batches of the validation set are made
         self._given: dict[str, Any] = {}  # the options of the run as they were given, and the numbers of its data
         self._left: dict[str, Any] | None = None  # the options as the last fit has left them
         self._data: dict[str, np.ndarray] = {}
-        self._position: dict[str, int] = {}
+        self._position: dict[str, Any] = {}
         self._progress: tuple[Callback, ...] = ()
+        self._carried: list[CarriedState] | None = None  # of each micro-batch, in a stateful fit
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport=",
                               got="transport=None")  # fmt: skip
@@ -473,18 +513,19 @@ class Trainer:
 
     def fit(
         self,
-        dataset: Dataset | Arrays,
+        dataset: Dataset | Arrays | Batches,
         *,
         epochs: int,
-        batch_size: int,
-        validation: Dataset | Arrays | None = None,
+        batch_size: int | None = None,
+        validation: Dataset | Arrays | Batches | None = None,
         lengths: Any = None,
         resume: bool = False,
         overwrite: bool = False,
         verbose: bool | None = None,
         drop_last: bool = False,
-        shuffle: bool = True,
-        validation_batch_size: int = 100,
+        shuffle: bool | None = None,
+        validation_batch_size: int | None = None,
+        stateful: bool = False,
     ) -> History:
         """Train for `epochs` epochs in all, and return the history.
 
@@ -498,17 +539,23 @@ class Trainer:
             The training set; its order in epoch e is a function of (seed, e). Or arrays ``(x, target)`` or
             ``(x, target, lengths)`` with the sample first: NumPy, CuPy, or anything that ``numpy.asarray`` takes. `x`
             is converted to the model's dtype batch by batch; targets are integers or already have it. For a time-major
-            `SequenceClassifier` the axes are exchanged.
+            `SequenceClassifier` the axes are exchanged. A map-style ``Dataset`` of PyTorch, of single samples.
+
+            Or batches of such arrays in their own order and sizes: a list, a PyTorch ``DataLoader``, another iterable,
+            or a function that returns one for every epoch, and may take the epoch's number, from 0. A generator serves
+            for one epoch. All ranks must get the same batches. In a resumed epoch, batches trained on before are made
+            again and left out; `OptionError`, if they are others now.
         epochs
             Number of epochs in the whole run, including those before a resume. With 0, no step is taken and no file
             is written.
         batch_size
-            Samples of a step; the last step of an epoch takes the rest.
+            Samples of a step; the last step of an epoch takes the rest. Only batches that come made have none.
         validation
             A second set, or arrays, evaluated after every epoch.
         lengths
             Of arrays of sequences padded at the end: the valid steps of every sample, passed to the model's forward as
-            ``lengths=``.
+            ``lengths=``. If the model has an output for every step, (N, T, …), and the target one, (N, T, …), the loss
+            sees the valid steps as rows, (M, …): padded ones do not count. Classes are then the last axis.
         resume
             Go on from the checkpoint in `checkpoint_dir`; from the beginning, if the run was killed before its first
             checkpoint. Options that losses depend on (of optimizer, schedule, loss and layers, `clip_norm`,
@@ -524,9 +571,17 @@ class Trainer:
         drop_last
             Leave out an epoch's last batch if it is smaller than the others, as `torch.utils.data.DataLoader` does.
         shuffle
-            Draw another order of the samples for every epoch. False: the order of the data set.
+            Draw another order of the samples for every epoch. False: the order of the data set. None: True unless
+            `stateful`.
         validation_batch_size
-            Samples of `validation` at a time; the numbers depend on it by rounding only.
+            Samples of `validation` at a time; the numbers depend on it by rounding only. None: 100; if `stateful`,
+            `batch_size`.
+        stateful
+            Batches go on with the sequences of the last one, sample by sample: recurrent layers begin with the state in
+            which they ended (`sparsebp.nn.CarriedState`), and no gradient goes back into the last batch. Every epoch,
+            and every validation, begins with zeros; so does a sequence after `reset_states`, or where a batch says so
+            by its fourth part: ``(x, target, lengths or None, reset)``, a bool or one for each sample. All batches have
+            one size. On one rank; steps are not captured into CUDA graphs.
 
         Raises
         ------
@@ -551,18 +606,17 @@ class Trainer:
             if self._runner is not None:
                 raise OptionError("This trainer is training already", expected="one fit at a time",
                                   got="fit within fit")  # fmt: skip
-            batches = {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle}
+            batches = {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle, "stateful": stateful}
             training_set, held_out, shape, epochs = collective_call(
-                self.transport,
-                lambda: self._asked(dataset, validation, lengths, epochs, batches, resume, overwrite, verbose),
-            )
-            self._validation_batch = collective_call(
-                self.transport, lambda: check_integer("validation_batch_size", validation_batch_size, 1)
-            )
+                self.transport, lambda: self._asked(
+                    dataset, validation, lengths, epochs, batches, validation_batch_size, resume, overwrite, verbose
+                )
+            )  # fmt: skip
             self._progress = progress_of(verbose, self.callbacks)
             if self.transport is not None:
+                held = 0 if held_out is None or isinstance(held_out, Loader) else len(held_out)
                 agree(self, shape | {"epochs": epochs, "resume": resume, "overwrite": overwrite,
-                      "validation samples": len(held_out or ()), "validation_batch_size": validation_batch_size,
+                      "validation samples": held, "validation_batch_size": validation_batch_size,
                       "metrics": list(self.metrics)}, training_set, held_out)  # fmt: skip
             folder, self._writes = self.checkpoint_dir if self._leads else None, epochs > 0
             with run_folder(folder, resume=resume, overwrite=overwrite, writes=self._writes), training(self.model):
@@ -572,7 +626,7 @@ class Trainer:
                 finally:
                     self._left = options_given(self)
 
-    def _describe(self, dataset: Dataset, validation: Dataset | None) -> None:
+    def _describe(self, dataset: Dataset | Loader, validation: Dataset | Loader | None) -> None:
         """Note what checkpoints say of the run: its options, as they were given, and its data."""
         now = options_given(self)
         if now != self._left:  # else: as training has moved them, by a callback that sets the rate, say
@@ -583,29 +637,41 @@ class Trainer:
         }
 
     def _asked(
-        self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batches: dict[str, Any], resume: Any,
-        overwrite: Any, verbose: Any,
-    ) -> tuple[Dataset, Dataset | None, dict[str, int], int]:  # fmt: skip
-        """Check the arguments of `fit`; return both data sets, the sizes of a batch and of the set, and the epochs."""
-        epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batches["batch_size"], 1)
-        flags = {name: check_flag(name, batches[name]) for name in ("drop_last", "shuffle")}
+        self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batches: dict[str, Any], held_size: Any,
+        resume: Any, overwrite: Any, verbose: Any,
+    ) -> tuple[Dataset | Loader, Dataset | Loader | None, dict[str, Any], int]:  # fmt: skip
+        """Check the arguments of `fit`; return both data sets, how batches are made, and the epochs."""
+        epochs = check_integer("epochs", epochs, 0)
         training_set = as_dataset(dataset, self.model, lengths)
         held_out = None if validation is None else as_dataset(validation, self.model)
+        shape = shape_of(training_set, **batches)
+        if any(isinstance(data, Loader) and data.once and epochs > 1 for data in (training_set, held_out)):
+            raise OptionError("A generator can be gone through once", expected="epochs=1", got=epochs,
+                              remedy="Pass the function that makes it, or a list of the batches")  # fmt: skip
+        stateful = shape["stateful"]
+        if stateful and self.transport is not None:
+            raise OptionError("States are carried on one rank", expected="no transport", got="stateful=True")
+        carried = [CarriedState(self.model) for _ in range(self.accumulate)] if stateful else None
+        if held_size is not None:
+            held_size = check_integer("validation_batch_size", held_size, 1)
+        if held_out is not None:
+            if held_size is None and not isinstance(held_out, Loader):
+                held_size = shape["batch_size"] if stateful else 100
+            self._validation = shape_of(
+                held_out, batch_size=held_size, drop_last=False, shuffle=None, stateful=stateful
+            )  # fmt: skip
         if check_flag("resume", resume) and self.checkpoint_dir is None:
             raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None)
         if check_flag("overwrite", overwrite) and resume:
             raise OptionError("A run is resumed or overwritten", expected="one of resume and overwrite", got="both")
         if verbose is not None:
             check_flag("verbose", verbose)
-        shape = {"batch_size": batch_size, "samples": len(training_set), **flags}
-        if steps_of(shape) == 0:
-            raise OptionError("drop_last leaves no batch", expected=f"a batch_size up to {len(training_set)} samples",
-                              got=batch_size)  # fmt: skip
+        self._carried = carried
         return training_set, held_out, shape, epochs
 
     def _fit(
-        self, dataset: Dataset, validation: Dataset | None, epochs: int, shape: dict[str, int], resume: bool,
-        overwrite: bool,
+        self, dataset: Dataset | Loader, validation: Dataset | Loader | None, epochs: int, shape: dict[str, Any],
+        resume: bool, overwrite: bool,
     ) -> History:  # fmt: skip
         self._stale = collective_call(self.transport, lambda: staleness(self.schedule, self.accumulate, self.transport))
         resumed = self._resumed(shape) if resume else None
@@ -615,7 +681,7 @@ class Trainer:
             earlier, self.history = self.history, History()
             self.history.earlier_steps = earlier.earlier_steps + earlier.steps
         epoch, batch = (0, 0) if resumed is None else resumed
-        steps = steps_of(shape)
+        steps = dataset.steps if isinstance(dataset, Loader) else steps_of(shape)
         self.should_stop, self._validates = False, validation is not None
         self._replaces = overwrite or resumed is not None
         collective_call(self.transport, self._introduce)
@@ -637,7 +703,7 @@ class Trainer:
             try:
                 runner.close(failed=failed)
             finally:
-                self._runner = None
+                self._runner = self._carried = None
                 self._tell("close")
         return self.history
 
@@ -652,7 +718,23 @@ class Trainer:
             self.should_stop = self.transport.broadcast(self.should_stop)
         return self.should_stop
 
-    def evaluate(self, dataset: Dataset | Arrays, *, batch_size: int = 100, lengths: Any = None) -> Evaluation:
+    def reset_states(self) -> None:
+        """Begin all sequences of ``fit(…, stateful=True)`` anew with the next batch: for callbacks.
+
+        Raises
+        ------
+        OptionError
+            No such fit is running.
+        """
+        if self._runner is None or self._carried is None:
+            raise OptionError("There are no states to reset", expected="a fit with stateful=True under way", got="none")
+        for carried in self._carried:
+            carried.reset()
+
+    def evaluate(
+        self, dataset: Dataset | Arrays | Batches, *, batch_size: int | None = None, lengths: Any = None,
+        stateful: bool = False,
+    ) -> Evaluation:  # fmt: skip
         """Return the mean loss over `dataset` and, for class targets, the accuracy; all in evaluation mode.
 
         The mean is the loss of all samples in one batch, up to rounding, whatever `batch_size`: every batch has the
@@ -664,7 +746,9 @@ class Trainer:
         dataset, lengths
             As in `fit`.
         batch_size
-            Samples at a time.
+            Samples at a time; None: 100, or those of batches that come made.
+        stateful
+            As in `fit`, from zeros; with a `batch_size`.
 
         Returns
         -------
@@ -681,33 +765,37 @@ class Trainer:
             As `fit`.
         """
         data = as_dataset(dataset, self.model, lengths)
-        batch_size = check_integer("batch_size", batch_size, 1)
-        return self._whole(list(self._scores(data, batch_size, "the data set")), data)
+        return self._whole(list(self._scores(data, _evaluated(data, batch_size, stateful), "the data set")))
 
-    def _evaluate(self, dataset: Dataset, batch_size: int) -> Evaluation:
-        """Do as `evaluate`; the batches are dealt out to the ranks."""
+    def _evaluate(self, dataset: Dataset | Loader, shape: dict[str, Any]) -> Evaluation:
+        """Do as `evaluate`; the batches are dealt out to the ranks, those of a loader to rank 0."""
         rank, size = (0, 1) if self.transport is None else (self.transport.rank, self.transport.size)
-        own = list(self._scores(dataset, batch_size, "the validation set", rank, size))
+        size = 1 if isinstance(dataset, Loader) else size
+        own = list(self._scores(dataset, shape, "the validation set", rank, size)) if rank < size else []
         if self.transport is None:
-            return self._whole(own, dataset)
-        parts, batches = self.transport.share(own), -(-len(dataset) // batch_size)
-        scores = [parts[number % size][number // size] for number in range(batches)]
-        whole = collective_call(self.transport, lambda: self._whole(scores, dataset) if self._leads else None)
+            return self._whole(own)
+        parts = self.transport.share(own)
+        scores = [parts[number % size][number // size] for number in range(sum(map(len, parts)))]
+        whole = collective_call(self.transport, lambda: self._whole(scores) if self._leads else None)
         found: Evaluation = self.transport.broadcast(whole)
         return found
 
     def _scores(
-        self, data: Dataset, batch_size: int, name: str, first: int = 0, each: int = 1
+        self, data: Dataset | Loader, shape: dict[str, Any], name: str, first: int = 0, each: int = 1
     ) -> Iterator[_Scores]:  # fmt: skip
         ignored = getattr(self.loss, "ignore_index", None)
-        for rows, batch, prediction in self._predictions(data, batch_size, first, each):
-            target, sums = batch[1], summed(self.loss)
+        sums = summed(self.loss)
+        for rows, batch, output in self._predictions(data, shape, first, each):
+            lengths = batch[2] if len(batch) > 2 else None
+            prediction, target, _ = seen_by_loss(self.model, self.loss, batch[0], output, batch[1], lengths)
             counted, value = count_of(self.loss, target), float((sums or self.loss).forward(prediction, target)[0])
             total = value if sums is not None else value * counted if counted else 0.0
             if not math.isfinite(total):
-                self._check_data(batch, Origin(rows, axis_of(data, self.model), name), prediction, total)
+                self._check_data(batch, _origin(data, rows, self.model, name), prediction, total)
             right, positions = _right(prediction, target, ignored) or (0, 0)
-            arrays = (backend.to_host(prediction).copy(), backend.to_host(target)) if self.metrics else None
+            arrays = None
+            if self.metrics or counted == 0:
+                arrays = backend.to_host(prediction).copy(), backend.to_host(target)
             yield _Scores(total, counted, float(right), float(positions), arrays)
 
     def _check_data(self, batch: Batch, origin: Origin, prediction: Array, value: float) -> None:
@@ -719,12 +807,11 @@ class Trainer:
         warnings.warn(f"The loss over {origin.name} is {value}: {cause(self.model, batch, prediction)}", RuntimeWarning,
                       stacklevel=2)  # fmt: skip
 
-    def _whole(self, scores: Sequence[_Scores], data: Dataset) -> Evaluation:
+    def _whole(self, scores: Sequence[_Scores]) -> Evaluation:
         """Return the numbers of a set from those of its batches."""
         counted, positions = (math.fsum(getattr(one, name) for one in scores) for name in ("counted", "positions"))
         if counted == 0:
-            parts = np.array_split(np.arange(len(data)), -(-len(data) // 100))
-            targets = [batch_of(data, part, self.model)[1] for part in parts]
+            targets = [one.arrays[1] for one in scores if one.arrays] or [np.empty(0, np.int64)]
             raise uncounted_error(self.loss, targets, "over the whole set", "Pass a set of samples that count")
         loss = sum(one.total for one in scores) / counted
         right = sum(one.right for one in scores)
@@ -735,17 +822,20 @@ class Trainer:
             metrics = {name: measured(name, metric, *whole) for name, metric in self.metrics.items()}
         return Evaluation(loss, right / positions if positions else None, metrics)
 
-    def predict(self, x: Any, *, batch_size: int = 100, lengths: Any = None) -> Array:
+    def predict(
+        self, x: Any, *, batch_size: int | None = None, lengths: Any = None, stateful: bool = False
+    ) -> Array:  # fmt: skip
         """Return the model's outputs for all samples, in evaluation mode, which leaves the model as it was.
 
         Parameters
         ----------
         x
-            Inputs with the sample first, (N, …), as in `fit`.
-        batch_size
-            Samples at a time.
+            Inputs with the sample first, (N, …), as in `fit`. Or a data set, or batches as in `fit`, which may be of
+            inputs alone.
+        batch_size, stateful
+            As in `evaluate`.
         lengths
-            As in `fit`.
+            As in `fit`. If the output has steps, those past a sample's end are 0.
 
         Returns
         -------
@@ -759,19 +849,26 @@ class Trainer:
         OptionError, ShapeError, DTypeError
             As `fit`, or an output does not have one row per sample.
         """
-        samples = np.shape(x)[0] if np.ndim(x) else 1
-        data = as_dataset((x, np.zeros(samples, np.int64)), self.model, lengths)
-        xp = backend.namespace(data.inputs)  # type: ignore[attr-defined]
+        data = as_dataset(x, self.model, lengths, targets=False)
         parts, wrong = [], ""
-        for rows, batch, prediction in self._predictions(data, check_integer("batch_size", batch_size, 1)):
-            if prediction.ndim == 0 or len(prediction) != len(rows):
+        for rows, batch, output in self._predictions(data, _evaluated(data, batch_size, stateful)):
+            if output.ndim == 0 or len(output) != len(rows):
                 raise ShapeError("The model's output has not one row a sample", expected=f"({len(rows)}, ...)",
-                                 got=prediction.shape, remedy="Put the samples first")  # fmt: skip
-            wrong = wrong or self._unpredicted(batch, Origin(rows, axis_of(data, self.model), "x"), prediction)
+                                 got=output.shape, remedy="Put the samples first")  # fmt: skip
+            prediction = self._without_padding(batch, output)
+            wrong = wrong or self._unpredicted(batch, _origin(data, rows, self.model, "x"), prediction)
+            xp = backend.namespace(getattr(data, "inputs", prediction))
             parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
         if wrong:
             warnings.warn(f"Predictions are not finite: {wrong}", RuntimeWarning, stacklevel=2)
-        return xp.concatenate(parts)
+        return joined(parts)
+
+    def _without_padding(self, batch: Batch, output: Array) -> Array:
+        """Return an output with 0 past the end of each sample, if it has steps."""
+        if len(batch) < 3 or batch[2] is None or not (kept := output_steps(self.model)).kept:
+            return output
+        steps = ValidSteps.of(self.model, kept, batch[0], output, batch[2])
+        return steps.spread(steps.rows("The model's output", output))  # type: ignore[union-attr]
 
     def _unpredicted(self, batch: Batch, origin: Origin, prediction: Array) -> str:
         """Say why a prediction is not finite, if it is not; an infinity of finite inputs may be meant."""
@@ -781,38 +878,38 @@ class Trainer:
         return origin.of(batch) or (cause(self.model, batch, prediction) if unknown else "")
 
     def _predictions(
-        self, dataset: Dataset, batch_size: int, first: int = 0, each: int = 1
+        self, data: Dataset | Loader, shape: dict[str, Any], first: int = 0, each: int = 1
     ) -> Iterator[tuple[np.ndarray, Batch, Array]]:
         """Yield the rows of the batches `first`, `first + each`, …, the batches, and outputs in evaluation mode."""
         self._flush()
+        carried = CarriedState(self.model) if shape["stateful"] else None
         with evaluation(self.model):
-            for start in range(first * batch_size, len(dataset), each * batch_size):
-                indices = np.arange(start, min(start + batch_size, len(dataset)))
-                batch = batch_of(dataset, indices, self.model)
-                with inference_mode():
+            for source, indices in _in_order(data, shape["batch_size"], first, each):
+                batch = batch_of(source, indices, self.model)
+                batch = _with_state(batch, carried)
+                with inference_mode(), carried or contextlib.nullcontext():
                     prediction, _ = forward_of(self.model, batch[0], **options_of(batch))
                 yield indices, batch, prediction
 
     def _run_epoch(
-        self, runner: Runner, dataset: Dataset, validation: Dataset | None, epoch: int, first: int,
-        shape: dict[str, int],
+        self, runner: Runner, dataset: Dataset | Loader, validation: Dataset | Loader | None, epoch: int, first: int,
+        shape: dict[str, Any],
     ) -> EpochRecord:  # fmt: skip
-        size, steps = shape["batch_size"], steps_of(shape)
-        order = np.arange(len(dataset))
-        if shape["shuffle"]:
-            order = epoch_order(len(dataset), seed=self.seed, epoch=epoch)
-        axis = axis_of(dataset, self.model)
-        for batch in range(first, steps):
-            indices = order[batch * size : (batch + 1) * size]
+        steps, last = first, steps_of(shape)
+        if self._carried is not None and first == 0:
+            self.reset_states()
+        for source, indices in self._batches(dataset, epoch, first, shape):
+            steps += 1
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
-            if reads_model(dataset):
-                self._flush(wait=False)
             own: Any = runner.executor.own  # on a rank of replicas, its share of a micro-batch
-            batches = [share_of(dataset, part, own(part), self.model) for part in parts]
-            runner.step(batches, epoch, len(indices), [Origin(own(part), axis) for part in parts])
+            batches = [share_of(source, part, own(part), self.model) for part in parts]
+            states: Sequence[CarriedState | None] = self._carried or [None] * len(parts)
+            batches = [_with_state(batch, state) for batch, state in zip(batches, states, strict=False)]
+            origins = [_origin(dataset, own(part), self.model) for part in parts]
+            runner.step(batches, epoch, len(indices), origins)
             every = self.checkpoint_every
-            if every is not None and runner.begun % every == 0 and batch + 1 < steps:
-                self._save(epoch, batch + 1, shape)
+            if every is not None and runner.begun % every == 0 and steps != last:
+                self._save(epoch, steps, shape, dataset)
         self._check_parameters(epoch)
         if self.transport is not None:
             self.history.seconds[-steps:] = self.transport.broadcast(self.history.seconds[-steps:])  # rank 0's
@@ -824,13 +921,31 @@ class Trainer:
         self._tell("epoch", record)
         return record
 
-    def _validated(self, validation: Dataset) -> Evaluation:
+    def _validated(self, validation: Dataset | Loader) -> Evaluation:
         self._tell("validation_start")
-        result = self._evaluate(validation, self._validation_batch)
+        result = self._evaluate(validation, self._validation)
         self._tell("validation_end")
         return result
 
-    def _resumed(self, shape: dict[str, int]) -> tuple[int, int] | None:
+    def _batches(
+        self, data: Dataset | Loader, epoch: int, first: int, shape: dict[str, Any]
+    ) -> Iterator[tuple[Any, np.ndarray]]:
+        """Yield the data set and the samples of each batch of an epoch, from number `first` on."""
+        if isinstance(data, Loader):
+            batches: Iterator[Any] = data.rest_of(epoch, first, self._position.get("checksum", ""), self.transport)
+        else:
+            order = epoch_order(len(data), seed=self.seed, epoch=epoch) if shape["shuffle"] else np.arange(len(data))
+            size = shape["batch_size"]
+            batches = (order[batch * size : (batch + 1) * size] for batch in range(first, steps_of(shape) or 0))
+        while True:
+            if reads_model(data):
+                self._flush(wait=False)
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield (batch, np.arange(len(batch))) if isinstance(data, Loader) else (data, batch)
+
+    def _resumed(self, shape: dict[str, Any]) -> tuple[int, int] | None:
         """Load the folder's checkpoint, if there is one, and return the epoch and the batch to go on with."""
         folder = self.checkpoint_dir
         path = None if folder is None or not self._leads else folder / FILE_NAME
@@ -847,14 +962,16 @@ class Trainer:
         self.saved, self._position = self.history.steps, dict(checkpoint.state["position"])
         return at
 
-    def _begin(self, shape: dict[str, int]) -> None:
+    def _begin(self, shape: dict[str, Any]) -> None:
         """Write the first checkpoint of a run that starts anew."""
         self._save(0, 0, shape)
         if self.checkpoint_dir is not None and self._leads:
             (self.checkpoint_dir / BEST_NAME).unlink(missing_ok=True)
 
-    def _save(self, epoch: int, batch: int, shape: dict[str, int]) -> None:
+    def _save(self, epoch: int, batch: int, shape: dict[str, Any], data: Any = None) -> None:
         self._position = shape | {"epoch": epoch, "batch": batch}
+        if isinstance(data, Loader) and data.last is not None:
+            self._position["checksum"] = data.last.checksum
         if self.checkpoint_dir is None:
             return
         self._check_parameters(epoch)

@@ -21,6 +21,7 @@ from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.nn.recurrent import Recurrent
 from sparsebp.nn.sequential import ChainBackward, Link
+from sparsebp.nn.steps import ValidSteps, seen_by_loss
 from sparsebp.train.checkpoint import evaluation, training
 
 SCAN_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
@@ -247,14 +248,19 @@ class _Run:
         return y, saved
 
     def value(self, model: nn.Layer) -> float:
-        return self.loss.forward(self.forward(model)[0], self.target)[0]
+        return self.loss.forward(*self._seen(model, self.forward(model)[0])[:2])[0]
 
     def gradients(self, model: nn.Layer) -> tuple[float, dict[str, Array]]:
         prediction, saved = self.forward(model)
-        value, loss_saved = self.loss.forward(prediction, self.target)
+        seen, target, steps = self._seen(model, prediction)
+        value, loss_saved = self.loss.forward(seen, target)
         gy = self.loss.input_grad(loss_saved)
+        gy = gy if steps is None else steps.spread(gy)
         grads = dict(model.weight_grad(gy, saved))
         return value, grads | ({INPUT: model.input_grad(gy, saved)} if self.x.dtype.kind == "f" else {})
+
+    def _seen(self, model: nn.Layer, prediction: Array) -> tuple[Array, Array, ValidSteps | None]:
+        return seen_by_loss(model, self.loss, self.x, prediction, self.target, self.options.get("lengths"))
 
     def in_float64(self, model: nn.Layer) -> _Run:
         x, target = (

@@ -127,8 +127,8 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_a_model_that_takes_no_lengths_says_so():
-    chain = trainer(nn.Sequential(nn.GRU(3, 4, batch_first=True, rng=0), nn.Tanh()), nn.MSELoss())
-    target = np.zeros((22, 5, 4), np.float32)
+    chain = trainer(nn.Sequential(nn.GRU(3, 4, batch_first=True, rng=0), nn.Flatten()), nn.MSELoss())
+    target = np.zeros((22, 20), np.float32)
     orders.refused(lambda: chain.fit((orders.SEQUENCES, target), lengths=LENGTHS, epochs=1, batch_size=5))
     orders.refused(lambda: chain.predict(orders.SEQUENCES, lengths=LENGTHS))
 

@@ -48,15 +48,15 @@ def test_options_that_exclude_each_other(options, remedy):
 @pytest.mark.parametrize(
     ("name", "values"),
     [("epochs", [-1, 1.5, "3", True, None, math.nan]), ("batch_size", [0, 1.5, "3", True, None, [2]]),
-     ("resume", ["False", 1, None]), ("drop_last", ["False", 1, None]), ("shuffle", ["False", 0, None]),
-     ("validation_batch_size", [0, 1.5, "3", True, None])],
+     ("resume", ["False", 1, None]), ("drop_last", ["False", 1, None]), ("shuffle", ["False", 0]),
+     ("validation_batch_size", [0, 1.5, "3", True])],
 )  # fmt: skip
 def test_arguments_of_fit(name, values):
     made = trainer()
     before = made.model.state_dict()
     for value in values:
         orders.refused(lambda v=value: made.fit(orders.images(), **{"epochs": 1, "batch_size": 5, name: v}))
-    for value in (0, 1.5, "3", True, None):
+    for value in (0, 1.5, "3", True):
         orders.refused(lambda v=value: made.evaluate(orders.images(), batch_size=v))
         orders.refused(lambda v=value: made.predict(orders.IMAGES, batch_size=v))
     orders.assert_same(made.model.state_dict(), before)
