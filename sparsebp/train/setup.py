@@ -556,10 +556,11 @@ def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = Tr
     Iterables and functions become a `Loader`. Without `targets`, arrays and its batches may be x alone.
     """
     make = partial(_of_arrays, model)
-    array, sized = hasattr(data, "__array__"), hasattr(data, "__len__")
+    array, sized = hasattr(data, "__array__") or backend.has_device_memory(data), hasattr(data, "__len__")
+    batches = hasattr(data, "batch") and sized and not array  # a table may have such a column
     iterable = callable(data) or (hasattr(data, "__iter__") and not array)
     samples = hasattr(data, "__getitem__") and sized and not (iterable or array)
-    if not targets and (isinstance(data, list | tuple) or not (iterable or samples or hasattr(data, "batch"))):
+    if not targets and (isinstance(data, list | tuple) or not (iterable or samples or batches)):
         x = real_array("x", data)
         data = x, np.zeros(x.shape[:1] or 1, np.int64)
     if isinstance(data, tuple):
@@ -571,7 +572,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = Tr
         raise OptionError("lengths belong to arrays", expected="data that have them themselves", got="both",
                           remedy="Pass ArrayDataset(x, target, lengths=...), or batches (x, target, "
                           "lengths)")  # fmt: skip
-    elif hasattr(data, "batch") and sized:
+    elif batches:
         dataset = data
         _check_axis(dataset, model)
     elif samples:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
 from sparsebp.data import ArrayDataset
 from sparsebp.train import Callback, Trainer
 
@@ -40,6 +41,20 @@ def test_arrays_of_images_are_a_data_set(as_given, dtype):
     one.model.eval()
     assert predicted.dtype == dtype and isinstance(predicted, np.ndarray)
     np.testing.assert_allclose(predicted, one.model(images), rtol=1e-4, atol=1e-5)
+
+
+def test_a_table_is_an_array():
+    """Whatever its columns are called."""
+    table = pandas.DataFrame(np.random.default_rng(0).standard_normal((22, 3)), columns=["batch", "x", "y"])
+    model = nn.Sequential(nn.Linear(3, 3, rng=0))
+    made, target = trainer(model), pandas.Series(orders.CLASSES, index=range(50, 72))
+    history = made.fit((table, target), epochs=1, batch_size=6)
+    assert history.loss == trainer(nn.Sequential(nn.Linear(3, 3, rng=0))).fit(
+        (table.to_numpy(), orders.CLASSES), epochs=1, batch_size=6
+    ).loss  # fmt: skip
+    np.testing.assert_array_equal(made.predict(table), made.predict(table.to_numpy()))
+    orders.refused(lambda: made.predict(torch.ones(2, 3, requires_grad=True)), "detach", error=DeviceError)
+    orders.refused(lambda: made.fit(table, epochs=1, batch_size=6))
 
 
 def test_words_reach_an_embedding_as_integers():
