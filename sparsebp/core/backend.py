@@ -77,13 +77,10 @@ def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
     cupy = sys.modules.get("cupy")  # CuPy arrays only exist once CuPy has been imported
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
-    if type(array).__module__.startswith("scipy.sparse") and hasattr(array, "data"):
-        raise DeviceError(
-            f"{name} is not an array",
-            expected="the values of a sparse matrix, a NumPy array",
-            got=f"the {type(array).__qualname__} itself",
-            remedy="Pass its .data",
-        )
+    if is_sparse(array):
+        raise DeviceError(f"{name} is a sparse matrix", expected="a NumPy or CuPy array",
+                          got=f"{type(array).__module__}.{type(array).__qualname__}",
+                          remedy="Pass its .toarray() where a dense array is meant")  # fmt: skip
     got = f"{type(array).__module__}.{type(array).__qualname__}"
     raise DeviceError(f"{name} is not an array", expected="a NumPy or CuPy array", got=got, remedy=array_remedy(array))
 
@@ -129,6 +126,17 @@ def has_device_memory(value: Any) -> bool:
 def is_half(value: Any) -> bool:
     """Whether an array or tensor is of float16 or bfloat16, whose values float32 and float64 have too."""
     return str(getattr(value, "dtype", "")).removeprefix("torch.") in ("float16", "bfloat16")
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether `value` is a sparse matrix, of SciPy, CuPy or a library with the same attributes."""
+    return isinstance(getattr(value, "format", None), str) and hasattr(value, "nnz") and hasattr(value, "shape")
+
+
+def namespace_of_sparse(matrix: Any) -> ModuleType:
+    """Return the module of a sparse matrix's arrays."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(getattr(matrix, "data", None), cupy.ndarray) else np
 
 
 def _check_plain(array: Array, name: str) -> None:
@@ -341,6 +349,15 @@ def float_dtype(dtype: Any) -> np.dtype:
     if resolved not in FLOAT_DTYPES:
         raise DTypeError("Unsupported dtype", expected="float32 or float64", got=resolved)
     return resolved
+
+
+def exact_floats(name: str, integers: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return integers or bools as floats of `dtype`; DTypeError if one of them might be rounded."""
+    most = 2 ** (np.finfo(dtype).nmant + 1)
+    if integers.size and not -most <= int(integers.min()) <= int(integers.max()) <= most:
+        raise DTypeError(f"{name} holds integers that {np.dtype(dtype)} would round", expected=f"at most {most}",
+                         got=integers.dtype, remedy=f"Convert {name} with .astype(...)")  # fmt: skip
+    return integers.astype(dtype)
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:

@@ -18,7 +18,7 @@ from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
 from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone, says
 from sparsebp.patterns import SparsityPattern
-from sparsebp.patterns.pattern import check_patterns
+from sparsebp.patterns.pattern import check_patterns, values_on
 from sparsebp.products import plan_product
 
 
@@ -31,7 +31,8 @@ class TransposedJacobian:
         Where the entries are; shape (n_in, n_out).
     data
         Their values: (nnz,) if shared by the batch (a linear layer: they depend on the weights only), or (nnz, B) per
-        sample. float32 or float64, C-contiguous, of NumPy or CuPy; kept, not copied.
+        sample. float32 or float64, C-contiguous, of NumPy or CuPy; kept, not copied. Or a sparse matrix, as
+        `SparsityPattern.values_of` takes it.
     input_shape, output_shape
         Shapes of one sample of x and of y, as `vjp` and `jvp` take and return them. None: (n_in,) and (n_out,).
     batch_axes
@@ -54,6 +55,7 @@ class TransposedJacobian:
         output_shape: tuple[int, ...] | None = None, batch_axes: tuple[int, int] = (0, 0),
     ) -> None:  # fmt: skip
         check_patterns(pattern=pattern)
+        data = values_on(pattern, data)
         backend.namespace(data=data)
         backend.float_dtype(data.dtype)
         if data.ndim not in (1, 2) or data.shape[0] != pattern.nnz:

@@ -28,11 +28,12 @@ from sparsebp.patterns.pattern import (
     KEPT,
     DeviceCopies,
     SparsityPattern,
-    check_patterns,
     checked_sizes,
     frozen,
     index_bytes,
     index_dtype,
+    structure_of,
+    values_on,
     with_room,
 )
 from sparsebp.patterns.windows import (
@@ -85,13 +86,15 @@ class AssemblyPlan:
         ----------
         data
             Values on the parts: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype, all of NumPy or all of
-            CuPy.
+            CuPy; or sparse matrices, as `SparsityPattern.values_of` takes them.
 
         Returns
         -------
         Array
             (nnz,) if all parts are shared, else (nnz, B).
         """
+        if len(data) == len(self.parts):
+            data = tuple(map(values_on, self.parts, data))
         xp = backend.namespace(*data)
         wanted = [pattern.nnz for pattern in self.parts]
         if [a.shape[:1] for a in data] != [(n,) for n in wanted] or any(a.ndim > 2 for a in data):
@@ -123,13 +126,13 @@ class AssemblyPlan:
         return DeviceCopies(*self.indices)
 
 
-def plan_concatenation(*parts: SparsityPattern) -> AssemblyPlan:
+def plan_concatenation(*parts: Any) -> AssemblyPlan:
     """Do the symbolic work of C = [A₁ A₂ …] once.
 
     Parameters
     ----------
     parts
-        One or more patterns with the same number of rows.
+        One or more patterns, or sparse matrices, with the same number of rows.
 
     Returns
     -------
@@ -141,7 +144,7 @@ def plan_concatenation(*parts: SparsityPattern) -> AssemblyPlan:
     PatternError, ShapeError
         A part is not a pattern, there is none, or the numbers of rows differ.
     """
-    check_patterns(**{f"parts[{i}]": part for i, part in enumerate(parts)})
+    parts = tuple(structure_of(f"parts[{i}]", part) for i, part in enumerate(parts))
     if len({part.shape[0] for part in parts}) != 1:
         raise ShapeError("Matrices side by side need the same number of rows",
                          expected="one part or more, with one number of rows",

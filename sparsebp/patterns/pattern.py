@@ -134,14 +134,19 @@ def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tup
     return indptr, indices
 
 
-def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
-    """Check that the columns of every row are strictly increasing."""
+def _first_fall(indptr: np.ndarray, indices: np.ndarray) -> int | None:
+    """Return the first entry whose column is not less than the next one's in its row; None if there is none."""
     bad = np.empty(len(indices) + 1, bool)
     np.less_equal(indices[1:], indices[:-1], out=bad[1:-1])
     bad[indptr] = False  # the column may fall where a new row begins
-    if not bad.any():
+    return int(np.argmax(bad)) - 1 if bad.any() else None
+
+
+def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
+    """Check that the columns of every row are strictly increasing."""
+    at = _first_fall(indptr, indices)
+    if at is None:
         return
-    at = int(np.argmax(bad)) - 1
     row = int(np.searchsorted(indptr, at, side="right")) - 1
     twice = indices[at] == indices[at + 1]
     raise PatternError(f"The columns of a row are {'duplicated' if twice else 'unsorted'}",
@@ -282,6 +287,62 @@ class SparsityPattern:
                                got=f"{type(matrix).__name__} in format {getattr(matrix, 'format', None)!r}",
                                remedy="Convert it with scipy.sparse.csr_array(...)")  # fmt: skip
         return cls(matrix.indptr, matrix.indices, matrix.shape)
+
+    def values_of(self, matrix: Any) -> Array:
+        """Return the values of a sparse matrix in the order of this pattern's entries.
+
+        Columns in any order are sorted, duplicates are added, and entries that the matrix lacks are zeros.
+
+        Parameters
+        ----------
+        matrix
+            A sparse matrix of SciPy in any format, or CuPy's CSR; of the pattern's shape.
+
+        Returns
+        -------
+        Array
+            (nnz,), of the matrix's dtype and library. The matrix's own `data` if its entries are those of the pattern,
+            in order; else a copy.
+
+        Raises
+        ------
+        PatternError
+            The matrix has an entry other than zero outside the pattern, or is not a sparse matrix.
+        ShapeError
+            It has another shape.
+
+        Examples
+        --------
+        >>> import scipy.sparse as sp, sparsebp as sb
+        >>> pattern = sb.SparsityPattern([0, 2, 3], [0, 1, 1], (2, 2))
+        >>> pattern.values_of(sp.csc_array([[1.0, 2.0], [0.0, 3.0]]))
+        array([1., 2., 3.])
+        """
+        if not backend.is_sparse(matrix):
+            raise PatternError("The matrix is not sparse", expected="a sparse matrix of SciPy or CuPy",
+                               got=type(matrix).__name__)  # fmt: skip
+        if tuple(matrix.shape) != self.shape:
+            raise ShapeError("The matrix does not fit the pattern", expected=self.shape, got=tuple(matrix.shape))
+        xp = backend.namespace_of_sparse(matrix)
+        if matrix.format == "csr" and len(matrix.indices) == len(matrix.data) == self.nnz:
+            ours = self.device_arrays(xp)
+            if all(map(xp.array_equal, (matrix.indptr, matrix.indices), ours)):  # synchronize!
+                return xp.ascontiguousarray(matrix.data)
+        indptr, columns, values = _canonical(matrix)
+        rows, found = np.repeat(np.arange(self.shape[0]), np.diff(indptr)), np.zeros(self.nnz, values.dtype)
+        mine, theirs = _numbered(self.shape, (self.row_of_entry, self.indices), (rows, columns))
+        at = np.searchsorted(mine, theirs)
+        inside = np.append(mine, -1)[at] == theirs
+        outside = np.flatnonzero(~inside & (values != 0))
+        if len(outside):
+            first = outside[0]
+            raise PatternError(
+                "The matrix has an entry outside the pattern", expected=f"entries of {self}",
+                got=f"{values[first]} in row {rows[first]}, column {columns[first]}, {len(outside)} in all",
+                remedy="Plan with a pattern that has this entry",
+            )  # fmt: skip
+        found[at[inside]] = values[inside]
+        return backend.as_namespace(found, xp)
 
     def to_scipy(self, values: np.ndarray | None = None, *, copy: bool = False) -> Any:
         """Return a `scipy.sparse.csr_array` of this structure.
@@ -479,6 +540,61 @@ def _sum(array: np.ndarray) -> bytes:
     even = len(array) * array.itemsize // 8 * 8
     words = array.view(np.uint8)[:even].view(np.uint64)
     return np.add.reduce(words, dtype=np.uint64).tobytes()
+
+
+def _canonical(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return indptr, indices and values of a sparse matrix as canonical CSR on the host, shared where they are that."""
+    from scipy.sparse import csr_array
+
+    host = csr_array(matrix if backend.namespace_of_sparse(matrix) is np else matrix.get())  # synchronize!
+    end = int(host.indptr[-1])  # a matrix may have spare elements behind its last row
+    values = host.data[:end]
+    indptr, indices = checked_arrays(host.indptr, host.indices[:end], host.shape)
+    if _first_fall(indptr, indices) is not None:
+        host = csr_array((values, indices, indptr), host.shape, copy=True)  # which knows no flags of the matrix
+        host.sum_duplicates()
+        indptr, indices, values = host.indptr, host.indices, host.data
+    return indptr, indices, values
+
+
+def _numbered(shape: tuple[int, int], *places: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
+    """Return one number for each (row, column), in their order."""
+    columns, width = [pair[1] for pair in places], shape[1]
+    if shape[0] * width >= _INT64_END:
+        occurring = np.unique(np.concatenate(columns))
+        columns, width = [np.searchsorted(occurring, column) for column in columns], len(occurring)
+    return [rows.astype(np.int64) * width + column for (rows, _), column in zip(places, columns, strict=True)]
+
+
+def structure_of(name: str, given: Any) -> SparsityPattern:
+    """Return a pattern, or the pattern of a sparse matrix of SciPy or CuPy, whose columns may be in any order."""
+    if isinstance(given, SparsityPattern) or not backend.is_sparse(given):
+        check_patterns(**{name: given})
+        return given
+    if len(given.shape) != 2:
+        raise ShapeError(f"{name} is not a matrix", expected="two dimensions", got=tuple(given.shape))
+    indptr, indices, _ = _canonical(given)
+    return SparsityPattern(indptr, indices, given.shape)
+
+
+def values_on(pattern: SparsityPattern, given: Any) -> Any:
+    """Return the values of a sparse matrix in the order of the pattern; anything else as it is, unchecked."""
+    if type(given) is np.ndarray or not backend.is_sparse(given):
+        return given
+    values = pattern.values_of(given)
+    if pattern.kind == "identity" and not (values == 1).all():
+        raise PatternError("The values of an identity are ones by definition", expected="an identity matrix",
+                           got="other values", remedy="Plan with SparsityPattern.diagonal(n)")  # fmt: skip
+    return values
+
+
+def not_finite(pattern: SparsityPattern, values: np.ndarray, which: str = "") -> str:
+    """Return the first of (nnz,) values that is NaN or infinite and its place, as words; "" if all are finite."""
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if not len(wrong):
+        return ""
+    at = wrong[0]
+    return f"{values[at]}{which}, first in row {pattern.row_of_entry[at]}, column {pattern.indices[at]}"
 
 
 def check_patterns(**patterns: object) -> None:

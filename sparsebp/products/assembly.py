@@ -19,7 +19,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import LayoutError, PatternError, within_memory
 from sparsebp.core.locks import cached_property
-from sparsebp.patterns.pattern import DeviceCopies, SparsityPattern, checked_shape, frozen, index_dtype
+from sparsebp.patterns.pattern import DeviceCopies, SparsityPattern, checked_shape, frozen, index_dtype, values_on
 from sparsebp.products.product import _as_columns, _check_values
 
 
@@ -151,7 +151,7 @@ class TripletAssembly:
         Parameters
         ----------
         grad
-            (nnz,) or (nnz, B) on `pattern`; float32 or float64, C-contiguous, of NumPy or CuPy.
+            (nnz,) or (nnz, B) on `pattern`; float32 or float64, C-contiguous, of NumPy or CuPy; or a sparse matrix.
         out
             Array for the result, writeable and not overlapping `grad`; None makes a new one.
 
@@ -165,6 +165,7 @@ class TripletAssembly:
         ShapeError, DTypeError, LayoutError, DeviceError
             `grad` or `out` do not fit.
         """
+        grad = values_on(self.pattern, grad)
         xp = _checked("grad", grad, self.pattern.nnz, out)
         out = _result(xp, grad, len(self.places), out)
         if out.size:

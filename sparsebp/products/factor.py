@@ -21,7 +21,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_flag, check_integer
 from sparsebp.core.errors import DeviceError, OptionError, PatternError, PivotError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property
-from sparsebp.patterns.pattern import SparsityPattern, check_patterns, frozen
+from sparsebp.patterns.pattern import SparsityPattern, frozen, not_finite, structure_of
 from sparsebp.products.product import ProductPlan, _as_columns, _check_values, plan_product
 
 SYMMETRIC = 0.5
@@ -33,21 +33,23 @@ SPARE = 4
 """Entries of L that two rows of one panel have together at most, if their columns differ."""
 NAMED = 8
 """Samples that a message lists."""
+INDEFINITE = "not positive definite to working precision"
+INDEPENDENT = "rows and columns that are linearly independent"
 
 Kind = Literal["lu", "cholesky"]
 
 
-def plan_factor(pattern: SparsityPattern, values: Array | None = None, *, kind: Kind = "lu") -> FactorPlan:
+def plan_factor(pattern: Any, values: Any = None, *, kind: Kind = "lu") -> FactorPlan:
     """Choose the order of elimination of the matrices on a pattern, and find the structure of their factors.
 
     Parameters
     ----------
     pattern
-        A square pattern.
+        A square pattern; or a sparse matrix of SciPy, whose values are `values` for LU factors where none are given.
     values
-        (nnz,) of float32 or float64 of NumPy: a matrix whose pivots are representative. Rows are exchanged as partial
-        pivoting does for it. With None, pivots stay on the diagonal: for matrices that are diagonally dominant or
-        positive definite, say.
+        (nnz,) of float32 or float64 of NumPy, or a sparse matrix on the pattern: a matrix whose pivots are
+        representative. Rows are exchanged as partial pivoting does for it. With a pattern and None, pivots stay on the
+        diagonal: for matrices that are diagonally dominant or positive definite, say.
     kind
         ``"lu"``, or ``"cholesky"`` for symmetric positive definite matrices, on a symmetric pattern and without
         `values`: half of the memory and of the operations. Values above the diagonal are read, and taken for those
@@ -60,14 +62,14 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None, *, kind: 
     Raises
     ------
     PatternError, ShapeError
-        `pattern` is not a pattern, or not square; without `values`: it lacks an entry on the diagonal; for Cholesky
+        `pattern` is neither, or not square; without `values`: it lacks an entry on the diagonal; for Cholesky
         factors: it is not symmetric.
     OptionError
         An unknown `kind`, or ``kind="cholesky"`` with `values`.
     DTypeError, DeviceError, LayoutError
         `values` is not such an array.
     PivotError
-        `values` are of a singular matrix, or not finite.
+        `values` are of a singular matrix, or not finite. The message names a row.
     MemoryLimitError
         The system has no memory for the plan.
 
@@ -79,8 +81,11 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None, *, kind: 
     factors of `values` would not be accurate, by COLAMD with partial pivoting. Without `values`, rows and columns with
     the same pattern are ordered as one: matrices of blocks are planned in the time that one of numbers takes.
     """
-    check_patterns(pattern=pattern)
     check_choice("kind", kind, ("lu", "cholesky"))
+    given, pattern = pattern, structure_of("pattern", pattern)
+    if values is None and kind == "lu" and pattern is not given:
+        values = given
+    values = _values_of(pattern, values)
     n, m = pattern.shape
     if n != m:
         raise ShapeError("Only square matrices have factors", expected="as many rows as columns", got=pattern.shape)
@@ -94,8 +99,8 @@ def plan_factor(pattern: SparsityPattern, values: Array | None = None, *, kind: 
         _check_on_host("values", values)
         backend.float_dtype(values.dtype)
         backend.check_array("values", values, shape=(pattern.nnz,))
-        if not np.isfinite(values).all():
-            raise PivotError("values are not finite", expected="finite numbers", got="NaN or infinity")
+        if wrong := not_finite(pattern, values):
+            raise PivotError("values are not finite", expected="finite numbers", got=wrong)
     if values is not None and kind == "cholesky":
         raise OptionError("Cholesky factors need no values for their plan", expected="None, or kind='lu'", got="values")
     with within_memory(f"The plan of the factors of a matrix of shape {pattern.shape} does not fit in memory",
@@ -176,13 +181,14 @@ class FactorPlan:
         columns: np.ndarray = self.panels.order
         return columns
 
-    def __call__(self, values: Array) -> Factors:
+    def __call__(self, values: Any) -> Factors:
         """Factorise one matrix, or a batch.
 
         Parameters
         ----------
         values
-            (nnz,) or (nnz, B) values on the pattern, float32 or float64, C-contiguous, of NumPy.
+            (nnz,) or (nnz, B) values on the pattern, float32 or float64, C-contiguous, of NumPy. Or a sparse matrix
+            whose entries lie on the pattern, in any order: see `SparsityPattern.values_of`; integers count as float64.
 
         Returns
         -------
@@ -199,6 +205,7 @@ class FactorPlan:
         DTypeError, ShapeError, LayoutError
             `values` do not fit.
         """
+        values = _values_of(self.pattern, values)
         _check_on_host("values", values)
         _check_values("values", values, self.pattern.nnz)
         wide, factor = _as_columns(values), kernels.on_host().factor
@@ -225,32 +232,51 @@ class FactorPlan:
         if batched:
             which, again = f"{len(bad)} of {len(loss)} matrices", f"values[:, {bad[0]}].copy()"
             where = ", in samples " + ", ".join(map(str, bad[:NAMED])) + (", …" if len(bad) > NAMED else "")
-        samples = map(int, bad) if batched else ()
-        if self.kind == "cholesky":
-            sizes = np.diff(self.panels.first)
-            i = np.arange(len(self.rows)) - np.repeat(self.panels.first[:-1], sizes)
-            lanes = data.shape[2]
-            inverse = data[bad[0] // lanes, np.repeat(self.panels.base[:-1], sizes) + i * np.repeat(sizes, sizes) + i,
-                           bad[0] % lanes]  # fmt: skip
-            diagonal = self.pattern.row_of_entry == self.pattern.indices
-            entries = (values[:, bad[0]] if batched else values)[diagonal][self.rows]
-            with np.errstate(over="ignore", invalid="ignore"):
-                first = self.rows[np.flatnonzero(~(entries * inverse * inverse <= most_loss))[:1]]
+        first, samples = values[:, bad[0]] if batched else values, map(int, bad) if batched else ()
+        definite = self.kind == "cholesky"
+        if wrong := not_finite(self.pattern, first[self.read], where):
+            raise PivotError(f"{which} cannot be factorised: not finite{', so ' + INDEFINITE if definite else ''}",
+                             expected="finite numbers", got=wrong, samples=samples)  # fmt: skip
+        inverse = data[bad[0] // data.shape[2], self._pivot_places, bad[0] % data.shape[2]]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if definite:
+                lost = first[self.pattern.row_of_entry == self.pattern.indices][self.rows] * inverse * inverse
+            else:
+                largest = np.zeros(len(self.rows), first.dtype)
+                np.maximum.at(largest, self.pattern.row_of_entry, abs(first))
+                lost = largest[self.rows] * abs(inverse)
+        worst = np.flatnonzero(~(lost <= most_loss))[:1]
+        if definite:
             raise PivotError(
-                f"{which} cannot be factorised: not finite, or not positive definite to working precision",
+                f"{which} cannot be factorised: {INDEFINITE}",
                 expected=f"pivots larger than {1 / most_loss:.2g} times the diagonal's entries",
-                got=f"another{where}" + "".join(f", first in row {row}" for row in first),
+                got=f"another{where}" + "".join(f", first in row {self.rows[k]}" for k in worst),
                 remedy='Symmetric matrices that are not positive definite have LU factors, kind="lu"', samples=samples,
             )  # fmt: skip
+        if reason := _why_singular(self.pattern.to_scipy(first), eps):
+            raise PivotError(f"{which} cannot be factorised: singular to working precision", expected=INDEPENDENT,
+                             got=f"{reason}{where}", samples=samples)  # fmt: skip
+        k = worst[0] if len(worst) else np.argmax(lost)
+        times = f"{loss[bad[0]]:.2g} and {growth[bad[0]]:.2g} times" if np.isfinite(lost[k]) else "a pivot of 0"
         raise PivotError(
             f"{which} cannot be factorised with the pivots of this plan",
             expected=f"terms of each pivot at most {most_loss:.2g} times the pivot, and terms of L U at most "
             f"{most_growth:.2g} times the matrix's entries",
-            got=f"{loss[bad].max():.2g} and {growth[bad].max():.2g} times{where}",
-            remedy=f"Plan again with these values, plan_factor(pattern, {again}); if that fails too, they are not "
-            "finite, singular to working precision, or need rows and columns of about the same size",
+            got=f"{times}, first in row {self.rows[k]}, column {self.columns[k]}{where}",
+            remedy=f"Plan again with these values, plan_factor(pattern, {again}); if that fails too, scale rows and "
+            "columns to about the same size",
             samples=samples,
         )  # fmt: skip
+
+    @cached_property
+    def _pivot_places(self) -> np.ndarray:
+        """Where the reciprocals of the pivots are among the values of L and U, in the order of elimination."""
+        panels = self.panels
+        sizes = np.diff(panels.first)
+        within = np.arange(len(self.rows)) - np.repeat(panels.first[:-1], sizes)
+        columns = np.repeat(panels.own, sizes) + within
+        places: np.ndarray = np.repeat(panels.base[:-1], sizes) + columns * np.repeat(sizes, sizes) + within
+        return places
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy by the constructor: arrays are read-only again."""
@@ -287,11 +313,14 @@ class Factors:
     def solve(self, b: Array, *, transposed: bool = False) -> Array:
         """Solve A x = b, or Aᵀ x = b.
 
+        `solve` is a `matvec` of `scipy.sparse.linalg.LinearOperator`, as `SuperLU.solve` is.
+
         Parameters
         ----------
         b
-            Of the factors' dtype, C-contiguous. For the factors of one matrix: (n,), or (n, K) for K right-hand sides.
-            For a batch: (n, B), a right-hand side for each matrix, or (n,) for all.
+            Of the factors' dtype, or integers, which are converted to it. For the factors of one matrix: (n,),
+            contiguous, or (n, K) for K right-hand sides. For a batch: (n, B), a right-hand side for each matrix, or
+            (n,) for all. A sparse matrix counts as a dense one: x is dense.
         transposed
             Solve with Aᵀ.
 
@@ -305,8 +334,8 @@ class Factors:
         DTypeError, ShapeError, LayoutError, DeviceError
             `b` does not fit.
         """
-        transposed = check_flag("transposed", transposed)
-        return self._solve(self._right_hand_side(b), transposed).reshape(self._shape(b))
+        transposed, b = check_flag("transposed", transposed), self._right_hand_side(b)
+        return self._solve(self._as_columns(b), transposed).reshape(self._shape(b))
 
     def refine(self, b: Array, x: Array, *, steps: int = 1, transposed: bool = False) -> Array:
         """Improve a solution by iterative refinement, with residuals in float64; x is not changed.
@@ -329,9 +358,10 @@ class Factors:
             The new x.
         """
         transposed, steps = check_flag("transposed", transposed), check_integer("steps", steps, 1)
-        wide, dtype, pattern = self._right_hand_side(b), self.dtype, self.plan.pattern
+        b, dtype, pattern = self._right_hand_side(b), self.dtype, self.plan.pattern
         _check_on_host("x", x)
         backend.check_array("x", x, dtype=dtype, shape=self._shape(b))
+        wide = self._as_columns(b)
         values = -_as_columns(self.values).astype(np.float64)
         if self.plan.kind == "cholesky":
             below = (pattern.row_of_entry > pattern.indices)[:, None]
@@ -352,16 +382,23 @@ class Factors:
             kernels.on_host().factor.solve(self.plan.panels, self._data, wide, x, transposed)
         return x
 
-    def _right_hand_side(self, b: Array) -> Array:
-        """Check b and return it as columns."""
+    def _right_hand_side(self, b: Any) -> Array:
+        """Check b and return it as a C-contiguous array of the factors' dtype."""
+        b = b.toarray() if backend.is_sparse(b) else b
         _check_on_host("b", b)
         n = self.plan.pattern.shape[0]
         columns = self.batch
         if b.ndim not in (1, 2) or b.shape[0] != n or (b.ndim == 2 and columns is not None and b.shape[1] != columns):
             wanted = f"({n},), or ({n}, K)" if columns is None else f"({n}, {columns}), or ({n},) for all matrices"
             raise ShapeError("b does not fit the factors", expected=wanted, got=b.shape)
-        backend.check_array("b", b, dtype=self.dtype)
-        return _as_columns(b) if columns is None or b.ndim == 2 else np.repeat(b[:, None], columns, axis=1)
+        if b.dtype.kind in "biu":
+            b = backend.exact_floats("b", b, self.dtype)
+        backend.check_array("b", b, dtype=self.dtype, contiguous=b.ndim == 1)
+        return np.ascontiguousarray(b)
+
+    def _as_columns(self, b: Array) -> Array:
+        """Return the right-hand sides of all matrices."""
+        return _as_columns(b) if self.batch is None or b.ndim == 2 else np.repeat(b[:, None], self.batch, axis=1)
 
     def _shape(self, b: Array) -> tuple[int, ...]:
         return b.shape if self.batch is None else (len(b), self.batch)
@@ -375,6 +412,14 @@ def _check_on_host(name: str, array: Array) -> None:
     if backend.namespace(**{name: array}) is not np:
         raise DeviceError(f"{name} is on a device, and factors are computed on the host", expected="an array of NumPy",
                           got=type(array).__module__, remedy=f"Pass sparsebp.backend.to_host({name})")  # fmt: skip
+
+
+def _values_of(pattern: SparsityPattern, given: Any) -> Any:
+    """Return a sparse matrix's values on the pattern, integers as float64, as `splu` takes them; else what is given."""
+    if type(given) is np.ndarray or not backend.is_sparse(given):
+        return given
+    values = pattern.values_of(given)
+    return backend.exact_floats("The matrix", values, np.float64) if values.dtype.kind in "biu" else values
 
 
 # The order of elimination, by SuperLU.
@@ -416,9 +461,38 @@ def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarr
     except RuntimeError as error:
         if "singular" not in str(error):
             raise
-        raise PivotError("The matrix is singular", expected="values with pivots other than zero",
-                         got="a column without any") from error  # fmt: skip
+        raise PivotError("The matrix is singular", expected=INDEPENDENT,
+                         got=_why_singular(matrix, np.finfo(matrix.dtype).eps) or "others") from error  # fmt: skip
     return np.argsort(found.perm_r).astype(np.int32), np.argsort(found.perm_c).astype(np.int32)
+
+
+def _why_singular(matrix: Any, eps: float) -> str:
+    """Name a row or column that makes a CSR matrix singular in a precision, as words; "" if none is found."""
+    from scipy.sparse import diags_array
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+    from scipy.sparse.linalg import splu
+
+    matrix = matrix.astype(np.float64)
+    matrix.eliminate_zeros()
+    n = matrix.shape[0]
+    for line, counts in (("row", np.diff(matrix.indptr)), ("column", np.bincount(matrix.indices, minlength=n))):
+        if not counts.all():
+            return f"no value other than 0 in {line} {np.argmin(counts)}"
+    taken = maximum_bipartite_matching(matrix, perm_type="column")
+    if taken.min() < 0:
+        return f"no column left for the pivot of row {np.argmin(taken)}: too many rows share too few columns"
+    rng, matrix = np.random.default_rng(0), diags_array(1 / abs(matrix).max(axis=1).toarray().ravel()) @ matrix
+    for change in (0, 1e-7):  # an exactly singular matrix has no factors, a neighbour of it has
+        nearby = matrix.copy()
+        nearby.data *= 1 + change * rng.random(matrix.nnz)
+        try:
+            weights = splu(nearby.tocsc()).solve(rng.standard_normal(n), trans="T")
+        except RuntimeError:
+            continue
+        if change or abs(weights @ matrix).max() <= 10 * n * eps * abs(weights).max():
+            return f"row {np.argmax(abs(weights))}, a combination of other rows"
+        break
+    return ""
 
 
 def _order(pattern: SparsityPattern, kind: Kind) -> tuple[np.ndarray, np.ndarray]:

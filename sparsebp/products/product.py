@@ -21,20 +21,20 @@ from sparsebp.core.errors import DTypeError, LayoutError, MemoryLimitError, Opti
 from sparsebp.core.locks import cached_property, forkable_lock
 from sparsebp.kernels.operands import Terms
 from sparsebp.patterns.builders import AssemblyPlan
-from sparsebp.patterns.pattern import KEPT, DeviceCopies, SparsityPattern, check_patterns, frozen, index_dtype
+from sparsebp.patterns.pattern import KEPT, DeviceCopies, SparsityPattern, frozen, index_dtype, structure_of, values_on
 from sparsebp.products.strategies import OF_STRUCTURE, Dense, Strategy, by_kinds
 from sparsebp.products.symbolic import SymbolicProduct, parts_of_rows
 
 # Sums on fixed patterns: where the entries of both operands lie in their union.
 
 
-def plan_addition(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
+def plan_addition(a: Any, b: Any) -> AssemblyPlan:
     """Do the symbolic work of C = A + B once; entries that cancel stay entries.
 
     Parameters
     ----------
     a, b
-        Patterns of one shape.
+        Patterns, or sparse matrices of SciPy or CuPy, of one shape.
 
     Returns
     -------
@@ -44,9 +44,9 @@ def plan_addition(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
     Raises
     ------
     PatternError, ShapeError
-        An operand is not a pattern, or the shapes differ.
+        An operand is neither, or the shapes differ.
     """
-    check_patterns(a=a, b=b)
+    a, b = structure_of("a", a), structure_of("b", b)
     if a.shape != b.shape:
         raise ShapeError("The shapes of a sum differ", expected=f"two matrices of shape {a.shape}", got=b.shape)
     return _addition_plan(a, b)
@@ -111,7 +111,8 @@ class ProductGradients:
         Parameters
         ----------
         c_data, b_data
-            Values on the patterns of C and B: (nnz,) or (nnz, B) each, of one dtype, C-contiguous, of one library.
+            Values on the patterns of C and B: (nnz,) or (nnz, B) each, of one dtype, C-contiguous, of one library; or
+            sparse matrices, as in a `ProductPlan`.
 
         Returns
         -------
@@ -125,17 +126,18 @@ class ProductGradients:
         return self._checked("b", ("a_data", a_data, self._a), ("c_data", c_data, self._c))
 
     def _checked(
-        self, operand: Operand, left: tuple[str, Array, SparsityPattern], right: tuple[str, Array, SparsityPattern]
+        self, operand: Operand, left: tuple[str, Any, SparsityPattern], right: tuple[str, Any, SparsityPattern]
     ) -> Array:
-        (left_name, left_data, _), (right_name, right_data, _) = left, right
+        (left_name, left_data, left_on), (right_name, right_data, right_on) = left, right
+        left_data, right_data = values_on(left_on, left_data), values_on(right_on, right_data)
         backend.namespace(**{left_name: left_data, right_name: right_data})
-        for name, data, pattern in (left, right):
-            _check_values(name, data, pattern.nnz)
+        _check_values(left_name, left_data, left_on.nnz)
+        _check_values(right_name, right_data, right_on.nnz)
         batches = {data.shape[1] for data in (left_data, right_data) if data.ndim == 2}
         if len(batches) > 1 or left_data.dtype != right_data.dtype:
             error = ShapeError if len(batches) > 1 else DTypeError
-            got = [f"{name} {data.shape} {data.dtype}" for name, data, _ in (left, right)]
-            raise error("The values do not go together", expected="one dtype and one batch size", got=", ".join(got))
+            got = f"{left_name} {left_data.shape} {left_data.dtype}, {right_name} {right_data.shape} {right_data.dtype}"
+            raise error("The values do not go together", expected="one dtype and one batch size", got=got)
         return self.unchecked(operand, left_data, right_data)
 
     def unchecked(self, operand: Operand, left: Array, right: Array) -> Array:
@@ -274,22 +276,25 @@ class ProductPlan:
         own = 0 if self.pattern in (self.a, self.b) else self.pattern.indptr.nbytes + self.pattern.indices.nbytes
         return own + sum(array.nbytes for array in self.arrays.values())
 
-    def __call__(self, a_data: Array, b_data: Array, out: Array | None = None) -> Array:
+    def __call__(self, a_data: Any, b_data: Any, out: Array | None = None) -> Array:
         """Compute the values of C.
 
         Parameters
         ----------
         a_data, b_data
             Values on the patterns `a` and `b`: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype
-            (float32 or float64), C-contiguous, both of NumPy or both of CuPy.
+            (float32 or float64), C-contiguous, both of NumPy or both of CuPy. Or sparse matrices whose entries lie on
+            the patterns, in any order: see `SparsityPattern.values_of`.
         out
             Array for the result, writeable and not overlapping the operands; None makes a new one.
 
         Returns
         -------
         Array
-            (nnz,) if both operands are shared, else (nnz, B).
+            (nnz,) if both operands are shared, else (nnz, B), in the order of `pattern`, whose ``to_scipy`` makes a
+            matrix of them.
         """
+        a_data, b_data = values_on(self.a, a_data), values_on(self.b, b_data)
         xp = backend.namespace(a_data=a_data, b_data=b_data, **backend.given(out=out))
         _check_values("a_data", a_data, self.a.nnz)
         _check_values("b_data", b_data, self.b.nnz)
@@ -374,13 +379,13 @@ def _as_columns(array: Array) -> Array:
 _CACHE_SIZE = 64
 
 
-def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | None = None) -> ProductPlan:
+def plan_product(a: Any, b: Any, *, memory_limit: int | None = None) -> ProductPlan:
     """Do the symbolic work of C = A @ B once.
 
     Parameters
     ----------
     a, b
-        Patterns of shapes (m, k) and (k, n).
+        Patterns of shapes (m, k) and (k, n), or sparse matrices of SciPy or CuPy, whose values do not count.
     memory_limit
         Most bytes of the plan's arrays, None for no limit. Where an index of the products does not fit, the plan keeps
         none and sums in a dense row; C's pattern must fit in any case.
@@ -393,14 +398,14 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
     Raises
     ------
     PatternError, ShapeError
-        An operand is not a pattern, or the shapes do not chain.
+        An operand is neither, or the shapes do not chain.
     OptionError
         `memory_limit` is not an integer, or negative.
     MemoryLimitError
         The plan would still exceed `memory_limit` (found by counting, before anything is allocated), or the system has
         no memory for it.
     """
-    check_patterns(a=a, b=b)
+    a, b = structure_of("a", a), structure_of("b", b)
     if memory_limit is not None:
         memory_limit = check_integer("memory_limit", memory_limit, 0)
     if a.shape[1] != b.shape[0]:

@@ -15,7 +15,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError
-from sparsebp.patterns.pattern import SparsityPattern
+from sparsebp.patterns.pattern import SparsityPattern, not_finite, values_on
 from sparsebp.products.product import ProductPlan, plan_product
 
 OF_ANY_VALUES = ("gauss_seidel", "sor", "none")
@@ -52,7 +52,7 @@ def from_pyamg(ml: Any, *, presmoother: Any = None, postsmoother: Any = None) ->
     --------
     >>> import pyamg, sparsebp as sb  # doctest: +SKIP
     >>> mg = sb.multigrid.from_pyamg(pyamg.ruge_stuben_solver(matrix))  # doctest: +SKIP
-    >>> mg.update(2 * matrix.data)  # doctest: +SKIP
+    >>> mg.update(2 * matrix)  # doctest: +SKIP
     >>> x = mg.solve(b)  # doctest: +SKIP
     """
     levels = getattr(ml, "levels", None)
@@ -124,25 +124,28 @@ class Multigrid:
                                   expected=f"differences of at most {GALERKIN * size:.2g}",
                                   got=f"{error:.2g}")  # fmt: skip
 
-    def update(self, values: Array) -> None:
+    def update(self, values: Any) -> None:
         """Compute the matrices of all levels, smoothers and coarse solver for new values of the finest matrix.
 
         Parameters
         ----------
         values
-            (nnz,) in the order of `pattern`, of the dtype of the hierarchy; copied.
+            (nnz,) in the order of `pattern`, of the dtype of the hierarchy, copied; or a sparse matrix on it, as
+            `SparsityPattern.values_of` takes it.
 
         Raises
         ------
         ShapeError, DTypeError, LayoutError, DeviceError
             `values` do not fit.
+        PatternError
+            The matrix has entries outside the pattern.
         NonFiniteError
             They are not finite.
         """
-        finest = self.matrices[0].data
+        finest, values = self.matrices[0].data, values_on(self.pattern, values)
         backend.check_array("values", values, dtype=finest.dtype, shape=finest.shape)
-        if not np.isfinite(values).all():
-            raise NonFiniteError("values are not finite", expected="finite numbers", got="NaN or infinity")
+        if wrong := not_finite(self.pattern, values):
+            raise NonFiniteError("values are not finite", expected="finite numbers", got=wrong)
         finest[:] = values
         for level, (first, second) in enumerate(self.plans):
             p, r, product = self._operators[level]

@@ -184,7 +184,7 @@ def test_shapes_that_do_not_chain_are_refused():
         (np.ones(8)[::2], np.ones(4), LayoutError, "contiguous"),
         ([1.0] * 4, np.ones(4), DeviceError, "a_data is not an array"),
         (None, np.ones(4), DeviceError, "a_data is not an array"),
-        (sp.csr_array(np.eye(4)), np.ones(4), DeviceError, "Pass its .data"),
+        (sp.csr_array(np.eye(4)), np.ones(4), ShapeError, "does not fit the pattern"),
         (np.ones(4), None, DeviceError, "b_data is not an array"),
     ],
 )
