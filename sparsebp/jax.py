@@ -31,6 +31,7 @@ import numpy as np
 from sparsebp import kernels
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DTypeError, MissingDependencyError, OptionError, ShapeError
+from sparsebp.patterns.pattern import values_on
 from sparsebp.products import FactorPlan, ProductPlan
 from sparsebp.products.product import OPERANDS, Role
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
@@ -63,7 +64,8 @@ def product(plan: ProductPlan, a_values: Any, b_values: Any) -> jax.Array:
     plan
         From `sparsebp.plan_product`.
     a_values, b_values
-        Values on the patterns of A and B: (nnz,), shared by the samples, or (nnz, B), of one dtype.
+        Values on the patterns of A and B: (nnz,), shared by the samples, or (nnz, B), of one dtype; or sparse matrices
+        of SciPy.
 
     Returns
     -------
@@ -90,7 +92,7 @@ def product(plan: ProductPlan, a_values: Any, b_values: Any) -> jax.Array:
     if plan.strategy == "identity":
         raise OptionError("An identity has no values", expected="patterns whose values count",
                           got=f"{plan.a} @ {plan.b}", remedy="Use SparsityPattern.diagonal(n) for values")  # fmt: skip
-    a, b = _arrays(a_values=a_values, b_values=b_values)
+    a, b = _arrays(a_values=values_on(plan.a, a_values), b_values=values_on(plan.b, b_values))
     _check_values("a_values", a, plan.a.nnz)
     _check_values("b_values", b, plan.b.nnz)
     if a.ndim == b.ndim == 2 and a.shape[1] != b.shape[1]:
@@ -141,8 +143,8 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
     plan
         From `sparsebp.plan_factor`.
     values
-        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices. Of a plan of Cholesky factors, those below the
-        diagonal do not count, and their gradients are 0.
+        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; or a sparse matrix of SciPy. Of a plan of
+        Cholesky factors, those below the diagonal do not count, and their gradients are 0.
     b
         Right-hand sides, of the dtype of `values`. For one matrix (n,), or (n, K). For B matrices (n, B), one for
         each, or (n,) for all.
@@ -173,7 +175,7 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
     """
     _check_plan(plan, FactorPlan, "plan_factor")
     transposed = check_flag("transposed", transposed)
-    values, b = _arrays(values=values, b=b)
+    values, b = _arrays(values=values_on(plan.pattern, values), b=b)
     _check_values("values", values, plan.pattern.nnz)
     n = plan.pattern.shape[0]
     if b.ndim not in (1, 2) or b.shape[0] != n or (values.ndim == b.ndim == 2 and b.shape[1] != values.shape[1]):

@@ -329,19 +329,10 @@ class SparsityPattern:
             if all(map(xp.array_equal, (matrix.indptr, matrix.indices), ours)):  # synchronize!
                 return xp.ascontiguousarray(matrix.data)
         indptr, columns, values = _canonical(matrix)
-        rows, found = np.repeat(np.arange(self.shape[0]), np.diff(indptr)), np.zeros(self.nnz, values.dtype)
-        mine, theirs = _numbered(self.shape, (self.row_of_entry, self.indices), (rows, columns))
-        at = np.searchsorted(mine, theirs)
-        inside = np.append(mine, -1)[at] == theirs
-        outside = np.flatnonzero(~inside & (values != 0))
-        if len(outside):
-            first = outside[0]
-            raise PatternError(
-                "The matrix has an entry outside the pattern", expected=f"entries of {self}",
-                got=f"{values[first]} in row {rows[first]}, column {columns[first]}, {len(outside)} in all",
-                remedy="Plan with a pattern that has this entry",
-            )  # fmt: skip
-        found[at[inside]] = values[inside]
+        rows = np.repeat(np.arange(self.shape[0]), np.diff(indptr))
+        places = places_of(self, rows, columns, values)
+        found = np.zeros(self.nnz, values.dtype)
+        found[places[places >= 0]] = values[places >= 0]
         return backend.as_namespace(found, xp)
 
     def to_scipy(self, values: np.ndarray | None = None, *, copy: bool = False) -> Any:
@@ -557,13 +548,24 @@ def _canonical(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return indptr, indices, values
 
 
-def _numbered(shape: tuple[int, int], *places: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
-    """Return one number for each (row, column), in their order."""
-    columns, width = [pair[1] for pair in places], shape[1]
-    if shape[0] * width >= _INT64_END:
-        occurring = np.unique(np.concatenate(columns))
-        columns, width = [np.searchsorted(occurring, column) for column in columns], len(occurring)
-    return [rows.astype(np.int64) * width + column for (rows, _), column in zip(places, columns, strict=True)]
+def places_of(pattern: SparsityPattern, rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the entry at each row and column, int64, -1 outside the pattern, where only zeros may be."""
+    lines, width = [columns.astype(np.int64), pattern.indices.astype(np.int64)], pattern.shape[1]
+    if pattern.shape[0] * width >= _INT64_END:
+        occurring = np.unique(np.concatenate(lines))
+        lines, width = [np.searchsorted(occurring, line) for line in lines], len(occurring)
+    wanted, numbers = rows * width + lines[0], pattern.row_of_entry.astype(np.int64) * width + lines[1]
+    places = np.searchsorted(numbers, wanted)
+    places = np.where(np.append(numbers, -1)[places] == wanted, places, -1)
+    outside = np.flatnonzero((places < 0) & (values != 0))
+    if len(outside):
+        at = outside[0]
+        raise PatternError(
+            "The matrix has an entry outside the pattern", expected=f"entries of {pattern}",
+            got=f"{values[at]} in row {rows[at]}, column {columns[at]}, {len(outside)} in all",
+            remedy="Plan with a pattern that has this entry",
+        )  # fmt: skip
+    return places
 
 
 def structure_of(name: str, given: Any) -> SparsityPattern:

@@ -19,6 +19,7 @@ from sparsebp.core.check import Array, check_integer, check_sequence
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.locks import cached_property
 from sparsebp.patterns import SparsityPattern
+from sparsebp.patterns.pattern import values_on
 from sparsebp.products import ProductPlan
 from sparsebp.scan.algorithms import (
     AbstractStep,
@@ -331,6 +332,8 @@ def check_arguments(
     patterns = plan.patterns
     stacked = hasattr(data, "ndim")
     parts: list[Any] = [data] if stacked else _listed("data", data, "arrays")
+    if len(parts) == len(patterns):
+        parts = list(map(values_on, patterns, parts))
     added = {} if injections is None else {"injections": injections}
     if injections is not None and not getattr(injections, "ndim", 0):
         injections = _listed("injections", injections, "arrays or None")

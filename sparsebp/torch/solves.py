@@ -23,7 +23,7 @@ from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeErro
 from sparsebp.products import FactorPlan
 from sparsebp.products.factor import plans
 from sparsebp.torch.ops import apply, below_autograd, primals, to_array, to_tensor
-from sparsebp.torch.sparse import Form, ProductPlan
+from sparsebp.torch.sparse import Form, ProductPlan, values_on
 
 __all__ = ["solve"]
 
@@ -40,8 +40,9 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     plan
         From `sparsebp.plan_factor`.
     values
-        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; float32 or float64, on the CPU. Of a plan of
-        Cholesky factors, those below the diagonal do not count, and their gradients are 0.
+        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; float32 or float64, on the CPU. Or a
+        `torch.sparse_csr` tensor (n, n) or (B, n, n) on it, with columns in any order; missing entries are zeros. Of a
+        plan of Cholesky factors, those below the diagonal do not count, and their gradients are 0.
     b
         Right-hand sides, of the dtype of `values`. For one matrix (n,), or (n, K). For B matrices (n, B), one for
         each, or (n,) for all.
@@ -77,6 +78,9 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     if not isinstance(plan, FactorPlan):
         raise OptionError("plan is not a plan of factors", expected="a FactorPlan, from sparsebp.plan_factor",
                           got=type(plan).__name__)  # fmt: skip
+    if isinstance(values, Tensor) and values.layout is torch.sparse_csr:
+        values = values_on(plan.pattern, values)
+        values = values.t() if values.dim() == 2 else values
     _check(plan, values, b)
     transposed = check_flag("transposed", transposed)
     if plan.kind == "cholesky":
@@ -92,8 +96,10 @@ def _check(plan: FactorPlan, values: Any, b: Any) -> None:
         if not isinstance(tensor, Tensor):
             raise DTypeError(f"{name} is not a tensor", expected="a torch.Tensor", got=type(tensor).__name__)
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
+            sparse = f"Pass {name}.to_dense()" if tensor is b else "Convert it with .to_sparse_csr()"
             raise DeviceError(f"{name} is elsewhere", expected="a dense tensor on the CPU, where factors are computed",
-                              got=f"{tensor.layout} on {tensor.device}")  # fmt: skip
+                              got=f"{tensor.layout} on {tensor.device}",
+                              remedy=None if tensor.layout == torch.strided else sparse)  # fmt: skip
         if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != values.dtype:
             expected = "float32 or float64" if tensor is values else f"{values.dtype}, as of values"
             raise DTypeError(f"{name} has the wrong dtype", expected=expected, got=tensor.dtype)
