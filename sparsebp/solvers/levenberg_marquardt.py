@@ -2,29 +2,33 @@
 
 Each step h solves
 
-    (Jᵀ J + μ D²) h = -Jᵀ f,    D² = the largest diagonal of Jᵀ J so far
+    (Jᵀ J + C + μ D²) h = -Jᵀ f,    D² = the largest diagonal of Jᵀ J so far,    C = |g| / v
 
-for residuals f and their Jacobian J, both already with weights and loss. The patterns of J, Jᵀ J and its factors never
-change, so an iteration computes values only. Unknowns that meet few others are eliminated first: in bundle adjustment
-these are the points, and what is left is the Schur complement of the cameras.
+for residuals f and their Jacobian J, both already with weights and loss. C stands for bounds: v is the distance to the
+bound that the negative gradient -g points to, and C is 0 where there is none. The patterns of J, Jᵀ J and its factors
+never change, so an iteration computes values only. Unknowns that meet few others are eliminated first: in bundle
+adjustment these are the points, and what is left is the Schur complement of the cameras.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_choice, check_integer, check_number, shown
-from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, PivotError, ShapeError
+from sparsebp.core.check import Array, check_choice, check_integer, check_number, check_positive, shown
+from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PivotError, ShapeError, TracingError
 from sparsebp.jacobians.function import SparseJacobian, sparse_jacobian
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.factor import FactorPlan, plan_factor
 from sparsebp.products.product import ProductPlan, plan_product
+from sparsebp.solvers.box import START, Box, best_within
+from sparsebp.solvers.derivatives import SCHEMES, Differences, Exact, Matrices, pattern_of
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -35,10 +39,13 @@ EASE = 1 / 3
 """The least factor by which a good step changes μ."""
 PLANS = 8
 """Patterns of J whose plans are kept."""
+FULL = 0.3
+"""Share of entries from which J counts as dense, and the BLAS forms Jᵀ J: measured for 100 to 1000 columns."""
 
-Loss = Literal["linear", "soft_l1", "huber", "cauchy", "arctan"]
-LOSS_NAMES: tuple[Loss, ...] = ("linear", "soft_l1", "huber", "cauchy", "arctan")
+LossName = Literal["linear", "soft_l1", "huber", "cauchy", "arctan"]
+LOSS_NAMES: tuple[LossName, ...] = ("linear", "soft_l1", "huber", "cauchy", "arctan")
 MESSAGES = {
+    -2: "Stopped because `callback` function raised `StopIteration` or returned `True`",
     0: "The maximum number of function evaluations is exceeded.",
     1: "`gtol` termination condition is satisfied.",
     2: "`ftol` termination condition is satisfied.",
@@ -48,63 +55,95 @@ MESSAGES = {
 
 
 def least_squares(
-    f: Callable[..., Array], x0: Array, jac: Callable[..., Any] | SparsityPattern | None = None, *,
-    bounds: Any = (-np.inf, np.inf), ftol: float | None = 1e-8, xtol: float | None = 1e-8, gtol: float | None = 1e-8,
-    loss: Loss = "linear", f_scale: float = 1.0, max_nfev: int | None = None, weights: Array | None = None,
-    args: tuple[Any, ...] = (),
+    fun: Callable[..., Any], x0: Any, jac: Any = None, bounds: Any = (-np.inf, np.inf),
+    method: Literal["trf", "lm"] = "trf", ftol: float | None = 1e-8, xtol: float | None = 1e-8,
+    gtol: float | None = 1e-8, x_scale: Any = None, loss: LossName | Callable[[Array], Array] = "linear",
+    f_scale: float = 1.0, diff_step: Any = None, tr_solver: Literal["exact"] | None = None,
+    tr_options: dict[str, Any] | None = None, jac_sparsity: Any = None, max_nfev: int | None = None,
+    verbose: Literal[0, 1, 2] = 0, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
+    callback: Callable[..., Any] | None = None, workers: int | None = None, *, weights: Array | None = None,
+    damping: float = FIRST_DAMPING,
 ) -> OptimizeResult:  # fmt: skip
     """Minimise ``½ Σ wᵢ fᵢ(x)²`` by the Levenberg-Marquardt method. Arguments and result as in `scipy.optimize`.
 
     Parameters
     ----------
-    f
-        ``f(x, *args)`` returns the residuals, (m,) of the dtype of x.
+    fun
+        ``fun(x, *args, **kwargs)`` returns the residuals f, (m,) of the dtype of x, or a single one.
     x0
-        Where to start: (n,) of NumPy, float32 or float64. Use float64: Jᵀ J has the square of J's condition.
+        Where to start: (n,), or a number. float32 stays float32; integers and lists count as float64. Use float64: Jᵀ J
+        has the square of J's condition.
     jac
-        None: by `sparsebp.sparse_jacobian`, which traces f. A pattern (m, n): the same, without tracing. Else a
-        function ``jac(x, *args)`` that returns a SciPy matrix, (m, n) and always on one pattern: a `SparseJacobian`,
-        say.
+        None: exact, by `sparsebp.sparse_jacobian`, which traces `fun`. A `SparsityPattern` (m, n): the same, without
+        tracing. ``"2-point"``, ``"3-point"`` or ``"cs"``: by differences, for functions that cannot be traced; give
+        `jac_sparsity` too unless n is small. Else a function ``jac(x, *args, **kwargs)`` that returns a sparse matrix
+        of SciPy or a dense array, (m, n): a `SparseJacobian`, say. Its matrices have the entries of the first one, or
+        those of `jac_sparsity`; others must be zero.
     bounds
-        Not supported; only infinite ones are accepted.
+        Lower and upper bounds, a pair of numbers or (n,), or `scipy.optimize.Bounds`. All points are strictly between
+        them, as SciPy's ``"trf"`` keeps them; x0 is moved off a bound by 1e-10.
+    method
+        ``"trf"`` and ``"lm"`` are names of the one method here; ``"lm"`` takes no bounds.
     ftol, xtol, gtol
         Stop if a step lowers the cost by less than ``ftol * cost``, and as its model foretells; if it is shorter than
-        ``xtol * (xtol + norm(x))``; or if the largest element of the gradient is less than `gtol`. None: never.
+        ``xtol * (xtol + norm(x))``; or if the largest element of the gradient, times the distance to the bound that it
+        points to, is less than `gtol`. None: never.
+    x_scale
+        D: ``"jac"`` or None for the norms of J's columns, the largest so far. Else the size of each unknown, above 0,
+        (n,) or a number: steps are damped in ``x / x_scale``.
     loss
         ρ of the cost ``½ Σ f_scale² ρ(wᵢ fᵢ² / f_scale²)``: ``"linear"`` (z), ``"soft_l1"`` (2 (√(1 + z) - 1)),
         ``"huber"`` (z up to 1, then 2 √z - 1), ``"cauchy"`` (log(1 + z)) or ``"arctan"``. All but the first limit the
-        influence of outliers.
+        influence of outliers. Or a function of z, (m,), that returns ρ, ρ' and ρ'', (3, m).
     f_scale
         Size of a residual from which it counts as an outlier.
+    diff_step
+        Step of differences, relative to x: a number or (n,). With ``jac=None`` it means ``"2-point"``, as in SciPy.
+    tr_solver, tr_options, workers
+        Only None, None or ``{}``, and None or 1: steps are exact (``tr_solver="exact"``), and taken one by one.
+    jac_sparsity
+        The pattern of the Jacobian for differences, (m, n): a `SparsityPattern`, a sparse matrix, or an array whose
+        elements other than zero count. With ``jac=None`` it means ``"2-point"``, as in SciPy: for exact derivatives,
+        pass the pattern as `jac`.
     max_nfev
-        Most evaluations of f, None for ``100 * n``.
+        Most evaluations of `fun`, None for ``100 * n``; those for differences do not count.
+    verbose
+        1 prints how the fit ended, 2 each iteration too.
+    args, kwargs
+        Further arguments of `fun` and `jac`.
+    callback
+        Called after each iteration, as ``callback(intermediate_result=result)`` with ``x``, ``fun``, ``cost``, ``nit``
+        and ``nfev`` if that is the name of its only argument, else as ``callback(x)``. The fit ends if it raises
+        StopIteration or returns True.
     weights
         (m,) weights w of the residuals, 0 or more, of the dtype of x; None for ones.
-    args
-        Further arguments of f and `jac`.
+    damping
+        μ of the first step, over the largest diagonal of Jᵀ J in ``x / x_scale``. Less than 1e-8 begins with a
+        Gauss-Newton step, which is best near the solution.
 
     Returns
     -------
     scipy.optimize.OptimizeResult
-        ``x``, ``cost``, ``fun`` (residuals without weights), ``jac`` (`scipy.sparse.csr_array`; with weights and loss,
-        so that ``jac.T @ jac`` approximates the Hessian of the cost), ``grad``, ``optimality`` (largest element of
-        ``grad``), ``nfev``, ``njev``, ``status`` (0: `max_nfev` reached, 1: `gtol`, 2: `ftol`, 3: `xtol`, 4: both),
-        ``message``, ``success`` (``status > 0``).
+        ``x``, ``cost``, ``fun`` (residuals without weights), ``jac`` (with weights and loss, so that ``jac.T @ jac``
+        approximates the Hessian of the cost; `scipy.sparse.csr_array`, or an array if `jac` returns arrays or is a
+        scheme without `jac_sparsity`), ``grad``, ``optimality`` (what `gtol` is compared with), ``active_mask`` (-1 and
+        1 at a lower and upper bound, else 0), ``nfev``, ``njev``, ``status`` (-2: `callback`, 0: `max_nfev` reached,
+        1: `gtol`, 2: `ftol`, 3: `xtol`, 4: both), ``message``, ``success`` (``status > 0``).
 
     Raises
     ------
     OptionError, ShapeError, DTypeError
-        An argument does not fit, or f or `jac` do not return what they should.
+        An argument does not fit, or `fun` or `jac` do not return what they should.
     PatternError
-        The pattern does not fit, or `jac` returned a matrix on another one.
+        The pattern does not fit, or `jac` returned an entry outside it.
     TracingError
-        f cannot be followed; pass a `jac`.
+        `fun` cannot be followed; pass ``jac="2-point"``, or a function.
     NonFiniteError
         Residuals at x0, or derivatives, are not finite. Elsewhere the step is shortened.
 
     See Also
     --------
-    scipy.optimize.least_squares : with bounds, dense matrices, or Jacobians too large to factorise.
+    scipy.optimize.least_squares : with ``"dogbox"``, or ``tr_solver="lsmr"`` for Jacobians too large to factorise.
 
     Notes
     -----
@@ -112,9 +151,11 @@ def least_squares(
 
     K. Madsen, H. B. Nielsen, O. Tingleff, "Methods for Non-Linear Least Squares Problems", 2nd ed., IMM DTU 2004,
     algorithm 3.16, with Nielsen's rule (eq. 2.21) for μ. D is Moré's: J. J. Moré, "The Levenberg-Marquardt algorithm:
-    implementation and theory", 1978, section 6. A loss multiplies each residual and its row of J by √ρ', which leaves
-    out ρ'' of the Hessian: it is negative, and could make Jᵀ J singular far from the minimum (B. Triggs et al.,
-    "Bundle Adjustment - A Modern Synthesis", 2000, section 4.3).
+    implementation and theory", 1978, section 6. C is the Newton term of Coleman and Li's scaled gradient, see
+    `sparsebp.solvers.box`; a step that would leave the bounds is cut in its elements or as a whole, whichever the model
+    prefers. A loss multiplies each residual and its row of J by √ρ', which leaves out ρ'' of the Hessian: it is
+    negative, and could make Jᵀ J singular far from the minimum (B. Triggs et al., "Bundle Adjustment - A Modern
+    Synthesis", 2000, section 4.3).
 
     Examples
     --------
@@ -125,74 +166,118 @@ def least_squares(
     """
     from scipy.optimize import OptimizeResult
 
-    try:
-        low, high = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else bounds
-        unbounded = bool(np.all(np.equal(low, -np.inf)) and np.all(np.equal(high, np.inf)))
-    except (TypeError, ValueError):  # nothing like bounds
-        unbounded = False
-    if not unbounded:
-        raise OptionError("bounds are not supported", expected="(-inf, inf)", got=shown(bounds),
-                          remedy="Use scipy.optimize.least_squares")  # fmt: skip
+    if check_choice("method", method, ("trf", "lm", "dogbox")) == "dogbox":
+        raise OptionError("The method 'dogbox' is not available", expected="'trf' or 'lm'", got="'dogbox'",
+                          remedy="Leave out method=, or use scipy.optimize.least_squares")  # fmt: skip
+    if tr_solver not in (None, "exact") or tr_options or workers not in (None, 1):
+        given = f"tr_solver={shown(tr_solver)}, tr_options={shown(tr_options)}, workers={shown(workers)}"
+        raise OptionError("Steps are exact, and taken one by one", expected="tr_solver, tr_options and workers of None",
+                          got=given, remedy="Leave them out, or use scipy.optimize.least_squares")  # fmt: skip
     ftol, xtol, gtol = (0.0 if tol is None else check_number(name, tol, 0)
                         for name, tol in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol)))  # fmt: skip
-    problem = _Problem(f, x0, jac, args, weights, check_choice("loss", loss, LOSS_NAMES), f_scale)
+    if verbose not in (0, 1, 2):
+        raise OptionError("verbose is out of range", expected="0, 1 or 2", got=shown(verbose))
+    if callback is not None and not callable(callback):
+        raise OptionError("callback is not a function", expected="a function of x, or None", got=shown(callback))
+    problem = _Problem(fun, x0, jac, jac_sparsity, diff_step, bounds, args, kwargs, weights, loss, f_scale, x_scale)
+    if method == "lm" and problem.box is not None:
+        raise OptionError("The method 'lm' takes no bounds", expected="bounds=(-inf, inf)", got=shown(bounds),
+                          remedy='Pass method="trf"')  # fmt: skip
     most = max(1, 100 * problem.n) if max_nfev is None else check_integer("max_nfev", max_nfev, 1)
 
-    x, least = np.array(x0), np.finfo(x0.dtype).eps  # below it, damping is lost in rounding
-    raw = problem.first
-    cost = problem.cost(raw)
+    x, raw, eps = problem.start, problem.first, np.finfo(problem.dtype).eps  # below eps, damping is lost in rounding
+    damping, growth = max(eps, check_positive("damping", damping)), 2.0
+    cost = first_cost = problem.cost(raw)
     if not np.isfinite(cost):
         raise NonFiniteError("The residuals at x0 are not finite", expected="finite numbers", got=f"cost {cost}")
     problem.linearise(x, raw)
-    nfev, damping, growth, status = 1, FIRST_DAMPING, 2.0, 0
+    nfev, iteration, status = 1, 0, 0
+    last: tuple[float | None, float | None] = (None, None)
+    if verbose == 2:
+        print(("{:^15}" * 6).format("Iteration", "Total nfev", "Cost", "Cost reduction", "Step norm", "Optimality"))
     while True:
         if problem.optimality < gtol:
             status = 1
+        if verbose == 2:
+            print(_row(iteration, nfev, cost, *last, problem.optimality))
         if status or nfev >= most:
             break
-        ratio, found = -1.0, problem.step(damping)
-        if found is not None:
-            step, foretold = found
-            trial = x + step
-            if (trial == x).all():  # shorter than rounding
-                status = 3
-                continue
-            raw_there = problem.residuals(trial)
-            there, nfev = problem.cost(raw_there), nfev + 1
-            short = xtol > 0 and _norm(step) < xtol * (xtol + _norm(x))
-            status = 3 if short else 0
-            if np.isfinite(there):
-                gain = cost - there
-                ratio = gain / foretold if foretold > 0 else -1.0
-                small = gain < ftol * cost and ratio > 0.25
-                status = 4 if small and short else 2 if small else 3 if short else 0
-        if ratio > 0:
-            x, raw, cost = trial, raw_there, there
-            problem.linearise(x, raw)
-            damping, growth = max(least, damping * max(EASE, 1 - (2 * ratio - 1) ** 3)), 2.0
-        else:
+        last = (0.0, 0.0)
+        while not status and nfev < most:  # shorter and shorter steps
+            ratio, found = -1.0, problem.step(x, damping)
+            if found is not None:
+                trial, foretold = found
+                length = _norm(trial - x)
+                if not length:  # shorter than rounding
+                    status = 3
+                    break
+                raw_there = problem.residuals(trial)
+                there, nfev = problem.cost(raw_there), nfev + 1
+                short = xtol > 0 and length < xtol * (xtol + _norm(x))
+                status = 3 if short else 0
+                if np.isfinite(there):
+                    gain = cost - there
+                    ratio = gain / foretold if foretold > 0 else -1.0
+                    small = gain < ftol * cost and ratio > 0.25
+                    status = 4 if small and short else 2 if small else status
+            if ratio > 0:
+                last = (gain, length)
+                x, raw, cost = trial, raw_there, there
+                problem.linearise(x, raw)
+                damping, growth = max(eps, damping * max(EASE, 1 - (2 * ratio - 1) ** 3)), 2.0
+                break
             damping, growth = damping * growth, growth * 2
-            if damping > float(np.finfo(x0.dtype).max):  # steps of any length have failed
+            if damping > float(np.finfo(problem.dtype).max):  # steps of any length have failed
                 status = 3
+        iteration += 1
+        if callback is not None and _stops(callback, x=x, fun=raw, cost=cost, nit=iteration, nfev=nfev):
+            status = -2
+            break
+    if verbose:
+        print(MESSAGES[status])
+        print(f"Function evaluations {nfev}, initial cost {first_cost:.4e}, final cost {cost:.4e}, first-order "
+              f"optimality {problem.optimality:.2e}.")  # fmt: skip
+    active = np.zeros(problem.n, int) if problem.box is None else problem.box.active(x, xtol)
     return OptimizeResult(
-        x=x, cost=cost, fun=raw, jac=problem.pattern.to_scipy(problem.values, copy=True), grad=problem.gradient,
-        optimality=problem.optimality, nfev=nfev, njev=problem.njev, status=status, message=MESSAGES[status],
-        success=status > 0,
+        x=x, cost=cost, fun=raw, jac=problem.jacobian(), grad=problem.gradient, optimality=problem.optimality,
+        active_mask=active, nfev=nfev, njev=problem.njev, status=status, message=MESSAGES[status], success=status > 0,
     )  # fmt: skip
 
 
+def _row(iteration: int, nfev: int, cost: float, gain: float | None, length: float | None, optimality: float) -> str:
+    """Return a line as SciPy prints it."""
+    numbers = ("" if number is None else f"{number:.2e}" for number in (gain, length, optimality))
+    return f"{iteration:^15}{nfev:^15}{cost:^15.4e}" + "".join(f"{number:^15}" for number in numbers)
+
+
+def _stops(callback: Callable[..., Any], **state: Any) -> bool:
+    """Call a callback as SciPy does, with copies, and return whether it ends the fit."""
+    from scipy.optimize import OptimizeResult
+
+    state |= {"x": state["x"].copy(), "fun": state["fun"].copy()}
+    named = set(inspect.signature(callback).parameters) == {"intermediate_result"}
+    try:
+        return bool(callback(intermediate_result=OptimizeResult(state)) if named else callback(state["x"]))
+    except StopIteration:
+        return True
+
+
 @lru_cache(maxsize=PLANS)
-def plan_normal_equations(pattern: SparsityPattern) -> tuple[SparsityPattern, ProductPlan, np.ndarray, FactorPlan]:
+def plan_normal_equations(
+    pattern: SparsityPattern,
+) -> tuple[SparsityPattern, ProductPlan | None, np.ndarray, FactorPlan]:
     """Plan Jᵀ J and its factors; kept for further fits on the same pattern.
 
-    Return the pattern of J with a further row for each empty column, so that Jᵀ J has a full diagonal; the product; the
-    diagonal's entries; the factors.
+    Return the pattern of J with a further row for each empty column, so that Jᵀ J has a full diagonal; the product,
+    None where J counts as dense; the diagonal's entries; the factors.
     """
-    empty = np.flatnonzero(np.bincount(pattern.indices, minlength=pattern.shape[1]) == 0)
+    m, n = pattern.shape
+    if 0 < FULL * m * n <= pattern.nnz:
+        return pattern, None, np.arange(n) * (n + 1), plan_factor(SparsityPattern.dense(n, n), kind="cholesky")
+    empty = np.flatnonzero(np.bincount(pattern.indices, minlength=n) == 0)
     if len(empty):
         indptr = np.append(pattern.indptr, pattern.nnz + 1 + np.arange(len(empty)))
-        shape = pattern.shape[0] + len(empty), pattern.shape[1]
-        pattern = SparsityPattern(indptr, np.append(pattern.indices, empty), shape)
+        pattern = SparsityPattern(indptr, np.append(pattern.indices, empty), (m + len(empty), n))
     product = plan_product(pattern.T, pattern)
     diagonal = np.flatnonzero(product.pattern.row_of_entry == product.pattern.indices)
     return pattern, product, diagonal, plan_factor(product.pattern, kind="cholesky")
@@ -206,51 +291,106 @@ def _norm(x: Array) -> float:
 class _Problem:
     """The residuals with weights and loss, the planned Jacobian, and the steps at the point of the last `linearise`."""
 
-    def __init__(self, f: Any, x0: Any, jac: Any, args: Any, weights: Any, loss: Loss, f_scale: float) -> None:
-        if not callable(f):
-            raise OptionError("f is not a function", expected="a function of arrays", got=shown(f))
+    def __init__(
+        self, fun: Any, x0: Any, jac: Any, sparsity: Any, diff_step: Any, bounds: Any, args: Any, kwargs: Any,
+        weights: Any, loss: Any, f_scale: Any, x_scale: Any,
+    ) -> None:  # fmt: skip
+        if not callable(fun):
+            raise OptionError("f is not a function", expected="fun, a function of arrays", got=shown(fun))
         if not isinstance(args, (tuple, list)):
-            raise OptionError("args is not a tuple", expected="further arguments of f", got=shown(args))
-        if not isinstance(x0, np.ndarray):
-            raise DTypeError("x0 is not an array of NumPy", expected="float32 or float64", got=type(x0).__name__)
-        backend.float_dtype(x0.dtype)
-        backend.check_array("x0", x0, shape=(None,), contiguous=False)
-        self.f, self.args, self.n, self.dtype = f, tuple(args), len(x0), x0.dtype
+            raise OptionError("args is not a tuple", expected="further arguments of fun", got=shown(args))
+        if kwargs is not None and not isinstance(kwargs, dict):
+            raise OptionError("kwargs is not a dict", expected="further arguments of fun by name", got=shown(kwargs))
+        x0 = _vector(x0)
+        self.f, self.args, self.n, self.dtype = (
+            partial(fun, **kwargs) if kwargs else fun,
+            tuple(args),
+            len(x0),
+            x0.dtype,
+        )
+        box = Box(bounds, x0)
+        self.box = box if box.bounded else None
+        self.start = x0.copy() if self.box is None else self.box.inside(x0, START)
         self.m: int | None = None
-        self.first = self.residuals(x0)
+        self.first = self.residuals(self.start)
         self.m = len(self.first)
         if weights is not None:
             backend.check_array("weights", weights, dtype=self.dtype, shape=(self.m,), contiguous=False)
             if not (np.isfinite(weights) & (weights >= 0)).all():
                 raise OptionError("weights are not weights", expected="finite numbers of 0 or more", got=shown(weights))
         self.root = None if weights is None else np.sqrt(weights)
-        self.loss, self.f_scale = loss, self.dtype.type(check_number("f_scale", f_scale, np.finfo(self.dtype).tiny))
+        self.loss = loss if callable(loss) else LOSSES[check_choice("loss", loss, LOSS_NAMES)]
+        self.f_scale = self.dtype.type(check_number("f_scale", f_scale, np.finfo(self.dtype).tiny))
+        by_columns = x_scale is None or (isinstance(x_scale, str) and x_scale == "jac")
+        self.x_scale = None if by_columns else self._per_unknown("x_scale", x_scale)
 
+        pattern = None if sparsity is None else pattern_of(sparsity)
+        if jac is None and (diff_step is not None or pattern is not None):
+            jac = "2-point"  # as SciPy means it
         if jac is None or isinstance(jac, SparsityPattern):
-            jac = sparse_jacobian(f, x0, *self.args, pattern=jac)
-        elif not callable(jac):
-            raise OptionError("jac is neither a function nor a pattern", got=shown(jac),
-                              expected="a function, a SparsityPattern, or None for exact derivatives")  # fmt: skip
-        self.jac, self.njev, self.matrix = jac, 0, None
-        if isinstance(jac, SparseJacobian):
-            pattern = jac.pattern
+            self.source: Any = Exact(self._traced(jac), self.args)
+        elif isinstance(jac, SparseJacobian):
+            if kwargs:
+                raise OptionError("kwargs do not reach a SparseJacobian", expected="no kwargs", got=shown(kwargs),
+                                  remedy="Leave out jac=, or bind them: functools.partial(fun, **kwargs)")  # fmt: skip
+            self.source = Exact(jac, self.args)
+        elif isinstance(jac, str):
+            scheme: Any = check_choice("jac", jac, SCHEMES)
+            relative = None if diff_step is None else self._per_unknown("diff_step", diff_step)
+            dtype = np.result_type(self.dtype, 1j) if scheme == "cs" else self.dtype
+            self.source = Differences(partial(self.residuals, dtype=dtype), scheme, (self.m, self.n), pattern,
+                                      relative, box.low, box.high)  # fmt: skip
+        elif callable(jac):
+            self.source = Matrices(partial(jac, **kwargs) if kwargs else jac, self.args, self.start, pattern)
         else:
-            self.matrix = self._matrix(x0)  # for the first `linearise`
-            pattern = SparsityPattern.from_scipy(self.matrix)
+            raise OptionError("jac is neither a function nor a pattern", expected="one of them, None for exact "
+                              f"derivatives, or {', '.join(map(repr, SCHEMES))}", got=shown(jac))  # fmt: skip
+        pattern = self.source.pattern
         if pattern.shape != (self.m, self.n):
             raise ShapeError("The Jacobian does not fit f and x0", expected=(self.m, self.n), got=pattern.shape)
-        if pattern.kind == "identity":  # whose values do not count
-            pattern = SparsityPattern.diagonal(self.n)
-        self.pattern = pattern
-        self.padded, self.product, self.diagonal, self.factor = plan_normal_equations(pattern)
-        self.normal = np.empty(self.product.pattern.nnz, self.dtype)
-        self.squares = np.zeros(self.n, self.dtype)
+        self.pattern = SparsityPattern.diagonal(self.n) if pattern.kind == "identity" else pattern  # it has no values
+        self.padded, self.product, self.diagonal, self.factor = plan_normal_equations(self.pattern)
+        self.normal, self.njev = np.empty(self.factor.pattern.nnz, self.dtype), 0
+        self.squares: Any = None
 
-    def residuals(self, x: Array) -> Array:
-        """Return f(x), an own copy."""
+    def _traced(self, pattern: SparsityPattern | None) -> SparseJacobian:
+        """Return the exact Jacobian of f."""
+
+        def vector(*given: Any) -> Any:
+            return np.reshape(self.f(*given), 1)
+
+        try:
+            return sparse_jacobian(vector if self.scalar else self.f, self.start, *self.args, pattern=pattern)
+        except TracingError as error:
+            raise TracingError(str(error), remedy='Or pass jac="2-point", or a function') from error
+
+    def _per_unknown(self, name: str, given: Any) -> Array:
+        """Return a number above 0 for each unknown."""
+        try:
+            found = np.broadcast_to(np.asarray(given, self.dtype), (self.n,))
+        except (TypeError, ValueError):
+            found = np.zeros(1)
+        if not (np.isfinite(found) & (found > 0)).all():
+            raise OptionError(f"{name} does not fit x0", expected=f"finite numbers above 0: one, or ({self.n},)",
+                              got=shown(given))  # fmt: skip
+        return found
+
+    def jacobian(self) -> Any:
+        """Return the Jacobian with weights and loss: an array if it was found as one, else a SciPy matrix."""
+        if self.source.dense:
+            return self.values.reshape(self.pattern.shape)
+        return self.pattern.to_scipy(self.values, copy=True)
+
+    def residuals(self, x: Array, dtype: Any = None) -> Array:
+        """Return f(x), an own copy; `dtype`: of the result, if it is not that of x0."""
+        dtype = self.dtype if dtype is None else dtype
         y = np.array(self.f(x.copy(), *self.args))
-        if y.dtype != self.dtype:
-            raise DTypeError("f returns another dtype than x", expected=self.dtype, got=y.dtype)
+        y = y.astype(dtype) if y.dtype.kind in "biu" else y
+        if y.dtype != dtype:
+            raise DTypeError("f returns another dtype than x", expected=dtype, got=y.dtype,
+                             remedy="Return real and imaginary parts" if y.dtype.kind == "c" else None)  # fmt: skip
+        self.scalar = y.ndim == 0
+        y = np.atleast_1d(y)
         if y.ndim != 1 or (self.m is not None and len(y) != self.m):
             raise ShapeError("f returns the wrong shape", expected="(m,)" if self.m is None else (self.m,), got=y.shape)
         return y
@@ -258,22 +398,54 @@ class _Problem:
     def cost(self, raw: Array) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
             weighted = raw if self.root is None else self.root * raw
-            if self.loss == "linear":
+            if self.loss is LOSSES["linear"]:
                 return float(0.5 * (weighted * weighted).sum())
-            rho = LOSSES[self.loss]((weighted / self.f_scale) ** 2)[0]
-            return float(0.5 * self.f_scale**2 * rho.sum())
+            return float(0.5 * self.f_scale**2 * self._rho(weighted)[0].sum())
+
+    def _rho(self, weighted: Array) -> Array:
+        """Return ρ and ρ', and whatever follows them."""
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            found = self.loss((weighted / self.f_scale) ** 2)
+        if np.shape(found)[1:] != (self.m,) or len(found) < 2:
+            raise ShapeError("loss returns the wrong shape", expected=(3, self.m), got=np.shape(found))
+        return found
+
+    # ---- the normal equations ----------------------------------------------------------------------------------------
 
     def linearise(self, x: Array, raw: Array) -> None:
-        """Compute J, the gradient, the scaling D and Jᵀ J at x, where f is `raw`."""
-        values, self.njev = self._values(x), self.njev + 1
+        """Compute J, the gradient, the scaling D, the bounds' C and Jᵀ J at x, where f is `raw`."""
+        values, self.njev = self.source.values(x, raw), self.njev + 1
+        backend.check_array("the values of jac", values, dtype=self.dtype)
         factor = self.root
         weighted = raw if factor is None else factor * raw
-        if self.loss != "linear":
-            root = np.sqrt(LOSSES[self.loss]((weighted / self.f_scale) ** 2)[1])
+        if self.loss is not LOSSES["linear"]:
+            root = np.sqrt(self._rho(weighted)[1])
             weighted, factor = root * weighted, root if factor is None else factor * root
         if factor is not None:
             values = values * factor[self.pattern.row_of_entry]
-        self.values, padded = values, self.padded
+        self.values = values
+        self._multiply(values, weighted)
+        self.sums, self.barrier, g = self.normal[self.diagonal], self.dtype.type(0), self.gradient
+        if self.box is not None:
+            v, towards = self.box.distances(x, g)
+            self.barrier, g = np.where(towards, abs(g), 0) / v, g * v
+        self.optimality = float(abs(g).max(initial=0))
+        if not np.isfinite(self.gradient).all() or not np.isfinite(self.sums).all():
+            raise NonFiniteError("The derivatives are not finite, or their squares overflow",
+                                 expected="finite numbers", got=shown(float(abs(values).max())))  # fmt: skip
+        if self.x_scale is None:
+            self.squares = self.sums if self.squares is None else np.maximum(self.squares, self.sums)
+        elif self.squares is None:  # the first damping is in proportion to the largest diagonal here too
+            self.squares = self.x_scale**-2 * ((self.sums * self.x_scale**2).max(initial=0) or 1)
+
+    def _multiply(self, values: Array, weighted: Array) -> None:
+        """Write Jᵀ J and the gradient."""
+        padded, multiply = self.padded, kernels.dense(np).matmul
+        if self.product is None:
+            j = self._filled(values)
+            multiply(j.T, j, self.normal.reshape(self.n, self.n))
+            self.gradient = multiply(weighted[None], j)[0].copy()
+            return
         if padded.nnz > len(values):
             values, weighted = (np.append(a, np.zeros(size - len(a), self.dtype))
                                 for a, size in ((values, padded.nnz), (weighted, padded.shape[0])))  # fmt: skip
@@ -282,52 +454,59 @@ class _Problem:
         self.gradient = np.empty(self.n, self.dtype)
         kernels.get(np).csr_matvec(padded.T.indptr, padded.T.indices, transposed[:, None], weighted[:, None],
                                    self.gradient[:, None])  # fmt: skip
-        self.optimality, self.sums = float(abs(self.gradient).max(initial=0)), self.normal[self.diagonal]
-        if not np.isfinite(self.optimality) or not np.isfinite(self.sums).all():
-            raise NonFiniteError("The derivatives are not finite, or their squares overflow",
-                                 expected="finite numbers", got=shown(float(abs(values).max())))  # fmt: skip
-        self.squares = np.maximum(self.squares, self.sums)
 
-    def step(self, damping: float) -> tuple[Array, float] | None:
-        """Return h and the gain that the model foretells, or None where the matrix has no factors."""
+    def _filled(self, values: Array) -> Array:
+        """Return J as a dense matrix."""
+        if self.pattern.kind == "dense":
+            return values.reshape(self.pattern.shape)
+        found = np.zeros(self.pattern.shape, self.dtype)
+        found[self.pattern.row_of_entry, self.pattern.indices] = values
+        return found
+
+    def step(self, x: Array, damping: float) -> tuple[Array, float] | None:
+        """Return the next point and the gain that the model foretells, or None where the matrix has no factors."""
         damped = damping * np.where(self.squares == 0, 1, self.squares)
-        self.normal[self.diagonal] = self.sums + damped
-        try:
-            factors = self.factor(self.normal)
-        except PivotError:
-            if damping > 1:  # larger than anything else in the matrix
-                raise
+        self.normal[self.diagonal] = diagonal = self.sums + damped + self.barrier
+        step = self._solve(self.normal, self.gradient)
+        if step is None:
             return None
-        step = factors.solve(-self.gradient)
-        return step, float(0.5 * (step * (damped * step - self.gradient)).sum())
+        if self.box is None or self.box.holds(x + step):
+            return x + step, float(0.5 * (step * (damped * step - self.gradient)).sum())
+        step = best_within(*self.box.rest(x, self.optimality), step, self.gradient, diagonal, self._times, self._free)
+        gain = (step * (self.gradient + (self._times(step) - damped * step) / 2)).sum()
+        return self.box.inside(x + step), -float(gain)
 
-    def _values(self, x: Array) -> Array:
-        if isinstance(self.jac, SparseJacobian):
-            values = self.jac.values(x, *self.args)
-        else:
-            matrix, self.matrix = self._matrix(x) if self.matrix is None else self.matrix, None
-            same = matrix.shape == self.pattern.shape and np.array_equal(matrix.indptr, self.pattern.indptr)
-            if not same or not np.array_equal(matrix.indices, self.pattern.indices):
-                raise PatternError("jac returned a matrix on another pattern", expected=self.pattern, got=matrix.nnz,
-                                   remedy="Keep entries that happen to be zero")  # fmt: skip
-            values = matrix.data.copy()  # which may be the caller's own, and written at the next call of f or jac
-        backend.check_array("the values of jac", values, dtype=self.dtype)
-        return values
+    def _solve(self, normal: Array, right: Array) -> Array | None:
+        try:
+            return self.factor(normal).solve(-right)
+        except PivotError:
+            return None
 
-    def _matrix(self, x: Array) -> Any:
-        """Return what a function `jac` returns, as canonical CSR."""
-        from scipy.sparse import csr_array, issparse
+    def _times(self, step: Array) -> Array:
+        """Return the product of the damped normal equations' matrix with a step."""
+        pattern, out = self.factor.pattern, np.empty((self.n, 1), self.dtype)
+        kernels.get(np).csr_matvec(pattern.indptr, pattern.indices, self.normal[:, None], step[:, None], out)
+        return out[:, 0]
 
-        matrix = self.jac(x.copy(), *self.args)
-        if not issparse(matrix):
-            raise OptionError("jac does not return a sparse matrix", expected="a matrix of scipy.sparse",
-                              got=type(matrix).__name__,
-                              remedy="For dense ones, use scipy.optimize.least_squares")  # fmt: skip
-        matrix = csr_array(matrix)
-        if not matrix.has_canonical_format:
-            matrix = matrix.copy()
-            matrix.sum_duplicates()
-        return matrix
+    def _free(self, fixed: Array, right: Array) -> Array | None:
+        """Solve the equations of the unknowns that are not fixed."""
+        pattern = self.factor.pattern
+        values = np.where(fixed[pattern.row_of_entry] | fixed[pattern.indices], 0, self.normal)
+        values[self.diagonal[fixed]] = 1
+        return self._solve(values, -right)
+
+
+def _vector(x0: Any) -> Array:
+    """Return x0 as a vector of floats."""
+    if isinstance(x0, (list, tuple, int, float, np.generic)):
+        x0 = np.asarray(x0)
+    if not isinstance(x0, np.ndarray):
+        raise DTypeError("x0 is not an array of NumPy", expected="float32 or float64", got=type(x0).__name__)
+    x0 = backend.exact_floats("x0", x0, np.float64) if x0.dtype.kind in "biu" else x0
+    backend.float_dtype(x0.dtype)
+    x0 = x0.reshape(1) if x0.ndim == 0 else x0
+    backend.check_array("x0", x0, shape=(None,), contiguous=False)
+    return x0
 
 
 # Losses ρ(z) of squares of residuals z, and ρ'(z).
