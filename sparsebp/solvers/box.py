@@ -59,8 +59,9 @@ class Box:
         """Return x moved to a least distance from the bounds; where these leave no room for that, to their middle."""
         low, high = (end + sign * np.maximum(room, relative * np.maximum(1, abs(np.where(np.isfinite(end), end, 0))))
                      for end, room, sign in zip((self.low, self.high), self.room, (1, -1), strict=True))  # fmt: skip
-        middle = np.where(low < high, 0, self.low / 2 + self.high / 2)
-        moved: Array = np.where(low < high, np.clip(x, low, high), middle).astype(x.dtype)
+        moved: Array = np.clip(x, low, high).astype(x.dtype)
+        tight = low >= high
+        moved[tight] = self.low[tight] / 2 + self.high[tight] / 2
         return moved
 
     def distances(self, x: Array, gradient: Array) -> tuple[Array, Array]:

@@ -284,8 +284,9 @@ def plan_normal_equations(
 
 
 def _norm(x: Array) -> float:
-    """Return the Euclidean norm, without BLAS, whose sums depend on its threads."""
-    return float(np.sqrt((x * x).sum()))
+    """Return the Euclidean norm, without BLAS, whose sums depend on its threads, and without overflow."""
+    largest = float(abs(x).max(initial=0))
+    return largest * float(np.sqrt(((x / largest) ** 2).sum())) if 0 < largest < np.inf else largest
 
 
 class _Problem:
@@ -443,7 +444,8 @@ class _Problem:
         padded, multiply = self.padded, kernels.dense(np).matmul
         if self.product is None:
             j = self._filled(values)
-            multiply(j.T, j, self.normal.reshape(self.n, self.n))
+            with np.errstate(over="ignore", invalid="ignore"):
+                multiply(j.T, j, self.normal.reshape(self.n, self.n))
             self.gradient = multiply(weighted[None], j)[0].copy()
             return
         if padded.nnz > len(values):
