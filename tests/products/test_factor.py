@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse.linalg import splu
+from scipy.sparse.linalg import LinearOperator, cg, eigsh, gmres, splu
 
 from matrices import dense, of_mask
 from sparsebp import SparsityPattern, plan_factor
@@ -322,6 +322,103 @@ def test_singular_values_are_refused(name):
     with pytest.raises(PivotError) as caught:
         plan_factor(pattern, values)(values)
     assert caught.value.samples == ()
+
+
+NAMED = {
+    "zero": "row 0",
+    "no entries": "row 0",
+    "a zero row": "row 1",
+    "a zero column": "column 1",
+    "structurally": "row [12]",
+    "equal rows": "row [02], a combination",
+    "Neumann": r"row \d+, a combination",
+    "rank one": "row [012], a combination",
+    "NaN": "nan.*, first in row 0, column 1",
+    "infinite": "inf.*, first in row 1, column 0",
+}
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.parametrize("way", ["pattern", "matrix", "batch"])
+def test_messages_name_a_row_of_singular_values(name, way):
+    """At planning, and at a call of a plan that was made for others."""
+    matrix = sp.csr_array(SINGULAR[name]())
+    with pytest.raises(PivotError, match=NAMED[name]) as caught:
+        if way == "matrix":
+            plan_factor(matrix)(matrix)
+        else:
+            pattern, values = pattern_of(matrix + sp.csr_array(np.zeros(matrix.shape)))
+            pattern = SparsityPattern.dense(*matrix.shape)
+            plan, values = plan_factor(pattern), pattern.values_of(matrix)
+            good = plan.pattern.values_of(sp.csr_array(np.eye(len(plan.rows))))
+            plan(np.stack([good, values, good], axis=1) if way == "batch" else values)
+    assert "nan times" not in str(caught.value)
+    assert caught.value.samples == ((1,) if way == "batch" else ())
+
+
+def test_a_row_that_depends_on_others_is_found_among_many():
+    matrix = sp.lil_array(laplacian(15, 15) + 0.1 * sp.eye_array(225))
+    matrix[17] = matrix[40] + 2 * matrix[100]
+    plan = plan_factor(sp.csr_array(matrix + 0.01 * sp.eye_array(225)))
+    with pytest.raises(PivotError, match=r"singular to working precision.*row (17|40|100), a combination"):
+        plan(matrix)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, bool])
+def test_integers_are_right_hand_sides_and_matrices(dtype):
+    """As SciPy takes them: LinearOperator asks its function for a result of int8 zeros."""
+    matrix = sp.csr_array(np.array([[4, 1, 0], [1, 3, 1], [0, 1, 2]]))
+    factors = plan_factor(matrix)(matrix)
+    assert factors.dtype == np.float64
+    b = np.array([1, 0, 1], dtype)
+    np.testing.assert_array_equal(factors.solve(b), factors.solve(b.astype(float)))
+    single = plan_factor(matrix)(matrix.astype(np.float32))
+    assert single.solve(b).dtype == np.float32
+    if dtype == np.int64:
+        for refuses, most in ((single, 2**24), (factors, 2**53)):
+            refuses.solve(np.full(3, most))
+            with pytest.raises(DTypeError, match="would round"):
+                refuses.solve(np.array([0, 0, most + 1]))
+
+
+def test_factors_precondition_scipys_solvers():
+    matrix = laplacian(9, 9)
+    factors = plan_factor(matrix, kind="cholesky")(matrix)
+    inverse = LinearOperator(matrix.shape, factors.solve, lambda b: factors.solve(b, transposed=True))
+    assert inverse.dtype == np.float64
+    b = np.arange(81.0)
+    for solver in (cg, gmres):
+        _, code = solver(matrix + 0.01 * sp.eye_array(81), b, M=inverse, maxiter=5)
+        assert code == 0
+    np.testing.assert_allclose(inverse @ matrix.toarray(), np.eye(81), atol=1e-12)
+    np.testing.assert_allclose(inverse.T @ (matrix @ b), b, atol=1e-12)
+    np.testing.assert_allclose(abs(eigsh(matrix, k=3, sigma=0, OPinv=inverse)[0]), eigsh(matrix, k=3, sigma=0)[0])
+
+
+def test_sparse_right_hand_sides_are_dense_ones():
+    matrix = sp.csr_array(laplacian(4, 3))
+    factors, b = plan_factor(matrix)(matrix), np.eye(12)[:, ::3]
+    for kind in (sp.csr_array, sp.csc_array, sp.coo_matrix):
+        x = factors.solve(kind(b))
+        assert type(x) is np.ndarray
+        np.testing.assert_array_equal(x, factors.solve(np.ascontiguousarray(b)))
+    np.testing.assert_array_equal(factors.solve(np.asfortranarray(b)), factors.solve(np.ascontiguousarray(b)))
+
+
+@given(n=sizes(1, 12), seed=seeds)
+def test_matrices_in_any_order(n, seed):
+    rng = np.random.default_rng(seed)
+    matrix = rng.standard_normal((n, n)) * (rng.random((n, n)) < 0.4) + n * np.eye(n)[rng.permutation(n)]
+    b = rng.standard_normal(n)
+    coo, order = sp.coo_array(matrix), rng.permutation(np.count_nonzero(matrix))
+    mixed = sp.coo_array((coo.data[order], (coo.row[order], coo.col[order])), coo.shape)
+    plan = plan_factor(mixed)
+    fewer = mixed.tocsr()
+    fewer.data[:: 2 * n] *= 1 + 1e-3
+    for given_matrix in (mixed, sp.csc_array(matrix), sp.lil_array(matrix)):
+        np.testing.assert_array_equal(plan(given_matrix).values, plan.pattern.values_of(sp.csr_array(matrix)))
+        assert backward_error(matrix, plan(given_matrix).solve(b), b) < 1e-13
+    assert backward_error(fewer.toarray(), plan_factor(mixed, fewer)(fewer).solve(b), b) < 1e-13
 
 
 INDEFINITE: dict[str, Callable[[], Any]] = {
