@@ -20,10 +20,11 @@ from torch import Tensor
 from sparsebp import kernels
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError, StaleError
+from sparsebp.patterns.pattern import SparsityPattern, places_of
 from sparsebp.products import FactorPlan
 from sparsebp.products.factor import plans
 from sparsebp.torch.ops import apply, below_autograd, primals, to_array, to_tensor
-from sparsebp.torch.sparse import Form, ProductPlan, values_on
+from sparsebp.torch.sparse import Form, ProductPlan
 
 __all__ = ["solve"]
 
@@ -79,7 +80,7 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
         raise OptionError("plan is not a plan of factors", expected="a FactorPlan, from sparsebp.plan_factor",
                           got=type(plan).__name__)  # fmt: skip
     if isinstance(values, Tensor) and values.layout is torch.sparse_csr:
-        values = values_on(plan.pattern, values)
+        values = _values_on(plan.pattern, values)
         values = values.t() if values.dim() == 2 else values
     _check(plan, values, b)
     transposed = check_flag("transposed", transposed)
@@ -89,6 +90,24 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     inputs = plan.number, values, factors, b, transposed
     found: Tensor = solve_op(*inputs) if torch.compiler.is_compiling() else apply(Solve, *inputs)
     return found
+
+
+def _values_on(pattern: SparsityPattern, tensor: Tensor) -> Tensor:
+    """Return a CSR tensor's values on a pattern, (nnz,) or (B, nnz): missing ones are zeros, duplicates are added."""
+    if tuple(tensor.shape[-2:]) != pattern.shape:
+        raise ShapeError("The tensor does not fit the pattern", expected=pattern.shape, got=tuple(tensor.shape))
+    values, (m, nnz) = tensor.values(), (pattern.shape[0], tensor.values().shape[-1])
+    samples = [part.cpu().numpy().reshape(-1, size)  # synchronize!
+               for part, size in ((tensor.crow_indices(), m + 1), (tensor.col_indices(), nnz))]  # fmt: skip
+    ours = pattern.indptr, pattern.indices
+    if nnz == pattern.nnz and all((part == mine).all() for part, mine in zip(samples, ours, strict=True)):
+        return values
+    numbers = values.detach().cpu().numpy().reshape(-1, nnz)
+    places = [places_of(pattern, np.repeat(np.arange(m), np.diff(indptr)), columns, row)
+              for indptr, columns, row in zip(*samples, numbers, strict=True)]  # fmt: skip
+    at = torch.from_numpy(np.array(places, np.int64) % (pattern.nnz + 1)).reshape(values.shape)  # outside: behind all
+    zeros = values.new_zeros(*values.shape[:-1], pattern.nnz + 1)
+    return zeros.scatter_add(-1, at.to(zeros.device), values)[..., :-1]
 
 
 def _check(plan: FactorPlan, values: Any, b: Any) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from torch.nn.utils.parametrize import type_before_parametrizations
 
@@ -24,7 +23,6 @@ from sparsebp.core.errors import DeviceError, DTypeError, OptionError, PatternEr
 from sparsebp.interop.torch import from_torch
 from sparsebp.jacobians import jacobian_t
 from sparsebp.patterns import SparsityPattern
-from sparsebp.patterns.pattern import places_of
 from sparsebp.products.product import OPERANDS, Role
 from sparsebp.torch import modules
 from sparsebp.torch.modules import dispatch_of
@@ -268,8 +266,7 @@ class ProductPlan:
         ----------
         a_values, b_values
             Values of A and B in the order of their entries: (nnz,), shared by all samples, or (B, nnz); float32 or
-            float64, of one dtype, on one device (CPU, or CUDA with CuPy installed). Or `torch.sparse_csr` tensors
-            (m, n) or (B, m, n) on their structures, with columns in any order; missing entries are zeros.
+            float64, of one dtype, on one device (CPU, or CUDA with CuPy installed).
 
         Returns
         -------
@@ -281,8 +278,8 @@ class ProductPlan:
         The kernels keep the batch last, so the result is a transposed view of (nnz, B). Values that are such a view (of
         another product, or ``torch.empty(nnz, B).T``) are used without a copy; others are copied once.
         """
-        a_values = checked("a_values", a_values, self._plan.a)
-        b_values = checked("b_values", b_values, self._plan.b)
+        checked("a_values", a_values, self._plan.a.nnz)
+        checked("b_values", b_values, self._plan.b.nnz)
         _check_alike(a_values, b_values)
         return evaluate(self._number, a_values, b_values)
 
@@ -293,15 +290,12 @@ class ProductPlan:
         return f"ProductPlan({self._plan.a!r} @ {self._plan.b!r} -> {self.pattern!r}, {self._plan.strategy})"
 
 
-def checked(name: str, values: Any, pattern: SparsityPattern) -> torch.Tensor:
-    """Return values, checked for a pattern; those of a `torch.sparse_csr` tensor in the order of the pattern."""
-    nnz = pattern.nnz
-    if isinstance(values, torch.Tensor) and values.layout is torch.sparse_csr:
-        values = values_on(pattern, values)
+def checked(name: str, values: Any, nnz: int) -> torch.Tensor:
+    """Return values, checked for a structure of `nnz` entries."""
     if not isinstance(values, torch.Tensor) or values.layout is not torch.strided:
         got = type(values).__name__ if not isinstance(values, torch.Tensor) else f"a tensor of layout {values.layout}"
-        raise DTypeError(f"{name} is not a tensor of values", expected="a dense tensor, or a torch.sparse_csr tensor",
-                         got=got, remedy="Convert a sparse tensor with .to_sparse_csr()")  # fmt: skip
+        raise DTypeError(f"{name} is not a dense tensor", expected="a tensor of values in the order of the entries",
+                         got=got, remedy="Multiply sparse tensors as BatchedCSR(A) @ BatchedCSR(B)")  # fmt: skip
     if values.dtype not in (torch.float32, torch.float64):
         raise DTypeError(f"{name} has an unsupported dtype", expected="float32 or float64", got=values.dtype)
     if values.dim() not in (1, 2) or values.shape[-1] != nnz:
@@ -309,24 +303,6 @@ def checked(name: str, values: Any, pattern: SparsityPattern) -> torch.Tensor:
     if values.device.type not in ("cpu", "cuda"):
         raise DeviceError(f"{name} is on an unsupported device", expected="cpu or cuda", got=values.device)
     return values
-
-
-def values_on(pattern: SparsityPattern, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CSR tensor's values on a pattern, (nnz,) or (B, nnz): missing ones are zeros, duplicates are added."""
-    if tuple(tensor.shape[-2:]) != pattern.shape:
-        raise ShapeError("The tensor does not fit the pattern", expected=pattern.shape, got=tuple(tensor.shape))
-    values, (m, nnz) = tensor.values(), (pattern.shape[0], tensor.values().shape[-1])
-    samples = [part.cpu().numpy().reshape(-1, size)  # synchronize!
-               for part, size in ((tensor.crow_indices(), m + 1), (tensor.col_indices(), nnz))]  # fmt: skip
-    ours = pattern.indptr, pattern.indices
-    if nnz == pattern.nnz and all((part == mine).all() for part, mine in zip(samples, ours, strict=True)):
-        return values
-    numbers = values.detach().cpu().numpy().reshape(-1, nnz)
-    places = [places_of(pattern, np.repeat(np.arange(m), np.diff(indptr)), columns, row)
-              for indptr, columns, row in zip(*samples, numbers, strict=True)]  # fmt: skip
-    at = torch.from_numpy(np.array(places, np.int64) % (pattern.nnz + 1)).reshape(values.shape)  # outside: behind all
-    zeros = values.new_zeros(*values.shape[:-1], pattern.nnz + 1)
-    return zeros.scatter_add(-1, at.to(zeros.device), values)[..., :-1]
 
 
 def _check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -378,7 +354,7 @@ class BatchedCSR:
             if not isinstance(structure, torch.Tensor):
                 raise PatternError("The matrices have no values", expected="a sparse_csr tensor, or values", got=None)
             values = structure.values()
-        self.values = checked("values", values, self.pattern)
+        self.values = checked("values", values, self.pattern.nnz)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -258,6 +258,15 @@ def test_two_threads_at_once():
     assert not wrong
 
 
+def test_matrices_of_scipy():
+    plan = plan_of(3)
+    product = sb.plan_product(plan.pattern, plan.pattern)
+    values, b = system(plan, (), ())
+    matrix = plan.pattern.to_scipy(np.asarray(values)).tocsc()
+    np.testing.assert_array_equal(sj.solve(plan, matrix, b), sj.solve(plan, values, b))
+    np.testing.assert_array_equal(sj.product(product, matrix, values), sj.product(product, values, values))
+
+
 def test_refusals():
     plan = plan_of(3)
     product = sb.plan_product(plan.pattern, plan.pattern)

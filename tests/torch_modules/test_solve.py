@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as hs
 import sparsebp as sb
 import sparsebp.torch as st
 from matrices import of_mask
-from sparsebp.core.errors import DeviceError, DTypeError, OptionError, PivotError, ShapeError, StaleError
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, PatternError, PivotError, ShapeError, StaleError
 from sparsebp.products import FactorPlan
 from strategies import seeds, sizes
 
@@ -244,6 +245,35 @@ def test_two_threads_at_once():
         thread.join()
     for mine, true in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, true, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_sparse_tensors_in_any_order(batch):
+    """Unsorted columns, duplicates and missing entries; the gradient is that of the values."""
+    plan = plan_of(6, 3)
+    values, b = operands(plan, batch, ())
+    values[int(np.flatnonzero(plan.pattern.row_of_entry != plan.pattern.indices)[0])] = 0
+    expected = st.solve(plan, values, b)
+    dense = values.new_zeros(*batch, 6, 6)
+    dense[..., plan.pattern.row_of_entry, plan.pattern.indices] = values.t() if batch else values
+    canonical = dense.to_sparse_csr()
+    counts, columns = plan.pattern.indptr, torch.from_numpy(plan.pattern.indices.astype(np.int64))
+    order = torch.cat([torch.arange(*ends).flip(0).repeat_interleave(2) for ends in pairwise(counts.tolist())])
+    twice = (values.t() if batch else values)[..., order] / 2
+    indptr = torch.from_numpy(2 * counts.astype(np.int64))
+    indices = indptr.expand(*batch, -1), columns[order].expand(*batch, -1)
+    mixed = torch.sparse_csr_tensor(*indices, twice, size=(*batch, 6, 6), check_invariants=False).requires_grad_()
+    for tensor in (canonical, mixed):
+        torch.testing.assert_close(st.solve(plan, tensor, b), expected)
+    leaf = values.clone().requires_grad_()
+    st.solve(plan, leaf, b).sum().backward()
+    st.solve(plan, mixed, b).sum().backward()
+    gradient = leaf.grad.t() if batch else leaf.grad
+    torch.testing.assert_close(mixed.grad.values(), gradient[..., order])
+    with pytest.raises(PatternError, match=r"outside the pattern.* in row"):
+        st.solve(plan, torch.ones(*batch, 6, 6, dtype=b.dtype).to_sparse_csr(), b)
+    with pytest.raises(ShapeError, match="does not fit the pattern"):
+        st.solve(plan, torch.eye(5, dtype=b.dtype).to_sparse_csr(), b)
 
 
 def test_refusals():
