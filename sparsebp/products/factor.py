@@ -9,6 +9,7 @@ enough, and every call checks that: one that would lose more than half of the di
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -108,14 +109,14 @@ def plan_factor(pattern: Any, values: Any = None, *, kind: Kind = "lu") -> Facto
         if values is None:
             order, heads = _order(pattern, kind)
             return _lay_out(pattern, order, order, heads, kind == "cholesky")
-        symmetric = _nearly_symmetric(pattern)
-        plan = _lay_out(pattern, *_pivot_order(pattern, values, symmetric))
-        if symmetric:
-            try:
+        if _nearly_symmetric(pattern):
+            with contextlib.suppress(
+                PivotError
+            ):  # rows of very different sizes, say: pivots are worth more than symmetry
+                plan = _lay_out(pattern, *_pivot_order(pattern, values, symmetric=True))
                 plan(values)
-            except PivotError:  # rows of very different sizes, say: pivots are worth more than symmetry
-                plan = _lay_out(pattern, *_pivot_order(pattern, values, symmetric=False))
-        return plan
+                return plan
+        return _lay_out(pattern, *_pivot_order(pattern, values, symmetric=False))
 
 
 plans: WeakValueDictionary[int, FactorPlan] = WeakValueDictionary()
@@ -458,33 +459,26 @@ def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarr
         return np.zeros(0, np.int32), np.zeros(0, np.int32)
     try:
         found = splu(matrix.tocsc(), **options)
-    except RuntimeError as error:
-        if "singular" not in str(error):
-            raise
+    except RuntimeError as error:  # of some singular matrices SuperLU says no more than that it failed
         raise PivotError("The matrix is singular", expected=INDEPENDENT,
-                         got=_why_singular(matrix, np.finfo(matrix.dtype).eps) or "others") from error  # fmt: skip
+                         got=_why_singular(matrix, np.finfo(matrix.dtype).eps) or error) from error  # fmt: skip
     return np.argsort(found.perm_r).astype(np.int32), np.argsort(found.perm_c).astype(np.int32)
 
 
 def _why_singular(matrix: Any, eps: float) -> str:
     """Name a row or column that makes a CSR matrix singular in a precision, as words; "" if none is found."""
     from scipy.sparse import diags_array
-    from scipy.sparse.csgraph import maximum_bipartite_matching
     from scipy.sparse.linalg import splu
 
     matrix = matrix.astype(np.float64)
     matrix.eliminate_zeros()
-    n = matrix.shape[0]
+    n, rng = matrix.shape[0], np.random.default_rng(0)
     for line, counts in (("row", np.diff(matrix.indptr)), ("column", np.bincount(matrix.indices, minlength=n))):
         if not counts.all():
             return f"no value other than 0 in {line} {np.argmin(counts)}"
-    taken = maximum_bipartite_matching(matrix, perm_type="column")
-    if taken.min() < 0:
-        return f"no column left for the pivot of row {np.argmin(taken)}: too many rows share too few columns"
-    rng, matrix = np.random.default_rng(0), diags_array(1 / abs(matrix).max(axis=1).toarray().ravel()) @ matrix
+    matrix = diags_array(1 / abs(matrix).max(axis=1).toarray().ravel()) @ matrix
     for change in (0, 1e-7):  # an exactly singular matrix has no factors, a neighbour of it has
-        nearby = matrix.copy()
-        nearby.data *= 1 + change * rng.random(matrix.nnz)
+        nearby = matrix + diags_array(change * rng.random(n))
         try:
             weights = splu(nearby.tocsc()).solve(rng.standard_normal(n), trans="T")
         except RuntimeError:

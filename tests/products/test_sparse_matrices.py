@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -201,3 +204,25 @@ def test_values_may_change_after_a_call_and_plans_travel():
     np.testing.assert_array_equal(copies.solve(b), plan(readable).solve(b))
     product = plan_product(matrix, matrix)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(product))(readable, readable), product(readable, readable))
+
+
+FORKS = """
+import os
+import numpy as np, scipy.sparse as sp, sparsebp as sb
+
+matrix = sp.csr_array(sp.random_array((200, 200), density=0.03, rng=0) + 3 * sp.eye_array(200))
+product, factor, b = sb.plan_product(matrix, matrix), sb.plan_factor(matrix), np.arange(200.0)
+batch = np.ascontiguousarray(factor.pattern.values_of(matrix)[:, None] * np.arange(1.0, 33))
+expected = product(matrix, matrix), factor(batch).solve(b)
+child = os.fork()
+found = product(matrix, matrix), factor(batch).solve(b)
+same = all((x == y).all() for x, y in zip(found, expected))
+if child == 0:
+    os._exit(0 if same else 1)
+assert same and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_plans_work_in_a_forked_process():
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=120)

@@ -109,7 +109,7 @@ def test_blocks_become_csr_and_need_their_smoother():
         sb.multigrid.from_pyamg(ml)
     mg = sb.multigrid.from_pyamg(ml, presmoother=SYMMETRIC, postsmoother=SYMMETRIC)
     b = np.random.default_rng(0).standard_normal(matrix.shape[0])
-    mg.update(2 * mg.matrices[0].data)
+    mg.update(2 * mg.matrices[0].tocsc())
     np.testing.assert_allclose(2 * matrix @ mg.solve(b, tol=1e-10, accel="cg"), b, atol=1e-6)
 
 
@@ -129,11 +129,13 @@ def test_wrong_input_is_refused():
     mg = sb.multigrid.from_pyamg(pyamg.ruge_stuben_solver(matrix))
     for error, values in (
         (ShapeError, np.ones(3)), (DTypeError, matrix.data.astype(np.float32)),
-        (NonFiniteError, np.where(matrix.data < 0, np.nan, 1)),
+        (NonFiniteError, np.where(matrix.data < 0, np.nan, 1)), (PatternError, sp.csr_array(np.ones((81, 81)))),
     ):  # fmt: skip
         with pytest.raises(error):
             mg.update(values)
     np.testing.assert_array_equal(mg.matrices[0].data, matrix.data)
+    with pytest.raises(NonFiniteError, match="nan, first in row 0, column 1"):
+        mg.update(np.where(matrix.data < 0, np.nan, 1))
     with pytest.raises(DTypeError, match="P float64"):
         sb.multigrid.from_pyamg(pyamg.smoothed_aggregation_solver(poisson((9, 9), np.float32)))
     with pytest.raises(OptionError, match="not a hierarchy"):
