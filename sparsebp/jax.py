@@ -175,7 +175,10 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
     """
     _check_plan(plan, FactorPlan, "plan_factor")
     transposed = check_flag("transposed", transposed)
-    values, b = _arrays(values=values_on(plan.pattern, values), b=b)
+    given, values = values, values_on(plan.pattern, values)
+    if values is not given:
+        plan.check_symmetric(values)
+    values, b = _arrays(values=values, b=b)
     _check_values("values", values, plan.pattern.nnz)
     n = plan.pattern.shape[0]
     if b.ndim not in (1, 2) or b.shape[0] != n or (values.ndim == b.ndim == 2 and b.shape[1] != values.shape[1]):

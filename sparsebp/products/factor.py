@@ -163,6 +163,22 @@ class FactorPlan:
         above = pattern.indices >= pattern.row_of_entry
         return own if self.kind == "lu" else np.where(above, own, pattern.transpose_permutation)
 
+    def check_symmetric(self, values: Array) -> None:
+        """Check that a matrix given as such is symmetric if Cholesky factors are asked for: (nnz,), or (nnz, B)."""
+        if self.kind == "lu":
+            return
+        pattern, wide = self.pattern, _as_columns(values)
+        diagonal = abs(wide[pattern.row_of_entry == pattern.indices]) ** 0.5
+        size = diagonal[pattern.row_of_entry] * diagonal[pattern.indices]
+        apart = abs(wide - wide[pattern.transpose_permutation]) > np.finfo(wide.dtype).eps ** 0.5 * size
+        for entry in np.flatnonzero(apart.any(axis=1))[:1]:
+            values = wide[[entry, pattern.transpose_permutation[entry]], np.argmax(apart[entry])]
+            got = (
+                f"{values[0]} in row {pattern.row_of_entry[entry]}, column {pattern.indices[entry]}, {values[1]} across"
+            )
+            raise PivotError("The matrix is not symmetric", expected="equal values across the diagonal", got=got,
+                             remedy='Store both triangles, or pass kind="lu"')  # fmt: skip
+
     @cached_property
     def times_vector(self) -> ProductPlan:
         """The product of such a matrix and a vector, whose gradients are those of a solve."""
@@ -189,7 +205,8 @@ class FactorPlan:
         ----------
         values
             (nnz,) or (nnz, B) values on the pattern, float32 or float64, C-contiguous, of NumPy. Or a sparse matrix
-            whose entries lie on the pattern, in any order: see `SparsityPattern.values_of`; integers count as float64.
+            whose entries lie on the pattern, in any order: see `SparsityPattern.values_of`; integers count as float64,
+            and for Cholesky factors both triangles are stored.
 
         Returns
         -------
@@ -200,13 +217,18 @@ class FactorPlan:
         ------
         PivotError
             Some sample is singular to working precision or not finite, or these pivots would lose more than half of
-            its digits; `samples` of the error names all of them. A plan made with its own values may suit it.
+            its digits; `samples` of the error names all of them. A plan made with its own values may suit it. Or a
+            matrix for Cholesky factors is not symmetric.
+        PatternError
+            A matrix has an entry other than zero outside the pattern.
         DeviceError
             `values` is an array of CuPy: factors are computed on the host alone.
         DTypeError, ShapeError, LayoutError
             `values` do not fit.
         """
-        values = _values_of(self.pattern, values)
+        given, values = values, _values_of(self.pattern, values)
+        if values is not given:
+            self.check_symmetric(values)
         _check_on_host("values", values)
         _check_values("values", values, self.pattern.nnz)
         wide, factor = _as_columns(values), kernels.on_host().factor

@@ -82,6 +82,7 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     if isinstance(values, Tensor) and values.layout is torch.sparse_csr:
         values = _values_on(plan.pattern, values)
         values = values.t() if values.dim() == 2 else values
+        plan.check_symmetric(values.detach().numpy(force=True))
     _check(plan, values, b)
     transposed = check_flag("transposed", transposed)
     if plan.kind == "cholesky":

@@ -405,6 +405,18 @@ def test_sparse_right_hand_sides_are_dense_ones():
     np.testing.assert_array_equal(factors.solve(np.asfortranarray(b)), factors.solve(np.ascontiguousarray(b)))
 
 
+def test_cholesky_factors_of_matrices_want_both_triangles():
+    """An array of values is read above the diagonal alone; a triangle of zeros in a matrix would go unseen."""
+    matrix = sp.csr_array(laplacian(3, 3))
+    plan = plan_factor(matrix, kind="cholesky")
+    noisy = matrix.copy()
+    noisy.data *= 1 + 1e-14 * np.random.default_rng(0).standard_normal(noisy.nnz)
+    np.testing.assert_allclose(plan(noisy).solve(np.ones(9)), plan(matrix).solve(np.ones(9)))
+    for wrong in (sp.tril(matrix), sp.triu(matrix), matrix + sp.csr_array(([0.1], ([0], [1])), shape=(9, 9))):
+        with pytest.raises(PivotError, match=r"not symmetric.* in row 0, column 1, .* across"):
+            plan(wrong)
+
+
 @given(n=sizes(1, 12), seed=seeds)
 def test_matrices_in_any_order(n, seed):
     rng = np.random.default_rng(seed)
