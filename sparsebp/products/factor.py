@@ -479,6 +479,8 @@ def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarr
 
     if matrix.shape[0] == 0:
         return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    if missing := _missing_pivot(matrix):  # SuperLU may read what is not there, and crash
+        raise PivotError("The matrix is singular", expected=INDEPENDENT, got=missing)
     try:
         found = splu(matrix.tocsc(), **options)
     except RuntimeError as error:  # of some singular matrices SuperLU says no more than that it failed
@@ -487,17 +489,32 @@ def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarr
     return np.argsort(found.perm_r).astype(np.int32), np.argsort(found.perm_c).astype(np.int32)
 
 
+def _missing_pivot(matrix: Any) -> str:
+    """Name a row of a CSR matrix that cannot have a pivot other than 0 in a column of its own, as words; "" if none."""
+    there, n = matrix.data != 0, matrix.shape[0]
+    rows, columns = np.repeat(np.arange(n), np.diff(matrix.indptr))[there], matrix.indices[there]
+    for line, places in (("row", rows), ("column", columns)):
+        counts = np.bincount(places, minlength=n)
+        if not counts.all():
+            return f"no value other than 0 in {line} {np.argmin(counts)}"
+    if np.count_nonzero(rows == columns) == n:
+        return ""
+    indptr = _running(np.bincount(rows, minlength=n))
+    column_of, row_of, at, stack = np.full((4, n), -1)
+    visited = np.zeros(n, np.int64)
+    arrays = (column_of, row_of, indptr[:-1].copy(), at, visited, stack)
+    row = kernels.on_host().factor.match_rows(indptr, columns, *arrays)
+    return "" if row < 0 else f"no column left for the pivot of row {row}: too many rows share too few columns"
+
+
 def _why_singular(matrix: Any, eps: float) -> str:
     """Name a row or column that makes a CSR matrix singular in a precision, as words; "" if none is found."""
     from scipy.sparse import diags_array
     from scipy.sparse.linalg import splu
 
-    matrix = matrix.astype(np.float64)
-    matrix.eliminate_zeros()
-    n, rng = matrix.shape[0], np.random.default_rng(0)
-    for line, counts in (("row", np.diff(matrix.indptr)), ("column", np.bincount(matrix.indices, minlength=n))):
-        if not counts.all():
-            return f"no value other than 0 in {line} {np.argmin(counts)}"
+    if missing := _missing_pivot(matrix):
+        return missing
+    matrix, n, rng = matrix.astype(np.float64), matrix.shape[0], np.random.default_rng(0)
     matrix = diags_array(1 / abs(matrix).max(axis=1).toarray().ravel()) @ matrix
     for change in (0, 1e-7):  # an exactly singular matrix has no factors, a neighbour of it has
         nearby = matrix + diags_array(change * rng.random(n))

@@ -1,6 +1,7 @@
 """`plan_product` and `ProductPlan`: symbolic work once, then values alone. Also sums, and gradients of products.
 
-Plans raise `ShapeError`, `DTypeError`, `LayoutError` or `DeviceError` for values that do not fit.
+Plans raise `ShapeError`, `DTypeError`, `LayoutError` or `DeviceError` for values that do not fit, `PatternError` for a
+sparse matrix with an entry outside the pattern.
 """
 
 from __future__ import annotations

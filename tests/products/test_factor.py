@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse.csgraph import structural_rank
 from scipy.sparse.linalg import LinearOperator, cg, eigsh, gmres, splu
 
 from matrices import dense, of_mask
@@ -362,6 +364,28 @@ def test_a_row_that_depends_on_others_is_found_among_many():
     plan = plan_factor(sp.csr_array(matrix + 0.01 * sp.eye_array(225)))
     with pytest.raises(PivotError, match=r"singular to working precision.*row (17|40|100), a combination"):
         plan(matrix)
+
+
+@given(n=sizes(1, 40), per_row=st.sampled_from([1.5, 2.5, 4.0]), symmetric=st.booleans(), seed=seeds)
+@settings(max_examples=60)
+def test_structures_without_a_pivot_for_each_row_are_named(n, per_row, symmetric, seed):
+    """SuperLU may crash on them. The rank is SciPy's; the row that is named is one too many."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random((n, n)) < per_row / n
+    mask |= mask.T & symmetric
+    mask[np.arange(n), rng.integers(n, size=n)] = True  # no row is empty, no column
+    mask[rng.integers(n, size=n), np.arange(n)] = True
+    matrix = sp.csr_array(rng.standard_normal((n, n)) * mask)
+    if structural_rank(matrix) == n:
+        try:
+            plan_factor(matrix)(matrix)
+        except PivotError as error:
+            assert "no column left" not in str(error)
+        return
+    with pytest.raises(PivotError, match=r"no column left for the pivot of row \d+") as caught:
+        plan_factor(matrix)
+    row = int(re.search(r"row (\d+)", str(caught.value))[1])
+    assert structural_rank(matrix[np.arange(n) != row]) == structural_rank(matrix)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int64, bool])

@@ -193,6 +193,55 @@ def fill_rows(row, indptr, indices, ends, cuts, marks, found):
 
 
 @numba.njit(**SERIAL)
+def match_rows(indptr, indices, column_of, row_of, ahead, at, visited, stack):
+    """Give each row a column of its own, where that is possible; return the number of a row without one, or -1.
+
+    In each phase one search from every row without a column, no column in two of them: A. Pothen, C.-J. Fan, "Computing
+    the Block Triangular Form of a Sparse Matrix", ACM Trans. Math. Softw. 16, 1990. All of (n,), int64: `column_of` and
+    `row_of` are -1 at first, `ahead` is where each row begins, `visited` is 0; `at` and `stack` may hold anything.
+    """
+    for phase in range(1, len(column_of) + 2):
+        left, grown = -1, False
+        for root in range(len(column_of)):
+            if column_of[root] >= 0:
+                continue
+            top, found = 0, False
+            stack[0], at[root] = root, indptr[root]
+            while top >= 0 and not found:
+                i = stack[top]
+                end = indptr[i + 1]
+                while ahead[i] < end and not found:  # a free column: they only become fewer
+                    j = np.int64(indices[ahead[i]])
+                    ahead[i] += 1
+                    found = row_of[j] < 0
+                if found:
+                    for k in range(top, -1, -1):
+                        before = column_of[stack[k]]
+                        column_of[stack[k]], row_of[j] = j, stack[k]
+                        j = before
+                    continue
+                deeper = False
+                while at[i] < end and not deeper:
+                    j = np.int64(indices[at[i]])
+                    at[i] += 1
+                    deeper = visited[j] != phase
+                if deeper:
+                    visited[j] = phase
+                    top += 1
+                    stack[top] = row_of[j]
+                    at[stack[top]] = indptr[stack[top]]
+                else:
+                    top -= 1
+            if found:
+                grown = True
+            else:
+                left = root
+        if left < 0 or not grown:
+            return left
+    return -1
+
+
+@numba.njit(**SERIAL)
 def postorder(indptr, indices):
     """Return an order of a symmetric pattern with the same fill, in which rows come directly behind those they need.
 
