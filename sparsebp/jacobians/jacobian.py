@@ -326,7 +326,8 @@ def jacobian_of(
     """Return the transposed Jacobian of the forward that saved `saved`."""
     # shape, out_shape: of the input and the output. like: an array of their dtype, on their device. coupled: whether
     # layers inside may have coupled samples in the mode of that forward.
-    axes, own = batch_axes_of(layer), belongs(layer, "jacobian_t")
+    own = belongs(layer, "jacobian_t")
+    axes = getattr(layer, "batch_axes", (0, 0)) if own else batch_axes_of(layer)  # a chain's layers may disagree
     coupled = coupled or (not own and _couples(layer, saved))
     # A layer of layers that says nothing itself may have an unbatched sample, or couple samples, by what these say.
     lone_inside = not own and may_be_lone(layer, shape)

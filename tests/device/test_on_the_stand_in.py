@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 WITHOUT_NUMBA = ("-p", "strict_cupy.without_numba")
 PLANNED = (
     "device", "patterns", "products", "scan/test_run.py", "kernels/test_spgemm.py", "train/test_callbacks.py",
-    "train/test_late_steps.py", "bench/test_gpu_products.py",
+    "train/test_counted.py", "train/test_late_steps.py", "bench/test_gpu_products.py",
 )  # fmt: skip
 """Where something is compared with the host kernels, or planned by them."""
 RUNS = {
