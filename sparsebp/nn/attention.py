@@ -166,6 +166,7 @@ class MultiheadAttention(Layer):
     sample_axes = 2
     batch_axes = batch_first_axes
     joins_steps = False
+    optional = "in_proj_bias", "bias_k", "bias_v"
 
     def __init__(
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,

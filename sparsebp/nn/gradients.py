@@ -375,6 +375,7 @@ def _some_weight_grads(gradients: Gradients, names: Sequence[str]) -> dict[str, 
     """W of some parameters of a model, summed over their uses as `Layer.summed` does it."""
     model = gradients.layer
     live = model.parameters()
+    names = _checked_names(model, names)  # a part may have been replaced
     found = gradients.uses({id(live[name]) for name in names})
     uses = model.shared_names() if hasattr(model, "shared_names") else {name: name for name in found}
     total: dict[str, Array] = {}

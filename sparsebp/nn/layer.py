@@ -90,6 +90,11 @@ class NamedArrays(Named[Array]):
             )
         if array is old:
             return
+        owner = self.owner()
+        if old is None and owner is not None:
+            for kind in ("params", "buffers"):
+                if owner.__dict__.get(kind) is self:
+                    check_name(owner, kind, name)
         backend.namespace(**{name: array})
         if old is not None:
             backend.namespace(array, old)
@@ -158,6 +163,9 @@ class Children(Named["Layer"]):
         super().__init__(layers, owner)
 
     def __setitem__(self, name: str, layer: Layer) -> None:
+        owner = self.owner()
+        if owner is not None and name not in self and owner.__dict__.get("children") is self:
+            check_name(owner, "children", name)
         super().__setitem__(name, check_layer(f"The child {name!r}", layer))
         self._show(name, layer)
 
@@ -205,6 +213,26 @@ class Children(Named["Layer"]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Children, (dict(self), None, self.views)
+
+
+_RECORDS = "params", "buffers", "children"
+
+
+def check_name(layer: Layer, kind: str, name: Any) -> None:
+    """Refuse a name for a new entry of a record that `state_dict`, or an attribute, could not tell from another."""
+    # Names of arrays may have dots, as PyTorch's "out_proj.weight"; those of children have none, and come before one.
+    child, own = kind == "children", layer.__dict__
+    if not isinstance(name, str) or not name or (child and ("." in name or name in (*_RECORDS, "training", "device"))):
+        raise OptionError(f"Invalid name in the {kind} of {type(layer).__name__}", got=repr(name),
+                          expected="a text without dots that no attribute of every layer has" if child else "a text",
+                          remedy="Name numbered layers '0', '1', …")  # fmt: skip
+    for other in _RECORDS:
+        names = own.get(other, ())
+        if other != kind and (name.partition(".")[0] if other == "children" else name) in (
+            {key.partition(".")[0] for key in names} if child else names
+        ):
+            raise OptionError(f"{type(layer).__name__} has {name!r} twice", got=f"it in {kind}, and in {other}",
+                              expected="a separate name for each parameter, buffer and child")  # fmt: skip
 
 
 def _name_of(layer: Layer | None, children: Mapping[str, Layer]) -> str | None:
@@ -420,6 +448,8 @@ class Layer(abc.ABC):
     """Number of axes of an unbatched sample, see `lone`."""
     finite_buffers: ClassVar[frozenset[str]] = frozenset()
     """Buffers that must be finite, as parameters: running statistics. Others, as masks with -inf, may hold anything."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Parameters that a layer may have been built without (before "_l0"): no array can be assigned to them then."""
     joins_steps: bool | None = None
     """Of a layer that takes lengths: whether it makes one vector of all steps, or has an output for each."""
     state_axis: int | None = None
@@ -440,6 +470,10 @@ class Layer(abc.ABC):
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
         if name in ("params", "buffers"):
+            if not isinstance(value, Mapping):
+                raise OptionError(f"{name} are not a mapping", expected="arrays by name", got=type(value).__name__)
+            for key in value:
+                check_name(self, name, key)
             before = own.get(name, NamedArrays())
             super().__setattr__(name, before.instead(self, value))
             if before:
@@ -452,6 +486,10 @@ class Layer(abc.ABC):
                 own[name] = value
         elif isinstance(value, Layer) or ("children" in own and own["children"].view(name) is not None):
             self._set_part(name, value)
+        elif name.partition("_l")[0] in self.optional and getattr(value, "ndim", 0) > 0:  # not bias_ih_l0 either
+            raise OptionError(f"This {type(self).__name__} was built without {name}", got=f"an array for {name}",
+                              expected=f"one of its parameters: {', '.join(own.get('params', ())) or 'none'}",
+                              remedy="Build the layer with it: bias=True, say")  # fmt: skip
         else:
             super().__setattr__(name, value)
 
@@ -498,6 +536,7 @@ class Layer(abc.ABC):
             raise OptionError("children are not a mapping", expected="layers by name", got=type(value).__name__,
                               remedy="Write: self.children = {'name': layer}")  # fmt: skip
         for name, layer in value.items():
+            check_name(self, "children", name)
             check_layer(f"The child {name!r}", layer)
         own = self.__dict__
         before: Any = own.get("children", Children())
@@ -904,10 +943,14 @@ class Layer(abc.ABC):
         return None
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training (``mode=False``: to evaluation) here and in all children; return self."""
-        mode = check_flag("mode", mode)
-        for _, layer in self.modules():
-            layer.training = mode
+        """Switch to training (``mode=False``: to evaluation) here, and every child by its own `train`; return self.
+
+        A layer that overrides it can keep a part in evaluation: frozen batch normalisation, say.
+        """
+        self.modules()  # a layer inside itself is refused
+        self.training = check_flag("mode", mode)
+        for child in self.children.values():
+            child.train(mode)
         return self
 
     def eval(self) -> Self:

@@ -27,6 +27,8 @@ class Prunable(Layer):
     # Jacobian has no entries for them. This holds in every layer that shares the array; several masks are combined by
     # "and".
 
+    optional = ("bias",)
+
     def keep_weights(self, mask: Array) -> None:
         """Keep the weights where `mask` is true, and set the others to 0, in place."""
         # mask: Bool, of the weight's shape, NumPy or CuPy; it is copied to the weight's device.

@@ -55,6 +55,7 @@ class BatchNorm(Layer):
     """
 
     replayable = True
+    optional = "weight", "bias"
     finite_buffers = frozenset(("running_mean", "running_var"))
 
     dims: ClassVar[int]
@@ -458,6 +459,7 @@ class SampleNorm(Layer):
     """Base of `GroupNorm`, `LayerNorm` and `RMSNorm`: ``(x - mean) / sqrt(var + eps)`` over some axes, and a scale."""
 
     replayable = True
+    optional = "weight", "bias"
     centres = True  # else the mean is not subtracted, and the mean square takes the place of the variance
 
     def _make_affine(self, shape: tuple[int, ...], bias: bool, dtype: Any) -> None:

@@ -111,6 +111,7 @@ class Recurrent(Layer):
     """The cell's equations, given by the subclass."""
     batch_axes = batch_first_axes
     joins_steps = False
+    optional = "bias_ih", "bias_hh"
     saved_class: ClassVar[type[RecurrentSaved]] = RecurrentSaved
 
     def __init__(

@@ -351,6 +351,7 @@ class RecurrentCell(Layer):
     # rng: Generator or seed of the initial values.
 
     replayable = True
+    optional = "bias_ih", "bias_hh"
     cell: CellMath
     """The cell's equations, given by the subclass."""
 

@@ -19,6 +19,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError, TransportError
 from sparsebp.nn.layer import dotted
+from sparsebp.nn.linear import MASK
 from sparsebp.optim import Predictor
 from sparsebp.runtime.actions import (
     Actions,
@@ -137,25 +138,24 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
 
 
 def _check_apart(schedule: Schedule, stages: Stages) -> None:
-    """Refuse layers with running statistics, and generators, that stages on different ranks share."""
+    """Refuse layers with running statistics, and generators, that stages share and no single rank runs in turn."""
     generators: defaultdict[int, set[int]] = defaultdict(set)  # the stages that draw from one
     layers: dict[int, list[str]] = {}
-    counting: defaultdict[int, set[int]] = defaultdict(set)  # layers with running statistics
+    counting: defaultdict[int, set[int]] = defaultdict(set)  # the stages with a layer with running statistics
     named: dict[int, str] = {}
     for number, stage in enumerate(stages.all):
-        ranks = schedule.workers_of(number)
         for prefix, layer in stage.layer.modules(stage.name) if hasattr(stage.layer, "modules") else ():
-            if layer.buffers:
-                counting[id(layer)].update(ranks)
+            if layer.buffers.keys() - {MASK}:
+                counting[id(layer)].add(number)
                 named.setdefault(id(layer), prefix)
         drawn = stage.layer.generators() if hasattr(stage.layer, "generators") else {}
         for name, generator in drawn.items():
             generators[id(generator)].add(number)
             layers.setdefault(id(generator), []).append(f"{stage.name}.{name}".strip("."))
-    counted = [named[key] for key, several in counting.items() if len(several) > 1]
+    counted = [named[key] for key, several in counting.items() if not _count_in_turn(schedule, several)]
     if counted:
-        raise OptionError("A layer with running statistics is in stages on several ranks",
-                          expected="all of its stages on one", got=", ".join(counted),
+        raise OptionError("A layer with running statistics is in stages on several ranks, or in another order than in "
+                          "one worker", expected="all of its stages on one rank, in turn", got=", ".join(counted),
                           remedy=_SINGLE if schedule.replicated else "Use a separate layer in each")  # fmt: skip
     drawn_by = [", ".join(layers[key]) for key, drawing in generators.items() if not _draw_in_turn(schedule, drawing)]
     if drawn_by:
@@ -165,6 +165,13 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
 
 
 _SINGLE = "Take a schedule with each stage on one rank, as dualpipe-v"
+
+
+def _count_in_turn(schedule: Schedule, stages: set[int]) -> bool:
+    """Return whether running statistics that these stages share change as in one worker."""
+    if len(stages) == 1:
+        return len(schedule.workers_of(min(stages))) == 1
+    return _draw_in_turn(schedule, stages)
 
 
 def _draw_in_turn(schedule: Schedule, stages: set[int]) -> bool:

@@ -1,4 +1,4 @@
-"""Gradient checks: scans against plain back-propagation, that against finite differences, Jacobians against both."""
+"""Gradient checks: scans against plain back-propagation, that against finite differences and against itself again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FINITE_TOLERANCE = {"float32": 5e-3, "float64": 1e-6}
 """The same against finite differences, which are taken in float64: this is the error of the model's own gradient."""
 SCANS: tuple[Backward, ...] = ("linear", "chunked", "blelloch", "hybrid")
 """The algorithms that are checked if none is asked for."""
-_AGAINST = {"scan": "sequential", "jacobian": "input_grad", "finite": "finite diff."}
+_AGAINST = {"jacobian": "input_grad", "scan": "sequential", "finite": "finite diff.", "repeat": "itself again"}
 INPUT = "input"
 """Name of the gradient at x among those of the parameters."""
 
@@ -39,7 +39,7 @@ INPUT = "input"
 class Check:
     """One row of a report."""
 
-    kind: str  # "scan", "jacobian" or "finite"
+    kind: str  # "jacobian", "scan", "finite" or "repeat"
     subject: str  # the algorithm and, of several parts, the layer; a layer; the parameter
     difference: float  # the largest, relative; NaN if the check was left out
     where: str  # the gradient with the largest difference
@@ -51,7 +51,7 @@ class Check:
 class GradientReport:
     """The result of `check_gradient`; prints as a table."""
 
-    checks: tuple[Check, ...]  # of each mode: Jacobians, then each algorithm, then each parameter and the input
+    checks: tuple[Check, ...]  # of each mode: Jacobians, each algorithm, each parameter and the input, repetition
     scan_tolerance: float  # largest difference that counts as agreement
     finite_tolerance: float
     loss: float  # on the given data, in evaluation
@@ -100,7 +100,7 @@ class GradientReport:
         return float(np.max([c.difference for c in self.checks if c.kind == kind and not c.note], initial=0.0))
 
     def _tolerance(self, kind: str) -> float:
-        return self.scan_tolerance if kind == "scan" else self.finite_tolerance
+        return self.scan_tolerance if kind in ("repeat", "scan") else self.finite_tolerance
 
 
 def check_gradient(
@@ -118,12 +118,13 @@ def check_gradient(
     finite_tolerance: float | None = None,
     **forward_options: Any,
 ) -> GradientReport:
-    """Check a model's gradients in three ways, in evaluation and in training.
+    """Check a model's gradients in four ways, in evaluation and in training.
 
     For every recurrent layer and every chain of layers (`Sequential`), each scan algorithm is compared with plain
     back-propagation. Layers that have a `jacobian_t` have it compared with their `input_grad`. Plain back-propagation
     is compared with central differences of a float64 copy of the model, at `samples` entries of x and of every
-    parameter.
+    parameter. And every layer must give the same gradients again after another forward and another backward, and write
+    to none of the arrays that it is given or has returned.
 
     In training all forwards draw the same random numbers, for dropout say, and statistics are the batch's. It is not
     checked again if loss and gradients are bitwise those in evaluation. The model is left as it was.
@@ -161,6 +162,8 @@ def check_gradient(
     ------
     OptionError
         An algorithm is unknown, or two forwards in evaluation differ.
+    ShapeError, DTypeError
+        The gradient at the input of the model, or of a layer, is not of the input's shape and dtype.
     MemoryLimitError
         One of `algorithms` needs more memory than that.
     """
@@ -171,6 +174,7 @@ def check_gradient(
     kept = _Held(model)
     run = _Run(loss, x, target, forward_options, kept)
     left_out = [] if x.dtype.kind == "f" else ["the gradient at x, which is integers"]
+    left_out += _strays(model)
     checks: list[Check] = []
     found: dict[str, tuple[float, dict[str, Array]]] = {}
     modes: dict[str, Callable[[Any], contextlib.AbstractContextManager[None]]] = {
@@ -181,6 +185,7 @@ def check_gradient(
         for mode, switched in modes.items():
             with switched(model), _algorithm(_choosing(model).values(), "bp"):
                 try:
+                    repeated = _repeat_check(model, run, generator)
                     value, reference = found[mode] = run.gradients(model)
                     if run.value(model) != value and not np.isnan(value):
                         raise OptionError(f"Two forwards in {mode} differ", got="other numbers in each",
@@ -198,7 +203,7 @@ def check_gradient(
                 rows += _scan_checks(model, run, reference, algorithms, memory_limit)
                 if samples > 0:
                     rows += _finite_checks(model, run, reference, samples, step, generator)
-            checks += [dataclasses.replace(row, mode=mode) for row in rows]
+            checks += [dataclasses.replace(row, mode=mode) for row in (*rows, repeated)]
     finally:
         kept.restore()
     if samples <= 0:
@@ -244,7 +249,7 @@ class _Run:
 
     def forward(self, model: nn.Layer) -> tuple[Array, Any]:
         self.held.restore()
-        y, saved = model.forward(self.x, **self.options)
+        y, saved = model.forward(self.x.copy(), **self.options)  # a faulty layer may write to it
         return y, saved
 
     def value(self, model: nn.Layer) -> float:
@@ -256,8 +261,11 @@ class _Run:
         value, loss_saved = self.loss.forward(seen, target)
         gy = self.loss.input_grad(loss_saved)
         gy = gy if steps is None else steps.spread(gy)
-        grads = dict(model.weight_grad(gy, saved))
-        return value, grads | ({INPUT: model.input_grad(gy, saved)} if self.x.dtype.kind == "f" else {})
+        return value, _gradients(type(model).__name__, model, gy, saved, self.x)
+
+    def of_another_batch(self) -> _Run:
+        """Return the same with other values of x."""
+        return dataclasses.replace(self, x=self.x / 2 if self.x.dtype.kind == "f" else self.x[::-1])
 
     def _seen(self, model: nn.Layer, prediction: Array) -> tuple[Array, Array, ValidSteps | None]:
         return seen_by_loss(model, self.loss, self.x, prediction, self.target, self.options.get("lengths"))
@@ -267,6 +275,29 @@ class _Run:
             array.astype(np.float64, order="C") if array.dtype.kind == "f" else array for array in (self.x, self.target)
         )
         return dataclasses.replace(self, x=x, target=target, held=_Held(model))
+
+
+def _gradients(name: str, layer: nn.Layer, gy: Array, saved: Any, x: Array) -> dict[str, Array]:
+    """Return the gradients at a layer's parameters by name, and at its input x."""
+    gradients = gradients_of(layer, gy, saved)
+    found = dict(gradients.weight_grad())
+    if x.dtype.kind == "f":
+        found[INPUT] = gradients.input_grad()
+        what = f"the input gradient of {name}"
+        backend.namespace(**{what: found[INPUT]})
+        backend.check_array(what, found[INPUT], dtype=x.dtype, shape=x.shape, contiguous=False)
+    return found
+
+
+def _strays(model: nn.Layer) -> Iterator[str]:
+    """Say which attributes hold layers that are no parts of the model."""
+    layers = list(model.modules())
+    parts = {id(layer) for _, layer in layers}
+    for name, layer in layers:
+        for attribute, value in vars(layer).items():
+            held = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else [value]
+            if any(isinstance(one, nn.Layer) and id(one) not in parts for one in held):
+                yield f"layers in {'.'.join(filter(None, (name, attribute)))}: no children, not trained and not saved"
 
 
 def _same(one: tuple[float, Mapping[str, Array]], other: tuple[float, Mapping[str, Array]]) -> bool:
@@ -300,12 +331,19 @@ def _scan_checks(
             yield Check("scan", subject, *_largest(gradients, reference))
 
 
+def _is_ours(written: Any) -> bool:
+    """Whether a class or a method is this package's; its layers of layers are checked by their children."""
+    return str(written.__module__).startswith("sparsebp.")
+
+
 def _jacobian_checks(model: nn.Layer, run: _Run, rng: np.random.Generator, memory_limit: int) -> Iterator[Check]:
     """Yield a check of every `jacobian_t` of a user's class, then one of all others."""
     ours: dict[str, tuple[Array, Array]] = {}
-    for name, layer, x, y, saved in _forwards(model, run):
-        own = not layer.jacobian_t.__module__.startswith("sparsebp.")
-        if (layer.children and not own) or x.dtype.kind != "f":  # children are checked by themselves
+    for name, layer, x, y, saved, _ in _forwards(model, run):
+        if not belongs(layer, "jacobian_t"):
+            continue
+        own = not _is_ours(layer.jacobian_t)
+        if (layer.children and not own) or x.dtype.kind != "f":
             continue
         if Link(layer, saved, x.shape, y.shape).couples_samples() or is_lone(layer, saved, x.shape):
             continue  # no sample has one
@@ -329,16 +367,48 @@ def _jacobian_checks(model: nn.Layer, run: _Run, rng: np.random.Generator, memor
         yield Check("jacobian", f"{len(ours)} of sparsebp's layers", *_largest(got, expected, alike=False))
 
 
-def _forwards(model: nn.Layer, run: _Run) -> list[tuple[str, nn.Layer, Array, Array, Any]]:
-    """Return the layers with a `jacobian_t` that a forward runs, with their last input, output and saved value."""
-    seen: dict[int, tuple[str, nn.Layer, Array, Array, Any]] = {}
-    layers = {id(layer): (name, layer) for name, layer in reversed([*model.modules()]) if belongs(layer, "jacobian_t")}
+def _repeat_check(model: nn.Layer, run: _Run, rng: np.random.Generator) -> Check:
+    """Check that the layers keep to their rules: values are saved and returned for good, arguments are only read."""
+    got: dict[str, Array] = {}
+    expected: dict[str, Array] = {}
+
+    def compare(what: str, now: Array, then: Array) -> None:
+        got[what], expected[what] = now.copy(), then
+
+    forwards = [seen for seen in _forwards(model, run) if not (seen[1].children and _is_ours(type(seen[1])))]
+    first: list[tuple[Array, dict[str, Array], dict[str, Array]]] = []
+    for name, layer, x, y, saved, before in forwards:
+        compare(f"{name}: x", x, before)
+        gy = backend.namespace(y).asarray(rng.standard_normal(y.shape), dtype=y.dtype)
+        grads = _gradients(name, layer, gy.copy(), saved, x)
+        first.append((gy, grads, {key: grad.copy() for key, grad in grads.items()}))
+    outputs = [y.copy() for _, _, _, y, _, _ in forwards]
+    run.of_another_batch().forward(model)
+    for (name, _, _, y, _, _), before in zip(forwards, outputs, strict=True):
+        compare(f"{name}: y", y, before)
+    for (name, layer, x, _, saved, _), (gy, grads, kept) in zip(forwards, first, strict=True):
+        _gradients(name, layer, gy / 2, saved, x)
+        for key, grad in kept.items():
+            compare(f"{name}: {key}, returned before", grads[key], grad)
+        given = gy.copy()
+        again = _gradients(name, layer, given, saved, x)
+        compare(f"{name}: gy", given, gy)
+        for key, grad in kept.items():
+            compare(f"{name}: {key}", again[key], grad)
+    return Check("repeat", f"{len(forwards)} layer{'s' * (len(forwards) != 1)}", *_largest(got, expected, alike=False))
+
+
+def _forwards(model: nn.Layer, run: _Run) -> list[tuple[str, nn.Layer, Array, Array, Any, Array]]:
+    """Return the layers that a forward runs, with their last input, output, saved value, and a copy of the input."""
+    seen: dict[int, tuple[str, nn.Layer, Array, Array, Any, Array]] = {}
+    layers = {id(layer): (name, layer) for name, layer in reversed([*model.modules()])}
 
     def watched(name: str, layer: nn.Layer, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def watching(x: Array, *more: Any, **options: Any) -> Any:
+            before = x.copy()
             y, saved = forward(x, *more, **options)
-            seen[id(layer)] = name or type(layer).__name__, layer, x, y, saved
+            seen[id(layer)] = name or type(layer).__name__, layer, x, y, saved, before
             return y, saved
 
         return watching

@@ -362,6 +362,69 @@ def test_parameters_and_buffers_are_attributes():
     assert layer.params["weight"] is weight
 
 
+@pytest.mark.parametrize(("layer", "name"), [
+    (linear, "bias"), (lambda: nn.Linear(3, 3, bias=False), "bias"), (lambda: nn.Conv1d(2, 2, 1, bias=False), "bias"),
+    (lambda: nn.GRU(2, 3, bias=False), "bias_ih_l0"), (lambda: nn.LSTMCell(2, 3, bias=False), "bias_hh"),
+    (lambda: nn.BatchNorm1d(3, affine=False), "weight"), (lambda: nn.RMSNorm(3), "bias"),
+    (lambda: nn.MultiheadAttention(2, 1), "bias_k"),
+])  # fmt: skip
+def test_an_array_is_not_assigned_in_vain(layer, name):
+    layer = layer()
+    if name in layer.params:
+        setattr(layer, name, np.ones(3))
+        assert layer(np.zeros((1, 3)))[0, 0] == 1
+    else:
+        with pytest.raises(OptionError, match=f"built without {name}"):
+            setattr(layer, name, np.ones(3, np.float32))
+    layer.bias_sigma = sigma = np.ones(3)  # a subclass may have others
+    assert layer.bias_sigma is sigma
+
+
+@pytest.mark.parametrize("assign", [
+    lambda model: model.children.update({"a.b": linear()}), lambda model: model.children.update({"": linear()}),
+    lambda model: model.children.update({0: linear()}), lambda model: model.children.update({"device": linear()}),
+    lambda model: setattr(model, "children", {"part.x": linear()}), lambda model: setattr(model, "params", linear()),
+    lambda model: model.params.update({"part": np.ones(3)}), lambda model: model.params.update({"": np.ones(3)}),
+    lambda model: model.params.update({"part.weight": np.ones((3, 3))}),
+    lambda model: model.buffers.update({"own": np.ones(3)}), lambda model: model.children.update({"own": linear()}),
+    lambda model: setattr(model, "buffers", {"own": np.ones(3)}),
+    lambda model: setattr(model, "children", {"own": linear()}),
+])  # fmt: skip
+def test_names_that_a_state_could_not_tell_apart_are_refused(assign):
+    model = Empty()
+    model.part, model.params["own"] = linear(), np.ones(3)
+    before = model.state_dict()
+    with pytest.raises(OptionError, match=r"Invalid name|twice|not a mapping"):
+        assign(model)
+    assert list(model.state_dict()) == list(before) == ["own", "part.weight", "part.bias"]
+    model.params["other.weight"] = np.ones(2)  # PyTorch's names have dots
+    assert "other.weight" in pickle.loads(pickle.dumps(model)).state_dict()
+
+
+def test_children_change_their_mode_by_their_own_train_as_in_torch():
+    def frozen(base):
+        class Frozen(base):
+            def train(self, mode=True):
+                super().train(mode)
+                self[1].eval()
+                return self
+
+        return Frozen
+
+    ours = nn.Sequential(frozen(nn.Sequential)(linear(), nn.BatchNorm1d(3, **F8)), nn.BatchNorm1d(3, **F8))
+    theirs = torch.nn.Sequential(frozen(torch.nn.Sequential)(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)),
+                                 torch.nn.BatchNorm1d(3))  # fmt: skip
+    for mode in (True, False, True):
+        modes = dict((ours.train(mode), theirs.train(mode))[1].named_modules())
+        assert {name: layer.training for name, layer in ours.modules()} == {n: m.training for n, m in modes.items()}
+    before = ours[0][1].running_mean.copy()
+    Trainer(ours.eval(), nn.MSELoss(), optim.SGD(ours.parameters())).fit(
+        (np.eye(4, 3), np.ones((4, 3))), epochs=1, batch_size=4
+    )
+    np.testing.assert_array_equal(ours[0][1].running_mean, before)
+    assert ours[1].num_batches_tracked == 1
+
+
 def test_an_attribute_that_held_a_parameter_follows_it():
     class Scale(Empty):
         def __init__(self):

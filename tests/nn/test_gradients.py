@@ -282,6 +282,16 @@ def test_gradients_of_some_parameters_take_no_work_for_others():
             sb.value_and_grad(model, nn.CrossEntropyLoss(), wrong)
 
 
+def test_gradients_of_some_parameters_of_a_part_that_is_replaced():
+    model, x = nn.Sequential(nn.Linear(3, 3, rng=0, **F8), nn.Tanh()), np.ones((2, 3))
+    function = sb.value_and_grad(model, nn.MSELoss(), ["0.bias"])
+    model[0] = nn.Linear(3, 3, rng=1, **F8)
+    assert function(x, x)[1]["0.bias"].tobytes() == sb.value_and_grad(model, nn.MSELoss())(x, x)[1]["0.bias"].tobytes()
+    model[0] = nn.Linear(3, 3, bias=False, rng=1, **F8)
+    with pytest.raises(OptionError, match=r"not names of the model's parameters.*Got '0.bias'"):
+        function(x, x)
+
+
 # ---- layers of the user's own ----------------------------------------------------------------------------------------
 
 

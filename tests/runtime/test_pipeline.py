@@ -221,6 +221,29 @@ def test_stages_on_several_ranks_may_share_a_parameter(schedule, size, clip_norm
     p.assert_close(found, p.alone(shared_apart, p.momentum, steps, clip_norm=clip_norm), **TIGHT)
 
 
+@pytest.mark.parametrize("schedule", p.SYNCHRONOUS)
+@pytest.mark.parametrize("kind", ["norm", "pruned"])
+def test_buffers_of_a_shared_layer_are_those_of_one_worker_or_it_is_refused(schedule, kind):
+    """Running statistics depend on the order of their updates; masks do not."""
+
+    def shared():
+        layers = [nn.Linear(7, 7, dtype=np.float64, rng=number) for number in range(4)]
+        norm = nn.BatchNorm1d(7, dtype=np.float64)
+        if kind == "pruned":
+            layers[0].keep_weights(np.eye(7) > 0)
+            return nn.Sequential(*layers, layers[0], nn.Tanh())
+        return nn.Sequential(layers[0], norm, *layers[1:], norm)
+
+    sizes = p.filling(schedule, 2, [3, 2])
+    steps = [p.batches("mlp", sizes, seed=seed) for seed in range(2)]
+    try:
+        found = p.on_ranks(2, shared, p.momentum, steps, lambda model: p.schedule_of(schedule, model, 2, len(sizes)))
+    except OptionError as error:
+        assert kind == "norm" and "in another order than in one worker" in error.problem
+        return
+    p.assert_close(found, p.alone(shared, p.momentum, steps), **TIGHT)
+
+
 def test_clipping_needs_all_gradients_before_the_first_update():
     def work(transport):
         model = p.mlp()

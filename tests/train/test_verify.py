@@ -9,7 +9,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import DeviceError, MemoryLimitError, OptionError
+from sparsebp.core.errors import DeviceError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.nn.cells import RNNMath
 
 
@@ -242,6 +242,113 @@ def test_a_jacobian_of_the_wrong_size_is_no_agreement():
     model = nn.Residual(Wide())
     report = sb.verify.check_gradient(model, nn.MSELoss(), *batch_of(4, 2))
     assert not report.ok and "body" in [c.subject for c in report.checks if np.isnan(c.difference)]
+
+
+class Sine(nn.Layer):
+    """``sin x``, right, and nothing else."""
+
+    def forward(self, x):
+        return np.sin(x), x
+
+    def input_grad(self, gy, x):
+        return np.cos(x) * gy
+
+
+class WritesToGy(Sine):
+    def input_grad(self, gy, x):
+        gy *= np.cos(x)
+        return gy
+
+
+class WritesToX(Sine):
+    def forward(self, x):
+        np.clip(x, -1, 1, out=x)
+        return x.copy(), x
+
+    def input_grad(self, gy, x):
+        return gy * (abs(x) < 1)
+
+
+class WritesToSaved(Sine):
+    def input_grad(self, gy, x):
+        return np.multiply(np.cos(x, out=x), gy)
+
+
+class SavesInOneBuffer(Sine):
+    buffer = np.empty(0)
+
+    def forward(self, x):
+        if self.buffer.shape != x.shape:
+            self.buffer = np.empty_like(x)
+        self.buffer[...] = x
+        return np.sin(x), self.buffer
+
+
+class ReturnsOneBuffer(SavesInOneBuffer):
+    def input_grad(self, gy, x):
+        if self.buffer.shape != x.shape:
+            self.buffer = np.empty_like(x)
+        return np.multiply(np.cos(x), gy, out=self.buffer)
+
+    def forward(self, x):
+        return np.sin(x), x.copy()
+
+
+class Accumulates(nn.Linear):
+    total = 0.0
+
+    def weight_grad(self, gy, saved):
+        grads = super().weight_grad(gy, saved)
+        self.total = self.total + grads["bias"]
+        return grads | {"bias": self.total}
+
+
+@pytest.mark.parametrize("make", [
+    Sine, WritesToGy, WritesToX, WritesToSaved, SavesInOneBuffer, ReturnsOneBuffer,
+    lambda: Accumulates(3, 3, dtype=np.float64, rng=2),
+])  # fmt: skip
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_layer_that_breaks_the_rules_is_caught_and_named(make, inside):
+    """Alone in a chain many such layers have the right gradients: with micro-batches, or branches, they do not."""
+    layer = make()
+    model = nn.Sequential(nn.Linear(3, 3, dtype=np.float64, rng=0), layer, nn.Sigmoid()) if inside else layer
+    x, target = batch_of(4, 3, targets=3)
+    before = x.copy()
+    report = sb.verify.check_gradient(model, nn.MSELoss(), x, target)
+    np.testing.assert_array_equal(x, before)
+    repeated = next(check for check in report.checks if check.kind == "repeat")
+    if make is Sine:
+        assert report.ok and repeated.difference == 0, str(report)
+    else:
+        assert not report.ok and not repeated.difference < 1e-3
+        assert repeated.where.startswith("1: " if inside else f"{type(layer).__name__}: ")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_input_gradient_of_the_wrong_shape_is_named(inside):
+    class Sum(Sine):
+        def forward(self, x):
+            return x.sum(axis=1, keepdims=True), x
+
+        def input_grad(self, gy, x):
+            return gy
+
+    model = nn.Sequential(nn.Linear(3, 3, dtype=np.float64, rng=0), Sum()) if inside else Sum()
+    with pytest.raises(ShapeError, match=f"input gradient of {1 if inside else 'Sum'} has the wrong shape"):
+        sb.verify.check_gradient(model, nn.MSELoss(), *batch_of(4, 3, targets=1))
+
+
+def test_layers_that_are_no_parts_are_said_to_be_unchecked():
+    class Listed(nn.Sequential):
+        def __init__(self, *layers):
+            super().__init__(*layers)
+            self.again, self.others = list(layers), {"a": nn.Tanh()}
+
+    model = nn.Sequential(Listed(nn.Linear(3, 2, dtype=np.float64, rng=0)))
+    report = sb.verify.check_gradient(model, nn.MSELoss(), *batch_of(4, 3))
+    assert [said for said in report.not_checked if "no children" in said] == [
+        "layers in 0.others: no children, not trained and not saved"
+    ]
 
 
 def test_self_check_covers_both_cells_and_dtypes():
