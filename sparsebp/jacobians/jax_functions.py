@@ -22,7 +22,10 @@ from sparsebp.jacobians.tracing import check_length, pattern_of
 from sparsebp.patterns.pattern import SparsityPattern
 
 REFUSALS = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, NotImplementedError)
-"""Errors by which JAX and asdex refuse a function, besides two about differentiation that have no class."""
+"""Errors by which JAX and asdex refuse a function, besides some about derivatives that have no class:"""
+NO_DERIVATIVE = re.compile(r"-mode (differentiation|autodiff)|not support (JVP|VJP)|no differentiation rule|jvp rule")
+FIXED_SEEDS = 32
+"""Most directions that are compiled into a program: XLA computes everything that depends on them alone as it compiles."""
 
 
 class JaxFunction(NumpyFunction):
@@ -94,6 +97,17 @@ class JaxFunction(NumpyFunction):
         y = self.f(*args[: self.argnum], jnp.asarray(args[self.argnum]), *args[self.argnum + 1 :])
         return np.asarray(y, float)
 
+    def missing(self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], length: int) -> TracingError | None:
+        """Return JAX's reason; a custom_vjp has reverse mode alone, a while_loop forward mode."""
+        f, given = self._split(args)
+        seeds = np.zeros((1, len(args[self.argnum]) if mode == "forward" else length), np.float32)
+        try:
+            with _tracing():
+                jax.eval_shape(partial(_forward if mode == "forward" else _reverse, f), seeds, *given)
+        except TracingError as error:
+            return error
+        return None
+
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return derivatives along directions (p, n): shape (p, m)."""
         return self._run("forward", lambda f: partial(_forward, f), args, seeds)
@@ -108,10 +122,11 @@ class JaxFunction(NumpyFunction):
     ) -> tuple[Any, tuple[int, float] | None]:  # fmt: skip
         """Return elements of the derivatives, (p, width), and one not `reached` that is not zero: its place, value.
 
-        One compiled program does it all. Seeds that are read-only are kept by the caller and fixed in it: XLA
+        One compiled program does it all. A few seeds that are read-only, which the caller keeps, are fixed in it: XLA
         simplifies what they go through. Within a transform nothing can be raised: values are NaN instead.
         """
-        kept, direct = not seeds.flags.writeable, _forward if mode == "forward" else _reverse
+        kept = not seeds.flags.writeable and len(seeds) <= FIXED_SEEDS
+        direct = _forward if mode == "forward" else _reverse
 
         def program(f: Callable[..., Any]) -> Callable[..., Any]:
             outside = np.ones(len(seeds) * width, bool)
@@ -168,13 +183,13 @@ class JaxFunction(NumpyFunction):
 
 def _forward(f: Callable[..., Any], seeds: Any, x: Any, *others: Any) -> Any:
     _, push = jax.linearize(lambda x: f(x, *others), x)
-    return jax.vmap(push)(seeds.astype(x.dtype))
+    return jax.vmap(push)(jnp.asarray(seeds, x.dtype))  # of JAX, also where it is constant: a callback takes no other
 
 
 def _reverse(f: Callable[..., Any], seeds: Any, x: Any, *others: Any) -> Any:
     y, pull = jax.vjp(lambda x: f(x, *others), x)
     check_length(len(y), seeds.shape[1])
-    return jax.vmap(lambda v: pull(v)[0])(seeds.astype(y.dtype))
+    return jax.vmap(lambda v: pull(v)[0])(jnp.asarray(seeds, y.dtype))
 
 
 def _at(flat: Any, places: Any) -> Any:
@@ -187,8 +202,11 @@ def _tracing() -> Iterator[None]:
     try:
         yield
     except (TypeError, IndexError, ValueError, NotImplementedError) as error:
-        if not isinstance(error, REFUSALS) and "-mode differentiation" not in str(error):
+        problem, remedy = "JAX cannot trace the function", (
+            "Use jax.numpy.where or jax.lax.cond for conditions; where only the pattern is not found, pass pattern=")
+        if NO_DERIVATIVE.search(str(error)):
+            problem, remedy = "JAX has no such derivative of the function", (
+                "Give a callback its derivative by jax.custom_jvp or jax.custom_vjp; take scan in place of while_loop")
+        elif not isinstance(error, REFUSALS):
             raise
-        raise TracingError("JAX cannot trace or differentiate the function", got=re.split(r"\.\s|\n", str(error))[0],
-                           remedy="Use jax.numpy.where or jax.lax.cond for conditions; where only the pattern is not "
-                           "found, pass pattern=") from error  # fmt: skip
+        raise TracingError(problem, got=re.split(r"\.\s|\n", str(error))[0], remedy=remedy) from error

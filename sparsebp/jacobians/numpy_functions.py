@@ -752,6 +752,15 @@ class NumpyFunction:
         """Return what f returns, not its gradient."""
         return np.asarray(self._alone(args)(np.array(args[self.argnum])), float)
 
+    def missing(self, mode: Mode, args: tuple[Any, ...], length: int) -> TracingError | None:
+        """Return why the function cannot be followed backwards, if so."""
+        try:
+            if mode == "reverse":
+                self.reverse(args, np.zeros((1, length), np.float32))
+        except TracingError as error:
+            return error
+        return None
+
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
         """Carry dual numbers through the function."""
         x = args[self.argnum]
