@@ -31,7 +31,6 @@ from sparsebp.jacobians.tracing import (
     level_of,
     lift,
     moved,
-    pattern_of,
     pullback,
     raw,
     raw_at,
@@ -321,26 +320,15 @@ def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> An
     return max_of(a, axis, keepdims=keepdims) - min_of(a, axis, keepdims=keepdims)
 
 
-def _along(outputs: tuple[int, ...], inputs: tuple[int, ...], axis: int, reaches: np.ndarray) -> Any:
-    """Return the matrix of a map along one axis, whose output i takes input j where ``reaches[i, j]``."""
-    rows, columns = (np.moveaxis(np.arange(math.prod(shape)).reshape(shape), axis, -1) for shape in (outputs, inputs))
-    there = np.broadcast_to(reaches, (*rows.shape[:-1], *reaches.shape))
-    rows, columns = (np.broadcast_to(x, there.shape)[there] for x in (rows[..., None], columns[..., None, :]))
-    return selection(rows, columns, (math.prod(outputs), math.prod(inputs)))
-
-
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
     a, axis = (np.reshape(a, -1), 0) if axis is None else (a, _axes(axis, a.ndim)[0])
-    level, n = level_of(a), a.shape[axis]
-
-    def structure() -> Any:
-        Sets.check(a.size * (n + 1) // 2)
-        return _along(a.shape, a.shape, axis, np.tril(np.ones((n, n), bool)))
-
+    level = level_of(a)
     value = np.cumsum(raw_at(level, a), axis=axis, dtype=dtype)
+    if isinstance(level, Sets):
+        return wrapped(level, value, lambda v: cumprod(a, axis).carried)
     return wrapped(level, value, lambda v: level.linear(
         a, v.shape, v.dtype, lambda t: np.cumsum(t, axis=axis + 1),
-        lambda adjoint: np.flip(np.cumsum(np.flip(adjoint, axis), axis=axis), axis), structure))  # fmt: skip
+        lambda adjoint: np.flip(np.cumsum(np.flip(adjoint, axis), axis=axis), axis), None))  # fmt: skip
 
 
 def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
@@ -445,13 +433,11 @@ def _fft(name: str) -> Any:
         function = getattr(np.fft, name)
         level, axis = level_of(a), _axes(axis, a.ndim)[0]
         value = function(raw_at(level, a), n, axis, norm)
-
-        def structure() -> Any:
-            Sets.check(a.size * value.shape[axis])
-            return _along(value.shape, a.shape, axis, np.ones((value.shape[axis], a.shape[axis]), bool))
-
+        if isinstance(level, Sets):
+            total = sum_of(a, axis, keepdims=True)
+            return wrapped(level, value, lambda v: level.elementwise(v.shape, v.dtype, [(total, lambda: 1)]))
         return wrapped(level, value, lambda v: level.linear(
-            a, v.shape, v.dtype, lambda t: function(t, n, axis + 1, norm), None, structure))  # fmt: skip
+            a, v.shape, v.dtype, lambda t: function(t, n, axis + 1, norm), None, None))  # fmt: skip
 
     return transform
 
@@ -722,7 +708,7 @@ class NumpyFunction:
         y = _output(self.of_x(tuple(map(unknown, args)))(level.input(np.array(x))))
         if level.refusals:  # f caught it
             raise level.refusals[0]
-        return pattern_of(y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype), self.scalar)
+        return level.pattern(y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype), self.scalar)
 
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether it is x, or floats."""

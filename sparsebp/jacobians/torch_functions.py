@@ -23,7 +23,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
-from sparsebp.jacobians.tracing import Sets, Traced, check_length, pattern_of, refused, selection
+from sparsebp.jacobians import numpy_functions  # noqa: F401  (functions of traced arrays)
+from sparsebp.jacobians.tracing import Sets, Traced, check_length, refused, selection
 from sparsebp.patterns.builders import conv_pattern, conv_transpose_pattern
 from sparsebp.patterns.pattern import SparsityPattern
 
@@ -101,7 +102,7 @@ class TorchFunction:
         functional = torch.func.functionalize(f, remove="mutations_and_views")
         with self._refusals(args):
             traced = make_fx(functional, dict(core_aten_decompositions().items()))(x.clone(), *others)
-        found = pattern_of(walk(traced.graph, x.numel()), self.scalar)
+        found = walk(traced.graph, x.numel(), self.scalar)
         x = _elsewhere(x)  # where what was read from x as a constant is another number
         with contextlib.suppress(Exception):  # f has no value there
             expected = f(x.clone(), *others)
@@ -260,8 +261,8 @@ def check_same(
 # The graph, node by node. A value is `Traced` if it may depend on x or another argument, else a tensor or a number.
 
 
-def walk(graph: Any, inputs: int) -> Any:
-    """Return the index sets of the graph's output, a sparse matrix of bools."""
+def walk(graph: Any, inputs: int, symmetric: bool) -> SparsityPattern:
+    """Return the pattern of the graph's output; `symmetric`: its union with its transpose."""
     level = Sets(inputs)
     values: dict[Any, Any] = {}
     for node in graph.nodes:
@@ -274,7 +275,8 @@ def walk(graph: Any, inputs: int) -> Any:
         elif node.op == "output":
             (result,) = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
             found = values[result]
-            return found.carried if isinstance(found, Traced) else level.nothing(tuple(found.shape), None)
+            sets = found.carried if isinstance(found, Traced) else level.nothing(tuple(found.shape), None)
+            return level.pattern(sets, symmetric)
         else:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda other: values[other])
             values[node] = _result(level, node, args, kwargs)
@@ -418,14 +420,8 @@ def _reduction(place: int) -> Callable[..., Any]:
     """Return the rule of a reduction whose axes are its argument `place`."""
 
     def rule(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
-        x = args[0]
-        dims = _dims(args[place] if len(args) > place else kwargs.get("dim"), x.ndim)
-        kept = [d for d in range(x.ndim) if d not in dims]
-        numbers = np.arange(x.size).reshape(x.shape).transpose(*kept, *dims).reshape(-1)
-        length = math.prod(x.shape[d] for d in dims)
-        rows = np.repeat(np.arange(x.size // max(length, 1)), length)
-        size = math.prod(x.shape[d] for d in kept)
-        return level.linear(x, (size,), None, None, None, lambda: selection(rows, numbers, (size, x.size)))
+        dims = _dims(args[place] if len(args) > place else kwargs.get("dim"), args[0].ndim)
+        return np.sum(args[0], axis=dims).carried
 
     return rule
 
@@ -435,19 +431,12 @@ def _along(place: int, operands: int = 1, triangle: bool = False) -> Callable[..
 
     def rule(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
         traced = [x for x in args[:operands] if isinstance(x, Traced)]
-        shape = traced[0].shape
-        (dim,) = _dims(args[place] if len(args) > place else kwargs.get("dim", -1), len(shape)) or (None,)
-        both = Traced(traced[0].value, level.elementwise(shape, None, [(x, lambda: 1) for x in traced]), level)
+        x = Traced(traced[0].value, level.elementwise(traced[0].shape, None, [(x, lambda: 1) for x in traced]), level)
+        (dim,) = _dims(args[place] if len(args) > place else kwargs.get("dim", -1), x.ndim) or (None,)
         if dim is None:
-            return both.carried
-        inputs = np.moveaxis(np.arange(both.size).reshape(shape), dim, -1)[..., None, :]
-        outputs = np.moveaxis(np.arange(val.numel()).reshape(tuple(val.shape)), dim, -1)[..., None]
-        whole = np.broadcast_shapes(inputs.shape, outputs.shape)
-        Sets.check(math.prod(whole))
-        mask = np.tril(np.ones(whole[-2:], bool)) if triangle else np.ones(whole[-2:], bool)
-        rows, columns = (np.broadcast_to(x, whole)[..., mask].ravel() for x in (outputs, inputs))
-        return level.linear(both, tuple(val.shape), None, None, None,
-                            lambda: selection(rows, columns, (val.numel(), both.size)))  # fmt: skip
+            return x.carried
+        found = np.cumsum(x, axis=dim) if triangle else np.sum(x, axis=dim, keepdims=True)
+        return level.elementwise(tuple(val.shape), None, [(found, lambda: 1)])
 
     return rule
 
