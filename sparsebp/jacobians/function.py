@@ -426,11 +426,15 @@ class Sweeps:
         self.mode, self.width, self.count = mode, width, _number(colors)
         self._colors, self._step = colors, step
 
+        blocks = max(1, -(-self.count // step))
+
         def by_block(places: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-            blocks = places // (step * max(width, 1))
-            order = np.argsort(blocks, kind="stable")  # in the order of entries within a block
-            whose = np.split(order, np.searchsorted(blocks[order], np.arange(1, -(-self.count // step))))
-            return whose, [places[mine] % max(step * width, 1) for mine in whose]
+            if blocks == 1:
+                return [np.arange(len(places))], [places]
+            block = (places // (step * max(width, 1))).astype(np.min_scalar_type(blocks))  # small ones sort faster
+            order = np.argsort(block, kind="stable")  # in the order of entries within a block
+            whose = np.split(order, np.cumsum(np.bincount(block, minlength=blocks))[:-1])
+            return whose, [places[mine] % (step * max(width, 1)) for mine in whose]
 
         self._seeds: list[np.ndarray] | None = None
         if self.count * len(colors) <= KEPT_SEEDS:

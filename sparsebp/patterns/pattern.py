@@ -754,8 +754,10 @@ def star_sources(pattern: SparsityPattern, colors: np.ndarray) -> tuple[np.ndarr
     rows, columns = pattern.row_of_entry.astype(np.int64), pattern.indices.astype(np.int64)
     count = int(colors.max(initial=-1)) + 1
     seen = rows * count + colors[columns]
-    _, where, repeats = np.unique(seen, return_inverse=True, return_counts=True)
-    alone = repeats[where] == 1
+    order = np.argsort(seen, kind="stable")
+    repeats = np.diff(seen[order], prepend=-1) == 0
+    alone = np.empty(len(seen), bool)
+    alone[order] = ~(repeats | np.append(repeats[1:], False)[: len(seen)])
     mirrored = pattern.transpose_permutation
     lower = rows >= columns
     direct = np.where(lower, alone, ~alone[mirrored])  # of (i, j) and (j, i), i > j, both read at (i, j) if it is alone
