@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from sparsebp.core.backend import check_plain
 from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
 from sparsebp.patterns.pattern import (
@@ -166,6 +167,8 @@ class SparseJacobian:
     def __init__(self, f: Any, args: tuple[Any, ...], argnum: int, pattern: SparsityPattern | None) -> None:
         if not callable(f):
             raise OptionError("f is not a function", expected="a function of arrays", got=shown(f))
+        for number, arg in enumerate(args):
+            check_plain(arg, f"Argument {number}")
         if not args:
             raise OptionError("There is no x to trace f at", expected="sparse_jacobian(f, x0)", got="no argument")
         self._argnum = check_integer("argnum", argnum, 0, len(args) - 1)
@@ -308,6 +311,8 @@ class SparseJacobian:
     def _checked_args(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(args) != self._count:
             raise OptionError("The function takes other arguments", expected=f"{self._count}", got=len(args))
+        for number, arg in enumerate(args):
+            check_plain(arg, f"Argument {number}")
         for number, kept in enumerate(self._constants or ()):
             if kept is not None and not _unchanged(kept, args[number], exact=self._function.compiled):
                 raise OptionError(f"Argument {number}, a constant of the pattern, has changed",

@@ -17,20 +17,23 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import shown
-from sparsebp.core.errors import DTypeError, ShapeError, TracingError
+from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians import tracing
 from sparsebp.jacobians.tracing import (
     Duals,
     Pool,
     Sets,
     Traced,
+    careful_einsum,
     check_length,
     current,
     elementwise,
+    finite,
     gradient,
     level_of,
     lift,
     moved,
+    plain,
     pullback,
     raw,
     raw_at,
@@ -66,11 +69,19 @@ def _special(name: str) -> Any:
 
 
 def _first(y: Any, a: Any, b: Any) -> Any:
-    return np.heaviside(a - b, 0.5)  # as PyTorch: half of the slope each at a tie
+    return np.where(a == b, 0.5, np.heaviside(a - b, 0.5))  # as PyTorch: half of the slope each at a tie
 
 
 def _second(y: Any, a: Any, b: Any) -> Any:
-    return np.heaviside(b - a, 0.5)
+    return _first(y, b, a)
+
+
+def _first_number(y: Any, a: Any, b: Any) -> Any:
+    return np.where(np.isnan(b), 1, np.where(np.isnan(a), 0, _first(y, a, b)))
+
+
+def _second_number(y: Any, a: Any, b: Any) -> Any:
+    return 1 - _first_number(y, a, b)
 
 
 tracing.SLOPES |= {
@@ -113,8 +124,10 @@ tracing.SLOPES |= {
                                               lambda y, a, b: y * _log_or_zero(a))),
     "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
     "hypot": (lambda y, a, b: a / y, lambda y, a, b: b / y),
-    **dict.fromkeys(("maximum", "fmax"), (_first, _second)),
-    **dict.fromkeys(("minimum", "fmin"), (_second, _first)),
+    "maximum": (_first, _second),
+    "minimum": (_second, _first),
+    "fmax": (_first_number, _second_number),
+    "fmin": (lambda y, a, b: _first_number(y, -a, -b), lambda y, a, b: _second_number(y, -a, -b)),
     "logaddexp": (lambda y, a, b: np.exp(a - y), lambda y, a, b: np.exp(b - y)),
     "logaddexp2": (lambda y, a, b: np.exp2(a - y), lambda y, a, b: np.exp2(b - y)),
     "copysign": (lambda y, a, b: np.sign(a) * np.copysign(1, b), None),
@@ -477,6 +490,14 @@ def einsum(subscripts: Any, *operands: Any, optimize: Any = False) -> Any:
         letters = "".join(labels)
         out = spare + "".join(sorted(c for c in set(letters) if letters.count(c) == 1 and c not in spare))
     out = out.replace("...", spare)
+    sizes: dict[str, int] = {}
+    for x, names in zip(arrays, labels, strict=True):
+        for c, n in zip(names, np.shape(x), strict=True):
+            sizes[c] = max(n, sizes.get(c, 1)) if n else 0
+    for k, names in enumerate(labels):  # axes of 1 that others broadcast
+        kept = [c for c, n in zip(names, np.shape(arrays[k]), strict=True) if n == sizes[c] or n != 1]
+        if len(kept) < len(names):
+            arrays[k], labels[k] = np.reshape(arrays[k], [sizes[c] for c in kept]), "".join(kept)
     while len(arrays) > 1:
         rest = out + "".join(labels[2:])
         first = out if len(arrays) == 2 else "".join(dict.fromkeys(c for c in labels[0] + labels[1] if c in rest))
@@ -609,7 +630,10 @@ def solve(a: Any, b: Any) -> Any:
         return start + solve(matrix, b - a @ start)
 
     def push(t: np.ndarray) -> np.ndarray:
-        columns = np.linalg.solve(matrix, np.moveaxis(t, 0, -1).reshape(t.shape[1], math.prod(wide) * len(t)))
+        right = np.moveaxis(t, 0, -1).reshape(t.shape[1], math.prod(wide) * len(t))
+        columns = np.linalg.solve(matrix, right)
+        if not finite(columns):
+            columns = careful_einsum("jk,ij->ik", right, np.linalg.inv(matrix), True)
         return np.moveaxis(columns.reshape(len(matrix), *wide, len(t)), -1, 0)
 
     def structure() -> Any:
@@ -686,9 +710,16 @@ class NumpyFunction:
         def of(x: Any) -> Any:
             try:
                 return self.f(*before, x, *after)
-            except (TypeError, ValueError) as error:  # by which NumPy replaces refusals of an array's elements
-                if isinstance(error.__cause__, TracingError):
+            except (SparseBPError, MemoryError):
+                raise
+            except Exception as error:
+                if isinstance(error.__cause__, TracingError):  # by which NumPy replaces refusals of elements
                     raise error.__cause__ from None
+                if isinstance(x, Traced):
+                    self.f(*map(plain, before), np.array(plain(x)), *map(plain, after))  # may raise its own error
+                    raise refused(f"What {_whose(error)} does with arrays that depend on x", "Write it with functions "
+                                  "of NumPy that are listed in the reference: a diagonal matrix @ y as x * y. Sparse "
+                                  f"matrices are constant. (It raised {type(error).__name__}: {error})") from error  # fmt: skip
                 raise
 
         return of
@@ -755,13 +786,13 @@ class NumpyFunction:
         return y.carried if isinstance(y, Traced) else np.zeros((len(seeds), len(y)), x.dtype)
 
     @contextlib.contextmanager
-    def _duals(self, directions: int) -> Iterator[Duals]:
+    def _duals(self, directions: int, masked: bool = True) -> Iterator[Duals]:
         """Give a level whose memory is kept for the next call; at the same time, each thread has its own."""
         try:
             pool = self._pools.pop()
         except IndexError:
             pool = Pool()
-        yield Duals(directions, pool)
+        yield Duals(directions, pool, masked)
         self._pools.append(pool)
 
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
@@ -769,9 +800,15 @@ class NumpyFunction:
         x = args[self.argnum]
         y, back = pullback(lambda x: _output(self.of_x(args)(x)), np.array(x))
         check_length(len(y), seeds.shape[1])
-        with self._duals(len(seeds)) as level:
-            found = back(Traced(np.zeros(len(y), y.dtype), seeds.astype(y.dtype), level))
-        return found.carried if isinstance(found, Traced) else np.zeros((len(seeds), x.size), y.dtype)
+        seeds = seeds.astype(y.dtype)
+        with self._duals(len(seeds), masked=False) as level:
+            adjoint = back(Traced(np.zeros(len(y), y.dtype), seeds, level))
+        found = adjoint.carried if isinstance(adjoint, Traced) else np.zeros((len(seeds), x.size), y.dtype)
+        if len(unknown := np.flatnonzero(np.isnan(found).any(axis=1))):
+            found = np.array(found)
+            for direction in unknown.tolist():
+                found[direction] = back(seeds[direction], careful=True)
+        return found
 
     def entries(
         self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], seeds: np.ndarray, width: int,
@@ -811,6 +848,16 @@ class NumpyFunction:
         """Return the array itself."""
         found: np.ndarray = values
         return found
+
+
+def _whose(error: BaseException) -> str:
+    """Return the name of the function that raised an error, outside of this library."""
+    trace, name = error.__traceback__, "the function"
+    while trace is not None:
+        module, code = trace.tb_frame.f_globals.get("__name__", ""), trace.tb_frame.f_code.co_name
+        name = f"{module}.{code}" if not module.startswith("sparsebp.") else name
+        trace = trace.tb_next
+    return name
 
 
 def _output(y: Any) -> Any:
