@@ -55,9 +55,9 @@ class JaxFunction(NumpyFunction):
                 whole[place] = value
             y = self.f(*whole)
             y = jnp.stack([jnp.asarray(v) for v in y]) if isinstance(y, (list, tuple)) and y else jnp.asarray(y)
-            if not jnp.issubdtype(y.dtype, jnp.floating):
-                raise DTypeError("The function does not return real numbers", expected="an array of floats",
-                                 got=y.dtype)  # fmt: skip
+            if y.dtype not in (jnp.float32, jnp.float64):
+                raise DTypeError("The function does not return real numbers", expected="an array of floats, float32 or "
+                                 "float64", got=y.dtype)  # fmt: skip
             if self.scalar and y.ndim:
                 raise TracingError("The function is not scalar", expected="an output of shape ()", got=y.shape)
             if not self.scalar and y.ndim != 1:

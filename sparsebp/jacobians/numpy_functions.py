@@ -58,6 +58,10 @@ def _exponent(b: Any) -> Any:
     return b - 1 if isinstance(b, Traced) or b else 0
 
 
+def _reciprocal(b: Any) -> Any:
+    return math.copysign(math.inf, b) if isinstance(b, (int, float)) and not b else 1 / b
+
+
 def _log_or_zero(a: Any) -> Any:
     return np.where(a == 0, 0, np.log(np.where(a == 0, 1, a)))
 
@@ -119,7 +123,7 @@ tracing.SLOPES |= {
     "add": (lambda y, a, b: 1, lambda y, a, b: 1),
     "subtract": (lambda y, a, b: 1, lambda y, a, b: -1),
     "multiply": (lambda y, a, b: b, lambda y, a, b: a),
-    "divide": (lambda y, a, b: 1 / b, lambda y, a, b: -y / b),
+    "divide": (lambda y, a, b: _reciprocal(b), lambda y, a, b: -y / b),
     **dict.fromkeys(("power", "float_power"), (lambda y, a, b: b * a ** _exponent(b),
                                               lambda y, a, b: y * _log_or_zero(a))),
     "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
@@ -238,7 +242,7 @@ def _view(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if name == "transpose":
         ndim = len(shape)
         axes = (args[1:] or (kwargs.get("axes"),))[0]
-        axes = range(ndim)[::-1] if axes is None else [a % ndim for a in axes]
+        axes = range(ndim)[::-1] if axes is None else [a % ndim for a in np.atleast_1d(axes)]
         back = tuple(np.argsort(axes))
         return lambda t: t.transpose(0, *(a + 1 for a in axes)), lambda adjoint: np.transpose(adjoint, back)
     return None
@@ -333,8 +337,13 @@ def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> An
     return max_of(a, axis, keepdims=keepdims) - min_of(a, axis, keepdims=keepdims)
 
 
+def _line(a: Any, axis: Any) -> tuple[Any, int]:
+    """Return an array with an axis to go along; without one, or a number, all elements."""
+    return (np.reshape(a, -1), 0) if axis is None or not a.ndim else (a, _axes(axis, a.ndim)[0])
+
+
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    a, axis = (np.reshape(a, -1), 0) if axis is None else (a, _axes(axis, a.ndim)[0])
+    a, axis = _line(a, axis)
     level = level_of(a)
     value = np.cumsum(raw_at(level, a), axis=axis, dtype=dtype)
     if isinstance(level, Sets):
@@ -345,7 +354,7 @@ def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
 
 
 def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    a, axis = (np.reshape(a, -1), 0) if axis is None else (a, _axes(axis, a.ndim)[0])
+    a, axis = _line(a, axis)
     x, step = np.moveaxis(a, axis, 0), 1
     while step < len(x):  # each element times the product of those before it: log n multiplications
         x = np.concatenate([x[:step], x[step:] * x[:-step]])
@@ -354,9 +363,9 @@ def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any
 
 
 def diff(a: Any, n: int = 1, axis: int = -1) -> Any:
-    x = np.moveaxis(a, axis, 0)
+    x, step = np.moveaxis(a, axis, 0), np.not_equal if a.dtype == bool else np.subtract
     for _ in range(n):
-        x = x[1:] - x[:-1]
+        x = step(x[1:], x[:-1])
     return np.moveaxis(x, 0, axis)
 
 
@@ -493,7 +502,7 @@ def einsum(subscripts: Any, *operands: Any, optimize: Any = False) -> Any:
     sizes: dict[str, int] = {}
     for x, names in zip(arrays, labels, strict=True):
         for c, n in zip(names, np.shape(x), strict=True):
-            sizes[c] = max(n, sizes.get(c, 1)) if n else 0
+            sizes[c] = n if sizes.get(c, 1) == 1 else sizes[c]
     for k, names in enumerate(labels):  # axes of 1 that others broadcast
         kept = [c for c, n in zip(names, np.shape(arrays[k]), strict=True) if n == sizes[c] or n != 1]
         if len(kept) < len(names):
@@ -595,7 +604,7 @@ def kron(a: Any, b: Any) -> Any:
 
 
 def convolve(a: Any, v: Any, mode: str = "full") -> Any:
-    a, v = raw(lift(a)), raw(lift(v))
+    a, v = np.atleast_1d(raw(lift(a)), raw(lift(v)))
     a, v = (v, a) if len(v) > len(a) else (a, v)
     k, n = len(v), len(a)
     padded = np.pad(a, k - 1)
@@ -864,8 +873,9 @@ def _output(y: Any) -> Any:
     """Return the function's output as a vector of floats, traced or plain."""
     y = lift(y)
     y = current(y) if isinstance(y, Traced) else np.asarray(y)
-    if y.dtype.kind not in "fiub":
-        raise DTypeError("The function does not return real numbers", expected="an array of floats", got=y.dtype)
+    if y.dtype.kind not in "fiub" or y.dtype == np.float16:
+        raise DTypeError("The function does not return real numbers", expected="an array of floats, float32 or float64",
+                         got=y.dtype)  # fmt: skip
     if y.ndim != 1:
         raise ShapeError("The function does not return a vector", expected="(m,)", got=y.shape,
                          remedy="Return y.ravel(); for a scalar use sparse_hessian, or return y[None]")  # fmt: skip

@@ -974,7 +974,8 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
         return FUNCTIONS["matmul"](*inputs)
     same = {"reduce": REDUCTIONS, "accumulate": ACCUMULATIONS}.get(method, {}).get(name)
     if same is not None:
-        return composite(f"numpy.{name}.{method}", FUNCTIONS[same], inputs, {"axis": 0, **kwargs})
+        first = {"axis": 0} if raw(inputs[0]).ndim or method == "accumulate" else {}
+        return composite(f"numpy.{name}.{method}", FUNCTIONS[same], inputs, {**first, **kwargs})
     if method == "outer" and not kwargs:
         a, b = (raw(x) for x in inputs)
         return ufunc(np.reshape(a, (*a.shape, *(1,) * b.ndim)), b)
@@ -991,6 +992,8 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
     if name in NOT_HOLOMORPHIC and any(getattr(x, "dtype", np.dtype(float)).kind == "c" for x in values):
         raise refused(f"numpy.{name} of complex numbers", "Use z.real and z.imag")
     mine = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Traced) and x.level is level]
+    if y.dtype.kind in "fc":
+        values = [v.astype(y.dtype) if getattr(v, "dtype", None) == bool else v for v in values]  # which have no minus
     if isinstance(level, Sets) and ufunc is np.multiply and len(mine) == 1:
         factor = values[1 if mine[0][0] is inputs[0] else 0]
         if isinstance(factor, np.ndarray) and factor.ndim:  # zeros of a constant array are zeros of the result
