@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError, TracingError
+from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians.numpy_functions import NumpyFunction
 from sparsebp.jacobians.tracing import check_length, pattern_of
 from sparsebp.patterns.pattern import SparsityPattern
@@ -54,7 +54,11 @@ class JaxFunction(NumpyFunction):
             for place, value in zip(places, given, strict=True):
                 whole[place] = value
             y = self.f(*whole)
-            y = jnp.stack([jnp.asarray(v) for v in y]) if isinstance(y, (list, tuple)) and y else jnp.asarray(y)
+            try:
+                y = jnp.stack([jnp.asarray(v) for v in y]) if isinstance(y, (list, tuple)) and y else jnp.asarray(y)
+            except (TypeError, ValueError) as error:
+                raise DTypeError("The function does not return an array", expected="a vector (m,)",
+                                 got=type(y).__name__) from error  # fmt: skip
             if y.dtype not in (jnp.float32, jnp.float64):
                 raise DTypeError("The function does not return real numbers", expected="an array of floats, float32 or "
                                  "float64", got=y.dtype)  # fmt: skip
@@ -79,8 +83,14 @@ class JaxFunction(NumpyFunction):
         from scipy.sparse import csr_array
 
         f, given = self._split(args)
-        with _tracing():
-            found = asdex.jacobian_sparsity(f, *given)
+        try:
+            with _tracing():
+                found = asdex.jacobian_sparsity(f, *given)
+        except SparseBPError:
+            raise
+        except Exception as error:  # of asdex: JAX has traced the function before
+            raise TracingError("asdex does not find the pattern of the function", got=f"{type(error).__name__}: {error}",
+                               remedy="Pass pattern=") from error  # fmt: skip
         return pattern_of(csr_array((np.ones(found.nnz, bool), (found.rows, found.cols)), found.shape), self.scalar)
 
     def varies(self, place: int, arg: Any) -> bool:
@@ -89,8 +99,14 @@ class JaxFunction(NumpyFunction):
             isinstance(arg, jax.Array) and jnp.issubdtype(arg.dtype, jnp.floating))  # fmt: skip
 
     def compare(self, args: tuple[Any, ...]) -> None:
-        """Compile anew, with what f finds now; JAX itself traces the function that it differentiates."""
+        """Compile anew, with what f finds now, unless two traces find different numbers."""
         self._runs.clear()
+        f, given = self._split(args)
+        with _tracing():
+            one, other = (jax.make_jaxpr(lambda *given: f(*given))(*given) for _ in range(2))  # noqa: PLW0108 (a cache)
+        if str(one) != str(other) or not all(map(_same, one.consts, other.consts)):
+            raise TracingError("Two traces of the function differ", remedy="Draw random numbers before, and pass them as "
+                               "an argument, or use jax.random with a key; or does it keep state?")  # fmt: skip
 
     def value(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return what f returns, not its gradient."""
@@ -190,6 +206,12 @@ def _reverse(f: Callable[..., Any], seeds: Any, x: Any, *others: Any) -> Any:
     y, pull = jax.vjp(lambda x: f(x, *others), x)
     check_length(len(y), seeds.shape[1])
     return jax.vmap(lambda v: pull(v)[0])(jnp.asarray(seeds, y.dtype))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if jnp.issubdtype(one.dtype, jax.dtypes.extended):  # a key
+        return True
+    return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
 
 
 def _at(flat: Any, places: Any) -> Any:
