@@ -32,6 +32,7 @@ from sparsebp.patterns.pattern import (
 )
 
 Mode = Literal["forward", "reverse"]
+OTHER: dict[Mode, Mode] = {"forward": "reverse", "reverse": "forward"}
 COST: dict[Mode, int] = {"forward": 1, "reverse": 3}
 """Time along one direction: rows are coloured if that takes fewer colours by this factor."""
 COST_OF_BOTH = 2
@@ -156,8 +157,8 @@ class SparseJacobian:
         Number of colours: a call costs about as much as this many derivatives along one direction. In NumPy such a
         derivative takes one or two operations more for each operation of f; f's own are done once for many directions.
     mode
-        ``"forward"``: the columns are coloured; ``"reverse"``: the rows. ``"mixed"``: one of them, but the longest rows,
-        or columns, get a direction each of the other mode.
+        ``"forward"``: the columns are coloured; ``"reverse"``: the rows. ``"mixed"``: the columns, but each of the
+        longest rows has a direction of its own; or the other way round.
     """
 
     pattern: SparsityPattern
@@ -189,8 +190,7 @@ class SparseJacobian:
         self.pattern = pattern
         self._sweeps = self._planned(args)
         self.colors = sum(sweeps.count for sweeps in self._sweeps)
-        modes = {sweeps.mode for sweeps in self._sweeps}
-        self.mode = "mixed" if len(modes) > 1 else modes.pop()
+        self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
 
     _scalar = False
 
@@ -200,17 +200,19 @@ class SparseJacobian:
         Columns, or rows, are coloured: all of them, or without the entries of the longest rows, or columns, of which
         each gets a direction of the other mode.
         """
-        of_rows, of_columns = (np.diff(lines.indptr) for lines in (self.pattern, self.pattern.T))
-        missing = functools.cache(lambda mode: self._function.missing(mode, args, len(of_rows)))
+        lengths = {"forward": np.diff(self.pattern.indptr), "reverse": np.diff(self.pattern.T.indptr)}  # across
+        missing: Any = functools.cache(lambda mode: self._function.missing(mode, args, self.pattern.shape[0]))
         ways: list[tuple[int, Mode, np.ndarray]] = []
-        for mode, other, across in (("forward", "reverse", of_rows), ("reverse", "forward", of_columns)):
-            some = longest_alone(across, COST[other], COST[mode])
-            for alone in (some & False, some)[: 1 + some.any()]:
+        for mode, other in OTHER.items():
+            across = lengths[mode]
+            ways.append((COST[mode] * int(across.max(initial=1)), mode, np.zeros(len(across), bool)))
+            alone = longest_alone(across, COST[other], COST[mode])
+            if alone.any():
                 least = COST[other] * int(alone.sum()) + COST[mode] * int(across.max(initial=1, where=~alone))
-                ways.append((least * (COST_OF_BOTH if alone.any() else 1), mode, alone))
-        best, found = math.inf, []
+                ways.append((COST_OF_BOTH * least, mode, alone))
+        best, found = math.inf, list[Sweeps]()
         for least, mode, alone in sorted(ways, key=lambda way: way[0]):
-            if least < best and not any(missing(m) for m in (COST if alone.any() else (mode,))):
+            if least < best and not any(map(missing, OTHER if alone.any() else (mode,))):
                 sweeps = self._colored(mode, alone)
                 cost = sum(COST[one.mode] * one.count for one in sweeps) * (COST_OF_BOTH if alone.any() else 1)
                 best, found = min((best, found), (cost, sweeps), key=lambda way: way[0])
@@ -220,22 +222,23 @@ class SparseJacobian:
 
     def _colored(self, mode: Mode, alone: np.ndarray) -> list[Sweeps]:
         """Colour columns ("forward") or rows, but for entries of some lines across, which get directions alone."""
-        pattern, forward, width = self.pattern, mode == "forward", len(alone)
-        lines = [pattern.indices, pattern.row_of_entry]
-        along, across = lines if forward else lines[::-1]
+        pattern, width = self.pattern, len(alone)
+        along, across = pattern.indices, pattern.row_of_entry
+        if mode == "reverse":
+            along, across = across, along
         mine = ~alone[across]
-        others = pattern if mine.all() else part_of(pattern, mine)
-        colors = color_columns(others if forward else others.T)
-        places, reached = colors[along[mine]] * width + across[mine], None
-        if alone.any():
-            reached = np.append(places, np.arange(_number(colors))[:, None] * width + np.flatnonzero(alone))
-        sweeps = [Sweeps(mode, colors, np.flatnonzero(mine), places, reached, width, self._step)]
-        if alone.any():
-            each, width = np.where(alone, np.cumsum(alone) - 1, -1), len(colors)
-            places = each[across[~mine]] * width + along[~mine]
-            other: Mode = "reverse" if forward else "forward"
-            sweeps.append(Sweeps(other, each, np.flatnonzero(~mine), places, None, width, self._step))
-        return sweeps
+        colored = part_of(pattern, mine) if alone.any() else pattern
+        colors = color_columns(colored if mode == "forward" else colored.T)
+        places = colors[along[mine]] * width + across[mine]
+        if not alone.any():
+            return [Sweeps(mode, colors, np.flatnonzero(mine), places, None, width, self._step)]
+        beside = np.arange(_number(colors))[:, None] * width + np.flatnonzero(alone)
+        reached, each = np.append(places, beside), np.where(alone, np.cumsum(alone) - 1, -1)
+        places_alone, width_alone = each[across[~mine]] * len(colors) + along[~mine], len(colors)
+        return [
+            Sweeps(mode, colors, np.flatnonzero(mine), places, reached, width, self._step),
+            Sweeps(OTHER[mode], each, np.flatnonzero(~mine), places_alone, None, width_alone, self._step),
+        ]
 
     @property
     def _step(self) -> int:
@@ -390,7 +393,7 @@ class SparseHessian(SparseJacobian):
     pattern, colors
         As of `SparseJacobian`; the pattern is symmetric.
     mode
-        ``"forward"``: along each colour, the derivative of the gradient; ``"reverse"`` where JAX has reverse mode alone.
+        ``"forward"``: along each colour, the derivative of the gradient. ``"reverse"`` if the function has no other.
     """
 
     _scalar = True

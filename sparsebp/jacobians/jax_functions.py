@@ -25,7 +25,7 @@ REFUSALS = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, NotImplementedErr
 """Errors by which JAX and asdex refuse a function, besides some about derivatives that have no class:"""
 NO_DERIVATIVE = re.compile(r"-mode (differentiation|autodiff)|not support (JVP|VJP)|no differentiation rule|jvp rule")
 FIXED_SEEDS = 32
-"""Most directions that are compiled into a program: XLA computes everything that depends on them alone as it compiles."""
+"""Most directions that are compiled into a program: XLA computes what depends on them alone while it compiles."""
 
 
 class JaxFunction(NumpyFunction):
@@ -89,8 +89,8 @@ class JaxFunction(NumpyFunction):
         except SparseBPError:
             raise
         except Exception as error:  # of asdex: JAX has traced the function before
-            raise TracingError("asdex does not find the pattern of the function", got=f"{type(error).__name__}: {error}",
-                               remedy="Pass pattern=") from error  # fmt: skip
+            raise TracingError("asdex does not find the pattern of the function", remedy="Pass pattern=",
+                               got=f"{type(error).__name__}: {error}") from error  # fmt: skip
         return pattern_of(csr_array((np.ones(found.nnz, bool), (found.rows, found.cols)), found.shape), self.scalar)
 
     def varies(self, place: int, arg: Any) -> bool:
@@ -105,8 +105,8 @@ class JaxFunction(NumpyFunction):
         with _tracing():
             one, other = (jax.make_jaxpr(lambda *given: f(*given))(*given) for _ in range(2))  # noqa: PLW0108 (a cache)
         if str(one) != str(other) or not all(map(_same, one.consts, other.consts)):
-            raise TracingError("Two traces of the function differ", remedy="Draw random numbers before, and pass them as "
-                               "an argument, or use jax.random with a key; or does it keep state?")  # fmt: skip
+            raise TracingError("Two traces of the function differ", remedy="Draw random numbers before, and pass them "
+                               "as an argument, or use jax.random with a key; or does it keep state?")  # fmt: skip
 
     def value(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return what f returns, not its gradient."""
@@ -224,11 +224,11 @@ def _tracing() -> Iterator[None]:
     try:
         yield
     except (TypeError, IndexError, ValueError, NotImplementedError) as error:
-        problem, remedy = "JAX cannot trace the function", (
-            "Use jax.numpy.where or jax.lax.cond for conditions; where only the pattern is not found, pass pattern=")
+        problem = "JAX cannot trace the function"
+        remedy = "Use jax.numpy.where or jax.lax.cond for conditions; if only the pattern is not found, pass pattern="
         if NO_DERIVATIVE.search(str(error)):
-            problem, remedy = "JAX has no such derivative of the function", (
-                "Give a callback its derivative by jax.custom_jvp or jax.custom_vjp; take scan in place of while_loop")
+            problem = "JAX has no such derivative of the function"
+            remedy = "Give a callback a derivative by jax.custom_jvp or jax.custom_vjp; use scan instead of while_loop"
         elif not isinstance(error, REFUSALS):
             raise
         raise TracingError(problem, got=re.split(r"\.\s|\n", str(error))[0], remedy=remedy) from error

@@ -642,8 +642,9 @@ def solve(a: Any, b: Any) -> Any:
     def push(t: np.ndarray) -> np.ndarray:
         right = np.moveaxis(t, 0, -1).reshape(t.shape[1], math.prod(wide) * len(t))
         columns = np.linalg.solve(matrix, right)
-        if not finite(columns):
-            columns = careful_einsum("jk,ij->ik", right, np.linalg.inv(matrix), True)
+        with np.errstate(all="ignore"):
+            if not finite(columns):
+                columns = careful_einsum("jk,ij->ik", right, np.linalg.inv(matrix), True)
         return np.moveaxis(columns.reshape(len(matrix), *wide, len(t)), -1, 0)
 
     def structure() -> Any:
@@ -727,9 +728,11 @@ class NumpyFunction:
                     raise error.__cause__ from None
                 if isinstance(x, Traced):
                     self.f(*map(plain, before), np.array(plain(x)), *map(plain, after))  # may raise its own error
-                    raise refused(f"What {_whose(error)} does with arrays that depend on x", "Write it with functions "
-                                  "of NumPy that are listed in the reference: a diagonal matrix @ y as x * y. Sparse "
-                                  f"matrices are constant. (It raised {type(error).__name__}: {error})") from error  # fmt: skip
+                    raise refused(
+                        f"What {_whose(error)} does with arrays that depend on x ({type(error).__name__}: {error})",
+                        "Use functions of NumPy that are listed in the reference, x * y for a diagonal matrix times y. "
+                        "Sparse matrices are constant",
+                    ) from error
                 raise
 
         return of
@@ -779,7 +782,7 @@ class NumpyFunction:
         """Return what f returns, not its gradient."""
         return np.asarray(self._alone(args)(np.array(args[self.argnum])), float)
 
-    def missing(self, mode: Mode, args: tuple[Any, ...], length: int) -> TracingError | None:
+    def missing(self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], length: int) -> TracingError | None:
         """Return why the function cannot be followed backwards, if so."""
         try:
             if mode == "reverse":
@@ -812,7 +815,7 @@ class NumpyFunction:
         check_length(len(y), seeds.shape[1])
         seeds = seeds.astype(y.dtype)
         with self._duals(len(seeds), masked=False) as level:
-            adjoint = back(Traced(np.zeros(len(y), y.dtype), seeds, level))
+            adjoint = back(Traced(np.zeros(len(y), y.dtype), seeds, level), careful=False)
         found = adjoint.carried if isinstance(adjoint, Traced) else np.zeros((len(seeds), x.size), y.dtype)
         if len(unknown := np.flatnonzero(np.isnan(found).any(axis=1))):
             found = np.array(found)

@@ -58,8 +58,8 @@ class TorchFunction:
         self.f, self.argnum, self.scalar = f, argnum, scalar
         self._one_by_one = False  # whether reverse directions are, since PyTorch cannot map the function
 
-    def of(self, args: tuple[Any, ...], places: list[int], value: bool = False) -> Callable[..., torch.Tensor]:
-        """Return the function of some arguments alone, x first; of a scalar function, its gradient or its `value`."""
+    def of(self, args: tuple[Any, ...], places: list[int], plain: bool = False) -> Callable[..., torch.Tensor]:
+        """Return the function of some arguments alone, x first; of a scalar one its gradient, unless it is `plain`."""
 
         def of_some(*given: Any) -> torch.Tensor:
             whole = list(args)
@@ -80,7 +80,7 @@ class TorchFunction:
                 )  # fmt: skip
             return y
 
-        return torch.func.grad(of_some) if self.scalar and not value else of_some
+        return torch.func.grad(of_some) if self.scalar and not plain else of_some
 
     def at(self, args: tuple[Any, ...]) -> tuple[Callable[..., torch.Tensor], torch.Tensor]:
         """Return the function of x alone, and x as a tensor that it may write to."""
@@ -91,7 +91,7 @@ class TorchFunction:
     def _called(self, args: tuple[Any, ...], kind: type[torch.Tensor] = torch.Tensor) -> torch.Tensor:
         """Return what f returns, not its gradient; f may differentiate x itself, where x requires it."""
         x = self.at(args)[1].requires_grad_(getattr(args[self.argnum], "requires_grad", False)).clone()
-        return self.of(args, [self.argnum], value=True)(x.as_subclass(kind)).detach().as_subclass(torch.Tensor)
+        return self.of(args, [self.argnum], plain=True)(x.as_subclass(kind)).detach().as_subclass(torch.Tensor)
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
         """Walk the graph at these arguments; other tensors of floats are arrays that depend on no input."""
@@ -118,7 +118,7 @@ class TorchFunction:
             raise
         except Exception as error:
             self._called(args)
-            remedy = "Use torch.where instead of conditions on values; where only the pattern is not found, pass pattern="
+            remedy = "Use torch.where for conditions on values; where only the pattern is not found, pass pattern="
             if "random" in str(error):
                 remedy = "Draw random numbers before, and pass them as an argument"
             raise TracingError("PyTorch cannot trace or differentiate the function",
@@ -150,10 +150,11 @@ class TorchFunction:
             pulled = back(weights)[0]
         except Exception:  # there is one mode, or no value
             return
-        check_same("Forward and reverse mode of PyTorch differ", (pulled * along).sum(), (weights * pushed).sum(),
-                   (pulled * along).abs().sum() + (weights * pushed).abs().sum(),
-                   remedy="Forward mode ignores torch.no_grad(): use y.detach() instead. Or has an autograd.Function "
-                   "a wrong jvp?")  # fmt: skip
+        one, other = pulled * along, weights * pushed
+        size = one.abs().sum() + other.abs().sum()
+        check_same("Forward and reverse mode of PyTorch differ", one.sum(), other.sum(), size,
+                   "Forward mode ignores torch.no_grad(): use y.detach() instead. Or has an autograd.Function a wrong "
+                   "jvp?")  # fmt: skip
 
     def value(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return what f returns, not its gradient."""
@@ -190,7 +191,7 @@ class TorchFunction:
                 x = self.at(args)[1]
         with self._refusals(args), torch.enable_grad():
             x.requires_grad_()
-            y = self.of(args, [self.argnum], value=True)(x.clone())
+            y = self.of(args, [self.argnum], plain=True)(x.clone())
             if self.scalar:
                 (y,) = torch.autograd.grad(y, x, create_graph=True)
             check_length(len(y), seeds.shape[1])
@@ -242,18 +243,18 @@ def _elsewhere(x: torch.Tensor) -> torch.Tensor:
     return x + torch.from_numpy(np.random.default_rng(0).uniform(0.01, 0.02, len(x))).to(x) * (1 + x.abs())
 
 
-def check_same(
-    problem: str, expected: torch.Tensor, got: torch.Tensor, size: torch.Tensor | None = None,
-    remedy: str = "Draw random numbers before, and pass them as an argument; or does it keep state, or turn tensors into "
-    "arrays or numbers?",
-) -> None:  # fmt: skip
-    """Check that numbers agree where both are finite."""
+def check_same(problem: str, expected: torch.Tensor, got: torch.Tensor, size: Any = None, remedy: str = "Draw random "
+               "numbers before, and pass them as an argument; or does it keep state, or read numbers from tensors?"
+               ) -> None:  # fmt: skip
+    """Check that numbers agree where both are finite; `size`: of what rounding errors are a part."""
     room = 1e-3 if torch.float32 in (expected.dtype, got.dtype) else 1e-7
     if expected.shape == got.shape:
         finite = expected.isfinite() & got.isfinite()
         expected, got = expected[finite], got[finite]
-        size = expected.abs().max() if size is None and len(expected) else size
-        if not len(expected) or bool(((expected - got).abs() <= room * (expected.abs() + size)).all()):
+        if not len(expected):
+            return
+        size = expected.abs().max() if size is None else size
+        if bool(((expected - got).abs() <= room * (expected.abs() + size)).all()):
             return
     raise TracingError(problem, expected=shown(expected), got=shown(got), remedy=remedy)
 

@@ -292,7 +292,7 @@ def lift(x: Any) -> Any:
 
 Slope = Callable[[], Any]
 Term = tuple[Any, ...]
-"""An operand, its slope, and True where a slope of zero, as of a constant, says that the operand does not count."""
+"""An operand, its slope, and True if a slope of zero, as a constant, cuts the operand off."""
 
 
 class Level(abc.ABC):
@@ -333,7 +333,7 @@ class Level(abc.ABC):
 class Sets(Level):
     """Index sets: a sparse matrix of bools, with a row for each element in C order and a column for each input.
 
-    Large sets, as of a sum over all of x, are kept once: further columns stand for them, until the pattern is asked for.
+    Large sets, as of a sum over all of x, are kept once. Further columns stand for them until the pattern is made.
     """
 
     def __init__(self, inputs: int) -> None:
@@ -557,7 +557,7 @@ class Duals(Level):
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
         found, own, full = None, False, (self.directions, *shape)
         with np.errstate(all="ignore"):
-            for x, slope, *counts in terms:
+            for x, slope, *cuts in terms:
                 part, s = self.broadcast(x, len(shape)), slope()
                 sign = s if isinstance(s, int) and s in (1, -1) else None
                 if sign is None:
@@ -565,8 +565,8 @@ class Duals(Level):
                     if dtype == np.result_type(s, t) and full in (t.shape, (self.directions, *np.shape(s))):
                         into = self.pool.empty(full, dtype)
                     part, sign = np.multiply(s, t, out=into), 1
-                    if self.masked and not (finite(s) and (not counts or np.all(s) or finite(t))):
-                        part = np.where((t == 0) | (s == 0) if counts else t == 0, 0, part)
+                    if self.masked and not (finite(s) and (not cuts or np.all(s) or finite(t))):
+                        part = np.where((t == 0) | (s == 0) if cuts else t == 0, 0, part)
                     fresh = True
                 else:
                     fresh = False
@@ -606,10 +606,10 @@ class Duals(Level):
                 names = list(labels)
                 values[k], names[k] = x.carried, "Z" + labels[k]
                 part = np.einsum(f"{names[0]},{names[1]}->Z{out}", *values, optimize=True)
-                if self.masked and not finite(part):
-                    names = [names[k], names[1 - k]]
-                    kills = not isinstance(operands[1 - k], Traced)
-                    part = careful_einsum(f"{','.join(names)}->Z{out}", values[k], values[1 - k], kills)
+                with np.errstate(all="ignore"):
+                    if self.masked and not finite(part):
+                        other, cuts = 1 - k, not isinstance(operands[1 - k], Traced)
+                        part = careful_einsum(f"{names[k]},{names[other]}->Z{out}", values[k], values[other], cuts)
                 found = found + part
         return found.astype(dtype, copy=False)
 
@@ -619,20 +619,19 @@ def finite(x: Any) -> bool:
     return math.isfinite(abs(np.add.reduce(x, axis=None))) or bool(np.isfinite(x).all())
 
 
-def careful_einsum(labels: str, a: np.ndarray, b: np.ndarray, kills: bool) -> np.ndarray:
-    """Return einsum of two arrays where 0 · ∞ of a zero in a is 0, and if it `kills`, that of a zero in b as well."""
+def careful_einsum(labels: str, a: np.ndarray, b: np.ndarray, cuts: bool) -> np.ndarray:
+    """Return einsum of two arrays where 0 · ∞ of a zero in a is 0, and if it `cuts`, that of a zero in b as well."""
     product: Callable[..., np.ndarray] = functools.partial(np.einsum, labels)
     large_a, large_b = ~np.isfinite(a), ~np.isfinite(b)
     total = product(np.where(large_a, 0, a), np.where(large_b, 0, b))
     sign_a, sign_b = (np.nan_to_num(np.sign(x), nan=0.0) for x in (a, b))
     of_each = (sign_a * large_a, sign_b), (sign_a * ~large_a, sign_b * large_b)  # infinite products, by their factors
-    net = sum(product(x, y) for x, y in of_each)
-    all_of = sum(product(abs(x), abs(y)) for x, y in of_each)
+    net = np.add(*(product(x, y) for x, y in of_each))
+    all_of = np.add(*(product(abs(x), abs(y)) for x, y in of_each))
     unknown = product(np.isnan(a) * 1.0, (b != 0) * 1.0) + product((a != 0) * 1.0, np.isnan(b) * 1.0)
-    if not kills:
+    if not cuts:
         unknown = unknown + product(large_a * 1.0, (b == 0) * 1.0)
-    with np.errstate(invalid="ignore"):
-        infinite = np.where(all_of > abs(net), np.nan, np.sign(net) * np.inf)
+    infinite = np.where(all_of > abs(net), np.nan, net * np.inf)
     found: np.ndarray = np.where(unknown > 0, np.nan, np.where(all_of > 0, infinite, total)).astype(total.dtype)
     return found
 
@@ -643,10 +642,10 @@ Pull = Callable[[Any, Any], tuple[Any, Any]]
 class Tape(Level):
     """A record of what was computed: each array's parents, and how an adjoint goes back to them.
 
-    Where 0 · ∞ gave NaN, the sweep goes back once more, and with each adjoint goes where it is *alive*: where there is a
-    path to it. It is not in a branch that `numpy.where` does not take, nor in what is not indexed; there the adjoint is
-    0, whatever the slopes. A slope of 0 ends a path as well, because forward mode does not move beyond it: only a zero
-    behind an infinite slope leaves NaN, in both modes. A pattern always takes this way.
+    Where 0 · ∞ gave NaN, the sweep is done again, and with each adjoint goes where it is *alive*: where a path leads to
+    it. None leads to a branch that `numpy.where` does not take, nor to what is not indexed; there the adjoint is 0,
+    whatever the slopes. A slope of 0 ends an infinite adjoint as well, because forward mode does not move beyond it.
+    NaN is left where a zero stands behind an infinite slope, in both modes. Patterns are always found by paths.
     """
 
     def __init__(self, depth: int, below: Level | None) -> None:
@@ -663,14 +662,14 @@ class Tape(Level):
         return self.node()
 
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
-        def pull(x: Traced, slope: Slope, counts: bool = False) -> Pull:
+        def pull(x: Traced, slope: Slope, cuts: bool = False) -> Pull:
             def back(adjoint: Any, alive: Any) -> tuple[Any, Any]:
                 with np.errstate(all="ignore"):
                     s = slope()
                     found = adjoint * s
                 if alive is not None:
                     alive = np.broadcast_to(alive, shape)
-                    if counts and not isinstance(s, Traced):
+                    if cuts and not isinstance(s, Traced):
                         alive = alive & (s != 0)
                     found = np.where(alive, found, 0)
                     if not self.of_sets:
@@ -778,7 +777,8 @@ def _unknown(x: Any) -> bool:
     """Return whether a value, or what it carries, is NaN anywhere."""
     if isinstance(x, Traced):
         return _unknown(x.value) or (isinstance(x.level, Duals) and _unknown(x.carried))
-    return bool(np.isnan(np.add.reduce(x, axis=None))) and bool(np.isnan(x).any())
+    with np.errstate(all="ignore"):
+        return x is not None and bool(np.isnan(np.add.reduce(x, axis=None))) and bool(np.isnan(x).any())
 
 
 def numbered(operands: list[Traced]) -> list[np.ndarray]:
@@ -801,12 +801,15 @@ def pullback(f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[..., Any]]:
     start = Traced(x, tape.node(), tape)
     y = lift(f(start))
     if not isinstance(y, Traced) or y.level is not tape:
-        return y, lambda seed, careful=False: np.zeros(np.shape(x), x.dtype)
+        return y, lambda seed, careful=None: np.zeros(np.shape(x), x.dtype)
     current(y)
 
-    def back(seed: Any, careful: bool = tape.of_sets) -> Any:
-        """Return the product; `careful`: with 0 · ∞ = 0 where there is no path, or none that moves."""
-        found = tape.back(y.carried, seed, start.carried, plain(seed) != 0 if careful else None)
+    def back(seed: Any, careful: bool | None = None) -> Any:
+        """Return the product; `careful`: by paths, or only if it is unknown otherwise."""
+        paths = tape.of_sets or careful
+        found = tape.back(y.carried, seed, start.carried, plain(seed) != 0 if paths else None)
+        if careful is None and not paths and _unknown(found):
+            return back(seed, careful=True)
         return np.zeros(np.shape(x), x.dtype) if found is None else found
 
     return y.value, back
@@ -819,9 +822,7 @@ def gradient(g: Callable[[Any], Any]) -> Callable[[Any], Any]:
         y, back = pullback(g, x)
         if np.shape(y) != ():
             raise TracingError("The function is not scalar", expected="an output of shape ()", got=np.shape(y))
-        seed = np.ones((), x.dtype)
-        found = back(seed)
-        return back(seed, careful=True) if _unknown(found) else found
+        return back(np.ones((), x.dtype))
 
     return of
 
@@ -992,19 +993,19 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
     if name in NOT_HOLOMORPHIC and any(getattr(x, "dtype", np.dtype(float)).kind == "c" for x in values):
         raise refused(f"numpy.{name} of complex numbers", "Use z.real and z.imag")
     mine = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Traced) and x.level is level]
-    if y.dtype.kind in "fc":
-        values = [v.astype(y.dtype) if getattr(v, "dtype", None) == bool else v for v in values]  # which have no minus
+    if y.dtype.kind in "fc":  # bools have no minus
+        values = [v.astype(y.dtype) if getattr(v, "dtype", None) == np.dtype(bool) else v for v in values]
     if isinstance(level, Sets) and ufunc is np.multiply and len(mine) == 1:
         factor = values[1 if mine[0][0] is inputs[0] else 0]
         if isinstance(factor, np.ndarray) and factor.ndim:  # zeros of a constant array are zeros of the result
             return np.where(np.broadcast_to(factor != 0, y.shape), Traced(y, level.elementwise(
                 y.shape, y.dtype, [(mine[0][0], lambda: 1)]), level), 0)  # fmt: skip
 
-    counts = (True,) if name in CHOOSING or (ufunc is np.multiply and len(inputs) > sum(
-        isinstance(x, Traced) for x in inputs)) else ()  # fmt: skip
+    by_constant = ufunc is np.multiply and not all(isinstance(x, Traced) for x in inputs)
+    cuts = (True,) if by_constant or name in CHOOSING else ()
 
     def term(x: Traced, slope: Any) -> Term:
-        return x, lambda: slope(y, *values), *counts
+        return x, lambda: slope(y, *values), *cuts
 
     terms = [term(x, slope) for x, slope in mine if slope is not None]
     return wrapped(level, y, lambda v: level.elementwise(v.shape, v.dtype, terms), depends=bool(terms))

@@ -732,7 +732,7 @@ STEPS_OF_STARS = 1 << 28
 
 
 def longest_alone(lengths: np.ndarray, alone: int = 1, others: int = 1) -> np.ndarray:
-    """Return which lines cost the least if each costs `alone`, and the others `others` for each entry of the longest."""
+    """Return which lines to take alone: each costs `alone`, all others `others` for each entry of their longest."""
     order = np.argsort(-lengths, kind="stable")
     count = np.argmin(alone * np.arange(len(order) + 1) + others * np.append(lengths[order], 0))
     found = np.zeros(len(order), bool)

@@ -13,7 +13,6 @@ from sparsebp.kernels.host.engine.compile import SERIAL
 
 # The functions below are compiled: their arguments are index arrays and sizes.
 # mypy: disable-error-code="no-untyped-def"
-# ruff: noqa: PLR1714
 
 
 @numba.njit(**SERIAL)
