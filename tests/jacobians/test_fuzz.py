@@ -19,15 +19,26 @@ from sparsebp.jacobians.tracing import gradient
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
 CHUNK = 200
 
-SMOOTH = ["sin", "cos", "exp", "tanh", "square", "negative", "positive", "arctan", "expm1", "sinh", "arcsinh", "deg2rad"]
-OF_ONE = [*SMOOTH, "absolute", "fabs", "sqrt", "log", "log1p", "log2", "reciprocal", "cbrt", "arcsin", "arctanh", "exp2",
-          "sign", "floor", "rint", "trunc", "conjugate", "tan", "cosh", "arccos", "log10", "ceil", "radians", "rad2deg"]
-OF_TWO = ["add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "fmax", "fmin", "arctan2", "hypot",
-          "logaddexp", "copysign", "fmod", "remainder", "floor_divide", "heaviside", "float_power", "logaddexp2"]
-COMPARED = ["less", "greater_equal", "equal", "not_equal", "isfinite", "isnan", "signbit", "logical_not"]
-OF_SPECIAL = ["expit", "erf", "ndtr", "gammaln", "log_expit", "logit", "xlogy", "erfc"]
-REDUCTIONS = ["sum", "prod", "mean", "max", "min", "var", "std", "ptp", "amax", "amin", "all", "argmax"]
-UNLISTED = ["median", "nansum", "sinc", "nan_to_num", "cross", "unique", "partition", "polyval", "vectorize", "average"]
+OF_ONE = [
+    "absolute", "arccos", "arcsin", "arcsinh", "arctan", "arctanh", "cbrt", "ceil", "conjugate", "cos", "cosh",
+    "deg2rad", "exp", "exp2", "expm1", "fabs", "floor", "isnan", "log", "log10", "log1p", "log2", "logical_not",
+    "negative", "positive", "rad2deg", "radians", "reciprocal", "rint", "sign", "signbit", "sin", "sinh", "sqrt",
+    "square", "tan", "tanh", "trunc",
+]  # fmt: skip
+OF_TWO = [
+    "add", "arctan2", "copysign", "divide", "equal", "float_power", "floor_divide", "fmax", "fmin", "fmod",
+    "greater_equal", "heaviside", "hypot", "less", "logaddexp", "logaddexp2", "maximum", "minimum", "multiply",
+    "not_equal", "power", "remainder", "subtract",
+]  # fmt: skip
+OF_SPECIAL = [
+    "erf", "erfc", "expit", "gammaln", "log_expit", "logit", "ndtr", "xlogy",
+]  # fmt: skip
+REDUCTIONS = [
+    "all", "amax", "amin", "argmax", "max", "mean", "min", "prod", "ptp", "std", "sum", "var",
+]  # fmt: skip
+UNLISTED = [
+    "average", "cross", "median", "nan_to_num", "nansum", "partition", "polyval", "sinc", "unique", "vectorize",
+]  # fmt: skip
 
 
 class Draw:
@@ -130,9 +141,10 @@ def pair(d, a):
 def operators(d, a):
     c = d.constant(a.shape)
     return d.one([
-        lambda a: a * c + 1, lambda a: c - a, lambda a: a / 3 - c, lambda a: -a + abs(a), lambda a: a**2, lambda a: 2.0**a,
-        lambda a: (a > c) * a, lambda a: a @ a if a.ndim else a, lambda a: a // 2 + a, lambda a: a % 1.7, lambda a: +a,
-        lambda a: ~(a > 0) * a, lambda a: (a > 0) & (a < c), lambda a: a ** np.array(3), lambda a: divmod(a, 2.0)[1],
+        lambda a: a * c + 1, lambda a: c - a, lambda a: a / 3 - c, lambda a: -a + abs(a), lambda a: a**2,
+        lambda a: 2.0**a, lambda a: (a > c) * a, lambda a: a @ a if a.ndim else a, lambda a: a // 2 + a,
+        lambda a: a % 1.7, lambda a: +a, lambda a: ~(a > 0) * a, lambda a: (a > 0) & (a < c),
+        lambda a: a ** np.array(3), lambda a: divmod(a, 2.0)[1],
     ])  # fmt: skip
 
 
@@ -149,19 +161,19 @@ def reduction(d, a):
     method = d.chance(0.4) and name not in ("ptp", "amax", "amin")
     if d.chance(0.15):
         ufunc, way = d.one([np.add, np.multiply, np.maximum, np.minimum]), d.one(["reduce", "accumulate", "outer"])
-        return (lambda a: ufunc.outer(a, a)) if way == "outer" else (lambda a: getattr(ufunc, way)(a))
+        return (lambda a: ufunc.outer(a, a)) if way == "outer" else getattr(ufunc, way)
     return lambda a: getattr(a, name)(**options) if method else getattr(np, name)(a, **options)
 
 
 def along(d, a):
     ndim = max(np.ndim(a), 1)
-    axis, name = d.one([None, *range(-ndim, ndim)]), d.one(["cumsum", "cumprod", "sort", "diff", "gradient", "trapezoid"])
-    n = d.whole(1, 3)
-    return {
-        "cumsum": lambda a: np.cumsum(a, axis=axis), "cumprod": lambda a: np.cumprod(a, axis=axis),
-        "sort": lambda a: np.sort(a, axis=axis), "diff": lambda a: np.diff(a, n, axis=axis or 0),
-        "gradient": lambda a: np.gradient(a, 0.5, axis=axis or 0), "trapezoid": lambda a: np.trapezoid(a, dx=0.5, axis=axis or 0),
-    }[name]  # fmt: skip
+    axis, n = d.one([None, *range(-ndim, ndim)]), d.whole(1, 3)
+    first = axis or 0
+    return d.one([
+        lambda a: np.cumsum(a, axis=axis), lambda a: np.cumprod(a, axis=axis), lambda a: np.sort(a, axis=axis),
+        lambda a: np.diff(a, n, axis=first), lambda a: np.gradient(a, 0.5, axis=first),
+        lambda a: np.trapezoid(a, dx=0.5, axis=first),
+    ])  # fmt: skip
 
 
 def move(d, a):
@@ -174,21 +186,24 @@ def move(d, a):
     index = d.rng.integers(-max(size, 1), max(size, 1), d.whole(0, 5))
     return d.one([
         lambda a: np.reshape(a, new), lambda a: a.reshape(new, order=order), lambda a: a.reshape(-1), lambda a: a.T,
-        lambda a: np.transpose(a, axes), lambda a: a.transpose(*axes), lambda a: np.ravel(a, order), lambda a: a.flatten(),
-        lambda a: np.squeeze(a), lambda a: np.expand_dims(a, axis), lambda a: np.swapaxes(a, 0, axis),
-        lambda a: np.moveaxis(a, axis, 0), lambda a: np.rollaxis(a, axis), lambda a: np.flip(a, axis), lambda a: np.flip(a),
-        lambda a: np.roll(a, k), lambda a: np.roll(a, k, axis), lambda a: np.repeat(a, abs(k)), lambda a: np.tile(a, (2, 1)),
-        lambda a: np.repeat(a, 2, axis=axis), lambda a: np.rot90(a, k), lambda a: np.take(a, index), lambda a: a.take(index, mode="wrap"),
-        lambda a: np.diagonal(a, k), lambda a: np.diag(a, k), lambda a: np.tril(a, k), lambda a: np.triu(a, k), lambda a: np.diagflat(a),
+        lambda a: np.transpose(a, axes), lambda a: a.transpose(*axes), lambda a: np.ravel(a, order),
+        lambda a: a.flatten(), np.squeeze, lambda a: np.expand_dims(a, axis), lambda a: np.swapaxes(a, 0, axis),
+        lambda a: np.moveaxis(a, axis, 0), lambda a: np.rollaxis(a, axis), lambda a: np.flip(a, axis), np.flip,
+        lambda a: np.roll(a, k), lambda a: np.roll(a, k, axis), lambda a: np.repeat(a, abs(k)),
+        lambda a: np.tile(a, (2, 1)), lambda a: np.repeat(a, 2, axis=axis), lambda a: np.rot90(a, k),
+        lambda a: np.take(a, index), lambda a: a.take(index, mode="wrap"), lambda a: np.diagonal(a, k),
+        lambda a: np.diag(a, k), lambda a: np.tril(a, k), lambda a: np.triu(a, k), np.diagflat,
         lambda a: np.broadcast_to(a, (2, *shape)), lambda a: np.delete(a, index[:1]), lambda a: np.split(a, 2)[0],
         lambda a: np.array_split(a, 2)[-1], lambda a: np.resize(a, (2, 3)), lambda a: np.pad(a, width, mode=mode),
-        lambda a: np.pad(a, 1, constant_values=2.0), lambda a: np.copy(a), lambda a: a.copy(), lambda a: np.concatenate([a, a[::-1]]),
-        lambda a: np.stack([a, 2 * a], axis=axis), lambda a: np.hstack([a, a]), lambda a: np.vstack([a, np.ones(shape)]),
-        lambda a: np.dstack([a, a]), lambda a: np.column_stack([a, a]), lambda a: np.block([[a, a]]), lambda a: np.append(a, 1.5),
-        lambda a: np.append(a, a, axis=0), lambda a: np.insert(a, 0, 2.0), lambda a: np.atleast_2d(a), lambda a: np.atleast_3d(a),
-        lambda a: np.meshgrid(a, a)[0], lambda a: np.broadcast_arrays(a, np.ones((2, *shape)))[0], lambda a: np.compress([True], a, axis=0),
-        lambda a: np.extract(np.ones(shape, bool), a), lambda a: np.unstack(a)[0], lambda a: np.matrix_transpose(a),
-        lambda a: np.take_along_axis(a, np.zeros((1,) * ndim, int), 0), lambda a: a.ravel("K"), lambda a: np.fliplr(a),
+        lambda a: np.pad(a, 1, constant_values=2.0), np.copy, lambda a: a.copy(),
+        lambda a: np.concatenate([a, a[::-1]]), lambda a: np.stack([a, 2 * a], axis=axis),
+        lambda a: np.hstack([a, a]), lambda a: np.vstack([a, np.ones(shape)]), lambda a: np.dstack([a, a]),
+        lambda a: np.column_stack([a, a]), lambda a: np.block([[a, a]]), lambda a: np.append(a, 1.5),
+        lambda a: np.append(a, a, axis=0), lambda a: np.insert(a, 0, 2.0), np.atleast_2d, np.atleast_3d,
+        lambda a: np.meshgrid(a, a)[0], lambda a: np.broadcast_arrays(a, np.ones((2, *shape)))[0],
+        lambda a: np.compress([True], a, axis=0), lambda a: np.extract(np.ones(shape, bool), a),
+        lambda a: np.unstack(a)[0], np.matrix_transpose,
+        lambda a: np.take_along_axis(a, np.zeros((1,) * ndim, int), 0), lambda a: a.ravel("K"), np.fliplr,
     ])  # fmt: skip
 
 
@@ -201,7 +216,7 @@ def written(d, a):
     key, c, way = d.key(np.shape(a)), d.one([0.5, 2, -1.0]), d.whole(0, 7)
 
     def run(a):
-        b = [a * 1, np.zeros_like(a), np.copy(a), np.ones_like(a), np.full_like(a, 2.0), a + 0, np.empty_like(a) * 0][way]
+        b = (a * 1, np.zeros_like(a), np.copy(a), np.ones_like(a), np.full_like(a, 2), a + 0, np.empty_like(a) * 0)[way]
         if way % 2:
             b[key] = a[key] * c
         b[key] += c
@@ -224,15 +239,17 @@ def contraction(d, a):
     axes = d.one([1, 0, ndim])
     vector, square = d.rng.uniform(-1, 1, shape[-1:] or 1), d.rng.uniform(-1, 1, (shape[-1:] or (1,)) * 2)
     return d.one([
-        lambda a: np.einsum(f"{letters},{other}->{out}", a, b), lambda a: np.einsum(f"{letters},{letters}->{out}", a, a),
-        lambda a: np.einsum(f"{letters},{other}", a, b), lambda a: np.einsum(f"...,{other}->...{other}", a, b),
-        lambda a: a @ square, lambda a: square @ a, lambda a: a @ vector, lambda a: np.dot(a, square), lambda a: a.dot(a.T),
-        lambda a: np.tensordot(a, square, 1), lambda a: np.tensordot(a, a, axes), lambda a: np.inner(a, vector),
-        lambda a: np.outer(a, vector), lambda a: np.kron(a, vector), lambda a: np.vdot(a, a), lambda a: np.trace(a),
-        lambda a: np.convolve(a, vector, "same"), lambda a: np.matmul(a, a.T), lambda a: np.einsum("ii->i", a), lambda a: np.einsum("ij->", a),
-        lambda a: np.linalg.norm(a), lambda a: np.linalg.norm(a, axis=-1), lambda a: np.linalg.norm(a, 1, axis=0),
-        lambda a: np.linalg.solve(square + 4 * np.eye(len(square)), a), lambda a: np.linalg.inv(a + 5 * np.eye(len(a))),
-        lambda a: sp.csr_array(square) @ a, lambda a: sp.coo_array(square).tocsc() @ a, lambda a: a @ sp.csr_array(square),
+        lambda a: np.einsum(f"{letters},{other}->{out}", a, b),
+        lambda a: np.einsum(f"{letters},{letters}->{out}", a, a), lambda a: np.einsum(f"{letters},{other}", a, b),
+        lambda a: np.einsum(f"...,{other}->...{other}", a, b), lambda a: a @ square, lambda a: square @ a,
+        lambda a: a @ vector, lambda a: np.dot(a, square), lambda a: a.dot(a.T), lambda a: np.tensordot(a, square, 1),
+        lambda a: np.tensordot(a, a, axes), lambda a: np.inner(a, vector), lambda a: np.outer(a, vector),
+        lambda a: np.kron(a, vector), lambda a: np.vdot(a, a), np.trace, lambda a: np.convolve(a, vector, "same"),
+        lambda a: np.matmul(a, a.T), lambda a: np.einsum("ii->i", a), lambda a: np.einsum("ij->", a),
+        np.linalg.norm, lambda a: np.linalg.norm(a, axis=-1), lambda a: np.linalg.norm(a, 1, axis=0),
+        lambda a: np.linalg.solve(square + 4 * np.eye(len(square)), a),
+        lambda a: np.linalg.inv(a + 5 * np.eye(len(a))), lambda a: sp.csr_array(square) @ a,
+        lambda a: sp.coo_array(square).tocsc() @ a, lambda a: a @ sp.csr_array(square),
         lambda a: np.interp(a, [-1.0, 0.0, 1.0], [0.0, 2.0, 1.0]), lambda a: sp.csr_matrix(square) @ a,
     ])  # fmt: skip
 
@@ -242,10 +259,11 @@ def chosen(d, a):
     mask = d.rng.random(np.shape(a)) < 0.5
     low = d.one([None, -0.5, 0.1])
     return d.one([
-        lambda a: np.where(mask, a, c), lambda a: np.where(a > c, a, e), lambda a: np.where(c, a, a * a), lambda a: np.where(mask, c, a),
-        lambda a: np.clip(a, low, 0.6), lambda a: a.clip(-0.4, c), lambda a: np.select([a > 0.5, mask], [a, 2 * a], 0.5),
-        lambda a: np.where(a > 0, np.sqrt(a), a * a), lambda a: np.where(a > 0, np.log(a), 0.0), lambda a: np.maximum(a, 0.0),
-        lambda a: np.where(mask, a, np.nan), lambda a: np.where(mask, 1 / a, a),
+        lambda a: np.where(mask, a, c), lambda a: np.where(a > c, a, e), lambda a: np.where(c, a, a * a),
+        lambda a: np.where(mask, c, a), lambda a: np.clip(a, low, 0.6), lambda a: a.clip(-0.4, c),
+        lambda a: np.select([a > 0.5, mask], [a, 2 * a], 0.5), lambda a: np.where(a > 0, np.sqrt(a), a * a),
+        lambda a: np.where(a > 0, np.log(a), 0.0), lambda a: np.maximum(a, 0.0), lambda a: np.where(mask, a, np.nan),
+        lambda a: np.where(mask, 1 / a, a),
     ])  # fmt: skip
 
 
@@ -253,21 +271,17 @@ def converted(d, a):
     dtype = d.one([float, np.float32, np.float64, int, bool, complex, np.float16, object, "f8"])
     unlisted = getattr(np, d.one(UNLISTED))
     return d.one([
-        lambda a: a.astype(dtype), lambda a: a.real, lambda a: a.imag + a, lambda a: np.round(a, 1) + a, lambda a: a.conj(),
-        lambda a: np.asarray(a), lambda a: np.array([v for v in np.ravel(a)]), lambda a: [2 * v for v in np.ravel(a)],
-        lambda a: np.array([np.sum(a), np.max(a)]), lambda a: np.ravel(a).tolist(), lambda a: (a, a), lambda a: np.abs((a + 1j) ** 2),
-        lambda a: np.fft.rfft(a).real, lambda a: np.real(np.fft.ifft(a)), lambda a: a.astype(dtype).astype(float), lambda a: a.sum().item(),
-        lambda a: unlisted(a), lambda a: np.ones(3), lambda a: 2.5, lambda a: np.shape(a), lambda a: None,
+        lambda a: a.astype(dtype), lambda a: a.real, lambda a: a.imag + a, lambda a: np.round(a, 1) + a,
+        lambda a: a.conj(), np.asarray, lambda a: np.array([v * v for v in np.ravel(a)]),
+        lambda a: [2 * v for v in np.ravel(a)], lambda a: np.array([np.sum(a), np.max(a)]),
+        lambda a: np.ravel(a).tolist(), lambda a: (a, a), lambda a: np.abs((a + 1j) ** 2),
+        lambda a: np.fft.rfft(a).real, lambda a: np.real(np.fft.ifft(a)), lambda a: a.astype(dtype).astype(float),
+        lambda a: a.sum().item(), unlisted, lambda a: np.ones(3), lambda a: 2.5, np.shape, lambda a: None,
     ])  # fmt: skip
 
 
 STEPS = [elementwise, pair, operators, reduction, along, move, move, indexed, indexed, written, contraction, chosen,
          special_function]  # fmt: skip
-
-
-def shape_of(f, x):
-    y = f(x)
-    return y if isinstance(y, (np.ndarray, np.generic)) else np.asarray(y)
 
 
 def program(d, n):
@@ -299,8 +313,8 @@ def program(d, n):
 
 
 LAYOUTS = (
-    lambda x: x, lambda x: x, lambda x: np.repeat(x, 2)[::2], lambda x: x[::-1].copy()[::-1], lambda x: np.stack([x, x], 1)[:, 0],
-    lambda x: np.frombuffer(x.tobytes(), x.dtype),
+    lambda x: x, lambda x: x, lambda x: np.repeat(x, 2)[::2], lambda x: x[::-1].copy()[::-1],
+    lambda x: np.stack([x, x], 1)[:, 0], lambda x: np.frombuffer(x.tobytes(), x.dtype),
 )  # fmt: skip
 
 
@@ -308,7 +322,9 @@ def differences(f, x):
     """Central differences in float64, or None where they are not exact enough."""
     found = []
     for step in (1e-6, 4e-6):
-        columns = [(np.asarray(f(x + e), float) - np.asarray(f(x - e), float)) / (2 * step) for e in step * np.eye(len(x))]
+        columns = [
+            (np.asarray(f(x + e), float) - np.asarray(f(x - e), float)) / (2 * step) for e in step * np.eye(len(x))
+        ]
         found.append(np.stack(columns, axis=1) if columns else np.zeros((len(np.asarray(f(x))), 0)))
     return found[0] if np.isfinite(found).all() and np.allclose(*found, rtol=1e-4, atol=1e-5) else None
 
@@ -316,7 +332,7 @@ def differences(f, x):
 def is_inside(error):
     """Whether an error that is not ours was raised by our own code."""
     cause = error.__cause__ if isinstance(error, SparseBPError) else error
-    if not isinstance(error, TracingError) and isinstance(error, SparseBPError) or cause is None:
+    if cause is None or (isinstance(error, SparseBPError) and not isinstance(error, TracingError)):
         return False
     frames = traceback.extract_tb(cause.__traceback__)
     return bool(frames) and "sparsebp/jacobians" in frames[-1].filename.replace(os.sep, "/")
@@ -364,7 +380,8 @@ def run_case(number):
     except TracingError as error:
         assert not is_inside(error), f"{error!r} hides {error.__cause__!r}"
         return "forward"
-    either = (np.isfinite(dense) & ~((dense == 0) & np.isnan(back))) | np.isfinite(back)  # sums of tangents may cancel
+    cancelled = (dense == 0) & np.isnan(back)  # tangents that add up to 0, before an infinite slope
+    either = (np.isfinite(dense) & ~cancelled) | np.isfinite(back)
     np.testing.assert_allclose(back[either], dense[either], **tolerance)
     if single or kink or number % 3:
         return "right"
