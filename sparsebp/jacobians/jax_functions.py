@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians.numpy_functions import NumpyFunction
@@ -85,7 +86,8 @@ class JaxFunction(NumpyFunction):
         f, given = self._split(args)
         try:
             with _tracing():
-                found = asdex.jacobian_sparsity(f, *given)
+                closed = jax.make_jaxpr(f)(*given)
+                found = asdex.jacobian_sparsity(lambda *given: _inlined(closed.jaxpr, closed.consts, *given)[0], *given)
         except SparseBPError:
             raise
         except Exception as error:  # of asdex: JAX has traced the function before
@@ -206,6 +208,30 @@ def _reverse(f: Callable[..., Any], seeds: Any, x: Any, *others: Any) -> Any:
     y, pull = jax.vjp(lambda x: f(x, *others), x)
     check_length(len(y), seeds.shape[1])
     return jax.vmap(lambda v: pull(v)[0])(jnp.asarray(seeds, y.dtype))
+
+
+def _inlined(jaxpr: Any, constants: Any, *args: Any) -> list[Any]:
+    """Run a jaxpr with compiled functions inline.
+
+    asdex 0.5 takes what was constant in one call of a compiled function for a constant in the next: `jnp.where` is one.
+    """
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *args), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        if eqn.primitive.name in ("jit", "pjit", "closed_call"):
+            inner = eqn.params["jaxpr"]
+            found = _inlined(inner.jaxpr, inner.consts, *operands)
+        else:
+            params = eqn.primitive.get_bind_params(eqn.params)
+            functions, params = params if isinstance(params, tuple) else ((), params)  # before JAX 0.10
+            found = eqn.primitive.bind(*functions, *operands, **params)
+            found = found if eqn.primitive.multiple_results else [found]
+        values.update(zip(eqn.outvars, found, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -188,6 +188,18 @@ def test_callbacks_need_a_derivative():
     np.testing.assert_allclose(sb.sparse_jacobian(with_rule, x, pattern=diagonal)(x).toarray(), np.diag(2 * x))
 
 
+def test_a_constant_of_one_call_is_none_of_the_next():
+    """asdex took the mask of the first `where` for the condition of the second."""
+    pytest.importorskip("asdex")
+    mask, x = np.arange(N) % 3 > 0, jnp.linspace(0.1, 0.9, N)
+
+    def f(x):
+        y = jnp.where(mask, x, x[::-1] ** 2)
+        return jnp.where(y > 0.3, jnp.sqrt(y), y[::-1])
+
+    np.testing.assert_allclose(sb.sparse_jacobian(f, x)(x, check=True).toarray(), jax.jacfwd(f)(x), rtol=1e-6)
+
+
 def test_traces_that_differ_are_refused():
     x, key, rng, count = jnp.linspace(0.1, 0.4, 4), jax.random.key(0), np.random.default_rng(0), iter(range(99))
     diagonal = sb.SparsityPattern.diagonal(4)
