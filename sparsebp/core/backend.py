@@ -72,7 +72,7 @@ def given(**named: Array | None) -> dict[str, Array]:
 
 def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
     if isinstance(array, (np.ndarray, np.generic)):
-        _check_plain(array, name)
+        check_plain(array, name)
         return np
     cupy = sys.modules.get("cupy")  # CuPy arrays only exist once CuPy has been imported
     if cupy is not None and isinstance(array, cupy.ndarray):
@@ -100,11 +100,12 @@ def asarray(name: str, value: Any) -> Array:
     Raises
     ------
     DeviceError
-        A tensor requires grad, or has values that NumPy cannot read.
+        An array is masked, or a tensor requires grad, or has values that NumPy cannot read.
     TypeError, ValueError
         NumPy's own: a ragged list, say.
     """
     if isinstance(value, np.ndarray):
+        check_plain(value, name)
         return value
     try:
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # NumPy has none
@@ -139,7 +140,7 @@ def namespace_of_sparse(matrix: Any) -> ModuleType:
     return cupy if cupy is not None and isinstance(getattr(matrix, "data", None), cupy.ndarray) else np
 
 
-def _check_plain(array: Array, name: str) -> None:
+def check_plain(array: Any, name: str) -> None:
     """Refuse array types for which the same operations mean something else: kernels would silently drop masks."""
     if isinstance(array, np.ma.MaskedArray):
         remedy = "Pass array.filled(value)"

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import math
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from sparsebp.core.backend import check_plain
 from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
 from sparsebp.patterns.pattern import (
@@ -24,11 +26,17 @@ from sparsebp.patterns.pattern import (
     color_columns,
     color_symmetric,
     frozen,
+    longest_alone,
+    part_of,
     star_sources,
 )
 
-REVERSE_COST = 3
-"""Time of a reverse direction in forward ones: rows are coloured if that takes fewer colours by this factor."""
+Mode = Literal["forward", "reverse"]
+OTHER: dict[Mode, Mode] = {"forward": "reverse", "reverse": "forward"}
+COST: dict[Mode, int] = {"forward": 1, "reverse": 3}
+"""Time along one direction: rows are coloured if that takes fewer colours by this factor."""
+COST_OF_BOTH = 2
+"""Factor of directions of both modes, for which the function runs twice."""
 KEPT_SEEDS = 1 << 24
 """Bytes of seeds, one for each colour and number, up to which they are kept, and compiled code may fix them."""
 
@@ -149,16 +157,19 @@ class SparseJacobian:
         Number of colours: a call costs about as much as this many derivatives along one direction. In NumPy such a
         derivative takes one or two operations more for each operation of f; f's own are done once for many directions.
     mode
-        ``"forward"``: the columns are coloured; ``"reverse"``: the rows.
+        ``"forward"``: the columns are coloured; ``"reverse"``: the rows. ``"mixed"``: the columns, but each of the
+        longest rows has a direction of its own; or the other way round.
     """
 
     pattern: SparsityPattern
     colors: int
-    mode: Literal["forward", "reverse"]
+    mode: Literal["forward", "reverse", "mixed"]
 
     def __init__(self, f: Any, args: tuple[Any, ...], argnum: int, pattern: SparsityPattern | None) -> None:
         if not callable(f):
             raise OptionError("f is not a function", expected="a function of arrays", got=shown(f))
+        for number, arg in enumerate(args):
+            check_plain(arg, f"Argument {number}")
         if not args:
             raise OptionError("There is no x to trace f at", expected="sparse_jacobian(f, x0)", got="no argument")
         self._argnum = check_integer("argnum", argnum, 0, len(args) - 1)
@@ -176,58 +187,63 @@ class SparseJacobian:
             if pattern.shape[1] != self._size:
                 raise PatternError("pattern does not fit x", expected=f"{self._size} columns", got=pattern.shape)
         self._compared = False
-        self._plan(pattern, args)
+        self.pattern = pattern
+        self._sweeps = self._planned(args)
+        self.colors = sum(sweeps.count for sweeps in self._sweeps)
+        self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
 
     _scalar = False
 
-    def _plan(self, pattern: SparsityPattern, args: tuple[Any, ...]) -> None:
-        """Choose a mode, and keep each entry's place among the derivatives along the colours."""
-        self.pattern = pattern
-        rows, columns = pattern.row_of_entry.astype(np.int64), pattern.indices.astype(np.int64)
-        lengths = [int(np.bincount(lines).max(initial=0)) for lines in (rows, columns)]  # fewest colours that may do
-        of_columns = of_rows = None
-        if lengths[0] <= REVERSE_COST * lengths[1]:
-            of_columns = color_columns(pattern)
-        if of_columns is None or _number(of_columns) > REVERSE_COST * lengths[1]:
-            of_rows = color_columns(pattern.T)
-        if of_columns is None and of_rows is not None and REVERSE_COST * _number(of_rows) >= lengths[0]:
-            of_columns = color_columns(pattern)
-        if of_rows is not None and (of_columns is None or REVERSE_COST * _number(of_rows) < _number(of_columns)):
-            with contextlib.suppress(TracingError):  # where derivatives are known forward alone
-                self._function.reverse(args, np.zeros((1, pattern.shape[0]), np.float32))
-                self.mode = "reverse"
-                self._keep(of_rows, of_rows[rows], columns, pattern.shape[1])
-                return
-        self.mode = "forward"
-        of_columns = color_columns(pattern) if of_columns is None else of_columns
-        self._keep(of_columns, of_columns[columns], rows, pattern.shape[0])
+    def _planned(self, args: tuple[Any, ...]) -> list[Sweeps]:
+        """Choose the directions that take the least time.
 
-    def _keep(
-        self, of: np.ndarray, color: np.ndarray, line: np.ndarray, width: int, reached: np.ndarray | None = None
-    ) -> None:
-        """Keep the colours, and each entry's place among the derivatives, (colors, width), by blocks of colours.
-
-        `reached`: the places of all that an entry may add to, if these are others.
+        Columns, or rows, are coloured: all of them, or without the entries of the longest rows, or columns, of which
+        each gets a direction of the other mode.
         """
-        self._colors, self._width, self.colors = of, width, _number(of)
-        self._step = max(1, self._function.block_bytes // (8 * max(1, *self.pattern.shape)))
-
-        def by_block(places: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-            blocks = places // (self._step * max(width, 1))
-            order = np.argsort(blocks, kind="stable")  # in the order of entries within a block
-            whose = np.split(order, np.searchsorted(blocks[order], np.arange(1, -(-self.colors // self._step))))
-            return whose, [places[mine] % max(self._step * width, 1) for mine in whose]
-
-        self._seeds: list[np.ndarray] | None = None
-        if self.colors * len(of) <= KEPT_SEEDS:
-            self._seeds = [frozen(self._seeds_from(first)) for first in range(0, self.colors, self._step)]
-        self._entries, self._places = by_block(color * width + line)
-        self._reached = self._places if reached is None else by_block(np.unique(reached))[1]
-
-    def _seeds_from(self, first: int) -> np.ndarray:
-        """Return the directions of a block of colours, beginning with this one."""
-        found: np.ndarray = self._colors == np.arange(first, min(first + self._step, self.colors))[:, None]
+        lengths = {"forward": np.diff(self.pattern.indptr), "reverse": np.diff(self.pattern.T.indptr)}  # across
+        missing: Any = functools.cache(lambda mode: self._function.missing(mode, args, self.pattern.shape[0]))
+        ways: list[tuple[int, Mode, np.ndarray]] = []
+        for mode, other in OTHER.items():
+            across = lengths[mode]
+            ways.append((COST[mode] * int(across.max(initial=1)), mode, np.zeros(len(across), bool)))
+            alone = longest_alone(across, COST[other], COST[mode])
+            if alone.any():
+                least = COST[other] * int(alone.sum()) + COST[mode] * int(across.max(initial=1, where=~alone))
+                ways.append((COST_OF_BOTH * least, mode, alone))
+        best, found = math.inf, list[Sweeps]()
+        for least, mode, alone in sorted(ways, key=lambda way: way[0]):
+            if least < best and not any(map(missing, OTHER if alone.any() else (mode,))):
+                sweeps = self._colored(mode, alone)
+                cost = sum(COST[one.mode] * one.count for one in sweeps) * (COST_OF_BOTH if alone.any() else 1)
+                best, found = min((best, found), (cost, sweeps), key=lambda way: way[0])
+        if not found:
+            raise missing("forward")
         return found
+
+    def _colored(self, mode: Mode, alone: np.ndarray) -> list[Sweeps]:
+        """Colour columns ("forward") or rows, but for entries of some lines across, which get directions alone."""
+        pattern, width = self.pattern, len(alone)
+        along, across = pattern.indices, pattern.row_of_entry
+        if mode == "reverse":
+            along, across = across, along
+        mine = ~alone[across]
+        colored = part_of(pattern, mine) if alone.any() else pattern
+        colors = color_columns(colored if mode == "forward" else colored.T)
+        places = colors[along[mine]] * width + across[mine]
+        if not alone.any():
+            return [Sweeps(mode, colors, np.flatnonzero(mine), places, None, width, self._step)]
+        beside = np.arange(_number(colors))[:, None] * width + np.flatnonzero(alone)
+        reached, each = np.append(places, beside), np.where(alone, np.cumsum(alone) - 1, -1)
+        places_alone, width_alone = each[across[~mine]] * len(colors) + along[~mine], len(colors)
+        return [
+            Sweeps(mode, colors, np.flatnonzero(mine), places, reached, width, self._step),
+            Sweeps(OTHER[mode], each, np.flatnonzero(~mine), places_alone, None, width_alone, self._step),
+        ]
+
+    @property
+    def _step(self) -> int:
+        """How many directions are computed together."""
+        return max(1, self._function.block_bytes // (8 * max(1, *self.pattern.shape)))
 
     def values(self, *args: Any) -> Array:
         """Return the values at these arguments, in the order of the pattern's entries.
@@ -298,6 +314,8 @@ class SparseJacobian:
     def _checked_args(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(args) != self._count:
             raise OptionError("The function takes other arguments", expected=f"{self._count}", got=len(args))
+        for number, arg in enumerate(args):
+            check_plain(arg, f"Argument {number}")
         for number, kept in enumerate(self._constants or ()):
             if kept is not None and not _unchanged(kept, args[number], exact=self._function.compiled):
                 raise OptionError(f"Argument {number}, a constant of the pattern, has changed",
@@ -312,34 +330,39 @@ class SparseJacobian:
         if not self._compared:
             self._function.compare(args)
             self._compared = True
-        parts = []
-        for number, first in enumerate(range(0, self.colors, self._step)):
-            seeds = self._seeds[number] if self._seeds is not None else self._seeds_from(first)
-            where = self._places[number], self._reached[number]
-            values, others = self._function.entries(self.mode, args, seeds, self._width, *where)
-            if others is not None:
-                place, value = others
-                which = "row" if self.mode == "forward" else "column"
-                raise PatternError(
-                    f"A derivative outside the pattern is not zero, in {which} {place % self._width}",
-                    expected="0", got=value, remedy="Does f use constants that have changed? Prepare it again",
-                )  # fmt: skip
-            parts.append(values)
-        return self._function.joined(parts, self._entries, x)
+        parts, entries = [], []
+        for sweeps in self._sweeps:
+            for seeds, whose, *where in sweeps.blocks():
+                values, others = self._function.entries(sweeps.mode, args, seeds, sweeps.width, *where)
+                if others is not None:
+                    place, value = others
+                    which = "row" if sweeps.mode == "forward" else "column"
+                    raise PatternError(
+                        f"A derivative outside the pattern is not zero, in {which} {place % sweeps.width}",
+                        expected="0", got=value, remedy="Does f use constants that have changed? Prepare it again",
+                    )  # fmt: skip
+                parts.append(values)
+                entries.append(whose)
+        return self._function.joined(parts, entries, x)
 
     def _check(self, matrix: Any, args: tuple[Any, ...]) -> None:
-        v = np.random.default_rng(0).standard_normal(self._size).astype(matrix.dtype)
-        found, expected = matrix @ v, self._function.to_numpy(self._function.forward(args, v[None]))[0]
+        rng, f = np.random.default_rng(0), self._function
+        which, matrix_by_line = "Row", matrix
+        if self.mode == "reverse" and f.missing("forward", args, matrix.shape[0]):
+            which, matrix_by_line = "Column", matrix.T.tocsr()
+        v = rng.standard_normal(matrix_by_line.shape[1]).astype(matrix.dtype)
+        along = f.forward if which == "Row" else f.reverse
+        found, expected = matrix_by_line @ v, f.to_numpy(along(args, v[None]))[0]
         least = max(1e-6, np.sqrt(np.finfo(matrix.dtype).eps))  # f may compute in float32 inside
-        sizes = abs(matrix) @ abs(v) + abs(expected)
+        sizes = abs(matrix_by_line) @ abs(v) + abs(expected)
         noise = 1e3 * np.finfo(matrix.dtype).eps * np.max(sizes, initial=0, where=np.isfinite(sizes))
         room = least * sizes + noise  # where larger derivatives cancel, rounding errors of theirs are left
         with np.errstate(invalid="ignore"):  # infinite entries leave nothing to compare
             wrong = abs(found - expected) > room
         if wrong.any():
-            row = int(np.argmax(wrong))
-            raise PatternError(f"Row {row} of the pattern misses an entry", expected=f"{expected[row]}",
-                               got=f"{found[row]} along a random direction")  # fmt: skip
+            line = int(np.argmax(wrong))
+            raise PatternError(f"{which} {line} of the pattern misses an entry", expected=f"{expected[line]}",
+                               got=f"{found[line]} along a random direction")  # fmt: skip
         unknown = np.flatnonzero(np.isnan(matrix.data))
         if len(unknown):
             rows, columns = self.pattern.row_of_entry[unknown], self.pattern.indices[unknown]
@@ -370,17 +393,74 @@ class SparseHessian(SparseJacobian):
     pattern, colors
         As of `SparseJacobian`; the pattern is symmetric.
     mode
-        ``"forward"``: along each colour, the derivative of the gradient.
+        ``"forward"``: along each colour, the derivative of the gradient. ``"reverse"`` if the function has no other.
     """
 
     _scalar = True
 
-    def _plan(self, pattern: SparsityPattern, args: tuple[Any, ...]) -> None:
-        self.pattern, self.mode = pattern, "forward"
+    def _planned(self, args: tuple[Any, ...]) -> list[Sweeps]:
+        """Colour stars; products with the matrix and with its transpose are the same."""
+        pattern, missing = self.pattern, self._function.missing("forward", args, self._size)
+        if missing and self._function.missing("reverse", args, self._size):
+            raise missing
         colors = color_symmetric(pattern)
         rows, color = star_sources(pattern, colors)
-        reached = colors[pattern.indices] * pattern.shape[0] + pattern.row_of_entry
-        self._keep(colors, color, rows, pattern.shape[0], reached)
+        reached = np.sort(colors[pattern.indices] * self._size + pattern.row_of_entry)
+        reached = reached[np.diff(reached, prepend=-1) > 0]
+        mode: Mode = "reverse" if missing else "forward"
+        entries = np.arange(pattern.nnz)
+        return [Sweeps(mode, colors, entries, color * self._size + rows, reached, self._size, self._step)]
+
+
+class Sweeps:
+    """Directions, one for each colour, and where the entries that they hold stand among the derivatives along them.
+
+    Parameters
+    ----------
+    mode
+        Of the directions.
+    colors
+        The direction of each column, or row: -1 for none.
+    entries, places
+        Entries of the pattern, and the place of each among the derivatives, (directions, width).
+    reached
+        All places that may not be zero, if others are among them; each once.
+    width, step
+        Derivatives along a direction; directions that are computed together.
+    """
+
+    def __init__(self, mode: Mode, colors: np.ndarray, entries: np.ndarray, places: np.ndarray,
+                 reached: np.ndarray | None, width: int, step: int) -> None:  # fmt: skip
+        self.mode, self.width, self.count = mode, width, _number(colors)
+        self._colors, self._step = colors, step
+
+        blocks = max(1, -(-self.count // step))
+
+        def by_block(places: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+            if blocks == 1:
+                return [np.arange(len(places))], [places]
+            block = (places // (step * max(width, 1))).astype(np.min_scalar_type(blocks))  # small ones sort faster
+            order = np.argsort(block, kind="stable")  # in the order of entries within a block
+            whose = np.split(order, np.cumsum(np.bincount(block, minlength=blocks))[:-1])
+            return whose, [places[mine] % (step * max(width, 1)) for mine in whose]
+
+        self._seeds: list[np.ndarray] | None = None
+        if self.count * len(colors) <= KEPT_SEEDS:
+            self._seeds = [frozen(self._seeds_from(first)) for first in range(0, self.count, step)]
+        whose, self._places = by_block(places)
+        self._entries = [entries[mine] for mine in whose]
+        self._reached = self._places if reached is None else by_block(reached)[1]
+
+    def _seeds_from(self, first: int) -> np.ndarray:
+        """Return the directions of a block of colours, beginning with this one."""
+        found: np.ndarray = self._colors == np.arange(first, min(first + self._step, self.count))[:, None]
+        return found
+
+    def blocks(self) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield seeds, the entries that they hold, their places, and all that is reached, block by block."""
+        for number, first in enumerate(range(0, self.count, self._step)):
+            seeds = self._seeds[number] if self._seeds is not None else self._seeds_from(first)
+            yield seeds, self._entries[number], self._places[number], self._reached[number]
 
 
 def _kept(arg: Any) -> tuple[Any, Any]:
@@ -398,7 +478,7 @@ def _unchanged(kept: tuple[Any, Any], arg: Any, *, exact: bool) -> bool:
     first, before = kept
     if type(arg) is not type(before):
         return False
-    same = partial(_unchanged, exact=exact)
+    same = functools.partial(_unchanged, exact=exact)
     try:
         if hasattr(arg, "indptr"):
             names = ("indptr", "indices", "data") if exact else ("indptr", "indices")
@@ -461,6 +541,9 @@ class Differentiable(Protocol):
 
     def value(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return what f returns, not its gradient."""
+
+    def missing(self, mode: Mode, args: tuple[Any, ...], length: int) -> TracingError | None:
+        """Return why derivatives of this mode do not exist, if so; the function returns so many numbers."""
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return derivatives along directions (p, n), of 0 and 1 or floats: shape (p, m)."""

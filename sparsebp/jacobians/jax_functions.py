@@ -15,14 +15,18 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
-from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError, TracingError
+from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians.numpy_functions import NumpyFunction
 from sparsebp.jacobians.tracing import check_length, pattern_of
 from sparsebp.patterns.pattern import SparsityPattern
 
 REFUSALS = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, NotImplementedError)
-"""Errors by which JAX and asdex refuse a function, besides two about differentiation that have no class."""
+"""Errors by which JAX and asdex refuse a function, besides some about derivatives that have no class:"""
+NO_DERIVATIVE = re.compile(r"-mode (differentiation|autodiff)|not support (JVP|VJP)|no differentiation rule|jvp rule")
+FIXED_SEEDS = 32
+"""Most directions that are compiled into a program: XLA computes what depends on them alone while it compiles."""
 
 
 class JaxFunction(NumpyFunction):
@@ -51,10 +55,14 @@ class JaxFunction(NumpyFunction):
             for place, value in zip(places, given, strict=True):
                 whole[place] = value
             y = self.f(*whole)
-            y = jnp.stack([jnp.asarray(v) for v in y]) if isinstance(y, (list, tuple)) and y else jnp.asarray(y)
-            if not jnp.issubdtype(y.dtype, jnp.floating):
-                raise DTypeError("The function does not return real numbers", expected="an array of floats",
-                                 got=y.dtype)  # fmt: skip
+            try:
+                y = jnp.stack([jnp.asarray(v) for v in y]) if isinstance(y, (list, tuple)) and y else jnp.asarray(y)
+            except (TypeError, ValueError) as error:
+                raise DTypeError("The function does not return an array", expected="a vector (m,)",
+                                 got=type(y).__name__) from error  # fmt: skip
+            if y.dtype not in (jnp.float32, jnp.float64):
+                raise DTypeError("The function does not return real numbers", expected="an array of floats, float32 or "
+                                 "float64", got=y.dtype)  # fmt: skip
             if self.scalar and y.ndim:
                 raise TracingError("The function is not scalar", expected="an output of shape ()", got=y.shape)
             if not self.scalar and y.ndim != 1:
@@ -76,8 +84,15 @@ class JaxFunction(NumpyFunction):
         from scipy.sparse import csr_array
 
         f, given = self._split(args)
-        with _tracing():
-            found = asdex.jacobian_sparsity(f, *given)
+        try:
+            with _tracing():
+                closed = jax.make_jaxpr(f)(*given)
+                found = asdex.jacobian_sparsity(lambda *given: _inlined(closed.jaxpr, closed.consts, *given)[0], *given)
+        except SparseBPError:
+            raise
+        except Exception as error:  # of asdex: JAX has traced the function before
+            raise TracingError("asdex does not find the pattern of the function", remedy="Pass pattern=",
+                               got=f"{type(error).__name__}: {error}") from error  # fmt: skip
         return pattern_of(csr_array((np.ones(found.nnz, bool), (found.rows, found.cols)), found.shape), self.scalar)
 
     def varies(self, place: int, arg: Any) -> bool:
@@ -86,13 +101,30 @@ class JaxFunction(NumpyFunction):
             isinstance(arg, jax.Array) and jnp.issubdtype(arg.dtype, jnp.floating))  # fmt: skip
 
     def compare(self, args: tuple[Any, ...]) -> None:
-        """Compile anew, with what f finds now; JAX itself traces the function that it differentiates."""
+        """Compile anew, with what f finds now, unless two traces find different numbers."""
         self._runs.clear()
+        f, given = self._split(args)
+        with _tracing():
+            one, other = (jax.make_jaxpr(lambda *given: f(*given))(*given) for _ in range(2))  # noqa: PLW0108 (a cache)
+        if str(one) != str(other) or not all(map(_same, one.consts, other.consts)):
+            raise TracingError("Two traces of the function differ", remedy="Draw random numbers before, and pass them "
+                               "as an argument, or use jax.random with a key; or does it keep state?")  # fmt: skip
 
     def value(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return what f returns, not its gradient."""
         y = self.f(*args[: self.argnum], jnp.asarray(args[self.argnum]), *args[self.argnum + 1 :])
         return np.asarray(y, float)
+
+    def missing(self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], length: int) -> TracingError | None:
+        """Return JAX's reason; a custom_vjp has reverse mode alone, a while_loop forward mode."""
+        f, given = self._split(args)
+        seeds = np.zeros((1, len(args[self.argnum]) if mode == "forward" else length), np.float32)
+        try:
+            with _tracing():
+                jax.eval_shape(partial(_forward if mode == "forward" else _reverse, f), seeds, *given)
+        except TracingError as error:
+            return error
+        return None
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> Any:
         """Return derivatives along directions (p, n): shape (p, m)."""
@@ -108,10 +140,11 @@ class JaxFunction(NumpyFunction):
     ) -> tuple[Any, tuple[int, float] | None]:  # fmt: skip
         """Return elements of the derivatives, (p, width), and one not `reached` that is not zero: its place, value.
 
-        One compiled program does it all. Seeds that are read-only are kept by the caller and fixed in it: XLA
+        One compiled program does it all. A few seeds that are read-only, which the caller keeps, are fixed in it: XLA
         simplifies what they go through. Within a transform nothing can be raised: values are NaN instead.
         """
-        kept, direct = not seeds.flags.writeable, _forward if mode == "forward" else _reverse
+        kept = not seeds.flags.writeable and len(seeds) <= FIXED_SEEDS
+        direct = _forward if mode == "forward" else _reverse
 
         def program(f: Callable[..., Any]) -> Callable[..., Any]:
             outside = np.ones(len(seeds) * width, bool)
@@ -168,13 +201,43 @@ class JaxFunction(NumpyFunction):
 
 def _forward(f: Callable[..., Any], seeds: Any, x: Any, *others: Any) -> Any:
     _, push = jax.linearize(lambda x: f(x, *others), x)
-    return jax.vmap(push)(seeds.astype(x.dtype))
+    return jax.vmap(push)(jnp.asarray(seeds, x.dtype))  # of JAX, also where it is constant: a callback takes no other
 
 
 def _reverse(f: Callable[..., Any], seeds: Any, x: Any, *others: Any) -> Any:
     y, pull = jax.vjp(lambda x: f(x, *others), x)
     check_length(len(y), seeds.shape[1])
-    return jax.vmap(lambda v: pull(v)[0])(seeds.astype(y.dtype))
+    return jax.vmap(lambda v: pull(v)[0])(jnp.asarray(seeds, y.dtype))
+
+
+def _inlined(jaxpr: Any, constants: Any, *args: Any) -> list[Any]:
+    """Run a jaxpr with compiled functions inline.
+
+    asdex 0.5 takes what was constant in one call of a compiled function for a constant in the next: `jnp.where` is one.
+    """
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *args), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        if eqn.primitive.name in ("jit", "pjit", "closed_call"):
+            inner = eqn.params["jaxpr"]
+            found = _inlined(inner.jaxpr, inner.consts, *operands)
+        else:
+            params = eqn.primitive.get_bind_params(eqn.params)
+            functions, params = params if isinstance(params, tuple) else ((), params)  # before JAX 0.10
+            found = eqn.primitive.bind(*functions, *operands, **params)
+            found = found if eqn.primitive.multiple_results else [found]
+        values.update(zip(eqn.outvars, found, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if jnp.issubdtype(one.dtype, jax.dtypes.extended):  # a key
+        return True
+    return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
 
 
 def _at(flat: Any, places: Any) -> Any:
@@ -187,8 +250,11 @@ def _tracing() -> Iterator[None]:
     try:
         yield
     except (TypeError, IndexError, ValueError, NotImplementedError) as error:
-        if not isinstance(error, REFUSALS) and "-mode differentiation" not in str(error):
+        problem = "JAX cannot trace the function"
+        remedy = "Use jax.numpy.where or jax.lax.cond for conditions; if only the pattern is not found, pass pattern="
+        if NO_DERIVATIVE.search(str(error)):
+            problem = "JAX has no such derivative of the function"
+            remedy = "Give a callback a derivative by jax.custom_jvp or jax.custom_vjp; use scan instead of while_loop"
+        elif not isinstance(error, REFUSALS):
             raise
-        raise TracingError("JAX cannot trace or differentiate the function", got=re.split(r"\.\s|\n", str(error))[0],
-                           remedy="Use jax.numpy.where or jax.lax.cond for conditions; where only the pattern is not "
-                           "found, pass pattern=") from error  # fmt: skip
+        raise TracingError(problem, got=re.split(r"\.\s|\n", str(error))[0], remedy=remedy) from error

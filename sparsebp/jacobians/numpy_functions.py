@@ -17,21 +17,23 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import shown
-from sparsebp.core.errors import DTypeError, ShapeError, TracingError
+from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians import tracing
 from sparsebp.jacobians.tracing import (
     Duals,
     Pool,
     Sets,
     Traced,
+    careful_einsum,
     check_length,
     current,
     elementwise,
+    finite,
     gradient,
     level_of,
     lift,
     moved,
-    pattern_of,
+    plain,
     pullback,
     raw,
     raw_at,
@@ -56,6 +58,10 @@ def _exponent(b: Any) -> Any:
     return b - 1 if isinstance(b, Traced) or b else 0
 
 
+def _reciprocal(b: Any) -> Any:
+    return math.copysign(math.inf, b) if isinstance(b, (int, float)) and not b else 1 / b
+
+
 def _log_or_zero(a: Any) -> Any:
     return np.where(a == 0, 0, np.log(np.where(a == 0, 1, a)))
 
@@ -67,11 +73,19 @@ def _special(name: str) -> Any:
 
 
 def _first(y: Any, a: Any, b: Any) -> Any:
-    return np.heaviside(a - b, 0.5)  # as PyTorch: half of the slope each at a tie
+    return np.where(a == b, 0.5, np.heaviside(a - b, 0.5))  # as PyTorch: half of the slope each at a tie
 
 
 def _second(y: Any, a: Any, b: Any) -> Any:
-    return np.heaviside(b - a, 0.5)
+    return _first(y, b, a)
+
+
+def _first_number(y: Any, a: Any, b: Any) -> Any:
+    return np.where(np.isnan(b), 1, np.where(np.isnan(a), 0, _first(y, a, b)))
+
+
+def _second_number(y: Any, a: Any, b: Any) -> Any:
+    return 1 - _first_number(y, a, b)
 
 
 tracing.SLOPES |= {
@@ -109,19 +123,22 @@ tracing.SLOPES |= {
     "add": (lambda y, a, b: 1, lambda y, a, b: 1),
     "subtract": (lambda y, a, b: 1, lambda y, a, b: -1),
     "multiply": (lambda y, a, b: b, lambda y, a, b: a),
-    "divide": (lambda y, a, b: 1 / b, lambda y, a, b: -y / b),
+    "divide": (lambda y, a, b: _reciprocal(b), lambda y, a, b: -y / b),
     **dict.fromkeys(("power", "float_power"), (lambda y, a, b: b * a ** _exponent(b),
                                               lambda y, a, b: y * _log_or_zero(a))),
     "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
     "hypot": (lambda y, a, b: a / y, lambda y, a, b: b / y),
-    **dict.fromkeys(("maximum", "fmax"), (_first, _second)),
-    **dict.fromkeys(("minimum", "fmin"), (_second, _first)),
+    "maximum": (_first, _second),
+    "minimum": (_second, _first),
+    "fmax": (_first_number, _second_number),
+    "fmin": (lambda y, a, b: _first_number(y, -a, -b), lambda y, a, b: _second_number(y, -a, -b)),
     "logaddexp": (lambda y, a, b: np.exp(a - y), lambda y, a, b: np.exp(b - y)),
     "logaddexp2": (lambda y, a, b: np.exp2(a - y), lambda y, a, b: np.exp2(b - y)),
     "copysign": (lambda y, a, b: np.sign(a) * np.copysign(1, b), None),
     "fmod": (lambda y, a, b: 1, lambda y, a, b: -np.trunc(a / b)),
     "remainder": (lambda y, a, b: 1, lambda y, a, b: -np.floor(a / b)),
-    **dict.fromkeys(("floor_divide", "heaviside"), (None, None)),
+    "floor_divide": (None, None),
+    "heaviside": (None, lambda y, a, b: np.where(a == 0, 1, 0)),
     **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and",
                      "logical_or", "logical_xor"), (None, None)),
     **dict.fromkeys(("logical_not", "isfinite", "isinf", "isnan", "signbit"), (None,)),
@@ -226,7 +243,7 @@ def _view(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if name == "transpose":
         ndim = len(shape)
         axes = (args[1:] or (kwargs.get("axes"),))[0]
-        axes = range(ndim)[::-1] if axes is None else [a % ndim for a in axes]
+        axes = range(ndim)[::-1] if axes is None else [a % ndim for a in np.atleast_1d(axes)]
         back = tuple(np.argsort(axes))
         return lambda t: t.transpose(0, *(a + 1 for a in axes)), lambda adjoint: np.transpose(adjoint, back)
     return None
@@ -321,30 +338,24 @@ def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> An
     return max_of(a, axis, keepdims=keepdims) - min_of(a, axis, keepdims=keepdims)
 
 
-def _along(outputs: tuple[int, ...], inputs: tuple[int, ...], axis: int, reaches: np.ndarray) -> Any:
-    """Return the matrix of a map along one axis, whose output i takes input j where ``reaches[i, j]``."""
-    rows, columns = (np.moveaxis(np.arange(math.prod(shape)).reshape(shape), axis, -1) for shape in (outputs, inputs))
-    there = np.broadcast_to(reaches, (*rows.shape[:-1], *reaches.shape))
-    rows, columns = (np.broadcast_to(x, there.shape)[there] for x in (rows[..., None], columns[..., None, :]))
-    return selection(rows, columns, (math.prod(outputs), math.prod(inputs)))
+def _line(a: Any, axis: Any) -> tuple[Any, int]:
+    """Return an array with an axis to go along; without one, or a number, all elements."""
+    return (np.reshape(a, -1), 0) if axis is None or not a.ndim else (a, _axes(axis, a.ndim)[0])
 
 
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    a, axis = (np.reshape(a, -1), 0) if axis is None else (a, _axes(axis, a.ndim)[0])
-    level, n = level_of(a), a.shape[axis]
-
-    def structure() -> Any:
-        Sets.check(a.size * (n + 1) // 2)
-        return _along(a.shape, a.shape, axis, np.tril(np.ones((n, n), bool)))
-
+    a, axis = _line(a, axis)
+    level = level_of(a)
     value = np.cumsum(raw_at(level, a), axis=axis, dtype=dtype)
+    if isinstance(level, Sets):
+        return wrapped(level, value, lambda v: cumprod(a, axis).carried)
     return wrapped(level, value, lambda v: level.linear(
         a, v.shape, v.dtype, lambda t: np.cumsum(t, axis=axis + 1),
-        lambda adjoint: np.flip(np.cumsum(np.flip(adjoint, axis), axis=axis), axis), structure))  # fmt: skip
+        lambda adjoint: np.flip(np.cumsum(np.flip(adjoint, axis), axis=axis), axis), None))  # fmt: skip
 
 
 def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    a, axis = (np.reshape(a, -1), 0) if axis is None else (a, _axes(axis, a.ndim)[0])
+    a, axis = _line(a, axis)
     x, step = np.moveaxis(a, axis, 0), 1
     while step < len(x):  # each element times the product of those before it: log n multiplications
         x = np.concatenate([x[:step], x[step:] * x[:-step]])
@@ -353,9 +364,9 @@ def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any
 
 
 def diff(a: Any, n: int = 1, axis: int = -1) -> Any:
-    x = np.moveaxis(a, axis, 0)
+    x, step = np.moveaxis(a, axis, 0), np.not_equal if a.dtype == bool else np.subtract
     for _ in range(n):
-        x = x[1:] - x[:-1]
+        x = step(x[1:], x[:-1])
     return np.moveaxis(x, 0, axis)
 
 
@@ -445,13 +456,11 @@ def _fft(name: str) -> Any:
         function = getattr(np.fft, name)
         level, axis = level_of(a), _axes(axis, a.ndim)[0]
         value = function(raw_at(level, a), n, axis, norm)
-
-        def structure() -> Any:
-            Sets.check(a.size * value.shape[axis])
-            return _along(value.shape, a.shape, axis, np.ones((value.shape[axis], a.shape[axis]), bool))
-
+        if isinstance(level, Sets):
+            total = sum_of(a, axis, keepdims=True)
+            return wrapped(level, value, lambda v: level.elementwise(v.shape, v.dtype, [(total, lambda: 1)]))
         return wrapped(level, value, lambda v: level.linear(
-            a, v.shape, v.dtype, lambda t: function(t, n, axis + 1, norm), None, structure))  # fmt: skip
+            a, v.shape, v.dtype, lambda t: function(t, n, axis + 1, norm), None, None))  # fmt: skip
 
     return transform
 
@@ -491,6 +500,14 @@ def einsum(subscripts: Any, *operands: Any, optimize: Any = False) -> Any:
         letters = "".join(labels)
         out = spare + "".join(sorted(c for c in set(letters) if letters.count(c) == 1 and c not in spare))
     out = out.replace("...", spare)
+    sizes: dict[str, int] = {}
+    for x, names in zip(arrays, labels, strict=True):
+        for c, n in zip(names, np.shape(x), strict=True):
+            sizes[c] = n if sizes.get(c, 1) == 1 else sizes[c]
+    for k, names in enumerate(labels):  # axes of 1 that others broadcast
+        kept = [c for c, n in zip(names, np.shape(arrays[k]), strict=True) if n == sizes[c] or n != 1]
+        if len(kept) < len(names):
+            arrays[k], labels[k] = np.reshape(arrays[k], [sizes[c] for c in kept]), "".join(kept)
     while len(arrays) > 1:
         rest = out + "".join(labels[2:])
         first = out if len(arrays) == 2 else "".join(dict.fromkeys(c for c in labels[0] + labels[1] if c in rest))
@@ -588,7 +605,7 @@ def kron(a: Any, b: Any) -> Any:
 
 
 def convolve(a: Any, v: Any, mode: str = "full") -> Any:
-    a, v = raw(lift(a)), raw(lift(v))
+    a, v = np.atleast_1d(raw(lift(a)), raw(lift(v)))
     a, v = (v, a) if len(v) > len(a) else (a, v)
     k, n = len(v), len(a)
     padded = np.pad(a, k - 1)
@@ -623,7 +640,11 @@ def solve(a: Any, b: Any) -> Any:
         return start + solve(matrix, b - a @ start)
 
     def push(t: np.ndarray) -> np.ndarray:
-        columns = np.linalg.solve(matrix, np.moveaxis(t, 0, -1).reshape(t.shape[1], math.prod(wide) * len(t)))
+        right = np.moveaxis(t, 0, -1).reshape(t.shape[1], math.prod(wide) * len(t))
+        columns = np.linalg.solve(matrix, right)
+        with np.errstate(all="ignore"):
+            if not finite(columns):
+                columns = careful_einsum("jk,ij->ik", right, np.linalg.inv(matrix), True)
         return np.moveaxis(columns.reshape(len(matrix), *wide, len(t)), -1, 0)
 
     def structure() -> Any:
@@ -700,9 +721,18 @@ class NumpyFunction:
         def of(x: Any) -> Any:
             try:
                 return self.f(*before, x, *after)
-            except (TypeError, ValueError) as error:  # by which NumPy replaces refusals of an array's elements
-                if isinstance(error.__cause__, TracingError):
+            except (SparseBPError, MemoryError):
+                raise
+            except Exception as error:
+                if isinstance(error.__cause__, TracingError):  # by which NumPy replaces refusals of elements
                     raise error.__cause__ from None
+                if isinstance(x, Traced):
+                    self.f(*map(plain, before), np.array(plain(x)), *map(plain, after))  # may raise its own error
+                    raise refused(
+                        f"What {_whose(error)} does with arrays that depend on x ({type(error).__name__}: {error})",
+                        "Use functions of NumPy that are listed in the reference, x * y for a diagonal matrix times y. "
+                        "Sparse matrices are constant",
+                    ) from error
                 raise
 
         return of
@@ -722,7 +752,7 @@ class NumpyFunction:
         y = _output(self.of_x(tuple(map(unknown, args)))(level.input(np.array(x))))
         if level.refusals:  # f caught it
             raise level.refusals[0]
-        return pattern_of(y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype), self.scalar)
+        return level.pattern(y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype), self.scalar)
 
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether it is x, or floats."""
@@ -752,6 +782,15 @@ class NumpyFunction:
         """Return what f returns, not its gradient."""
         return np.asarray(self._alone(args)(np.array(args[self.argnum])), float)
 
+    def missing(self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], length: int) -> TracingError | None:
+        """Return why the function cannot be followed backwards, if so."""
+        try:
+            if mode == "reverse":
+                self.reverse(args, np.zeros((1, length), np.float32))
+        except TracingError as error:
+            return error
+        return None
+
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
         """Carry dual numbers through the function."""
         x = args[self.argnum]
@@ -760,13 +799,13 @@ class NumpyFunction:
         return y.carried if isinstance(y, Traced) else np.zeros((len(seeds), len(y)), x.dtype)
 
     @contextlib.contextmanager
-    def _duals(self, directions: int) -> Iterator[Duals]:
+    def _duals(self, directions: int, masked: bool = True) -> Iterator[Duals]:
         """Give a level whose memory is kept for the next call; at the same time, each thread has its own."""
         try:
             pool = self._pools.pop()
         except IndexError:
             pool = Pool()
-        yield Duals(directions, pool)
+        yield Duals(directions, pool, masked)
         self._pools.append(pool)
 
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> np.ndarray:
@@ -774,9 +813,15 @@ class NumpyFunction:
         x = args[self.argnum]
         y, back = pullback(lambda x: _output(self.of_x(args)(x)), np.array(x))
         check_length(len(y), seeds.shape[1])
-        with self._duals(len(seeds)) as level:
-            found = back(Traced(np.zeros(len(y), y.dtype), seeds.astype(y.dtype), level))
-        return found.carried if isinstance(found, Traced) else np.zeros((len(seeds), x.size), y.dtype)
+        seeds = seeds.astype(y.dtype)
+        with self._duals(len(seeds), masked=False) as level:
+            adjoint = back(Traced(np.zeros(len(y), y.dtype), seeds, level), careful=False)
+        found = adjoint.carried if isinstance(adjoint, Traced) else np.zeros((len(seeds), x.size), y.dtype)
+        if len(unknown := np.flatnonzero(np.isnan(found).any(axis=1))):
+            found = np.array(found)
+            for direction in unknown.tolist():
+                found[direction] = back(seeds[direction], careful=True)
+        return found
 
     def entries(
         self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], seeds: np.ndarray, width: int,
@@ -818,12 +863,23 @@ class NumpyFunction:
         return found
 
 
+def _whose(error: BaseException) -> str:
+    """Return the name of the function that raised an error, outside of this library."""
+    trace, name = error.__traceback__, "the function"
+    while trace is not None:
+        module, code = trace.tb_frame.f_globals.get("__name__", ""), trace.tb_frame.f_code.co_name
+        name = f"{module}.{code}" if not module.startswith("sparsebp.") else name
+        trace = trace.tb_next
+    return name
+
+
 def _output(y: Any) -> Any:
     """Return the function's output as a vector of floats, traced or plain."""
     y = lift(y)
     y = current(y) if isinstance(y, Traced) else np.asarray(y)
-    if y.dtype.kind not in "fiub":
-        raise DTypeError("The function does not return real numbers", expected="an array of floats", got=y.dtype)
+    if y.dtype.kind not in "fiub" or y.dtype == np.float16:
+        raise DTypeError("The function does not return real numbers", expected="an array of floats, float32 or float64",
+                         got=y.dtype)  # fmt: skip
     if y.ndim != 1:
         raise ShapeError("The function does not return a vector", expected="(m,)", got=y.shape,
                          remedy="Return y.ravel(); for a scalar use sparse_hessian, or return y[None]")  # fmt: skip

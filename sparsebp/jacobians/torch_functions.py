@@ -8,9 +8,12 @@ decomposes them into these.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -18,10 +21,32 @@ import torch
 from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from sparsebp.core.errors import DTypeError, ShapeError, TracingError
-from sparsebp.jacobians.tracing import Sets, Traced, check_length, pattern_of, refused, selection
+from sparsebp.core.check import shown
+from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
+from sparsebp.jacobians import numpy_functions  # noqa: F401  (functions of traced arrays)
+from sparsebp.jacobians.tracing import Sets, Traced, check_length, refused, selection
 from sparsebp.patterns.builders import conv_pattern, conv_transpose_pattern
 from sparsebp.patterns.pattern import SparsityPattern
+
+with warnings.catch_warnings():  # forward mode imports it at its first use, and it warns
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import torch._decomp.decompositions_for_jvp
+
+
+CONVERSIONS = frozenset(("numpy", "tolist", "item", "__array__", "__float__", "__complex__", "__dlpack__"))
+"""Methods of a tensor that return what has no derivative."""
+
+
+class _Followed(torch.Tensor):
+    """A tensor that refuses to be converted; so do all tensors that are computed from it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in CONVERSIONS and (args[0].dtype.is_floating_point or name in ("numpy", "tolist")):
+            raise refused(f"A conversion to an array or number (Tensor.{name})",
+                          "Keep tensors: x[0] for x[0].item(), torch.sin(x) for numpy.sin(x)")  # fmt: skip
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 class TorchFunction:
@@ -31,18 +56,21 @@ class TorchFunction:
 
     def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
         self.f, self.argnum, self.scalar = f, argnum, scalar
+        self._one_by_one = False  # whether reverse directions are, since PyTorch cannot map the function
 
-    def of(self, args: tuple[Any, ...], places: list[int]) -> Callable[..., torch.Tensor]:
-        """Return the function of some arguments alone, x first; of a scalar function, its gradient."""
+    def of(self, args: tuple[Any, ...], places: list[int], plain: bool = False) -> Callable[..., torch.Tensor]:
+        """Return the function of some arguments alone, x first; of a scalar one its gradient, unless it is `plain`."""
 
         def of_some(*given: Any) -> torch.Tensor:
             whole = list(args)
             for place, value in zip(places, given, strict=True):
                 whole[place] = value
             y = self.f(*whole)
-            if not isinstance(y, torch.Tensor) or not y.dtype.is_floating_point:
-                raise DTypeError("The function does not return a tensor of floats", expected="a tensor (m,)",
-                                 got=getattr(y, "dtype", type(y).__name__))  # fmt: skip
+            if not isinstance(y, torch.Tensor) or y.dtype not in (torch.float32, torch.float64):
+                raise DTypeError("The function does not return a tensor of floats", expected="a tensor (m,), float32 "
+                                 "or float64", got=getattr(y, "dtype", type(y).__name__))  # fmt: skip
+            if y.layout != torch.strided:
+                raise DTypeError("The function returns a sparse tensor", expected="a dense one", got=y.layout)
             if self.scalar and y.ndim:
                 raise TracingError("The function is not scalar", expected="an output of shape ()", got=tuple(y.shape))
             if not self.scalar and y.ndim != 1:
@@ -52,29 +80,49 @@ class TorchFunction:
                 )  # fmt: skip
             return y
 
-        return torch.func.grad(of_some) if self.scalar else of_some
+        return torch.func.grad(of_some) if self.scalar and not plain else of_some
 
     def at(self, args: tuple[Any, ...]) -> tuple[Callable[..., torch.Tensor], torch.Tensor]:
-        """Return the function of x alone, and x as a tensor."""
+        """Return the function of x alone, and x as a tensor that it may write to."""
         x = args[self.argnum]
-        return self.of(args, [self.argnum]), torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x.detach()
+        x = torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x.detach().clone()
+        return self.of(args, [self.argnum]), x
+
+    def _called(self, args: tuple[Any, ...], kind: type[torch.Tensor] = torch.Tensor) -> torch.Tensor:
+        """Return what f returns, not its gradient; f may differentiate x itself, where x requires it."""
+        x = self.at(args)[1].requires_grad_(getattr(args[self.argnum], "requires_grad", False)).clone()
+        return self.of(args, [self.argnum], plain=True)(x.as_subclass(kind)).detach().as_subclass(torch.Tensor)
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
         """Walk the graph at these arguments; other tensors of floats are arrays that depend on no input."""
         _, x = self.at(args)
-        others = [i for i, a in enumerate(args) if self.varies(i, a) and i != self.argnum]
+        places = [self.argnum, *(i for i, a in enumerate(args) if self.varies(i, a) and i != self.argnum)]
         args = tuple(torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args)
-        f = torch.func.functionalize(self.of(args, [self.argnum, *others]), remove="mutations_and_views")
+        f, others = self.of(args, places), [args[i].detach() for i in places[1:]]
+        functional = torch.func.functionalize(f, remove="mutations_and_views")
+        with self._refusals(args):
+            traced = make_fx(functional, dict(core_aten_decompositions().items()))(x.clone(), *others)
+        found = walk(traced.graph, x.numel(), self.scalar)
+        x = _elsewhere(x)  # where what was read from x as a constant is another number
+        with contextlib.suppress(Exception):  # f has no value there
+            expected = f(x.clone(), *others)
+            check_same("The function is another one when it is traced", expected, traced(x.clone(), *others))
+        return found
+
+    @contextlib.contextmanager
+    def _refusals(self, args: tuple[Any, ...]) -> Iterator[None]:
+        """Say what PyTorch cannot trace or differentiate; an error of the function itself is raised as it is."""
         try:
-            graph = make_fx(f, dict(core_aten_decompositions().items()))(x, *(args[i].detach() for i in others)).graph
-        except RuntimeError as error:
-            if isinstance(error, TracingError):
-                raise
-            raise TracingError(
-                "PyTorch cannot trace the function", got=str(error).split(". ")[0],
-                remedy="Use torch.where instead of conditions on values, or pass pattern=",
-            ) from error  # fmt: skip
-        return pattern_of(walk(graph, x.numel()), self.scalar)
+            yield
+        except (SparseBPError, torch.OutOfMemoryError, Warning):
+            raise
+        except Exception as error:
+            self._called(args)
+            remedy = "Use torch.where for conditions on values; where only the pattern is not found, pass pattern="
+            if "random" in str(error):
+                remedy = "Draw random numbers before, and pass them as an argument"
+            raise TracingError("PyTorch cannot trace or differentiate the function",
+                               got=re.split(r"\.\s|\n", str(error))[0], remedy=remedy) from error  # fmt: skip
 
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether it is x, a float, or a tensor of floats."""
@@ -82,26 +130,74 @@ class TorchFunction:
         return place == self.argnum or floats
 
     def compare(self, args: tuple[Any, ...]) -> None:
-        """Do nothing: PyTorch differentiates the function itself."""
+        """Compare two calls, one with a tensor that refuses to be converted, and both modes along a direction."""
+        f, x = self.at(args)
+        first = self._called(args)
+        try:
+            second = self._called(args, _Followed)
+        except TracingError:
+            raise
+        except Exception:  # what takes no other classes of tensors
+            second = self._called(args)
+        check_same("Two calls of the function differ", first, second)
+        rng = np.random.default_rng(0)
+        x = _elsewhere(x)
+        along = torch.from_numpy(rng.standard_normal(len(x))).to(x)
+        try:
+            pushed = torch.func.jvp(f, (x.clone(),), (along,))[1]
+            y, back = torch.func.vjp(f, x.clone())[:2]
+            weights = torch.from_numpy(rng.standard_normal(len(y))).to(y)
+            pulled = back(weights)[0]
+        except Exception:  # there is one mode, or no value
+            return
+        one, other = pulled * along, weights * pushed
+        size = one.abs().sum() + other.abs().sum()
+        check_same("Forward and reverse mode of PyTorch differ", one.sum(), other.sum(), size,
+                   "Forward mode ignores torch.no_grad(): use y.detach() instead. Or has an autograd.Function a wrong "
+                   "jvp?")  # fmt: skip
 
     def value(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return what f returns, not its gradient."""
-        found: torch.Tensor = self.f(*args[: self.argnum], self.at(args)[1].clone(), *args[self.argnum + 1 :])
-        return found.detach().cpu().numpy()
+        return self._called(args).cpu().numpy()
+
+    def missing(self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], length: int) -> TracingError | None:
+        """Return PyTorch's reason, which it gives when it runs."""
+        width = len(args[self.argnum]) if mode == "forward" else length
+        try:
+            (self.forward if mode == "forward" else self.reverse)(args, np.zeros((1, width), bool))
+        except TracingError as error:
+            return error
+        return None
 
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
         """Return derivatives along directions (p, n): shape (p, m)."""
         f, x = self.at(args)
-        rows = torch.from_numpy(seeds).to(x)
-        return torch.func.vmap(lambda v: torch.func.jvp(f, (x,), (v,))[1])(rows).detach()
+        rows = torch.from_numpy(seeds.astype(float)).to(x)
+        with self._refusals(args):
+            return torch.func.vmap(lambda v: torch.func.jvp(f, (x.clone(),), (v,))[1])(rows).detach()
 
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
         """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
         f, x = self.at(args)
-        y, back = torch.func.vjp(f, x)[:2]
-        check_length(len(y), seeds.shape[1])
-        found: torch.Tensor = torch.func.vmap(lambda v: back(v)[0])(torch.from_numpy(seeds).to(y))
-        return found.detach()
+        rows = torch.from_numpy(seeds.astype(float)).to(x)
+        if not self._one_by_one:
+            try:
+                y, back = torch.func.vjp(f, x)[:2]
+                check_length(len(y), seeds.shape[1])
+                return torch.func.vmap(lambda v: back(v)[0])(rows.to(y)).detach()
+            except SparseBPError:
+                raise
+            except (RuntimeError, TypeError):  # an autograd.Function without rules for transforms
+                x = self.at(args)[1]
+        with self._refusals(args), torch.enable_grad():
+            x.requires_grad_()
+            y = self.of(args, [self.argnum], plain=True)(x.clone())
+            if self.scalar:
+                (y,) = torch.autograd.grad(y, x, create_graph=True)
+            check_length(len(y), seeds.shape[1])
+            found = [torch.autograd.grad(y, x, v, retain_graph=True)[0] for v in rows.to(y)]
+        self._one_by_one = True
+        return torch.stack(found)
 
     def entries(
         self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], seeds: np.ndarray, width: int,
@@ -143,11 +239,31 @@ class TorchFunction:
         return found
 
 
+def _elsewhere(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.from_numpy(np.random.default_rng(0).uniform(0.01, 0.02, len(x))).to(x) * (1 + x.abs())
+
+
+def check_same(problem: str, expected: torch.Tensor, got: torch.Tensor, size: Any = None, remedy: str = "Draw random "
+               "numbers before, and pass them as an argument; or does it keep state, or read numbers from tensors?"
+               ) -> None:  # fmt: skip
+    """Check that numbers agree where both are finite; `size`: of what rounding errors are a part."""
+    room = 1e-3 if torch.float32 in (expected.dtype, got.dtype) else 1e-7
+    if expected.shape == got.shape:
+        finite = expected.isfinite() & got.isfinite()
+        expected, got = expected[finite], got[finite]
+        if not len(expected):
+            return
+        size = expected.abs().max() if size is None else size
+        if bool(((expected - got).abs() <= room * (expected.abs() + size)).all()):
+            return
+    raise TracingError(problem, expected=shown(expected), got=shown(got), remedy=remedy)
+
+
 # The graph, node by node. A value is `Traced` if it may depend on x or another argument, else a tensor or a number.
 
 
-def walk(graph: Any, inputs: int) -> Any:
-    """Return the index sets of the graph's output, a sparse matrix of bools."""
+def walk(graph: Any, inputs: int, symmetric: bool) -> SparsityPattern:
+    """Return the pattern of the graph's output; `symmetric`: its union with its transpose."""
     level = Sets(inputs)
     values: dict[Any, Any] = {}
     for node in graph.nodes:
@@ -160,7 +276,8 @@ def walk(graph: Any, inputs: int) -> Any:
         elif node.op == "output":
             (result,) = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
             found = values[result]
-            return found.carried if isinstance(found, Traced) else level.nothing(tuple(found.shape), None)
+            sets = found.carried if isinstance(found, Traced) else level.nothing(tuple(found.shape), None)
+            return level.pattern(sets, symmetric)
         else:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda other: values[other])
             values[node] = _result(level, node, args, kwargs)
@@ -185,9 +302,17 @@ def _result(level: Sets, node: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of one operation."""
     target, val = node.target, node.meta.get("val")
     traced = [leaf for leaf in _flat([args, kwargs]) if isinstance(leaf, Traced)]
-    if target is operator.getitem or not traced:
+    if target is operator.getitem:
         return target(*args, **kwargs)
+    if not hasattr(target, "overloadpacket"):
+        raise refused(f"torch.ops.{target}", "Write it with other operations of PyTorch, or pass pattern=")
     name = target.overloadpacket.__name__
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        raise refused(f"Random numbers (torch.ops.{target})", "Draw them before, and pass them as an argument")
+    if name == "copy_":
+        raise refused("A write into x or another tensor of outside", "Write into a clone()")
+    if not traced:
+        return target(*args, **kwargs)
     name = name.removesuffix("_copy") if name != "_to_copy" else "clone"
     if name.startswith("new_") or (name.endswith("_like") and not name.startswith("rand")):  # of x, the shape alone
         empty = [torch.empty(leaf.shape) if isinstance(leaf, Traced) else leaf for leaf in args]
@@ -296,14 +421,8 @@ def _reduction(place: int) -> Callable[..., Any]:
     """Return the rule of a reduction whose axes are its argument `place`."""
 
     def rule(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
-        x = args[0]
-        dims = _dims(args[place] if len(args) > place else kwargs.get("dim"), x.ndim)
-        kept = [d for d in range(x.ndim) if d not in dims]
-        numbers = np.arange(x.size).reshape(x.shape).transpose(*kept, *dims).reshape(-1)
-        length = math.prod(x.shape[d] for d in dims)
-        rows = np.repeat(np.arange(x.size // max(length, 1)), length)
-        size = math.prod(x.shape[d] for d in kept)
-        return level.linear(x, (size,), None, None, None, lambda: selection(rows, numbers, (size, x.size)))
+        dims = _dims(args[place] if len(args) > place else kwargs.get("dim"), args[0].ndim)
+        return np.sum(args[0], axis=dims).carried
 
     return rule
 
@@ -313,19 +432,12 @@ def _along(place: int, operands: int = 1, triangle: bool = False) -> Callable[..
 
     def rule(level: Sets, args: Any, kwargs: dict[str, Any], val: Any) -> Any:
         traced = [x for x in args[:operands] if isinstance(x, Traced)]
-        shape = traced[0].shape
-        (dim,) = _dims(args[place] if len(args) > place else kwargs.get("dim", -1), len(shape)) or (None,)
-        both = Traced(traced[0].value, level.elementwise(shape, None, [(x, lambda: 1) for x in traced]), level)
+        x = Traced(traced[0].value, level.elementwise(traced[0].shape, None, [(x, lambda: 1) for x in traced]), level)
+        (dim,) = _dims(args[place] if len(args) > place else kwargs.get("dim", -1), x.ndim) or (None,)
         if dim is None:
-            return both.carried
-        inputs = np.moveaxis(np.arange(both.size).reshape(shape), dim, -1)[..., None, :]
-        outputs = np.moveaxis(np.arange(val.numel()).reshape(tuple(val.shape)), dim, -1)[..., None]
-        whole = np.broadcast_shapes(inputs.shape, outputs.shape)
-        Sets.check(math.prod(whole))
-        mask = np.tril(np.ones(whole[-2:], bool)) if triangle else np.ones(whole[-2:], bool)
-        rows, columns = (np.broadcast_to(x, whole)[..., mask].ravel() for x in (outputs, inputs))
-        return level.linear(both, tuple(val.shape), None, None, None,
-                            lambda: selection(rows, columns, (val.numel(), both.size)))  # fmt: skip
+            return x.carried
+        found = np.cumsum(x, axis=dim) if triangle else np.sum(x, axis=dim, keepdims=True)
+        return level.elementwise(tuple(val.shape), None, [(found, lambda: 1)])
 
     return rule
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import hashlib
 import inspect
 import itertools
 import math
@@ -27,11 +28,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from sparsebp.core.backend import check_plain
 from sparsebp.core.errors import MemoryLimitError, ShapeError, TracingError
 from sparsebp.patterns.pattern import SparsityPattern
 
 MOST_ENTRIES = 1 << 27
 """Most entries of the index sets of one array: 640 MB."""
+LARGE = 256
+"""Most inputs in the index set of one element that are listed for each element anew."""
 
 
 class Traced(NDArrayOperatorsMixin):
@@ -263,6 +267,7 @@ def _same(one: Any, other: Any) -> bool:
 def _check_key(key: Any) -> None:
     for part in _tuple(key):
         items = part if isinstance(part, list) else [part]
+        check_plain(part, "An index in the function")
         if any(isinstance(item, Traced) for item in items):
             raise refused("An index or mask that depends on x", "Use numpy.where(mask, a, b)")
 
@@ -275,15 +280,19 @@ def lift(x: Any) -> Any:
     """Return an argument as an array: of a list or an object array with traced elements, their stack."""
     if isinstance(x, (list, tuple)) and any(isinstance(lift(item), Traced) for item in x):
         return np.stack([lift(item) for item in x])
-    if isinstance(x, np.ndarray) and x.dtype == object and any(isinstance(item, Traced) for item in x.flat):
-        return np.reshape(np.stack([lift(item) for item in x.flat]), x.shape)
+    if isinstance(x, np.ndarray):
+        if x.dtype == object and any(isinstance(item, Traced) for item in x.flat):
+            return np.reshape(np.stack([lift(item) for item in x.flat]), x.shape)
+        if type(x) is not np.ndarray:
+            check_plain(x, "An array in the function")
     return x
 
 
 # ---- levels ----------------------------------------------------------------------------------------------------------
 
 Slope = Callable[[], Any]
-Term = tuple[Traced, Slope]
+Term = tuple[Any, ...]
+"""An operand, its slope, and True if a slope of zero, as a constant, cuts the operand off."""
 
 
 class Level(abc.ABC):
@@ -322,21 +331,82 @@ class Level(abc.ABC):
 
 
 class Sets(Level):
-    """Index sets: a sparse matrix of bools, with a row for each element in C order and a column for each input."""
+    """Index sets: a sparse matrix of bools, with a row for each element in C order and a column for each input.
+
+    Large sets, as of a sum over all of x, are kept once. Further columns stand for them until the pattern is made.
+    """
 
     def __init__(self, inputs: int) -> None:
         from scipy.sparse import csr_array
 
         super().__init__()
         self.inputs, self.csr = inputs, csr_array
+        self.columns = 2 * inputs + 1
+        self.large: list[np.ndarray] = []  # the inputs of each large set, and its column by their digest
+        self.column_of: dict[bytes, int] = {}
+        self.listed = 0  # inputs in all of them
 
     def input(self, x: np.ndarray) -> Traced:
         """Return the input: element i depends on itself."""
         n = np.arange(x.size + 1)
-        return Traced(x, self.csr((np.ones(x.size, bool), n[:-1], n), (x.size, self.inputs)), self)
+        return Traced(x, self.csr((np.ones(x.size, bool), n[:-1], n), (x.size, self.columns)), self)
 
     def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self.csr((math.prod(shape), self.inputs), dtype=bool)
+        return self.csr((math.prod(shape), self.columns), dtype=bool)
+
+    def shared(self, sets: Any) -> Any:
+        """Return sets with large ones in columns of their own."""
+        lengths = np.diff(sets.indptr)
+        long = lengths > LARGE
+        if not long.any():
+            return sets
+        column, left = np.zeros(len(lengths), np.int64), self.columns - self.inputs - len(self.large)
+        for row in np.flatnonzero(long).tolist():
+            inputs = self._inputs(sets.indices[sets.indptr[row] : sets.indptr[row + 1]])
+            key = hashlib.blake2b(inputs.tobytes()).digest()
+            if key not in self.column_of and not left:  # as many as inputs: no saving
+                long[row] = False
+                continue
+            if key not in self.column_of:
+                self.listed += len(inputs)
+                self.check(self.listed)
+                self.column_of[key] = self.inputs + len(self.large)
+                self.large.append(inputs)
+                left -= 1
+            column[row] = self.column_of[key]
+        kept = np.repeat(~long, lengths)
+        ends = np.append(0, np.cumsum(np.where(long, 1, lengths)))
+        indices = np.empty(ends[-1], sets.indices.dtype)
+        indices[ends[:-1][long]] = column[long]
+        others = np.ones(ends[-1], bool)
+        others[ends[:-1][long]] = False
+        indices[others] = sets.indices[kept]
+        return self.csr((np.ones(len(indices), bool), indices, ends), sets.shape)
+
+    def _inputs(self, columns: np.ndarray) -> np.ndarray:
+        """Return the inputs in a set, in order."""
+        own = columns < self.inputs
+        if own.all():
+            return np.sort(columns).astype(np.int32)
+        there = np.zeros(self.inputs, bool)
+        there[columns[own]] = True
+        for column in columns[~own].tolist():
+            there[self.large[column - self.inputs]] = True
+        return np.flatnonzero(there).astype(np.int32)
+
+    def pattern(self, sets: Any, symmetric: bool) -> SparsityPattern:
+        """Return index sets as a pattern; `symmetric`: its union with its transpose."""
+        if self.large:
+            ends = np.append(np.arange(self.inputs + 1), self.inputs + np.cumsum([len(large) for large in self.large]))
+            indices = np.concatenate([np.arange(self.inputs, dtype=np.int32), *self.large])
+            rows = self.csr((np.ones(len(indices), bool), indices, ends), (len(ends) - 1, self.inputs))
+            lengths = np.bincount(np.repeat(np.arange(sets.shape[0]), np.diff(sets.indptr)),
+                                  np.diff(ends)[sets.indices], sets.shape[0])  # fmt: skip
+            self.check(np.minimum(lengths, self.inputs).sum())
+            sets = self.csr((sets.data, sets.indices, sets.indptr), (sets.shape[0], len(ends) - 1)) @ rows
+        else:
+            sets = self.csr((sets.data, sets.indices, sets.indptr), (sets.shape[0], self.inputs))
+        return pattern_of(sets, symmetric)
 
     def rows(self, sets: Any, index: np.ndarray) -> Any:
         """Return rows of a matrix."""
@@ -355,7 +425,7 @@ class Sets(Level):
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
         found: Any = None
         seen: list[Any] = []
-        for x, _ in terms:
+        for x, *_ in terms:
             if any(x.carried is sets for sets in seen):
                 continue
             seen.append(x.carried)
@@ -387,7 +457,7 @@ class Sets(Level):
         matrix = structure()
         found = self.csr((np.ones(matrix.nnz, bool), matrix.indices, matrix.indptr), matrix.shape) @ x.carried
         self.check(found.nnz)
-        return found
+        return self.shared(found)
 
     def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
         if not isinstance(operands[1], Traced):
@@ -416,7 +486,7 @@ class Sets(Level):
                 entries = np.ones(math.prod(whole), bool), (flat(out), flat(names))
                 found = found + self.csr(entries, (math.prod(shape), x.size)) @ x.carried
         self.check(found.nnz)
-        return found
+        return self.shared(found)
 
 
 def pattern_of(sets: Any, symmetric: bool) -> SparsityPattern:
@@ -466,11 +536,15 @@ class Pool:
 
 
 class Duals(Level):
-    """Tangents of shape (p, *shape): p directional derivatives at once, of the value's own dtype."""
+    """Tangents of shape (p, *shape): p directional derivatives at once, of the value's own dtype.
 
-    def __init__(self, directions: int, pool: Pool | None = None) -> None:
+    What does not move adds nothing, also where its slope is infinite: 0 · ∞ = 0. Unless `masked`, it is NaN, as of
+    the adjoints of a reverse sweep, which begin anew then: see `Tape`.
+    """
+
+    def __init__(self, directions: int, pool: Pool | None = None, masked: bool = True) -> None:
         super().__init__()
-        self.directions, self.pool = directions, pool or Pool()
+        self.directions, self.pool, self.masked = directions, pool or Pool(), masked
 
     def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.zeros((self.directions, *shape), dtype)
@@ -483,7 +557,7 @@ class Duals(Level):
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
         found, own, full = None, False, (self.directions, *shape)
         with np.errstate(all="ignore"):
-            for x, slope in terms:
+            for x, slope, *cuts in terms:
                 part, s = self.broadcast(x, len(shape)), slope()
                 sign = s if isinstance(s, int) and s in (1, -1) else None
                 if sign is None:
@@ -491,8 +565,8 @@ class Duals(Level):
                     if dtype == np.result_type(s, t) and full in (t.shape, (self.directions, *np.shape(s))):
                         into = self.pool.empty(full, dtype)
                     part, sign = np.multiply(s, t, out=into), 1
-                    if not (math.isfinite(abs(np.add.reduce(s, axis=None))) or np.isfinite(s).all()):
-                        part = np.where(t == 0, 0, part)  # an infinite slope of what does not move
+                    if self.masked and not (finite(s) and (not cuts or np.all(s) or finite(t))):
+                        part = np.where((t == 0) | (s == 0) if cuts else t == 0, 0, part)
                     fresh = True
                 else:
                     fresh = False
@@ -531,8 +605,35 @@ class Duals(Level):
                 values = [raw_at(self, y) for y in operands]
                 names = list(labels)
                 values[k], names[k] = x.carried, "Z" + labels[k]
-                found = found + np.einsum(f"{names[0]},{names[1]}->Z{out}", *values, optimize=True)
+                part = np.einsum(f"{names[0]},{names[1]}->Z{out}", *values, optimize=True)
+                with np.errstate(all="ignore"):
+                    if self.masked and not finite(part):
+                        other, cuts = 1 - k, not isinstance(operands[1 - k], Traced)
+                        part = careful_einsum(f"{names[k]},{names[other]}->Z{out}", values[k], values[other], cuts)
+                found = found + part
         return found.astype(dtype, copy=False)
+
+
+def finite(x: Any) -> bool:
+    """Return whether all numbers are finite; where all are, by one sum."""
+    return math.isfinite(abs(np.add.reduce(x, axis=None))) or bool(np.isfinite(x).all())
+
+
+def careful_einsum(labels: str, a: np.ndarray, b: np.ndarray, cuts: bool) -> np.ndarray:
+    """Return einsum of two arrays where 0 · ∞ of a zero in a is 0, and if it `cuts`, that of a zero in b as well."""
+    product: Callable[..., np.ndarray] = functools.partial(np.einsum, labels)
+    large_a, large_b = ~np.isfinite(a), ~np.isfinite(b)
+    total = product(np.where(large_a, 0, a), np.where(large_b, 0, b))
+    sign_a, sign_b = (np.nan_to_num(np.sign(x), nan=0.0) for x in (a, b))
+    of_each = (sign_a * large_a, sign_b), (sign_a * ~large_a, sign_b * large_b)  # infinite products, by their factors
+    net = np.add(*(product(x, y) for x, y in of_each))
+    all_of = np.add(*(product(abs(x), abs(y)) for x, y in of_each))
+    unknown = product(np.isnan(a) * 1.0, (b != 0) * 1.0) + product((a != 0) * 1.0, np.isnan(b) * 1.0)
+    if not cuts:
+        unknown = unknown + product(large_a * 1.0, (b == 0) * 1.0)
+    infinite = np.where(all_of > abs(net), np.nan, net * np.inf)
+    found: np.ndarray = np.where(unknown > 0, np.nan, np.where(all_of > 0, infinite, total)).astype(total.dtype)
+    return found
 
 
 Pull = Callable[[Any, Any], tuple[Any, Any]]
@@ -541,13 +642,16 @@ Pull = Callable[[Any, Any], tuple[Any, Any]]
 class Tape(Level):
     """A record of what was computed: each array's parents, and how an adjoint goes back to them.
 
-    With an adjoint goes where it is *alive*, None: everywhere. It is not in a branch that `numpy.where` does not take;
-    there it stays 0, even where the branch has no derivative.
+    Where 0 · ∞ gave NaN, the sweep is done again, and with each adjoint goes where it is *alive*: where a path leads to
+    it. None leads to a branch that `numpy.where` does not take, nor to what is not indexed; there the adjoint is 0,
+    whatever the slopes. A slope of 0 ends an infinite adjoint as well, because forward mode does not move beyond it.
+    NaN is left where a zero stands behind an infinite slope, in both modes. Patterns are always found by paths.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, below: Level | None) -> None:
         super().__init__(depth)
         self.nodes: list[list[tuple[int, Pull]]] = []
+        self.of_sets = isinstance(below, Sets)
 
     def node(self, *parents: tuple[Traced, Pull]) -> int:
         """Record an array and return its number."""
@@ -558,16 +662,23 @@ class Tape(Level):
         return self.node()
 
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
-        def pull(x: Traced, slope: Slope) -> Pull:
+        def pull(x: Traced, slope: Slope, cuts: bool = False) -> Pull:
             def back(adjoint: Any, alive: Any) -> tuple[Any, Any]:
                 with np.errstate(all="ignore"):
-                    found = adjoint * slope()
-                    found = found if alive is None else np.where(alive, found, 0)
-                    return unbroadcast(found, x.shape), _moved_alive(alive, lambda a: unbroadcast(a, x.shape))
+                    s = slope()
+                    found = adjoint * s
+                if alive is not None:
+                    alive = np.broadcast_to(alive, shape)
+                    if cuts and not isinstance(s, Traced):
+                        alive = alive & (s != 0)
+                    found = np.where(alive, found, 0)
+                    if not self.of_sets:
+                        found = _zeroed(found, (plain(s) == 0) & ~np.isfinite(plain(adjoint)))
+                return unbroadcast(found, x.shape), _moved_alive(alive, lambda a: unbroadcast(a, x.shape))
 
             return back
 
-        return self.node(*((x, pull(x, slope)) for x, slope in terms))
+        return self.node(*((x, pull(x, *slope)) for x, *slope in terms))
 
     def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
         def pull(back: Callable[[Any], Any]) -> Pull:
@@ -590,11 +701,9 @@ class Tape(Level):
             def back(adjoint: Any, alive: Any) -> tuple[Any, Any]:
                 sides = (adjoint, 0) if taken else (0, adjoint)
                 part = unbroadcast(np.where(condition, *sides), x.shape)
-                if isinstance(condition, Traced):  # of a pattern
-                    return part, None
-                mine = np.broadcast_to(np.asarray(condition, bool) == taken, shape)
-                mine = mine if alive is None else mine & alive
-                return part, _moved_alive(mine, lambda m: unbroadcast(m, x.shape))
+                if alive is not None and not isinstance(condition, Traced):  # of a pattern
+                    alive = np.broadcast_to(alive & (np.asarray(condition, bool) == taken), shape)
+                return part, _moved_alive(alive, lambda mine: unbroadcast(np.broadcast_to(mine, shape), x.shape))
 
             return back
 
@@ -606,36 +715,70 @@ class Tape(Level):
             raise refused(
                 "A reverse sweep (a Hessian) through complex numbers (an FFT)", "Pass the gradient to sparse_jacobian"
             )
-        return self.node((x, lambda adjoint, alive: (pull(adjoint), None)))
+
+        def reached(mine: np.ndarray) -> Any:
+            weights = 1 + 0.618 * np.arange(mine.size).reshape(mine.shape) % 1  # which do not cancel
+            found = pull(np.broadcast_to(mine, shape) * weights)
+            return np.ones(x.shape) if isinstance(found, Traced) else abs(found)
+
+        return self.node((x, lambda adjoint, alive: (pull(adjoint), _moved_alive(alive, reached))))
 
     def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
         def pull(k: int) -> Pull:
-            other = raw_at(self, operands[1 - k])
-            return lambda adjoint, alive: (
-                np.einsum(f"{out},{labels[1 - k]}->{labels[k]}", adjoint, other), None)  # fmt: skip
+            other, names = raw_at(self, operands[1 - k]), f"{out},{labels[1 - k]}->{labels[k]}"
+            there = np.ones(other.shape) if isinstance(operands[1 - k], Traced) else (other != 0) * 1.0
+
+            def back(adjoint: Any, alive: Any) -> tuple[Any, Any]:
+                careful = alive is not None and not (isinstance(adjoint, Traced) or isinstance(other, Traced))
+                part = careful_einsum(names, adjoint, other, True) if careful else np.einsum(names, adjoint, other)
+                return part, _moved_alive(alive, lambda mine: np.einsum(names, np.broadcast_to(mine, shape), there))
+
+            return back
 
         mine = [k for k, x in enumerate(operands) if isinstance(x, Traced) and x.level is self]
         return self.node(*((operands[k], pull(k)) for k in mine))
 
-    def back(self, number: int, seed: Any, to: int) -> Any:
+    def back(self, number: int, seed: Any, to: int, alive: Any = None) -> Any:
         """Return the adjoint of array `to` where that of array `number` is `seed`; None: there is no path."""
-        adjoints: dict[int, tuple[Any, Any]] = {number: (seed, None)}
+        adjoints: dict[int, tuple[Any, Any]] = {number: (seed, alive)}
         for at in range(number, to, -1):
             if at not in adjoints:
                 continue
             given = adjoints.pop(at)
             for parent, pull in self.nodes[at]:
-                part, alive = pull(*given)
+                part, mine = pull(*given)
                 if parent in adjoints:
                     other, lives = adjoints[parent]
-                    part, alive = other + part, None if alive is None or lives is None else alive | lives
-                adjoints[parent] = part, alive
+                    part, mine = other + part, mine if mine is None else mine | lives
+                adjoints[parent] = part, mine
         return adjoints.get(to, (None, None))[0]
 
 
 def _moved_alive(alive: Any, back: Callable[[Any], Any]) -> Any:
     """Return where a sum over elements, some of which are alive, is; `back` moves and adds elements."""
     return alive if alive is None else back(alive.astype(float)) > 0
+
+
+def plain(x: Any) -> Any:
+    """Return the value of an array, below all levels."""
+    while isinstance(x, Traced):
+        x = x.value
+    return x
+
+
+def _zeroed(x: Any, where: Any) -> Any:
+    """Return an array whose value, not what it carries, is zero in some places."""
+    if not np.any(where):
+        return x
+    return Traced(_zeroed(x.value, where), x.carried, x.level) if isinstance(x, Traced) else np.where(where, 0, x)
+
+
+def _unknown(x: Any) -> bool:
+    """Return whether a value, or what it carries, is NaN anywhere."""
+    if isinstance(x, Traced):
+        return _unknown(x.value) or (isinstance(x.level, Duals) and _unknown(x.carried))
+    with np.errstate(all="ignore"):
+        return x is not None and bool(np.isnan(np.add.reduce(x, axis=None))) and bool(np.isnan(x).any())
 
 
 def numbered(operands: list[Traced]) -> list[np.ndarray]:
@@ -651,17 +794,22 @@ def unbroadcast(x: Any, shape: tuple[int, ...]) -> Any:
     return np.reshape(np.sum(x, axis=axes), shape) if axes else x
 
 
-def pullback(f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[[Any], Any]]:
+def pullback(f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[..., Any]]:
     """Return f(x) and the product of its transposed Jacobian with a vector; x may be traced itself."""
-    tape = Tape(1 + (x.level.depth if isinstance(x, Traced) else 0))
+    below = x.level if isinstance(x, Traced) else None
+    tape = Tape(1 + (0 if below is None else below.depth), below)
     start = Traced(x, tape.node(), tape)
     y = lift(f(start))
     if not isinstance(y, Traced) or y.level is not tape:
-        return y, lambda seed: np.zeros(np.shape(x), x.dtype)
+        return y, lambda seed, careful=None: np.zeros(np.shape(x), x.dtype)
     current(y)
 
-    def back(seed: Any) -> Any:
-        found = tape.back(y.carried, seed, start.carried)
+    def back(seed: Any, careful: bool | None = None) -> Any:
+        """Return the product; `careful`: by paths, or only if it is unknown otherwise."""
+        paths = tape.of_sets or careful
+        found = tape.back(y.carried, seed, start.carried, plain(seed) != 0 if paths else None)
+        if careful is None and not paths and _unknown(found):
+            return back(seed, careful=True)
         return np.zeros(np.shape(x), x.dtype) if found is None else found
 
     return y.value, back
@@ -788,6 +936,8 @@ MOVERS: dict[str, Callable[..., Any]] = {}
 """Functions of NumPy by name, with its signatures; `numpy_functions` holds them. Movers also take lists of arrays."""
 
 
+CHOOSING = ("maximum", "minimum", "fmax", "fmin")
+"""Ufuncs that take one of their operands: the slope of the other is zero, whatever it is."""
 NOT_HOLOMORPHIC = ("absolute", "conjugate", "sign", "maximum", "minimum", "fmax", "fmin")
 
 
@@ -825,7 +975,8 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
         return FUNCTIONS["matmul"](*inputs)
     same = {"reduce": REDUCTIONS, "accumulate": ACCUMULATIONS}.get(method, {}).get(name)
     if same is not None:
-        return composite(f"numpy.{name}.{method}", FUNCTIONS[same], inputs, {"axis": 0, **kwargs})
+        first = {"axis": 0} if raw(inputs[0]).ndim or method == "accumulate" else {}
+        return composite(f"numpy.{name}.{method}", FUNCTIONS[same], inputs, {**first, **kwargs})
     if method == "outer" and not kwargs:
         a, b = (raw(x) for x in inputs)
         return ufunc(np.reshape(a, (*a.shape, *(1,) * b.ndim)), b)
@@ -842,14 +993,19 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
     if name in NOT_HOLOMORPHIC and any(getattr(x, "dtype", np.dtype(float)).kind == "c" for x in values):
         raise refused(f"numpy.{name} of complex numbers", "Use z.real and z.imag")
     mine = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Traced) and x.level is level]
+    if y.dtype.kind in "fc":  # bools have no minus
+        values = [v.astype(y.dtype) if getattr(v, "dtype", None) == np.dtype(bool) else v for v in values]
     if isinstance(level, Sets) and ufunc is np.multiply and len(mine) == 1:
         factor = values[1 if mine[0][0] is inputs[0] else 0]
         if isinstance(factor, np.ndarray) and factor.ndim:  # zeros of a constant array are zeros of the result
             return np.where(np.broadcast_to(factor != 0, y.shape), Traced(y, level.elementwise(
                 y.shape, y.dtype, [(mine[0][0], lambda: 1)]), level), 0)  # fmt: skip
 
+    by_constant = ufunc is np.multiply and not all(isinstance(x, Traced) for x in inputs)
+    cuts = (True,) if by_constant or name in CHOOSING else ()
+
     def term(x: Traced, slope: Any) -> Term:
-        return x, lambda: slope(y, *values)
+        return x, lambda: slope(y, *values), *cuts
 
     terms = [term(x, slope) for x, slope in mine if slope is not None]
     return wrapped(level, y, lambda v: level.elementwise(v.shape, v.dtype, terms), depends=bool(terms))

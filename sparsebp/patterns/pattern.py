@@ -616,11 +616,15 @@ def check_patterns(**patterns: object) -> None:
 # Moré, 1984).
 
 
+LONGEST_IN_ORDER = 64
+"""Entries of the longest rows that smallest-last order follows: it takes the square of them."""
+
+
 def color_columns(pattern: SparsityPattern) -> np.ndarray:
     """Colour the columns of a pattern so that columns of one colour share no row.
 
-    Greedy, in smallest-last order (D. Matula, L. Beck, 1983): few colours, not always the fewest. Columns without
-    entries have one too. Time: the sum of the squared lengths of the rows.
+    Greedy, in the order of the columns, and in smallest-last order (D. Matula, L. Beck, 1983) where that may take
+    fewer colours: few, not always the fewest. Columns without entries have one too. Rows may be dense.
 
     Parameters
     ----------
@@ -647,13 +651,28 @@ def color_columns(pattern: SparsityPattern) -> np.ndarray:
     check_patterns(pattern=pattern)
     from sparsebp.kernels.host import coloring
 
-    n = pattern.shape[1]
-    arrays = (pattern.indptr, pattern.indices, pattern.T.indptr, pattern.T.indices)
-    neighbors = (np.diff(pattern.indptr) - 1)[pattern.row_of_entry]
-    degrees = np.bincount(pattern.indices, weights=neighbors, minlength=n).astype(np.int64)
-    order, colors = np.empty(n, np.int64), np.full(n, -1, np.int64)
-    coloring.smallest_last(*arrays, degrees, order)
-    coloring.color_columns(*arrays, order, colors)
+    (m, n), lengths = pattern.shape, np.diff(pattern.indptr).astype(np.int64)
+    groups = np.zeros(n, np.uint64)  # by the longest rows: where they need most of the colours
+    for bit, row in enumerate(np.argsort(-lengths, kind="stable")[:64].tolist()):
+        if lengths[row] > LONGEST_IN_ORDER and lengths[row] ** 2 >= pattern.nnz:
+            groups[pattern.indices[pattern.indptr[row] : pattern.indptr[row + 1]]] |= np.uint64(1 << bit)
+
+    def greedy(order: np.ndarray) -> tuple[int, np.ndarray]:
+        colors, order = np.full(n, -1, np.int64), order[np.argsort(~groups[order], kind="stable")]
+        columns = pattern.T.indptr, pattern.T.indices.copy()
+        return coloring.color_columns(m, *columns, groups, order, colors), colors
+
+    number, colors = greedy(np.arange(n))
+    if number > lengths.max(initial=1):  # which no colouring has fewer than
+        short = lengths <= LONGEST_IN_ORDER
+        degrees, others = (
+            np.bincount(pattern.indices, weights=((lengths - 1) * rows)[pattern.row_of_entry], minlength=n)
+            for rows in (short, ~short)
+        )
+        degrees, order = (degrees + np.minimum(others, n)).astype(np.int64), np.empty(n, np.int64)
+        arrays = (pattern.indptr, pattern.indices, pattern.T.indptr, pattern.T.indices)
+        coloring.smallest_last(*arrays, LONGEST_IN_ORDER, degrees, order)
+        number, colors = min((number, colors), greedy(order), key=lambda found: found[0])
     return frozen(colors)
 
 
@@ -661,6 +680,7 @@ def color_symmetric(pattern: SparsityPattern) -> np.ndarray:
     """Colour the rows and columns of a symmetric pattern so that any two colours form stars.
 
     Then entry (i, j) is the only one of its colour in row i, or entry (j, i) is in row j: `star_sources` says which.
+    Columns may be dense.
 
     Parameters
     ----------
@@ -686,12 +706,44 @@ def color_symmetric(pattern: SparsityPattern) -> np.ndarray:
     if not (np.array_equal(mirror.indptr, pattern.indptr) and np.array_equal(mirror.indices, pattern.indices)):
         raise PatternError("The pattern is not symmetric", expected="an entry (j, i) for every (i, j)",
                            got=repr(pattern))  # fmt: skip
+    import scipy.sparse
+
     from sparsebp.kernels.host import coloring
 
-    order = np.argsort(-np.diff(pattern.indptr), kind="stable")
-    colors = np.full(len(order), -1, np.int64)
-    coloring.color_stars(pattern.indptr, pattern.indices, pattern.transpose_permutation, order, colors)
-    return frozen(colors)
+    lengths = np.diff(pattern.indptr)
+    order = np.argsort(-lengths, kind="stable")
+    # One way: the longest columns get colours of their own, and those of the others share no row outside them.
+    alone, rows, columns = longest_alone(lengths), pattern.row_of_entry, pattern.indices
+    others = part_of(pattern, ~(alone[rows] | alone[columns])).to_scipy()
+    others = others + scipy.sparse.eye_array(len(order), dtype=others.dtype)  # neighbours have different colours
+    simple = color_columns(SparsityPattern.from_scipy(others)).copy()
+    simple[alone] = simple[~alone].max(initial=-1) + 1 + np.arange(np.count_nonzero(alone))
+    # The other: stars, if they take fewer.
+    colors, steps = np.full(len(order), -1, np.int64), STEPS_OF_STARS + 64 * pattern.nnz
+    most = int(simple.max(initial=0)) + 1
+    found = coloring.color_stars(
+        pattern.indptr, pattern.indices, pattern.transpose_permutation, order, most, steps, colors
+    )
+    return frozen(simple if found < 0 else colors)
+
+
+STEPS_OF_STARS = 1 << 28
+"""Steps of a star colouring, besides those for each entry, after which a simple one does: about a second."""
+
+
+def longest_alone(lengths: np.ndarray, alone: int = 1, others: int = 1) -> np.ndarray:
+    """Return which lines to take alone: each costs `alone`, all others `others` for each entry of their longest."""
+    order = np.argsort(-lengths, kind="stable")
+    count = np.argmin(alone * np.arange(len(order) + 1) + others * np.append(lengths[order], 0))
+    found = np.zeros(len(order), bool)
+    found[order[:count]] = True
+    return found
+
+
+def part_of(pattern: SparsityPattern, entries: np.ndarray) -> SparsityPattern:
+    """Return the pattern with some of its entries alone."""
+    ends = np.append(0, np.cumsum(entries))[pattern.indptr]
+    return SparsityPattern(ends, pattern.indices[entries], pattern.shape)
 
 
 def star_sources(pattern: SparsityPattern, colors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -702,8 +754,10 @@ def star_sources(pattern: SparsityPattern, colors: np.ndarray) -> tuple[np.ndarr
     rows, columns = pattern.row_of_entry.astype(np.int64), pattern.indices.astype(np.int64)
     count = int(colors.max(initial=-1)) + 1
     seen = rows * count + colors[columns]
-    _, where, repeats = np.unique(seen, return_inverse=True, return_counts=True)
-    alone = repeats[where] == 1
+    order = np.argsort(seen, kind="stable")
+    repeats = np.diff(seen[order], prepend=-1) == 0
+    alone = np.empty(len(seen), bool)
+    alone[order] = ~(repeats | np.append(repeats[1:], False)[: len(seen)])
     mirrored = pattern.transpose_permutation
     lower = rows >= columns
     direct = np.where(lower, alone, ~alone[mirrored])  # of (i, j) and (j, i), i > j, both read at (i, j) if it is alone

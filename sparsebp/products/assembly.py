@@ -77,6 +77,7 @@ def plan_assembly(rows: Array, cols: Array, shape: tuple[int, int]) -> TripletAs
 
 def _indices(name: str, array: Array, size: int) -> np.ndarray:
     """Check row or column numbers, all in 0 … size - 1."""
+    backend.check_plain(array, name)
     try:
         found = np.asarray(array) if isinstance(array, (list, tuple)) else array
     except ValueError as error:

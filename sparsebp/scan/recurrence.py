@@ -144,6 +144,7 @@ def _lengths(lengths: Any, shape: tuple[int, ...], xp: ModuleType) -> Array | No
     if lengths is None:
         return None
     steps, batch = shape[:2]
+    backend.check_plain(lengths, "lengths")
     if hasattr(lengths, "dtype"):
         lengths = backend.to_host(lengths)  # synchronize!
     found = np.asarray(lengths) if batch or np.size(lengths) else np.zeros(np.shape(lengths), np.int64)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import scipy.sparse.linalg  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
@@ -17,6 +18,7 @@ from scipy.optimize import least_squares, minimize, root
 
 import sparsebp as sb
 from sparsebp.core.errors import (
+    DeviceError,
     DTypeError,
     MemoryLimitError,
     NonFiniteError,
@@ -111,6 +113,8 @@ FUNCTIONS = {
     "einsum": (lambda x: np.einsum("ij,jk->ik", x[:6].reshape(2, 3), x[:3].reshape(3, 1)).ravel(), N, True),
     "einsum with repeats": (lambda x: np.einsum("iij,j->i", x.reshape(2, 2, 2), x[:2]), 8, True),
     "einsum, implicit": (lambda x: np.einsum("...i,ij", x.reshape(2, 3), DENSE[:3, :4]).ravel(), 6, True),
+    "einsum that broadcasts": (
+        lambda x: np.einsum("ij,jk,ij->ik", x[:2, None], DENSE[:3, :2], x[None, :3]).ravel(), N, False),
     "einsum of three": (lambda x: np.einsum("i,ij,j->i", x[:5], DENSE, x[:7]), 7, False),
     "tensordot": (lambda x: np.tensordot(x.reshape(2, 3), x.reshape(3, 2), axes=1).ravel(), 6, True),
     "matmul": (lambda x: (x[:4].reshape(2, 2) @ x[3:].reshape(2, 2)).ravel(), N, True),
@@ -378,6 +382,9 @@ REFUSED = {
     "in place through a view": (lambda x: through_view(x) + 0, "view"),
     "interp at points of x": (lambda x: np.interp([0.1], x[:2], [0.0, 1.0]), "points"),
     "complex modulus": (lambda x: np.abs(x * 1j), "complex"),
+    "a diagonal matrix of x": (lambda x: sp.diags_array(x) @ x, r"diags_array .* x \* y"),
+    "factors of a matrix": (lambda x: sp.linalg.splu(sp.eye_array(N, format="csc")).solve(x), "listed"),
+    "a rounded scalar": (lambda x: round(x[0]) * x, "listed"),
 }  # fmt: skip
 
 
@@ -465,6 +472,48 @@ def test_bad_arguments():
         jac(np.ones(4))
     with pytest.raises(MemoryLimitError):
         sb.sparse_jacobian(lambda x: x - x.mean(), np.zeros(20_011))
+
+
+def test_masks_are_not_dropped():
+    masked = np.ma.masked_array(np.ones(N), MASK)
+    with pytest.warns(PendingDeprecationWarning):
+        matrix = np.matrix(np.eye(N))
+    for call in (
+        lambda: sb.sparse_jacobian(lambda x: x**2, masked), lambda: sb.sparse_hessian(lambda x: x.sum(), masked),
+        lambda: sb.sparse_jacobian(lambda x, a: a * x, np.ones(N), masked),
+        lambda: sb.sparse_jacobian(np.sin, np.ones(N))(masked),
+        lambda: sb.sparse_jacobian(np.sin, np.ones(N)).batch(np.ma.masked_array(np.ones((N, 2)), False)),
+    ):  # fmt: skip
+        with pytest.raises(DeviceError, match="filled"):
+            call()
+    for f in (
+        lambda x: x * masked, lambda x: masked - x, lambda x: np.ma.masked_array(x, MASK), lambda x: masked,
+        lambda x: np.where(MASK, x, masked), lambda x: np.concatenate([x, masked]),
+        lambda x: np.interp(x, masked, masked), lambda x: x[np.ma.masked_array([1, 2], [0, 1])],
+        lambda x: put(np.zeros_like(x), slice(None), masked) + x, lambda x: x @ matrix,
+    ):  # fmt: skip
+        with pytest.raises((DeviceError, TracingError)):
+            sb.sparse_jacobian(f, np.ones(N))
+
+
+def test_the_functions_own_errors_stay():
+    def f(x):
+        raise LookupError("no such table")
+
+    with pytest.raises(LookupError, match="no such table"):
+        sb.sparse_jacobian(f, np.ones(3))
+    with pytest.raises(ValueError, match="broadcast"):
+        sb.sparse_jacobian(lambda x: x + np.ones(4), np.ones(3))
+
+
+@pytest.mark.parametrize("f", [
+    lambda x: x, lambda x: np.broadcast_to(x[0], (3,)), lambda x: np.diagonal(np.outer(x, x)), lambda x: np.ones(3),
+])  # fmt: skip
+def test_read_only_arrays_go_in_and_writeable_ones_come_out(f):
+    x = np.broadcast_to(0.5, (3,))
+    jac, hess = sb.sparse_jacobian(f, x), sb.sparse_hessian(lambda x: np.sum(f(x) ** 2), x)
+    batch = jac.batch(np.broadcast_to(0.5, (3, 2)))
+    assert all(a.flags.writeable for a in (jac.values(x), jac(x).data, jac(x).indices, batch, hess(x).data))
 
 
 def test_a_pattern_by_hand_allows_branches_and_must_hold():

@@ -133,6 +133,86 @@ def test_rows_are_coloured_where_that_is_cheaper():
         sb.sparse_hessian(lambda x: loop(x)[0], jnp.zeros(40))
 
 
+@jax.custom_vjp
+def cube(x):
+    return x**3
+
+
+cube.defvjp(lambda x: (x**3, x), lambda x, grad: (3 * x * x * grad,))
+
+
+def test_reverse_mode_alone():
+    """Functions with a custom_vjp, as this library's own: also within compiled functions, and twice."""
+    import sparsebp.jax as sj
+
+    square = sb.SparsityPattern.dense(2, 2)
+    product, factor = sb.plan_product(square, square), sb.plan_factor(square)
+    functions = (
+        (cube, sb.SparsityPattern.diagonal(4), lambda x: x**3),
+        (lambda x: sj.product(product, x, x), sb.SparsityPattern.dense(4, 4),
+         lambda x: (x.reshape(2, 2) @ x.reshape(2, 2)).ravel()),
+        (lambda x: sj.solve(factor, x, jnp.ones(2)), sb.SparsityPattern.dense(2, 4),
+         lambda x: jnp.linalg.solve(x.reshape(2, 2), jnp.ones(2))),
+        (lambda x: sj.linear_recurrence(x.reshape(4, 1, 1), x.reshape(4, 1, 1)).ravel(), sb.SparsityPattern.dense(4, 4),
+         lambda x: jax.lax.scan(lambda h, v: (v * h + v,) * 2, 0.0, x)[1]),
+    )  # fmt: skip
+    with jax.enable_x64(True):
+        x = jnp.array([2.0, 0.5, 1.0, 4.0])
+        for f, pattern, plain in functions:
+            jac = sb.sparse_jacobian(f, x, pattern=pattern)
+            assert jac.mode == "reverse"
+            np.testing.assert_allclose(jac(x, check=True).toarray(), jax.jacfwd(plain)(x), atol=1e-12)
+            np.testing.assert_allclose(jax.jit(jac.values)(x), jac.values(x), rtol=1e-12)
+            hess = sb.sparse_hessian(lambda x, f=f: jnp.sum(f(x) ** 2), x, pattern=sb.SparsityPattern.dense(4, 4))
+            expected = jax.hessian(lambda x, plain=plain: jnp.sum(plain(x) ** 2))(x)
+            np.testing.assert_allclose(hess(x, check=True).toarray(), expected, atol=1e-10)
+        diagonal = sb.sparse_jacobian(lambda x: cube(x) * x[0], x, pattern=sb.SparsityPattern.diagonal(4))
+        with pytest.raises(PatternError, match=r"column|Column"):
+            diagonal(x, check=True)
+
+
+def squared_on_host(x):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(lambda v: np.asarray(v) ** 2, shape, x, vmap_method="expand_dims")
+
+
+def test_callbacks_need_a_derivative():
+    x, diagonal = jnp.linspace(0.1, 0.4, 4), sb.SparsityPattern.diagonal(4)
+    for options in ({}, {"pattern": diagonal}):
+        with pytest.raises(TracingError, match=r"custom_jvp or jax\.custom_vjp"):
+            sb.sparse_jacobian(squared_on_host, x, **options)(x)
+        with pytest.raises(TracingError, match="custom_vjp"):
+            sb.sparse_hessian(lambda x: squared_on_host(x).sum(), x, **options)(x)
+    with_rule = jax.custom_jvp(squared_on_host)
+    with_rule.defjvp(lambda primals, tangents: (with_rule(*primals), 2 * primals[0] * tangents[0]))
+    np.testing.assert_allclose(sb.sparse_jacobian(with_rule, x, pattern=diagonal)(x).toarray(), np.diag(2 * x))
+
+
+def test_a_constant_of_one_call_is_none_of_the_next():
+    """asdex took the mask of the first `where` for the condition of the second."""
+    pytest.importorskip("asdex")
+    mask, x = np.arange(N) % 3 > 0, jnp.linspace(0.1, 0.9, N)
+
+    def f(x):
+        y = jnp.where(mask, x, x[::-1] ** 2)
+        return jnp.where(y > 0.3, jnp.sqrt(y), y[::-1])
+
+    np.testing.assert_allclose(sb.sparse_jacobian(f, x)(x, check=True).toarray(), jax.jacfwd(f)(x), rtol=1e-6)
+
+
+def test_traces_that_differ_are_refused():
+    x, key, rng, count = jnp.linspace(0.1, 0.4, 4), jax.random.key(0), np.random.default_rng(0), iter(range(99))
+    diagonal = sb.SparsityPattern.diagonal(4)
+    for f in (lambda x: x * rng.random(), lambda x: x * rng.random(4), lambda x: x + next(count)):
+        with pytest.raises(TracingError, match="random"):
+            sb.sparse_jacobian(f, x, pattern=diagonal)(x)
+    found = sb.sparse_jacobian(lambda x: x * jax.random.normal(key, (4,)), x, pattern=diagonal)(x)
+    np.testing.assert_allclose(found.toarray(), np.diag(jax.random.normal(key, (4,))), rtol=1e-6)
+    for f in (lambda x: None, lambda x: {"a": x}, lambda x: x.astype(jnp.float16)):
+        with pytest.raises(DTypeError):
+            sb.sparse_jacobian(f, x, pattern=diagonal)
+
+
 def test_results_do_not_depend_on_blocks(monkeypatch):
     pattern = sb.SparsityPattern.from_scipy(sb.sparse_jacobian(
         lambda x: np.pad(x[2:] * x[:-2] - np.exp(x[1:-1]), 1), np.zeros(N))(np.ones(N)))  # fmt: skip

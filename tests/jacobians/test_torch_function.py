@@ -1,5 +1,7 @@
 """Sparse Jacobians and Hessians of PyTorch functions: patterns from the ATen graph, values against autograd."""
 
+import warnings
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -132,6 +134,100 @@ REFUSED = {
 def test_what_cannot_be_followed_is_refused(name):
     with pytest.raises(TracingError):
         sb.sparse_jacobian(REFUSED[name], torch.linspace(0.1, 0.8, N))
+
+
+COUNT = iter(range(1000))
+
+
+def without_grad(x):
+    with torch.no_grad():
+        scale = x.sum()
+    return x * scale
+
+
+HIDDEN = {  # what a trace does not see: (the function, what the message says)
+    "numpy": (lambda x: x * torch.from_numpy(x.detach().numpy()), "Tensor.numpy"),
+    "array": (lambda x: x * torch.as_tensor(np.asarray(x.detach())), "__array__"),
+    "tolist": (lambda x: x * torch.tensor(x.tolist(), dtype=x.dtype), "tolist"),
+    "item": (lambda x: x * x[0].item(), "item"),
+    "float": (lambda x: x * float(x[0]), "__float__"),
+    "draws": (lambda x: x * torch.rand(N, dtype=x.dtype), "random"),
+    "draws of NumPy": (lambda x: x * np.random.default_rng().random(), "random"),
+    "dropout": (lambda x: torch.nn.functional.dropout(x.repeat(9)), "random"),
+    "state": (lambda x: x * next(COUNT), "state"),
+    "no_grad": (without_grad, "detach"),
+    "float16": (lambda x: x.half(), "float32"),
+    "sparse": (lambda x: x.to_sparse(), "dense"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_is_hidden_from_a_trace_is_refused(name):
+    """Also with a pattern; the check of the first call finds it then."""
+    f, message = HIDDEN[name]
+    x = torch.linspace(0.1, 0.8, N, dtype=torch.float64)
+    rows = 9 * N if name == "dropout" else N
+    for options in ({}, {"pattern": sb.SparsityPattern.dense(rows, N)}):
+        with pytest.raises((TracingError, DTypeError), match=message):
+            sb.sparse_jacobian(f, x, **options)(x)
+
+
+def test_a_draw_with_a_seed_needs_a_pattern():
+    def f(x):
+        torch.manual_seed(3)
+        return x * torch.rand(N, dtype=x.dtype)
+
+    x = torch.linspace(0.1, 0.8, N, dtype=torch.float64)
+    with pytest.raises(TracingError, match="Random numbers"):
+        sb.sparse_jacobian(f, x)
+    found = sb.sparse_jacobian(f, x, pattern=sb.SparsityPattern.diagonal(N))(x, check=True).toarray()
+    np.testing.assert_allclose(found, np.diag((f(x) / x).numpy()), rtol=1e-14)
+
+
+class Square(torch.autograd.Function):
+    """Without rules for transforms and for forward mode."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+def test_a_function_without_rules_for_transforms_has_reverse_mode():
+    x = torch.linspace(0.1, 0.8, N, dtype=torch.float64)
+    jac = sb.sparse_jacobian(Square.apply, x, pattern=sb.SparsityPattern.diagonal(N))
+    assert jac.mode == "reverse"
+    np.testing.assert_allclose(jac(x, check=True).toarray(), np.diag(2 * x.numpy()))
+    hess = sb.sparse_hessian(lambda x: (Square.apply(x) * x).sum(), x, pattern=sb.SparsityPattern.diagonal(N))
+    np.testing.assert_allclose(hess(x, check=True).toarray(), np.diag(6 * x.numpy()))
+    with pytest.raises(TracingError, match="pattern="):
+        sb.sparse_jacobian(Square.apply, x)
+    with pytest.raises(PatternError, match="Column 0"):
+        sb.sparse_jacobian(lambda x: Square.apply(x) * x[0], x, pattern=sb.SparsityPattern.diagonal(N))(x, check=True)
+
+
+def test_x_is_not_written_to_and_nothing_warns():
+    def f(x):
+        x[0] = 3 * x[1]
+        return x * x
+
+    x = torch.linspace(0.1, 0.8, N, dtype=torch.float64)
+    kept, warn_always = x.clone(), torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = sb.sparse_jacobian(f, x, pattern=sb.SparsityPattern.dense(N, N))(x).toarray()
+            sb.sparse_jacobian(lambda x: x**2, x)(kept.numpy())
+    finally:
+        torch.set_warn_always(warn_always)
+    assert torch.equal(x, kept) and found[0, 1] == 18 * x[1] and not found[:, 0].any()
+    weight = torch.ones(N, dtype=torch.float64, requires_grad=True)
+    assert isinstance(sb.sparse_jacobian(lambda x: weight * x, x).values(kept.numpy()), np.ndarray)
 
 
 def test_bad_arguments():
