@@ -27,6 +27,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from sparsebp.core import subnormals
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import forkable_lock
 
@@ -108,10 +109,11 @@ class _Numbers:
 
 
 class _State(threading.local):
-    """A thread's open `serial_kernels` blocks, and the BLAS libraries with a number per thread."""
+    """A thread's open blocks, of `serial_kernels` and of `one_blas_thread`, and the BLAS with a number per thread."""
 
     def __init__(self) -> None:
         self.serial: set[weakref.ref[_Block]] = set()
+        self.products: set[weakref.ref[_Block]] = set()
         self.numbers = _Numbers()
 
 
@@ -217,10 +219,11 @@ def one_core() -> Iterator[None]:
 lock = forkable_lock()
 """Held while threads start or numbers of threads change, and over a fork. Reentrant, for signal handlers."""
 _process = _Numbers()
+_mode = subnormals.Mode()
 
 
 def one_blas_thread() -> contextlib.AbstractContextManager[None]:
-    """Run each of NumPy's matrix products on one thread, inside the ``with`` block.
+    """Run each of NumPy's matrix products on one thread, inside the ``with`` block, and take subnormals for zero.
 
     Where the number of threads belongs to the process, as in NumPy's OpenBLAS, this holds for all its threads until the
     last one leaves its block. The earlier numbers, or those of a `set_threads` since then, return in any order of
@@ -249,15 +252,18 @@ def _held() -> bool:
 
 
 class _OneThread:
-    """A block for the libraries of the process, and one for those with a number of threads per thread."""
+    """A block for the libraries of the process, one for those with a number per thread, one for subnormal numbers."""
 
-    __slots__ = ("_block", "_own_block")
+    __slots__ = ("_block", "_own_block", "_products")
 
     def __enter__(self) -> None:
         everywhere, here = _numpy_blas()
         self._block: _Block | None = None
         self._own_block: _Block | None = None
+        self._products: _Block | None = None
         try:
+            self._products = _Block(_local.products)
+            _mode.settle(True)
             with lock:
                 _process.look(everywhere)
                 self._block = _Block(_process.inside)
@@ -268,13 +274,13 @@ class _OneThread:
                     self._own_block = _Block(own.inside)
                     own.settle(here)
         except BaseException:
-            self._block = self._own_block = None  # the traceback may outlive this
+            self._block = self._own_block = self._products = None  # the traceback may outlive this
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._block = self._own_block = None
+        self._block = self._own_block = self._products = None
         _settle()
 
 
@@ -290,6 +296,7 @@ def prepare() -> None:
 
 
 def _settle() -> None:
+    _mode.settle(bool(_local.products))
     everywhere, here = _numpy_blas()
     with lock:
         _process.settle(everywhere)

@@ -22,6 +22,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_flag, check_integer
 from sparsebp.core.errors import DeviceError, OptionError, PatternError, PivotError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property
+from sparsebp.core.threads import one_blas_thread
 from sparsebp.patterns.pattern import SparsityPattern, frozen, not_finite, structure_of
 from sparsebp.products.product import ProductPlan, _as_columns, _check_values, plan_product
 
@@ -482,7 +483,8 @@ def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarr
     if missing := _missing_pivot(matrix):  # SuperLU may read what is not there, and crash
         raise PivotError("The matrix is singular", expected=INDEPENDENT, got=missing)
     try:
-        found = splu(matrix.tocsc(), **options)
+        with one_blas_thread():  # its values may become subnormal
+            found = splu(matrix.tocsc(), **options)
     except RuntimeError as error:  # of some singular matrices SuperLU says no more than that it failed
         raise PivotError("The matrix is singular", expected=INDEPENDENT,
                          got=_why_singular(matrix, np.finfo(matrix.dtype).eps) or error) from error  # fmt: skip

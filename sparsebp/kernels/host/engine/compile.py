@@ -9,24 +9,28 @@ inner function ends as LLVM's intermediate code. What Python calls, or an addres
 
 from __future__ import annotations
 
+import platform
 import sys
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import config
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.caching import _CacheLocator
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase
-from numba.core.compiler_machinery import PassManager
+from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.dispatcher import Dispatcher
+from numba.core.lowering import Lower
 from numba.core.typed_passes import (
     AnnotateTypes,
+    BaseNativeLowering,
     IRLegalization,
     NativeLowering,
     NoPythonBackend,
@@ -87,6 +91,69 @@ def caches(folder: Path) -> Iterator[Path]:
         yield Path(config.CACHE_DIR) / name  # type: ignore[attr-defined]
 
 
+# Subnormal numbers are zero inside kernels: see `sparsebp.core.subnormals`. Functions that Python calls, or a helper
+# thread, set the processor's mode when they begin and put the caller's back when they return. It takes 9 nanoseconds.
+
+_FLUSH = {"x86_64": 0x8040, "AMD64": 0x8040, "aarch64": 1 << 24, "arm64": 1 << 24}.get(platform.machine(), 0)
+
+
+class _FlushingLower(Lower):
+    """Numba's translator, of a function that flushes."""
+
+    def pre_lower(self) -> None:
+        """Begin the function; a name of Numba's."""
+        super().pre_lower()
+        read, self._write = _mode_registers(self.builder)
+        self._before = read()
+        self._write(self.builder.or_(self._before, self._before.type(_FLUSH)))
+
+    def post_lower(self) -> None:
+        """End the function, at every return."""
+        for block in self.function.blocks:
+            if isinstance(block.terminator, ir.Ret):
+                self.builder.position_before(block.terminator)
+                self._write(self._before)
+        super().post_lower()
+
+
+def _mode_registers(builder: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """Return what reads and what writes the floating-point control register."""
+
+    def function(name: str, returned: Any, *given: Any) -> Any:
+        return cgutils.get_or_insert_function(builder.module, ir.FunctionType(returned, given), name)
+
+    if platform.machine() in ("aarch64", "arm64"):
+        read = function("llvm.aarch64.get.fpcr", ir.IntType(64))
+        write = function("llvm.aarch64.set.fpcr", ir.VoidType(), ir.IntType(64))
+        return partial(builder.call, read, []), lambda mode: builder.call(write, [mode])
+    place = cgutils.alloca_once(builder, ir.IntType(32))
+    address = builder.bitcast(place, cgutils.voidptr_t)
+    store = function("llvm.x86.sse.stmxcsr", ir.VoidType(), cgutils.voidptr_t)
+    load = function("llvm.x86.sse.ldmxcsr", ir.VoidType(), cgutils.voidptr_t)
+
+    def stored() -> Any:
+        builder.call(store, [address])
+        return builder.load(place)
+
+    def loaded(mode: Any) -> None:
+        builder.store(mode, place)
+        builder.call(load, [address])
+
+    return stored, loaded
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _FlushingLowering(BaseNativeLowering):
+    """Numba's pass with that translator."""
+
+    _name = "flushing_native_lowering"
+
+    @property
+    def lowering_class(self) -> type[Lower]:
+        """The translator; a name of Numba's."""
+        return _FlushingLower if _FLUSH else Lower
+
+
 _PASSES = (
     TranslateByteCode,
     FixupArgs,
@@ -97,19 +164,19 @@ _PASSES = (
     PreLowerStripPhis,
     IRLegalization,
     AnnotateTypes,
-    NativeLowering,
-    NoPythonBackend,
 )
-"""Numba's passes that kernels need: none for closures, objects, or whole arrays as operands."""
+"""Numba's passes that kernels need: none for closures, objects, or whole arrays as operands. Then translation."""
 
 
 class KernelCompiler(CompilerBase):
     """Numba's compiler with the passes that kernels need."""
 
+    lowering: type[BaseNativeLowering] = _FlushingLowering
+
     def define_pipelines(self) -> list[PassManager]:
         """Return the passes; a name that Numba asks for."""
         passes = PassManager("kernel")
-        for one in _PASSES:
+        for one in (*_PASSES, self.lowering, NoPythonBackend):
             passes.add_pass(one, one.__name__)
         passes.finalize()
         return [passes]
@@ -149,6 +216,7 @@ class _ApartCode(_Code):
 class _InnerCompiler(KernelCompiler):
     """Numba's compiler, stopped before the machine code."""
 
+    lowering = NativeLowering
     library: type[_Code] = _Code
 
     def _compile_core(self) -> Any:
