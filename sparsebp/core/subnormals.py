@@ -52,7 +52,7 @@ class Mode(threading.local):
         control, read, write = found
         if flush:
             read(self._before)
-            self._during[:] = self._before
+            ctypes.memmove(self._during, self._before, ctypes.sizeof(self._during))
             self._during[control.word] |= control.bits
             self._flushes = True
             write(self._during)

@@ -146,7 +146,7 @@ def _mode_registers(builder: Any) -> tuple[Callable[[], Any], Callable[[Any], No
 class _FlushingLowering(BaseNativeLowering):
     """Numba's pass with that translator."""
 
-    _name = "flushing_native_lowering"
+    _name: Any = "flushing_native_lowering"
 
     @property
     def lowering_class(self) -> type[Lower]:
