@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +79,49 @@ def test_what_was_recorded_is_not_compiled_again_and_damage_is(process, tmp_path
     for garbage in ("", "[]", "{}", '{"made_for": 3}', "\x00", "[" * 100_000, *odd):
         (folder / "index.json").write_text(garbage)
         assert shipped.Store(folder).open() is None
+
+
+JOB = "sequences, float32"
+IN_A_WHEEL = f"""
+    import sparsebp
+    from sparsebp.train import recipes
+    from numba.core import event
+    events = event.RecordingListener()
+    event.register("numba:compile", events)
+    dict(recipes.jobs())[{JOB!r}]()
+    print(sparsebp.__file__, len(events.buffer))
+"""
+
+
+def test_a_wheel_with_kernels_compiles_nothing_elsewhere(tmp_path):
+    """As `make wheel` builds it, with the kernels of one job."""
+    pytest.importorskip("hatchling")
+    root, source = Path(__file__).parents[2], tmp_path / "source"
+    for name in ("sparsebp", "tools"):
+        shutil.copytree(root / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "shipped"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, source)
+
+    def run(*command, folder, **environment):
+        settings = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / folder), **environment}
+        return subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=settings, capture_output=True, text=True, check=True
+        ).stdout
+
+    run(source / "tools" / "ship_kernels.py", JOB, folder="maker", PYTHONPATH=str(source))
+    pip, place = ("-m", "pip", "-q", "--disable-pip-version-check"), tmp_path / "elsewhere"
+    run(*pip, "wheel", source, "--no-deps", "--no-build-isolation", "-w", tmp_path, folder="maker")
+    (wheel,) = tmp_path.glob("*.whl")
+    run(*pip, "install", wheel, "--no-deps", "--target", place, folder="maker")
+    said = run("-c", textwrap.dedent(IN_A_WHEEL), folder="user", PYTHONPATH=str(place)).split()
+    assert said == [str(place / "sparsebp" / "__init__.py"), "0"]
+
+
+def test_a_wheel_for_another_processor_has_no_machine_code(monkeypatch, tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("tool", Path(__file__).parents[2] / "tools" / "ship_kernels.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "shipped")
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", dict)
+    assert tool.main([]) == 0
+    assert "No machine code" in capsys.readouterr().out
