@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from sparsebp.core.check import check_choice, check_integer, check_number, check_sequence, shown
+from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.optim.optimizer import Optimizer, check_fraction
 
@@ -118,7 +118,7 @@ class LRScheduler(abc.ABC):
 
     def _restore(self, state: Mapping[str, Any]) -> list[float]:
         """Restore all but the optimizer's rates; return them."""
-        check_state(self, state, ("groups", "rates", "kinds"))
+        check_state(self, state, ("groups", "rates", "kinds", "stepped"))
         names, lists = state.get("groups"), dict[str, list[float]]()
         said = names if isinstance(names, list) else state["base_lrs"]
         count = len(said) if isinstance(said, list) else 1
@@ -362,9 +362,9 @@ class ChainedScheduler:
         return rates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all, in JSON types, and their classes."""
+        """Return the states of all, in JSON types, their classes, and whether the last step was without a metric."""
         states = [scheduler.state_dict() for scheduler in self.schedulers]
-        return {"schedulers": states, "kinds": kinds_of(self.schedulers)}
+        return {"schedulers": states, "kinds": kinds_of(self.schedulers), "stepped": self._stepped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -374,9 +374,11 @@ class ChainedScheduler:
         FileFormatError
             It is the state of something else.
         """
-        check_state(self, state, ("kinds",))
+        check_state(self, state, ("kinds", "stepped"))
+        stepped = in_state(check_flag, "stepped", state.get("stepped", False))
         for scheduler, part in zip(self.schedulers, states_of(self.schedulers, state), strict=True):
             scheduler.load_state_dict(part)
+        self._stepped = stepped
 
 
 class SequentialLR(LRScheduler):
@@ -463,15 +465,19 @@ class SequentialLR(LRScheduler):
         self._note()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``base_lrs``, ``steps`` and the states and classes of the parts."""
+        """Return ``base_lrs``, ``steps``, and the entries of `ChainedScheduler.state_dict`."""
         states = [scheduler.state_dict() for scheduler in self.schedulers]
-        return super().state_dict() | {"schedulers": states, "kinds": kinds_of(self.schedulers)}
+        own = {"schedulers": states, "kinds": kinds_of(self.schedulers), "stepped": self._stepped}
+        return super().state_dict() | own
 
     def _restore(self, state: Mapping[str, Any]) -> list[float]:
-        check_state(self, state, ("groups", "rates", "kinds"))
+        check_state(self, state, ("groups", "rates", "kinds", "stepped"))
+        stepped = in_state(check_flag, "stepped", state.get("stepped", False))
         for scheduler, part in zip(self.schedulers, states_of(self.schedulers, state), strict=True):
             scheduler._restore(part)
-        return super()._restore(state)
+        rates = super()._restore(state)
+        self._stepped = stepped
+        return rates
 
 
 # The learning-rate schedule that follows a loss, as torch.optim.lr_scheduler.ReduceLROnPlateau.

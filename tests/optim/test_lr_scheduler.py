@@ -414,6 +414,24 @@ def test_metrics_come_with_steps_or_after_several(chained):
     assert found == pytest.approx([0.2, 0.1, 0.05, 0.025])
 
 
+@pytest.mark.parametrize("chained", [False, True])
+def test_the_metric_of_an_epoch_is_no_step_for_a_state_that_was_kept_before_it(chained):
+    def build():
+        ours, _ = optimizers([0.2])
+        parts = [optim.ExponentialLR(ours, 0.5), optim.ReduceLROnPlateau(ours)]
+        return ours, optim.ChainedScheduler(parts) if chained else optim.SequentialLR(ours, parts, [9])
+
+    ours, schedule = build()
+    schedule.step()
+    schedule.step()
+    kept = json.loads(json.dumps([ours.state_dict(), schedule.state_dict()]))
+    ours, schedule = build()
+    ours.load_state_dict(kept[0])
+    schedule.load_state_dict(kept[1])
+    schedule.step(1.0)
+    assert ours.lr == pytest.approx(0.05)
+
+
 # ---- groups: by their parameters' names, and added later -----------------------------------------------------------
 
 
