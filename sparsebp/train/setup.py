@@ -560,9 +560,12 @@ def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = Tr
     batches = hasattr(data, "batch") and sized and not array  # a table may have such a column
     iterable = callable(data) or (hasattr(data, "__iter__") and not array)
     samples = hasattr(data, "__getitem__") and sized and not (iterable or array)
-    if not targets and (isinstance(data, list | tuple) or not (iterable or samples or batches)):
-        x = real_array("x", data)
-        data = x, np.zeros(x.shape[:1] or 1, np.int64)
+    if not targets and not (_holds_arrays(data) if isinstance(data, list | tuple) else iterable or samples or batches):
+        data = (data,)
+    if not targets and isinstance(data, tuple):
+        x, *more = data
+        x = real_array("x", x)
+        data = x, np.zeros(x.shape[:1] or 1, np.int64), *more[1:]
     if isinstance(data, tuple):
         if len(data) not in (2, 3) or (len(data) == 3 and lengths is not None):
             raise OptionError("The arrays to train on are not understood", expected="(x, target), or with lengths",
@@ -588,6 +591,12 @@ def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = Tr
     if getattr(dataset, "lengths", None) is not None:
         check_takes_lengths(model)
     return dataset
+
+
+def _holds_arrays(data: Any) -> bool:
+    """Whether these are arrays ``(x, target)``, or a list of such batches, not a list that numpy.asarray takes."""
+    first = data[0] if isinstance(data, list) and data else data
+    return isinstance(first, tuple) and bool(first) and getattr(first[0], "ndim", 0) > 0
 
 
 def _of_arrays(model: Any, x: Any, target: Any, lengths: Any) -> ArrayDataset:

@@ -830,8 +830,9 @@ class Trainer:
         Parameters
         ----------
         x
-            Inputs with the sample first, (N, …), as in `fit`. Or a data set, or batches as in `fit`, which may be of
-            inputs alone.
+            Inputs with the sample first, (N, …), as in `fit`. Or arrays ``(x, target)``, a data set or batches as in
+            `fit`, whose targets are not read; data sets and batches may be of inputs alone. A list is an array, unless
+            it is of tuples of arrays, which are batches.
         batch_size, stateful
             As in `evaluate`.
         lengths
