@@ -817,9 +817,9 @@ class Trainer:
         right = sum(one.right for one in scores)
         metrics: dict[str, float] = {}
         if self.metrics:
-            predictions, targets = zip(*(one.arrays for one in scores if one.arrays), strict=True)
-            whole = joined(predictions), joined(targets)
-            metrics = {name: measured(name, metric, *whole) for name, metric in self.metrics.items()}
+            parts = list(zip(*(one.arrays for one in scores if one.arrays), strict=True))
+            for name, metric in self.metrics.items():  # each gets arrays that it may write into
+                metrics[name] = measured(name, metric, *map(joined, parts))
         return Evaluation(loss, right / positions if positions else None, metrics)
 
     def predict(

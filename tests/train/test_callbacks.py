@@ -439,6 +439,17 @@ def test_metrics_are_of_the_whole_set_and_stand_everywhere(tmp_path):
     assert without(resume=True, epochs=len(records)).epochs == records
 
 
+def test_a_metric_that_writes_into_its_arrays_changes_no_other():
+    def spoil(prediction, target):
+        prediction[...] = target[...] = 0
+        return 0.0
+
+    target = HELD_OUT[1].copy()
+    found = measuring(metrics={"spoil": spoil, "auc": auc})[0].evaluate((HELD_OUT[0], target))
+    assert found.metrics["auc"] == measuring()[0].evaluate(HELD_OUT).metrics["auc"]
+    np.testing.assert_array_equal(target, HELD_OUT[1])
+
+
 @pytest.mark.parametrize("schedule", ["data-parallel", "1f1b"])
 def test_metrics_on_ranks(schedule):
     want = [record.metrics for record in measuring()[1]().epochs]
