@@ -32,6 +32,7 @@ from sparsebp.data import ArrayDataset, BitstreamDataset, ImageDataset, WithPosi
 from sparsebp.data.dataset import real_array
 from sparsebp.nn.loss import check_mean
 from sparsebp.nn.sequential import is_group, taking_lengths
+from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau
 from sparsebp.patterns.pattern import DeviceCopies
 from sparsebp.runtime.actions import Stages, Watch, trained_parameters
@@ -159,6 +160,18 @@ def scheduler_of(given: Any, optimizer: Any) -> Any:
         raise OptionError("The learning-rate schedule is of another optimizer", expected="the trainer's optimizer",
                           got=f"another {type(chained.optimizer).__name__}")  # fmt: skip
     return chained if isinstance(given, list | tuple) else given
+
+
+def check_predictor(predictor: Any, optimizer: Any) -> None:
+    """Refuse what is not a predictor of this optimizer."""
+    if predictor is None:
+        return
+    if not isinstance(predictor, Predictor):
+        raise OptionError("Not a predictor", expected="a sparsebp.optim.Predictor", got=shown(predictor),
+                          remedy="Build one: MomentumPredictor(optimizer)")  # fmt: skip
+    if predictor.optimizer is not optimizer:
+        raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
+                          got=f"another {type(predictor.optimizer).__name__}")  # fmt: skip
 
 
 def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:

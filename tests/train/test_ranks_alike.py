@@ -235,8 +235,15 @@ def test_options_that_nothing_would_heed_are_refused() -> None:
         Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="dualpipe-2018",
                 predictor=predictor)  # fmt: skip
 
-    with pytest.raises(OptionError, match="of another optimizer"):
-        run_ranks(2, predicted)
+    def replaced(transport: Transport) -> None:
+        made = Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="dualpipe-2018",
+                       predictor=optim.make_predictor("momentum", optimizer), rng=0)  # fmt: skip
+        made.optimizer = optim.SGD(model.parameters(), lr=0.1)
+        made.fit(images(), epochs=1, batch_size=8)
+
+    for run in (predicted, replaced):
+        with pytest.raises(OptionError, match="predictor is of another optimizer"):
+            run_ranks(2, run)
 
 
 def test_a_layer_with_running_statistics_is_on_one_rank() -> None:

@@ -163,6 +163,41 @@ def test_a_last_batch_of_one_that_a_batch_normalisation_cannot_take(shape):
     assert trainer.fit(data, epochs=1, batch_size=2, drop_last=True).samples == [2, 2]
 
 
+REPLACED = {
+    "model": lambda t: nn.Linear(2, 3), "loss": lambda t: nn.CrossEntropyLoss(label_smoothing=0.1),
+    "optimizer": lambda t: optim.SGD(t.model.parameters(), 0.2), "clip_norm": lambda t: 0.1, "accumulate": lambda t: 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("event", ["on_step", "on_epoch"])
+@pytest.mark.parametrize("name", REPLACED)
+def test_parts_that_are_replaced_in_a_run_are_not_ignored(name, event, tmp_path):
+    """Between two calls of fit they may be; what belongs to another optimizer is refused then."""
+
+    def replace(*_):
+        setattr(made, name, REPLACED[name](made))
+
+    replacing = Callback()
+    setattr(replacing, event, replace)
+    model = nn.Linear(2, 3, rng=0)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    made = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[replacing], clip_norm=9.0, rng=0,
+                   lr_scheduler=optim.ExponentialLR(optimizer, 0.9), checkpoint_dir=tmp_path)  # fmt: skip
+    data = np.ones((6, 2), np.float32), np.arange(6) % 3
+    with pytest.raises(OptionError, match=rf"replaced during a run.* Got another {name}\."):
+        made.fit(data, epochs=2, batch_size=3)
+    made.callbacks = ()
+    go = lambda: made.fit(data, epochs=1, batch_size=3, overwrite=True)  # noqa: E731
+    if name == "model":
+        made.optimizer, made.lr_scheduler = optim.SGD(made.model.parameters(), 0.1), None
+    if name == "optimizer":
+        with pytest.raises(OptionError, match="schedule is of another optimizer"):
+            go()
+        made.lr_scheduler = [optim.ExponentialLR(made.optimizer, 0.5)]
+        assert go().lr == [0.2, 0.1]
+    assert go().steps == 2
+
+
 def test_real_targets_have_no_accuracy():
     from sparsebp.data import ArrayDataset
 
