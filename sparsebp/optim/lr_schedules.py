@@ -6,7 +6,7 @@ import abc
 import bisect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -284,6 +284,14 @@ def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> 
 
 
 # Several learning-rate schedules on one optimizer, at the same time or one after the other, as in torch.optim.
+
+
+def with_parts(scheduler: Any) -> Iterator[Any]:
+    """Yield a schedule, unless it is None, and the schedules that it consists of."""
+    if scheduler is not None:
+        yield scheduler
+    for part in getattr(scheduler, "schedulers", ()):
+        yield from with_parts(part)
 
 
 def kinds_of(schedulers: Iterable[Any]) -> list[str]:

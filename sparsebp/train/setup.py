@@ -33,7 +33,7 @@ from sparsebp.data.dataset import real_array
 from sparsebp.nn.loss import check_mean
 from sparsebp.nn.sequential import is_group, taking_lengths
 from sparsebp.optim import Predictor
-from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau
+from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau, with_parts
 from sparsebp.patterns.pattern import DeviceCopies
 from sparsebp.runtime.actions import Stages, Watch, trained_parameters
 from sparsebp.runtime.executor import Executor
@@ -438,10 +438,7 @@ def joined(parts: Sequence[Array]) -> Array:
 
 def check_monitors(trainer: Any) -> None:
     """Refuse learning-rate schedules that follow a number that is not measured, or do not say which they follow."""
-    waiting = [trainer.lr_scheduler]
-    while waiting:
-        scheduler = waiting.pop()
-        waiting += getattr(scheduler, "schedulers", ())
+    for scheduler in with_parts(trainer.lr_scheduler):
         monitor = getattr(scheduler, "monitor", None)
         if monitor is not None:
             check_measured(monitor, trainer)
