@@ -935,8 +935,9 @@ class Trainer:
         record = self.history.end_epoch(steps, result)
         if takes_metric(self.lr_scheduler):
             self.lr_scheduler.step(EpochLoss(record.to_json()))
+        self._position = shape | {"epoch": epoch + 1, "batch": 0}
+        self._tell("epoch", record)  # first: the checkpoint holds what callbacks change
         self._save(epoch + 1, 0, shape)
-        self._tell("epoch", record)
         return record
 
     def _validated(self, validation: Dataset | Loader) -> Evaluation:

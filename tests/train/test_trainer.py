@@ -69,8 +69,8 @@ def test_callbacks_are_told_in_order(tmp_path):
     saved = ("checkpoint", "checkpoint.safetensors")
     assert told == [
         saved, ("start", 2, 2, 0, False),
-        ("step", 1), ("step", 2), saved, ("epoch", 1),
-        ("step", 3), ("step", 4), saved, ("epoch", 2),
+        ("step", 1), ("step", 2), ("epoch", 1), saved,
+        ("step", 3), ("step", 4), ("epoch", 2), saved,
         ("end", 4), ("close",),
     ]  # fmt: skip
 
