@@ -321,8 +321,9 @@ class ChainedScheduler:
     Raises
     ------
     OptionError
-        There are none, one comes twice, they have several optimizers, or one that is not the first does not chain: as
-        `OneCycleLR`, `LambdaLR`, `CosineAnnealingWarmRestarts` and `SequentialLR` do.
+        There are none, one comes twice, they have several optimizers, or one does not chain (`OneCycleLR`, `CyclicLR`,
+        `LambdaLR`, `CosineAnnealingWarmRestarts`, `SequentialLR`) and is not the first, or is before a
+        `ReduceLROnPlateau`.
     """
 
     def __init__(self, schedulers: Sequence[Any], optimizer: Optimizer | None = None) -> None:
@@ -345,6 +346,11 @@ class ChainedScheduler:
                               expected="schedules that chain",
                               got=f"{', '.join(lone)} behind {type(self.schedulers[0]).__name__}",
                               remedy="Put it first, or use one schedule after the other with SequentialLR")  # fmt: skip
+        reduces = any(getattr(s, "needs_metric", False) for s in self.schedulers)
+        if reduces and not getattr(self.schedulers[0], "chains", True):
+            raise OptionError("A schedule would undo the reductions of ReduceLROnPlateau with its next step",
+                              expected="schedules that chain", got=type(self.schedulers[0]).__name__,
+                              remedy="Use one schedule after the other with SequentialLR")  # fmt: skip
         self.optimizer = optimizers[0] if optimizers else None
         self.needs_metric = all(getattr(s, "needs_metric", False) for s in self.schedulers)
         self.takes_metric = any(takes_metric(s) for s in self.schedulers)

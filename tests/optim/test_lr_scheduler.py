@@ -278,6 +278,11 @@ def test_what_would_undo_others_comes_first_in_a_chain():
     ours, other = optimizers([0.2])[0], optimizers([0.2])[0]
     step, cycle = optim.StepLR(ours, 3), optim.OneCycleLR(ours, 0.1, 10)
     optim.ChainedScheduler([cycle, step], optimizer=ours)
+    plateau = optim.ReduceLROnPlateau(ours)
+    optim.ChainedScheduler([step, plateau])
+    for first in (cycle, optim.LambdaLR(ours, lambda step: 1.0), optim.SequentialLR(ours, [step, plateau], [3])):
+        with pytest.raises(OptionError, match="undo the reductions of ReduceLROnPlateau"):
+            optim.ChainedScheduler([first, plateau])
     for schedulers, optimizer, said in (
         ([step, cycle], None, "OneCycleLR behind StepLR"), ([], None, "none"), ([step, step], None, "twice"),
         ([step], other, "several optimizers"), ([step, optim.StepLR(other, 3)], None, "several optimizers"),

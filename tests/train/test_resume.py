@@ -378,7 +378,7 @@ def test_a_callback_that_unfreezes_goes_on_in_a_resumed_run(tmp_path, cut):
         model = nn.Sequential(nn.Linear(4, 5, rng=0), nn.Linear(5, 3, rng=1))
         head = {name: array for name, array in model.parameters().items() if name[0] == "1"}
         optimizer = optim.SGD(head, 0.1, momentum=0.9)
-        schedules = [optim.LambdaLR(optimizer, lambda step: 0.9**step), optim.ReduceLROnPlateau(optimizer, patience=0)]
+        schedules = [optim.ExponentialLR(optimizer, 0.9), optim.ReduceLROnPlateau(optimizer, patience=0)]
         return Trainer(model, nn.CrossEntropyLoss(), optimizer, rng=1, checkpoint_dir=folder, callbacks=[Unfreeze()],
                        lr_scheduler=schedules)  # fmt: skip
 
