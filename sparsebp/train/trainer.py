@@ -277,12 +277,12 @@ def _check_seen(loss: Any, target: Array) -> None:
 
 
 def _right(prediction: Array, target: Array, ignored: int | None) -> tuple[Array, Any] | None:
-    # Classes are on axis 1, as losses have them, or last if only that fits.
+    # Classes are on axis 1, as losses have them, or last if only that fits. One number is no choice of a class.
     if target.dtype.kind not in "iu":
         return None
     xp, shape = backend.namespace(prediction), prediction.shape
     for axis, places in ((1, (*shape[:1], *shape[2:])), (-1, shape[:-1])):
-        if prediction.ndim == target.ndim + 1 and target.shape == places:
+        if prediction.ndim == target.ndim + 1 and target.shape == places and prediction.shape[axis] > 1:
             right = prediction.argmax(axis=axis) == target
             if ignored is None:
                 return xp.count_nonzero(right), target.size

@@ -198,6 +198,24 @@ def test_parts_that_are_replaced_in_a_run_are_not_ignored(name, event, tmp_path)
     assert go().steps == 2
 
 
+def test_one_output_has_no_accuracy():
+    """Of a count, say: the largest of one number is always the first."""
+
+    class Squares:
+        def forward(self, prediction, target):
+            difference = prediction[:, 0] - target
+            return float((difference**2).mean()), difference
+
+        def input_grad(self, saved):
+            return (2 / len(saved) * saved)[:, None]
+
+    model = nn.Linear(2, 1, rng=0, dtype=float)
+    made = Trainer(model, Squares(), optim.SGD(model.parameters(), 0.1), rng=0)
+    data = np.ones((6, 2)), np.arange(6) % 2
+    record = made.fit(data, epochs=1, batch_size=3, validation=data).epochs[0]
+    assert record.train_accuracy is record.validation_accuracy is made.evaluate(data).accuracy is None
+
+
 def test_real_targets_have_no_accuracy():
     from sparsebp.data import ArrayDataset
 
