@@ -306,7 +306,7 @@ RESUME = {"resume": True, "epochs": 2}
     ({"loss": Scaled()}, {"loss": Scaled(2.0)}, "scale of the loss differs. Expected 2.0. Got 1.0"),
     ({"layers": [nn.Dropout(0.3, rng=0)]}, {"layers": [nn.Dropout(0.4, rng=0)]}, "p of the layer 1 differs"),
     ({"layers": [nn.Unflatten(1, (1, 5)), nn.AvgPool1d(3, 1, 1), nn.Flatten()]},
-     {"layers": [nn.Unflatten(1, (1, 5)), nn.AvgPool1d(5, 1, 2), nn.Flatten()]}, "kernel of window of the layer 2"),
+     {"layers": [nn.Unflatten(1, (1, 5)), nn.AvgPool1d(5, 1, 2), nn.Flatten()]}, "kernel_size of the layer 2"),
     ({"layers": [nn.ReLU()]}, {"layers": [nn.Tanh()]}, "class of the layer 1 differs. Expected Tanh. Got ReLU"),
 ])  # fmt: skip
 def test_an_option_that_changes_the_losses_is_not_ignored(tmp_path, then, now, said):
