@@ -76,6 +76,7 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
     arrays = trainer.model.parameters() | buffers_of(trainer.model)
     generators = generators_of(trainer.model)
     before = (checksums(arrays), options_of(trainer.optimizer)) if transport.rank == 0 else ({}, [])
+    given = _told(trainer) if transport.rank == 0 else {}
     held = names_of_groups(trainer.optimizer)
     tell()
     if names_of_groups(trainer.optimizer) != held:
@@ -84,6 +85,11 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
                           remedy="Call add_param_group on every rank, before fit")  # fmt: skip
     changed: tuple[list[str], Any, dict[str, Any]] = [], None, {}
     if transport.rank == 0:
+        others = [name for name, option in _told(trainer).items() if option != given.get(name)]
+        if others:
+            raise OptionError("A callback has changed options on one of several ranks", expected="changes of "
+                              "parameters, statistics or the optimizer's options", got=f"of {', '.join(others)}",
+                              remedy="Set them on every rank, between two calls of fit")  # fmt: skip
         arrays = trainer.model.parameters() | buffers_of(trainer.model)  # statistics may be other arrays now
         now, options = checksums(arrays), options_of(trainer.optimizer)
         names = [name for name, fact in zip(arrays, now, strict=True) if before[0][fact] != now[fact]]
@@ -98,6 +104,14 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
             group.update(values)
         if not hasattr(trainer.optimizer, "param_groups"):
             trainer.optimizer.lr = options[0]["lr"]
+
+
+def _told(trainer: Any) -> dict[str, Any]:
+    """Return the options and modes that callbacks cannot change on one of several ranks."""
+    modules = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
+    options = options_given(trainer) | {f"the mode of {name or 'the model'}": m.training for name, m in modules.items()}
+    del options["groups"]  # the optimizer's, which all ranks get
+    return options
 
 
 # Options, and the schedule that they name.
