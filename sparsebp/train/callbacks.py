@@ -515,7 +515,8 @@ class ModelCheckpoint(_Monitor):
 
     The file is written under a temporary name and renamed. It is one of the trainer's checkpoints:
     ``load_checkpoint(path).part("model")`` are the weights for ``model.load_state_dict``, and in another folder, as
-    ``checkpoint.safetensors``, `Trainer.fit` resumes from it.
+    ``checkpoint.safetensors``, `Trainer.fit` resumes from it. With `WeightAveraging` these are the model's own weights;
+    the averages, which were validated, are ``part("callbacks.WeightAveraging.averages")``.
 
     Parameters
     ----------

@@ -565,7 +565,7 @@ class Trainer:
         batch_size
             Samples of a step; the last step of an epoch takes the rest. Only batches that come made have none.
         validation
-            A second set, or arrays, evaluated after every epoch.
+            A second set, or arrays, evaluated after every epoch. A function that takes the epoch's number gets 0.
         lengths
             Of arrays of sequences padded at the end: the valid steps of every sample, passed to the model's forward as
             ``lengths=``. If the model has an output for every step, (N, T, …), and the target one, (N, T, …), the loss
