@@ -20,7 +20,7 @@ from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array, Seed, check_choice
 from sparsebp.core.errors import ShapeError
-from sparsebp.nn.layer import Work, check_gy, check_input
+from sparsebp.nn.layer import Fixed, Work, check_gy, check_input
 from sparsebp.nn.linear import Prunable
 from sparsebp.nn.pool import Lone, SampleLayer, batch_of
 from sparsebp.patterns.builders import conv_entries
@@ -109,6 +109,7 @@ class ConvNd(SampleLayer, Prunable):
     # windows: of the convolution; of a transposed one they slide over the output.
 
     replayable = True
+    kernel_size, stride, padding, dilation, padding_mode = (Fixed() for _ in range(5))
 
     ndim: ClassVar[int]
     transposed: ClassVar[bool] = False
@@ -124,6 +125,7 @@ class ConvNd(SampleLayer, Prunable):
         in_channels, out_channels, groups = check_channels(in_channels, out_channels, groups)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.windows = self._inner = windows
+        self.kernel_size, self.stride, self.dilation = windows.kernel, windows.stride, windows.dilation
         self._borders = Borders.of(self.padding_mode, windows)
         if self._borders is not None:  # the kernels then see an input that is padded already
             self._inner = replace(windows, padding=((0, 0),) * self.ndim)
@@ -254,6 +256,7 @@ class Conv(ConvNd):
     ) -> None:
         windows = Windows.of(self.ndim, kernel_size, stride, padding, dilation)
         super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng, device)
+        self.padding = padding
 
     def _forward(self, x: Array, limits: tuple[float, float] | None = None) -> tuple[Array, Array]:
         xp = self._check_x(x)
@@ -323,6 +326,7 @@ class ConvTranspose(ConvNd):
     """
 
     transposed = True
+    output_padding = Fixed()
 
     def __init__(
         self,

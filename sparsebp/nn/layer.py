@@ -407,6 +407,32 @@ def total_work(works: Iterable[Work]) -> Work:
     return Work(*(sum(column) for column in zip(Work(0, 0, 0), *works, strict=True)))
 
 
+class Fixed:
+    """An option of a layer that is set once, when it is built."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layer: Any, owner: type | None = None) -> Any:
+        if layer is None:
+            return self
+        try:
+            return vars(layer)[self._name]
+        except KeyError:
+            raise AttributeError(f"{type(layer).__name__} has no {self._name}") from None
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        own = vars(layer)
+        if self._name in own:
+            raise OptionError(
+                f"The {self._name} of a {type(layer).__name__} stays as it was built",
+                expected=shown(own[self._name]),
+                got=shown(value),
+                remedy="Build another layer, load this one's state_dict, and put it in its place",
+            )
+        own[self._name] = value
+
+
 class Layer(abc.ABC):
     """Base class of layers and models.
 

@@ -185,6 +185,28 @@ class ElementwiseLoss(Loss):
 # Binary labels.
 
 
+class _Weights:
+    """A loss's weights of classes or elements: None, or a read-only copy on the host of what it was set to."""
+
+    def __init__(self, **shape: Any) -> None:
+        self._shape = shape  # of `check_input`
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loss: Any, owner: type | None = None) -> Any:
+        if loss is None:
+            return self
+        copies = getattr(loss, f"_{self._name}")
+        return None if copies is None else copies.on(np)[0]
+
+    def __set__(self, loss: Any, value: Array | None) -> None:
+        if value is not None:
+            check_input(value, name=self._name, **self._shape)
+        copies = None if value is None else DeviceCopies(frozen(backend.to_host(value).copy()))
+        setattr(loss, f"_{self._name}", copies)
+
+
 class BCEWithLogitsLoss(ElementwiseLoss):
     """Cross-entropy of ``sigmoid(prediction)`` against probabilities, as `torch.nn.BCEWithLogitsLoss`.
 
@@ -198,19 +220,19 @@ class BCEWithLogitsLoss(ElementwiseLoss):
     size_average, reduce, reduction
         As for `Loss`. The mean divides by the number of elements, not their weights.
     pos_weight
-        Weight of the positive part, as `weight`; above 1 it raises recall.
+        Weight of the positive part, as `weight`; above 1 it raises recall. Both may be set later as well.
     """
+
+    weight, pos_weight = _Weights(), _Weights()
+    _weight: DeviceCopies | None
+    _pos_weight: DeviceCopies | None
 
     def __init__(
         self, weight: Array | None = None, size_average: None = None, reduce: None = None,
         reduction: Reduction = "mean", pos_weight: Array | None = None,
     ) -> None:  # fmt: skip
         super().__init__(size_average, reduce, reduction)
-        self._weights: dict[str, DeviceCopies] = {}
-        for name, value in (("weight", weight), ("pos_weight", pos_weight)):
-            if value is not None:
-                check_input(value, name=name)
-                self._weights[name] = DeviceCopies(frozen(backend.to_host(value).copy()))
+        self.weight, self.pos_weight = weight, pos_weight
 
     def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Return the losses, and ``w ((1 - t) - (1 + (p - 1) t) σ(-x))``."""
@@ -218,17 +240,17 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         z, rest = xp.exp(-xp.abs(prediction)), 1 - target
         softplus = xp.maximum(-prediction, 0) + xp.log1p(z)  # -log σ(x)
         sigmoid = xp.where(prediction > 0, z, 1) / (1 + z)  # σ(-x)
-        if "pos_weight" in self._weights:
+        if self._pos_weight is not None:
             counts = 1 + (self._on(xp, "pos_weight", prediction) - 1) * target
             softplus, sigmoid = softplus * counts, sigmoid * counts
         losses, slopes = rest * prediction + softplus, rest - sigmoid
-        if "weight" in self._weights:
+        if self._weight is not None:
             weight = self._on(xp, "weight", prediction)
             losses, slopes = losses * weight, slopes * weight
         return losses, slopes
 
     def _on(self, xp: ModuleType, name: str, prediction: Array) -> Any:
-        (weight,) = self._weights[name].on(xp)
+        (weight,) = getattr(self, f"_{name}").on(xp)
         shape = prediction.shape[1:]  # after the leading axis that `element` gets
         try:
             fits = np.broadcast_shapes(weight.shape, shape) == shape
@@ -263,12 +285,16 @@ class ClassLoss(Loss):
     Parameters
     ----------
     weight
-        (C,): weight of each class, an array of the prediction's dtype; it is copied. None: all equal.
+        (C,): weight of each class, an array of the prediction's dtype; it is copied. None: all equal. It may be set
+        later as well.
     size_average, reduce, reduction
         As for `Loss`. The mean divides by the sum of the positions' weights.
     ignore_index
         Positions of this class have weight 0; their gradient is 0. Where nothing has a weight, the mean is NaN.
     """
+
+    weight = _Weights(shape=(None,))
+    _weight: DeviceCopies | None
 
     def __init__(
         self, weight: Array | None = None, size_average: None = None, ignore_index: int = DEFAULT_IGNORED,
@@ -276,10 +302,7 @@ class ClassLoss(Loss):
     ) -> None:  # fmt: skip
         super().__init__(size_average, reduce, reduction)
         self.ignore_index = check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
-        self._weight: DeviceCopies | None = None
-        if weight is not None:
-            check_input(weight, name="weight", shape=(None,))
-            self._weight = DeviceCopies(frozen(backend.to_host(weight).copy()))
+        self.weight = weight
 
     def forward(self, prediction: Array, target: Array) -> tuple[Any, Array]:
         """Return the loss, a float (an array (N, …) for ``reduction="none"``), and the saved value for `input_grad`.

@@ -17,7 +17,7 @@ from sparsebp.core.shortcuts import belongs
 from sparsebp.nn.activation import Clamped, Hardtanh, ReLU, ReLU6
 from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from sparsebp.nn.gradients import Gradients
-from sparsebp.nn.layer import Layer, check_gy, check_input, full, parameter_dtype
+from sparsebp.nn.layer import Fixed, Layer, check_gy, check_input, full, parameter_dtype
 from sparsebp.nn.linear import Linear
 
 BatchNormSaved = tuple[Array, Array, Array, bool]
@@ -57,6 +57,7 @@ class BatchNorm(Layer):
     replayable = True
     optional = "weight", "bias"
     finite_buffers = frozenset(("running_mean", "running_var"))
+    affine, track_running_stats = Fixed(), Fixed()
 
     dims: ClassVar[int]
     """Number of axes after the channels."""
@@ -71,11 +72,13 @@ class BatchNorm(Layer):
             raise OptionError("eps is zero", expected="a positive number", got=eps)
         self.momentum = None if momentum is None else check_number("momentum", momentum, 0, 1)
         shape, dtype, bias = (self.num_features,), parameter_dtype(dtype, device), check_flag("bias", bias)
-        if check_flag("affine", affine):
+        self.affine = check_flag("affine", affine)
+        self.track_running_stats = check_flag("track_running_stats", track_running_stats)
+        if affine:
             self.params["weight"] = full(shape, 1, dtype)
             if bias:
                 self.params["bias"] = full(shape, 0, dtype)
-        if check_flag("track_running_stats", track_running_stats):
+        if track_running_stats:
             self.buffers = {
                 "running_mean": full(shape, 0, dtype), "running_var": full(shape, 1, dtype),
                 "num_batches_tracked": np.zeros((), np.int64),
@@ -694,7 +697,7 @@ class RMSNorm(LayerNorm):
         device: Any = None, dtype: Any = np.float32,
     ) -> None:  # fmt: skip
         super().__init__(normalized_shape, 0.0 if eps is None else eps, elementwise_affine, False, device, dtype)
-        self._eps_of_dtype = eps is None
+        self.eps = eps  # type: ignore[assignment]
 
     def _eps(self, dtype: np.dtype) -> Any:
-        return dtype.type(np.finfo(dtype).eps if self._eps_of_dtype else self.eps)
+        return dtype.type(np.finfo(dtype).eps if self.eps is None else self.eps)

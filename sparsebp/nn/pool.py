@@ -17,7 +17,7 @@ from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.nn.layer import Layer, Work, check_gy, check_input, total_work
+from sparsebp.nn.layer import Fixed, Layer, Work, check_gy, check_input, total_work
 from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
 from sparsebp.patterns.builders import adaptive_windows, window_pattern
 from sparsebp.patterns.pattern import KEPT, DeviceCopies, frozen
@@ -121,11 +121,15 @@ class Pool(SampleLayer):
 class SlidingPool(Pool):
     """Windows that slide: the base of `MaxPool` and `AvgPool`."""
 
+    kernel_size, stride, padding, dilation, ceil_mode = (Fixed() for _ in range(5))
+
     def __init__(
         self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> None:
         super().__init__()
         self.window = PoolWindows.of(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
+        self.kernel_size, self.stride = self.window.kernel, self.window.stride
+        self.padding, self.dilation, self.ceil_mode = padding, self.window.dilation, ceil_mode
 
     def pool(self, shape: tuple[int, ...]) -> PoolPattern:
         """Return the pattern for an input of `shape` (B, C, …)."""

@@ -48,6 +48,7 @@ from sparsebp.nn.cells import (
 )
 from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of, is_tied, without_pruned
 from sparsebp.nn.layer import (
+    Fixed,
     Layer,
     NothingKept,
     batch_first_axes,
@@ -668,12 +669,14 @@ class RNN(Recurrent):
     `nonlinearity` is ``"tanh"`` or ``"relu"``.
     """
 
+    nonlinearity: Nonlinearity = Fixed()  # type: ignore[assignment]
+
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: Nonlinearity = "tanh",
         bias: bool = True, batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False,
         **options: Unpack[RecurrentOptions],
     ) -> None:  # fmt: skip
-        self.nonlinearity: Nonlinearity = nonlinearity
+        self.nonlinearity = nonlinearity
         self.cell = RNNMath(nonlinearity)
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options)
 

@@ -6,11 +6,11 @@ import abc
 import bisect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from sparsebp.core.check import check_choice, check_integer, check_number, check_sequence, shown
+from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.optim.optimizer import Optimizer, check_fraction
 
@@ -118,7 +118,7 @@ class LRScheduler(abc.ABC):
 
     def _restore(self, state: Mapping[str, Any]) -> list[float]:
         """Restore all but the optimizer's rates; return them."""
-        check_state(self, state, ("groups", "rates", "kinds"))
+        check_state(self, state, ("groups", "rates", "kinds", "stepped"))
         names, lists = state.get("groups"), dict[str, list[float]]()
         said = names if isinstance(names, list) else state["base_lrs"]
         count = len(said) if isinstance(said, list) else 1
@@ -286,6 +286,14 @@ def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> 
 # Several learning-rate schedules on one optimizer, at the same time or one after the other, as in torch.optim.
 
 
+def with_parts(scheduler: Any) -> Iterator[Any]:
+    """Yield a schedule, unless it is None, and the schedules that it consists of."""
+    if scheduler is not None:
+        yield scheduler
+    for part in getattr(scheduler, "schedulers", ()):
+        yield from with_parts(part)
+
+
 def kinds_of(schedulers: Iterable[Any]) -> list[str]:
     """Return the classes of schedules, which are saved with their states."""
     return [type(scheduler).__name__ for scheduler in schedulers]
@@ -313,8 +321,9 @@ class ChainedScheduler:
     Raises
     ------
     OptionError
-        There are none, one comes twice, they have several optimizers, or one that is not the first does not chain: as
-        `OneCycleLR`, `LambdaLR`, `CosineAnnealingWarmRestarts` and `SequentialLR` do.
+        There are none, one comes twice, they have several optimizers, or one does not chain (`OneCycleLR`, `CyclicLR`,
+        `LambdaLR`, `CosineAnnealingWarmRestarts`, `SequentialLR`) and is not the first, or is before a
+        `ReduceLROnPlateau`.
     """
 
     def __init__(self, schedulers: Sequence[Any], optimizer: Optimizer | None = None) -> None:
@@ -337,6 +346,11 @@ class ChainedScheduler:
                               expected="schedules that chain",
                               got=f"{', '.join(lone)} behind {type(self.schedulers[0]).__name__}",
                               remedy="Put it first, or use one schedule after the other with SequentialLR")  # fmt: skip
+        reduces = any(getattr(s, "needs_metric", False) for s in self.schedulers)
+        if reduces and not getattr(self.schedulers[0], "chains", True):
+            raise OptionError("A schedule would undo the reductions of ReduceLROnPlateau with its next step",
+                              expected="schedules that chain", got=type(self.schedulers[0]).__name__,
+                              remedy="Use one schedule after the other with SequentialLR")  # fmt: skip
         self.optimizer = optimizers[0] if optimizers else None
         self.needs_metric = all(getattr(s, "needs_metric", False) for s in self.schedulers)
         self.takes_metric = any(takes_metric(s) for s in self.schedulers)
@@ -362,9 +376,9 @@ class ChainedScheduler:
         return rates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all, in JSON types, and their classes."""
+        """Return the states of all, in JSON types, their classes, and whether the last step was without a metric."""
         states = [scheduler.state_dict() for scheduler in self.schedulers]
-        return {"schedulers": states, "kinds": kinds_of(self.schedulers)}
+        return {"schedulers": states, "kinds": kinds_of(self.schedulers), "stepped": self._stepped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -374,9 +388,11 @@ class ChainedScheduler:
         FileFormatError
             It is the state of something else.
         """
-        check_state(self, state, ("kinds",))
+        check_state(self, state, ("kinds", "stepped"))
+        stepped = in_state(check_flag, "stepped", state.get("stepped", False))
         for scheduler, part in zip(self.schedulers, states_of(self.schedulers, state), strict=True):
             scheduler.load_state_dict(part)
+        self._stepped = stepped
 
 
 class SequentialLR(LRScheduler):
@@ -463,15 +479,19 @@ class SequentialLR(LRScheduler):
         self._note()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``base_lrs``, ``steps`` and the states and classes of the parts."""
+        """Return ``base_lrs``, ``steps``, and the entries of `ChainedScheduler.state_dict`."""
         states = [scheduler.state_dict() for scheduler in self.schedulers]
-        return super().state_dict() | {"schedulers": states, "kinds": kinds_of(self.schedulers)}
+        own = {"schedulers": states, "kinds": kinds_of(self.schedulers), "stepped": self._stepped}
+        return super().state_dict() | own
 
     def _restore(self, state: Mapping[str, Any]) -> list[float]:
-        check_state(self, state, ("groups", "rates", "kinds"))
+        check_state(self, state, ("groups", "rates", "kinds", "stepped"))
+        stepped = in_state(check_flag, "stepped", state.get("stepped", False))
         for scheduler, part in zip(self.schedulers, states_of(self.schedulers, state), strict=True):
             scheduler._restore(part)
-        return super()._restore(state)
+        rates = super()._restore(state)
+        self._stepped = stepped
+        return rates
 
 
 # The learning-rate schedule that follows a loss, as torch.optim.lr_scheduler.ReduceLROnPlateau.

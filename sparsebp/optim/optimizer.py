@@ -284,8 +284,18 @@ class Optimizer:
         self._adopt(param_group if isinstance(param_group, Mapping) else _listed([param_group])[0])
         self._index()
 
+    def _drop_groups(self, count: int) -> None:
+        """Take `add_param_group` back for all groups after the first `count`."""
+        for group in self.param_groups[count:]:
+            for name in group["params"]:
+                for arrays in (self.params, *self.buffers.values()):
+                    arrays.pop(name, None)
+        del self.param_groups[count:]
+        self._steps, self._joined = self._steps[: len(self.params)], self._joined[: len(self.params)]
+        self._index()
+
     def _index(self) -> None:
-        """Lay out what an update reads, after groups have been added."""
+        """Lay out what an update reads, after groups have been added or dropped."""
         self._group_buffers = [self._buffers_of(group) for group in self.param_groups]
         self._group_names = [(list(group["params"]), set(self.defaults)) for group in self.param_groups]
         self._arrays = list(self.params.values())

@@ -111,12 +111,29 @@ def _flat(group: Mapping[str, Any]) -> dict[str, float | bool]:
     return flat
 
 
+def groups_added(optimizer: Any, state: Mapping[str, Any], params: Mapping[str, Array]) -> list[dict[str, Any]]:
+    """Return the groups of `params` that were added in the middle of a run and that `optimizer` does not have."""
+    added = []
+    for number, options in sorted(_groups_of(state).items()):
+        names = options.pop("params", ())
+        if names and optimizer.params.keys().isdisjoint(names) and all(state.get(f"joined.{name}") for name in names):
+            group = {"params": {name: params[name] for name in names}} | optimizer.defaults
+            added.append(_with_options(group, options, f"group{number}."))
+    return added
+
+
+def _groups_of(entries: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the options of every group in a state, and the names of its parameters as ``"params"``."""
+    groups: dict[int, dict[str, Any]] = {}
+    for key, value in entries.items():
+        if found := _OF_GROUP.fullmatch(key):
+            groups.setdefault(int(found[1]), {})[found[2]] = value
+    return groups
+
+
 def _restored(optimizer: Any, entries: Mapping[str, Any], *, named: bool) -> list[dict[str, Any]]:
     """Return every group of `optimizer` with the options that its parameters have in a state's entries of groups."""
-    saved: dict[int, dict[str, Any]] = {}
-    for key, value in entries.items():
-        number, option = _OF_GROUP.fullmatch(key).groups()  # type: ignore[union-attr]
-        saved.setdefault(int(number), {})[option] = value
+    saved = _groups_of(entries)
     names = {number: group.pop("params", None) for number, group in saved.items()}
     named = named or not saved or any(found is not None for found in names.values())
     place = _places(names, list(optimizer.params)) if named else {}

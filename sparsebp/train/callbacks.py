@@ -83,7 +83,7 @@ class Callback:
         """The validation set has been evaluated."""
 
     def on_epoch(self, record: EpochRecord) -> None:
-        """An epoch is done, validated and saved."""
+        """An epoch is done and validated; the checkpoint that is written next holds what callbacks change here."""
 
     def on_checkpoint(self, path: Path) -> None:
         """A checkpoint has been written to `path`."""
@@ -385,11 +385,6 @@ class _Monitor(Callback):
         if self.best_epoch == 0 and self.trainer.history.epochs:
             warnings.warn(f"No epoch had a finite {self.monitor}: {consequence}", RuntimeWarning, stacklevel=2)
 
-    def _resumes_after(self, epoch: int) -> bool:
-        """Whether a resumed run is at the end of this epoch; it may have been killed before `on_epoch`."""
-        history = self.trainer.history
-        return epoch > 0 and history.steps == history.epochs[epoch - 1].step
-
 
 class EarlyStopping(_Monitor):
     """Ends `fit` after an epoch when a loss or an accuracy has stopped improving, as in Keras and Lightning.
@@ -437,6 +432,11 @@ class EarlyStopping(_Monitor):
         self.restore_best = check_flag("restore_best", restore_best)
         self.stopped_epoch: int | None = None
         self._weights: Mapping[str, Any] | None = None
+        self._written = True  # whether they are in the run's folder
+
+    def sees_model(self, event: str) -> bool:
+        """At a checkpoint it writes weights that it has."""
+        return event != "checkpoint" and super().sees_model(event)
 
     def set_trainer(self, trainer: Any) -> None:
         """Keep the trainer; refuse a `fit` that does not measure the number, or has two that restore weights."""
@@ -450,11 +450,14 @@ class EarlyStopping(_Monitor):
         """Take up the best epoch before a resume; a run that had ended ends at once."""
         super().on_start(info)
         self.stopped_epoch = self._weights = None
-        if self.restore_best and self._resumes_after(self.best_epoch):
-            self._keep()
-        elif self.restore_best and self.best_epoch > 0:
-            self._weights = self._kept()
-        self._stop_if_due(len(self.trainer.history.epochs))
+        history = self.trainer.history
+        if self.restore_best and self.best_epoch > 0:
+            if history.epochs[self.best_epoch - 1].step == history.steps:  # it may have been killed before the file
+                self._keep()
+                self._write()
+            else:
+                self._weights = self._kept()
+        self._stop_if_due(len(history.epochs))
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Compare the epoch with the best one."""
@@ -462,6 +465,10 @@ class EarlyStopping(_Monitor):
             self._keep()
         self._warn_if_nan(record)
         self._stop_if_due(record.epoch)
+
+    def on_checkpoint(self, path: Path) -> None:
+        """Write the best weights, now that the run's checkpoint has their epoch in its history."""
+        self._write()
 
     def on_end(self, history: History) -> None:
         """Restore the best weights."""
@@ -479,9 +486,13 @@ class EarlyStopping(_Monitor):
         self.trainer._check_finite(self.best_epoch - 1)
         validates = self.monitor.startswith("validation")
         self._weights = validated_weights(self.trainer) if validates else self.trainer.model.state_dict()
-        if self.trainer.checkpoint_dir is not None and self.trainer._writes:
+        self._written = False
+
+    def _write(self) -> None:
+        if not self._written and self._weights and self.trainer.checkpoint_dir is not None and self.trainer._writes:
             tensors = {f"model.{name}": backend.to_host(array) for name, array in self._weights.items()}
             save_checkpoint(self.trainer.checkpoint_dir / BEST_NAME, Checkpoint(tensors, self._said()))
+            self._written = True
 
     def _kept(self) -> Mapping[str, Any]:
         path = self.trainer.checkpoint_dir / BEST_NAME
@@ -504,7 +515,8 @@ class ModelCheckpoint(_Monitor):
 
     The file is written under a temporary name and renamed. It is one of the trainer's checkpoints:
     ``load_checkpoint(path).part("model")`` are the weights for ``model.load_state_dict``, and in another folder, as
-    ``checkpoint.safetensors``, `Trainer.fit` resumes from it.
+    ``checkpoint.safetensors``, `Trainer.fit` resumes from it. With `WeightAveraging` these are the model's own weights;
+    the averages, which were validated, are ``part("callbacks.WeightAveraging.averages")``.
 
     Parameters
     ----------
@@ -572,14 +584,9 @@ class ModelCheckpoint(_Monitor):
         return next((path for path in sorted(self.path.parent.glob("*")) if re.fullmatch(name, path.name)), None)
 
     def on_start(self, info: RunInfo) -> None:
-        """Write a file that is due since before a resume."""
+        """Go through the epochs before a resume."""
         if self.save_best_only:
             super().on_start(info)
-        if not self.trainer._writes:
-            return
-        epochs = self.trainer.history.epochs
-        if self._resumes_after(len(epochs)) and (not self.save_best_only or self.best_epoch == len(epochs)):
-            self._write(epochs[-1])
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Write the file."""

@@ -38,6 +38,9 @@ from sparsebp.core.files import (
     write_figure,
 )
 from sparsebp.nn.linear import MASK
+from sparsebp.optim import Optimizer
+from sparsebp.optim.lr_schedules import with_parts
+from sparsebp.optim.state import groups_added
 
 FORMAT = "sparsebp-checkpoint"
 VERSION = 1
@@ -263,30 +266,35 @@ def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path
     remedy = "Build the model with the options of the first call, or start anew in another folder"
     _check_weights(path, weights, trainer.model.state_dict(), remedy)
     optimizer_state = checkpoint.part("optimizer") | state["optimizer"]
-    saved, now = (
-        sorted(name for name in some if not name.startswith(("group", "joined.")))  # load_state_dict compares those
-        for some in (optimizer_state, trainer.optimizer.state_dict())
-    )
-    _check_same(path, "the optimizer's state", saved, now)
-    _check_same(path, "the predictor", isinstance(state.get("predictor"), dict), trainer.predictor is not None)
-    callbacks = _callbacks_with_state(trainer)
-    if trainer._leads:
-        _check_same(path, "the callbacks with a state", sorted(state.get("callbacks", {})), sorted(callbacks))
-    with _loading(path), _all_or_nothing(trainer):
-        trainer.optimizer.load_state_dict(optimizer_state)
-        if trainer.lr_scheduler is not None:
-            trainer.lr_scheduler.load_state_dict(state["lr_scheduler"])
-        if not 0 <= trainer.optimizer.lr < math.inf:
-            raise ValueError(f"a learning rate of {trainer.optimizer.lr}")
-        for name, generator in generators.items():
-            generator.bit_generator.state = state["generators"][name]
-        trainer.model.load_state_dict(weights)
-        if trainer.predictor is not None:
-            trainer.predictor.load_state_dict(checkpoint.part("predictor") | state["predictor"])
-        for kind, (callback, _) in callbacks.items():
-            callback.load_state_dict(checkpoint.part(f"callbacks.{kind}") | state["callbacks"][kind])
-        for number, carried in enumerate(trainer._carried or ()):
-            carried.load_state_dict(checkpoint.part(f"carried.{number}"))
+    with _all_or_nothing(trainer):
+        if isinstance(trainer.optimizer, Optimizer):
+            with _loading(path):
+                for group in groups_added(trainer.optimizer, optimizer_state, trainer.model.parameters()):
+                    trainer.optimizer.add_param_group(group)
+        saved, now = (
+            sorted(name for name in some if not name.startswith(("group", "joined.")))  # load_state_dict compares those
+            for some in (optimizer_state, trainer.optimizer.state_dict())
+        )
+        _check_same(path, "the optimizer's state", saved, now)
+        _check_same(path, "the predictor", isinstance(state.get("predictor"), dict), trainer.predictor is not None)
+        callbacks = _callbacks_with_state(trainer)
+        if trainer._leads:
+            _check_same(path, "the callbacks with a state", sorted(state.get("callbacks", {})), sorted(callbacks))
+        with _loading(path):
+            trainer.optimizer.load_state_dict(optimizer_state)
+            if trainer.lr_scheduler is not None:
+                trainer.lr_scheduler.load_state_dict(state["lr_scheduler"])
+            if not 0 <= trainer.optimizer.lr < math.inf:
+                raise ValueError(f"a learning rate of {trainer.optimizer.lr}")
+            for name, generator in generators.items():
+                generator.bit_generator.state = state["generators"][name]
+            trainer.model.load_state_dict(weights)
+            if trainer.predictor is not None:
+                trainer.predictor.load_state_dict(checkpoint.part("predictor") | state["predictor"])
+            for kind, (callback, _) in callbacks.items():
+                callback.load_state_dict(checkpoint.part(f"callbacks.{kind}") | state["callbacks"][kind])
+            for number, carried in enumerate(trainer._carried or ()):
+                carried.load_state_dict(checkpoint.part(f"carried.{number}"))
     trainer.seed, trainer.history, trainer._data = state["seed"], history, data | trainer._data
     return position["epoch"], position["batch"]
 
@@ -378,9 +386,16 @@ def _all_or_nothing(trainer: Any) -> Iterator[None]:
     drawn = [(generator, generator.bit_generator.state) for generator in generators_of(trainer.model).values()]
     arrays = trainer.model.parameters() | buffers_of(trainer.model)
     weights = [(array, array.copy()) for array in arrays.values()]
+    groups = len(getattr(trainer.optimizer, "param_groups", ()))
+    schedules = [getattr(scheduler, "__dict__", {}) for scheduler in with_parts(trainer.lr_scheduler)]
+    of_groups = [{name: list(value) for name, value in own.items() if isinstance(value, list)} for own in schedules]
     try:
         yield
     except BaseException:
+        if isinstance(trainer.optimizer, Optimizer):
+            trainer.optimizer._drop_groups(groups)
+        for own, lists in zip(schedules, of_groups, strict=True):
+            own.update(lists)
         for array, values in weights:
             array[...] = values
         for generator, state in drawn:

@@ -154,7 +154,7 @@ class Samples:
         """Return samples stacked to a batch."""
         items = [self.source[int(i)] for i in check_indices(indices, len(self))]
         if not self._targets:
-            items = [item if isinstance(item, tuple | list) else (item, 0) for item in items]
+            items = [(*item, 0)[: max(2, len(item))] if isinstance(item, tuple | list) else (item, 0) for item in items]
         found = [parts_of(item, "sample", 3) for item in items]
         names = ("x", "target", "lengths")
         x, target, lengths = map(stacked, names, zip(*found, strict=True))

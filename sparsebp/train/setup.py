@@ -32,7 +32,8 @@ from sparsebp.data import ArrayDataset, BitstreamDataset, ImageDataset, WithPosi
 from sparsebp.data.dataset import real_array
 from sparsebp.nn.loss import check_mean
 from sparsebp.nn.sequential import is_group, taking_lengths
-from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau
+from sparsebp.optim import Predictor
+from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau, with_parts
 from sparsebp.patterns.pattern import DeviceCopies
 from sparsebp.runtime.actions import Stages, Watch, trained_parameters
 from sparsebp.runtime.executor import Executor
@@ -75,6 +76,7 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
     arrays = trainer.model.parameters() | buffers_of(trainer.model)
     generators = generators_of(trainer.model)
     before = (checksums(arrays), options_of(trainer.optimizer)) if transport.rank == 0 else ({}, [])
+    given = _told(trainer) if transport.rank == 0 else {}
     held = names_of_groups(trainer.optimizer)
     tell()
     if names_of_groups(trainer.optimizer) != held:
@@ -83,6 +85,11 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
                           remedy="Call add_param_group on every rank, before fit")  # fmt: skip
     changed: tuple[list[str], Any, dict[str, Any]] = [], None, {}
     if transport.rank == 0:
+        others = [name for name, option in _told(trainer).items() if option != given.get(name)]
+        if others:
+            raise OptionError("A callback has changed options on one of several ranks", expected="changes of "
+                              "parameters, statistics or the optimizer's options", got=f"of {', '.join(others)}",
+                              remedy="Set them on every rank, between two calls of fit")  # fmt: skip
         arrays = trainer.model.parameters() | buffers_of(trainer.model)  # statistics may be other arrays now
         now, options = checksums(arrays), options_of(trainer.optimizer)
         names = [name for name, fact in zip(arrays, now, strict=True) if before[0][fact] != now[fact]]
@@ -97,6 +104,14 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
             group.update(values)
         if not hasattr(trainer.optimizer, "param_groups"):
             trainer.optimizer.lr = options[0]["lr"]
+
+
+def _told(trainer: Any) -> dict[str, Any]:
+    """Return the options and modes that callbacks cannot change on one of several ranks."""
+    modules = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
+    options = options_given(trainer) | {f"the mode of {name or 'the model'}": m.training for name, m in modules.items()}
+    del options["groups"]  # the optimizer's, which all ranks get
+    return options
 
 
 # Options, and the schedule that they name.
@@ -159,6 +174,18 @@ def scheduler_of(given: Any, optimizer: Any) -> Any:
         raise OptionError("The learning-rate schedule is of another optimizer", expected="the trainer's optimizer",
                           got=f"another {type(chained.optimizer).__name__}")  # fmt: skip
     return chained if isinstance(given, list | tuple) else given
+
+
+def check_predictor(predictor: Any, optimizer: Any) -> None:
+    """Refuse what is not a predictor of this optimizer."""
+    if predictor is None:
+        return
+    if not isinstance(predictor, Predictor):
+        raise OptionError("Not a predictor", expected="a sparsebp.optim.Predictor", got=shown(predictor),
+                          remedy="Build one: MomentumPredictor(optimizer)")  # fmt: skip
+    if predictor.optimizer is not optimizer:
+        raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
+                          got=f"another {type(predictor.optimizer).__name__}")  # fmt: skip
 
 
 def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
@@ -425,10 +452,7 @@ def joined(parts: Sequence[Array]) -> Array:
 
 def check_monitors(trainer: Any) -> None:
     """Refuse learning-rate schedules that follow a number that is not measured, or do not say which they follow."""
-    waiting = [trainer.lr_scheduler]
-    while waiting:
-        scheduler = waiting.pop()
-        waiting += getattr(scheduler, "schedulers", ())
+    for scheduler in with_parts(trainer.lr_scheduler):
         monitor = getattr(scheduler, "monitor", None)
         if monitor is not None:
             check_measured(monitor, trainer)
@@ -560,9 +584,12 @@ def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = Tr
     batches = hasattr(data, "batch") and sized and not array  # a table may have such a column
     iterable = callable(data) or (hasattr(data, "__iter__") and not array)
     samples = hasattr(data, "__getitem__") and sized and not (iterable or array)
-    if not targets and (isinstance(data, list | tuple) or not (iterable or samples or batches)):
-        x = real_array("x", data)
-        data = x, np.zeros(x.shape[:1] or 1, np.int64)
+    if not targets and not (_holds_arrays(data) if isinstance(data, list | tuple) else iterable or samples or batches):
+        data = (data,)
+    if not targets and isinstance(data, tuple):
+        x, *more = data
+        x = real_array("x", x)
+        data = x, np.zeros(x.shape[:1] or 1, np.int64), *more[1:]
     if isinstance(data, tuple):
         if len(data) not in (2, 3) or (len(data) == 3 and lengths is not None):
             raise OptionError("The arrays to train on are not understood", expected="(x, target), or with lengths",
@@ -588,6 +615,12 @@ def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = Tr
     if getattr(dataset, "lengths", None) is not None:
         check_takes_lengths(model)
     return dataset
+
+
+def _holds_arrays(data: Any) -> bool:
+    """Whether these are arrays ``(x, target)``, or a list of such batches, not a list that numpy.asarray takes."""
+    first = data[0] if isinstance(data, list) and data else data
+    return isinstance(first, tuple) and bool(first) and getattr(first[0], "ndim", 0) > 0
 
 
 def _of_arrays(model: Any, x: Any, target: Any, lengths: Any) -> ArrayDataset:

@@ -9,13 +9,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from sparsebp.comm.transport import Transport, check_callable
 from sparsebp.core import backend
-from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_positive, shown
+from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_positive
 from sparsebp.core.errors import NonFiniteError, OptionError, ShapeError
 from sparsebp.core.files import kept_path
 from sparsebp.core.shortcuts import forward_of
@@ -34,7 +35,7 @@ from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.runtime.streams import LENGTHS
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import Fusion
-from sparsebp.train.callbacks import Callback, RunInfo, progress_of
+from sparsebp.train.callbacks import Callback, ModelCheckpoint, RunInfo, progress_of
 from sparsebp.train.checkpoint import (
     BEST_NAME,
     FILE_NAME,
@@ -65,6 +66,7 @@ from sparsebp.train.setup import (
     check_metrics,
     check_monitors,
     check_parts,
+    check_predictor,
     check_ranks,
     check_schedule,
     earlier_schedule,
@@ -96,12 +98,17 @@ class _Tag:
     origins: Sequence[Origin]
 
 
+_PART_NAMES = ("model", "loss", "optimizer", "clip_norm", "accumulate", "fusion", "schedule", "predictor")
+_PARTS = attrgetter(*_PART_NAMES)
+
+
 class Runner(Watch):
     """Runs the steps of one `Trainer.fit`."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.begun = trainer.history.steps  # steps begun; the history may be one behind
+        self._parts = _PARTS(trainer)
         self._recorded = 0.0
         self._make_executor()
 
@@ -135,6 +142,7 @@ class Runner(Watch):
         `samples` is their number on all ranks together, where that is not the batches'. `origins` are for messages.
         """
         trainer = self.trainer
+        self.check_parts()
         if len(getattr(trainer.optimizer, "params", self._trained)) != len(self._trained):  # add_param_group
             self.flush()
             self.executor.close()
@@ -157,6 +165,17 @@ class Runner(Watch):
             trainer.found_schedule = chosen = self.executor.found
             if chosen is not None and trainer.checkpoint_dir is not None:
                 chosen.save(trainer.checkpoint_dir)
+
+    def check_parts(self) -> None:
+        """Refuse to go on with another model, loss or optimizer of the trainer, or with other options."""
+        now = _PARTS(self.trainer)
+        if now == self._parts:
+            return
+        others = [name for name, one, other in zip(_PART_NAMES, now, self._parts, strict=True) if one != other]
+        raise OptionError("The trainer's parts have been replaced during a run", expected="those that it began with",
+                          got=f"another {', '.join(others)}",
+                          remedy="Set them between two calls of fit; within one, set options of the optimizer, as its "
+                          "lr, and write into arrays")  # fmt: skip
 
     def captures(self, dataset: Any) -> str | None:
         """Say whether steps are captured into CUDA graphs, and if not, why; None where that was not asked for."""
@@ -258,12 +277,12 @@ def _check_seen(loss: Any, target: Array) -> None:
 
 
 def _right(prediction: Array, target: Array, ignored: int | None) -> tuple[Array, Any] | None:
-    # Classes are on axis 1, as losses have them, or last if only that fits.
+    # Classes are on axis 1, as losses have them, or last if only that fits. One number is no choice of a class.
     if target.dtype.kind not in "iu":
         return None
     xp, shape = backend.namespace(prediction), prediction.shape
     for axis, places in ((1, (*shape[:1], *shape[2:])), (-1, shape[:-1])):
-        if prediction.ndim == target.ndim + 1 and target.shape == places:
+        if prediction.ndim == target.ndim + 1 and target.shape == places and prediction.shape[axis] > 1:
             right = prediction.argmax(axis=axis) == target
             if ignored is None:
                 return xp.count_nonzero(right), target.size
@@ -490,14 +509,9 @@ class Trainer:
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport=",
                               got="transport=None")  # fmt: skip
-        if predictor is not None and not isinstance(predictor, Predictor):
-            raise OptionError("Not a predictor", expected="a sparsebp.optim.Predictor", got=shown(predictor),
-                              remedy="Build one: MomentumPredictor(optimizer)")  # fmt: skip
+        check_predictor(predictor, optimizer)
         if note is not None:
             check_callable("note", note)
-        if predictor is not None and predictor.optimizer is not optimizer:
-            raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
-                              got=f"another {type(predictor.optimizer).__name__}")  # fmt: skip
         self.predictor, self.note = predictor, note
         self.transport, self.sharded = transport, check_flag("sharded", sharded)
         self._leads = transport is None or transport.rank == 0
@@ -551,7 +565,7 @@ class Trainer:
         batch_size
             Samples of a step; the last step of an epoch takes the rest. Only batches that come made have none.
         validation
-            A second set, or arrays, evaluated after every epoch.
+            A second set, or arrays, evaluated after every epoch. A function that takes the epoch's number gets 0.
         lengths
             Of arrays of sequences padded at the end: the valid steps of every sample, passed to the model's forward as
             ``lengths=``. If the model has an output for every step, (N, T, …), and the target one, (N, T, …), the loss
@@ -641,6 +655,9 @@ class Trainer:
         resume: Any, overwrite: Any, verbose: Any,
     ) -> tuple[Dataset | Loader, Dataset | Loader | None, dict[str, Any], int]:  # fmt: skip
         """Check the arguments of `fit`; return both data sets, how batches are made, and the epochs."""
+        self.lr_scheduler = scheduler_of(self.lr_scheduler, self.optimizer)  # which may be another one since __init__
+        check_predictor(self.predictor, self.optimizer)
+        self.callbacks = tuple(sorted(self.callbacks, key=lambda one: isinstance(one, ModelCheckpoint)))  # saves others
         epochs = check_integer("epochs", epochs, 0)
         training_set = as_dataset(dataset, self.model, lengths)
         held_out = None if validation is None else as_dataset(validation, self.model)
@@ -817,9 +834,9 @@ class Trainer:
         right = sum(one.right for one in scores)
         metrics: dict[str, float] = {}
         if self.metrics:
-            predictions, targets = zip(*(one.arrays for one in scores if one.arrays), strict=True)
-            whole = joined(predictions), joined(targets)
-            metrics = {name: measured(name, metric, *whole) for name, metric in self.metrics.items()}
+            parts = list(zip(*(one.arrays for one in scores if one.arrays), strict=True))
+            for name, metric in self.metrics.items():  # each gets arrays that it may write into
+                metrics[name] = measured(name, metric, *map(joined, parts))
         return Evaluation(loss, right / positions if positions else None, metrics)
 
     def predict(
@@ -830,8 +847,9 @@ class Trainer:
         Parameters
         ----------
         x
-            Inputs with the sample first, (N, …), as in `fit`. Or a data set, or batches as in `fit`, which may be of
-            inputs alone.
+            Inputs with the sample first, (N, …), as in `fit`. Or arrays ``(x, target)``, a data set or batches as in
+            `fit`, whose targets are not read; data sets and batches may be of inputs alone. A list is an array, unless
+            it is of tuples of arrays, which are batches.
         batch_size, stateful
             As in `evaluate`.
         lengths
@@ -917,8 +935,9 @@ class Trainer:
         record = self.history.end_epoch(steps, result)
         if takes_metric(self.lr_scheduler):
             self.lr_scheduler.step(EpochLoss(record.to_json()))
+        self._position = shape | {"epoch": epoch + 1, "batch": 0}
+        self._tell("epoch", record)  # first: the checkpoint holds what callbacks change
         self._save(epoch + 1, 0, shape)
-        self._tell("epoch", record)
         return record
 
     def _validated(self, validation: Dataset | Loader) -> Evaluation:
@@ -969,6 +988,8 @@ class Trainer:
             (self.checkpoint_dir / BEST_NAME).unlink(missing_ok=True)
 
     def _save(self, epoch: int, batch: int, shape: dict[str, Any], data: Any = None) -> None:
+        if self._runner is not None:
+            self._runner.check_parts()
         self._position = shape | {"epoch": epoch, "batch": batch}
         if isinstance(data, Loader) and data.last is not None:
             self._position["checksum"] = data.last.checksum

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -73,6 +75,65 @@ def test_a_loss_owns_its_weight():
     before, _ = loss.forward(np.eye(3), np.arange(3))
     weight[0] = 9
     assert loss.forward(np.eye(3), np.arange(3))[0] == before
+
+
+@pytest.mark.parametrize(("name", "attribute"), [
+    ("CrossEntropyLoss", "weight"), ("NLLLoss", "weight"), ("BCEWithLogitsLoss", "weight"),
+    ("BCEWithLogitsLoss", "pos_weight"),
+])  # fmt: skip
+def test_weights_of_a_loss_can_be_replaced(name, attribute):
+    rng = np.random.default_rng(0)
+    x, target = rng.standard_normal((7, 3)), rng.integers(0, 3, 7)
+    target = np.eye(3)[target] if name[0] == "B" else target
+    loss, twin = getattr(nn, name)(), getattr(torch.nn, name)()
+    plain = loss.forward(x, target)[0]
+    assert getattr(loss, attribute) is None
+    for weight in rng.random((2, 3)):
+        setattr(loss, attribute, weight)
+        setattr(twin, attribute, torch.tensor(weight))
+        np.testing.assert_array_equal(getattr(loss, attribute), weight)
+        assert not getattr(loss, attribute).flags.writeable
+        value, saved = loss.forward(x, target)
+        given = torch.tensor(x, requires_grad=True)
+        wanted = twin(given, torch.tensor(target))
+        wanted.backward()
+        assert value == pytest.approx(wanted.item(), rel=1e-12)
+        np.testing.assert_allclose(loss.input_grad(saved), given.grad.numpy(), rtol=1e-10, atol=1e-14)
+    with pytest.raises(ShapeError):
+        setattr(loss, attribute, np.ones((2, 2)))
+        loss.forward(x, target)
+    setattr(loss, attribute, None)
+    assert loss.forward(x, target)[0] == plain
+
+
+@pytest.mark.parametrize(("make", "options"), [
+    (lambda **o: nn.Conv2d(3, 2, **{"kernel_size": 3} | o),
+     {"kernel_size": 1, "stride": 2, "padding": 1, "dilation": 2, "padding_mode": "reflect"}),
+    (lambda **o: nn.ConvTranspose1d(3, 2, **{"kernel_size": 3, "stride": 2} | o),
+     {"kernel_size": 2, "stride": 3, "padding": 1, "dilation": 2, "output_padding": 1}),
+    (lambda **o: nn.MaxPool2d(**{"kernel_size": 2} | o),
+     {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2, "ceil_mode": True}),
+    (lambda **o: nn.AvgPool1d(**{"kernel_size": 2} | o), {"kernel_size": 3, "stride": 1, "padding": 1}),
+    (lambda **o: nn.BatchNorm1d(3, **o), {"affine": False, "track_running_stats": False}),
+    (lambda **o: nn.RNN(3, 2, **o), {"nonlinearity": "relu"}),
+])  # fmt: skip
+def test_options_that_a_built_layer_would_ignore_are_refused(make, options):
+    """They are there to be read, also of a copy, and another value would change nothing."""
+    for name, value in options.items():
+        layer = copy.deepcopy(make())
+        before = getattr(layer, name)
+        with pytest.raises(OptionError, match=f"The {name} of a {type(layer).__name__} stays as it was built"):
+            setattr(layer, name, value)
+        assert getattr(layer, name) == before != getattr(make(**{name: value}), name)
+
+
+def test_rms_norms_epsilon():
+    x = np.random.default_rng(0).standard_normal((4, 5))
+    for eps in (None, 0.5):
+        layer, twin = nn.RMSNorm(5, dtype=float), torch.nn.RMSNorm(5, dtype=torch.float64)
+        assert layer.eps is twin.eps is None
+        layer.eps = twin.eps = eps
+        np.testing.assert_allclose(layer.forward(x)[0], twin(torch.tensor(x)).detach().numpy(), rtol=1e-12)
 
 
 def test_training_takes_means():

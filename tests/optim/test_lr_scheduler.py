@@ -278,6 +278,11 @@ def test_what_would_undo_others_comes_first_in_a_chain():
     ours, other = optimizers([0.2])[0], optimizers([0.2])[0]
     step, cycle = optim.StepLR(ours, 3), optim.OneCycleLR(ours, 0.1, 10)
     optim.ChainedScheduler([cycle, step], optimizer=ours)
+    plateau = optim.ReduceLROnPlateau(ours)
+    optim.ChainedScheduler([step, plateau])
+    for first in (cycle, optim.LambdaLR(ours, lambda step: 1.0), optim.SequentialLR(ours, [step, plateau], [3])):
+        with pytest.raises(OptionError, match="undo the reductions of ReduceLROnPlateau"):
+            optim.ChainedScheduler([first, plateau])
     for schedulers, optimizer, said in (
         ([step, cycle], None, "OneCycleLR behind StepLR"), ([], None, "none"), ([step, step], None, "twice"),
         ([step], other, "several optimizers"), ([step, optim.StepLR(other, 3)], None, "several optimizers"),
@@ -412,6 +417,24 @@ def test_metrics_come_with_steps_or_after_several(chained):
         schedule.step(1.0)
         found.append(ours.lr)
     assert found == pytest.approx([0.2, 0.1, 0.05, 0.025])
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_the_metric_of_an_epoch_is_no_step_for_a_state_that_was_kept_before_it(chained):
+    def build():
+        ours, _ = optimizers([0.2])
+        parts = [optim.ExponentialLR(ours, 0.5), optim.ReduceLROnPlateau(ours)]
+        return ours, optim.ChainedScheduler(parts) if chained else optim.SequentialLR(ours, parts, [9])
+
+    ours, schedule = build()
+    schedule.step()
+    schedule.step()
+    kept = json.loads(json.dumps([ours.state_dict(), schedule.state_dict()]))
+    ours, schedule = build()
+    ours.load_state_dict(kept[0])
+    schedule.load_state_dict(kept[1])
+    schedule.step(1.0)
+    assert ours.lr == pytest.approx(0.05)
 
 
 # ---- groups: by their parameters' names, and added later -----------------------------------------------------------

@@ -141,17 +141,21 @@ HELD_OUT = X[30:], Y[30:]  # labels are random: what is learnt is soon wrong
 
 
 class States(Callback):
-    """Keeps the model's state after every epoch, or fails there."""
+    """Keeps the model's state after every epoch; fails there, or after the checkpoint that follows."""
 
-    def __init__(self, fails_at=0):
-        self.seen, self.fails_at, self.model = [], fails_at, None
+    def __init__(self, fails_at=0, saved=False):
+        self.seen, self.fails_at, self.saved, self.model = [], fails_at, saved, None
 
     def set_trainer(self, trainer):
         self.model = trainer.model
 
     def on_epoch(self, record):
         self.seen.append(self.model.state_dict())
-        if record.epoch == self.fails_at:
+        if record.epoch == self.fails_at and not self.saved:
+            raise KeyboardInterrupt
+
+    def on_checkpoint(self, path):
+        if len(self.seen) == self.fails_at > 0:
             raise KeyboardInterrupt
 
 
@@ -192,10 +196,11 @@ def test_the_best_weights_come_back(device, tmp_path):
 
 @pytest.mark.parametrize("where", range(1, 9))
 @pytest.mark.parametrize("first", [True, False])
-def test_a_stopped_run_resumes_as_if_it_had_not_been_killed(tmp_path, where, first):
-    """Killed before the callback is told of an epoch that has been saved, or after that."""
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_stopped_run_resumes_as_if_it_had_not_been_killed(tmp_path, where, first, saved):
+    """Killed before or after the callback is told of an epoch, or of its checkpoint."""
     wanted = fit([EarlyStopping(patience=3, restore_best=True)])
-    stopping, killed = EarlyStopping(patience=3, restore_best=True), States(fails_at=where)
+    stopping, killed = EarlyStopping(patience=3, restore_best=True), States(where, saved)
     last = len(wanted.history.epochs)
     if where <= last:
         with pytest.raises(KeyboardInterrupt):
@@ -263,9 +268,10 @@ def test_a_resumed_run_keeps_its_best_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("best_only", [True, False])
+@pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize("where", range(1, 5))
-def test_no_checkpoint_is_missing_after_a_kill(tmp_path, where, best_only):
-    """Also of an epoch that was saved before the callback was told of it."""
+def test_no_checkpoint_is_missing_after_a_kill(tmp_path, where, saved, best_only):
+    """Before the trainer's own checkpoint of the epoch, or after it."""
 
     def contents(folder):
         return {path.name: load_checkpoint(path) for path in (tmp_path / folder / "kept").iterdir()}
@@ -276,7 +282,7 @@ def test_no_checkpoint_is_missing_after_a_kill(tmp_path, where, best_only):
 
     run("whole")
     with pytest.raises(KeyboardInterrupt):
-        run("parts", States(fails_at=where))
+        run("parts", States(where, saved))
     run("parts", resume=True)
     found, wanted = contents("parts"), contents("whole")
     assert found.keys() == wanted.keys()
@@ -284,6 +290,37 @@ def test_no_checkpoint_is_missing_after_a_kill(tmp_path, where, best_only):
         assert found[name].state["position"] == checkpoint.state["position"]
         seconds = {"history.seconds": checkpoint.tensors["history.seconds"]}
         assert_same({**found[name].tensors, **seconds}, checkpoint.tensors)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_callback_does_after_an_epoch_is_in_its_checkpoint(tmp_path, own):
+    """In the trainer's, and in one of ModelCheckpoint, which stands before it."""
+
+    class Halve(Callback):
+        halved = 0
+
+        def set_trainer(self, trainer):
+            self.trainer = trainer
+
+        def on_epoch(self, record):
+            self.trainer.optimizer.lr /= 2
+            self.halved += 1
+
+        def state_dict(self):
+            return {"halved": self.halved}
+
+        def load_state_dict(self, state):
+            self.halved = state["halved"]
+
+    wanted = fit([Halve()], epochs=4)
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    fit([ModelCheckpoint(kept / "checkpoint.safetensors"), Halve()], run, epochs=2)
+    halve = Halve()
+    resumed = fit([halve], kept if own else run, epochs=4, resume=True)
+    assert halve.halved == 4 and resumed.history.lr == wanted.history.lr == [
+        0.05 / 2**e for e in range(4) for _ in "abc"
+    ]
+    assert resumed.history.loss == wanted.history.loss
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
@@ -437,6 +474,17 @@ def test_metrics_are_of_the_whole_set_and_stand_everywhere(tmp_path):
     assert again(resume=True).epochs == records  # also what is read from the checkpoint
     _, without = measuring(folder=tmp_path / "run", metrics={})
     assert without(resume=True, epochs=len(records)).epochs == records
+
+
+def test_a_metric_that_writes_into_its_arrays_changes_no_other():
+    def spoil(prediction, target):
+        prediction[...] = target[...] = 0
+        return 0.0
+
+    target = HELD_OUT[1].copy()
+    found = measuring(metrics={"spoil": spoil, "auc": auc})[0].evaluate((HELD_OUT[0], target))
+    assert found.metrics["auc"] == measuring()[0].evaluate(HELD_OUT).metrics["auc"]
+    np.testing.assert_array_equal(target, HELD_OUT[1])
 
 
 @pytest.mark.parametrize("schedule", ["data-parallel", "1f1b"])

@@ -100,6 +100,26 @@ def test_single_samples_are_a_data_set():
     assert made.evaluate(Padded()) == made.evaluate(arrays)
 
 
+@pytest.mark.parametrize("given", [
+    (IMAGES, CLASSES), (IMAGES, IMAGES), (IMAGES,), batches(), [(x,) for x, _ in batches()],
+    TensorDataset(torch.tensor(IMAGES)), DataLoader(TensorDataset(torch.tensor(IMAGES)), SIZE),
+    list(IMAGES), IMAGES.tolist(), tuple(map(tuple, IMAGES.tolist())),
+], ids=range(10))  # fmt: skip
+def test_predictions_take_what_fit_and_evaluate_take(given):
+    """With targets, which are not read, or without."""
+    made = trainer()
+    np.testing.assert_allclose(made.predict(given), made.predict(IMAGES), rtol=1e-6)
+
+
+def test_predictions_of_arrays_with_lengths():
+    net, lengths = nn.SequenceClassifier(nn.GRU(3, 4, rng=0), nn.Linear(4, 3, rng=1)), np.arange(22) % 5 + 1
+    made = trainer(net)
+    wanted = made.predict(orders.SEQUENCES, lengths=lengths)
+    np.testing.assert_array_equal(made.predict((orders.SEQUENCES, CLASSES, lengths)), wanted)
+    assert abs(made.predict(orders.SEQUENCES) - wanted).max() > 0.01
+    orders.refused(lambda: made.predict((orders.SEQUENCES, CLASSES, lengths), lengths=lengths), "3 arrays and lengths=")
+
+
 def test_sizes_may_vary_and_lengths_and_a_time_major_model():
     rng = np.random.default_rng(0)
     cuts = [slice(0, 3), slice(3, 4), slice(4, 12), slice(12, 22)]

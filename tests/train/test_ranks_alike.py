@@ -218,6 +218,31 @@ def test_a_callback_sees_the_whole_state_of_sharded_optimizers() -> None:
     assert run_ranks(2, run) == [3, 0]
 
 
+@pytest.mark.parametrize(("named", "change"), [
+    ("the loss", lambda trainer: setattr(trainer.loss, "label_smoothing", 0.5)),
+    ("the loss", lambda trainer: setattr(trainer.loss, "weight", np.array([1.0, 5.0, 1.0]))),
+    ("the layer 0", lambda trainer: setattr(trainer.model[0], "p", 0.9)),
+    ("the mode of 0", lambda trainer: trainer.model[0].eval()),
+    ("clip_norm", lambda trainer: setattr(trainer, "clip_norm", 0.1)),
+])  # fmt: skip
+def test_what_a_callback_changes_on_one_rank_alone_is_refused(named: str, change: Any) -> None:
+    class Change(Callback):
+        def set_trainer(self, trainer: Trainer) -> None:
+            self.trainer = trainer
+
+        def on_epoch(self, record: Any) -> None:
+            change(self.trainer)
+
+    def run(transport: Transport) -> None:
+        model = nn.Sequential(nn.Dropout(0.5, rng=0), nn.Flatten(), nn.Linear(36, 3, rng=1, dtype=np.float64))
+        made = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), transport=transport,
+                       schedule="data-parallel", callbacks=[Change()])  # fmt: skip
+        made.fit((np.ones((8, 36)), np.arange(8) % 3), epochs=2, batch_size=4)
+
+    with pytest.raises(OptionError, match=rf"on one of several ranks.* Got of {named}\."):
+        run_ranks(2, run)
+
+
 def test_options_that_nothing_would_heed_are_refused() -> None:
     for options, said in (
         ({"sharded": True}, "sharded is for other"), ({"note": print}, "note is for other"),
@@ -235,8 +260,15 @@ def test_options_that_nothing_would_heed_are_refused() -> None:
         Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="dualpipe-2018",
                 predictor=predictor)  # fmt: skip
 
-    with pytest.raises(OptionError, match="of another optimizer"):
-        run_ranks(2, predicted)
+    def replaced(transport: Transport) -> None:
+        made = Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="dualpipe-2018",
+                       predictor=optim.make_predictor("momentum", optimizer), rng=0)  # fmt: skip
+        made.optimizer = optim.SGD(model.parameters(), lr=0.1)
+        made.fit(images(), epochs=1, batch_size=8)
+
+    for run in (predicted, replaced):
+        with pytest.raises(OptionError, match="predictor is of another optimizer"):
+            run_ranks(2, run)
 
 
 def test_a_layer_with_running_statistics_is_on_one_rank() -> None:

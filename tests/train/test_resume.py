@@ -306,7 +306,7 @@ RESUME = {"resume": True, "epochs": 2}
     ({"loss": Scaled()}, {"loss": Scaled(2.0)}, "scale of the loss differs. Expected 2.0. Got 1.0"),
     ({"layers": [nn.Dropout(0.3, rng=0)]}, {"layers": [nn.Dropout(0.4, rng=0)]}, "p of the layer 1 differs"),
     ({"layers": [nn.Unflatten(1, (1, 5)), nn.AvgPool1d(3, 1, 1), nn.Flatten()]},
-     {"layers": [nn.Unflatten(1, (1, 5)), nn.AvgPool1d(5, 1, 2), nn.Flatten()]}, "kernel of window of the layer 2"),
+     {"layers": [nn.Unflatten(1, (1, 5)), nn.AvgPool1d(5, 1, 2), nn.Flatten()]}, "kernel_size of the layer 2"),
     ({"layers": [nn.ReLU()]}, {"layers": [nn.Tanh()]}, "class of the layer 1 differs. Expected Tanh. Got ReLU"),
 ])  # fmt: skip
 def test_an_option_that_changes_the_losses_is_not_ignored(tmp_path, then, now, said):
@@ -349,6 +349,54 @@ def test_a_group_that_was_added_in_the_run_is_no_other_option(tmp_path):
         other.fit((X, Y), epochs=3, batch_size=4, resume=True)
     unfreeze(again)
     assert again.fit((X, Y), epochs=3, batch_size=4, resume=True).steps == 9
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_callback_that_unfreezes_goes_on_in_a_resumed_run(tmp_path, cut):
+    """The resumed run gets the groups that were added, wherever it was cut; a refused one does not."""
+
+    class Unfreeze(Callback):
+        broken = False
+
+        def set_trainer(self, trainer):
+            self.trainer = trainer
+
+        def state_dict(self):
+            return {"a": 1}
+
+        def load_state_dict(self, state):
+            if self.broken:
+                raise ValueError("broken")
+
+        def on_epoch(self, record):
+            if record.epoch == 2:
+                optimizer, params = self.trainer.optimizer, self.trainer.model.parameters()
+                rest = {name: array for name, array in params.items() if name not in optimizer.params}
+                optimizer.add_param_group({"params": rest, "lr": 0.02})
+
+    def make(folder=None):
+        model = nn.Sequential(nn.Linear(4, 5, rng=0), nn.Linear(5, 3, rng=1))
+        head = {name: array for name, array in model.parameters().items() if name[0] == "1"}
+        optimizer = optim.SGD(head, 0.1, momentum=0.9)
+        schedules = [optim.ExponentialLR(optimizer, 0.9), optim.ReduceLROnPlateau(optimizer, patience=0)]
+        return Trainer(model, nn.CrossEntropyLoss(), optimizer, rng=1, checkpoint_dir=folder, callbacks=[Unfreeze()],
+                       lr_scheduler=schedules)  # fmt: skip
+
+    whole = make()
+    wanted = whole.fit((X, Y), epochs=4, batch_size=4)
+    make(tmp_path).fit((X, Y), epochs=cut, batch_size=4)
+    resumed = make(tmp_path)
+    with pytest.raises(FileFormatError, match="samples differs"):
+        resumed.fit((X[:9], Y[:9]), epochs=4, batch_size=4, resume=True)
+    resumed.callbacks[0].broken = True
+    with pytest.raises(FileFormatError, match="broken"):
+        resumed.fit((X, Y), epochs=4, batch_size=4, resume=True)
+    resumed.callbacks[0].broken = False
+    assert list(resumed.optimizer.params) == ["1.weight", "1.bias"] and len(resumed.optimizer.param_groups) == 1
+    assert resumed.fit((X, Y), epochs=4, batch_size=4, resume=True).loss == wanted.loss
+    assert [group["lr"] for group in resumed.optimizer.param_groups] == [g["lr"] for g in whole.optimizer.param_groups]
+    for name, array in whole.model.parameters().items():
+        np.testing.assert_array_equal(resumed.model.parameters()[name], array)
 
 
 def test_what_changes_no_loss_may_change(tmp_path):

@@ -69,8 +69,8 @@ def test_callbacks_are_told_in_order(tmp_path):
     saved = ("checkpoint", "checkpoint.safetensors")
     assert told == [
         saved, ("start", 2, 2, 0, False),
-        ("step", 1), ("step", 2), saved, ("epoch", 1),
-        ("step", 3), ("step", 4), saved, ("epoch", 2),
+        ("step", 1), ("step", 2), ("epoch", 1), saved,
+        ("step", 3), ("step", 4), ("epoch", 2), saved,
         ("end", 4), ("close",),
     ]  # fmt: skip
 
@@ -161,6 +161,59 @@ def test_a_last_batch_of_one_that_a_batch_normalisation_cannot_take(shape):
     with pytest.raises(ShapeError, match=rf"2 or more a channel.*{re.escape(str((1, *shape[1:])))}.*drop_last=True"):
         trainer.fit(data, epochs=1, batch_size=2)
     assert trainer.fit(data, epochs=1, batch_size=2, drop_last=True).samples == [2, 2]
+
+
+REPLACED = {
+    "model": lambda t: nn.Linear(2, 3), "loss": lambda t: nn.CrossEntropyLoss(label_smoothing=0.1),
+    "optimizer": lambda t: optim.SGD(t.model.parameters(), 0.2), "clip_norm": lambda t: 0.1, "accumulate": lambda t: 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("event", ["on_step", "on_epoch"])
+@pytest.mark.parametrize("name", REPLACED)
+def test_parts_that_are_replaced_in_a_run_are_not_ignored(name, event, tmp_path):
+    """Between two calls of fit they may be; what belongs to another optimizer is refused then."""
+
+    def replace(*_):
+        setattr(made, name, REPLACED[name](made))
+
+    replacing = Callback()
+    setattr(replacing, event, replace)
+    model = nn.Linear(2, 3, rng=0)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    made = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[replacing], clip_norm=9.0, rng=0,
+                   lr_scheduler=optim.ExponentialLR(optimizer, 0.9), checkpoint_dir=tmp_path)  # fmt: skip
+    data = np.ones((6, 2), np.float32), np.arange(6) % 3
+    with pytest.raises(OptionError, match=rf"replaced during a run.* Got another {name}\."):
+        made.fit(data, epochs=2, batch_size=3)
+    made.callbacks = ()
+    go = lambda: made.fit(data, epochs=1, batch_size=3, overwrite=True)  # noqa: E731
+    if name == "model":
+        made.optimizer, made.lr_scheduler = optim.SGD(made.model.parameters(), 0.1), None
+    if name == "optimizer":
+        with pytest.raises(OptionError, match="schedule is of another optimizer"):
+            go()
+        made.lr_scheduler = [optim.ExponentialLR(made.optimizer, 0.5)]
+        assert go().lr == [0.2, 0.1]
+    assert go().steps == 2
+
+
+def test_one_output_has_no_accuracy():
+    """Of a count, say: the largest of one number is always the first."""
+
+    class Squares:
+        def forward(self, prediction, target):
+            difference = prediction[:, 0] - target
+            return float((difference**2).mean()), difference
+
+        def input_grad(self, saved):
+            return (2 / len(saved) * saved)[:, None]
+
+    model = nn.Linear(2, 1, rng=0, dtype=float)
+    made = Trainer(model, Squares(), optim.SGD(model.parameters(), 0.1), rng=0)
+    data = np.ones((6, 2)), np.arange(6) % 2
+    record = made.fit(data, epochs=1, batch_size=3, validation=data).epochs[0]
+    assert record.train_accuracy is record.validation_accuracy is made.evaluate(data).accuracy is None
 
 
 def test_real_targets_have_no_accuracy():
