@@ -107,12 +107,12 @@ def _streams() -> Iterator[None]:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the end)
         write_nearest(getattr(sys, name))
     stream = sys.stdout
-    sys.stdout = cast(TextIO, _Output(stream))
+    sys.stdout = output = cast(TextIO, _Output(stream))
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            output.flush()  # the application may have put another in its place, which hides that a pipe is closed
     except (_UnwritableError, BrokenPipeError) as error:
         with contextlib.suppress(OSError):  # so that it is not tried again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
