@@ -1,10 +1,9 @@
-"""Files: written atomically by `write_atomically`, read with errors that say what is wrong. POSIX only (``fcntl``)."""
+"""Files: written atomically by `write_atomically`, read with errors that say what is wrong."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import json
 import math
@@ -18,6 +17,13 @@ from typing import Any
 
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""Flags of every file that is opened here, of those that a system has."""
 LOCK_NAME = ".sparsebp-lock"
 _TEMPORARY = ".sparsebp-{token}-{name}"
 _KINDS = {
@@ -117,7 +123,7 @@ def _new_file(path: Path) -> tuple[int, str]:
     # The name is new, and a link with that name would not be followed.
     name = _TEMPORARY.format(token=secrets.token_hex(8), name=path.name[:40])  # at most 255 bytes
     temporary = os.path.join(path.parent, name)
-    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
+    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OWN, 0o666), temporary
 
 
 def check_regular(path: Path, *, follow: bool = False) -> None:
@@ -132,8 +138,8 @@ def check_regular(path: Path, *, follow: bool = False) -> None:
 
 def _sync_folder(folder: Path) -> None:
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # the folder is writable but not readable
+        descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _OWN)
+    except PermissionError:  # the folder is writable but not readable, or the system opens none
         return
     try:
         os.fsync(descriptor)
@@ -151,10 +157,11 @@ def _sync_folder(folder: Path) -> None:
 def hold_folder(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, so that no other run writes there."""
     # An open-file lock (`flock`) ends with the process, so the file `.sparsebp-lock`, which stays, means nothing by
-    # itself. A thread may hold a folder more than once. On file systems without such locks, nothing is locked out.
+    # itself. A thread may hold a folder more than once. On file systems without such locks, and on Windows, nothing is
+    # locked out.
     path = folder / LOCK_NAME
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | _OWN, 0o666)
     except (OSError, ValueError) as error:
         raise output_error(path, error) from error
     with open(descriptor, "r+b", buffering=0) as file:
@@ -172,6 +179,8 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def _lock(file: io.FileIO, folder: Path) -> None:
+    if fcntl is None:
+        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -326,7 +326,8 @@ def _after_fork() -> None:
         lock.release()
 
 
-os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_after_fork)
 
 
 def _set(library: _Library, count: int) -> None:

@@ -26,6 +26,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType
@@ -46,11 +47,26 @@ from sparsebp.kernels.host.engine.simd import WORD, intrinsic
 # A word is an int64 at an address that is a multiple of eight. All accesses are sequentially consistent.
 
 ORDER = "seq_cst"
-_WALL, _OWN = np.int32(time.CLOCK_MONOTONIC), np.int32(time.CLOCK_THREAD_CPUTIME_ID)
+POSIX = hasattr(time, "clock_gettime")
+"""Whether the C library has what helpers need; on Windows there are none, and the caller does all of the work."""
+_WALL, _OWN = (np.int32(getattr(time, name, 0)) for name in ("CLOCK_MONOTONIC", "CLOCK_THREAD_CPUTIME_ID"))
 
 sem_post: Any = types.ExternalFunction("sem_post", types.int32(types.intp))
 sem_wait: Any = types.ExternalFunction("sem_wait", types.int32(types.intp))
-usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+mutex_lock: Any = types.ExternalFunction("pthread_mutex_lock", types.int32(types.intp))
+mutex_unlock: Any = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.intp))
+cond_wait: Any = types.ExternalFunction("pthread_cond_wait", types.int32(types.intp, types.intp))
+cond_signal: Any = types.ExternalFunction("pthread_cond_signal", types.int32(types.intp))
+
+if POSIX:
+    usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+else:
+
+    @numba.njit(**INNER_JIT)
+    def usleep(microseconds):
+        """Return at once."""
+        return np.int32(0)
+
 
 if sys.platform == "linux":
     sched_getcpu: Any = types.ExternalFunction("sched_getcpu", types.int32())
@@ -120,6 +136,8 @@ def _clock(typingctx: Any, kind: Any) -> Any:
     """Return a clock's nanoseconds; without memory of Numba's, which it might refuse."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if not POSIX:
+            return WORD(0)
         place = cgutils.alloca_once(builder, ir.ArrayType(WORD, 2))
         function = ir.FunctionType(ir.IntType(32), [ir.IntType(32), place.type])
         builder.call(cgutils.get_or_insert_function(builder.module, function, "clock_gettime"), [args[0], place])
@@ -254,20 +272,23 @@ _NAP = np.uint32(20)  # microseconds
 _LOOKS = 64  # at a word of another thread, between two at the clock
 
 _LINE = 64
-GATE, BUSY, JOB, ERROR, STAFF, SLEEPERS, BELL, RANGES = range(0, 8 * _LINE, _LINE)
-"""Offsets in a team's memory, of a cache line each; from `RANGES` on, a line for each thread: its range of parts, and
+GATE, BUSY, JOB, ERROR, STAFF, SLEEPERS, BELL = range(0, 7 * _LINE, _LINE)
+RANGES = BELL + 3 * _LINE
+"""Offsets in a team's memory, of a cache line each, `BELL` of three; from `RANGES` on, a line for each thread: its range of parts, and
 the address of what a part raised.
 
 GATE: the number of the job in the upper half; below, whether it is open, how many helpers came, and how many are there.
 JOB: address of the function, address of its arguments, number of ranges, core of the caller, nanoseconds since the job
 before, when this one was done. ERROR: code and address of what a part raised.
 STAFF: most helpers, when the team meets again, address of `_together`. BELL: the C library's semaphore that helpers
-sleep at. It is not a file, whose descriptor a program could close and reuse."""
+sleep at. It is not a file, whose descriptor a program could close and reuse. macOS has no such semaphores: there it is a
+mutex, a condition variable, and how often it rang."""
 _CODE, _RAISED = ERROR, ERROR + 8
 _FUNCTION, _ARGUMENTS, _COUNT, _CORE, _GAP, _DONE = range(JOB, JOB + 48, 8)
 _MOST, RESUME, _TOGETHER = STAFF, STAFF + 8, STAFF + 16
 _OPEN, _CAME, _HERE = 1 << 32, 1 << 16, 1
 _NUMBER = 1 << 33
+SEMAPHORES = sys.platform == "linux"
 _LOW = 0xFFFF
 _HALF = 0xFFFFFFFF
 
@@ -295,7 +316,7 @@ class _Team:
         self.address = int(self._room.ctypes.data)
         self.helpers = 0
         self._hired = 0
-        self._rings = ctypes.CDLL(None).sem_init(ctypes.c_void_p(self.address + BELL), 0, 0) == 0
+        self._rings = _new_bell(self.address + BELL)
         _rooms.append(room)
 
     def hire(self, helpers: int) -> None:
@@ -321,6 +342,20 @@ class _Team:
             pass
         self.helpers = helpers
         self._room[_MOST // 8] = min(helpers, self._hired)
+
+
+def _new_bell(address: int) -> bool:
+    """Make a bell at an address; return whether helpers can sleep at it."""
+    library = ctypes.CDLL(None)
+    if SEMAPHORES:
+        made = library.sem_init(ctypes.c_void_p(address), 0, 0)
+    else:
+        made = library.pthread_mutex_init(ctypes.c_void_p(address), None)
+        made = made or library.pthread_cond_init(ctypes.c_void_p(address + _LINE), None)
+    if made:
+        warnings.warn("The C library has no lock for helper threads: kernels run on one thread", RuntimeWarning,
+                      stacklevel=2)  # fmt: skip
+    return not made
 
 
 _rooms: list[np.ndarray] = []
@@ -352,6 +387,8 @@ def team_for(parts: int, work: int) -> int:
 
 def _hire(helpers: int) -> int:
     global _team  # noqa: PLW0603
+    if not POSIX:
+        return ALONE
     with threads.lock:
         if _team is None:
             _team = _Team(threads.most_threads())
@@ -368,7 +405,8 @@ def _after_fork() -> None:
     _team = None  # its helpers are the parent's
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _core_sets() -> int:
@@ -452,13 +490,41 @@ def _apart(team, until):
             return
 
 
+if SEMAPHORES:
+
+    @numba.njit(**INNER_JIT)
+    def _ring(bell):
+        sem_post(bell)
+
+    @numba.njit(**INNER_JIT)
+    def _sleep(bell):
+        while sem_wait(bell) != 0:  # interrupted by a signal
+            pass
+
+else:
+
+    @numba.njit(**INNER_JIT)
+    def _ring(bell):
+        mutex_lock(bell)
+        atomic_add(bell + 2 * _LINE, 1)
+        cond_signal(bell + _LINE)
+        mutex_unlock(bell)
+
+    @numba.njit(**INNER_JIT)
+    def _sleep(bell):
+        mutex_lock(bell)
+        while atomic_load(bell + 2 * _LINE) == 0:
+            cond_wait(bell + _LINE, bell)
+        atomic_add(bell + 2 * _LINE, -1)
+        mutex_unlock(bell)
+
+
 @numba.njit(**JIT)
 def _help(team, cores):
     """A helper's loop: sleep, and when woken, work on the open job unless it has enough helpers."""
     while True:
         atomic_add(team + SLEEPERS, 1)
-        while sem_wait(team + BELL) != 0:  # interrupted by a signal
-            pass
+        _sleep(team + BELL)
         seen, end = -1, 0
         while True:
             gate = atomic_load(team + GATE)
@@ -488,7 +554,7 @@ def _wake(team, wanted):
             return
         if atomic_exchange(team + SLEEPERS, sleepers, sleepers - called):
             for _ in range(called):
-                sem_post(team + BELL)
+                _ring(team + BELL)
             return
 
 
