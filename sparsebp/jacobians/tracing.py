@@ -798,8 +798,8 @@ def pullback(f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[..., Any]]:
     """Return f(x) and the product of its transposed Jacobian with a vector; x may be traced itself."""
     below = x.level if isinstance(x, Traced) else None
     tape = Tape(1 + (0 if below is None else below.depth), below)
-    start = Traced(x, tape.node(), tape)
-    y = lift(f(start))
+    start = tape.node()  # f may write to its argument, which is another node then
+    y = lift(f(Traced(x, start, tape)))
     if not isinstance(y, Traced) or y.level is not tape:
         return y, lambda seed, careful=None: np.zeros(np.shape(x), x.dtype)
     current(y)
@@ -807,7 +807,7 @@ def pullback(f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[..., Any]]:
     def back(seed: Any, careful: bool | None = None) -> Any:
         """Return the product; `careful`: by paths, or only if it is unknown otherwise."""
         paths = tape.of_sets or careful
-        found = tape.back(y.carried, seed, start.carried, plain(seed) != 0 if paths else None)
+        found = tape.back(y.carried, seed, start, plain(seed) != 0 if paths else None)
         if careful is None and not paths and _unknown(found):
             return back(seed, careful=True)
         return np.zeros(np.shape(x), x.dtype) if found is None else found
