@@ -333,7 +333,9 @@ def test_threads_take_turns_in_forward_mode():
     xs = torch.linspace(0.1, 2.0, 12 * 24, dtype=torch.float64).reshape(12, 24)
 
     def derivatives(x):
-        def f(x, k=x[0].item()):
+        k = x[0].item()
+
+        def f(x):
             return torch.sin(k * x[1:]) * x[:-1]
 
         return sb.sparse_jacobian(f, x)(x), [jac.values(y) for y in xs]
