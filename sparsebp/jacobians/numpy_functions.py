@@ -309,8 +309,14 @@ def std(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
     return np.sqrt(var(a, axis, dtype, out, ddof, keepdims))
 
 
+def _factors(a: Any, dtype: Any) -> Any:
+    """Return an array of the dtype in which NumPy multiplies its elements: of bools, integers."""
+    dtype = np.dtype(np.prod(np.empty(0, a.dtype)).dtype if dtype is None else dtype)
+    return a if a.dtype == dtype else a.astype(dtype)
+
+
 def product_of(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    axes = _axes(axis, a.ndim)
+    a, axes = _factors(a, dtype), _axes(axis, a.ndim)
     x = _last(a, axes)
     while x.shape[-1] > 1:  # halves times halves: exact where factors are zero
         half = x.shape[-1] // 2
@@ -355,7 +361,7 @@ def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
 
 
 def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    a, axis = _line(a, axis)
+    a, axis = _line(_factors(a, dtype), axis)
     x, step = np.moveaxis(a, axis, 0), 1
     while step < len(x):  # each element times the product of those before it: log n multiplications
         x = np.concatenate([x[:step], x[step:] * x[:-step]])

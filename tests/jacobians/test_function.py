@@ -172,6 +172,7 @@ FUNCTIONS = {
     "inverse": (lambda x: np.linalg.inv(x[:4].reshape(2, 2) + 4 * np.eye(2)).ravel(), N, True),
     "copies": (lambda x: copy.deepcopy(x) * copy.copy(x[::-1]) + x.astype(int) + x.cumsum(dtype=int), N, True),
     "constant": (lambda x: np.array([1.0, 2.0]), N, True),
+    "products of bools": (lambda x: x * (np.cumprod(x > 0) - np.prod(x > 0, axis=()) + 2), N, True),
     "writes to x": (writes_to_x, N, True),
     "arcs of complex numbers": (
         lambda x: np.arccosh(np.sign(x) * (2 + 1j) * (1 + np.sign(x) * x)).real + np.arctanh(x + 2j).imag, N, True),
