@@ -174,7 +174,7 @@ class SparseJacobian:
             raise OptionError("There is no x to trace f at", expected="sparse_jacobian(f, x0)", got="no argument")
         self._argnum = check_integer("argnum", argnum, 0, len(args) - 1)
         self._count, x = len(args), args[self._argnum]
-        self._function = _function_of(f, x, self._argnum, scalar=self._scalar)
+        self._function: Differentiable = _kind_of(x)(f, self._argnum, self._scalar)
         self._size = len(_checked(x))
         self._constants: list[Any] | None = None  # what pattern and program hold for; None: for everything
         if pattern is None or self._function.compiled:
@@ -316,6 +316,10 @@ class SparseJacobian:
             raise OptionError("The function takes other arguments", expected=f"{self._count}", got=len(args))
         for number, arg in enumerate(args):
             check_plain(arg, f"Argument {number}")
+        x = args[self._argnum]
+        if not isinstance(x, np.ndarray) and _kind_of(x) is not type(self._function):
+            raise DTypeError("x is of another library than before", expected="an array as x0, or of NumPy",
+                             got=type(x).__name__, remedy="Prepare another Jacobian with such an x0")  # fmt: skip
         for number, kept in enumerate(self._constants or ()):
             if kept is not None and not _unchanged(kept, args[number], exact=self._function.compiled):
                 raise OptionError(f"Argument {number}, a constant of the pattern, has changed",
@@ -567,19 +571,20 @@ class Differentiable(Protocol):
         """Return a host array."""
 
 
-def _function_of(f: Any, x: Any, argnum: int, scalar: bool) -> Differentiable:
+def _kind_of(x: Any) -> Callable[[Any, int, bool], Differentiable]:
+    """Return the class of functions of such arrays."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(x, torch.Tensor):
         from sparsebp.jacobians.torch_functions import TorchFunction
 
-        return TorchFunction(f, argnum, scalar)
+        return TorchFunction
     if jax is not None and isinstance(x, jax.Array):
         from sparsebp.jacobians.jax_functions import JaxFunction
 
-        return JaxFunction(f, argnum, scalar)
+        return JaxFunction
     if not isinstance(x, np.ndarray):
         raise DTypeError("x is not an array of floats", expected="an array of NumPy or JAX or a tensor, float32 or "
                          "float64", got=type(x).__name__)  # fmt: skip
     from sparsebp.jacobians.numpy_functions import NumpyFunction
 
-    return NumpyFunction(f, argnum, scalar)
+    return NumpyFunction

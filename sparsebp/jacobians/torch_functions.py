@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
+from sparsebp.core.locks import forkable_lock
 from sparsebp.jacobians import numpy_functions  # noqa: F401  (functions of traced arrays)
 from sparsebp.jacobians.tracing import Sets, Traced, check_length, refused, selection
 from sparsebp.patterns.builders import conv_pattern, conv_transpose_pattern
@@ -33,6 +34,8 @@ with warnings.catch_warnings():  # forward mode imports it at its first use, and
     import torch._decomp.decompositions_for_jvp
 
 
+_one_at_a_time = forkable_lock()
+"""Forward mode and the tracer of PyTorch are of the process: threads would end each other's."""
 CONVERSIONS = frozenset(("numpy", "tolist", "item", "__array__", "__float__", "__complex__", "__dlpack__"))
 """Methods of a tensor that return what has no derivative."""
 
@@ -100,7 +103,7 @@ class TorchFunction:
         args = tuple(torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args)
         f, others = self.of(args, places), [args[i].detach() for i in places[1:]]
         functional = torch.func.functionalize(f, remove="mutations_and_views")
-        with self._refusals(args):
+        with self._refusals(args), _one_at_a_time:
             traced = make_fx(functional, dict(core_aten_decompositions().items()))(x.clone(), *others)
         found = walk(traced.graph, x.numel(), self.scalar)
         x = _elsewhere(x)  # where what was read from x as a constant is another number
@@ -144,7 +147,8 @@ class TorchFunction:
         x = _elsewhere(x)
         along = torch.from_numpy(rng.standard_normal(len(x))).to(x)
         try:
-            pushed = torch.func.jvp(f, (x.clone(),), (along,))[1]
+            with _one_at_a_time:
+                pushed = torch.func.jvp(f, (x.clone(),), (along,))[1]
             y, back = torch.func.vjp(f, x.clone())[:2]
             weights = torch.from_numpy(rng.standard_normal(len(y))).to(y)
             pulled = back(weights)[0]
@@ -173,7 +177,7 @@ class TorchFunction:
         """Return derivatives along directions (p, n): shape (p, m)."""
         f, x = self.at(args)
         rows = torch.from_numpy(seeds.astype(float)).to(x)
-        with self._refusals(args):
+        with self._refusals(args), _one_at_a_time:
             return torch.func.vmap(lambda v: torch.func.jvp(f, (x.clone(),), (v,))[1])(rows).detach()
 
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:

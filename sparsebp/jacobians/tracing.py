@@ -22,7 +22,7 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -596,7 +596,8 @@ class Duals(Level):
         return np.broadcast_to(found, (self.directions, *shape))
 
     def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
-        return push(x.carried).astype(dtype, copy=False)
+        with np.errstate(all="ignore"):
+            return push(x.carried).astype(dtype, copy=False)
 
     def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
         found: Any = 0
@@ -605,8 +606,8 @@ class Duals(Level):
                 values = [raw_at(self, y) for y in operands]
                 names = list(labels)
                 values[k], names[k] = x.carried, "Z" + labels[k]
-                part = np.einsum(f"{names[0]},{names[1]}->Z{out}", *values, optimize=True)
                 with np.errstate(all="ignore"):
+                    part = np.einsum(f"{names[0]},{names[1]}->Z{out}", *values, optimize=True)
                     if self.masked and not finite(part):
                         other, cuts = 1 - k, not isinstance(operands[1 - k], Traced)
                         part = careful_einsum(f"{names[k]},{names[other]}->Z{out}", values[k], values[other], cuts)
@@ -619,6 +620,7 @@ def finite(x: Any) -> bool:
     return math.isfinite(abs(np.add.reduce(x, axis=None))) or bool(np.isfinite(x).all())
 
 
+@np.errstate(all="ignore")
 def careful_einsum(labels: str, a: np.ndarray, b: np.ndarray, cuts: bool) -> np.ndarray:
     """Return einsum of two arrays where 0 · ∞ of a zero in a is 0, and if it `cuts`, that of a zero in b as well."""
     product: Callable[..., np.ndarray] = functools.partial(np.einsum, labels)
@@ -664,9 +666,8 @@ class Tape(Level):
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
         def pull(x: Traced, slope: Slope, cuts: bool = False) -> Pull:
             def back(adjoint: Any, alive: Any) -> tuple[Any, Any]:
-                with np.errstate(all="ignore"):
-                    s = slope()
-                    found = adjoint * s
+                s = slope()
+                found = adjoint * s
                 if alive is not None:
                     alive = np.broadcast_to(alive, shape)
                     if cuts and not isinstance(s, Traced):
@@ -738,6 +739,7 @@ class Tape(Level):
         mine = [k for k, x in enumerate(operands) if isinstance(x, Traced) and x.level is self]
         return self.node(*((operands[k], pull(k)) for k in mine))
 
+    @np.errstate(all="ignore")
     def back(self, number: int, seed: Any, to: int, alive: Any = None) -> Any:
         """Return the adjoint of array `to` where that of array `number` is `seed`; None: there is no path."""
         adjoints: dict[int, tuple[Any, Any]] = {number: (seed, alive)}
@@ -798,8 +800,8 @@ def pullback(f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[..., Any]]:
     """Return f(x) and the product of its transposed Jacobian with a vector; x may be traced itself."""
     below = x.level if isinstance(x, Traced) else None
     tape = Tape(1 + (0 if below is None else below.depth), below)
-    start = Traced(x, tape.node(), tape)
-    y = lift(f(start))
+    start = tape.node()  # f may write to its argument, which is another node then
+    y = lift(f(Traced(x, start, tape)))
     if not isinstance(y, Traced) or y.level is not tape:
         return y, lambda seed, careful=None: np.zeros(np.shape(x), x.dtype)
     current(y)
@@ -807,7 +809,7 @@ def pullback(f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[..., Any]]:
     def back(seed: Any, careful: bool | None = None) -> Any:
         """Return the product; `careful`: by paths, or only if it is unknown otherwise."""
         paths = tape.of_sets or careful
-        found = tape.back(y.carried, seed, start.carried, plain(seed) != 0 if paths else None)
+        found = tape.back(y.carried, seed, start, plain(seed) != 0 if paths else None)
         if careful is None and not paths and _unknown(found):
             return back(seed, careful=True)
         return np.zeros(np.shape(x), x.dtype) if found is None else found
@@ -968,6 +970,7 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
     name = getattr(ufunc, "__name__", str(ufunc))
     if any(_sparse(x) for x in inputs):
         raise refused(f"numpy.{name} of a sparse matrix", "Products are written A @ x")
+    inputs = [np.asarray(x) if isinstance(x, Sequence) else x for x in inputs]
     for x in inputs:
         if isinstance(x, Traced):
             current(x)

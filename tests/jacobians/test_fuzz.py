@@ -284,6 +284,13 @@ STEPS = [elementwise, pair, operators, reduction, along, move, move, indexed, in
          special_function]  # fmt: skip
 
 
+def writes_to_its_argument(x):
+    x *= 0.9
+    x[1:] += 0.1 * x[:-1]
+    x[:1] = x[:1] ** 2
+    return x
+
+
 def program(d, n):
     """A function of a vector of n, of one to three random steps, and what it returns in the end."""
     steps, x = [], d.rng.uniform(0.2, 0.9, n) * np.where(d.rng.random(n) < 0.5, -1, 1)
@@ -303,6 +310,8 @@ def program(d, n):
         steps.append(converted(d, a))
     elif not d.chance(0.05):
         steps.append(lambda a: np.ravel(a) if np.ndim(a) != 1 else a)
+    if d.chance(0.1):
+        steps.insert(0, writes_to_its_argument)
 
     def f(x):
         for step in steps:

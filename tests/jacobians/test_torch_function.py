@@ -1,6 +1,7 @@
 """Sparse Jacobians and Hessians of PyTorch functions: patterns from the ATen graph, values against autograd."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -325,3 +326,32 @@ def test_a_number_among_the_arguments_of_a_function_of_tensors():
     assert jac(2.0, x).toarray().tolist() == [[1, 0, 2], [0, 3, 0], [2, 0, 1]]
     with pytest.raises(TracingError):
         sb.sparse_jacobian(lambda t, x: x if t < 1 else x.flip(0), 0.0, zero, argnum=1)
+
+
+def test_threads_take_turns_in_forward_mode():
+    """PyTorch's forward mode is of the process, not of a thread."""
+    xs = torch.linspace(0.1, 2.0, 12 * 24, dtype=torch.float64).reshape(12, 24)
+
+    def derivatives(x):
+        k = x[0].item()
+
+        def f(x):
+            return torch.sin(k * x[1:]) * x[:-1]
+
+        return sb.sparse_jacobian(f, x)(x), [jac.values(y) for y in xs]
+
+    jac = sb.sparse_jacobian(lambda x: torch.sin(x[1:]) * x[:-1], xs[0])
+    alone = [derivatives(x) for x in xs]
+    with ThreadPoolExecutor(4) as pool:
+        for found, expected in zip(pool.map(derivatives, xs), alone, strict=True):
+            np.testing.assert_array_equal(found[0].data, expected[0].data)
+            assert all(map(torch.equal, found[1], expected[1]))
+
+
+def test_x_of_another_library_is_refused():
+    jac, x = sb.sparse_jacobian(lambda x: x**2, np.ones(3)), torch.ones(3, dtype=torch.float64)
+    for call in (jac, jac.values, lambda x: jac.batch(x[:, None])):
+        with pytest.raises(DTypeError, match="another library"):
+            call(x)
+    jac = sb.sparse_jacobian(lambda x: x**2, x)
+    np.testing.assert_array_equal(jac(2 * x.numpy()).data, [4, 4, 4])
