@@ -274,15 +274,15 @@ _LOOKS = 64  # at a word of another thread, between two at the clock
 _LINE = 64
 GATE, BUSY, JOB, ERROR, STAFF, SLEEPERS, BELL = range(0, 7 * _LINE, _LINE)
 RANGES = BELL + 3 * _LINE
-"""Offsets in a team's memory, of a cache line each, `BELL` of three; from `RANGES` on, a line for each thread: its range of parts, and
-the address of what a part raised.
+"""Offsets in a team's memory, of a cache line each, `BELL` of three; from `RANGES` on, a line for each thread: its range
+of parts, and the address of what a part raised.
 
 GATE: the number of the job in the upper half; below, whether it is open, how many helpers came, and how many are there.
 JOB: address of the function, address of its arguments, number of ranges, core of the caller, nanoseconds since the job
 before, when this one was done. ERROR: code and address of what a part raised.
 STAFF: most helpers, when the team meets again, address of `_together`. BELL: the C library's semaphore that helpers
-sleep at. It is not a file, whose descriptor a program could close and reuse. macOS has no such semaphores: there it is a
-mutex, a condition variable, and how often it rang."""
+sleep at. It is not a file, whose descriptor a program could close and reuse. macOS has no such semaphores: there the
+bell is a mutex, a condition variable, and how often it rang."""
 _CODE, _RAISED = ERROR, ERROR + 8
 _FUNCTION, _ARGUMENTS, _COUNT, _CORE, _GAP, _DONE = range(JOB, JOB + 48, 8)
 _MOST, RESUME, _TOGETHER = STAFF, STAFF + 8, STAFF + 16
