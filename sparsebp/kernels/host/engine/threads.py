@@ -274,8 +274,8 @@ _LOOKS = 64  # at a word of another thread, between two at the clock
 _LINE = 64
 GATE, BUSY, JOB, ERROR, STAFF, SLEEPERS, BELL = range(0, 7 * _LINE, _LINE)
 RANGES = BELL + 3 * _LINE
-"""Offsets in a team's memory, of a cache line each, `BELL` of three; from `RANGES` on, a line for each thread: its range
-of parts, and the address of what a part raised.
+"""Offsets in a team's memory, of a cache line each, `BELL` of three; from `RANGES` on, a line for each thread: its
+range of parts, and the address of what a part raised.
 
 GATE: the number of the job in the upper half; below, whether it is open, how many helpers came, and how many are there.
 JOB: address of the function, address of its arguments, number of ranges, core of the caller, nanoseconds since the job
