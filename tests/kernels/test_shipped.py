@@ -125,3 +125,19 @@ def test_a_wheel_for_another_processor_has_no_machine_code(monkeypatch, tmp_path
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", dict)
     assert tool.main([]) == 0
     assert "No machine code" in capsys.readouterr().out
+
+
+HOST = {name: True for name in shipped.LEVELS["x86-64-v4"]}
+
+
+@pytest.mark.parametrize(("told", "wanted"), [
+    ({}, "x86-64-v4"), ({"CPU_NAME": "sapphirerapids"}, "x86-64-v4"), ({"CPU_NAME": "x86-64-v3"}, "x86-64-v3"),
+    ({"ENABLE_AVX": 0}, None), ({"CPU_NAME": "generic", "CPU_FEATURES": ""}, None),
+    ({"CPU_FEATURES": ",".join(f"+{name}" for name in shipped.LEVELS["x86-64-v3"]) + ",-avx512f"}, "x86-64-v3"),
+])  # fmt: skip
+def test_the_level_is_that_of_the_features_that_numba_goes_by(told, wanted, monkeypatch):
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: HOST)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for name, value in ({"CPU_NAME": None, "CPU_FEATURES": None, "ENABLE_AVX": 1} | told).items():
+        monkeypatch.setattr(shipped.config, name, value)
+    assert shipped.level() == wanted

@@ -39,14 +39,23 @@ _PACKAGE = Path(__file__).parents[3]
 
 
 def level() -> str | None:
-    """Return the level that kernels are compiled for: the one that Numba was told, else the host's best; or None."""
+    """Return the best level that kernels may be compiled for, by the features that Numba goes by; None if there is none.
+
+    These are the host's, whatever CPU Numba is told, unless it is told features too.
+    """
     told: Any = config.CPU_NAME  # type: ignore[attr-defined]
-    if told or config.CPU_FEATURES is not None:  # type: ignore[attr-defined]
-        return told if told in LEVELS else None
+    if told in LEVELS:
+        return told
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
-    features = binding.get_host_cpu_features()
-    return next((name for name, needs in LEVELS.items() if all(features.get(one) for one in needs)), None)
+    listed: Any = config.CPU_FEATURES  # type: ignore[attr-defined]
+    if listed is None:
+        features = {name for name, there in binding.get_host_cpu_features().items() if there}
+        if not config.ENABLE_AVX:  # type: ignore[attr-defined]
+            features = {name for name in features if not name.startswith("avx")}
+    else:
+        features = {name[1:] for name in listed.split(",") if name.startswith("+")}
+    return next((name for name, needs in LEVELS.items() if features.issuperset(needs)), None)
 
 
 def made_for() -> dict[str, Any]:
