@@ -127,7 +127,7 @@ def test_a_wheel_for_another_processor_has_no_machine_code(monkeypatch, tmp_path
     assert "No machine code" in capsys.readouterr().out
 
 
-HOST = {name: True for name in shipped.LEVELS["x86-64-v4"]}
+HOST = dict.fromkeys(shipped.LEVELS["x86-64-v4"], True)
 
 
 @pytest.mark.parametrize(("told", "wanted"), [
