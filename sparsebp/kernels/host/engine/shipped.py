@@ -39,7 +39,7 @@ _PACKAGE = Path(__file__).parents[3]
 
 
 def level() -> str | None:
-    """Return the best level that kernels may be compiled for, by the features that Numba goes by; None if there is none.
+    """Return the best level that kernels may be compiled for, by the features that Numba goes by, or None.
 
     These are the host's, whatever CPU Numba is told, unless it is told features too.
     """
