@@ -289,6 +289,10 @@ def _norm(x: Array) -> float:
     return largest * float(np.sqrt(((x / largest) ** 2).sum())) if 0 < largest < np.inf else largest
 
 
+_ONE = np.int8(1)
+"""The unit of all unknowns, which leaves arrays in their dtype."""
+
+
 class _Problem:
     """The residuals with weights and loss, the planned Jacobian, and the steps at the point of the last `linearise`."""
 
@@ -353,6 +357,7 @@ class _Problem:
         self.padded, self.product, self.diagonal, self.factor = plan_normal_equations(self.pattern)
         self.normal, self.njev = np.empty(self.factor.pattern.nnz, self.dtype), 0
         self.squares: Any = None
+        self.unit: Any = None  # of the unknowns in the normal equations
 
     def _traced(self, pattern: SparsityPattern | None) -> SparseJacobian:
         """Return the exact Jacobian of f."""
@@ -425,11 +430,14 @@ class _Problem:
         if factor is not None:
             values = values * factor[self.pattern.row_of_entry]
         self.values = values
-        self._multiply(values, weighted)
+        if self.unit is None:
+            self.unit = self._units(values)
+        self._multiply(values if self.unit is _ONE else values * self.unit[self.pattern.indices], weighted)
+        self.scaled_gradient, self.gradient = self.gradient, self.gradient / self.unit
         self.sums, self.barrier, g = self.normal[self.diagonal], self.dtype.type(0), self.gradient
         if self.box is not None:
             v, towards = self.box.distances(x, g)
-            self.barrier, g = np.where(towards, abs(g), 0) / v, g * v
+            self.barrier, g = np.where(towards, abs(self.scaled_gradient), 0) / (v / self.unit), g * v
         self.optimality = float(abs(g).max(initial=0))
         if not np.isfinite(self.gradient).all() or not np.isfinite(self.sums).all():
             raise NonFiniteError("The derivatives are not finite, or their squares overflow",
@@ -437,7 +445,22 @@ class _Problem:
         if self.x_scale is None:
             self.squares = self.sums if self.squares is None else np.maximum(self.squares, self.sums)
         elif self.squares is None:  # the first damping is in proportion to the largest diagonal here too
-            self.squares = self.x_scale**-2 * ((self.sums * self.x_scale**2).max(initial=0) or 1)
+            scale = self.x_scale / self.unit
+            self.squares = scale**-2 * ((self.sums * scale**2).max(initial=0) or 1)
+
+    def _units(self, values: Array) -> Any:
+        """Return what unknowns are divided by in the normal equations, so that squares neither vanish nor overflow.
+
+        They are powers of two, which change no digit: 1 but for columns of extreme numbers.
+        """
+        largest, info = np.zeros(self.n, self.dtype), np.finfo(self.dtype)
+        with np.errstate(invalid="ignore"):
+            np.maximum.at(largest, self.pattern.indices, abs(values))
+        exponents = np.where(np.isfinite(largest) & (largest > 0), np.frexp(largest)[1], 0)
+        exponents[abs(exponents) <= info.maxexp // 4] = 0
+        if not exponents.any():
+            return _ONE
+        return np.ldexp(np.ones(self.n, self.dtype), np.clip(-exponents, info.minexp + 2, info.maxexp - 2))
 
     def _multiply(self, values: Array, weighted: Array) -> None:
         """Write Jᵀ J and the gradient."""
@@ -469,14 +492,16 @@ class _Problem:
         """Return the next point and the gain that the model foretells, or None where the matrix has no factors."""
         damped = damping * np.where(self.squares == 0, 1, self.squares)
         self.normal[self.diagonal] = diagonal = self.sums + damped + self.barrier
-        step = self._solve(self.normal, self.gradient)
+        step = self._solve(self.normal, self.scaled_gradient)
         if step is None:
             return None
-        if self.box is None or self.box.holds(x + step):
-            return x + step, float(0.5 * (step * (damped * step - self.gradient)).sum())
-        step = best_within(*self.box.rest(x, self.optimality), step, self.gradient, diagonal, self._times, self._free)
-        gain = (step * (self.gradient + (self._times(step) - damped * step) / 2)).sum()
-        return self.box.inside(x + step), -float(gain)
+        moved = x + step * self.unit
+        if self.box is None or self.box.holds(moved):
+            return moved, float(0.5 * (step * (damped * step - self.scaled_gradient)).sum())
+        g, (low, high) = self.scaled_gradient, self.box.rest(x, self.optimality)
+        step = best_within(low / self.unit, high / self.unit, step, g, diagonal, self._times, self._free)
+        gain = (step * (g + (self._times(step) - damped * step) / 2)).sum()
+        return self.box.inside(x + step * self.unit), -float(gain)
 
     def _solve(self, normal: Array, right: Array) -> Array | None:
         try:

@@ -154,16 +154,45 @@ def test_steps_into_nan_are_shortened_and_others_reported():
         sb.least_squares(np.sqrt, -np.ones(2))
     with pytest.raises(NonFiniteError, match="derivatives"):
         sb.least_squares(lambda x: x, np.ones(2), lambda x: sp.csr_array(np.diag([1, np.nan])))
-    with pytest.raises(NonFiniteError, match="derivatives"):
-        sb.least_squares(lambda x: 1e200 * x, np.full(2, 1e-100))
+    with pytest.raises(NonFiniteError, match="residuals at x0"):
+        sb.least_squares(lambda x: 1e200 * x, np.full(2, 1e-10))
 
 
 def test_badly_scaled_unknowns_and_single_precision():
     found = sb.least_squares(lambda x: np.concatenate([1e-160 * x[:1] - 1e-3, 1e9 * x[1:] - 1]), np.zeros(2), xtol=None)
     np.testing.assert_allclose(found.x, [1e157, 1e-9], rtol=1e-6)
+    found = sb.least_squares(lambda x: 1e200 * x, np.full(2, 1e-100), xtol=None)  # squares of the derivatives overflow
+    np.testing.assert_allclose(found.x, 0, atol=1e-107)
     single = sb.least_squares(rosenbrock, np.zeros(9, np.float32), ftol=1e-5, xtol=1e-5)
     assert single.x.dtype == single.jac.dtype == np.float32
     np.testing.assert_allclose(single.x, 1, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("options", [{}, {"bounds": (-2.0, 0.6)}, {"x_scale": 1.0}, {"loss": "soft_l1"}], ids=str)
+def test_units_of_the_unknowns_change_nothing(dtype, options):
+    """However small or large: their squares would vanish or overflow."""
+    far = (40 if "bounds" in options else 70) * (1 if dtype is np.float32 else 8)  # bounds: at the root of the least
+    units = np.ldexp(np.ones(3, dtype), [far, 0, -far])
+
+    def f(x):
+        return np.concatenate([10 * (x[1:] - x[:-1] ** 2), 1 - x[:-1]]) if len(x) == 3 else x
+
+    def run(units):
+        given = dict(options)
+        if "bounds" in given:
+            given["bounds"] = tuple(bound * units for bound in given["bounds"])
+        if "x_scale" in given:
+            given["x_scale"] = given["x_scale"] * units
+        return sb.least_squares(lambda x: f(x / units), np.full(3, 0.5, dtype) * units, **given, gtol=None, xtol=None,
+                                ftol=1e-6 if dtype is np.float32 else 1e-14)  # fmt: skip
+
+    there, here = run(units), run(np.ones(3, dtype))
+    if "bounds" in options:  # how near a step may come depends on the size of the gradient
+        np.testing.assert_allclose(there.x / units, here.x, rtol=5e-3 if dtype is np.float32 else 1e-6)
+        return
+    np.testing.assert_array_equal(there.x / units, here.x)
+    assert there.cost == here.cost and there.nfev == here.nfev > 3
 
 
 def test_f_may_reuse_its_result_and_write_to_its_argument():
