@@ -357,6 +357,7 @@ class _Problem:
         self.padded, self.product, self.diagonal, self.factor = plan_normal_equations(self.pattern)
         self.normal, self.njev = np.empty(self.factor.pattern.nnz, self.dtype), 0
         self.squares: Any = None
+        self.gradient: Array
         self.unit: Any = None  # of the unknowns in the normal equations
 
     def _traced(self, pattern: SparsityPattern | None) -> SparseJacobian:
