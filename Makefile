@@ -48,7 +48,12 @@ $(VENV)/.dev: $(VENV)/.created pyproject.toml
 demo: $(VENV)/.demo  ## train a GRU on pixel-by-pixel digits; leaves a loss curve and a checkpoint in runs/
 	$(BIN)/sparsebp demo --out $(RUNS)/demo --overwrite
 
-test: $(VENV)/.dev  ## all tests
+# Two workers would compile most kernels twice.
+$(VENV)/.warm: $(VENV)/.dev $(shell find sparsebp/kernels sparsebp/scan -name '*.py')
+	@$(BIN)/sparsebp warm-up
+	@touch $@
+
+test: $(VENV)/.warm  ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q $(TESTS)
 
 lint: $(VENV)/.dev  ## ruff, check and format

@@ -163,17 +163,15 @@ def verify(
 def warm_up() -> None:
     """Compile all CPU kernels ahead, and keep them on disk.
 
-    For float32 and float64. Otherwise each is compiled at its first use, which takes a few seconds.
+    For float32 and float64, on all cores. Otherwise each is compiled at its first use, which takes a few seconds.
 
     \b
     Examples:
       sparsebp warm-up
     """
-    begin, jobs = time.perf_counter(), list(recipes.jobs())
+    begin = time.perf_counter()
     with progress_bar("group of kernels", "; what was compiled is kept", lines=True) as told:
-        for number, (name, job) in enumerate(jobs):
-            told(name, number, len(jobs))
-            job()
+        recipes.compile_all(told)
     typer.echo(f"All kernels are ready after {time.perf_counter() - begin:.1f} s, kept below {recipes.folder()}")
 
 

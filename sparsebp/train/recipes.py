@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,8 @@ from sparsebp.core import backend, timing
 from sparsebp.core.check import BACKWARDS, SCAN_ALGORITHMS, Array, Backward
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError, ShapeError, SparseBPError
 from sparsebp.core.files import check_path
-from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.core.machine import host_memory
+from sparsebp.core.threads import get_threads, set_threads, thread_counts
 from sparsebp.jacobians import jacobian_t
 from sparsebp.kernels.spec import UPDATE_OPTIONS
 from sparsebp.patterns.pattern import SparsityPattern, color_columns, color_symmetric
@@ -359,6 +363,33 @@ def jobs() -> Iterator[tuple[str, Callable[[], None]]]:
     for dtype in (np.float32, np.float64):
         for name, job in _JOBS.items():
             yield f"{name}, {np.dtype(dtype).name}", functools.partial(job, np.dtype(dtype))
+
+
+def compile_all(told: Callable[[str, int, int], None]) -> None:
+    """Run all of them, on as many processes as kernels have threads; `told` learns how far it is."""
+    names = [name for name, _ in jobs()]
+    workers = min(get_threads(), len(names), max(1, host_memory() >> 31))  # each takes about 1 GB
+    if workers == 1:
+        for number, (name, job) in enumerate(jobs()):
+            told(name, number, len(names))
+            job()
+        return
+    spawn = multiprocessing.get_context("spawn")  # a child after a fork would wait for threads that it has not
+    with ProcessPoolExecutor(workers, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        try:
+            told(names[0], 0, len(names))
+            for number, done in enumerate(as_completed([pool.submit(_run, name) for name in names])):
+                told(done.result(), number + 1, len(names))
+        except BaseException:
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
+
+
+def _run(name: str) -> str:
+    """Run one of them by name; return it."""
+    dict(jobs())[name]()
+    return name
 
 
 def folder() -> Path:

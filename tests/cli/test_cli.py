@@ -433,6 +433,7 @@ def test_warm_up_runs_all_jobs_and_says_where_kernels_are_kept(monkeypatch, tmp_
     done = []
     monkeypatch.setattr(warm_up, "jobs", lambda: iter([(name, lambda name=name: done.append(name)) for name in "ab"]))
     monkeypatch.setattr(warm_up, "folder", lambda: tmp_path)
+    monkeypatch.setattr(warm_up, "get_threads", lambda: 1)
     result = invoke("warm-up")
     assert result.exit_code == 0 and done == ["a", "b"]
     assert "All kernels are ready" in result.stdout and str(tmp_path) in result.stdout

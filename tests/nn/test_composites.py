@@ -480,6 +480,7 @@ def around_norm(kind, how, n, dtype):
     dtype=reals, seed=seeds, batch=st.integers(2, 5), n=st.integers(1, 4), way=st.sampled_from(WAYS),
     how=st.sampled_from(["plain", "nested", "no statistics", "frozen", "evaluation", "switched"]),
 )  # fmt: skip
+@settings(max_examples=20)
 def test_batch_statistics_inside_a_layer_of_layers_against_torch(dtype, seed, batch, n, way, how):
     rng = np.random.default_rng(seed)
     part, twin_part = around_norm("BatchNorm1d", how, n, dtype)

@@ -43,6 +43,39 @@ def _dtypes(values):
             yield from _dtypes(value)
 
 
+PROGRAM = """
+import pathlib, sys
+from sparsebp.train import recipes
+
+def write(name):
+    if name == sys.argv[1]:
+        raise ValueError("no " + name)
+    pathlib.Path(name).write_text("")
+
+recipes.get_threads = lambda: 2
+recipes.jobs = lambda: ((name, lambda name=name: write(name)) for name in "abcd")
+if __name__ == "__main__":
+    told = []
+    recipes.compile_all(lambda *given: told.append(given))
+    print(sorted(name for name, _, _ in told[1:]), [number for _, number, _ in told])
+"""
+
+
+def test_processes_share_the_jobs(tmp_path):
+    """And one that fails ends them all, with its error."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(Path(kernels.__file__).parents[2])}
+
+    def run(bad):
+        command = [sys.executable, "program.py", bad]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert run("none").stdout.splitlines() == ["['a', 'b', 'c', 'd'] [0, 1, 2, 3, 4]"]
+    assert all((tmp_path / name).exists() for name in "abcd")
+    failed = run("c")
+    assert failed.returncode == 1 and failed.stderr.endswith("ValueError: no c\n")
+
+
 def test_kernels_are_kept_in_the_folder_that_it_names():
     assert any(warm_up.folder().rglob("*.nbi"))
 
