@@ -28,7 +28,9 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors],
 )
-settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, database=None)
+settings.register_profile(
+    "ci", parent=settings.get_profile("default"), max_examples=20, derandomize=True, database=None
+)
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 # Some hundred processes are started, whose imports take three times as long where compiled modules are not kept.
