@@ -318,9 +318,9 @@ class SparseJacobian:
             check_plain(arg, f"Argument {number}")
         x = args[self._argnum]
         if not isinstance(x, np.ndarray) and _kind_of(x) is not type(self._function):
-            remedy = "Prepare another Jacobian with such an x0, or pass numpy.asarray(x), of a tensor x.detach().numpy()"
             raise DTypeError("x is of another library than before", expected="an array as x0, or of NumPy",
-                             got=type(x).__name__, remedy=remedy)  # fmt: skip
+                             got=type(x).__name__, remedy="Prepare another Jacobian with such an x0, or pass "
+                             "numpy.asarray(x), of a tensor x.detach().numpy()")  # fmt: skip
         for number, kept in enumerate(self._constants or ()):
             if kept is not None and not _unchanged(kept, args[number], exact=self._function.compiled):
                 raise OptionError(f"Argument {number}, a constant of the pattern, has changed",
