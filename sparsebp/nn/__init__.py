@@ -33,7 +33,7 @@ from sparsebp.nn.attention import (
 from sparsebp.nn.basic import Dropout, Dropout2d, Flatten, Identity, Unflatten, ZeroPad2d
 from sparsebp.nn.branches import Concat, Residual, Sum
 from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-from sparsebp.nn.gradients import Back, Gradients, value_and_grad
+from sparsebp.nn.gradients import Back, Gradients
 from sparsebp.nn.init import draw_rows
 from sparsebp.nn.layer import Layer, inference_mode
 from sparsebp.nn.linear import Linear
@@ -49,6 +49,7 @@ from sparsebp.nn.loss import (
     SmoothL1Loss,
     TripletMarginLoss,
 )
+from sparsebp.nn.loss_gradients import value_and_grad
 from sparsebp.nn.norm import (
     BatchNorm1d,
     BatchNorm2d,

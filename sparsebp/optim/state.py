@@ -277,11 +277,9 @@ def from_torch(optimizer: Any, state: Any, names: Sequence[str] | None = None) -
 
 def _torch_name(optimizer: Any) -> str:
     """Return the name of PyTorch's optimizer with the same rule."""
-    from sparsebp.optim import rules
-
     kinds: tuple[Any, ...] = type(optimizer).__mro__
     for kind in kinds:
-        if kind.__module__ == rules.__name__ and kind.rule is not None:
+        if kind.__module__ == f"{__package__}.rules" and kind.rule is not None:
             return str(kind.__name__)
     raise OptionError(f"PyTorch has no {type(optimizer).__name__}", expected="an optimizer of sparsebp.optim",
                       got=type(optimizer).__name__, remedy="Use state_dict and load_state_dict")  # fmt: skip
