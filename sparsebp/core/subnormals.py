@@ -15,6 +15,9 @@ import threading
 from functools import cache
 from typing import Any, NamedTuple
 
+BITS = {"x86_64": 0x8040, "AMD64": 0x8040, "aarch64": 1 << 24, "arm64": 1 << 24}
+"""Of a processor's control register: MXCSR's flush to zero and denormals are zero; FPCR's FZ, for inputs as well."""
+
 
 class Control(NamedTuple):
     """A control register's place in the C library's ``fenv_t``, in words of 32 bits, and the bits that flush."""
@@ -24,9 +27,9 @@ class Control(NamedTuple):
 
 
 CONTROLS = {
-    ("linux", "x86_64"): Control(7, 0x8040),  # MXCSR: flush to zero, denormals are zero
-    ("linux", "aarch64"): Control(0, 1 << 24),  # FPCR: FZ, for inputs as well
-}
+    ("linux", "x86_64"): Control(7, BITS["x86_64"]),
+    ("linux", "aarch64"): Control(0, BITS["aarch64"]),
+}  # fmt: skip
 """By system and processor. Elsewhere NumPy computes as it always does."""
 
 _WORDS = 16  # in an environment, or more: x86-64 has 8

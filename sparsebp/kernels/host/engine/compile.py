@@ -42,6 +42,7 @@ from numba.misc.appdirs import AppDirs
 
 from sparsebp.core import threads
 from sparsebp.core.check import Array
+from sparsebp.core.subnormals import BITS
 from sparsebp.kernels.host.engine import shipped
 
 # Keeps Numba's cache on disk honest.
@@ -94,7 +95,7 @@ def caches(folder: Path) -> Iterator[Path]:
 # Subnormal numbers are zero inside kernels: see `sparsebp.core.subnormals`. Functions that Python calls, or a helper
 # thread, set the processor's mode when they begin and put the caller's back when they return. It takes 9 nanoseconds.
 
-_FLUSH = {"x86_64": 0x8040, "AMD64": 0x8040, "aarch64": 1 << 24, "arm64": 1 << 24}.get(platform.machine(), 0)
+_FLUSH = BITS.get(platform.machine(), 0)
 
 
 class _FlushingLower(Lower):
