@@ -175,7 +175,8 @@ def measure_others_row(run: Run, name: str, cell: str, hidden: int, length: int)
     """Time both sides, after comparing all parameters behind a first step from the same seed."""
     import torch
 
-    from sparsebp.torch.modules import dispatch_of, way_of
+    from sparsebp.torch.dispatch import dispatch_of
+    from sparsebp.torch.rule import way_of
 
     sides = {key: LIBRARIES[name](cell, hidden, length, key == "ours", run.settings) for key in ("ours", "torch")}
     steps = {key: seeded(side.step) for key, side in sides.items()}

@@ -652,7 +652,7 @@ def advice(slower: Mapping[str, set[str]]) -> str:
 
 
 def measure_torch_row(task: TorchTask, rounds: Mapping[str, Any]) -> Row:
-    from sparsebp.torch.modules import is_faster
+    from sparsebp.torch.rule import is_faster
 
     plain = Side(task)
     ours = plain.accelerated()
@@ -709,7 +709,7 @@ class Side(TorchClassifier):
 
     def accelerated(self) -> Side:
         """Return the same whose recurrent layer is ours, whatever `accelerate` would do."""
-        from sparsebp.torch.modules import OURS
+        from sparsebp.torch.dispatch import OURS
 
         side = Side(self._task)
         side.model["rnn"].__class__ = OURS[type(side.model["rnn"])]

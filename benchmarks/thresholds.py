@@ -188,12 +188,12 @@ def worth(rows: Iterable[Mapping[str, Any]]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from sparsebp.torch import modules
+    from sparsebp.torch import rule
 
     parser = argparse.ArgumentParser(description="Write what a benchmark of thresholds has found to the source.")
     parser.add_argument("result", type=Path)
     result = harness.load_result(parser.parse_args(arguments).result)
-    path = Path(str((forward if result["benchmark"] == "sharing" else modules).__file__))
+    path = Path(str((forward if result["benchmark"] == "sharing" else rule).__file__))
     text = path.read_text(encoding="utf-8")
     if result["benchmark"] == "sharing":
         text = WORK.sub(lambda match: f"{match[1]}{worth(result['rows']):_}", text)

@@ -18,7 +18,8 @@ except ImportError as error:
     raise MissingDependencyError("PyTorch is not installed, and sparsebp.torch is for its models",
                                  remedy="Install the extra: pip install 'sparsebp[torch]'") from error  # fmt: skip
 
-from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Outcome, RNNCell, accelerate, explain, restore
+from sparsebp.torch.dispatch import Outcome, accelerate, explain, restore
+from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from sparsebp.torch.recurrences import MinGRU, linear_recurrence
 from sparsebp.torch.solves import solve
 from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian

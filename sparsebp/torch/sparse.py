@@ -25,7 +25,7 @@ from sparsebp.jacobians import jacobian_t
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products.product import OPERANDS, Role
 from sparsebp.torch import modules
-from sparsebp.torch.modules import dispatch_of
+from sparsebp.torch.dispatch import dispatch_of
 from sparsebp.torch.ops import apply, below_autograd, on_its_stream, primals, to_array, to_tensor
 
 __all__ = ["BatchedCSR", "ProductPlan", "plan_product", "sparse_jacobian"]

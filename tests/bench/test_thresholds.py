@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from benchmarks import thresholds
 from sparsebp.core.errors import FileFormatError
 from sparsebp.kernels.host import forward
-from sparsebp.torch import modules
+from sparsebp.torch import rule
 
 CASE = ("GRU", False, True, False)
 
@@ -38,20 +38,20 @@ def test_no_case_of_the_table_is_slower(rows: list[dict[str, Any]], rule: thresh
 
 
 def test_the_table_is_written_as_it_stands() -> None:
-    text = Path(modules.__file__).read_text(encoding="utf-8")
-    assert thresholds.written(text, modules.FEWEST_STEPS) == text
-    changed = thresholds.written(text, modules.FEWEST_STEPS | {CASE: ((20, 7),)})
+    text = Path(rule.__file__).read_text(encoding="utf-8")
+    assert thresholds.written(text, rule.FEWEST_STEPS) == text
+    changed = thresholds.written(text, rule.FEWEST_STEPS | {CASE: ((20, 7),)})
     assert [line for line in changed.splitlines() if line not in text.splitlines()] == [
         '    ("GRU", False, True, False): ((20, 7),),'
     ]
 
 
 def test_part_of_a_table_is_refused() -> None:
-    text = Path(modules.__file__).read_text(encoding="utf-8")
+    text = Path(rule.__file__).read_text(encoding="utf-8")
     with pytest.raises(FileFormatError, match="1 of 24"):
         thresholds.written(text, {CASE: ((20, 7),)})
     with pytest.raises(FileFormatError, match="FEWEST_STEPS"):
-        thresholds.written("", modules.FEWEST_STEPS)
+        thresholds.written("", rule.FEWEST_STEPS)
 
 
 def test_the_work_that_is_worth_threads_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

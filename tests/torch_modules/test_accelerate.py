@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, weight_norm  # 
 
 import sparsebp.torch as st  # noqa: E402
 from sparsebp.core.errors import OptionError  # noqa: E402
-from sparsebp.torch.modules import dispatch_of  # noqa: E402
+from sparsebp.torch.dispatch import dispatch_of  # noqa: E402
 from torch_modules_reference import assert_same  # noqa: E402
 
 

@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sparsebp.torch as st  # noqa: E402
 from sparsebp.core.errors import OptionError  # noqa: E402
-from sparsebp.torch import modules  # noqa: E402
-from sparsebp.torch.modules import ATTRIBUTES, dispatch_of, way_of  # noqa: E402
+from sparsebp.torch import rule  # noqa: E402
+from sparsebp.torch.dispatch import ATTRIBUTES, dispatch_of  # noqa: E402
+from sparsebp.torch.rule import way_of  # noqa: E402
 from torch_modules_reference import assert_same, tensors  # noqa: E402
 
 KINDS = ["RNN", "GRU", "LSTM"]
@@ -80,12 +81,12 @@ def sequences(steps: int, packed: bool, dtype: Any, uniform: bool = False) -> An
     )
 
 
-@pytest.mark.parametrize("case", modules.FEWEST_STEPS)
+@pytest.mark.parametrize("case", rule.FEWEST_STEPS)
 def test_the_table_decides_and_explain_says_so(case: Any, called: list[str]) -> None:
     """One step fewer runs PyTorch's forward, and so does one unit more than the largest."""
     cell, in_float64, packed, trains = case
     dtype = torch.float64 if in_float64 else torch.float32
-    for hidden, fewest in modules.FEWEST_STEPS[case]:
+    for hidden, fewest in rule.FEWEST_STEPS[case]:
         module = st.accelerate(getattr(nn, cell)(FEATURES, hidden, dtype=dtype))
         for steps in (fewest - 1, fewest):
             x = sequences(steps, packed, dtype)
@@ -100,7 +101,7 @@ def test_the_table_decides_and_explain_says_so(case: Any, called: list[str]) -> 
                 continue
             assert bool(called) is (steps < fewest)
             assert told.replaced is (steps == fewest)
-            assert f"{modules.Case(*case)}, T = {steps} {'≥' if told.replaced else '<'} {fewest}" in told.reason
+            assert f"{rule.Case(*case)}, T = {steps} {'≥' if told.replaced else '<'} {fewest}" in told.reason
             assert told.reason.startswith("the kernels: " if told.replaced else "PyTorch's forward: ")
     large = getattr(nn, cell)(FEATURES, hidden + 1, dtype=dtype)
     with torch.set_grad_enabled(trains):

@@ -12,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sparsebp.torch as st  # noqa: E402
-from sparsebp.torch.modules import Dispatch, dispatch_of, way_of  # noqa: E402
+from sparsebp.torch.dispatch import Dispatch, dispatch_of  # noqa: E402
+from sparsebp.torch.rule import way_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries about each other
 
