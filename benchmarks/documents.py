@@ -55,7 +55,8 @@ def fill(text: str, results: Results, folder: Path) -> str:
         elif name in NAMES:
             more = [result for _, result in results.get("linear", ())[:1]] if name == "recurrent" and short else []
             found = results.get(name, ())
-            body = "\n\n".join(_section(path, result, bool(short), folder, more) for path, result in found)
+            shown = found[:1] if short else found
+            body = "\n\n".join(_section(path, result, bool(short), folder, more) for path, result in shown)
         else:
             raise FileFormatError(f"A marker names the unknown benchmark {name!r}", expected=", ".join(NAMES), got=name)
         body = body or f"*Not measured yet: `python -m benchmarks {name} --out {FOLDER}` writes the numbers.*"

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import textwrap
 import time
@@ -370,6 +371,23 @@ def save_result(result: Mapping[str, Any], folder: Path | None, stem: str | None
     return path
 
 
+def keep_of_other_maker(path: Path, result: Mapping[str, Any]) -> None:
+    """Rename the files of an earlier result if another maker's processor measured it: the newest of each maker stays."""
+    if result["quick"] or not path.exists():
+        return
+    before, now = (maker(each) for each in (load_result(path), result))
+    if before != now:
+        for suffix in (".json", ".png", ".csv"):
+            path.with_stem(f"{path.stem}-{now}").with_suffix(suffix).unlink(missing_ok=True)
+            if path.with_suffix(suffix).exists():
+                path.with_suffix(suffix).replace(path.with_stem(f"{path.stem}-{before}").with_suffix(suffix))
+
+
+def maker(result: Mapping[str, Any]) -> str:
+    """Return the first word of the processor's name, its maker: ``"amd"``, ``"intel"``."""
+    return re.sub(r"\(.*", "", str(result["environment"]["cpu"]).split()[0]).lower()
+
+
 def write_texts(wanted: Mapping[Path, str], check: bool) -> int:
     """Write the texts that differ from their files, or with `check` name them only; return the exit status."""
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_bytes() != text.encode()]
@@ -570,6 +588,7 @@ class Benchmark:
         """Write JSON and picture; print notes, the files, and the table last."""
         result = run.result
         result["complete"], result["seconds"] = True, round(run.elapsed, 1)
+        keep_of_other_maker((DEFAULT_FOLDER if folder is None else folder) / f"{run.stem}.json", result)
         path = save_result(result, folder, run.stem)
         path.with_name(f"{run.stem}{PARTIAL}.json").unlink(missing_ok=True)
         written = [str(path)]

@@ -149,6 +149,20 @@ def test_a_run_writes_json_and_picture_and_prints_the_table_last(tmp_path: Path)
     assert lines[-1] == tables.text_table(BENCHMARK.named(("model", "ratio", "ours")), ROWS)
 
 
+def test_the_newest_result_of_every_maker_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(cpu: str, *, quick: bool = False) -> dict[str, str]:
+        monkeypatch.setattr(harness, "cpu_model", lambda: cpu)
+        BENCHMARK.run(tmp_path, quick=quick, echo=lambda line: None)
+        found = {path.stem: harness.load_result(path) for path in tmp_path.glob("*.json")}
+        return {stem: result["environment"]["cpu"] for stem, result in found.items()}
+
+    assert run("AMD EPYC") == {"recurrent": "AMD EPYC"}
+    assert run("AMD Ryzen") == {"recurrent": "AMD Ryzen"}
+    assert run("Intel(R) Xeon") == {"recurrent": "Intel(R) Xeon", "recurrent-amd": "AMD Ryzen"}
+    assert run("AMD EPYC") == {"recurrent": "AMD EPYC", "recurrent-intel": "Intel(R) Xeon"}
+    assert run("Intel(R) Core", quick=True) == {"recurrent": "Intel(R) Core", "recurrent-intel": "Intel(R) Xeon"}
+
+
 def test_rows_are_kept_as_they_come_and_a_run_that_is_broken_off_leaves_them(tmp_path: Path) -> None:
     kept: list[dict[str, Any]] = []
 
