@@ -74,6 +74,18 @@ def one_thread() -> Iterator[None]:
     threads.set_threads(before)
 
 
+@pytest.fixture(scope="module")
+def jax_compiles_quickly() -> Iterator[None]:
+    """Compiling takes most of the time of small functions of JAX, in this process and in those that it starts."""
+    from jax import config
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        config.update("jax_disable_most_optimizations", True)
+        yield
+        config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(autouse=True)
 def torch_draws_alike() -> None:
     """What a test draws from PyTorch's generator does not depend on the tests that ran before it in the process."""

@@ -21,6 +21,7 @@ from jax import numpy as jnp  # noqa: E402
 
 import sparsebp.jax as sj  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("jax_compiles_quickly")
 EYE, FULL = np.eye(3, dtype=bool), np.ones((3, 3), bool)
 LOWER = np.tri(3, k=0, dtype=bool) & ~np.tri(3, k=-2, dtype=bool)
 MASKS = [(LOWER, LOWER.T), (EYE, LOWER), (LOWER, EYE), (FULL, FULL), (LOWER[:2], np.ones((3, 4), bool)),

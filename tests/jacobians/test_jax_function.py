@@ -23,6 +23,7 @@ from sparsebp.core.errors import (
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
+pytestmark = pytest.mark.usefixtures("jax_compiles_quickly")
 N = 7
 RNG = np.random.default_rng(5)
 DENSE = np.where(RNG.random((5, N)) < 0.4, RNG.standard_normal((5, N)), 0.0)
