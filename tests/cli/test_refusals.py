@@ -130,7 +130,7 @@ def test_files_of_options_with_anything_in_them(tmp_path, content):
     toml.write_text("a = " + "[" * 20_000)
     refused(invoke("train", "--config", toml, "--out", tmp_path / "run"), 1, "nested too deeply")
     toml.write_text("a" + ".a" * 5000 + "=1")
-    assert len(refused(invoke("train", "--config", toml, "--out", tmp_path / "run"), 1, "a = a dict")) < 1000
+    assert len(refused(invoke("train", "--config", toml, "--out", tmp_path / "run"), 1, "a = ")) < 1000
     assert not (tmp_path / "run").exists()
 
 

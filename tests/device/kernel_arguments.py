@@ -23,7 +23,8 @@ def public(cls: type, *, kernels: bool = True) -> dict[str, Callable[..., Any]]:
     return {
         name: member
         for name, member in members
-        if not name.startswith("_") and (member.__annotations__.get("return") == "None") == kernels
+        if not name.startswith("_")
+        and (inspect.get_annotations(inspect.unwrap(member)).get("return") == "None") == kernels
     }
 
 
