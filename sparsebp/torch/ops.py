@@ -215,8 +215,8 @@ def forward(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights:
     inputs = projected.reshape(len(x), -1)
     if cell.fits(x, weights, hidden, start):
         k = k.unchecked
-        if len(cuts) > 1 and (compiled := kernels.on_host().cells).takes(hidden):
-            compiled.forward(
+        if len(cuts) > 1:
+            kernels.on_host().cells.forward(
                 kind, cuts, inputs, weights.weight_hh, weights.bias_hh, projection, states, gates, done.last
             )
             return done
@@ -236,11 +236,8 @@ def infer(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: W
         states, ends = cell.infer(_steps(x, cuts[0]), last, weights)
         return states.reshape(len(x), -1), tuple(end.copy() for end in ends)
     h = empty(np, (len(x), weights.weight_hh.shape[1]), x.dtype)
-    for cut in cuts:
-        states, ends = cell.infer(_steps(x, cut), [part[: cut.batch] for part in last], weights)
-        _steps(h, cut)[...] = states
-        for part, end in zip(last, ends, strict=True):
-            part[: cut.batch] = end
+    if cuts:
+        kernels.on_host().inference.infer_segments(cell.kind, cuts, x, *weights[:4], last, h)
     return h, last
 
 
@@ -270,7 +267,7 @@ def backward(
         xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
     )  # fmt: skip
     chunks = [_chunks(cell, cut, hidden, len(cuts), x.dtype, xp) for cut in cuts]
-    if len(cuts) > 1 and max(chunks) == 1 and compiled is not None and compiled.takes(hidden):
+    if len(cuts) > 1 and max(chunks) == 1 and compiled is not None:
         compiled.backward(kind, cuts, weights.weight_hh, start, states, gates, gy, grad_gates, arriving)
     else:
         for number in reversed(range(len(cuts))):

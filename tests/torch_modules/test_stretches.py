@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparsebp import kernels
+from sparsebp.kernels.host import backward as host_backward
 from sparsebp.nn.cells import Weights
 from sparsebp.torch import ops
 from sparsebp.torch.ops import segments
@@ -28,6 +28,9 @@ def run(kind, dtype, batch_sizes, features, hidden, arrives, bias):
         kind, x, cuts, start, weights, done.states, done.gates, gy if arrives else None,
         last if bias else (None,) * len(start), True, True, done.h,
     )  # fmt: skip
+    y, ends = ops.infer(kind, x, cuts, start, weights)
+    for one, other in zip((y, *ends), (done.states[0], *done.last), strict=True):
+        np.testing.assert_array_equal(one, other)
     arrays = (*done.states, *done.last, done.gates, back.x, *back.start, *back.weights)
     return [array for array in arrays if array is not None]
 
@@ -39,9 +42,19 @@ def test_one_call_is_as_one_for_each(kind, dtype, monkeypatch):
         ([5, 4, 3, 2, 1], 1, 1, False, True),
         ([130] * 3 + [9] * 70, 4, 20, True, False),
         ([6, 6, 5, 2], 129, 9, True, True),  # so many features are projected before
+        ([6, 6, 5, 2, 1], 3, 130, True, True),
+        ([21, 20, 20, 2], 5, 128, False, False),
     ]
     together = [run(kind, dtype, *case) for case in cases]
-    monkeypatch.setattr(kernels.on_host().cells, "takes", lambda hidden: False)
+    monkeypatch.setattr(ops.CellMath, "fits", lambda *_: False)
     for case, found in zip(cases, together, strict=True):
         for one, other in zip(found, run(kind, dtype, *case), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("kind", "products"), [("rnn_tanh", 1), ("gru", 3), ("lstm", 4)])
+def test_the_weights_of_a_large_state_are_packed_once(kind, products, monkeypatch):
+    packed, pack = [], host_backward.pack_matrix
+    monkeypatch.setattr(host_backward, "pack_matrix", lambda w: packed.append(w.shape) or pack(w))
+    run(kind, "f4", [4, 3, 2, 1], 3, 130, True, True)
+    assert packed == [(3, packed[0][1]), (130, packed[0][1]), *[(130, 130)] * products]

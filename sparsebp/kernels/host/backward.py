@@ -377,8 +377,8 @@ def _finish_sums(cell, sums, weight_ih, weight_hh, bias_ih, bias_hh):
 
 LEAST = 128
 """Hidden units from which these kernels are faster, as are products over many steps for weight gradients."""
-_TILES = 4
-"""Tiles of `SAMPLES` rows that a block should hold: the weights then come from the outer caches a quarter as often."""
+_TILES = 16
+"""Tiles of `SAMPLES` rows that a block should hold: weights come from the outer caches once for all of them."""
 
 
 # ---- in Python -----------------------------------------------------------------------------------------------------
@@ -460,13 +460,13 @@ def _store_rows(source, source_stride, rows, n, out, stride):
 
 
 @device
-def _start(gates, columns, product, source, x, rows, hidden, width, w_ih, bias, z):
+def _start(gates, columns, product, source, features, rows, hidden, width, w_ih, bias, z):
     """Set rows of z to the biases and the input's products."""
     stride, fed = columns * width, gates * width
     if w_ih.size > 0:
         for s in range(rows):
             copy(advance(z, s * stride), pointer(bias), stride)
-        _product(product, source, x.shape[2], rows, x.shape[2], pointer(w_ih), fed, z, stride)
+        _product(product, source, features, rows, features, pointer(w_ih), fed, z, stride)
         return
     for part in range(gates):
         gate = advance(source, gate_at(part, gates, columns) * hidden)
@@ -479,14 +479,14 @@ def _start(gates, columns, product, source, x, rows, hidden, width, w_ih, bias, 
 
 
 @numba.njit(**INNER_JIT)
-def _wide_forward_part(block, blocks, cell, product, shape, x, w_ih, w_hh, bias, places):
-    """Run a block of samples through time. x (T, B, I or gates·H); the weights of `wide_weights`."""
+def wide_forward_part(block, blocks, cell, product, shape, x, w_ih, w_hh, bias, origin, places):
+    """Run a block of samples through time, as `forward_part`. x (…, I or gates·H); the weights of `wide_weights`."""
     apply, gates, columns = of_cell(cell, rnn_cell, gru_cell, lstm_cell), len(cell), columns_of(cell)
     steps, batch, hidden = shape
     states, width = states_of(cell), padded(hidden, x.itemsize)
     first, rows = _block_of(block, blocks, batch)
     ahead = max(1, GROUP // rows) if rows == batch else 1  # steps projected at once, if their inputs are contiguous
-    stride, own = columns * width, states * width
+    stride, own, features = columns * width, states * width, x.shape[-1]
     scratch = np.empty((states + columns * ahead) * rows * width + VECTOR_BYTES, x.dtype)
     state = aligned_pointer(scratch)
     z, weights = advance(state, rows * own), pointer(w_hh)
@@ -501,13 +501,14 @@ def _wide_forward_part(block, blocks, cell, product, shape, x, w_ih, w_hh, bias,
         )
     for t in range(steps):
         if t % ahead == 0:
-            source, many = advance(pointer(x), (t * batch + first) * x.shape[2]), rows * min(ahead, steps - t)
-            _start(gates, columns, product, source, x, many, hidden, width, w_ih, bias, z)
+            source = advance(pointer(x), (origin + t * batch + first) * features)
+            many = rows * min(ahead, steps - t)
+            _start(gates, columns, product, source, features, many, hidden, width, w_ih, bias, z)
         now = advance(z, t % ahead * rows * stride)
         of_state = advance(now, (columns - gates) * width)
         _product(product, state, own, rows, hidden, weights, gates * width, of_state, stride)
         for s in range(rows):
-            at = (t * batch + first + s) * hidden
+            at = (origin + t * batch + first + s) * hidden
             for j in range(0, width, lanes(state)):
                 of_sample = advance(state, s * own)
                 apply(cell, advance(now, s * stride), width, of_sample, width, j, hidden, at, places)
@@ -517,12 +518,12 @@ def _wide_forward_part(block, blocks, cell, product, shape, x, w_ih, w_hh, bias,
 @numba.njit(**JIT)
 def run_wide_forward(team, parts, cell, product, x, w_ih, w_hh, bias, *arrays):
     """Run all samples; `arrays` as in `run_forward`."""
-    args = (parts, cell, product, arrays[0].shape, x, w_ih, w_hh, bias, pointers_of(arrays))
-    in_parts(_wide_forward_part, team, parts, args)
+    args = (parts, cell, product, arrays[0].shape, x, w_ih, w_hh, bias, 0, pointers_of(arrays))
+    in_parts(wide_forward_part, team, parts, args)
 
 
 @numba.njit(**INNER_JIT)
-def _wide_back_part(task, blocks, cell, product, shape, w, gy, first_chunk, bounds, ga, saved, initial):
+def wide_back_part(task, blocks, cell, product, shape, w, gy, first_chunk, bounds, ga, origin, saved, initial):
     """Take a block of samples back through one of the chunks, as `back_part`; w of `wide_rows`."""
     step_back = of_cell(cell, rnn_step_back, gru_step_back, lstm_step_back)
     gates, columns, states = len(cell), columns_of(cell), states_of(cell)
@@ -541,10 +542,10 @@ def _wide_back_part(task, blocks, cell, product, shape, w, gy, first_chunk, boun
     for i in range(states):
         _load_rows(advance(comes, i * hidden), states * hidden, rows, hidden, advance(g, i * width), own)
     for t in range(stop - 1, start - 1, -1):
-        earlier = advance(saved[0], (t - 1) * step) if t > 0 else initial
+        earlier = advance(saved[0], origin * hidden + (t - 1) * step) if t > 0 else initial
         for s in range(rows):
             row = (first + s) * hidden
-            previous, at = advance(earlier, row), t * step + row
+            previous, at = advance(earlier, row), origin * hidden + t * step + row
             for j in range(0, width, lanes(g)):
                 place, to = s * own + j, advance(fed, s * stride + j)
                 total = load(g, place)
@@ -567,8 +568,8 @@ def _wide_back_part(task, blocks, cell, product, shape, w, gy, first_chunk, boun
 def _wide_backward(team, parts, blocks, cell, product, w, gy, first_chunk, bounds, last, initial, ga, *saved):
     places = pointers_of(saved)
     _receive(last, first_chunk, bounds)
-    args = (blocks, cell, product, saved[0].shape, w, gy, first_chunk, bounds, ga, places, places[-1])
-    in_parts(_wide_back_part, team, parts, args)
+    args = (blocks, cell, product, saved[0].shape, w, gy, first_chunk, bounds, ga, 0, places, places[-1])
+    in_parts(wide_back_part, team, parts, args)
     _pass_on(initial, first_chunk, bounds)
 
 

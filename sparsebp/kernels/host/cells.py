@@ -19,12 +19,15 @@ from sparsebp.kernels.host.backward import (
     back_propagate,
     reduce_all,
     run_wide_forward,
+    wide_back_part,
     wide_blocks_of,
+    wide_forward_part,
+    wide_rows,
     wide_weights,
 )
 from sparsebp.kernels.host.dense import column_sums
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES, advance, copy, keep_alive, pointer
+from sparsebp.kernels.host.engine.simd import VECTOR_BYTES, advance, copy, device, keep_alive, pointer
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
 from sparsebp.kernels.host.equations import (
     GRU,
@@ -195,16 +198,12 @@ def _forward(
 # Runs over the rows of sequences of several lengths: all segments in one call, forward and back.
 #
 # A segment is some steps with the same samples, whose rows are one array (steps, samples, features); between two of
-# them sequences end. The numbers are bitwise equal to those of one call for each segment.
+# them sequences end. Weights are packed once for all of them. The numbers are bitwise equal to those of one call for
+# each segment.
 
 Cuts = Sequence[tuple[int, int, int]]
 """For each segment the first row, the steps and the samples, the first ones of the batch; in the order of time."""
 _KINDS = {"rnn_tanh": RNN_TANH, "rnn_relu": RNN_RELU, "gru": GRU, "lstm": LSTM}
-
-
-def takes(hidden: int) -> bool:
-    """Say whether the hidden size is small enough for these kernels."""
-    return hidden < LEAST
 
 
 def forward(
@@ -226,11 +225,16 @@ def forward(
     last
         The state before each sample's first step (B, H), replaced by that after its last one.
     """
-    hidden, b_hn = w_hh.shape[1], empties(w_hh.dtype)[0]
+    cell, hidden, b_hn = _KINDS[kind], w_hh.shape[1], empties(w_hh.dtype)[0]
     if kind == "gru":
         b_hn = np.zeros(hidden, x.dtype) if b_hh is None else b_hh[2 * hidden :]
-    kept = states if gates is None else (*states, gates)
-    _run_segments(*_team_and_table(cuts, w_hh), _KINDS[kind], x, *weights_of(w_hh, *projection), b_hn, *kept, *last)
+    arrays = (*states, *last) if gates is None else (*states, gates, *last)
+    parts = _team_and_table(cuts, w_hh)
+    if hidden >= LEAST:
+        packed = wide_weights(cell, w_hh, b_hn if kind == "gru" else None, *projection)
+        _run_wide_segments(*parts, cell, product_of(x.dtype), x, *packed, *arrays)
+    else:
+        _run_segments(*parts, cell, x, *weights_of(w_hh, *projection), b_hn, *arrays)
 
 
 def backward(
@@ -252,15 +256,20 @@ def backward(
     """
     incoming = empties(w_hh.dtype)[1] if gy is None else gy
     saved = (states[-1], start[-1]) if gates is None else (states[-1], gates, start[-1])
-    _segments_back(*_team_and_table(cuts, w_hh), _KINDS[kind], w_hh, incoming, ga, *saved, *arriving)
+    cell, parts, arrays = _KINDS[kind], _team_and_table(cuts, w_hh), (incoming, ga, *saved, *arriving)
+    if w_hh.shape[1] >= LEAST:
+        _wide_segments_back(*parts, cell, product_of(w_hh.dtype), wide_rows(w_hh, len(cell)), *arrays)
+    else:
+        _segments_back(*parts, cell, w_hh, *arrays)
 
 
 def _team_and_table(cuts: Cuts, w_hh: Array) -> tuple[int, np.ndarray]:
     """Return the team for the segment of most work, and for each segment a row with its number of parts at the end."""
-    most, each = threads.count(), 2 * w_hh.size
+    most, each, wide = threads.count(), 2 * w_hh.size, w_hh.shape[1] >= LEAST
     parts = [
-        min(blocks_of(batch), most) if steps * batch * each >= WORTH_THREADS else 1 for _, steps, batch in cuts
-    ]  # fmt: skip
+        (wide_blocks_of(batch) if wide else min(blocks_of(batch), most)) if steps * batch * each >= WORTH_THREADS else 1
+        for _, steps, batch in cuts
+    ]
     table = np.array([(*cut, count) for cut, count in zip(cuts, parts, strict=True)], np.int64)
     return team(max(parts)), table
 
@@ -274,38 +283,74 @@ def _run_segments(team, cuts, cell, x, w_ih, b_ih, b_hh, w_hh, b_hn, *arrays):
         first, steps, batch, parts = cuts[number, 0], cuts[number, 1], cuts[number, 2], cuts[number, 3]
         args = (parts, cell, (steps, batch, hidden), x, w_ih.shape[1], w, first, places)
         in_parts(forward_part, team if parts > 1 else ALONE, parts, args)
-        end = (first + (steps - 1) * batch) * hidden
-        for i in range(states):
-            copy(places[len(places) - states + i], advance(places[i], end), batch * hidden)
+        _take_over(states, first + (steps - 1) * batch, batch, hidden, places)
+
+
+@numba.njit(**JIT)
+def _run_wide_segments(team, cuts, cell, product, x, w_ih, w_hh, bias, *arrays):
+    """The same with the weights of `wide_weights`."""
+    places, states, hidden = pointers_of(arrays), states_of(cell), arrays[0].shape[1]
+    for number in range(len(cuts)):
+        first, steps, batch, parts = cuts[number, 0], cuts[number, 1], cuts[number, 2], cuts[number, 3]
+        args = (parts, cell, product, (steps, batch, hidden), x, w_ih, w_hh, bias, first, places)
+        in_parts(wide_forward_part, team if parts > 1 else ALONE, parts, args)
+        _take_over(states, first + (steps - 1) * batch, batch, hidden, places)
+
+
+@device
+def _take_over(states, row, batch, hidden, places):
+    """Copy the states of the last step of a segment, from `row` on, to where the next one begins."""
+    for i in range(states):
+        copy(places[len(places) - states + i], advance(places[i], row * hidden), batch * hidden)
 
 
 @numba.njit(**JIT)
 def _segments_back(team, cuts, cell, w_hh, gy, ga, *arrays):
     """Take all segments back; `arrays`: those that were saved, the state before them, and the arriving gradients."""
-    w, places = rows_of(w_hh), pointers_of(arrays)
+    w, places, hidden = rows_of(w_hh), pointers_of(arrays), w_hh.shape[1]
     none, sums = np.empty((0, 0, 0), w.dtype), np.empty((0, 0), w.dtype)
     for number in range(len(cuts) - 1, -1, -1):
-        _segment_back(team, cuts, number, cell, w, gy, ga, none, sums, places)
+        shape, parts, bounds, initial = _come_in(cuts, number, cell, hidden, w, places)
+        first = cuts[number, 0]
+        args = (parts, cell, shape, w, gy, 0, bounds, ga, none, none, sums, first, places, initial)
+        in_parts(back_part, team if parts > 1 else ALONE, parts, args)
+        _go_out(cell, bounds, hidden, places)
+
+
+@numba.njit(**JIT)
+def _wide_segments_back(team, cuts, cell, product, w, gy, ga, *arrays):
+    """The same with the weights of `wide_rows`."""
+    places, hidden = pointers_of(arrays), arrays[0].shape[1]
+    for number in range(len(cuts) - 1, -1, -1):
+        shape, parts, bounds, initial = _come_in(cuts, number, cell, hidden, w, places)
+        args = (parts, cell, product, shape, w, gy, 0, bounds, ga, cuts[number, 0], places, initial)
+        in_parts(wide_back_part, team if parts > 1 else ALONE, parts, args)
+        _go_out(cell, bounds, hidden, places)
 
 
 @numba.njit(**INNER_JIT)
-def _segment_back(team, cuts, number, cell, w, gy, ga, none, sums, places):
-    states, hidden = states_of(cell), w.shape[0] // len(cell)
-    arriving = len(places) - states
+def _come_in(cuts, number, cell, hidden, w, places):
+    """Return a segment's shape and parts, its `bounds` with the arriving gradients, and the state before it."""
     first, steps, batch, parts = cuts[number, 0], cuts[number, 1], cuts[number, 2], cuts[number, 3]
+    states = states_of(cell)
+    arriving = len(places) - states
     bounds = np.empty((2, batch, states * hidden), w.dtype)
-    edge, last = pointer(bounds), batch * states * hidden
+    edge = advance(pointer(bounds), batch * states * hidden)
     for s in range(batch):
         for i in range(states):
-            at = (s * states + i) * hidden
-            copy(advance(edge, last + at), advance(places[arriving + i], s * hidden), hidden)
+            copy(advance(edge, (s * states + i) * hidden), advance(places[arriving + i], s * hidden), hidden)
     initial = places[arriving - 1]
     if number > 0:  # the last step of the segment before
         initial = advance(places[0], (first - cuts[number - 1, 2]) * hidden)
-    args = (parts, cell, (steps, batch, hidden), w, gy, 0, bounds, ga, none, none, sums, first, places, initial)
-    in_parts(back_part, team if parts > 1 else ALONE, parts, args)
-    for s in range(batch):
+    return (steps, batch, hidden), parts, bounds, initial
+
+
+@numba.njit(**INNER_JIT)
+def _go_out(cell, bounds, hidden, places):
+    """Let the gradients at the state before a segment arrive at the one before it."""
+    states, edge = states_of(cell), pointer(bounds)
+    for s in range(bounds.shape[1]):
         for i in range(states):
-            at = (s * states + i) * hidden
-            copy(advance(places[arriving + i], s * hidden), advance(edge, at), hidden)
+            to = advance(places[len(places) - states + i], s * hidden)
+            copy(to, advance(edge, (s * states + i) * hidden), hidden)
     keep_alive(bounds)

@@ -12,6 +12,7 @@ LSTM's c holds one step, which the next one overwrites.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -43,7 +44,7 @@ from sparsebp.kernels.host.engine.simd import (
     store_up_to,
     zeros,
 )
-from sparsebp.kernels.host.engine.threads import end_part, in_parts, next_part, team, turns_of
+from sparsebp.kernels.host.engine.threads import ALONE, end_part, in_parts, next_part, team, turns_of
 from sparsebp.kernels.host.equations import (
     GRU,
     LSTM,
@@ -94,7 +95,7 @@ def _lstm(extra, z, apart, state, width, j, hidden, at, kept):
     store(state, j, seen)
     store(state, width + j, value)
     store_up_to(kept[0], at + j, seen, hidden - j)
-    store_up_to(advance(kept[1], at % extra[1]), j, value, hidden - j)
+    store_up_to(advance(kept[1], (at - extra[2]) % extra[1]), j, value, hidden - j)
 
 
 @device
@@ -158,11 +159,14 @@ def _multiply_state(t, state, room, rows, hidden, weights, row, z, stride):
 
 
 @numba.njit(**INNER_JIT)
-def _infer_part(part, parts, cell, shape, x, w, places):
-    """Run a part's samples through time; w from `pack_panels`; `places`: h, an LSTM's c, and the state before."""
+def _infer_part(part, parts, cell, shape, x, w, origin, places):
+    """Run a part's samples through time; w from `pack_panels`; `places`: h, an LSTM's c, and the state before.
+
+    h begins at row `origin`.
+    """
     apply, gates, columns = of_cell(cell, rnn_cell, _gru, _lstm), len(cell), columns_of(cell)
     steps, batch, hidden = shape
-    states, features, extra, item = states_of(cell), x.shape[2], (cell[0], batch * hidden), w.itemsize
+    states, features, extra, item = states_of(cell), x.shape[2], (cell[0], batch * hidden, origin * hidden), w.itemsize
     grain = _grain(batch, parts)
     units = (batch + grain - 1) // grain
     first = part * units // parts * grain
@@ -183,7 +187,7 @@ def _infer_part(part, parts, cell, shape, x, w, places):
         z = advance(before, t % ahead * each * stride)
         _multiply_state(t, state, room, rows, hidden, weights, row, advance(z, into), stride)
         for s in range(rows):
-            place = (t * batch + first + s) * hidden
+            place = (origin + t * batch + first + s) * hidden
             for j in range(0, width, lanes(state)):
                 apply(extra, advance(z, s * stride), hidden, advance(state, s * room), width, j, hidden, place, places)
     keep_alive(scratch)
@@ -194,7 +198,21 @@ def _infer(team, parts, cell, x, w_ih, b_ih, b_hh, w_hh, *arrays):
     features, hidden, item = w_ih.shape[1], w_hh.shape[1], w_hh.itemsize
     w = room_for_weights(size_of_weights(cell, features, hidden, hidden, item), w_hh)
     pack_panels(cell, w_ih, b_ih, b_hh, w_hh, 0, hidden, w)
-    in_parts(_infer_part, team, parts, (parts, cell, arrays[0].shape, x, w, pointers_of(arrays)))
+    in_parts(_infer_part, team, parts, (parts, cell, arrays[0].shape, x, w, 0, pointers_of(arrays)))
+
+
+@numba.njit(**JIT)
+def _infer_segments(team, cuts, cell, x, w_ih, b_ih, b_hh, w_hh, *arrays):
+    """Run all segments; `arrays`: h (N, H), an LSTM's c (B, H), and the states before, where the last ones come to."""
+    features, hidden, item = w_ih.shape[1], w_hh.shape[1], w_hh.itemsize
+    w = room_for_weights(size_of_weights(cell, features, hidden, hidden, item), w_hh)
+    pack_panels(cell, w_ih, b_ih, b_hh, w_hh, 0, hidden, w)
+    places, states = pointers_of(arrays), states_of(cell)
+    for number in range(len(cuts)):
+        first, steps, batch, parts = cuts[number, 0], cuts[number, 1], cuts[number, 2], cuts[number, 3]
+        shape, rows = (steps, batch, hidden), x[first : first + steps * batch].reshape((steps, batch, features))
+        in_parts(_infer_part, team if parts > 1 else ALONE, parts, (parts, cell, shape, rows, w, first, places))
+        copy(places[states], advance(places[0], (first + (steps - 1) * batch) * hidden), batch * hidden)
 
 
 # Few samples of a large state: threads share the units of every step, each with its part of the weights in its cache.
@@ -213,7 +231,7 @@ def _infer_units(me, threads, words, cell, shape, x, weights_in, scratch, size, 
     apply, gates, columns = of_cell(cell, rnn_cell, _gru, _lstm), len(cell), columns_of(cell)
     w_ih, b_ih, b_hh, w_hh = weights_in
     steps, rows, whole = shape
-    states, features, extra, item = states_of(cell), x.shape[2], (cell[0], rows * whole), w_hh.itemsize
+    states, features, extra, item = states_of(cell), x.shape[2], (cell[0], rows * whole, 0), w_hh.itemsize
     count, full = VECTOR_BYTES // item, padded(whole, item)
     ahead, each, room_ahead = _plan(rows, rows)
     now_at = aligned_pointer(shared)
@@ -302,6 +320,23 @@ def infer(
         if parts > 1:
             run, helped = _infer_together, (team(parts), parts)
     run(*helped, _CELLS[kind], x, *weights_of(w_hh, w_ih, b_ih, b_hh), *written, *initial)
+
+
+def infer_segments(
+    kind: str, cuts: Sequence[tuple[int, int, int]], x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None,
+    b_hh: Array | None, last: tuple[Array, ...], h: Array,
+) -> None:  # fmt: skip
+    """Run a cell as `infer` over the rows x (N, I) of sequences of several lengths, in segments as in `cells`.
+
+    h (N, H) is written, and `last` (B, H), the states before each sample's first step, replaced by those after its
+    last one.
+    """
+    most, each = thread_count(), 2 * (w_ih.size + w_hh.size)
+    table = np.array([
+        (*cut, min(cut[2], most) if cut[1] * cut[2] * each >= WORTH_THREADS else 1) for cut in cuts
+    ], np.int64)  # fmt: skip
+    helpers = team(int(table[:, 3].max()))
+    _infer_segments(helpers, table, _CELLS[kind], x, *weights_of(w_hh, w_ih, b_ih, b_hh), h, *last[1:], *last)
 
 
 # One step of stacked recurrent layers, for sequences that come a step at a time.

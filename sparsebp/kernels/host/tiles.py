@@ -349,6 +349,10 @@ def multiply_panels_by_pair(x, x_stride, depth, w, width, out, out_stride):
 
 GROUP = 16
 """Rows of x that may lie together: whole vectors of every kind."""
+DEEPEST = 128 if VECTOR_BYTES == 64 else 1 << 62
+"""Rows of a panel that are multiplied at once with many rows of x. With vectors of 64 bytes, sums need twice as many
+bytes of w in a cycle as the second cache may give, so a slice of a panel stays in the first one; with shorter ones
+slices were measured to be no faster."""
 
 
 @cache
@@ -411,14 +415,39 @@ def _multiply_packed(x, x_group, x_row, x_step, rows, depth, w, vectors, out, ou
     """``out[r] += x[r] @ w`` for `rows` rows, see `multiply_packed`."""
     count, at = lanes(x), 0
     sources, targets = (0, x_row, 2 * x_row, 3 * x_row), (0, out_stride, 2 * out_stride, 3 * out_stride)
+    sliced = depth > DEEPEST and rows >= GROUP
+    room = np.empty((rows * VECTORS + 1) * VECTOR_BYTES if sliced else 0, np.uint8)
+    sums = address((room.ctypes.data + VECTOR_BYTES - 1) // VECTOR_BYTES * VECTOR_BYTES, out[0])
     while at < vectors:
         width = panel_of(vectors - at)
-        panel, target = advance(w, at * count * depth), advance(out, at * count)
-        for row in range(0, rows, 4):
-            source = advance(x, row // GROUP * x_group + row % GROUP * x_row)
-            some, place = min(rows - row, 4), advance(target, row * out_stride)
-            _add_any(some, width, source, sources, x_step, panel, width * count, 0, depth, place, targets)
+        panel, target, step = advance(w, at * count * depth), advance(out, at * count), width * count
+        if sliced:
+            _multiply_slices(x, x_group, x_row, x_step, rows, depth, panel, width, DEEPEST, sums)
+            for row in range(rows):
+                place, own = advance(target, row * out_stride), advance(sums, row * step)
+                for j in range(0, step, count):
+                    store(place, j, load(place, j) + load(own, j))
+        else:
+            for row in range(0, rows, 4):
+                source = advance(x, row // GROUP * x_group + row % GROUP * x_row)
+                some, place = min(rows - row, 4), advance(target, row * out_stride)
+                _add_any(some, width, source, sources, x_step, panel, step, 0, depth, place, targets)
         at += width
+    keep_alive(room)
+
+
+@numba.njit(**INNER_JIT)
+def _multiply_slices(x, x_group, x_row, x_step, rows, depth, panel, width, deepest, sums):
+    """``sums[r] = x[r] @ panel``, in slices of at most `deepest` rows of the panel."""
+    step, sources = width * lanes(x), (0, x_row, 2 * x_row, 3 * x_row)
+    clear(sums, rows * step)
+    for k in range(0, depth, deepest):
+        for row in range(0, rows, 4):
+            source = advance(x, row // GROUP * x_group + row % GROUP * x_row + k * x_step)
+            _continue_any(
+                min(rows - row, 4), width, source, sources, x_step, advance(panel, k * step), step, 0,
+                min(depth - k, deepest), advance(sums, row * step), step,
+            )  # fmt: skip
 
 
 # The product of any two matrices, with the interface of a BLAS.
