@@ -1,10 +1,10 @@
 """Shipped thresholds, measured: PyTorch or our kernels, and one thread or all.
 
-``python -m benchmarks thresholds`` walks, for each case of `accelerate`'s size rule, through lengths until the kernels
-are faster, for all batches and numbers of threads; its note is the table in the form of the source. ``python -m
-benchmarks sharing`` does so for a recurrent layer's forward until all threads are faster than one. ``python -m
-benchmarks.thresholds RESULT`` writes what either has found to the source. A third choice, `bp` or a scan on a host,
-is the fastest algorithm of ``python -m benchmarks scan``.
+``python -m benchmarks thresholds`` times both ways of calls that are drawn from a grid, for each case of `accelerate`'s
+size rule; ``python -m benchmarks choices`` does so for calls outside the grid, and says how the rule chooses. ``python
+-m benchmarks sharing`` walks through lengths until all threads are faster than one in a recurrent layer's forward.
+``python -m benchmarks.thresholds RESULT`` writes what the first or the last has found to the source. A third choice,
+`bp` or a scan on a host, is the fastest algorithm of ``python -m benchmarks scan``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,39 +27,101 @@ from sparsebp.core.errors import FileFormatError
 from sparsebp.core.files import write_atomically
 from sparsebp.core.threads import get_threads
 from sparsebp.kernels.host import forward
+from sparsebp.torch import rule
+from sparsebp.torch.rule import GATES, Case, Sizes, predicted
 
 CELLS = ("RNN", "GRU", "LSTM")
 CASES = tuple(
     (cell, in_float64, packed, trains)
     for cell in CELLS for in_float64 in (False, True) for packed in (False, True) for trains in (True, False)
 )  # fmt: skip
-"""The cases of the size rule, in the order of its table."""
-TABLE = re.compile(r"(^FEWEST_STEPS: [^\n]* = \{\n +#[^\n]*\n).*?(^\})", re.DOTALL | re.MULTILINE)
-Rule = tuple[tuple[int, int], ...]
-"""Pairs of a largest hidden size and the number of steps from which the kernels run a call."""
+"""The cases of the size rule but for the threads, in the order of its table."""
+TABLE = re.compile(r"(^COSTS: [^\n]* = \{\n +#[^\n]*\n).*?(^\})", re.DOTALL | re.MULTILINE)
+Costs = tuple[tuple[float, ...], tuple[float, ...]]
+"""Nanoseconds for each term of a call's time: by the kernels, and by PyTorch."""
+Key = tuple[str, bool, bool, bool, bool]
+CLOSE = 0.97
+"""Share of the faster way's speed that the rule's choice should reach nearly always."""
 
 
 def measure_thresholds(run: Run) -> Iterator[Row]:
+    """Time both ways of calls with sizes of a grid."""
+    yield from _drawn_rows(run, lambda rng: {name: int(rng.choice(run.settings[name])) for name in SIZES})
+
+
+SIZES = ("features", "hidden", "batch", "length")
+
+
+def measure_choices(run: Run) -> Iterator[Row]:
+    """Time both ways of calls of any sizes, and say which way the rule takes."""
+
+    def draw(rng: np.random.Generator) -> dict[str, int]:
+        spans = {name: np.log(run.settings[name]) for name in SIZES}
+        return {name: int(np.exp(rng.uniform(low, high)).round()) for name, (low, high) in spans.items()}
+
+    for row in _drawn_rows(run, draw):
+        yield row | chosen(row)
+    shares = [row["of_best"] for row in run.result["rows"] if "of_best" in row]
+    if shares:
+        run.note(f"{np.mean(np.array(shares) >= CLOSE):.1%} of {len(shares)} calls go within 3 % of the faster way's "
+                 f"speed, the worst at {min(shares):.2f} of it.")  # fmt: skip
+
+
+def _drawn_rows(run: Run, draw: Callable[[np.random.Generator], dict[str, int]]) -> Iterator[Row]:
+    """Yield a row for each of the calls that are drawn for each case."""
     import_torch()
     for count in run.threads():
+        rng = np.random.default_rng(count)
         for case in run.settings["cases"]:
-            for hidden in run.settings["hidden"]:
-                for batch in run.settings["batches"]:
-                    if batch > 1 or not case[2]:  # a packed sequence alone is decided as one that is not packed
-                        yield measure_thresholds_row(run, tuple(case), hidden, batch) | {"threads": count}
-    run.note(f"FEWEST_STEPS:\n{source(rules(run.result['rows']))}")
+            done = 0
+            while done < run.settings["calls"]:
+                cell, in_float64, packed, trains = case
+                of_case = {"cell": cell, "in_float64": in_float64, "packed": packed, "trains": trains}
+                row: Row = of_case | draw(rng) | {"threads": count}
+                if _work(row) > run.settings["most_work"] or _is_decided_unpacked(row):
+                    continue
+                done += 1
+                yield row | measure_row(run, row)
 
 
-def measure_thresholds_row(run: Run, case: tuple[str, bool, bool, bool], hidden: int, batch: int) -> Row:
-    """Time both ways of a call at growing lengths; return the shortest from which the kernels are faster."""
-    cell, in_float64, packed, trains = case
+def measure_row(run: Run, row: Row) -> Row:
+    case = row["cell"], row["in_float64"], row["packed"], row["trains"]
+    sides = {
+        name: call(case, row["features"], row["hidden"], row["batch"], row["length"], name == "ours")
+        for name in ("ours", "torch")
+    }
+    return timing.side_by_side(timing.measure(sides, **run.rounds))
 
-    def sides(length: int) -> dict[str, Any]:
-        return {name: call(case, run.settings["features"], hidden, batch, length, name == "ours")
-                for name in ("ours", "torch")}  # fmt: skip
 
-    return {"cell": cell, "in_float64": in_float64, "packed": packed, "trains": trains, "hidden": hidden,
-            "batch": batch} | first_win(run, sides, "torch")  # fmt: skip
+def _work(row: Row) -> int:
+    """Return the multiply-adds of a call, as if in float32."""
+    weights = GATES[row["cell"]] * row["hidden"] * (row["features"] + row["hidden"])
+    return int(row["length"] * row["batch"] * weights * (3 if row["trains"] else 1) * (2 if row["in_float64"] else 1))
+
+
+def _is_decided_unpacked(row: Row) -> bool:
+    return bool(row["packed"] and row["batch"] == 1 and row["cell"] == "LSTM" and not row["in_float64"])
+
+
+def sizes_of(row: Mapping[str, Any]) -> tuple[Case, Sizes]:
+    """Return the case and the sizes that the rule sees."""
+    case = Case(row["cell"], row["in_float64"], row["packed"], row["trains"], row["threads"] > 1)
+    batch, length = row["batch"], row["length"]
+    rows = int(lengths_of(length, batch).sum()) if row["packed"] else length * batch
+    return case, Sizes(row["features"], row["hidden"], batch, length, rows)
+
+
+def chosen(row: Row) -> Row:
+    """Return the way that the rule takes, and its speed as a share of the faster way's."""
+    ours, torchs = predicted(*sizes_of(row))
+    ratio = row["torch_ratio"]["median"]
+    share = min(ratio, 1.0) if ours < torchs else min(1 / ratio, 1.0)
+    return {"way": "kernels" if ours < torchs else "torch.nn", "of_best": float(share)}
+
+
+def lengths_of(length: int, batch: int) -> np.ndarray:
+    """Return the lengths of the sequences of a packed batch: all kinds, the longest first."""
+    return np.linspace(length, 1, batch).round().astype(np.int64) if batch > 1 else np.array([length])
 
 
 def first_win(run: Run, sides: Callable[[int], dict[str, Any]], other: str) -> Row:
@@ -87,8 +149,7 @@ def call(case: tuple[str, bool, bool, bool], features: int, hidden: int, batch: 
     layer = getattr(torch.nn, cell)(features, hidden, dtype=dtype)
     x = torch.randn(length, batch, features, dtype=dtype)
     if packed:
-        lengths = torch.linspace(length, 1, batch).round().long()
-        x = torch.nn.utils.rnn.pack_padded_sequence(x, lengths)
+        x = torch.nn.utils.rnn.pack_padded_sequence(x, torch.from_numpy(lengths_of(length, batch)))
     if ours:
         accelerate(layer, faster_only=False)
 
@@ -104,43 +165,50 @@ def call(case: tuple[str, bool, bool, bool], features: int, hidden: int, batch: 
     return (lambda: forward().backward(gy)) if trains else infer
 
 
-def rules(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, bool, bool, bool], Rule]:
-    """Return the table: for no batch and no number of threads is a call by the kernels slower."""
-    fewest: dict[tuple[str, bool, bool, bool], dict[int, int | None]] = {}
+def fitted(rows: Iterable[Mapping[str, Any]]) -> dict[Key, Costs]:
+    """Return the table: the costs, none below zero, with the least relative errors of the times of each case."""
+    cases: dict[Key, list[Mapping[str, Any]]] = {}
     for row in rows:
-        case = row["cell"], row["in_float64"], row["packed"], row["trains"]
-        sizes = fewest.setdefault(case, {})
-        before = sizes.get(row["hidden"], 0)
-        sizes[row["hidden"]] = max(before, row["length"]) if row["wins"] and before is not None else None
-    return {case: _pairs(sizes) for case, sizes in fewest.items()}
+        if "ours" in row:
+            cases.setdefault(tuple(sizes_of(row)[0]), []).append(row)
+    return {key: (_costs(found, "ours"), _costs(found, "torch")) for key, found in cases.items()}
 
 
-def _pairs(sizes: Mapping[int, int | None]) -> Rule:
-    """Return the pairs for the fewest steps by hidden size: a larger size never needs fewer."""
-    pairs: list[tuple[int, int]] = []
-    for hidden, steps in sorted(sizes.items()):
-        if steps is None:
-            break
-        least = max(steps, pairs[-1][1] if pairs else 0)
-        if pairs and pairs[-1][1] == least:
-            pairs.pop()
-        pairs.append((hidden, least))
-    return tuple(pairs)
+def _costs(rows: Sequence[Mapping[str, Any]], side: str) -> tuple[float, ...]:
+    """Fit one side's costs; rows where the two sides are far apart, and a choice is easy, weigh less."""
+    from scipy.optimize import nnls
+
+    terms: np.ndarray = np.array([sizes.terms(GATES[case.cell]) for case, sizes in map(sizes_of, rows)], float)
+    times: np.ndarray = 1e9 * np.array([row[side]["median"] for row in rows], float)
+    ratios: np.ndarray = np.array([row["torch_ratio"]["median"] for row in rows], float)
+    weights = 1 / (1 + np.abs(np.log(ratios)) / NEAR)
+    relative = terms / times[:, None] * weights[:, None]
+    scale = relative.max(axis=0)
+    return tuple(float(f"{cost:.3g}") for cost in nnls(relative / scale, weights)[0] / scale)
 
 
-def source(table: Mapping[tuple[str, bool, bool, bool], Rule]) -> str:
+NEAR = 0.3
+"""Logarithm of the ratio of two times at which a row weighs half."""
+
+
+def source(table: Mapping[Key, Costs]) -> str:
     """Return the table's lines in the source."""
-    return "".join(f"    {case!r}: {rule!r},\n".replace("'", '"') for case, rule in table.items())
+    return "".join(
+        f"    {key!r}: (\n        {ours!r},\n        {torchs!r},\n    ),\n".replace("'", '"')
+        for key, (ours, torchs) in table.items()
+    )
 
 
-def written(module: str, table: Mapping[tuple[str, bool, bool, bool], Rule]) -> str:
+def written(module: str, table: Mapping[Key, Costs]) -> str:
     """Return the source of the module with this table."""
-    if set(table) != set(CASES):
-        raise FileFormatError("A result does not hold the size rule", expected="a row for every case",
-                              got=f"{len(table)} of {len(CASES)} cases", remedy="Run it without --quick")  # fmt: skip
-    text, count = TABLE.subn(lambda match: match[1] + source({case: table[case] for case in CASES}) + match[2], module)
+    keys = [(*case, threaded) for case in CASES for threaded in (False, True)]
+    if set(table) != set(keys):
+        raise FileFormatError("A result does not hold the size rule", expected="rows for every case",
+                              got=f"{len(table)} of {len(keys)} cases",
+                              remedy="Run it without --quick, on a machine of two cores or more")  # fmt: skip
+    text, count = TABLE.subn(lambda match: match[1] + source({key: table[key] for key in keys}) + match[2], module)
     if count != 1:
-        raise FileFormatError("The module does not hold the size rule", expected="one FEWEST_STEPS", got=count)
+        raise FileFormatError("The module does not hold the size rule", expected="one COSTS", got=count)
     return text
 
 
@@ -188,8 +256,6 @@ def worth(rows: Iterable[Mapping[str, Any]]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from sparsebp.torch import rule
-
     parser = argparse.ArgumentParser(description="Write what a benchmark of thresholds has found to the source.")
     parser.add_argument("result", type=Path)
     result = harness.load_result(parser.parse_args(arguments).result)
@@ -198,7 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
     if result["benchmark"] == "sharing":
         text = WORK.sub(lambda match: f"{match[1]}{worth(result['rows']):_}", text)
     else:
-        text = written(text, rules(result["rows"]))
+        text = written(text, fitted(result["rows"]))
     write_atomically(path, text.encode())
 
 
@@ -225,28 +291,47 @@ SHARING = Benchmark(
 )  # fmt: skip
 
 
+GRID = {
+    "cases": CASES, "calls": 60, "most_work": 2e8,
+    "hidden": (8, 20, 32, 48, 64, 96, 100, 127, 128, 129, 192, 256, 384, 512),
+    "features": (1, 8, 16, 32, 64, 128, 300, 512), "batch": (1, 2, 3, 4, 8, 16, 32, 64, 128),
+    "length": (1, 2, 4, 8, 16, 32, 64, 100, 200, 400),
+}  # fmt: skip
+WORDS = {"in_float64": "float64", "packed": "packed", "trains": "trains"}
+
 THRESHOLDS = Benchmark(
     name="thresholds",
-    title="From how many steps accelerate's kernels are faster than PyTorch",
+    title="Both ways of an accelerated call, with sizes drawn from a grid",
     leaves_out="the optimizer; a call that trains is forward and backward, all gradients of parameters",
-    settings={"features": 32},
-    sizes={
-        "cases": CASES, "hidden": (20, 64, 128, 256, 512), "batches": (1, 16, 128),
-        "lengths": (8, 16, 32, 64, 128, 256, 512),
-    },
-    quick={"cases": CASES[:2], "hidden": (3,), "batches": (2,), "lengths": (2, 4)},
-    rounds={"rounds": 9, "least_rounds": 5, "budget": 0.3},
+    sizes=GRID,
+    quick={"cases": CASES[:2], "calls": 1, "hidden": (3,), "features": (2,), "batch": (2,), "length": (2, 4)},
+    rounds={"rounds": 3, "least_rounds": 3, "budget": 0.1},
     measure=measure_thresholds,
+    columns=columns(words=WORDS, numbers={"features": "I", "hidden": "H"}, times={"torch_ratio": "over torch.nn"}),
+    short=("cell", "in_float64", "packed", "trains", *SIZES, "threads", "torch_ratio"),
+    in_short=lambda row: False,
+    picture=harness.bars("{cell}({features}, {hidden}), B = {batch}, T = {length}", {"torch_ratio": "over torch.nn"},
+                         harness.SPEED_UP, (harness.TORCH,), line=1.0),
+)  # fmt: skip
+
+CHOICES = Benchmark(
+    name="choices",
+    title="The way that accelerate's rule takes, for calls of any sizes",
+    leaves_out=THRESHOLDS.leaves_out,
+    sizes={
+        "cases": CASES, "calls": 5, "most_work": 2e8, "hidden": (4, 512), "features": (1, 512), "batch": (1, 128),
+        "length": (1, 400),
+    },
+    quick={"cases": CASES[:2], "calls": 1, "hidden": (3, 5), "features": (1, 2), "batch": (1, 2), "length": (2, 4)},
+    rounds={"rounds": 9, "least_rounds": 5, "budget": 0.3},
+    measure=measure_choices,
     columns=columns(
-        words={"in_float64": "float64", "packed": "packed", "trains": "trains", "wins": "faster from here"},
-        numbers={"hidden": "H"},
-        times={"torch_ratio": "over torch.nn"},
+        words=WORDS | {"way": "way"}, numbers={"features": "I", "hidden": "H"},
+        times={"torch_ratio": "over torch.nn", "of_best": "of the faster way"},
     ),
-    short=("cell", "in_float64", "packed", "trains", "hidden", "batch", "threads", "length", "wins", "torch_ratio"),
-    in_short=lambda row: (
-        row["threads"] == 1 and row["trains"] and not (row["in_float64"] or row["packed"]) and row["batch"] == 16
-    ),
-    picture=harness.bars("{cell}({hidden}), B = {batch}, T = {length}", {"torch_ratio": "over torch.nn"},
+    short=("cell", "in_float64", "packed", "trains", *SIZES, "threads", "torch_ratio", "way", "of_best"),
+    in_short=lambda row: row["of_best"] < CLOSE,
+    picture=harness.bars("{cell}({features}, {hidden}), B = {batch}, T = {length}", {"of_best": "of the faster way"},
                          harness.SPEED_UP, (harness.TORCH,), line=1.0),
 )  # fmt: skip
 

@@ -208,8 +208,8 @@ def _infer_segments(team, cuts, cell, x, w_ih, b_ih, b_hh, w_hh, *arrays):
     w = room_for_weights(size_of_weights(cell, features, hidden, hidden, item), w_hh)
     pack_panels(cell, w_ih, b_ih, b_hh, w_hh, 0, hidden, w)
     places, states = pointers_of(arrays), states_of(cell)
-    for number in range(len(cuts)):
-        first, steps, batch, parts = cuts[number, 0], cuts[number, 1], cuts[number, 2], cuts[number, 3]
+    for segment in range(len(cuts)):
+        first, steps, batch, parts = cuts[segment, 0], cuts[segment, 1], cuts[segment, 2], cuts[segment, 3]
         shape, rows = (steps, batch, hidden), x[first : first + steps * batch].reshape((steps, batch, features))
         in_parts(_infer_part, team if parts > 1 else ALONE, parts, (parts, cell, shape, rows, w, first, places))
         copy(places[states], advance(places[0], (first + (steps - 1) * batch) * hidden), batch * hidden)
