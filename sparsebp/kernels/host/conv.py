@@ -22,9 +22,9 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.threads import one_blas_thread
-from sparsebp.kernels.host import depthwise, narrow, winograd
+from sparsebp.kernels.host import depthwise, direct, narrow, winograd
 from sparsebp.kernels.host.dense import blas_of, product
-from sparsebp.kernels.host.depthwise import contiguous, turn_in
+from sparsebp.kernels.host.direct import add_sums, store_sums
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, INNER_SERIAL, JIT, SERIAL, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -33,14 +33,11 @@ from sparsebp.kernels.host.engine.simd import (
     broadcast,
     clear,
     copy,
-    device,
     fma,
-    high_in_turn,
     keep_alive,
     lanes,
     load,
     load_up_to,
-    low_in_turn,
     number,
     pointer,
     store,
@@ -53,7 +50,8 @@ from sparsebp.kernels.host.pointwise import ChannelKernels, Limits
 Axes = tuple[int, ...]
 
 
-# Convolutions without padding and with stride 1 on the last axis: products of matrices, and no columns.
+# Convolutions without padding and with stride 1 on the last axis: products of matrices, and no columns. Of these, 1×1
+# ones and those with more weights than `direct` takes.
 #
 # A BLAS packs both of its operands at every call, which a plane of few elements, or few channels, does not pay. Here
 # only the windows are packed, straight from the input, in panels of three vectors, each of a row of windows of any
@@ -62,19 +60,19 @@ Axes = tuple[int, ...]
 # channels and taps, wherever its vector lies.
 
 _VECTORS = 3
-_DIRECT_MOST_BYTES = 1 << 18
+_PACKED_MOST_BYTES = 1 << 18
 """Of a panel: half of a second cache."""
-_DIRECT_LEAST_PARTS, _LEAST_ROWS = 8, 32
+_PACKED_LEAST_PARTS, _LEAST_ROWS = 8, 32
 """Parts that are wanted, and rows of one: the panels of few elements are packed for several parts."""
 
 
-def direct_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
+def packed_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
     """Whether `convolve` maps x to y: every window lies in the input, and a panel in a cache."""
     if groups != 1 or stride[2] != 1 or before != (0, 0, 0):
         return False
     sizes = zip(weight.shape[2:], stride, dilation, x.shape[2:], y.shape[2:], strict=True)
     inside = all((k - 1) * d + (o - 1) * s < n for k, s, d, n, o in sizes)
-    return inside and prod(weight.shape[1:]) * _VECTORS * VECTOR_BYTES <= _DIRECT_MOST_BYTES
+    return inside and prod(weight.shape[1:]) * _VECTORS * VECTOR_BYTES <= _PACKED_MOST_BYTES
 
 
 def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, turned: bool, out: Array) -> None:
@@ -86,10 +84,10 @@ def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, turned: bool
     starts, steps, width = places_of(x.shape[1], x.shape[2:], weight.shape[2:], stride, dilation, out.shape[2:])
     down, across = (1, rows) if turned else (len(steps), 1)
     panels = -(-batch * len(starts) * -(-width // (VECTOR_BYTES // x.itemsize)) // _VECTORS)
-    splits = max(1, min(-(-_DIRECT_LEAST_PARTS // panels), rows // _LEAST_ROWS))
+    splits = max(1, min(-(-_PACKED_LEAST_PARTS // panels), rows // _LEAST_ROWS))
     parts = panels * splits
     args = weight.reshape(-1), down, across, x.reshape(batch, -1), starts, steps, width, splits
-    _direct_convolve(team_for(parts, out.size * len(steps) // 8), parts, *args, out.reshape(batch, rows, -1))
+    _packed_convolve(team_for(parts, out.size * len(steps) // 8), parts, *args, out.reshape(batch, rows, -1))
 
 
 @lru_cache(maxsize=256)
@@ -110,7 +108,7 @@ def places_of(
 
 
 @parallel(**JIT)
-def _direct_convolve(part, parts, weight, down, across, x, starts, steps, width, splits, out):
+def _packed_convolve(part, parts, weight, down, across, x, starts, steps, width, splits, out):
     """Run a part: of a panel, one of `splits` parts of the rows."""
     (_, rows, size), depth, step = out.shape, len(steps), lanes(pointer(x))
     first, (low, high) = part // splits * 3, span(part % splits, splits, rows)
@@ -207,43 +205,32 @@ def _store_row(a, i, b, j, c, k, place, x, y, z):
 #
 # Both arrays have the elements that a sum goes over side by side, so whole vectors are multiplied as they lie in
 # memory: a BLAS would pack them first, and several samples of small planes had to be gathered before. Tiles are of four
-# by four planes, or by two where vectors have 8 lanes, over enough samples that lanes are seldom added up: as many sums
-# as lanes. A part has planes of the larger array; the smaller one's are read from the second cache.
+# by three planes, over enough samples that lanes are seldom added up. A part has planes of the larger array; the
+# smaller one's are read from the second cache, once for eight of them.
 
 _PLANES_TILE = 4
 _TERMS = 512
-"""Of each inner product, before its lanes are added up: four planes of them fill a quarter of a first cache."""
+"""Of each inner product, before its lanes are added up: eight planes of them fill half of a first cache."""
 _PLANES_PARTS = 8
 _LEAST_SIZE = 64
-"""Of a plane: smaller ones, far apart from sample to sample, share sets of the first cache, and are better packed: with
-vectors of 16 numbers by a BLAS, which is the faster one there."""
+"""Of a plane: smaller ones, far apart from sample to sample, share sets of the first cache. A BLAS packs them."""
 
 
 def planes_fits(y: Array, x: Array) -> bool:
     """Whether planes are whole vectors of 8 or 16 numbers, and several."""
     size, step = prod(x.shape[2:]), VECTOR_BYTES // x.itemsize
-    return (step == 8 or (step == 16 and size >= _LEAST_SIZE)) and size % step == 0
+    return step in (8, 16) and size >= _LEAST_SIZE and size % step == 0
 
 
 def planes_correlate(y: Array, x: Array, out: Array) -> None:
     """Write ``out[r, c] = Σ y[b, r] · x[b, c]`` over samples and the elements of planes; out (rows, channels, …)."""
     batch, rows, channels = len(x), y.shape[1], x.shape[1]
-    left, right = (_long_planes(a.reshape(batch, a.shape[1], -1)) for a in (y, x))
+    left, right = (a.reshape(batch, a.shape[1], -1) for a in (y, x))
     apart = channels, 1
     if rows < channels:
         left, right, apart = right, left, (1, channels)
     parts = min(_PLANES_PARTS, -(-left.shape[1] // _PLANES_TILE))
     _planes_correlate(team_for(parts, y.size * channels // 8), parts, left, right, *apart, out.reshape(-1))
-
-
-def _long_planes(x: Array) -> Array:
-    """Return x (B, C, size), or if its planes are small, as (1, C, B * size)."""
-    batch, channels, size = x.shape
-    if size >= _LEAST_SIZE:
-        return x
-    packed = backend.empty(np, (1, channels, batch, size), x.dtype)
-    packed[0] = x.swapaxes(0, 1)
-    return packed.reshape(1, channels, -1)
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
@@ -255,163 +242,44 @@ def _planes_correlate(part, parts, left, right, down, across, out):
     batch, rows, size = left.shape
     begin, end = span(part, parts, (rows + 3) // 4)
     low, high, step = begin * 4, min(end * 4, rows), lanes(pointer(left))
-    room = np.empty(2 * step, left.dtype)
+    room = np.empty(4 * step, left.dtype)
     columns, block, place = right.shape[1], max(1, _TERMS // size), aligned_pointer(room)
     for first in range(0, batch, block):
         samples = min(block, batch - first)
-        for row in range(low, high, 4):
-            a = advance(pointer(left), (first * rows + row) * size)
-            for column in range(0, columns, step // 4):
-                b = advance(pointer(right), (first * columns + column) * size)
-                high_row, wide = min(high - row, 4), min(columns - column, step // 4)
-                _multiply_tile(a, high_row, rows * size, b, wide, columns * size, samples, size, place)
-                target = advance(pointer(out), row * down + column * across)
-                _planes_add_tile(place, high_row, wide, down, across, first == 0, target)
+        for begin in range(low, high, 8):
+            for column in range(0, columns, 3):
+                b, wide = advance(pointer(right), (first * columns + column) * size), min(columns - column, 3)
+                for row in range(begin, min(begin + 8, high), 4):
+                    a = advance(pointer(left), (first * rows + row) * size)
+                    tall = min(high - row, 4)
+                    _multiply_tile(a, tall, rows * size, b, wide, columns * size, samples, size, place)
+                    target = advance(pointer(out), row * down + column * across)
+                    add_sums(place, tall, wide, down, across, first == 0, target)
     keep_alive(room)
-
-
-@device
-def _halved(a, b):
-    """Return a vector with sums of two lanes each of `a` and of `b` in turn."""
-    return low_in_turn(a, b) + high_in_turn(a, b)
 
 
 @numba.njit(**INNER_APART)
 def _multiply_tile(a, rows, a_apart, b, columns, b_apart, samples, size, out):
-    """Write the inner products of four planes and four, or two, over samples; missing planes repeat the last one.
-
-    In the end each vector is added to another one, half by half, until every lane is one of the sums.
-    """
+    """Write the inner products of four planes and three over samples as partial sums; missing ones repeat the last."""
     step = lanes(a)
     a1, a2, a3 = min(1, rows - 1) * size, min(2, rows - 1) * size, min(3, rows - 1) * size
-    b1, b2, b3 = min(1, columns - 1) * size, min(2, columns - 1) * size, min(3, columns - 1) * size
-    c0 = c1 = c2 = c3 = c4 = c5 = c6 = c7 = zeros(a)
-    d0 = d1 = d2 = d3 = d4 = d5 = d6 = d7 = zeros(a)
+    b1, b2 = min(1, columns - 1) * size, (columns - 1) * size
+    c0 = d0 = e0 = c1 = d1 = e1 = c2 = d2 = e2 = c3 = d3 = e3 = zeros(a)
     for sample in range(samples):
         left, right = advance(a, sample * a_apart), advance(b, sample * b_apart)
         for i in range(0, size, step):
-            w, x = load(right, i), load(right, b1 + i)
-            if step == 16:
-                y, z = load(right, b2 + i), load(right, b3 + i)
-                v = load(left, i)
-                c0, c1, c2, c3 = fma(v, w, c0), fma(v, x, c1), fma(v, y, c2), fma(v, z, c3)
-                v = load(left, a1 + i)
-                c4, c5, c6, c7 = fma(v, w, c4), fma(v, x, c5), fma(v, y, c6), fma(v, z, c7)
-                v = load(left, a2 + i)
-                d0, d1, d2, d3 = fma(v, w, d0), fma(v, x, d1), fma(v, y, d2), fma(v, z, d3)
-                v = load(left, a3 + i)
-                d4, d5, d6, d7 = fma(v, w, d4), fma(v, x, d5), fma(v, y, d6), fma(v, z, d7)
-            else:  # there are 16 registers
-                v, y = load(left, i), load(left, a1 + i)
-                c0, c1, c2, c3 = fma(v, w, c0), fma(v, x, c1), fma(y, w, c2), fma(y, x, c3)
-                v, y = load(left, a2 + i), load(left, a3 + i)
-                c4, c5, c6, c7 = fma(v, w, c4), fma(v, x, c5), fma(y, w, c6), fma(y, x, c7)
-    if step == 16:
-        c0, c1, c2, c3 = _halved(c0, d0), _halved(c1, d1), _halved(c2, d2), _halved(c3, d3)
-        c4, c5, c6, c7 = _halved(c4, d4), _halved(c5, d5), _halved(c6, d6), _halved(c7, d7)
-    c0, c1, c2, c3 = _halved(c0, c4), _halved(c1, c5), _halved(c2, c6), _halved(c3, c7)
-    store(out, 0, _halved(_halved(c0, c2), _halved(c1, c3)))
-
-
-@numba.njit(**INNER_APART)
-def _planes_add_tile(tile, rows, columns, down, across, fresh, out):
-    """Write the numbers of a tile, or add them."""
-    width = lanes(tile) // 4
-    for row in range(rows):
-        for column in range(columns):
-            at = row * down + column * across
-            out[at] = tile[width * row + column] if fresh else out[at] + tile[width * row + column]
-
-
-# The gradient at the weights of convolutions with few output channels and no padding: these in the lanes of a vector,
-# or of two.
-#
-# The gradient at the output of a sample is turned, so that the channels at one place stand side by side. Every weight's
-# numbers for all of them are then one vector of sums, and every element of the input is read as often as a window meets
-# it: there are neither columns nor packed matrices, which do not pay for thin products. Each sample is summed
-# first.
-
-_ROWS_TILE = 12
-"""Weights whose sums stay in registers."""
-_ROWS_PARTS = 4
-_ROWS_MOST_BYTES = 1 << 17
-"""Of a sample of either array: they are read once for every tile."""
-
-
-def rows_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
-    """Whether the output channels fill most of one vector or two, without padding, and a sample stays in a cache."""
-    step, rows, taps = VECTOR_BYTES // x.itemsize, len(weight), prod(weight.shape[2:])
-    filled = step in (8, 16) and rows <= 2 * step and 3 * step * -(-rows // step) <= 4 * rows
-    small = max(x[:1].nbytes, y[:1].nbytes * step // max(rows, 1)) <= _ROWS_MOST_BYTES
-    sizes = zip(weight.shape[2:], stride, dilation, x.shape[2:], y.shape[2:], strict=True)
-    inside = all((k - 1) * d + (o - 1) * s < n for k, s, d, n, o in sizes)
-    return filled and small and groups == 1 and taps > 1 and before == (0, 0, 0) and inside
-
-
-def rows_correlate(y: Array, x: Array, stride: Axes, dilation: Axes, out: Array) -> None:
-    """Write the gradient at the weights (rows, channels, *kernel), all on three axes."""
-    batch, rows, outputs, step = len(x), len(out), prod(y.shape[2:]), VECTOR_BYTES // x.itemsize
-    starts, steps, width = places_of(x.shape[1], x.shape[2:], out.shape[2:], stride, dilation, y.shape[2:])
-    along = np.arange(width) * stride[2]
-    windows, tiles = (starts[:, None] + along).reshape(-1), -(-len(steps) // _ROWS_TILE)
-    behind = np.concatenate([steps, np.full(tiles * _ROWS_TILE - len(steps), steps[-1])])
-    groups = -(-rows // step)
-    sums = np.empty((groups, len(behind), step), x.dtype)
-    parts = groups * min(_ROWS_PARTS // groups, tiles)
-    args = y.reshape(batch, rows, outputs), x.reshape(batch, -1), windows, behind, contiguous(outputs, step), sums
-    _rows_correlate(team_for(parts, y.size * len(steps) // 8), parts, *args)
-    out.reshape(rows, -1)[...] = sums[:, : len(steps)].swapaxes(1, 2).reshape(groups * step, -1)[:rows]
-
-
-# The functions below are compiled: their arguments are arrays, pointers and bounds.
-
-
-@parallel(**JIT)
-def _rows_correlate(part, parts, y, x, windows, steps, rows, sums):
-    """Run a part: of one vector's output channels, a part of the tiles."""
-    (batch, channels, outputs), (groups, length, step) = y.shape, sums.shape
-    first, each = part % groups * step, parts // groups
-    begin, end = span(part // groups, each, length // 12)
-    low, high, own = begin * 12, end * 12, advance(pointer(sums), part % groups * length * step)
-    turned, room = np.empty((len(rows) + 1) * step, x.dtype), np.empty((step + 1) * step, x.dtype)
-    slopes, place = aligned_pointer(turned), aligned_pointer(room)
-    clear(advance(own, low * step), (high - low) * step)
-    for sample in range(batch):
-        source = advance(pointer(y), (sample * channels + first) * outputs)
-        turn_in(source, outputs, min(channels - first, step), outputs, pointer(rows), place, slopes)
-        image = advance(pointer(x), sample * x.shape[1])
-        for at in range(low, high, 12):
-            target = advance(own, at * step)
-            _rows_add_tile(slopes, image, pointer(windows), outputs, advance(pointer(steps), at), target)
-    keep_alive(turned)
-    keep_alive(room)
-
-
-@numba.njit(**INNER_APART)
-def _rows_add_tile(y, x, windows, n, steps, sums):
-    """Add to 12 vectors the products of `n` vectors with the numbers that each of 12 weights meets."""
-    count = lanes(y)
-    p0, p1, p2, p3, p4, p5 = steps[0], steps[1], steps[2], steps[3], steps[4], steps[5]
-    p6, p7, p8, p9, p10, p11 = steps[6], steps[7], steps[8], steps[9], steps[10], steps[11]
-    a = b = c = d = e = f = g = h = i = j = k = m = zeros(y)
-    for window in range(n):
-        v, met = load(y, window * count), advance(x, windows[window])
-        a, b, c = fma(broadcast(met, p0), v, a), fma(broadcast(met, p1), v, b), fma(broadcast(met, p2), v, c)
-        d, e, f = fma(broadcast(met, p3), v, d), fma(broadcast(met, p4), v, e), fma(broadcast(met, p5), v, f)
-        g, h, i = fma(broadcast(met, p6), v, g), fma(broadcast(met, p7), v, h), fma(broadcast(met, p8), v, i)
-        j, k, m = fma(broadcast(met, p9), v, j), fma(broadcast(met, p10), v, k), fma(broadcast(met, p11), v, m)
-    store(sums, 0, load(sums, 0) + a)
-    store(sums, count, load(sums, count) + b)
-    store(sums, 2 * count, load(sums, 2 * count) + c)
-    store(sums, 3 * count, load(sums, 3 * count) + d)
-    store(sums, 4 * count, load(sums, 4 * count) + e)
-    store(sums, 5 * count, load(sums, 5 * count) + f)
-    store(sums, 6 * count, load(sums, 6 * count) + g)
-    store(sums, 7 * count, load(sums, 7 * count) + h)
-    store(sums, 8 * count, load(sums, 8 * count) + i)
-    store(sums, 9 * count, load(sums, 9 * count) + j)
-    store(sums, 10 * count, load(sums, 10 * count) + k)
-    store(sums, 11 * count, load(sums, 11 * count) + m)
+            x, y, z = load(right, i), load(right, b1 + i), load(right, b2 + i)
+            v = load(left, i)
+            c0, d0, e0 = fma(v, x, c0), fma(v, y, d0), fma(v, z, e0)
+            v = load(left, a1 + i)
+            c1, d1, e1 = fma(v, x, c1), fma(v, y, d1), fma(v, z, e1)
+            v = load(left, a2 + i)
+            c2, d2, e2 = fma(v, x, c2), fma(v, y, d2), fma(v, z, e2)
+            v = load(left, a3 + i)
+            c3, d3, e3 = fma(v, x, c3), fma(v, y, d3), fma(v, z, e3)
+    store_sums(out, 0, c0, c1, c2, c3)
+    store_sums(out, step, d0, d1, d2, d3)
+    store_sums(out, 2 * step, e0, e1, e2, e3)
 
 
 # Windows laid side by side as columns, and added up again, for the matrix products of convolutions.
@@ -604,14 +472,17 @@ class ConvolutionKernels(ChannelKernels):
             weight, x, before, False, out
         ):
             return
-        if weight.shape[1] > 1 and direct_fits(weight, stride, before, dilation, groups, x, out):
+        windows = weight.shape[2:], stride, before, dilation, x.shape[2:], out.shape[2:]
+        if direct.fits(weight, windows, groups):
+            direct.convolve(weight, x, windows, False, out)
+            return
+        if weight.shape[1] > 1 and packed_fits(weight, stride, before, dilation, groups, x, out):
             convolve(weight, x, stride, dilation, False, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None and _finite(weight):
             self._convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
             return
-        windows = weight.shape[2:], stride, before, dilation, x.shape[2:], out.shape[2:]
         if weight.shape[1] == 1:
             depthwise.convolve(weight, x, windows, out)
             return
@@ -635,11 +506,14 @@ class ConvolutionKernels(ChannelKernels):
             weight, y, around, True, out
         ):
             return
-        if y.shape[2:] == out.shape[2:] and direct_fits(weight, stride, before, dilation, groups, y, out):
+        if y.shape[2:] == out.shape[2:] and packed_fits(weight, stride, before, dilation, groups, y, out):
             convolve(weight, y, stride, dilation, True, out)
             return
-        turned = _turned_padding(weight, stride, before, dilation, groups)
         windows = weight.shape[2:], stride, before, dilation, out.shape[2:], y.shape[2:]
+        if direct.transpose_fits(weight.shape, windows, groups, weight.itemsize) and _finite(weight):
+            direct.convolve_t(weight, y, windows, out)
+            return
+        turned = _turned_padding(weight, stride, before, dilation, groups)
         if (turned is not None or weight.shape[1] == 1) and _finite(weight):  # both put zeros around y
             if turned is not None:
                 self._convolve(_turned(weight, groups), y, stride, turned, dilation, groups, out)
@@ -671,6 +545,9 @@ class ConvolutionKernels(ChannelKernels):
             return
         if _in_tiles(out, stride, before, dilation, groups, x, y) and winograd.correlate(y, x, before, out):
             return
+        windows = out.shape[2:], stride, before, dilation, x.shape[2:], y.shape[2:]
+        if direct.fits(out, windows, groups) and direct.correlate(y, x, windows, out):
+            return
         turned = _turned_padding(out, stride, before, dilation, groups)
         if turned is not None:
             weight = np.empty((x.shape[1], len(out) // groups, *out.shape[2:]), out.dtype)
@@ -678,12 +555,8 @@ class ConvolutionKernels(ChannelKernels):
             if _finite(weight):
                 out[...] = _turned(weight, groups)
                 return
-        windows = out.shape[2:], stride, before, dilation, x.shape[2:], y.shape[2:]
         if out.shape[1] == 1:
             depthwise.correlate(y, x, windows, out)
-            return
-        if rows_fits(out, stride, before, dilation, groups, x, y):
-            rows_correlate(y, x, stride, dilation, out)
             return
         weight, block = _grouped(out, groups), min(-(-_POSITIONS // prod(y.shape[2:])), len(y))
         chunk = max(1, _ROWS // prod(out.shape[2:]))
