@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import SLOPES, Array, UpdateRule, check_choice
+from sparsebp.core.check import FUNCTIONS, SLOPES, Array, UpdateRule, check_choice
 from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.kernels.operands import check_class, exact, kernel, written
 
@@ -621,13 +621,19 @@ class Kernels:
         "``out = gy where low < y <= high or y is NaN, else 0``: at `high` the slope is 1.",
         "check_limits((low, high))",
     )
-    gelu = kernel(
-        "x (N) real; approximate: bool; out (N) real written",
-        "``out = x Φ(x)``; if `approximate`, with ``(1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`` for Φ.",
+    pointwise = kernel(
+        "x (N) real; function: Function; constants: tuple[float, float, float]; out (N) real written",
+        """``out = f(x)``, f a function of `FUNCTIONS`, of as many of the constants a, b, c as it has.
+
+        softplus: beta a, threshold b. elu: ``a (exp(x / c) - 1)`` below 0, ``b x`` above. leaky_relu: ``a x`` below 0.
+        The others are as in torch.nn.""",
+        "check_choice('function', function, FUNCTIONS)",
     )
-    gelu_grad = kernel(
-        "gy (N) real; x (N) real; approximate: bool; out (N) real written",
-        "``out = gy (Φ(x) + x Φ'(x))``, Φ as in `gelu`.",
+    pointwise_grad = kernel(
+        """gy (N) real; kept (N) real; function: Function; constants: tuple[float, float, float];
+        out (N) real written""",
+        "``out = gy f'(x)``; `kept` is x, of a tanh and a sigmoid y.",
+        "check_choice('function', function, FUNCTIONS)",
     )
     softmax_cross_entropy = kernel(
         """logits (N, C) real; target (N) int64; losses (N) real written; grad (N, C) real written;

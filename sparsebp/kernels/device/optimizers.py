@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import Array, UpdateRule
+from sparsebp.core.check import FUNCTIONS, Array, UpdateRule
 from sparsebp.kernels.device.launch import (
     BLOCK,
     WARP,
@@ -187,6 +187,11 @@ _MOST_ROUNDS = 128
 """Rounds of its warps, each over as many entries as there are lanes, that are done before a second launch would be."""
 
 
+def _of_function(function: str, constants: tuple[float, float, float], out: Array) -> tuple[Any, ...]:
+    """Return the number that the source has for a function, and its constants."""
+    return np.int32(FUNCTIONS.index(function)), *map(out.dtype.type, constants)  # type: ignore[arg-type]
+
+
 class PointwiseKernels(Launcher):
     """Device side of these kernels in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
@@ -282,13 +287,15 @@ class PointwiseKernels(Launcher):
         limit = out.dtype.type
         self._elements("clamp_grad", out, gy, y, limit(low), limit(high))
 
-    def gelu(self, x: Array, approximate: bool, out: Array) -> None:
-        """Every element times its probability; a thread an element."""
-        self._elements("gelu", out, x, np.int32(approximate))
+    def pointwise(self, x: Array, function: str, constants: tuple[float, float, float], out: Array) -> None:
+        """Every element's f; a thread an element."""
+        self._elements("pointwise", out, x, *_of_function(function, constants, out))
 
-    def gelu_grad(self, gy: Array, x: Array, approximate: bool, out: Array) -> None:
+    def pointwise_grad(
+        self, gy: Array, kept: Array, function: str, constants: tuple[float, float, float], out: Array
+    ) -> None:
         """The gradient times the slope; a thread an element."""
-        self._elements("gelu_grad", out, gy, x, np.int32(approximate))
+        self._elements("pointwise_grad", out, gy, kept, *_of_function(function, constants, out))
 
     def _elements(self, name: str, out: Array, *args: Any) -> None:
         grid = ceil_div(out.size, BLOCK)
