@@ -121,8 +121,9 @@ def measure_layers(run: Run) -> Iterator[Row]:
 
 def measure_layer(case: Case, rounds: Any) -> Row:
     """Time a layer and its twin, after comparing outputs and gradients."""
-    ours, found = (our_loss if case.name.endswith("Loss") else our_layer)(case)
-    theirs, wanted = (torch_loss if case.name.endswith("Loss") else torch_layer)(case)
+    layer = getattr(nn, case.name)(*case.args, **case.options)
+    of_ours, of_torch = (our_loss, torch_loss) if isinstance(layer, Loss) else (our_layer, torch_layer)
+    (ours, found), (theirs, wanted) = of_ours(layer, case), of_torch(layer, case)
     for got, want in zip(found, wanted, strict=True):
         if case.name not in RANDOM:
             scale = max(float(np.abs(want).max()), 1e-6)
@@ -132,12 +133,6 @@ def measure_layer(case: Case, rounds: Any) -> Row:
     row: Row = {"layer": case.label, "input": "×".join(map(str, case.shape)), **timing.side_by_side(timings)}
     row |= {"best_ratio": timing.ratio(best, timings["ours"])}
     return row | harness.reaches(row, "best_ratio", TARGET)
-
-
-def make(case: Case) -> Any:
-    """Return our layer or loss."""
-    seed = {"rng": 0} if "rng" in inspect.signature(getattr(nn, case.name)).parameters else {}
-    return getattr(nn, case.name)(*case.args, **case.options, **seed)
 
 
 def inputs(case: Case) -> np.ndarray:
@@ -157,9 +152,9 @@ def at_output(layer: Any, x: np.ndarray) -> np.ndarray:
     return np.random.default_rng(1).standard_normal(_first(layer.forward(x)[0]).shape, np.float32)
 
 
-def our_layer(case: Case) -> tuple[Side, Arrays]:
+def our_layer(layer: Any, case: Case) -> tuple[Side, Arrays]:
     """Return a forward and backward of ours, and its output and gradients."""
-    layer, x = make(case), inputs(case)
+    x = inputs(case)
     gy, floats = at_output(layer, x), x.dtype.kind == "f"
 
     def run() -> tuple[Any, ...]:  # as training does it: `vjp` copies, so that its caller may write to the arrays
@@ -173,10 +168,9 @@ def our_layer(case: Case) -> tuple[Side, Arrays]:
     return run, tuple(array.copy() for array in arrays)
 
 
-def torch_layer(case: Case) -> tuple[dict[str, Side], Arrays]:
+def torch_layer(layer: Any, case: Case) -> tuple[dict[str, Side], Arrays]:
     """Return the same of the twin, in each layout that it has."""
-    torch = harness.import_torch()
-    layer, x = make(case), inputs(case)
+    torch, x = harness.import_torch(), inputs(case)
     twin = getattr(torch.nn, case.name)(*case.args, **case.options)
     state = {name: torch.from_numpy(array.copy()) for name, array in layer.state_dict().items()}
     twin.load_state_dict(state)
@@ -218,9 +212,8 @@ def _targets(case: Case) -> Arrays:
     return x, other
 
 
-def our_loss(case: Case) -> tuple[Side, Arrays]:
+def our_loss(loss: Any, case: Case) -> tuple[Side, Arrays]:
     """Return a loss and its gradient by ours, and what they are."""
-    loss: Loss = make(case)
     arrays = _targets(case)
 
     def run() -> tuple[Any, Any]:
@@ -231,7 +224,7 @@ def our_loss(case: Case) -> tuple[Side, Arrays]:
     return run, (np.asarray(value, np.float32), *(grads if isinstance(grads, tuple) else (grads,)))
 
 
-def torch_loss(case: Case) -> tuple[dict[str, Side], Arrays]:
+def torch_loss(_: Any, case: Case) -> tuple[dict[str, Side], Arrays]:
     """Return the same by PyTorch."""
     torch = harness.import_torch()
     loss, arrays = getattr(torch.nn, case.name)(), [torch.from_numpy(array) for array in _targets(case)]

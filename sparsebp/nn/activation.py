@@ -243,11 +243,6 @@ class Tanh(Activation):
     saves = "y"
     kernel = kernel_slope = "tanh"
 
-    def function(self, x: Array) -> Array:
-        """Return tanh(x), of the array library: rounded better than the kernels', which is for recurrent layers."""
-        xp = backend.namespace(x)
-        return xp.tanh(x, out=backend.empty(xp, x.shape, x.dtype))
-
 
 class Sigmoid(Activation):
     """``1 / (1 + exp(-x))``, as `torch.nn.Sigmoid`."""

@@ -256,11 +256,11 @@ class Maker:
 
     clamp_grad = clamp
 
-    def gelu(self) -> Arguments:
-        return {"approximate": False, "N": self.hidden * 7}
+    def pointwise(self) -> Arguments:
+        return {"function": "softplus", "constants": (0.7, 9.0, 0.0), "N": self.hidden * 7}
 
-    def gelu_grad(self) -> Arguments:
-        return {"approximate": True, "N": self.hidden * 7}
+    def pointwise_grad(self) -> Arguments:
+        return {"function": "mish", "constants": (0.0, 0.0, 0.0), "N": self.hidden * 7}
 
     def softmax_cross_entropy(self) -> Arguments:
         mean = None if self.batch == 3 else uninitialised((), np.float64)

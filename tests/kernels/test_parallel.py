@@ -10,7 +10,7 @@ import pytest
 
 from matrices import csr, disjoint, of_blocks
 from sparsebp import SparsityPattern, kernels, plan_product
-from sparsebp.core.check import SLOPES
+from sparsebp.core.check import FUNCTIONS, SLOPES
 from sparsebp.products import product, strategies
 from thread_counts import assert_same_for_any_number_of_threads
 from update_options import options_of
@@ -67,12 +67,12 @@ def clamp(k) -> list[Array]:
     return [out, grad]
 
 
-def gelu(k) -> list[Array]:
+def pointwise(k) -> list[Array]:
     results, x, gy = [], normal(BIG), normal(BIG)
-    for approximate in (False, True):
+    for function in FUNCTIONS:
         results += [empty(BIG), empty(BIG)]
-        k.gelu(x, approximate, results[-2])
-        k.gelu_grad(gy, x, approximate, results[-1])
+        k.pointwise(x, function, (0.5, 2.0, 1.5), results[-2])
+        k.pointwise_grad(gy, x, function, (0.5, 2.0, 1.5), results[-1])
     return results
 
 
@@ -157,7 +157,7 @@ KERNELS: dict[str, Callable[..., list[Array]]] = {
     "gather": gather,
     "scale": scale,
     "clamp": clamp,
-    "gelu": gelu,
+    "pointwise": pointwise,
     "slopes": slopes,
     "winners": winners,
     "max_pool": max_pool,
