@@ -611,6 +611,27 @@ class Kernels:
         "var (C) real; eps: float; weight (C) real?; scale (C) real written; factor (C) real written",
         "``scale = 1 / sqrt(var + eps)`` and ``factor = scale * weight``, `scale` without a weight.",
     )
+    row_normalise = kernel(
+        """x (R, C, N) real; weight (W) real?; bias (W) real?; eps: float; centre: bool; mean (R) real written;
+        scale (R) real written; out (R, C, N) real written""",
+        """Normalise every row by its mean and variance, or without `centre` by its mean square; mean is 0 then.
+
+        ``scale = 1 / sqrt(var + eps)`` and ``out = (x - mean) * scale * weight + bias``; None drops a term. The weight
+        of ``x[r, c]`` is number ``(r C + c) % W``: W is a multiple of C.""",
+        "check_row_weights(C, weight)",
+    )
+    row_back = kernel(
+        """gy (R, C, N) real; x (R, C, N) real; weight (W) real?; centre: bool; mean (R) real; scale (R) real;
+        out (R, C, N) real written""",
+        "The gradient at x of `row_normalise`, from its mean and scale.",
+        "check_row_weights(C, weight)",
+    )
+    row_products = kernel(
+        """gy (R, C, N) real; x (R, C, N) real; mean (R) real; scale (R) real; sums (W) real written;
+        products (W) real written""",
+        "The gradients of `row_normalise` at bias and weight: sums of gy, and of ``gy * (x - mean) * scale``.",
+        "check_row_weights(C, sums)",
+    )
     clamp = kernel(
         "x (N) real; low: float; high: float; out (N) real written",
         "``out = min(max(x, low), high)``; a NaN stays a NaN. low < high, which may be infinite.",
@@ -842,6 +863,13 @@ def check_winner(winner: Array, kernel: tuple[int, ...]) -> None:
     """Check that `winner` can hold the kernel's taps."""
     if winner.dtype == "uint8" and kernel[0] * kernel[1] > 256:
         raise DTypeError("winner cannot hold the places of the kernel", expected="int32", got="uint8")
+
+
+def check_row_weights(channels: int, weight: Array | None) -> None:
+    """Check that weights repeat with the rows."""
+    if weight is not None and (channels < 1 or len(weight) % channels or not len(weight)):
+        raise ShapeError("The weights do not fit the rows", expected=f"a multiple of {channels} weights",
+                         got=len(weight))  # fmt: skip
 
 
 def check_limits(limits: tuple[float, float] | None, *y: Array | None) -> None:

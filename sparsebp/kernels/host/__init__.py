@@ -27,6 +27,7 @@ from sparsebp.kernels.host.dense import (  # noqa: E402
 from sparsebp.kernels.host.engine.arguments import find  # noqa: E402
 from sparsebp.kernels.host.engine.compile import accept_read_only  # noqa: E402
 from sparsebp.kernels.host.inference import infer  # noqa: E402
+from sparsebp.kernels.host.norm import NormKernels  # noqa: E402
 from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.pointwise import PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.pool import MaxPoolKernels  # noqa: E402
@@ -91,6 +92,7 @@ class HostKernels(
     MaxPoolKernels,
     PointwiseKernels,
     ActivationKernels,
+    NormKernels,
 ):
     """The implementation behind `sparsebp.kernels.spec.Kernels` for NumPy arrays: one mixin per family of kernels."""
 

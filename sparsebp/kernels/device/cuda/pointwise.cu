@@ -219,6 +219,65 @@ extern "C" __global__ void __launch_bounds__(256) channel_slopes(
     slope[channel] = products[channel] * scale[channel] * scale[channel] / count;
 }
 
+// Normalisation of rows of `channels` times `size` elements, each row by itself; a block a row, whose second pass reads from
+// cache. Element i of row r has the weight number (r * channels + i / size) % weights; a null one is 1, a null bias 0.
+
+extern "C" __global__ void __launch_bounds__(256) row_normalise(
+    const real* __restrict__ x, const real* __restrict__ weight, const real* __restrict__ bias, real eps, int centre,
+    real* __restrict__ mean, real* __restrict__ scale, real* __restrict__ out, int64 rows, int64 channels, int64 size,
+    int64 weights) {
+    const int64 count = channels * size, begin = int64(blockIdx.x) * count, own = blockIdx.x * channels % weights;
+    real sum = 0, square = 0;
+    for (int64 i = threadIdx.x; centre && i < count; i += THREADS) sum += x[begin + i] - x[begin];
+    sum = block_sum(sum);
+    const real middle = centre ? x[begin] + sum / real(count) : real(0);
+    for (int64 i = threadIdx.x; i < count; i += THREADS) square += (x[begin + i] - middle) * (x[begin + i] - middle);
+    const real found = real(1) / sqrt_of(block_sum(square) / real(count) + eps);
+    if (threadIdx.x == 0) mean[blockIdx.x] = middle, scale[blockIdx.x] = found;
+    for (int64 i = threadIdx.x; i < count; i += THREADS) {
+        const real unit = (x[begin + i] - middle) * found;
+        out[begin + i] = unit * (weight ? weight[own + i / size] : real(1)) + (bias ? bias[own + i / size] : real(0));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) row_back(
+    const real* __restrict__ gy, const real* __restrict__ x, const real* __restrict__ weight, int centre,
+    const real* __restrict__ mean, const real* __restrict__ scale, real* __restrict__ out, int64 rows, int64 channels,
+    int64 size, int64 weights) {
+    const int64 count = channels * size, begin = int64(blockIdx.x) * count, own = blockIdx.x * channels % weights;
+    const real middle = mean[blockIdx.x], found = scale[blockIdx.x];
+    real sum = 0, product = 0;
+    for (int64 i = threadIdx.x; i < count; i += THREADS) {
+        const real g = weight ? gy[begin + i] * weight[own + i / size] : gy[begin + i];
+        sum += g, product += g * (x[begin + i] - middle);
+    }
+    sum = block_sum(sum);
+    product = block_sum(product);
+    const real offset = centre ? sum / real(count) * found : real(0);
+    const real slope = product / real(count) * found * found * found;
+    for (int64 i = threadIdx.x; i < count; i += THREADS) {
+        const real g = weight ? gy[begin + i] * weight[own + i / size] : gy[begin + i];
+        out[begin + i] = g * found - offset - (x[begin + i] - middle) * slope;
+    }
+}
+
+// A block a weight.
+extern "C" __global__ void __launch_bounds__(256) row_products(
+    const real* __restrict__ gy, const real* __restrict__ x, const real* __restrict__ mean,
+    const real* __restrict__ scale, real* __restrict__ sums, real* __restrict__ products, int64 rows, int64 channels,
+    int64 size, int64 weights) {
+    const int64 groups = weights / channels, group = blockIdx.x / channels, channel = blockIdx.x % channels;
+    const int64 own = group < rows ? (rows - group + groups - 1) / groups : 0;  // rows with this weight
+    real sum = 0, product = 0;
+    for (int64 i = threadIdx.x; i < own * size; i += THREADS) {
+        const int64 row = group + i / size * groups, at = (row * channels + channel) * size + i % size;
+        sum += gy[at], product += gy[at] * (x[at] - mean[row]) * scale[row];
+    }
+    sum = block_sum(sum);
+    product = block_sum(product);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum, products[blockIdx.x] = product;
+}
+
 // Cutting off at two values, and its gradient: one pass over memory each, a thread an element.
 
 extern "C" __global__ void __launch_bounds__(256) clamp(
