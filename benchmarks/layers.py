@@ -127,7 +127,9 @@ def measure_layer(case: Case, rounds: Any) -> Row:
     for got, want in zip(found, wanted, strict=True):
         if case.name not in RANDOM:
             scale = max(float(np.abs(want).max()), 1e-6)
-            refuse_difference(f"{case.label}: an output or a gradient", "PyTorch", float(np.abs(got - want).max()) / scale)
+            refuse_difference(
+                f"{case.label}: an output or a gradient", "PyTorch", float(np.abs(got - want).max()) / scale
+            )
     timings = timing.measure({"ours": ours, **theirs}, **rounds)
     best = timing.Timing(tuple(map(min, *(timings[name].seconds for name in theirs), timings["torch"].seconds)))
     row: Row = {"layer": case.label, "input": "×".join(map(str, case.shape)), **timing.side_by_side(timings)}
@@ -250,7 +252,9 @@ LAYERS = Benchmark(
     columns=columns(
         words={"layer": "layer", "input": "input"},
         seconds={"torch": "torch", "channels_last": "torch, channels last"},
-        times={"torch_ratio": "over torch", "channels_last_ratio": "over channels last", "best_ratio": "over the faster"},
+        times={
+            "torch_ratio": "over torch", "channels_last_ratio": "over channels last", "best_ratio": "over the faster",
+        },
     ),
     short=("layer", "input", "ours", "torch", "channels_last", "best_ratio", "target", "met"),
     overview=Overview(task="A layer, forward and backward", peer="PyTorch, its faster layout", ratio="best_ratio",

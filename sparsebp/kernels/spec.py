@@ -648,13 +648,13 @@ class Kernels:
 
         softplus: beta a, threshold b. elu: ``a (exp(x / c) - 1)`` below 0, ``b x`` above. leaky_relu: ``a x`` below 0.
         The others are as in torch.nn.""",
-        "check_choice('function', function, FUNCTIONS)",
+        "check_pointwise(function)",
     )
     pointwise_grad = kernel(
         """gy (N) real; kept (N) real; function: Function; constants: tuple[float, float, float];
         out (N) real written""",
         "``out = gy f'(x)``; `kept` is x, of a tanh and a sigmoid y.",
-        "check_choice('function', function, FUNCTIONS)",
+        "check_pointwise(function)",
     )
     softmax_cross_entropy = kernel(
         """logits (N, C) real; target (N) int64; losses (N) real written; grad (N, C) real written;
@@ -733,6 +733,11 @@ class Kernels:
 def check_function(function: str) -> None:
     """Check whose slopes `pointwise_slopes` takes."""
     check_choice("function", function, SLOPES)
+
+
+def check_pointwise(function: str) -> None:
+    """Check the function of `pointwise`."""
+    check_choice("function", function, FUNCTIONS)
 
 
 def check_nonlinearity(nonlinearity: str) -> None:

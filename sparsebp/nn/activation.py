@@ -158,7 +158,7 @@ class Hardtanh(Clamped):
 class Activation(Pointwise):
     """A `Pointwise` that the kernels compute; the base of those below."""
 
-    saves = "x"
+    saves: ClassVar[Literal["x", "y"]] = "x"
     kernel: ClassVar[Function]  # the kernels' name of f
 
     def constants(self) -> tuple[float, float, float]:

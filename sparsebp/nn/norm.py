@@ -465,6 +465,7 @@ class SampleNorm(Layer):
 
     replayable = True
     optional = "weight", "bias"
+    eps: Any
     centres = True  # else the mean is not subtracted, and the mean square takes the place of the variance
 
     def _make_affine(self, shape: tuple[int, ...], bias: bool, dtype: Any) -> None:
@@ -634,7 +635,7 @@ class LayerNorm(SampleNorm):
         return len(self.normalized_shape) == 1
 
     def forward(self, x: Array) -> tuple[Array, NormSaved]:
-        """Return the normalised x; `saved` is x, and the mean (0 for `RMSNorm`) and 1/sqrt(var + eps) of every vector."""
+        """Return the normalised x; `saved` is x, and every vector's mean (0 for `RMSNorm`) and 1/sqrt(var + eps)."""
         return self._normalise(self._check(x), x)
 
     def _row_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -702,7 +703,7 @@ class RMSNorm(LayerNorm):
         device: Any = None, dtype: Any = np.float32,
     ) -> None:  # fmt: skip
         super().__init__(normalized_shape, 0.0 if eps is None else eps, elementwise_affine, False, device, dtype)
-        self.eps = eps  # type: ignore[assignment]
+        self.eps = eps
 
     def _eps(self, dtype: np.dtype) -> Any:
         return dtype.type(np.finfo(dtype).eps if self.eps is None else self.eps)

@@ -251,6 +251,18 @@ class Maker:
     def channel_factors(self) -> Arguments:
         return {"eps": 1e-3, "C": self.hidden} | ({"weight": None} if self.shared else {})
 
+    def row_normalise(self) -> Arguments:
+        """With and without weights, which are those of two groups of channels."""
+        sizes = {"R": 2 * self.batch, "C": self.hidden, "N": 7, "W": 2 * self.hidden}
+        return sizes | {"eps": 1e-3, "centre": True} | ({"weight": None, "bias": None} if self.shared else {})
+
+    def row_back(self) -> Arguments:
+        sizes = {"R": 2 * self.batch, "C": self.hidden, "N": 7, "W": 2 * self.hidden}
+        return sizes | {"centre": False} | ({"weight": None} if self.shared else {})
+
+    def row_products(self) -> Arguments:
+        return {"R": 2 * self.batch, "C": self.hidden, "N": 7, "W": 2 * self.hidden}
+
     def clamp(self) -> Arguments:
         return {"low": -0.5, "high": 0.3, "N": self.hidden * 7}
 

@@ -124,6 +124,19 @@ def loss(k) -> list[Array]:
     return [losses, slope]
 
 
+def rows(k) -> list[Array]:
+    results = []
+    for shape, weights in (((64, 8, BIG // 512), 32), ((BIG // 512, 512, 1), 512)):
+        x, gy, w = normal(*shape), normal(*shape), normal(weights)
+        mean, scale, y, gx = (empty(*sizes) for sizes in (shape[:1], shape[:1], shape, shape))
+        sums, products = empty(weights), empty(weights)
+        k.row_normalise(x, w, w, 1e-5, True, mean, scale, y)
+        k.row_back(gy, x, w, True, mean, scale, gx)
+        k.row_products(gy, x, mean, scale, sums, products)
+        results += [mean, scale, y, gx, sums, products]
+    return results
+
+
 def channels(k) -> list[Array]:
     x, gy = normal(9, 37, 999), normal(9, 37, 999)[::-1].copy()
     mean, var, scale, sums, products = (empty(37) for _ in range(5))
@@ -167,6 +180,7 @@ KERNELS: dict[str, Callable[..., list[Array]]] = {
     "dense_chain_shared": lambda k: dense_chain(k, 1),
     "loss": loss,
     "channels": channels,
+    "rows": rows,
     "update": update,
 }
 

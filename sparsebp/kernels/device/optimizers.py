@@ -189,7 +189,7 @@ _MOST_ROUNDS = 128
 
 def _of_function(function: str, constants: tuple[float, float, float], out: Array) -> tuple[Any, ...]:
     """Return the number that the source has for a function, and its constants."""
-    return np.int32(FUNCTIONS.index(function)), *map(out.dtype.type, constants)  # type: ignore[arg-type]
+    return np.int32(FUNCTIONS.index(function)), *map(out.dtype.type, constants)
 
 
 class PointwiseKernels(Launcher):
@@ -283,19 +283,19 @@ class PointwiseKernels(Launcher):
     ) -> None:  # fmt: skip
         """Statistics of every row, and the row normalised by them; a block a row."""
         args = (x, weight, bias, x.dtype.type(eps), np.int32(centre), mean, scale, out)
-        self._rows("row_normalise", x, len(x), weight, *args)
+        self._blocks_of_rows("row_normalise", x, len(x), weight, *args)
 
     def row_back(
         self, gy: Array, x: Array, weight: Array | None, centre: bool, mean: Array, scale: Array, out: Array
     ) -> None:
         """Two sums over every row, then the gradient; a block a row."""
-        self._rows("row_back", x, len(x), weight, gy, x, weight, np.int32(centre), mean, scale, out)
+        self._blocks_of_rows("row_back", x, len(x), weight, gy, x, weight, np.int32(centre), mean, scale, out)
 
     def row_products(self, gy: Array, x: Array, mean: Array, scale: Array, sums: Array, products: Array) -> None:
         """Two sums for every weight; a block a weight."""
-        self._rows("row_products", x, len(sums), sums, gy, x, mean, scale, sums, products)
+        self._blocks_of_rows("row_products", x, len(sums), sums, gy, x, mean, scale, sums, products)
 
-    def _rows(self, name: str, x: Array, blocks: int, weight: Array | None, *args: Any) -> None:
+    def _blocks_of_rows(self, name: str, x: Array, blocks: int, weight: Array | None, *args: Any) -> None:
         sizes = (*x.shape, x.shape[1] if weight is None else len(weight))
         self._launch("pointwise.cu", name, c_types(REAL=x), blocks, (BLOCK,), (*args, *map(np.int64, sizes)))
 

@@ -1,7 +1,7 @@
 """Activations and their gradients on the host: one pass over memory each, in vectors.
 
-A function is a pair of functions of vectors: `f(x, a, b, c)`, and `f_grad(g, kept, a, b, c)`, which takes the gradient at
-y and what the forward kept (x, or y of a sigmoid and a tanh). Compiled code is given it as a tuple of as many zeros as
+A function is a pair of functions of vectors: `f(x, a, b, c)`, and `f_grad(g, kept, a, b, c)`, which takes the gradient
+at y and what the forward kept (x, or y of a sigmoid and a tanh). Compiled code is given it as a tuple of as many zeros as
 its place in `FUNCTIONS`: the length is part of its type, so that each is compiled by itself, when it is first called.
 """
 
@@ -34,7 +34,7 @@ from sparsebp.kernels.host.engine.threads import parallel, split
 _WEIGHT = 32  # multiply-adds of an element, about
 _ROOT, _CUBE, _DENSITY = math.sqrt(2 / math.pi), 0.044715, 1 / math.sqrt(2 * math.pi)
 _FAR = 1e4  # an x² from which on the probability is 0 or 1 to the last digit
-_PLACES = {name: (0,) * (place + 1) for place, name in enumerate(FUNCTIONS)}
+_PLACES: dict[str, tuple[int, ...]] = {name: (0,) * (place + 1) for place, name in enumerate(FUNCTIONS)}
 
 Constants = tuple[float, float, float]
 

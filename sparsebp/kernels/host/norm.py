@@ -112,7 +112,11 @@ def _normalise(part, parts, x, weight, bias, eps, centre, mean, scale, out):
     zero, one = x.dtype.type(0), x.dtype.type(1)
     low, high = x.dtype.type(-np.inf), x.dtype.type(np.inf)
     for r in range(first, last):
-        source, target, own = advance(pointer(x), r * count), advance(pointer(out), r * count), r * channels % len(weight)
+        source, target, own = (
+            advance(pointer(x), r * count),
+            advance(pointer(out), r * count),
+            r * channels % len(weight),
+        )
         mean[r] = zero
         if centre:
             origin = source[0] if np.isfinite(source[0]) else zero
