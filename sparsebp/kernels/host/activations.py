@@ -1,8 +1,8 @@
 """Activations and their gradients on the host: one pass over memory each, in vectors.
 
 A function is a pair of functions of vectors: `f(x, a, b, c)`, and `f_grad(g, kept, a, b, c)`, which takes the gradient
-at y and what the forward kept (x, or y of a sigmoid and a tanh). Compiled code is given it as a tuple of as many zeros as
-its place in `FUNCTIONS`: the length is part of its type, so that each is compiled by itself, when it is first called.
+at y and what the forward kept (x, or y of a sigmoid and a tanh). Compiled code is given it as a tuple of as many zeros
+as its place in `FUNCTIONS`: the length is part of its type, so that each is compiled by itself, when first called.
 """
 
 from __future__ import annotations
