@@ -17,7 +17,7 @@ MODULES = {
     "scan": "scan", "chains": "scan", "linear": "linear", "spgemm": "spgemm", "spgemm-sweep": "spgemm",
     "factor": "factor", "kept-pattern": "kept_pattern", "function-jacobian": "functions", "sparse-grad": "sparse_grad",
     "jacobian": "jacobians", "convergence": "training", "pruned": "jacobians", "optim": "training",
-    "fusion": "training", "convolution": "training", "schedule": "schedules", "busy": "schedules",
+    "fusion": "training", "convolution": "training", "layers": "layers", "schedule": "schedules", "busy": "schedules",
     "time-parallel": "ranks", "data-parallel": "ranks", "spectrain": "schedules",
     "scaling": "scaling", "scaling-papers": "scaling", "scaling-measured": "scaling",
     "vanishing": "vanishing", "others": "others", "thresholds": "thresholds", "choices": "thresholds",

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Collection
 from numbers import Real
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -132,6 +132,12 @@ Nonlinearity: TypeAlias = Literal["tanh", "relu"]
 SlopeFunction: TypeAlias = Literal["given", "relu", "tanh", "sigmoid"]
 SLOPES: tuple[SlopeFunction, ...] = ("given", "relu", "tanh", "sigmoid")
 """Input of a slope: itself, or y = f(x) for these f."""
+Function: TypeAlias = Literal[
+    "gelu", "gelu_tanh", "tanh", "sigmoid", "silu", "log_sigmoid", "softplus", "mish", "elu", "leaky_relu",
+    "hard_sigmoid", "hard_swish", "softsign",
+]  # fmt: skip
+FUNCTIONS: tuple[Function, ...] = get_args(Function)
+"""Functions of single elements whose kernels there are."""
 UpdateRule: TypeAlias = Literal["sgd", "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop"]
 """Update rule of an optimizer's kernel."""
 ProductFactors: TypeAlias = tuple[Array, Array]

@@ -28,6 +28,7 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
     "input_grad_work": ("input_grad", "gradients"),
     "inside": ("input_grad", "gradients", "slope"),
     "kernel_slope": ("function", "slope"),
+    "kernel_grad": ("function", "slope"),
     # These read what forward saved for I.
     "couples_samples": ("input_grad", "gradients"),
     "lone": ("input_grad", "gradients"),

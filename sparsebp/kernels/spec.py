@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import SLOPES, Array, UpdateRule, check_choice
+from sparsebp.core.check import FUNCTIONS, SLOPES, Array, UpdateRule, check_choice
 from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.kernels.operands import check_class, exact, kernel, written
 
@@ -611,6 +611,27 @@ class Kernels:
         "var (C) real; eps: float; weight (C) real?; scale (C) real written; factor (C) real written",
         "``scale = 1 / sqrt(var + eps)`` and ``factor = scale * weight``, `scale` without a weight.",
     )
+    row_normalise = kernel(
+        """x (R, C, N) real; weight (W) real?; bias (W) real?; eps: float; centre: bool; mean (R) real written;
+        scale (R) real written; out (R, C, N) real written""",
+        """Normalise every row by its mean and variance, or without `centre` by its mean square; mean is 0 then.
+
+        ``scale = 1 / sqrt(var + eps)`` and ``out = (x - mean) * scale * weight + bias``; None drops a term. The weight
+        of ``x[r, c]`` is number ``(r C + c) % W``: W is a multiple of C.""",
+        "check_row_weights(C, weight)",
+    )
+    row_back = kernel(
+        """gy (R, C, N) real; x (R, C, N) real; weight (W) real?; centre: bool; mean (R) real; scale (R) real;
+        out (R, C, N) real written""",
+        "The gradient at x of `row_normalise`, from its mean and scale.",
+        "check_row_weights(C, weight)",
+    )
+    row_products = kernel(
+        """gy (R, C, N) real; x (R, C, N) real; mean (R) real; scale (R) real; sums (W) real written;
+        products (W) real written""",
+        "The gradients of `row_normalise` at bias and weight: sums of gy, and of ``gy * (x - mean) * scale``.",
+        "check_row_weights(C, sums)",
+    )
     clamp = kernel(
         "x (N) real; low: float; high: float; out (N) real written",
         "``out = min(max(x, low), high)``; a NaN stays a NaN. low < high, which may be infinite.",
@@ -621,13 +642,19 @@ class Kernels:
         "``out = gy where low < y <= high or y is NaN, else 0``: at `high` the slope is 1.",
         "check_limits((low, high))",
     )
-    gelu = kernel(
-        "x (N) real; approximate: bool; out (N) real written",
-        "``out = x Φ(x)``; if `approximate`, with ``(1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`` for Φ.",
+    pointwise = kernel(
+        "x (N) real; function: Function; constants: tuple[float, float, float]; out (N) real written",
+        """``out = f(x)``, f a function of `FUNCTIONS`, of as many of the constants a, b, c as it has.
+
+        softplus: beta a, threshold b. elu: ``a (exp(x / c) - 1)`` below 0, ``b x`` above. leaky_relu: ``a x`` below 0.
+        The others are as in torch.nn.""",
+        "check_pointwise(function)",
     )
-    gelu_grad = kernel(
-        "gy (N) real; x (N) real; approximate: bool; out (N) real written",
-        "``out = gy (Φ(x) + x Φ'(x))``, Φ as in `gelu`.",
+    pointwise_grad = kernel(
+        """gy (N) real; kept (N) real; function: Function; constants: tuple[float, float, float];
+        out (N) real written""",
+        "``out = gy f'(x)``; `kept` is x, of a tanh and a sigmoid y.",
+        "check_pointwise(function)",
     )
     softmax_cross_entropy = kernel(
         """logits (N, C) real; target (N) int64; losses (N) real written; grad (N, C) real written;
@@ -706,6 +733,11 @@ class Kernels:
 def check_function(function: str) -> None:
     """Check whose slopes `pointwise_slopes` takes."""
     check_choice("function", function, SLOPES)
+
+
+def check_pointwise(function: str) -> None:
+    """Check the function of `pointwise`."""
+    check_choice("function", function, FUNCTIONS)
 
 
 def check_nonlinearity(nonlinearity: str) -> None:
@@ -836,6 +868,13 @@ def check_winner(winner: Array, kernel: tuple[int, ...]) -> None:
     """Check that `winner` can hold the kernel's taps."""
     if winner.dtype == "uint8" and kernel[0] * kernel[1] > 256:
         raise DTypeError("winner cannot hold the places of the kernel", expected="int32", got="uint8")
+
+
+def check_row_weights(channels: int, weight: Array | None) -> None:
+    """Check that weights repeat with the rows."""
+    if weight is not None and (channels < 1 or len(weight) % channels or not len(weight)):
+        raise ShapeError("The weights do not fit the rows", expected=f"a multiple of {channels} weights",
+                         got=len(weight))  # fmt: skip
 
 
 def check_limits(limits: tuple[float, float] | None, *y: Array | None) -> None:

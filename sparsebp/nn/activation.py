@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.check import Array, SlopeFunction, check_choice, check_flag, check_integer, check_number
+from sparsebp.core.check import Array, Function, SlopeFunction, check_choice, check_flag, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs
 from sparsebp.nn.layer import Layer, check_gy, check_input, full, parameter_dtype
@@ -155,7 +155,45 @@ class Hardtanh(Clamped):
         return self.min_val, self.max_val
 
 
-class LeakyReLU(InPlace):
+class Activation(Pointwise):
+    """A `Pointwise` that the kernels compute; the base of those below."""
+
+    saves: ClassVar[Literal["x", "y"]] = "x"
+    kernel: ClassVar[Function]  # the kernels' name of f
+
+    def constants(self) -> tuple[float, float, float]:
+        """Return the kernel's constants; 0 for those that f has not."""
+        return 0.0, 0.0, 0.0
+
+    def function(self, x: Array) -> Array:
+        """Return f(x)."""
+        xp = backend.namespace(x)
+        y = backend.empty(xp, x.shape, x.dtype)
+        flat = xp.ascontiguousarray(x).reshape(-1)
+        kernels.get(xp).unchecked.pointwise(flat, self.kernel, self.constants(), y.reshape(-1))
+        return y
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return ``gy · f'``."""
+        if not belongs(self, "kernel_grad"):
+            return super().input_grad(gy, saved)
+        check_gy(gy, saved.shape, saved.dtype, saved)
+        return self.kernel_grad(gy, saved)
+
+    def kernel_grad(self, gy: Array, saved: Array) -> Array:
+        """Return ``gy · f'`` in one pass over memory."""
+        xp = backend.namespace(gy)
+        gx = backend.empty(xp, gy.shape, gy.dtype)
+        flat = (xp.ascontiguousarray(array).reshape(-1) for array in (gy, saved))
+        kernels.get(xp).unchecked.pointwise_grad(*flat, self.kernel, self.constants(), gx.reshape(-1))
+        return gx
+
+    def slope(self, saved: Array) -> Array:
+        """Return f', the gradient for ones."""
+        return self.kernel_grad(backend.namespace(saved).ones_like(saved), saved)
+
+
+class LeakyReLU(Activation, InPlace):
     """``x`` where x > 0, else ``negative_slope · x``, as `torch.nn.LeakyReLU`; the slope at 0 is `negative_slope`.
 
     Parameters
@@ -166,22 +204,18 @@ class LeakyReLU(InPlace):
         Has no effect.
     """
 
-    saves = "x"  # with a slope of 0 or below, y does not tell the sign of x
+    kernel = "leaky_relu"
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         super().__init__(inplace)
         self.negative_slope = check_number("negative_slope", negative_slope)
 
-    def function(self, x: Array) -> Array:
-        """Return x or ``negative_slope · x``."""
-        return backend.namespace(x).where(x > 0, x, x * self.negative_slope)
-
-    def slope(self, saved: Array) -> Array:
-        """Return 1 where x > 0, else `negative_slope`; a NaN counts as not above 0."""
-        return backend.namespace(saved).where(saved > 0, 1.0, self.negative_slope).astype(saved.dtype)
+    def constants(self) -> tuple[float, float, float]:
+        """Return `negative_slope`."""
+        return self.negative_slope, 0.0, 0.0
 
 
-class ELU(InPlace):
+class ELU(Activation, InPlace):
     """``x`` where x > 0, else ``alpha (exp(x) - 1)``, as `torch.nn.ELU`; the slope at 0 is `alpha`.
 
     Parameters
@@ -192,80 +226,41 @@ class ELU(InPlace):
         Has no effect.
     """
 
-    saves = "x"  # near -∞, y + alpha loses the digits of the slope
+    kernel = "elu"
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
         super().__init__(inplace)
         self.alpha = check_number("alpha", alpha)
 
-    def function(self, x: Array) -> Array:
-        """Return the ELU of x."""
-        xp = backend.namespace(x)
-        return xp.where(x < 0, self.alpha * xp.expm1(xp.minimum(x, 0)), x)  # -0.0 stays as it is
-
-    def slope(self, saved: Array) -> Array:
-        """Return 1 where x > 0, else ``alpha · exp(x)``."""
-        xp = backend.namespace(saved)
-        return xp.where(saved > 0, 1.0, self.alpha * xp.exp(xp.minimum(saved, 0)))
+    def constants(self) -> tuple[float, float, float]:
+        """Return `alpha`, the slope above 0, and what x is divided by."""
+        return self.alpha, 1.0, 1.0
 
 
-class Tanh(Pointwise):
+class Tanh(Activation):
     """The hyperbolic tangent, as `torch.nn.Tanh`."""
 
-    kernel_slope = "tanh"
-
-    def function(self, x: Array) -> Array:
-        """Return tanh(x)."""
-        return backend.namespace(x).tanh(x)
-
-    def slope(self, y: Array) -> Array:
-        """Return 1 - y²."""
-        return 1 - y * y
+    saves = "y"
+    kernel = kernel_slope = "tanh"
 
 
-class Sigmoid(Pointwise):
+class Sigmoid(Activation):
     """``1 / (1 + exp(-x))``, as `torch.nn.Sigmoid`."""
 
-    kernel_slope = "sigmoid"
-
-    def function(self, x: Array) -> Array:
-        """Return the sigmoid as ``(1 + tanh(x / 2)) / 2``, which overflows nowhere."""
-        y = backend.namespace(x).tanh(x * 0.5)
-        y *= 0.5
-        y += 0.5
-        return y
-
-    def slope(self, y: Array) -> Array:
-        """Return y (1 - y)."""
-        return y * (1 - y)
+    saves = "y"
+    kernel = kernel_slope = "sigmoid"
 
 
-class SiLU(InPlace):
+class SiLU(Activation, InPlace):
     """``x / (1 + exp(-x))``, as `torch.nn.SiLU`.
 
     `inplace` has no effect.
     """
 
-    saves = "x"  # not monotone
-
-    def function(self, x: Array) -> Array:
-        """Return ``x · sigmoid(x)``."""
-        return x * _sigmoid(x)
-
-    def slope(self, saved: Array) -> Array:
-        """Return ``s (1 + x (1 - s))`` with s = sigmoid(x)."""
-        s = _sigmoid(saved)
-        return s * (1 + saved * (1 - s))
+    kernel = "silu"
 
 
-def _sigmoid(x: Array) -> Array:
-    """Return ``1 / (1 + exp(-x))`` to the last digits on both sides, without overflow."""
-    xp = backend.namespace(x)
-    z = xp.exp(-xp.abs(x))
-    return xp.where(x > 0, 1.0, z) / (1 + z)
-
-
-class GELU(Pointwise):
+class GELU(Activation):
     """``x Φ(x)``, as `torch.nn.GELU` (Hendrycks & Gimpel, "Gaussian Error Linear Units", 2016, §2).
 
     Parameters
@@ -278,33 +273,17 @@ class GELU(Pointwise):
     The tanh form's slope has its limit, 0 or 1, where PyTorch's overflows to NaN (|x| above 1e154 in float64).
     """
 
-    saves = "x"  # not monotone
-
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
         self.approximate = check_choice("approximation of GELU", approximate, ("none", "tanh"))
 
-    def function(self, x: Array) -> Array:
-        """Return the GELU of x."""
-        xp = backend.namespace(x)
-        y = backend.empty(xp, x.shape, x.dtype)
-        kernels.get(xp).gelu(xp.ascontiguousarray(x).reshape(-1), self.approximate == "tanh", y.reshape(-1))
-        return y
-
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return ``gy · f'``."""
-        xp = check_gy(gy, saved.shape, saved.dtype, saved)
-        gx = backend.empty(xp, gy.shape, gy.dtype)
-        flat_gy, flat_x = (xp.ascontiguousarray(array).reshape(-1) for array in (gy, saved))
-        kernels.get(xp).gelu_grad(flat_gy, flat_x, self.approximate == "tanh", gx.reshape(-1))
-        return gx
-
-    def slope(self, saved: Array) -> Array:
-        """Return ``Φ(x) + x Φ'(x)``."""
-        return self.input_grad(backend.namespace(saved).ones_like(saved), saved)
+    @property
+    def kernel(self) -> Function:  # type: ignore[override]
+        """The kernels' name of the approximation."""
+        return "gelu" if self.approximate == "none" else "gelu_tanh"
 
 
-class Softplus(Pointwise):
+class Softplus(Activation):
     """``log(1 + exp(beta x)) / beta``, and x itself where ``beta x > threshold``, as `torch.nn.Softplus`.
 
     Parameters
@@ -315,7 +294,7 @@ class Softplus(Pointwise):
         Above it the function is the identity, and its slope 1.
     """
 
-    saves = "x"
+    kernel = "softplus"
 
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
         super().__init__()
@@ -323,17 +302,9 @@ class Softplus(Pointwise):
         if self.beta == 0:
             raise OptionError("beta is zero", expected="another number", got=beta)
 
-    def function(self, x: Array) -> Array:
-        """Return the softplus of x."""
-        xp, scaled = backend.namespace(x), x * self.beta
-        # log(1 + exp(s)) = max(s, 0) + log(1 + exp(-|s|)), which overflows nowhere
-        smooth = (xp.maximum(scaled, 0) + xp.log1p(xp.exp(-xp.abs(scaled)))) / self.beta
-        return xp.where(scaled > self.threshold, x, smooth)
-
-    def slope(self, saved: Array) -> Array:
-        """Return sigmoid(beta x), and 1 above the threshold."""
-        scaled = saved * self.beta
-        return backend.namespace(saved).where(scaled > self.threshold, 1.0, _sigmoid(scaled))
+    def constants(self) -> tuple[float, float, float]:
+        """Return `beta` and `threshold`."""
+        return self.beta, self.threshold, 0.0
 
 
 # Softmax over one axis, and its logarithm.
@@ -463,13 +434,9 @@ class SELU(ELU):
     def __init__(self, inplace: bool = False) -> None:
         super().__init__(_ALPHA, inplace)
 
-    def function(self, x: Array) -> Array:
-        """Return the SELU of x."""
-        return super().function(x) * _SCALE
-
-    def slope(self, saved: Array) -> Array:
-        """Return 1.0507 where x > 0, else ``1.0507 · 1.6733 exp(x)``."""
-        return super().slope(saved) * _SCALE
+    def constants(self) -> tuple[float, float, float]:
+        """Return the constants of an ELU, times its scale."""
+        return self.alpha * _SCALE, _SCALE, 1.0
 
 
 class ReLU6(Hardtanh):
@@ -482,7 +449,7 @@ class ReLU6(Hardtanh):
         super().__init__(0.0, 6.0, inplace)
 
 
-class Mish(InPlace):
+class Mish(Activation, InPlace):
     """``x tanh(log(1 + exp(x)))``, as `torch.nn.Mish`.
 
     Parameters
@@ -496,31 +463,10 @@ class Mish(InPlace):
     tanh is a ratio of polynomials in z, so nothing overflows and no digits are lost far from 0.
     """
 
-    saves = "x"  # not monotone
-
-    def function(self, x: Array) -> Array:
-        """Return the Mish of x."""
-        gate, _ = _gate(x)
-        return x * gate
-
-    def slope(self, saved: Array) -> Array:
-        """Return ``t + x (1 - t²) sigmoid(x)`` with t the tanh."""
-        gate, slope = _gate(saved)
-        return gate + saved * slope
+    kernel = "mish"
 
 
-def _gate(x: Array) -> tuple[Array, Array]:
-    """Return tanh(log(1 + exp(x))) and its slope."""
-    xp = backend.namespace(x)
-    z = xp.exp(-xp.abs(x))
-    above = x > 0
-    # w = exp(x), or 1/w = z where x > 0: t = (w² + 2w) / (w² + 2w + 2), t' = 4 w (1 + w) / (w² + 2w + 2)²
-    top = xp.where(above, 1 + 2 * z, z * (z + 2))
-    bottom = top + 2 * xp.where(above, z * z, 1)
-    return top / bottom, 4 * z * (1 + z) * xp.where(above, z, 1) / (bottom * bottom)
-
-
-class CELU(InPlace):
+class CELU(Activation, InPlace):
     """``x`` where x > 0, else ``alpha (exp(x / alpha) - 1)``, as `torch.nn.CELU`; the slope at 0 is 1.
 
     Parameters
@@ -531,7 +477,7 @@ class CELU(InPlace):
         Has no effect.
     """
 
-    saves = "x"
+    kernel = "elu"
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
         super().__init__(inplace)
@@ -539,46 +485,21 @@ class CELU(InPlace):
         if self.alpha == 0:
             raise OptionError("alpha is zero", expected="another number", got=alpha)
 
-    def function(self, x: Array) -> Array:
-        """Return the CELU of x."""
-        xp = backend.namespace(x)
-        return xp.where(x < 0, self.alpha * xp.expm1(xp.minimum(x, 0) / self.alpha), x)  # -0.0 stays as it is
-
-    def slope(self, saved: Array) -> Array:
-        """Return 1 where x > 0, else ``exp(x / alpha)``."""
-        xp = backend.namespace(saved)
-        return xp.where(saved > 0, 1.0, xp.exp(xp.minimum(saved, 0) / self.alpha))
+    def constants(self) -> tuple[float, float, float]:
+        """Return `alpha`, the slope above 0, and what x is divided by."""
+        return self.alpha, 1.0, self.alpha
 
 
-class Hard(InPlace):
-    """The base of `Hardsigmoid` and `Hardswish`: an infinite gradient does not come through where the slope is 0."""
-
-    saves = "x"
-
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return ``gy · f'``, and 0 where f' is 0."""
-        xp = check_gy(gy, saved.shape, saved.dtype, saved)
-        slope = self._slope(saved)
-        with np.errstate(invalid="ignore"):
-            return xp.asarray(xp.where(slope == 0, slope, gy * slope))
-
-
-class Hardsigmoid(Hard):
+class Hardsigmoid(Activation, InPlace):
     """``min(max(x + 3, 0), 6) / 6``, as `torch.nn.Hardsigmoid`; the slope at -3, at 3 and at a NaN is 0.
 
     `inplace` has no effect.
     """
 
-    def function(self, x: Array) -> Array:
-        """Return ``x / 6 + 1/2`` between 0 and 1."""
-        return backend.namespace(x).clip(x + 3, 0, 6) / 6
-
-    def slope(self, saved: Array) -> Array:
-        """Return 1/6 strictly between -3 and 3, else 0."""
-        return (abs(saved) < 3).astype(saved.dtype) / 6
+    kernel = "hard_sigmoid"
 
 
-class Hardswish(Hard):
+class Hardswish(Activation, InPlace):
     """``x · min(max(x + 3, 0), 6) / 6``, as `torch.nn.Hardswish`; the slope is 0 at -3 and 1 at 3.
 
     `inplace` has no effect.
@@ -588,44 +509,19 @@ class Hardswish(Hard):
     Source: Howard et al., "Searching for MobileNetV3", 2019, §5.2.
     """
 
-    def function(self, x: Array) -> Array:
-        """Return x times its hard sigmoid."""
-        return x * (backend.namespace(x).clip(x + 3, 0, 6) / 6)
-
-    def slope(self, saved: Array) -> Array:
-        """Return ``x / 3 + 1/2`` between -3 and 3, 0 below and 1 above."""
-        xp = backend.namespace(saved)
-        return xp.where(saved <= -3, 0.0, xp.where(saved >= 3, 1.0, saved / 3 + 0.5))
+    kernel = "hard_swish"
 
 
-class LogSigmoid(Pointwise):
+class LogSigmoid(Activation):
     """``-log(1 + exp(-x))``, as `torch.nn.LogSigmoid`."""
 
-    saves = "x"  # y loses the digits of the slope where it is near 0
-
-    def function(self, x: Array) -> Array:
-        """Return ``min(x, 0) - log(1 + exp(-|x|))``, which overflows nowhere."""
-        xp = backend.namespace(x)
-        return xp.minimum(x, 0) - xp.log1p(xp.exp(-xp.abs(x)))
-
-    def slope(self, saved: Array) -> Array:
-        """Return sigmoid(-x)."""
-        return _sigmoid(-saved)
+    kernel = "log_sigmoid"
 
 
-class Softsign(Pointwise):
+class Softsign(Activation):
     """``x / (1 + |x|)``, as `torch.nn.Softsign`."""
 
-    saves = "x"
-
-    def function(self, x: Array) -> Array:
-        """Return the softsign of x."""
-        return x / (1 + abs(x))
-
-    def slope(self, saved: Array) -> Array:
-        """Return ``1 / (1 + |x|)²``."""
-        root = 1 / (1 + abs(saved))
-        return root * root
+    kernel = "softsign"
 
 
 class PReLU(Layer):

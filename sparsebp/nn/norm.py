@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -21,6 +22,7 @@ from sparsebp.nn.layer import Fixed, Layer, check_gy, check_input, full, paramet
 from sparsebp.nn.linear import Linear
 
 BatchNormSaved = tuple[Array, Array, Array, bool]
+NormSaved = tuple[Array, Array, Array]
 Sums = list[tuple[Array, Array, Any]]
 """Σ gy and Σ gy (x - mean) of every channel, and an event of the stream that computed them; none yet, or one."""
 Cut = tuple[Array, tuple[float, float]]
@@ -463,6 +465,7 @@ class SampleNorm(Layer):
 
     replayable = True
     optional = "weight", "bias"
+    eps: Any
     centres = True  # else the mean is not subtracted, and the mean square takes the place of the variance
 
     def _make_affine(self, shape: tuple[int, ...], bias: bool, dtype: Any) -> None:
@@ -470,27 +473,61 @@ class SampleNorm(Layer):
         if bias:
             self.params["bias"] = full(shape, 0, dtype)
 
-    def _unit(self, xp: ModuleType, x: Array, axes: tuple[int, ...], eps: Any) -> tuple[Array, Array]:
-        """Return the normalised x, and ``1 / sqrt(var + eps)``."""
-        centred = x - x.mean(axis=axes, keepdims=True) if self.centres else x
-        scale = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + eps)
-        return xp.multiply(centred, scale, out=centred if self.centres else None), scale
+    # The kernels see x as rows (R, C, N), each of which is normalised, with a weight for each of the C.
 
-    def _unit_grad(self, g: Array, unit: Array, scale: Array, axes: tuple[int, ...]) -> Array:
-        """Return the gradient at x from the one at the normalised x."""
-        centred = g - g.mean(axis=axes, keepdims=True) if self.centres else g
-        return scale * (centred - unit * (g * unit).mean(axis=axes, keepdims=True))
+    @abc.abstractmethod
+    def _row_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return (R, C, N) for x of `shape`."""
+
+    def _eps(self, dtype: np.dtype) -> Any:
+        return self.eps
+
+    def _normalise(self, xp: ModuleType, x: Array) -> tuple[Array, NormSaved]:
+        """Return the normalised x, and x, means and ``1 / sqrt(var + eps)``."""
+        x = xp.ascontiguousarray(x)
+        rows, y = self._row_shape(x.shape), backend.empty(xp, x.shape, x.dtype)
+        mean, scale = xp.empty(rows[0], x.dtype), xp.empty(rows[0], x.dtype)
+        affine = self._flat("weight"), self._flat("bias")
+        kernels.get(xp).unchecked.row_normalise(
+            x.reshape(rows), *affine, self._eps(x.dtype), self.centres, mean, scale, y.reshape(rows)
+        )
+        return y, (x, mean, scale)
+
+    def input_grad(self, gy: Array, saved: NormSaved) -> Array:
+        """Return ``(g - mean(g) - x̂ mean(g x̂)) / sqrt(var + eps)`` with g = gy · weight."""
+        x, mean, scale = saved
+        xp = check_gy(gy, x.shape, x.dtype, x)
+        rows, gx = self._row_shape(x.shape), backend.empty(xp, x.shape, x.dtype)
+        arrays = xp.ascontiguousarray(gy).reshape(rows), x.reshape(rows), self._flat("weight")
+        kernels.get(xp).unchecked.row_back(*arrays, self.centres, mean, scale, gx.reshape(rows))
+        return gx
+
+    def weight_grad(self, gy: Array, saved: NormSaved) -> dict[str, Array]:
+        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}``, summed over everything that shares them."""
+        x, mean, scale = saved
+        xp = check_gy(gy, x.shape, x.dtype, x)
+        if not self.params:
+            return {}
+        rows, shape = self._row_shape(x.shape), self.params["weight"].shape
+        grads = {"bias": xp.empty(shape, x.dtype), "weight": xp.empty(shape, x.dtype)}
+        arrays = xp.ascontiguousarray(gy).reshape(rows), x.reshape(rows), mean, scale
+        kernels.get(xp).unchecked.row_products(*arrays, *(grad.reshape(-1) for grad in grads.values()))
+        return {name: grads[name] for name in self.params}
+
+    def _flat(self, name: str) -> Array | None:
+        param = self.params.get(name)
+        return None if param is None else param.reshape(-1)
+
+    def _unit(self, saved: NormSaved) -> tuple[Array, Array]:
+        """Return the normalised rows (R, C N), and their scale (R, 1)."""
+        x, mean, scale = saved
+        return (x.reshape(len(mean), -1) - mean[:, None]) * scale[:, None], scale[:, None]
 
     def _blocks(self, unit: Array, scale: Array) -> Array:
         """Return the transposed Jacobian of each normalised vector, on the last two axes."""
         n, squares = unit.shape[-1], unit[..., :, None] * unit[..., None, :]
         eye = backend.namespace(unit).eye(n, dtype=unit.dtype)
         return scale * (eye - (1 + squares if self.centres else squares) / n)
-
-    def _sums(self, gy: Array, unit: Array, axes: tuple[int, ...]) -> dict[str, Array]:
-        check_gy(gy, unit.shape, unit.dtype, unit)
-        sums = {"weight": gy * unit, "bias": gy}
-        return {name: sums[name].sum(axis=axes) for name in self.params}
 
 
 class GroupNorm(SampleNorm):
@@ -530,48 +567,30 @@ class GroupNorm(SampleNorm):
         if check_flag("affine", affine):
             self._make_affine((self.num_channels,), bias, dtype)
 
-    def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps) of the groups."""
+    def forward(self, x: Array) -> tuple[Array, NormSaved]:
+        """Return the normalised x; `saved` is x, and the mean and 1/sqrt(var + eps) of every group."""
         weight = self.params.get("weight")
         xp = check_input(x, dtype=None if weight is None else weight.dtype, like=weight)
         if x.ndim < 2 or x.shape[1] != self.num_channels or 0 in x.shape[2:]:
             raise ShapeError("x has the wrong shape", expected=f"(B, {self.num_channels}, …), none of them empty",
                              got=x.shape, remedy="Pass channels behind the batch")  # fmt: skip
-        unit, scale = self._unit(xp, self._grouped(x), (2,), self.eps)
-        unit = unit.reshape(x.shape)
-        y = unit if weight is None else unit * self._each(weight, x.ndim)
-        return y + self._each(self.params["bias"], x.ndim) if "bias" in self.params else y, (unit, scale)
+        return self._normalise(xp, x)
 
-    def input_grad(self, gy: Array, saved: tuple[Array, Array]) -> Array:
-        """Return ``(g - mean(g) - x̂ mean(g x̂)) / sqrt(var + eps)`` of each group, with g = gy · weight."""
-        unit, scale = saved
-        check_gy(gy, unit.shape, unit.dtype, unit)
-        g = self._grouped(gy * self._each(self.params["weight"], gy.ndim) if self.params else gy)
-        return self._unit_grad(g, self._grouped(unit), scale, (2,)).reshape(unit.shape)
+    def _row_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        return shape[0] * self.num_groups, self.num_channels // self.num_groups, math.prod(shape[2:])
 
-    def weight_grad(self, gy: Array, saved: tuple[Array, Array]) -> dict[str, Array]:
-        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel."""
-        return self._sums(gy, saved[0], (0, *range(2, saved[0].ndim)))
-
-    def jacobian_t(self, saved: tuple[Array, Array]) -> Any:
+    def jacobian_t(self, saved: NormSaved) -> Any:
         """Return a dense block for each group of a sample, per sample."""
         from sparsebp.jacobians import block_jacobian_t
 
-        unit, scale = self._grouped(saved[0]), saved[1][..., None]
-        n = unit.shape[2]
-        blocks = self._blocks(unit, scale)
+        unit, scale = self._unit(saved)
+        n = unit.shape[1]
+        blocks = self._blocks(unit, scale[:, :, None]).reshape(-1, self.num_groups, n, n)
         if self.params:
             each = n * self.num_groups // self.num_channels
             weight = backend.namespace(unit).repeat(self.params["weight"], each)
             blocks = blocks * weight.reshape(self.num_groups, 1, n)
         return block_jacobian_t(blocks)
-
-    def _grouped(self, x: Array) -> Array:
-        """Return x as (B, groups, numbers of a group)."""
-        return x.reshape(x.shape[0], self.num_groups, math.prod(x.shape[1:]) // self.num_groups)
-
-    def _each(self, values: Array, ndim: int) -> Array:
-        return values.reshape(-1, *[1] * (ndim - 2))
 
 
 class LayerNorm(SampleNorm):
@@ -615,34 +634,24 @@ class LayerNorm(SampleNorm):
         """Whether each step of a sequence is normalised by itself."""
         return len(self.normalized_shape) == 1
 
-    def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps)."""
-        unit, scale = self._unit(self._check(x), x, self._axes(), self._eps(x.dtype))
-        y = unit * self.params["weight"] if self.params else unit
-        return y + self.params["bias"] if "bias" in self.params else y, (unit, scale)
+    def forward(self, x: Array) -> tuple[Array, NormSaved]:
+        """Return the normalised x; `saved` is x, and every vector's mean (0 for `RMSNorm`) and 1/sqrt(var + eps)."""
+        return self._normalise(self._check(x), x)
 
-    def _eps(self, dtype: np.dtype) -> Any:
-        return self.eps
+    def _row_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        leading = len(shape) - len(self.normalized_shape)
+        return math.prod(shape[:leading]), math.prod(self.normalized_shape), 1
 
-    def input_grad(self, gy: Array, saved: tuple[Array, Array]) -> Array:
-        """Return ``(g - mean(g) - x̂ mean(g x̂)) / sqrt(var + eps)`` with g = gy · weight."""
-        unit, scale = saved
-        check_gy(gy, unit.shape, unit.dtype, unit)
-        return self._unit_grad(gy * self.params["weight"] if self.params else gy, unit, scale, self._axes())
-
-    def weight_grad(self, gy: Array, saved: tuple[Array, Array]) -> dict[str, Array]:
-        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}``, summed over all leading axes."""
-        return self._sums(gy, saved[0], tuple(range(saved[0].ndim - len(self.normalized_shape))))
-
-    def jacobian_t(self, saved: tuple[Array, Array]) -> Any:
+    def jacobian_t(self, saved: NormSaved) -> Any:
         """Return a dense block for each normalised vector of a sample, per sample; the batch is the first axis."""
         from sparsebp.jacobians import block_jacobian_t
 
-        unit, scale = saved
-        if unit.ndim == len(self.normalized_shape):
-            raise ShapeError("x has no batch axis", expected="(B, …)", got=unit.shape)
-        n = math.prod(self.normalized_shape)
-        positions = math.prod(unit.shape[1 : unit.ndim - len(self.normalized_shape)])
+        x = saved[0]
+        if x.ndim == len(self.normalized_shape):
+            raise ShapeError("x has no batch axis", expected="(B, …)", got=x.shape)
+        unit, scale = self._unit(saved)
+        n = unit.shape[1]
+        positions = math.prod(x.shape[1 : x.ndim - len(self.normalized_shape)])
         blocks = self._blocks(unit.reshape(-1, positions, n), scale.reshape(-1, positions, 1, 1))
         return block_jacobian_t(blocks * self.params["weight"].reshape(-1) if self.params else blocks)
 
@@ -651,7 +660,7 @@ class LayerNorm(SampleNorm):
         """The normalised ones."""
         return len(self.normalized_shape)
 
-    def lone(self, saved: tuple[Array, Array]) -> bool:
+    def lone(self, saved: NormSaved) -> bool:
         """Whether x had the normalised axes only."""
         return saved[0].ndim == len(self.normalized_shape)
 
@@ -665,9 +674,6 @@ class LayerNorm(SampleNorm):
         weight = self.params.get("weight")
         shape = (*(None for _ in range(leading)), *self.normalized_shape)
         return check_input(x, dtype=None if weight is None else weight.dtype, shape=shape, like=weight)
-
-    def _axes(self) -> tuple[int, ...]:
-        return tuple(range(-len(self.normalized_shape), 0))
 
 
 class RMSNorm(LayerNorm):
@@ -697,7 +703,7 @@ class RMSNorm(LayerNorm):
         device: Any = None, dtype: Any = np.float32,
     ) -> None:  # fmt: skip
         super().__init__(normalized_shape, 0.0 if eps is None else eps, elementwise_affine, False, device, dtype)
-        self.eps = eps  # type: ignore[assignment]
+        self.eps = eps
 
     def _eps(self, dtype: np.dtype) -> Any:
         return dtype.type(np.finfo(dtype).eps if self.eps is None else self.eps)

@@ -251,16 +251,28 @@ class Maker:
     def channel_factors(self) -> Arguments:
         return {"eps": 1e-3, "C": self.hidden} | ({"weight": None} if self.shared else {})
 
+    def row_normalise(self) -> Arguments:
+        """With and without weights, which are those of two groups of channels."""
+        sizes = {"R": 2 * self.batch, "C": self.hidden, "N": 7, "W": 2 * self.hidden}
+        return sizes | {"eps": 1e-3, "centre": True} | ({"weight": None, "bias": None} if self.shared else {})
+
+    def row_back(self) -> Arguments:
+        sizes = {"R": 2 * self.batch, "C": self.hidden, "N": 7, "W": 2 * self.hidden}
+        return sizes | {"centre": False} | ({"weight": None} if self.shared else {})
+
+    def row_products(self) -> Arguments:
+        return {"R": 2 * self.batch, "C": self.hidden, "N": 7, "W": 2 * self.hidden}
+
     def clamp(self) -> Arguments:
         return {"low": -0.5, "high": 0.3, "N": self.hidden * 7}
 
     clamp_grad = clamp
 
-    def gelu(self) -> Arguments:
-        return {"approximate": False, "N": self.hidden * 7}
+    def pointwise(self) -> Arguments:
+        return {"function": "softplus", "constants": (0.7, 9.0, 0.0), "N": self.hidden * 7}
 
-    def gelu_grad(self) -> Arguments:
-        return {"approximate": True, "N": self.hidden * 7}
+    def pointwise_grad(self) -> Arguments:
+        return {"function": "mish", "constants": (0.0, 0.0, 0.0), "N": self.hidden * 7}
 
     def softmax_cross_entropy(self) -> Arguments:
         mean = None if self.batch == 3 else uninitialised((), np.float64)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -174,3 +175,39 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.channel_normalise(x, None, None, 1e-5, mean, mean, mean, x, (1.0, 0.0))
     with pytest.raises(OptionError, match="wrong order"):
         backend.kernels.channel_scale(x, None, None, None, x, (1.0, 0.0))
+
+
+@given(
+    samples=sizes(0, 3), groups=sizes(1, 3), channels=sizes(1, 19), size=st.sampled_from([1, 1, 2, 17]),
+    centre=st.booleans(), weighted=st.booleans(), dtype=reals, seed=seeds,
+)  # fmt: skip
+def test_rows(backend, samples, groups, channels, size, centre, weighted, dtype, seed):
+    """Forward against NumPy, and back against PyTorch's autograd of the same formula."""
+    rng, k, rows = np.random.default_rng(seed), backend.kernels, samples * groups
+    x, gy = (normal(rng, (rows, channels, size), dtype) for _ in range(2))
+    w, b = (normal(rng, groups * channels, dtype) for _ in range(2))
+    tx, tw, tb = (torch.tensor(v.astype(np.float64), requires_grad=True) for v in (x, w, b))
+    middle = tx.mean((1, 2), keepdim=True) if centre else torch.zeros(rows, 1, 1)
+    root = 1 / torch.sqrt(((tx - middle) ** 2).mean((1, 2), keepdim=True) + 0.1)
+    unit = ((tx - middle) * root).reshape(samples, groups * channels, size)
+    want = (unit * tw[:, None] + tb[:, None] if weighted else unit).reshape(tx.shape)
+    at_x, *at_weights = torch.autograd.grad(want, [tx, tw, tb], torch.tensor(gy.astype(np.float64)), allow_unused=True)
+    mean, scale, y, gx = (backend.empty(shape, dtype) for shape in (rows, rows, x.shape, x.shape))
+    on_x, on_gy, on_w, on_b = map(backend.array, (x, gy, w, b))
+    weight, bias = (on_w, on_b) if weighted else (None, None)
+    k.row_normalise(on_x, weight, bias, 0.1, centre, mean, scale, y)
+    k.row_back(on_gy, on_x, weight, centre, mean, scale, gx)
+    sums, products = backend.empty(len(w), dtype), backend.empty(len(w), dtype)
+    k.row_products(on_gy, on_x, mean, scale, sums, products)
+    found = [mean, scale, y, gx]
+    wanted = [middle.reshape(-1), root.reshape(-1), want, at_x]
+    if weighted:
+        found, wanted = [*found, products, sums], [*wanted, *at_weights]
+    for got, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(backend.numpy(got), other.detach().numpy(), **tolerance(dtype, 10))
+
+
+def test_rows_refuse_weights_that_do_not_fit(backend):
+    x, one, two = (backend.array(np.ones(shape)) for shape in ((2, 3, 1), 2, 4))
+    with pytest.raises(ShapeError, match="weights do not fit"):
+        backend.kernels.row_normalise(x, two, None, 0.1, True, one, one, x)

@@ -10,7 +10,7 @@ import pytest
 
 from matrices import csr, disjoint, of_blocks
 from sparsebp import SparsityPattern, kernels, plan_product
-from sparsebp.core.check import SLOPES
+from sparsebp.core.check import FUNCTIONS, SLOPES
 from sparsebp.products import product, strategies
 from thread_counts import assert_same_for_any_number_of_threads
 from update_options import options_of
@@ -67,12 +67,12 @@ def clamp(k) -> list[Array]:
     return [out, grad]
 
 
-def gelu(k) -> list[Array]:
+def pointwise(k) -> list[Array]:
     results, x, gy = [], normal(BIG), normal(BIG)
-    for approximate in (False, True):
+    for function in FUNCTIONS:
         results += [empty(BIG), empty(BIG)]
-        k.gelu(x, approximate, results[-2])
-        k.gelu_grad(gy, x, approximate, results[-1])
+        k.pointwise(x, function, (0.5, 2.0, 1.5), results[-2])
+        k.pointwise_grad(gy, x, function, (0.5, 2.0, 1.5), results[-1])
     return results
 
 
@@ -124,6 +124,19 @@ def loss(k) -> list[Array]:
     return [losses, slope]
 
 
+def rows(k) -> list[Array]:
+    results = []
+    for shape, weights in (((64, 8, BIG // 512), 32), ((BIG // 512, 512, 1), 512)):
+        x, gy, w = normal(*shape), normal(*shape), normal(weights)
+        mean, scale, y, gx = (empty(*sizes) for sizes in (shape[:1], shape[:1], shape, shape))
+        sums, products = empty(weights), empty(weights)
+        k.row_normalise(x, w, w, 1e-5, True, mean, scale, y)
+        k.row_back(gy, x, w, True, mean, scale, gx)
+        k.row_products(gy, x, mean, scale, sums, products)
+        results += [mean, scale, y, gx, sums, products]
+    return results
+
+
 def channels(k) -> list[Array]:
     x, gy = normal(9, 37, 999), normal(9, 37, 999)[::-1].copy()
     mean, var, scale, sums, products = (empty(37) for _ in range(5))
@@ -157,7 +170,7 @@ KERNELS: dict[str, Callable[..., list[Array]]] = {
     "gather": gather,
     "scale": scale,
     "clamp": clamp,
-    "gelu": gelu,
+    "pointwise": pointwise,
     "slopes": slopes,
     "winners": winners,
     "max_pool": max_pool,
@@ -167,6 +180,7 @@ KERNELS: dict[str, Callable[..., list[Array]]] = {
     "dense_chain_shared": lambda k: dense_chain(k, 1),
     "loss": loss,
     "channels": channels,
+    "rows": rows,
     "update": update,
 }
 

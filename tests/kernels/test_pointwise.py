@@ -1,4 +1,4 @@
-"""Clamping, GELU and the loss on every backend, against NumPy and PyTorch in double precision."""
+"""Clamping, activations and the loss on every backend, against NumPy and PyTorch in double precision."""
 
 import math
 
@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsebp.core import check
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import normal, reals, seeds, sizes, tolerance
 
@@ -37,18 +38,88 @@ def test_limits_that_are_not_in_order_are_refused(backend):
         backend.kernels.clamp_grad(x, backend.array(np.ones(4)), 0.0, 1.0, x)
 
 
-@given(length=sizes(0, 600), scale=st.sampled_from([1.0, 6.0]), approximate=st.booleans(), dtype=reals, seed=seeds)
-def test_gelu_and_its_gradient(backend, length, scale, approximate, dtype, seed):
+F = torch.nn.functional
+FUNCTIONS = {
+    "gelu": (F.gelu, (0.0, 0.0, 0.0)), "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), (0.0, 0.0, 0.0)),
+    "tanh": (torch.tanh, (0.0, 0.0, 0.0)), "sigmoid": (torch.sigmoid, (0.0, 0.0, 0.0)),
+    "silu": (F.silu, (0.0, 0.0, 0.0)), "log_sigmoid": (F.logsigmoid, (0.0, 0.0, 0.0)),
+    "softplus": (lambda x: F.softplus(x, 0.5, 9.0), (0.5, 9.0, 0.0)), "mish": (F.mish, (0.0, 0.0, 0.0)),
+    "elu": (lambda x: 1.1 * F.celu(x, 0.5), (1.1 * 0.5, 1.1, 0.5)),
+    "leaky_relu": (lambda x: F.leaky_relu(x, -0.3), (-0.3, 0.0, 0.0)),
+    "hard_sigmoid": (lambda x: F.relu6(x + 3) / 6, (0.0, 0.0, 0.0)),  # whose slope torch rounds to float32
+    "hard_swish": (F.hardswish, (0.0, 0.0, 0.0)),
+    "softsign": (F.softsign, (0.0, 0.0, 0.0)),
+}  # fmt: skip
+"""By name: torch's function, and the kernel's constants."""
+
+
+def run_function(backend, function, x, gy=None):
+    """Return y and the gradient at x of one of `FUNCTIONS`."""
+    y, gx, constants = backend.empty(len(x), x.dtype), backend.empty(len(x), x.dtype), FUNCTIONS[function][1]
+    backend.kernels.pointwise(backend.array(x), function, constants, y)
+    kept = y if function in ("tanh", "sigmoid") else backend.array(x)
+    gy = np.ones_like(x) if gy is None else gy
+    backend.kernels.pointwise_grad(backend.array(gy), kept, function, constants, gx)
+    return backend.numpy(y), backend.numpy(gx)
+
+
+def torch_function(function, x, gy=None):
+    """Return the same by torch, in double precision."""
+    tx = double(x).requires_grad_()
+    y = FUNCTIONS[function][0](tx)
+    y.backward(torch.ones_like(y) if gy is None else double(gy))
+    return y.detach().numpy(), tx.grad.numpy()
+
+
+def test_there_is_a_reference_for_each_function():
+    assert tuple(FUNCTIONS) == check.FUNCTIONS
+
+
+@given(function=st.sampled_from(check.FUNCTIONS), length=sizes(0, 600), scale=st.sampled_from([1.0, 6.0]), dtype=reals,
+       seed=seeds)  # fmt: skip
+def test_functions_and_their_gradients(backend, function, length, scale, dtype, seed):
     rng = np.random.default_rng(seed)
     x, gy = normal(rng, length, dtype, scale), normal(rng, length, dtype)
-    tx = torch.from_numpy(x.astype(np.float64)).requires_grad_()
-    want = torch.nn.functional.gelu(tx, approximate="tanh" if approximate else "none")
-    want.backward(torch.from_numpy(gy.astype(np.float64)))
-    y, gx = backend.empty(length, dtype), backend.empty(length, dtype)
-    backend.kernels.gelu(backend.array(x), approximate, y)
-    backend.kernels.gelu_grad(backend.array(gy), backend.array(x), approximate, gx)
-    np.testing.assert_allclose(backend.numpy(y), want.detach().numpy(), **tolerance(dtype))
-    np.testing.assert_allclose(backend.numpy(gx), tx.grad.numpy(), **tolerance(dtype))
+    for got, want in zip(run_function(backend, function, x, gy), torch_function(function, x, gy), strict=True):
+        np.testing.assert_allclose(got, want, **tolerance(dtype))
+
+
+@pytest.mark.parametrize(("function", "ulp"), [
+    ("tanh", 2), ("sigmoid", 3), ("silu", 4), ("log_sigmoid", 4), ("softplus", 4), ("mish", 5), ("elu", 3),
+    ("leaky_relu", 1), ("hard_sigmoid", 2), ("hard_swish", 2), ("softsign", 2),
+])  # fmt: skip
+def test_functions_are_exact_to_their_last_digits(backend, function, ulp):
+    """In float32, against torch in double precision: units in the last place, at numbers near 0 and far from it."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.standard_normal(2000) * scale for scale in (1e-3, 0.3, 1.0, 5.0, 20.0)]).astype(np.float32)
+    want = torch_function(function, x)[0]
+    unit = np.spacing(np.abs(want).astype(np.float32)).astype(float)
+    if function in ("hard_sigmoid", "hard_swish"):
+        unit = np.maximum(unit, np.spacing(np.float32(0.5)) * np.maximum(np.abs(x), 1) / 6)  # x + 3 is rounded
+    assert np.abs((run_function(backend, function, x)[0] - want) / unit).max() <= ulp
+
+
+@pytest.mark.parametrize("function", [name for name in check.FUNCTIONS if not name.startswith("gelu")])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_functions_far_out(backend, function, dtype):
+    """NaN stays, ∞ times 0 is NaN, and zeros keep their signs, as in torch; a gradient stays NaN where x is."""
+    x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 3.0, -3.0, 1e4, -1e4, 89.0, -89.0], dtype)
+    (y, gx), (want, want_gx) = run_function(backend, function, x), torch_function(function, x)
+    if function == "softsign":
+        want_gx[1:3] = 0  # where torch has NaN
+    if function in ("elu", "hard_swish"):
+        want_gx[0] = np.nan  # where torch has 1
+    if function == "hard_sigmoid":
+        want_gx[0] = 0
+    np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-30)
+    np.testing.assert_array_equal(np.signbit(y[3:5]), np.signbit(want[3:5]))
+    np.testing.assert_allclose(gx, want_gx, rtol=1e-5, atol=1e-30)
+
+
+def test_an_unknown_function_is_refused(backend):
+    x = backend.array(np.ones(3))
+    with pytest.raises(OptionError, match="function"):
+        backend.kernels.pointwise(x, "sine", (0.0, 0.0, 0.0), x)
 
 
 @pytest.mark.parametrize("approximate", [False, True])
@@ -57,22 +128,19 @@ def test_gelu_far_out(backend, dtype, approximate):
     """The slope is 0 or 1 there; ∞ times 0 is NaN, as in torch."""
     most = np.finfo(dtype).max
     x = np.array([-most, most, -100, 100, -np.inf, np.inf, np.nan], dtype)
-    y, gx = backend.empty(7, dtype), backend.empty(7, dtype)
-    backend.kernels.gelu(backend.array(x), approximate, y)
-    backend.kernels.gelu_grad(backend.array(np.ones(7, dtype)), backend.array(x), approximate, gx)
+    y, gx = run_function(backend, "gelu_tanh" if approximate else "gelu", x)
     nan = math.nan
-    np.testing.assert_array_equal(backend.numpy(y), np.array([0, most, 0, 100, nan, np.inf, nan], dtype))
-    np.testing.assert_array_equal(backend.numpy(gx)[[0, 1, 2, 3, 6]], [0, 1, 0, 1, nan])
+    np.testing.assert_array_equal(y, np.array([0, most, 0, 100, nan, np.inf, nan], dtype))
+    np.testing.assert_array_equal(gx[[0, 1, 2, 3, 6]], [0, 1, 0, 1, nan])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_small_probabilities_of_gelu_keep_their_digits(backend, dtype):
     """Far below 0, where 1 + erf has none left."""
     x = np.random.default_rng(0).uniform(-8, -3, 200).astype(dtype)
-    y = backend.empty(200, dtype)
-    backend.kernels.gelu(backend.array(x), False, y)
+    y = run_function(backend, "gelu", x)[0]
     want = [v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.astype(float)]
-    np.testing.assert_allclose(backend.numpy(y), want, rtol=150 * np.finfo(dtype).eps)
+    np.testing.assert_allclose(y, want, rtol=150 * np.finfo(dtype).eps)
 
 
 def double(array):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import Array, UpdateRule
+from sparsebp.core.check import FUNCTIONS, Array, UpdateRule
 from sparsebp.kernels.device.launch import (
     BLOCK,
     WARP,
@@ -187,6 +187,11 @@ _MOST_ROUNDS = 128
 """Rounds of its warps, each over as many entries as there are lanes, that are done before a second launch would be."""
 
 
+def _of_function(function: str, constants: tuple[float, float, float], out: Array) -> tuple[Any, ...]:
+    """Return the number that the source has for a function, and its constants."""
+    return np.int32(FUNCTIONS.index(function)), *map(out.dtype.type, constants)
+
+
 class PointwiseKernels(Launcher):
     """Device side of these kernels in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
@@ -272,6 +277,28 @@ class PointwiseKernels(Launcher):
         grid = ceil_div(len(like), BLOCK)
         self._launch("pointwise.cu", name, c_types(REAL=like), grid, (BLOCK,), (*args, np.int32(len(like))))
 
+    def row_normalise(
+        self, x: Array, weight: Array | None, bias: Array | None, eps: float, centre: bool, mean: Array, scale: Array,
+        out: Array,
+    ) -> None:  # fmt: skip
+        """Statistics of every row, and the row normalised by them; a block a row."""
+        args = (x, weight, bias, x.dtype.type(eps), np.int32(centre), mean, scale, out)
+        self._blocks_of_rows("row_normalise", x, len(x), weight, *args)
+
+    def row_back(
+        self, gy: Array, x: Array, weight: Array | None, centre: bool, mean: Array, scale: Array, out: Array
+    ) -> None:
+        """Two sums over every row, then the gradient; a block a row."""
+        self._blocks_of_rows("row_back", x, len(x), weight, gy, x, weight, np.int32(centre), mean, scale, out)
+
+    def row_products(self, gy: Array, x: Array, mean: Array, scale: Array, sums: Array, products: Array) -> None:
+        """Two sums for every weight; a block a weight."""
+        self._blocks_of_rows("row_products", x, len(sums), sums, gy, x, mean, scale, sums, products)
+
+    def _blocks_of_rows(self, name: str, x: Array, blocks: int, weight: Array | None, *args: Any) -> None:
+        sizes = (*x.shape, x.shape[1] if weight is None else len(weight))
+        self._launch("pointwise.cu", name, c_types(REAL=x), blocks, (BLOCK,), (*args, *map(np.int64, sizes)))
+
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """Every element between the limits; a thread an element."""
         limit = out.dtype.type
@@ -282,13 +309,15 @@ class PointwiseKernels(Launcher):
         limit = out.dtype.type
         self._elements("clamp_grad", out, gy, y, limit(low), limit(high))
 
-    def gelu(self, x: Array, approximate: bool, out: Array) -> None:
-        """Every element times its probability; a thread an element."""
-        self._elements("gelu", out, x, np.int32(approximate))
+    def pointwise(self, x: Array, function: str, constants: tuple[float, float, float], out: Array) -> None:
+        """Every element's f; a thread an element."""
+        self._elements("pointwise", out, x, *_of_function(function, constants, out))
 
-    def gelu_grad(self, gy: Array, x: Array, approximate: bool, out: Array) -> None:
+    def pointwise_grad(
+        self, gy: Array, kept: Array, function: str, constants: tuple[float, float, float], out: Array
+    ) -> None:
         """The gradient times the slope; a thread an element."""
-        self._elements("gelu_grad", out, gy, x, np.int32(approximate))
+        self._elements("pointwise_grad", out, gy, kept, *_of_function(function, constants, out))
 
     def _elements(self, name: str, out: Array, *args: Any) -> None:
         grid = ceil_div(out.size, BLOCK)

@@ -11,6 +11,7 @@ _PACKAGE = Path(__file__).parents[2]
 drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
 from sparsebp.kernels.host import cells, coloring, csr, factor, inference, symbolic  # noqa: E402
+from sparsebp.kernels.host.activations import ActivationKernels  # noqa: E402
 from sparsebp.kernels.host.cells import RecurrentKernels  # noqa: E402
 from sparsebp.kernels.host.conv import ConvolutionKernels  # noqa: E402
 from sparsebp.kernels.host.csr import CsrKernels, ValueKernels  # noqa: E402
@@ -26,8 +27,9 @@ from sparsebp.kernels.host.dense import (  # noqa: E402
 from sparsebp.kernels.host.engine.arguments import find  # noqa: E402
 from sparsebp.kernels.host.engine.compile import accept_read_only  # noqa: E402
 from sparsebp.kernels.host.inference import infer  # noqa: E402
+from sparsebp.kernels.host.norm import NormKernels  # noqa: E402
 from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
-from sparsebp.kernels.host.pointwise import GeluKernels, PointwiseKernels, add_between  # noqa: E402
+from sparsebp.kernels.host.pointwise import PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.pool import MaxPoolKernels  # noqa: E402
 from sparsebp.kernels.host.recurrence import (  # noqa: E402
     LinearRecurrenceKernels,
@@ -89,7 +91,8 @@ class HostKernels(
     ConvolutionKernels,
     MaxPoolKernels,
     PointwiseKernels,
-    GeluKernels,
+    ActivationKernels,
+    NormKernels,
 ):
     """The implementation behind `sparsebp.kernels.spec.Kernels` for NumPy arrays: one mixin per family of kernels."""
 

@@ -1,4 +1,4 @@
-"""Kernels of one pass over memory on the host: cutting off, the loss, channels' statistics, GELU."""
+"""Kernels of one pass over memory on the host: cutting off, the loss, channels' statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, SERIAL, parts_for, span
-from sparsebp.kernels.host.engine.math import normal, tanh
 from sparsebp.kernels.host.engine.simd import (
     advance,
     device,
@@ -18,12 +17,10 @@ from sparsebp.kernels.host.engine.simd import (
     keep_alive,
     lanes,
     load,
-    load_n,
     maximum,
     minimum,
     pointer,
     store,
-    store_n,
     where_within,
     zeros,
 )
@@ -331,75 +328,6 @@ def _factors(var, eps, weight, weighted, scale, factor):
         found = one / np.sqrt(var[c] + eps)
         scale[c] = found
         factor[c] = found * weight[c] if weighted else found
-
-
-# GELU and its gradient on the host: one pass over memory each, in vectors.
-
-_WEIGHT = 32  # multiply-adds of an element, about
-_ROOT, _CUBE, _DENSITY = math.sqrt(2 / math.pi), 0.044715, 1 / math.sqrt(2 * math.pi)
-_FAR = 1e4  # an x² from which on the probability is 0 or 1 to the last digit
-
-
-class GeluKernels:
-    """Host side of these kernels in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
-
-    def gelu(self, x: Array, approximate: bool, out: Array) -> None:
-        """Every element times its probability."""
-        _gelu(*split(x.size * _WEIGHT), x, approximate, out)
-
-    def gelu_grad(self, gy: Array, x: Array, approximate: bool, out: Array) -> None:
-        """The gradient times the slope."""
-        _gelu_grad(*split(x.size * _WEIGHT), gy, x, approximate, out)
-
-
-# The functions below are compiled: their arguments are vectors, arrays and bounds.
-
-
-@device
-def _by_tanh(x):
-    """Return ``(1 + tanh(√(2/π) (x + 0.044715 x³))) / 2``."""
-    return fma(tanh(_ROOT * fma(_CUBE * x * x, x, x)), 0.5, 0.5)
-
-
-@device
-def _slope(x):
-    probability, e = normal(x)
-    return fma(x * _DENSITY, e, probability)
-
-
-@device
-def _slope_by_tanh(x):
-    p = _by_tanh(x)
-    inner = _ROOT * fma(3.0 * _CUBE, minimum(_FAR, x * x), 1.0)
-    return fma(2.0 * p * (1.0 - p) * x, inner, p)
-
-
-@parallel(**JIT)
-def _gelu(part, parts, x, approximate, out):
-    low, high = span(part, parts, len(x))
-    source, target = pointer(x), pointer(out)
-    if approximate:
-        for i in range(low, high, lanes(source)):
-            v = load_n(source, i, high - i)
-            store_n(target, i, v * _by_tanh(v), high - i)
-    else:
-        for i in range(low, high, lanes(source)):
-            v = load_n(source, i, high - i)
-            store_n(target, i, v * normal(v)[0], high - i)
-
-
-@parallel(**JIT)
-def _gelu_grad(part, parts, gy, x, approximate, out):
-    low, high = span(part, parts, len(x))
-    gradients, source, target = pointer(gy), pointer(x), pointer(out)
-    if approximate:
-        for i in range(low, high, lanes(source)):
-            slope = _slope_by_tanh(load_n(source, i, high - i))
-            store_n(target, i, load_n(gradients, i, high - i) * slope, high - i)
-    else:
-        for i in range(low, high, lanes(source)):
-            slope = _slope(load_n(source, i, high - i))
-            store_n(target, i, load_n(gradients, i, high - i) * slope, high - i)
 
 
 _EXP_WEIGHT = 8  # an exponential costs about as much as this many multiply-adds

@@ -219,6 +219,65 @@ extern "C" __global__ void __launch_bounds__(256) channel_slopes(
     slope[channel] = products[channel] * scale[channel] * scale[channel] / count;
 }
 
+// Normalisation of rows of `channels` times `size` elements, each row by itself; a block a row, whose second pass reads from
+// cache. Element i of row r has the weight number (r * channels + i / size) % weights; a null one is 1, a null bias 0.
+
+extern "C" __global__ void __launch_bounds__(256) row_normalise(
+    const real* __restrict__ x, const real* __restrict__ weight, const real* __restrict__ bias, real eps, int centre,
+    real* __restrict__ mean, real* __restrict__ scale, real* __restrict__ out, int64 rows, int64 channels, int64 size,
+    int64 weights) {
+    const int64 count = channels * size, begin = int64(blockIdx.x) * count, own = blockIdx.x * channels % weights;
+    real sum = 0, square = 0;
+    for (int64 i = threadIdx.x; centre && i < count; i += THREADS) sum += x[begin + i] - x[begin];
+    sum = block_sum(sum);
+    const real middle = centre ? x[begin] + sum / real(count) : real(0);
+    for (int64 i = threadIdx.x; i < count; i += THREADS) square += (x[begin + i] - middle) * (x[begin + i] - middle);
+    const real found = real(1) / sqrt_of(block_sum(square) / real(count) + eps);
+    if (threadIdx.x == 0) mean[blockIdx.x] = middle, scale[blockIdx.x] = found;
+    for (int64 i = threadIdx.x; i < count; i += THREADS) {
+        const real unit = (x[begin + i] - middle) * found;
+        out[begin + i] = unit * (weight ? weight[own + i / size] : real(1)) + (bias ? bias[own + i / size] : real(0));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) row_back(
+    const real* __restrict__ gy, const real* __restrict__ x, const real* __restrict__ weight, int centre,
+    const real* __restrict__ mean, const real* __restrict__ scale, real* __restrict__ out, int64 rows, int64 channels,
+    int64 size, int64 weights) {
+    const int64 count = channels * size, begin = int64(blockIdx.x) * count, own = blockIdx.x * channels % weights;
+    const real middle = mean[blockIdx.x], found = scale[blockIdx.x];
+    real sum = 0, product = 0;
+    for (int64 i = threadIdx.x; i < count; i += THREADS) {
+        const real g = weight ? gy[begin + i] * weight[own + i / size] : gy[begin + i];
+        sum += g, product += g * (x[begin + i] - middle);
+    }
+    sum = block_sum(sum);
+    product = block_sum(product);
+    const real offset = centre ? sum / real(count) * found : real(0);
+    const real slope = product / real(count) * found * found * found;
+    for (int64 i = threadIdx.x; i < count; i += THREADS) {
+        const real g = weight ? gy[begin + i] * weight[own + i / size] : gy[begin + i];
+        out[begin + i] = g * found - offset - (x[begin + i] - middle) * slope;
+    }
+}
+
+// A block a weight.
+extern "C" __global__ void __launch_bounds__(256) row_products(
+    const real* __restrict__ gy, const real* __restrict__ x, const real* __restrict__ mean,
+    const real* __restrict__ scale, real* __restrict__ sums, real* __restrict__ products, int64 rows, int64 channels,
+    int64 size, int64 weights) {
+    const int64 groups = weights / channels, group = blockIdx.x / channels, channel = blockIdx.x % channels;
+    const int64 own = group < rows ? (rows - group + groups - 1) / groups : 0;  // rows with this weight
+    real sum = 0, product = 0;
+    for (int64 i = threadIdx.x; i < own * size; i += THREADS) {
+        const int64 row = group + i / size * groups, at = (row * channels + channel) * size + i % size;
+        sum += gy[at], product += gy[at] * (x[at] - mean[row]) * scale[row];
+    }
+    sum = block_sum(sum);
+    product = block_sum(product);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum, products[blockIdx.x] = product;
+}
+
 // Cutting off at two values, and its gradient: one pass over memory each, a thread an element.
 
 extern "C" __global__ void __launch_bounds__(256) clamp(
@@ -235,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(256) clamp_grad(
     if (i < size) out[i] = y[i] <= low || y[i] > high ? real(0) : gy[i];  // a NaN lets it through
 }
 
-// GELU, x times a probability, and its gradient: one pass over memory each, a thread an element.
+// Activations and their gradients: one pass over memory each, a thread an element.
 
 constexpr real ROOT = real(0.7978845608028654), CUBE = real(0.044715);  // sqrt(2 / pi)
 constexpr real HALF_ROOT = real(0.7071067811865476), DENSITY = real(0.3989422804014327);
@@ -244,30 +303,97 @@ __device__ __forceinline__ float tail_of(float z) { return erfcf(z); }
 __device__ __forceinline__ double tail_of(double z) { return erfc(z); }
 __device__ __forceinline__ float steep_of(float x) { return tanhf(x); }
 __device__ __forceinline__ double steep_of(double x) { return tanh(x); }
+__device__ __forceinline__ float growth_of(float x) { return expm1f(x); }
+__device__ __forceinline__ double growth_of(double x) { return expm1(x); }
+__device__ __forceinline__ float log1p_of(float x) { return log1pf(x); }
+__device__ __forceinline__ double log1p_of(double x) { return log1p(x); }
+__device__ __forceinline__ real size_of(real x) { return x < real(0) ? -x : x; }
+__device__ __forceinline__ real decay_of(real x) { return exp_of(-size_of(x)); }
 
 __device__ __forceinline__ real probability(real x, bool approximate) {
     if (approximate) return real(0.5) + real(0.5) * steep_of(ROOT * (x + CUBE * x * x * x));
     return real(0.5) * tail_of(-HALF_ROOT * x);
 }
 
-extern "C" __global__ void __launch_bounds__(256) gelu(
-    const real* __restrict__ x, int approximate, real* __restrict__ out, int64 size) {
-    const int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < size) out[i] = x[i] * probability(x[i], approximate);
+__device__ __forceinline__ real sigmoid_at(real x) {
+    const real z = decay_of(x);
+    return (x > real(0) ? real(1) : z) / (real(1) + z);
 }
 
-extern "C" __global__ void __launch_bounds__(256) gelu_grad(
-    const real* __restrict__ gy, const real* __restrict__ x, int approximate, real* __restrict__ out, int64 size) {
-    const int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= size) return;
-    const real v = x[i], p = probability(v, approximate);
-    if (approximate) {
-        const real square = real(1e4) < v * v ? real(1e4) : v * v;  // from there on p is 0 or 1 to the last digit
-        const real density = real(2) * p * (real(1) - p) * ROOT * (real(1) + real(3) * CUBE * square);
-        out[i] = gy[i] * (p + v * density);
-    } else {
-        out[i] = gy[i] * (p + v * DENSITY * exp_of(real(-0.5) * v * v));
+// t = tanh(log(1 + exp(x))), or its slope, as ratios of polynomials in z = exp(-|x|).
+__device__ __forceinline__ real mish_gate(real x, bool slope) {
+    const real z = decay_of(x), top = x > real(0) ? real(1) + real(2) * z : z * (z + real(2));
+    const real bottom = top + real(2) * (x > real(0) ? z * z : real(1));
+    return slope ? real(4) * z * (real(1) + z) * (x > real(0) ? z : real(1)) / (bottom * bottom) : top / bottom;
+}
+
+__device__ __forceinline__ real hard_sigmoid_at(real x) {
+    const real above = x + real(3) < real(0) ? real(0) : x + real(3);  // a NaN stays
+    return (above > real(6) ? real(6) : above) / real(6);
+}
+
+enum Function { GELU, GELU_TANH, TANH, SIGMOID, SILU, LOG_SIGMOID, SOFTPLUS, MISH, ELU, LEAKY_RELU, HARD_SIGMOID,
+                HARD_SWISH, SOFTSIGN };
+
+__device__ __forceinline__ real value_of(int function, real x, real a, real b, real c) {
+    switch (function) {
+        case GELU: return x * probability(x, false);
+        case GELU_TANH: return x * probability(x, true);
+        case TANH: return steep_of(x);
+        case SIGMOID: return sigmoid_at(x);
+        case SILU: return x * sigmoid_at(x);
+        case LOG_SIGMOID: return (x > real(0) ? real(0) : x) - log1p_of(decay_of(x));
+        case SOFTPLUS: {
+            const real s = x * a;
+            return s > b ? x : ((s < real(0) ? real(0) : s) + log1p_of(decay_of(s))) / a;
+        }
+        case MISH: return x * mish_gate(x, false);
+        case ELU: return x < real(0) ? a * growth_of(x / c) : b * x;
+        case LEAKY_RELU: return x > real(0) ? x : a * x;
+        case HARD_SIGMOID: return hard_sigmoid_at(x);
+        case HARD_SWISH: return x * hard_sigmoid_at(x);
+        default: return x / (real(1) + size_of(x));
     }
+}
+
+// kept is x, of a tanh and a sigmoid y.
+__device__ __forceinline__ real grad_of(int function, real g, real kept, real a, real b, real c) {
+    const real x = kept;
+    switch (function) {
+        case GELU: return g * (probability(x, false) + x * DENSITY * exp_of(real(-0.5) * x * x));
+        case GELU_TANH: {
+            const real p = probability(x, true);
+            const real square = real(1e4) < x * x ? real(1e4) : x * x;  // from there on p is 0 or 1 to the last digit
+            return g * (p + x * (real(2) * p * (real(1) - p) * ROOT * (real(1) + real(3) * CUBE * square)));
+        }
+        case TANH: return g * (real(1) - kept * kept);
+        case SIGMOID: return g * (kept * (real(1) - kept));
+        case SILU: return g * (sigmoid_at(x) * (real(1) + x * sigmoid_at(-x)));
+        case LOG_SIGMOID: return g * sigmoid_at(-x);
+        case SOFTPLUS: return x * a > b ? g : g * sigmoid_at(x * a);
+        case MISH: return g * (mish_gate(x, false) + x * mish_gate(x, true));
+        case ELU: return g * (x > real(0) ? b : a / c * exp_of(x / c));
+        case LEAKY_RELU: return x > real(0) ? g : g * a;
+        case HARD_SIGMOID: return size_of(x) < real(3) ? g * (real(1) / real(6)) : real(0);
+        case HARD_SWISH: return x <= real(-3) ? real(0) : x >= real(3) ? g : g * (x / real(3) + real(0.5));
+        default: {
+            const real root = real(1) / (real(1) + size_of(x));
+            return g * (root * root);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) pointwise(
+    const real* __restrict__ x, int function, real a, real b, real c, real* __restrict__ out, int64 size) {
+    const int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < size) out[i] = value_of(function, x[i], a, b, c);
+}
+
+extern "C" __global__ void __launch_bounds__(256) pointwise_grad(
+    const real* __restrict__ gy, const real* __restrict__ kept, int function, real a, real b, real c,
+    real* __restrict__ out, int64 size) {
+    const int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < size) out[i] = grad_of(function, gy[i], kept[i], a, b, c);
 }
 
 // The loss: one pass over memory, so the floor is bytes / bandwidth.

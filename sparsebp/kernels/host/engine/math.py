@@ -1,8 +1,10 @@
-"""Hyperbolic tangent, logistic sigmoid, exponential and normal distribution on SIMD values, without a vector library.
+"""Hyperbolic tangent, sigmoid, exponential, logarithm of 1 + x and normal distribution on SIMD values.
 
 All rest on ``expm1`` in Cody and Waite's manner: y = n·ln2 + r with |r| <= ln2 / 2; ``expm1(r) = r + r²·P(r)`` with P
 the polynomial that interpolates at Chebyshev nodes, of degree 5 for float32 (relative error 5.3e-10) and 10 for float64
 (5.8e-19); ``expm1(y) = 2ⁿ·expm1(r) + (2ⁿ - 1)``.
+
+``log1p(t) = 2 atanh(w)`` with w = t / (2 + t), and ``atanh(w) = w + w³·P(w²)`` with P interpolating at Chebyshev nodes.
 
 The normal distribution is ``Φ(-|x|) = e^(-z²) P(t) / (2 (1 + 2z))`` with z = |x| / √2, t = (z - 3) / (z + 3) and P the
 polynomial that interpolates ``(1 + 2z) e^(z²) erfc(z)`` at Chebyshev nodes, of degree 11 for float32 and 23 for float64
@@ -16,6 +18,9 @@ function       error     range and limits
 ``tanh``       3 ulp     everywhere; odd; ±1 beyond ±9.01 (float32) and ±19.06 (float64); keeps the sign of zero
 ``sigmoid``    3 ulp     for x >= -87 (float32), -708 (float64); below, it stays at the value there (< 2e-38, < 5e-308)
 ``exp``        1.5 ulp   for -87 <= x <= 88 (float32), -708 <= x <= 709 (float64); clamped to that range beyond
+``expm1``      2 ulp     for x <= 88 (float32), 709 (float64); clamped beyond
+``decay``      1.5 ulp   of exp(-|x|); 0 where that is below the range of ``exp``
+``log1p``      2 ulp     for 0 <= x <= 1
 ``normal``     3 ulp     of Φ for x >= 0; 5 + x²/2 ulp down to -12 (float32), -36 (float64); below, it goes to 0
 =============  ========  ==========================================================================================
 
@@ -35,6 +40,7 @@ from sparsebp.kernels.host.engine.simd import (
     maximum,
     minimum,
     power_of_two,
+    select_positive,
     where_positive,
 )
 
@@ -94,6 +100,55 @@ def exp(x: Any) -> Any:
     y = minimum(709.0, maximum(-708.0, x)) if is_double(x) else minimum(88.0, maximum(-87.0, x))
     m, scale = _expm1_parts(y)
     return fma(m, scale, scale)
+
+
+@device
+def expm1(x: Any) -> Any:
+    """Return eˣ - 1 per lane, x clamped to the range of `exp`."""
+    y = minimum(709.0, maximum(-708.0, x)) if is_double(x) else minimum(88.0, maximum(-87.0, x))
+    m, scale = _expm1_parts(y)
+    return fma(m, scale, scale - 1.0)
+
+
+@device
+def decay(x: Any) -> Any:
+    """Return e^-|x| per lane, 0 far out."""
+    a = absolute(x)
+    return select_positive(a - (708.0 if is_double(x) else 87.0), 0.0, exp(-1.0 * a))
+
+
+@device
+def log1p(x: Any) -> Any:
+    """Return log(1 + x) per lane, for 0 <= x <= 1."""
+    w = x / (x + 2.0)
+    u = w * w
+    p = _atanh_64(u) if is_double(x) else _atanh_32(u)
+    return 2.0 * fma(w * u, p, w)
+
+
+@device
+def _atanh_32(u: Any) -> Any:
+    """Return (atanh(w) / w - 1) / w² at u = w², for w <= 1/3."""
+    p = fma(u, 0.11612164612, 0.108532879004)
+    p = fma(p, u, 0.142961789972)
+    p = fma(p, u, 0.19999853166)
+    return fma(p, u, 0.333333336603)
+
+
+@device
+def _atanh_64(u: Any) -> Any:
+    """Return (atanh(w) / w - 1) / w² at u = w², for w <= 1/3."""
+    p = fma(u, 0.0761563130971449242, 0.031670554258851227)
+    p = fma(p, u, 0.0497101244827736731)
+    p = fma(p, u, 0.0524019961718263703)
+    p = fma(p, u, 0.0588399888362051808)
+    p = fma(p, u, 0.0666658847456908923)
+    p = fma(p, u, 0.076923101269020812)
+    p = fma(p, u, 0.0909090904300282773)
+    p = fma(p, u, 0.111111111116659934)
+    p = fma(p, u, 0.142857142857109716)
+    p = fma(p, u, 0.200000000000000077)
+    return fma(p, u, 0.333333333333333333)
 
 
 @device

@@ -239,6 +239,17 @@ def where_positive(typingctx: Any, x: Any, value: Any) -> Any:
 
 
 @intrinsic
+def select_positive(typingctx: Any, x: Any, yes: Any, no: Any) -> Any:
+    """Return `yes` in the lanes where `x` > 0, else `no`, also at a NaN. Both may be numbers."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        yes, no = (as_vector(context, builder, x, v, t) for v, t in zip(args[1:], sig.args[1:], strict=True))
+        return builder.select(builder.fcmp_ordered(">", args[0], ir.Constant(llvm_vector(x), None)), yes, no)
+
+    return x(x, yes, no), codegen
+
+
+@intrinsic
 def where_within(typingctx: Any, x: Any, low: Any, high: Any, value: Any) -> Any:
     """Return `value` in the lanes where ``low < x <= high`` or `x` is NaN, else 0. The limits are numbers."""
 
