@@ -6,6 +6,7 @@ import contextlib
 import copyreg
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import Module, RNNBase
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from sparsebp.core.errors import OptionError
+from sparsebp.torch.graph_breaks import breaks_graphs
 from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, with_lengths
 from sparsebp.torch.rule import OF_CELLS, Way, way_of
 
@@ -44,7 +46,7 @@ class Dispatch:
         self.__name__, self.__code__ = "forward", kind.forward.__code__  # torch.export names inputs by them
 
     # graphs end at every torch.nn.GRU; its callees must not become graphs
-    @torch.compiler.disable(reason="Before torch.export(strict=True), call sparsebp.torch.restore(model)")
+    @partial(breaks_graphs, reason="Before torch.export(strict=True), call sparsebp.torch.restore(model)")
     def __call__(self, input: Any, hx: Any = None, *, lengths: Any = None) -> Any:
         """Run a call by whichever forward was measured to be faster; `lengths` as for `sparsebp.torch.GRU`."""
         if lengths is not None:

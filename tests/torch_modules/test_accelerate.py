@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -169,10 +171,14 @@ def test_public_names_alone_are_listed() -> None:
     assert dir(st) == sorted(st.__all__)
 
 
-def test_a_missing_torch_names_the_extra() -> None:
-    import subprocess
-    import sys
+def test_the_import_is_light() -> None:
+    """PyTorch's compiler alone took more than a second."""
+    code = "import sys, torch, sparsebp.torch; print({'torch._dynamo', 'sympy', 'scipy', 'numba'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
 
+
+def test_a_missing_torch_names_the_extra() -> None:
     code = "import sys; sys.modules['torch'] = None; import sparsebp; import sparsebp.torch"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingDependencyError" in result.stderr
