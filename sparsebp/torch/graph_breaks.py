@@ -17,7 +17,7 @@ def breaks_graphs(function: F, reason: str | None = None) -> F:
     `torch.compiler.disable` does so too, but imports torch._dynamo (more than a second), and its wrapper sets the
     compiler aside at every call. Here the code object says it, which costs a call nothing.
     """
-    if not hasattr(eval_frame, "set_code_exec_strategy"):  # before PyTorch 2.7
+    if not hasattr(eval_frame, "set_code_exec_strategy"):  # an older PyTorch, whose disable takes no reason
         return cast(F, torch.compiler.disable(function))
     skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
