@@ -20,8 +20,8 @@ from sparsebp.torch.subclasses import FORWARD, accelerated_class, class_of, forw
 
 # An accelerated module picks the faster of this library's kernels and PyTorch's forward at every call.
 #
-# A module of a torch.nn class keeps it; its `forward` is a `Dispatch` in its ``__dict__``. In a subclass a `Dispatch` is
-# what ``super().forward`` calls, see `sparsebp.torch.subclasses`. The length of the sequences, and whether they are
+# A module of a torch.nn class keeps it: its `forward` is a `Dispatch` in its ``__dict__``. In a subclass, a `Dispatch`
+# is what ``super().forward`` calls, see `sparsebp.torch.subclasses`. The length of the sequences, and whether they are
 # packed, is known at the call. `way_of` decides by shapes, dtypes, the mode and this module's table alone, and both
 # ways compute the same up to rounding.
 

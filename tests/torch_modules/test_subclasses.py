@@ -341,7 +341,8 @@ def test_scripts_and_graphs() -> None:
 
 def test_a_class_of_main_goes_to_other_processes(tmp_path: Any) -> None:
     """Pickled, and spawned with shared weights."""
-    (tmp_path / "program.py").write_text(textwrap.dedent("""
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent("""
         import io, pickle, torch, sparsebp.torch as st
 
         class Layer(torch.nn.GRU):
@@ -360,7 +361,8 @@ def test_a_class_of_main_goes_to_other_processes(tmp_path: Any) -> None:
             process = torch.multiprocessing.get_context("spawn").Process(target=double, args=(layer,))
             process.start(), process.join()
             print(torch.equal(layer.weight_hh_l0, 2 * before))
-    """))
+    """)
+    )
     result = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
     assert result.stdout == "True\n", result.stderr
 
