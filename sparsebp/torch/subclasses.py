@@ -84,6 +84,7 @@ def kind_of(cls: type) -> type[Module]:
 
 def accelerated_class(cls: type) -> type:
     """Return the class of accelerated modules of a subclass, the same one every time."""
+    made: type
     for made in type.__subclasses__(cls):
         if made.__bases__[0] is _Accelerated:
             return made
