@@ -16,7 +16,16 @@ from sparsebp.core.errors import OptionError
 from sparsebp.torch.graph_breaks import breaks_graphs
 from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, with_lengths
 from sparsebp.torch.rule import OF_CELLS, Way, way_of
-from sparsebp.torch.subclasses import FORWARD, accelerated_class, class_of, forward_of, kind_of, obstacle, set_class
+from sparsebp.torch.subclasses import (
+    FORWARD,
+    accelerated_class,
+    class_of,
+    forward_of,
+    is_derived,
+    kind_of,
+    obstacle,
+    set_class,
+)
 
 # An accelerated module picks the faster of this library's kernels and PyTorch's forward at every call.
 #
@@ -87,8 +96,8 @@ def attach(module: Module, always: bool) -> None:
 
 def detach(module: Module) -> None:
     """Remove the forward that dispatches, if there is one."""
-    if FORWARD in module.__dict__:
-        del module.__dict__[FORWARD]
+    module.__dict__.pop(FORWARD, None)
+    if is_derived(module):
         set_class(module, class_of(module))
     elif dispatch_of(module) is not None:
         for name in ATTRIBUTES:

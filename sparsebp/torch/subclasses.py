@@ -39,7 +39,7 @@ class _Accelerated(Module):
         make, args, *state = reduced
         ours, theirs = type(self), _their_class(type(self))
         make, *args = (theirs if part is ours else part for part in (make, *args))
-        return (_again, (make, *args), *state)
+        return (_again, (theirs, make, *args), *state)
 
     def __prepare_scriptable__(self) -> Any:
         """Refuse `torch.jit.script` of an accelerated module."""
@@ -47,9 +47,10 @@ class _Accelerated(Module):
         return self if forward is None else forward.refuse_scripting()
 
 
-def _again(make: Any, *args: Any) -> Module:
-    module: Module = make(*args)
-    set_class(module, accelerated_class(type(module)))
+def _again(cls: type, make: Any, *args: Any) -> Any:
+    module: Any = make(*args)
+    if type(module) is cls:
+        set_class(module, accelerated_class(cls))
     return module
 
 
@@ -100,6 +101,11 @@ def _their_class(cls: type) -> type:
 def class_of(module: Module) -> type:
     """Return the class that the user gave a module: not a parametrization's, nor one made here."""
     return _their_class(type_before_parametrizations(module))
+
+
+def is_derived(module: Module) -> bool:
+    """Whether a module has a class made here."""
+    return class_of(module) is not type_before_parametrizations(module)
 
 
 def set_class(module: Module, cls: type) -> None:

@@ -222,6 +222,25 @@ def test_a_copy_of_the_attributes_runs_its_own_weights() -> None:
     assert dispatch_of(replica).module is replica
 
 
+class Forgetful(Named):
+    """Copies without the attributes that it does not know, or reduces to another class."""
+
+    def __getstate__(self) -> Any:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_sparsebp")}
+
+    def __reduce__(self) -> Any:
+        return (nn.GRU, (FEATURES, HIDDEN)) if self.name == "other" else super().__reduce__()
+
+
+def test_copies_of_a_class_that_decides_itself(ran: list[Any]) -> None:
+    other = copy.deepcopy(quietly(Forgetful()))
+    other(torch.randn(2, 2, FEATURES))
+    assert ran == []
+    assert dispatch_of(other) is None
+    assert type(st.restore(other)) is Forgetful
+    assert type(dumped(quietly(Forgetful("other")))) is nn.GRU
+
+
 @pytest.mark.parametrize("first", ["accelerated", "parametrized"])
 @pytest.mark.parametrize("last", ["restored", "removed"])
 def test_parametrizations(first: str, last: str, ran: list[Any]) -> None:
