@@ -47,8 +47,8 @@ class _Accelerated(Module):
         return self if forward is None else forward.refuse_scripting()
 
 
-def _again(cls: type, make: Any, *args: Any) -> Any:
-    module: Any = make(*args)
+def _again(cls: type[Module], make: Any, *args: Any) -> Any:
+    module = make(*args)
     if type(module) is cls:
         set_class(module, accelerated_class(cls))
     return module
