@@ -5,22 +5,34 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 from torch.nn import Module, RNNBase
-from torch.nn.utils.parametrize import type_before_parametrizations
 
 from sparsebp.core.errors import OptionError
+from sparsebp.torch.graph_breaks import breaks_graphs
 from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, with_lengths
 from sparsebp.torch.rule import OF_CELLS, Way, way_of
+from sparsebp.torch.subclasses import (
+    FORWARD,
+    accelerated_class,
+    class_of,
+    forward_of,
+    is_derived,
+    kind_of,
+    obstacle,
+    set_class,
+)
 
 # An accelerated module picks the faster of this library's kernels and PyTorch's forward at every call.
 #
-# The module keeps its torch.nn class; its `forward` is a `Dispatch` in its ``__dict__``. The length of the sequences,
-# and whether they are packed, is known at the call. `way_of` decides by shapes, dtypes, the mode and this module's
-# table alone, and both ways compute the same up to rounding.
+# A module of a torch.nn class keeps it: its `forward` is a `Dispatch` in its ``__dict__``. In a subclass, a `Dispatch`
+# is what ``super().forward`` calls, see `sparsebp.torch.subclasses`. The length of the sequences, and whether they are
+# packed, is known at the call. `way_of` decides by shapes, dtypes, the mode and this module's table alone, and both
+# ways compute the same up to rounding.
 
 OURS: dict[type[Module], type[Module]] = {
     torch.nn.RNN: RNN,
@@ -37,14 +49,14 @@ class Dispatch:
     """The forward of an accelerated module, in the place of the bound method of its class."""
 
     def __init__(self, module: Module, always: bool) -> None:
-        kind = next(kind for kind in type(module).__mro__ if kind in OURS)  # parametrizations subclass it
+        kind = kind_of(type(module))
         self.module, self.always = module, always
         self._theirs: Any = kind
         self._ours: Any = OURS[kind]
         self.__name__, self.__code__ = "forward", kind.forward.__code__  # torch.export names inputs by them
 
     # graphs end at every torch.nn.GRU; its callees must not become graphs
-    @torch.compiler.disable(reason="Before torch.export(strict=True), call sparsebp.torch.restore(model)")
+    @partial(breaks_graphs, reason="Before torch.export(strict=True), call sparsebp.torch.restore(model)")
     def __call__(self, input: Any, hx: Any = None, *, lengths: Any = None) -> Any:
         """Run a call by whichever forward was measured to be faster; `lengths` as for `sparsebp.torch.GRU`."""
         if lengths is not None:
@@ -54,6 +66,10 @@ class Dispatch:
 
     def __reduce__(self) -> Any:
         return Dispatch, (self.module, self.always)
+
+    def of(self, module: Module) -> Dispatch:
+        """Return the same for another module."""
+        return Dispatch(module, self.always)
 
     def replicate(self) -> Module:
         """Return a replica of the module for one device of `torch.nn.DataParallel`, with its own forward."""
@@ -69,21 +85,28 @@ class Dispatch:
 
 
 def attach(module: Module, always: bool) -> None:
-    """Give a module of torch.nn a forward that dispatches."""
-    forward = Dispatch(module, always)
-    module.__dict__.update(zip(ATTRIBUTES, (forward, forward.replicate, forward.refuse_scripting), strict=True))
+    """Give a module of torch.nn, or of a subclass, a forward that dispatches."""
+    cls, forward = class_of(module), Dispatch(module, always)
+    if cls in OURS:
+        module.__dict__.update(zip(ATTRIBUTES, (forward, forward.replicate, forward.refuse_scripting), strict=True))
+    else:
+        set_class(module, accelerated_class(cls))
+        module.__dict__[FORWARD] = forward
 
 
 def detach(module: Module) -> None:
     """Remove the forward that dispatches, if there is one."""
-    if dispatch_of(module) is not None:
+    module.__dict__.pop(FORWARD, None)
+    if is_derived(module):
+        set_class(module, class_of(module))
+    elif dispatch_of(module) is not None:
         for name in ATTRIBUTES:
             del module.__dict__[name]
 
 
 def dispatch_of(module: Module) -> Dispatch | None:
     """Return the forward of an accelerated module; None for any other."""
-    forward = module.__dict__.get("forward")
+    forward = forward_of(module) or module.__dict__.get("forward")
     return forward if isinstance(forward, Dispatch) else None
 
 
@@ -143,9 +166,11 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
     """Let this library's kernels run every torch.nn.RNN, GRU and LSTM inside a model, or the model itself.
 
     Each module stays the same object of the same class with another ``forward``, so parameters, hooks, the mode and
-    references to it stay valid, and `torch.nn.Module.apply` and `quantize_dynamic` recognise it. Every call goes the
-    way that was measured to be faster for its shapes and dtype, by the kernels or by PyTorch's forward; `explain` says
-    which, and `restore` undoes it. Modules that cannot be replaced safely are left alone, with one warning.
+    references to it stay valid, and `torch.nn.Module.apply` and `quantize_dynamic` recognise it. A module of a subclass
+    gets a class of the same name derived from its own, in which ``super().forward`` goes the way of a call. Every call
+    goes the way that was measured to be faster for its shapes and dtype, by the kernels or by PyTorch's forward;
+    `explain` says which, and `restore` undoes it. Modules that cannot be replaced safely are left alone, with one
+    warning; another says that a model has no such module.
 
     Parameters
     ----------
@@ -164,8 +189,8 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
     OptionError
         `model` is not a `torch.nn.Module`.
     """
-    left = []
-    for name, module in _recurrent_modules(model, "accelerate"):
+    left, modules = [], list(_recurrent_modules(model, "accelerate"))
+    for name, module in modules:
         reason = _replacement_obstacle(module, faster_only)
         if reason:
             left.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
@@ -173,6 +198,9 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
             attach(module, not faster_only)
     if left:
         warnings.warn("accelerate does not change " + "; ".join(left), stacklevel=2)
+    if not modules:
+        nothing = f"accelerate does nothing: {type(model).__name__} has no RNN, GRU or LSTM of torch.nn"
+        warnings.warn(nothing, stacklevel=2)
     return model
 
 
@@ -229,9 +257,12 @@ def explain(model: Module, *inputs: Any, faster_only: bool = True, **named: Any)
         calls.append(outcome)
 
     with contextlib.ExitStack() as stack:
-        for module in modules:
-            hook = module.register_forward_pre_hook(note, with_kwargs=True)
-            stack.callback(hook.remove)
+        for module, outcome in modules.items():
+            if outcome.replaced and not isinstance(module, _ALL_OURS) and class_of(module) not in OURS:
+                stack.enter_context(_inside(module, note))
+            elif not isinstance(module, torch.jit.ScriptModule):
+                hook = module.register_forward_pre_hook(note, with_kwargs=True)
+                stack.callback(hook.remove)
         stack.enter_context(_left_as_it_is(model))
         model(*inputs, **named)
     return calls
@@ -256,6 +287,35 @@ def _way(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], faster_o
         with_lengths(cast(RNNBase, module), keep, input, None, lengths)
         input = packed[0]
     return way_of(module, input, not faster_only if dispatch is None else dispatch.always)
+
+
+@contextlib.contextmanager
+def _inside(module: Module, note: Callable[..., None]) -> Iterator[None]:
+    """Call `note` when the forward of a subclass calls PyTorch's, whose arguments may be others than its own."""
+    before = dispatch_of(module)
+    run = before or partial(kind_of(type(module)).forward, module)
+    if before is None:
+        attach(module, False)
+    module.__dict__[FORWARD] = _Noted(module, run, note)
+    try:
+        yield
+    finally:
+        module.__dict__[FORWARD] = before
+        if before is None:
+            detach(module)
+
+
+class _Noted(Dispatch):
+    """Tells of a call, and runs it as another would."""
+
+    def __init__(self, module: Module, run: Callable[..., Any], note: Callable[..., None]) -> None:
+        super().__init__(module, False)
+        self._run, self._note = run, note
+
+    def __call__(self, input: Any, hx: Any = None, **lengths: Any) -> Any:
+        """Run the call."""
+        self._note(self.module, (input, hx), lengths)
+        return self._run(input, hx, **lengths)
 
 
 @contextlib.contextmanager
@@ -290,22 +350,52 @@ def _recurrent_modules(model: Module, action: str) -> Iterator[tuple[str, Module
     """Yield each recurrent module once, with its name; `action` is for the message."""
     if not isinstance(model, Module):
         raise OptionError(f"There is nothing to {action}", expected="a torch.nn.Module", got=type(model).__name__)
+    done: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        if name.startswith(done):
             continue
-        if isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)):
+        closed = isinstance(module, torch.jit.ScriptModule) or _is_of_opacus(module)
+        if closed:  # what is inside is no module of its own
+            done = (*done, name and f"{name}.")
+        if isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)) or (closed and _runs_recurrences(module)):
             yield name, module
+
+
+def _is_of_opacus(module: Module) -> bool:
+    """Whether it is a recurrent layer for differential privacy, of modules for which Opacus has rules."""
+    return any(c.__module__.startswith("opacus.") and c.__name__ in _OF_OPACUS for c in type(module).__mro__)
+
+
+_OF_OPACUS = tuple(f"DP{kind.__name__}" for kind in OURS)
+_OF_SCRIPTS = tuple(f"aten::{name}" for name in ("rnn_tanh", "rnn_relu", "gru", "lstm"))
+
+
+def _runs_recurrences(module: Module) -> bool:
+    """Whether a layer of Opacus, or a script, runs a recurrent layer."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return True
+    graph = getattr(module, "inlined_graph", None)
+    return graph is not None and any(graph.findNode(kind) for kind in _OF_SCRIPTS)
 
 
 def _replacement_obstacle(module: Module, faster_only: bool) -> str:
     """Return why a recurrent module cannot be replaced; empty if it can be, or is one of ours."""
-    kind = type_before_parametrizations(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript has compiled it, with PyTorch's operators; accelerate the model instead of its script"
+    if _is_of_opacus(module):
+        return ("Opacus builds it from Linear layers, for a gradient per sample; the kernels run torch.nn's classes, "
+                "whose gradients per sample torch.func.vmap(torch.func.grad(...)) computes")  # fmt: skip
+    kind = class_of(module)
     if dispatch_of(module) is not None or isinstance(module, _ALL_OURS):
         return ""
-    if kind not in OURS:
-        return "it is a subclass and may have a forward of its own; derive it from sparsebp.torch's class instead"
     if "forward" in module.__dict__:
         return "its forward was replaced"
+    if kind not in OURS:
+        if not any(issubclass(kind, one) for one in OURS):
+            return "its class does not derive from torch.nn's RNN, GRU or LSTM"
+        reason = obstacle(kind)
+        if reason:
+            return reason
     if faster_only and issubclass(kind, torch.nn.RNNCellBase):
         return f"{OF_CELLS} (faster_only=False replaces it)"
     return ""

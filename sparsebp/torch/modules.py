@@ -76,7 +76,7 @@ def check_dense(name: str, what: str, value: Any, expected: str = "a dense tenso
 def check_lengths(lengths: Tensor | list[int], steps: int, batch: int) -> Tensor:
     """Return the lengths (B,) as an int64 CPU tensor."""
     try:
-        values = torch.as_tensor(lengths)
+        values = lengths if isinstance(lengths, Tensor) else torch.tensor(lengths)  # a copy: arrays may be read-only
     except (TypeError, ValueError, RuntimeError) as error:
         raise DTypeError("lengths are not numbers", expected="integers", got=type(lengths).__name__) from error
     values = values.cpu()

@@ -316,6 +316,8 @@ def way_of(module: Any, input: Any, always: bool = False) -> Way:
     if dtype not in DTYPES:
         return Way(False, f"there are no kernels for {dtype}")
     if always:
+        if not _OF_WEIGHTS.issuperset(map(type, module._parameters.values())):
+            return _NOT_PLAIN
         return _ALWAYS if torch._C._get_tracing_state() is None else _TRACED
     if torch._C._are_functorch_transforms_active() and _is_mapped():
         return _NO_BATCHING
@@ -367,7 +369,9 @@ def _dispatch_obstacle(module: Any, x: Tensor, packed: bool) -> Way | None:
         return _TRACED
     if torch._C._len_torch_dispatch_stack():
         return _SEEN
-    if x.layout is not torch.strided or not _OF_WEIGHTS.issuperset(map(type, module._flat_weights)):
+    # a functional call puts its tensors among the parameters, of which PyTorch's forward makes the flat weights anew
+    weights = (*module._flat_weights, *module._parameters.values())
+    if x.layout is not torch.strided or not _OF_WEIGHTS.issuperset(map(type, weights)):
         return _NOT_PLAIN
     return None
 

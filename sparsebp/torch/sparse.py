@@ -26,6 +26,7 @@ from sparsebp.patterns import SparsityPattern
 from sparsebp.products.product import OPERANDS, Role
 from sparsebp.torch import modules
 from sparsebp.torch.dispatch import dispatch_of
+from sparsebp.torch.graph_breaks import breaks_graphs
 from sparsebp.torch.ops import apply, below_autograd, on_its_stream, primals, to_array, to_tensor
 
 __all__ = ["BatchedCSR", "ProductPlan", "plan_product", "sparse_jacobian"]
@@ -199,7 +200,7 @@ _LIBRARY.impl("product", Form.apply, "Autograd")
 # Products of batches of sparse matrices of one pattern, differentiable: planned once, then run for any values.
 
 
-@torch.compiler.disable
+@breaks_graphs
 def plan_product(a: Any, b: Any) -> ProductPlan:
     """Do the symbolic work of C = A @ B once, for sparse matrices or batches of them; values come later.
 
@@ -347,7 +348,7 @@ class BatchedCSR:
             [2., 1.]])
     """
 
-    @torch.compiler.disable
+    @breaks_graphs
     def __init__(self, structure: Any, values: torch.Tensor | None = None) -> None:
         self.pattern: SparsityPattern = pattern_of("structure", structure)
         if values is None:
@@ -362,13 +363,13 @@ class BatchedCSR:
         return (*self.values.shape[:-1], *self.pattern.shape)
 
     @property
-    @torch.compiler.disable
+    @breaks_graphs
     def T(self) -> BatchedCSR:
         """The transposed matrices; values are copied into the order of the transposed structure."""
         order = torch.from_numpy(self.pattern.transpose_permutation.astype("int64")).to(self.values.device)
         return BatchedCSR(self.pattern.T, self.values[..., order])
 
-    @torch.compiler.disable
+    @breaks_graphs
     def __matmul__(self, other: BatchedCSR | torch.Tensor) -> BatchedCSR | torch.Tensor:
         """Multiply by another batch of sparse matrices, or by dense ones."""
         if isinstance(other, BatchedCSR):
@@ -388,7 +389,7 @@ class BatchedCSR:
     def _plan(self, other: BatchedCSR) -> ProductPlan:
         return plan_product(self.pattern, other.pattern)
 
-    @torch.compiler.disable
+    @breaks_graphs
     def to_dense(self) -> torch.Tensor:
         """Return the matrices as a dense tensor of `shape`; differentiable."""
         m, n = self.pattern.shape

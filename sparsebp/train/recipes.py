@@ -370,9 +370,9 @@ def compile_all(told: Callable[[str, int, int], None]) -> None:
     names = [name for name, _ in jobs()]
     workers = min(get_threads(), len(names), max(1, host_memory() >> 31))  # each takes about 1 GB
     if workers == 1:
-        for number, (name, job) in enumerate(jobs()):
+        for number, name in enumerate(names):
             told(name, number, len(names))
-            job()
+            _run(name)
         return
     spawn = multiprocessing.get_context("spawn")  # a child after a fork would wait for threads that it has not
     with ProcessPoolExecutor(workers, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
@@ -388,6 +388,9 @@ def compile_all(told: Callable[[str, int, int], None]) -> None:
 
 def _run(name: str) -> str:
     """Run one of them by name; return it."""
+    from sparsebp.kernels.host.engine.compile import NOTICE
+
+    NOTICE.told = True  # the command tells of it
     dict(jobs())[name]()
     return name
 

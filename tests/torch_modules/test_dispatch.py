@@ -463,6 +463,28 @@ def test_compiled_models_break_where_pytorchs_do() -> None:
     assert frames[1] == frames[0]
 
 
+@pytest.mark.parametrize("call", [lambda m: m, lambda m: m.forward, lambda m: lambda x: m(2 * x)])
+def test_a_call_and_its_callees_are_not_compiled(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is set aside inside, and active again behind it."""
+    seen: list[Any] = []
+
+    def spy(*args: Any) -> Any:
+        seen.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
+        return way_of(*args)
+
+    monkeypatch.setattr("sparsebp.torch.dispatch.way_of", spy)
+    gru = st.accelerate(nn.GRU(FEATURES, HIDDEN))
+    compiled = torch.compile(call(gru), backend="eager")
+    for steps in (4, LONG):
+        compiled(torch.randn(steps, 2, FEATURES))
+    torch._dynamo.reset()
+    assert seen == [None, None]
+
+    with pytest.raises(Exception, match=r"restore\(model\)"):
+        torch.compile(gru.forward, backend="eager", fullgraph=True)(torch.randn(LONG, 2, FEATURES))
+    torch._dynamo.reset()
+
+
 # ---- explain --------------------------------------------------------------------------------------------------------
 
 

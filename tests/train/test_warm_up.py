@@ -98,12 +98,14 @@ class Terminal:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_terminal_is_told_once(monkeypatch, terminal):
-    stream = Terminal(terminal)
+    """Elsewhere after two seconds of compilation, of which time between kernels counts as one at most."""
+    stream, now = Terminal(terminal), [0.0]
     monkeypatch.setattr(sys, "stderr", stream)
-    compile.say_once.cache_clear()
-    compile.say_once()
-    compile.say_once()
-    assert stream.text.count("compiling kernels") == terminal
+    monkeypatch.setattr(compile.time, "monotonic", lambda: now[0])
+    notice = compile.Notice()
+    for now[0], told in ((0.2, terminal), (100.0, terminal), (100.5, terminal), (101.5, True), (102.0, True)):
+        notice()
+        assert stream.text.count("compiling kernels") == told
 
 
 def test_it_is_told_when_something_is_compiled_and_not_when_all_is_there(tmp_path):

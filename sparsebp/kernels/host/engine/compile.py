@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -221,7 +222,7 @@ class _InnerCompiler(KernelCompiler):
     library: type[_Code] = _Code
 
     def _compile_core(self) -> Any:
-        say_once()
+        NOTICE()
         state = self.state
         state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
         state.flags.no_compile = True
@@ -237,16 +238,39 @@ class _ApartCompiler(_InnerCompiler):
     library = _ApartCode
 
 
-@cache
-def say_once() -> None:
-    """Say on a terminal, or in a notebook, why nothing seems to happen. Every kernel has inner functions."""
-    if "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty()):
-        print(
-            "sparsebp: compiling kernels for this machine, once; some seconds for each kind of layer or product.\n"
-            "          `sparsebp warm-up` compiles all of them ahead.",
-            file=sys.stderr,
-            flush=True,
-        )
+class Notice:
+    """Says once why nothing seems to happen: on a terminal or in a notebook at once, elsewhere after two seconds.
+
+    Attributes
+    ----------
+    told
+        Whether it was said, or is not to be.
+    """
+
+    def __init__(self) -> None:
+        self.told, self._last, self._seconds = False, time.monotonic(), 0.0
+
+    def __call__(self) -> None:
+        """Note that a function is about to be compiled; every kernel has several inner ones."""
+        if self.told:
+            return
+        now = time.monotonic()
+        self._seconds += min(now - self._last, 1.0)  # at most: what passes between kernels is no compilation
+        self._last = now
+        shown = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+        if shown or (self._seconds > _PATIENCE and sys.stderr is not None):
+            self.told = True
+            print(
+                "sparsebp: compiling kernels for this machine, once; some seconds for each kind of layer or product.\n"
+                "          They are kept on disk. `sparsebp warm-up` compiles all of them ahead.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+_PATIENCE = 2.0
+"""Seconds."""
+NOTICE = Notice()
 
 
 OPTIONS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _InnerCompiler}
