@@ -372,7 +372,7 @@ def save_result(result: Mapping[str, Any], folder: Path | None, stem: str | None
 
 
 def keep_of_other_maker(path: Path, result: Mapping[str, Any]) -> None:
-    """Rename the files of an earlier result if another maker's processor measured it: the newest of each maker stays."""
+    """Rename the files of an earlier result that another maker's processor measured: the newest of each stays."""
     if result["quick"] or not path.exists():
         return
     before, now = (maker(each) for each in (load_result(path), result))
