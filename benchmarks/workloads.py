@@ -142,9 +142,47 @@ def mlp(width: int, depth: int, outputs: int | None = None) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, outputs or width, rng=rng))
 
 
+def unet(in_channels: int = 3, classes: int = 5, widths: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
+    """Return a U-Net, images (B, in_channels, H, W) to logits (B, classes, H, W).
+
+    On each level two 3×3 convolutions with batch normalisation and ReLU, before and after the smaller levels, whose
+    output is joined to their input. (Ronneberger et al., 2015; padded, so that sizes stay.)
+    """
+    rng = np.random.default_rng(0)
+
+    def twice(channels: int, width: int) -> list[nn.Layer]:
+        layers: list[nn.Layer] = []
+        for given in (channels, width):
+            layers += [nn.Conv2d(given, width, 3, padding=1, bias=False, rng=rng), nn.BatchNorm2d(width), nn.ReLU()]
+        return layers
+
+    def level(channels: int, width: int, *smaller: int) -> list[nn.Layer]:
+        if not smaller:
+            return twice(channels, width)
+        back = nn.ConvTranspose2d(smaller[0], width, 2, stride=2, rng=rng)
+        inner = nn.Sequential(nn.MaxPool2d(2), *level(width, *smaller), back)
+        return [*twice(channels, width), nn.Concat(nn.Identity(), inner), *twice(2 * width, width)]
+
+    return nn.Sequential(*level(in_channels, *widths), nn.Conv2d(widths[0], classes, 1, rng=rng))
+
+
+def depthwise_1d(in_channels: int = 16, classes: int = 10, width: int = 64, blocks: int = 4) -> nn.Sequential:
+    """Return a network of depthwise separable convolutions over time, series (B, in_channels, L) to logits."""
+    rng = np.random.default_rng(0)
+    layers: list[nn.Layer] = [nn.Conv1d(in_channels, width, 1, bias=False, rng=rng), nn.BatchNorm1d(width), nn.ReLU()]
+    for _ in range(blocks):
+        layers += [
+            nn.Conv1d(width, width, 7, padding=3, groups=width, bias=False, rng=rng), nn.BatchNorm1d(width), nn.ReLU(),
+            nn.Conv1d(width, width, 1, bias=False, rng=rng), nn.BatchNorm1d(width), nn.ReLU(),
+        ]  # fmt: skip
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, classes, rng=rng))
+
+
 IMAGES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "LeNet-5": (partial(models.lenet5, rng=0), (1, 28, 28)), "VGG-11": (partial(models.vgg11, rng=0), (3, 32, 32)),
     "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32)),
+    "ResNet-8": (partial(models.resnet, depth=8, rng=0), (3, 32, 32)), "U-Net": (unet, (3, 32, 32)),
+    "depthwise 1-D": (depthwise_1d, (16, 128)),
 }  # fmt: skip
 """Convolutional networks: how they are made, and the shape of a sample."""
 
@@ -162,23 +200,24 @@ def torch_twin(model: nn.Sequential) -> Any:
 
 
 def _torch_module(theirs: Any, layer: nn.Layer) -> Any:
-    if isinstance(layer, nn.Conv2d):
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)):
         w = layer.windows
         padding = tuple(before for before, _ in w.padding)
-        bias = "bias" in layer.params
-        return theirs.Conv2d(
-            layer.in_channels, layer.out_channels, w.kernel, w.stride, padding, groups=layer.groups, bias=bias
-        )
+        return getattr(theirs, type(layer).__name__)(
+            layer.in_channels, layer.out_channels, w.kernel, w.stride, padding, groups=layer.groups,
+            bias="bias" in layer.params,
+        )  # fmt: skip
     if isinstance(layer, nn.Sequential):
         return theirs.Sequential(*(_torch_module(theirs, child) for child in layer.children.values()))
-    if isinstance(layer, nn.Residual):
-        return _residual(theirs, *(_torch_module(theirs, child) for child in layer.children.values()))
-    if isinstance(layer, nn.BatchNorm2d):
-        return theirs.BatchNorm2d(len(layer.params["weight"]))
+    if isinstance(layer, (nn.Residual, nn.Concat)):
+        children = {name: _torch_module(theirs, child) for name, child in layer.children.items()}
+        return _branches(theirs, children, isinstance(layer, nn.Concat))
+    if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        return getattr(theirs, type(layer).__name__)(layer.num_features)
     if isinstance(layer, nn.Hardtanh):
         return theirs.Hardtanh(layer.min_val, layer.max_val)
-    if isinstance(layer, nn.AdaptiveAvgPool2d):
-        return theirs.AdaptiveAvgPool2d(layer.output_size)
+    if isinstance(layer, (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)):
+        return getattr(theirs, type(layer).__name__)(layer.output_size)
     if isinstance(layer, nn.Linear):
         return theirs.Linear(layer.in_features, layer.out_features)
     if isinstance(layer, nn.MaxPool2d):
@@ -186,16 +225,20 @@ def _torch_module(theirs: Any, layer: nn.Layer) -> Any:
     return getattr(theirs, type(layer).__name__)()
 
 
-def _residual(theirs: Any, body: Any, shortcut: Any) -> Any:
-    class Residual(theirs.Module):
+def _branches(theirs: Any, children: Mapping[str, Any], joined: bool) -> Any:
+    """Return a module that joins or adds the outputs of others."""
+
+    class Branches(theirs.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.shortcut = body, shortcut
+            for name, child in children.items():
+                self.add_module(name, child)
 
         def forward(self, x: Any) -> Any:
-            return self.body(x) + self.shortcut(x)
+            outputs = [child(x) for child in self.children()]
+            return import_torch().cat(outputs, 1) if joined else sum(outputs[1:], outputs[0])
 
-    return Residual()
+    return Branches()
 
 
 def batches(samples: int, size: int, seed: int, steps: int) -> Iterator[np.ndarray]:
