@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.kernels.host import depthwise, winograd
+from sparsebp.kernels.host import depthwise, direct, winograd
 from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
 from strategies import normal, reals, seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
@@ -109,6 +109,70 @@ def test_parts_that_share_an_input_channel():
     assert (np.abs(found - want) <= 16 * np.finfo(np.float32).eps * terms).all()
 
 
+# ---- some dozen channels: windows read in padded planes --------------------------------------------------------------
+
+
+def case_of(seed, dtype, batch, channels, rows, size, kernel, stride, padding, dilation):
+    """Return weights, inputs and gradients at the outputs, and options of a convolution with a window at least."""
+    reach = (kernel - 1) * dilation + 1
+    size = [max(n, reach - 2 * p) for n, p in zip(size, padding, strict=True)]
+    outputs = [(n + 2 * p - reach) // stride + 1 for n, p in zip(size, padding, strict=True)]
+    shapes = (rows, channels, 1, kernel, kernel), (batch, channels, 1, *size), (batch, rows, 1, *outputs)
+    rng = np.random.default_rng(seed)
+    options = {"stride": stride, "padding": padding, "dilation": dilation}
+    return tuple(normal(rng, shape, dtype) for shape in shapes), options
+
+
+@settings(max_examples=60)
+@given(
+    batch=sizes(1, 9), channels=sizes(2, 19), rows=sizes(2, 19), size=st.tuples(sizes(1, 23), sizes(1, 35)),
+    kernel=sizes(1, 5), stride=sizes(1, 3), padding=st.tuples(sizes(0, 4), sizes(0, 4)), dilation=sizes(1, 2),
+    dtype=reals, seed=seeds,
+)  # fmt: skip
+@example(batch=2, channels=3, rows=5, size=(21, 131), kernel=5, stride=2, padding=(2, 2), dilation=1, dtype=np.float32,
+         seed=0)  # fmt: skip
+@example(batch=9, channels=16, rows=17, size=(13, 11), kernel=2, stride=2, padding=(0, 0), dilation=1, dtype=np.float32,
+         seed=0)  # fmt: skip
+@example(batch=7, channels=37, rows=41, size=(9, 7), kernel=3, stride=1, padding=(1, 1), dilation=1, dtype=np.float64,
+         seed=0)  # fmt: skip
+def test_padded_planes(batch, channels, rows, size, kernel, stride, padding, dilation, dtype, seed):
+    arrays, options = case_of(seed, dtype, batch, channels, rows, size, kernel, stride, padding, dilation)
+    references = zip(*(by_torch(*given, **options) for given in (arrays, map(np.abs, arrays))), strict=True)
+    for found, (wanted, scale) in zip(by_kernels(*arrays, **options), references, strict=True):
+        assert (np.abs(found - wanted) <= 16 * np.finfo(dtype).eps * scale).all()
+
+
+def test_what_is_read_in_padded_planes():
+    """Few weights of a number, and planes that a cache holds; not 1×1 with stride 1, and one group."""
+    weight, windows = np.empty((16, 16, 1, 3, 3), np.float32), ((1, 3, 3), ONES, (0, 1, 1), ONES, (1, 9, 9), (1, 9, 9))
+    assert direct.fits(weight, windows, 1) and direct.transpose_fits(weight, windows, 1)
+    large, single = (1, 300, 300), ((1, 1, 1), ONES, (0, 0, 0), *windows[3:])
+    for other, given_windows, groups in [
+        (weight, windows, 2), (np.empty((16, 99, 1, 3, 3), np.float32), windows, 1), (weight[:, :, :, :1, :1], single, 1),
+        (weight, (*windows[:4], large, large), 1), (weight[:, :1], windows, 1),
+    ]:  # fmt: skip
+        assert not direct.fits(other, given_windows, groups)
+
+
+@pytest.mark.parametrize("special", [np.inf, np.nan])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_a_number_that_is_not_finite_stays_in_its_windows_of_padded_planes(special, stride, where):
+    """Zeros around the gradient, and behind rows of seven windows, must not meet it where PyTorch has none."""
+    arrays, options = case_of(0, np.float32, 5, 6, 7, (13, 15 // (3 - stride)), 3, stride, (1, 1), 1)
+    arrays[where].flat[[0, 1, 77]] = special
+    with np.errstate(all="ignore"):
+        for found, wanted in zip(by_kernels(*arrays, **options), by_torch(*arrays, **options), strict=True):
+            np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_padded_planes_for_any_number_of_threads(batch, stride):
+    arrays, options = case_of(0, np.float32, batch, 16, 22, (31, 30), 3, stride, (1, 1), 1)
+    assert_same_for_any_number_of_threads(lambda: by_kernels(*arrays, **options))
+
+
 # ---- few windows: samples side by side ------------------------------------------------------------------------------
 
 
@@ -156,13 +220,13 @@ def arrays_of(seed, dtype, batch, channels, rows, size, pad):
 
 @settings(max_examples=20)
 @given(
-    batch=st.integers(1, 9), channels=st.integers(32, 50), rows=st.integers(32, 50),
+    batch=st.integers(1, 9), channels=st.integers(48, 66), rows=st.integers(48, 66),
     size=st.tuples(st.integers(1, 17), st.integers(1, 17)), pad=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     dtype=st.sampled_from([np.float32, np.float64]), seed=st.integers(0, 99),
 )  # fmt: skip
-@example(batch=33, channels=33, rows=47, size=(2, 2), pad=(1, 1), dtype=np.float32, seed=0)
-@example(batch=5, channels=32, rows=32, size=(16, 14), pad=(0, 0), dtype=np.float64, seed=0)  # two blocks
-@example(batch=3, channels=37, rows=41, size=(9, 11), pad=(1, 0), dtype=np.float32, seed=0)
+@example(batch=33, channels=49, rows=63, size=(2, 2), pad=(1, 1), dtype=np.float32, seed=0)
+@example(batch=5, channels=48, rows=48, size=(16, 14), pad=(0, 0), dtype=np.float64, seed=0)  # two blocks
+@example(batch=3, channels=53, rows=57, size=(9, 11), pad=(1, 0), dtype=np.float32, seed=0)
 def test_mapped_tiles(batch, channels, rows, size, pad, dtype, seed):
     arrays = arrays_of(seed, dtype, batch, channels, rows, size, pad)
     limit = 2e-5 if dtype == np.float32 else 1e-13
@@ -173,7 +237,7 @@ def test_mapped_tiles(batch, channels, rows, size, pad, dtype, seed):
 def test_what_is_mapped():
     many = (1, 3, 3), ONES, ONES, 1, (64, 64), (1, 8, 8), 8
     assert winograd.fits(*many)
-    for place, other in [(0, (1, 3, 1)), (1, (1, 2, 2)), (2, (1, 2, 2)), (3, 2), (4, (3, 64)), (5, (1, 3, 3)), (6, 1)]:
+    for place, other in [(0, (1, 3, 1)), (1, (1, 2, 2)), (2, (1, 2, 2)), (3, 2), (4, (32, 64)), (5, (1, 3, 3)), (6, 1)]:
         assert not winograd.fits(*many[:place], other, *many[place + 1 :])
 
 
@@ -182,7 +246,7 @@ def test_what_is_mapped():
 @pytest.mark.parametrize("batch", [2, 5])
 def test_a_number_that_is_not_finite_stays_in_its_windows(special, where, batch):
     """3e38 is, but the sum with its neighbours is not. Few windows, and mapped tiles."""
-    arrays = [a * np.float32(0.02) for a in arrays_of(0, np.float32, batch, 32, 32, (8, 8), (1, 1))]
+    arrays = [a * np.float32(0.02) for a in arrays_of(0, np.float32, batch, 48, 48, (8, 8), (1, 1))]
     arrays[where].flat[[0, 1, 77, 78]] = special
     with np.errstate(all="ignore"):
         wanted = [a.astype(np.float32) for a in by_torch(*arrays, padding=(1, 1))]

@@ -22,9 +22,8 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.threads import one_blas_thread
-from sparsebp.kernels.host import depthwise, narrow, winograd
+from sparsebp.kernels.host import depthwise, direct, narrow, winograd
 from sparsebp.kernels.host.dense import blas_of, product
-from sparsebp.kernels.host.depthwise import contiguous, turn_in
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, INNER_SERIAL, JIT, SERIAL, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -53,7 +52,8 @@ from sparsebp.kernels.host.pointwise import ChannelKernels, Limits
 Axes = tuple[int, ...]
 
 
-# Convolutions without padding and with stride 1 on the last axis: products of matrices, and no columns.
+# Convolutions without padding and with stride 1 on the last axis: products of matrices, and no columns. Of these, 1×1
+# ones and those with more weights than `direct` takes.
 #
 # A BLAS packs both of its operands at every call, which a plane of few elements, or few channels, does not pay. Here
 # only the windows are packed, straight from the input, in panels of three vectors, each of a row of windows of any
@@ -62,19 +62,19 @@ Axes = tuple[int, ...]
 # channels and taps, wherever its vector lies.
 
 _VECTORS = 3
-_DIRECT_MOST_BYTES = 1 << 18
+_PACKED_MOST_BYTES = 1 << 18
 """Of a panel: half of a second cache."""
-_DIRECT_LEAST_PARTS, _LEAST_ROWS = 8, 32
+_PACKED_LEAST_PARTS, _LEAST_ROWS = 8, 32
 """Parts that are wanted, and rows of one: the panels of few elements are packed for several parts."""
 
 
-def direct_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
+def packed_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
     """Whether `convolve` maps x to y: every window lies in the input, and a panel in a cache."""
     if groups != 1 or stride[2] != 1 or before != (0, 0, 0):
         return False
     sizes = zip(weight.shape[2:], stride, dilation, x.shape[2:], y.shape[2:], strict=True)
     inside = all((k - 1) * d + (o - 1) * s < n for k, s, d, n, o in sizes)
-    return inside and prod(weight.shape[1:]) * _VECTORS * VECTOR_BYTES <= _DIRECT_MOST_BYTES
+    return inside and prod(weight.shape[1:]) * _VECTORS * VECTOR_BYTES <= _PACKED_MOST_BYTES
 
 
 def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, turned: bool, out: Array) -> None:
@@ -86,10 +86,10 @@ def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, turned: bool
     starts, steps, width = places_of(x.shape[1], x.shape[2:], weight.shape[2:], stride, dilation, out.shape[2:])
     down, across = (1, rows) if turned else (len(steps), 1)
     panels = -(-batch * len(starts) * -(-width // (VECTOR_BYTES // x.itemsize)) // _VECTORS)
-    splits = max(1, min(-(-_DIRECT_LEAST_PARTS // panels), rows // _LEAST_ROWS))
+    splits = max(1, min(-(-_PACKED_LEAST_PARTS // panels), rows // _LEAST_ROWS))
     parts = panels * splits
     args = weight.reshape(-1), down, across, x.reshape(batch, -1), starts, steps, width, splits
-    _direct_convolve(team_for(parts, out.size * len(steps) // 8), parts, *args, out.reshape(batch, rows, -1))
+    _packed_convolve(team_for(parts, out.size * len(steps) // 8), parts, *args, out.reshape(batch, rows, -1))
 
 
 @lru_cache(maxsize=256)
@@ -110,7 +110,7 @@ def places_of(
 
 
 @parallel(**JIT)
-def _direct_convolve(part, parts, weight, down, across, x, starts, steps, width, splits, out):
+def _packed_convolve(part, parts, weight, down, across, x, starts, steps, width, splits, out):
     """Run a part: of a panel, one of `splits` parts of the rows."""
     (_, rows, size), depth, step = out.shape, len(steps), lanes(pointer(x))
     first, (low, high) = part // splits * 3, span(part % splits, splits, rows)
@@ -323,97 +323,6 @@ def _planes_add_tile(tile, rows, columns, down, across, fresh, out):
             out[at] = tile[width * row + column] if fresh else out[at] + tile[width * row + column]
 
 
-# The gradient at the weights of convolutions with few output channels and no padding: these in the lanes of a vector,
-# or of two.
-#
-# The gradient at the output of a sample is turned, so that the channels at one place stand side by side. Every weight's
-# numbers for all of them are then one vector of sums, and every element of the input is read as often as a window meets
-# it: there are neither columns nor packed matrices, which do not pay for thin products. Each sample is summed
-# first.
-
-_ROWS_TILE = 12
-"""Weights whose sums stay in registers."""
-_ROWS_PARTS = 4
-_ROWS_MOST_BYTES = 1 << 17
-"""Of a sample of either array: they are read once for every tile."""
-
-
-def rows_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
-    """Whether the output channels fill most of one vector or two, without padding, and a sample stays in a cache."""
-    step, rows, taps = VECTOR_BYTES // x.itemsize, len(weight), prod(weight.shape[2:])
-    filled = step in (8, 16) and rows <= 2 * step and 3 * step * -(-rows // step) <= 4 * rows
-    small = max(x[:1].nbytes, y[:1].nbytes * step // max(rows, 1)) <= _ROWS_MOST_BYTES
-    sizes = zip(weight.shape[2:], stride, dilation, x.shape[2:], y.shape[2:], strict=True)
-    inside = all((k - 1) * d + (o - 1) * s < n for k, s, d, n, o in sizes)
-    return filled and small and groups == 1 and taps > 1 and before == (0, 0, 0) and inside
-
-
-def rows_correlate(y: Array, x: Array, stride: Axes, dilation: Axes, out: Array) -> None:
-    """Write the gradient at the weights (rows, channels, *kernel), all on three axes."""
-    batch, rows, outputs, step = len(x), len(out), prod(y.shape[2:]), VECTOR_BYTES // x.itemsize
-    starts, steps, width = places_of(x.shape[1], x.shape[2:], out.shape[2:], stride, dilation, y.shape[2:])
-    along = np.arange(width) * stride[2]
-    windows, tiles = (starts[:, None] + along).reshape(-1), -(-len(steps) // _ROWS_TILE)
-    behind = np.concatenate([steps, np.full(tiles * _ROWS_TILE - len(steps), steps[-1])])
-    groups = -(-rows // step)
-    sums = np.empty((groups, len(behind), step), x.dtype)
-    parts = groups * min(_ROWS_PARTS // groups, tiles)
-    args = y.reshape(batch, rows, outputs), x.reshape(batch, -1), windows, behind, contiguous(outputs, step), sums
-    _rows_correlate(team_for(parts, y.size * len(steps) // 8), parts, *args)
-    out.reshape(rows, -1)[...] = sums[:, : len(steps)].swapaxes(1, 2).reshape(groups * step, -1)[:rows]
-
-
-# The functions below are compiled: their arguments are arrays, pointers and bounds.
-
-
-@parallel(**JIT)
-def _rows_correlate(part, parts, y, x, windows, steps, rows, sums):
-    """Run a part: of one vector's output channels, a part of the tiles."""
-    (batch, channels, outputs), (groups, length, step) = y.shape, sums.shape
-    first, each = part % groups * step, parts // groups
-    begin, end = span(part // groups, each, length // 12)
-    low, high, own = begin * 12, end * 12, advance(pointer(sums), part % groups * length * step)
-    turned, room = np.empty((len(rows) + 1) * step, x.dtype), np.empty((step + 1) * step, x.dtype)
-    slopes, place = aligned_pointer(turned), aligned_pointer(room)
-    clear(advance(own, low * step), (high - low) * step)
-    for sample in range(batch):
-        source = advance(pointer(y), (sample * channels + first) * outputs)
-        turn_in(source, outputs, min(channels - first, step), outputs, pointer(rows), place, slopes)
-        image = advance(pointer(x), sample * x.shape[1])
-        for at in range(low, high, 12):
-            target = advance(own, at * step)
-            _rows_add_tile(slopes, image, pointer(windows), outputs, advance(pointer(steps), at), target)
-    keep_alive(turned)
-    keep_alive(room)
-
-
-@numba.njit(**INNER_APART)
-def _rows_add_tile(y, x, windows, n, steps, sums):
-    """Add to 12 vectors the products of `n` vectors with the numbers that each of 12 weights meets."""
-    count = lanes(y)
-    p0, p1, p2, p3, p4, p5 = steps[0], steps[1], steps[2], steps[3], steps[4], steps[5]
-    p6, p7, p8, p9, p10, p11 = steps[6], steps[7], steps[8], steps[9], steps[10], steps[11]
-    a = b = c = d = e = f = g = h = i = j = k = m = zeros(y)
-    for window in range(n):
-        v, met = load(y, window * count), advance(x, windows[window])
-        a, b, c = fma(broadcast(met, p0), v, a), fma(broadcast(met, p1), v, b), fma(broadcast(met, p2), v, c)
-        d, e, f = fma(broadcast(met, p3), v, d), fma(broadcast(met, p4), v, e), fma(broadcast(met, p5), v, f)
-        g, h, i = fma(broadcast(met, p6), v, g), fma(broadcast(met, p7), v, h), fma(broadcast(met, p8), v, i)
-        j, k, m = fma(broadcast(met, p9), v, j), fma(broadcast(met, p10), v, k), fma(broadcast(met, p11), v, m)
-    store(sums, 0, load(sums, 0) + a)
-    store(sums, count, load(sums, count) + b)
-    store(sums, 2 * count, load(sums, 2 * count) + c)
-    store(sums, 3 * count, load(sums, 3 * count) + d)
-    store(sums, 4 * count, load(sums, 4 * count) + e)
-    store(sums, 5 * count, load(sums, 5 * count) + f)
-    store(sums, 6 * count, load(sums, 6 * count) + g)
-    store(sums, 7 * count, load(sums, 7 * count) + h)
-    store(sums, 8 * count, load(sums, 8 * count) + i)
-    store(sums, 9 * count, load(sums, 9 * count) + j)
-    store(sums, 10 * count, load(sums, 10 * count) + k)
-    store(sums, 11 * count, load(sums, 11 * count) + m)
-
-
 # Windows laid side by side as columns, and added up again, for the matrix products of convolutions.
 #
 # Where the windows of a tap meet the input is found before, once for each geometry, so that the loops over elements
@@ -604,14 +513,17 @@ class ConvolutionKernels(ChannelKernels):
             weight, x, before, False, out
         ):
             return
-        if weight.shape[1] > 1 and direct_fits(weight, stride, before, dilation, groups, x, out):
+        windows = weight.shape[2:], stride, before, dilation, x.shape[2:], out.shape[2:]
+        if direct.fits(weight, windows, groups):
+            direct.convolve(weight, x, windows, False, out)
+            return
+        if weight.shape[1] > 1 and packed_fits(weight, stride, before, dilation, groups, x, out):
             convolve(weight, x, stride, dilation, False, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None and _finite(weight):
             self._convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
             return
-        windows = weight.shape[2:], stride, before, dilation, x.shape[2:], out.shape[2:]
         if weight.shape[1] == 1:
             depthwise.convolve(weight, x, windows, out)
             return
@@ -635,11 +547,14 @@ class ConvolutionKernels(ChannelKernels):
             weight, y, around, True, out
         ):
             return
-        if y.shape[2:] == out.shape[2:] and direct_fits(weight, stride, before, dilation, groups, y, out):
+        if y.shape[2:] == out.shape[2:] and packed_fits(weight, stride, before, dilation, groups, y, out):
             convolve(weight, y, stride, dilation, True, out)
             return
-        turned = _turned_padding(weight, stride, before, dilation, groups)
         windows = weight.shape[2:], stride, before, dilation, out.shape[2:], y.shape[2:]
+        if direct.transpose_fits(weight, windows, groups) and _finite(weight):
+            direct.convolve_t(weight, y, windows, out)
+            return
+        turned = _turned_padding(weight, stride, before, dilation, groups)
         if (turned is not None or weight.shape[1] == 1) and _finite(weight):  # both put zeros around y
             if turned is not None:
                 self._convolve(_turned(weight, groups), y, stride, turned, dilation, groups, out)
@@ -671,6 +586,9 @@ class ConvolutionKernels(ChannelKernels):
             return
         if _in_tiles(out, stride, before, dilation, groups, x, y) and winograd.correlate(y, x, before, out):
             return
+        windows = out.shape[2:], stride, before, dilation, x.shape[2:], y.shape[2:]
+        if direct.fits(out, windows, groups) and direct.correlate(y, x, windows, out):
+            return
         turned = _turned_padding(out, stride, before, dilation, groups)
         if turned is not None:
             weight = np.empty((x.shape[1], len(out) // groups, *out.shape[2:]), out.dtype)
@@ -678,12 +596,8 @@ class ConvolutionKernels(ChannelKernels):
             if _finite(weight):
                 out[...] = _turned(weight, groups)
                 return
-        windows = out.shape[2:], stride, before, dilation, x.shape[2:], y.shape[2:]
         if out.shape[1] == 1:
             depthwise.correlate(y, x, windows, out)
-            return
-        if rows_fits(out, stride, before, dilation, groups, x, y):
-            rows_correlate(y, x, stride, dilation, out)
             return
         weight, block = _grouped(out, groups), min(-(-_POSITIONS // prod(y.shape[2:])), len(y))
         chunk = max(1, _ROWS // prod(out.shape[2:]))

@@ -5,7 +5,7 @@ the loops over a plane have no conditions. With a stride s, what the windows ski
 planes (on each axis), its phases, each with every s-th element.
 
 All loops are over whole vectors. Rows are written in ascending order, with zeros or garbage up to a whole vector behind
-each, over which the next one is written; phases have `_SLACK` elements behind them for the last one.
+each, over which the next one is written; phases have `SLACK` elements behind them for the last one.
 """
 
 from __future__ import annotations
@@ -320,11 +320,11 @@ def _abreast_correlate(part, parts, y, x, inputs, windows, taps, size, rows, sum
     keep_alive(room)
 
 
-_SLACK = 64
+SLACK = 64
 """Numbers: four vectors of the widest kind, the block that all loops over a run go by."""
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Offsets in the planes of a padded plane, in the order in which the compiled functions take them.
 
     Attributes
@@ -363,7 +363,7 @@ def convolve(weight: Array, x: Array, windows: Sequence[Axes], out: Array) -> No
     if narrow and x.size > 0 and len(weight) == x.shape[1] and fits(weight, windows):
         abreast_convolve(weight, x, windows, out)
         return
-    layout, planes = _layout(*windows, VECTOR_BYTES // x.itemsize), x.shape[0] * x.shape[1]
+    layout, planes = layout_of(*windows, VECTOR_BYTES // x.itemsize), x.shape[0] * x.shape[1]
     parts, factors = _parts(out, layout, planes), weight.reshape(len(weight), -1)
     args = layout.rows, layout.phases, layout.vectors, layout.taps, len(layout.ends) * layout.size
     _convolve(team(parts), parts, factors, x.reshape(planes, -1), *args, out.reshape(out.shape[0] * out.shape[1], -1))
@@ -377,7 +377,7 @@ def convolve_t(weight: Array, y: Array, windows: Sequence[Axes], out: Array) -> 
         flipped = np.ascontiguousarray(weight[..., ::-1, ::-1, ::-1])
         convolve(flipped, y, (kernel, stride, turned, dilation, outputs, inputs), out)
         return
-    layout, planes = _layout(*windows, VECTOR_BYTES // y.itemsize), out.shape[0] * out.shape[1]
+    layout, planes = layout_of(*windows, VECTOR_BYTES // y.itemsize), out.shape[0] * out.shape[1]
     parts, factors = _parts(y, layout, planes), np.take(weight.reshape(len(weight), -1), layout.order, axis=1)
     within = layout.taps[layout.order] % layout.size
     args = layout.rows, layout.phases, layout.lines, within, layout.ends, layout.size, layout.run
@@ -389,19 +389,19 @@ def correlate(y: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
     if x.size > 0 and len(out) == x.shape[1] and fits(out, windows):
         abreast_correlate(y, x, windows, out)
         return
-    layout, (batch, channels) = _layout(*windows, VECTOR_BYTES // x.itemsize), x.shape[:2]
+    layout, (batch, channels) = layout_of(*windows, VECTOR_BYTES // x.itemsize), x.shape[:2]
     parts, gradients = _parts(y, layout, len(out)), y.reshape(batch, len(out), -1)
     args = layout.rows, layout.phases, layout.vectors, layout.taps, len(layout.ends) * layout.size
     _correlate(team(parts), parts, gradients, x.reshape(batch, channels, -1), *args, out.reshape(len(out), -1))
 
 
 @lru_cache(maxsize=256)  # small, and it takes as long as a small convolution
-def _layout(
+def layout_of(
     kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Axes, outputs: Axes, lanes: int
-) -> _Layout:
+) -> Layout:
     axes = zip(inputs, kernel, stride, before, dilation, outputs, strict=True)
     rooms = tuple(max(-(-(b + n) // s), o + (k - 1) * d // s) for n, k, s, b, d, o in axes)
-    size, steps = prod(rooms) + _SLACK, np.array(stride)[:, None]
+    size, steps = prod(rooms) + SLACK, np.array(stride)[:, None]
 
     def at(places: Array) -> Array:
         """Return where elements (3, n) of the padded plane lie in its planes."""
@@ -420,13 +420,13 @@ def _layout(
     counts = np.broadcast_to(np.minimum(width - starts, lanes), places.shape)
     vectors = np.stack([places, targets, counts], axis=-1).reshape(-1, 3)
     filling = np.tile(vectors[-1] * (1, 1, 0), (-len(vectors) % 4, 1))
-    return _Layout(
+    return Layout(
         at(rows), phases - phases[0], lines, np.concatenate([vectors, filling]), taps,
         np.argsort(which, kind="stable"), ends, size, int(lines[-1]) + width,
     )  # fmt: skip
 
 
-def _parts(y: Array, layout: _Layout, most: int) -> int:
+def _parts(y: Array, layout: Layout, most: int) -> int:
     return min(parts_for(y.size * len(layout.taps)), most)
 
 
@@ -440,7 +440,7 @@ def _cleared(numbers):
 
 
 @numba.njit(**INNER_APART)
-def _spread(plane, width, rows, phases, stride, padded):
+def spread_rows(plane, width, rows, phases, stride, padded):
     """Copy the rows of a plane to their places, with zeros behind; all other places have been cleared, and stay so."""
     first, step = pointer(rows), lanes(plane)
     for row in range(len(rows)):
@@ -462,8 +462,8 @@ def _spread(plane, width, rows, phases, stride, padded):
 
 
 @numba.njit(**INNER_APART)
-def _collect(padded, width, rows, phases, stride, plane):
-    """Copy the rows of a plane from their places: the inverse of `_spread`."""
+def collect_rows(padded, width, rows, phases, stride, plane):
+    """Copy the rows of a plane from their places: the inverse of `spread_rows`."""
     first, step, left = pointer(rows), lanes(plane), len(rows) * width
     for row in range(len(rows)):
         source = advance(padded, first[row])
@@ -512,12 +512,12 @@ def _convolve(part, parts, weight, x, rows, phases, vectors, taps, length, out):
     """Run a part of the planes."""
     planes, size = x.shape
     low, high = span(part, parts, planes)
-    padded = np.empty(length + _SLACK, x.dtype)
+    padded = np.empty(length + SLACK, x.dtype)
     _cleared(padded)
     each, out_size, count = len(out) // planes, out.shape[1], len(vectors)
     for plane in range(low, high):
         source = advance(pointer(x), plane * size)
-        _spread(source, size // len(rows), rows, phases, len(phases), pointer(padded))
+        spread_rows(source, size // len(rows), rows, phases, len(phases), pointer(padded))
         for o in range(plane * each, (plane + 1) * each):
             factors, target = advance(pointer(weight), o % len(weight) * len(taps)), advance(pointer(out), o * out_size)
             _sum_taps(factors, pointer(padded), pointer(taps), len(taps), pointer(vectors), count, target, out_size)
@@ -546,20 +546,20 @@ def _convolve_t(part, parts, weight, y, rows, phases, lines, taps, ends, size, l
     """Run a part of the planes: an element of a phase is the sum over its taps' inputs, backwards, in a run."""
     planes, length = out.shape
     low, high = span(part, parts, planes)
-    run, padded = np.empty(longest + 2 * (size + _SLACK), y.dtype), np.empty(len(ends) * size + _SLACK, y.dtype)
+    run, padded = np.empty(longest + 2 * (size + SLACK), y.dtype), np.empty(len(ends) * size + SLACK, y.dtype)
     _cleared(run)  # before, behind and between the rows it stays zero
     each, y_size = len(y) * len(weight) // planes, y.shape[2] * y.shape[3] * y.shape[4]
     inner = advance(pointer(run), size)
     for plane in range(low, high):
         for o in range(plane * each, (plane + 1) * each):
-            _spread(advance(pointer(y), o * y_size), y.shape[4], lines, phases, 1, inner)
+            spread_rows(advance(pointer(y), o * y_size), y.shape[4], lines, phases, 1, inner)
             factors, first = advance(pointer(weight), o % len(weight) * len(taps)), 0
             for phase in range(len(ends)):
                 target, last = advance(pointer(padded), phase * size), pointer(ends)[phase]
-                _add_taps(factors, inner, pointer(taps), -1, first, last, o == plane * each, size - _SLACK, target)
+                _add_taps(factors, inner, pointer(taps), -1, first, last, o == plane * each, size - SLACK, target)
                 first = last
         target = advance(pointer(out), plane * length)
-        _collect(pointer(padded), length // len(rows), rows, phases, len(phases), target)
+        collect_rows(pointer(padded), length // len(rows), rows, phases, len(phases), target)
     keep_alive(run)
     keep_alive(padded)
 
@@ -597,14 +597,14 @@ def _correlate(part, parts, y, x, rows, phases, vectors, taps, length, out):
     low, high = span(part, parts, len(out))
     each, step = len(out) // channels, lanes(pointer(x))
     room = len(taps) * step
-    padded, sums = np.empty(length + _SLACK, x.dtype), np.empty(each * room, x.dtype)
+    padded, sums = np.empty(length + SLACK, x.dtype), np.empty(each * room, x.dtype)
     _cleared(padded)
     for c in range(low // each, (high + each - 1) // each):
         first, last = max(low - c * each, 0), min(high - c * each, each)
         _cleared(sums)
         for b in range(batch):
             plane = advance(pointer(x), (b * channels + c) * size)
-            _spread(plane, size // len(rows), rows, phases, len(phases), pointer(padded))
+            spread_rows(plane, size // len(rows), rows, phases, len(phases), pointer(padded))
             for o in range(first, last):
                 source = advance(pointer(y), (b * len(out) + c * each + o) * y.shape[2])
                 target = advance(pointer(sums), o * room)
@@ -630,7 +630,7 @@ def _lone_tap(y, x, rows, phases, vectors, tap, c, o, padded):
     total = x.dtype.type(0)
     for b in range(batch):
         plane = advance(pointer(x), (b * channels + c) * size)
-        _spread(plane, size // len(rows), rows, phases, len(phases), pointer(padded))
+        spread_rows(plane, size // len(rows), rows, phases, len(phases), pointer(padded))
         for i in range(len(vectors)):
             for lane in range(vectors[i, 2]):
                 total += y[b, o, vectors[i, 1] + lane] * padded[vectors[i, 0] + tap + lane]

@@ -333,7 +333,8 @@ _PAGE, _APART = 1024, 64
 """Numbers that a matrix is rounded up to, and the gap between two matrices."""
 _LEAST_GAIN = 1.5
 """How much fewer multiplications there must be, of 2.25 at most: tiles at odd ends compute more than is asked for."""
-_LEAST_CHANNELS = 32
+_LEAST_CHANNELS = 48
+"""Of the harmonic mean of both kinds: below, windows are read where they lie in less time than tiles are mapped."""
 _LEAST_TILES = 24
 """Below, mapping the weights takes longer than mapping the tiles."""
 
@@ -341,7 +342,8 @@ _LEAST_TILES = 24
 def fits(kernel: Axes, stride: Axes, dilation: Axes, groups: int, channels: tuple[int, int], outputs: tuple[int, ...],
          batch: int) -> bool:  # fmt: skip
     """Whether a convolution is one of 3 by 3 with stride 1 worth mapping tiles; outputs (depth, height, width)."""
-    if min(channels) < _LEAST_CHANNELS or outputs[0] != 1:
+    rows, given = channels
+    if 2 * rows * given < _LEAST_CHANNELS * (rows + given) or outputs[0] != 1:
         return False
     if (kernel, stride, dilation, groups) != ((1, 3, 3), (1, 1, 1), (1, 1, 1), 1):
         return False
