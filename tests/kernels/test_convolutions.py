@@ -145,11 +145,11 @@ def test_padded_planes(batch, channels, rows, size, kernel, stride, padding, dil
 def test_what_is_read_in_padded_planes():
     """Few weights of a number, and planes that a cache holds; not 1×1 with stride 1, and one group."""
     weight, windows = np.empty((16, 16, 1, 3, 3), np.float32), ((1, 3, 3), ONES, (0, 1, 1), ONES, (1, 9, 9), (1, 9, 9))
-    assert direct.fits(weight, windows, 1) and direct.transpose_fits(weight, windows, 1)
+    assert direct.fits(weight, windows, 1) and direct.transpose_fits(weight.shape, windows, 1, 4)
     large, single = (1, 300, 300), ((1, 1, 1), ONES, (0, 0, 0), *windows[3:])
     for other, given_windows, groups in [
-        (weight, windows, 2), (np.empty((16, 99, 1, 3, 3), np.float32), windows, 1), (weight[:, :, :, :1, :1], single, 1),
-        (weight, (*windows[:4], large, large), 1), (weight[:, :1], windows, 1),
+        (weight, windows, 2), (np.empty((16, 99, 1, 3, 3), np.float32), windows, 1),
+        (weight[..., :1, :1], single, 1), (weight, (*windows[:4], large, large), 1), (weight[:, :1], windows, 1),
     ]:  # fmt: skip
         assert not direct.fits(other, given_windows, groups)
 

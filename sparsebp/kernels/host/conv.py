@@ -24,6 +24,7 @@ from sparsebp.core.check import Array
 from sparsebp.core.threads import one_blas_thread
 from sparsebp.kernels.host import depthwise, direct, narrow, winograd
 from sparsebp.kernels.host.dense import blas_of, product
+from sparsebp.kernels.host.direct import add_sums, store_sums
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, INNER_SERIAL, JIT, SERIAL, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -32,14 +33,11 @@ from sparsebp.kernels.host.engine.simd import (
     broadcast,
     clear,
     copy,
-    device,
     fma,
-    high_in_turn,
     keep_alive,
     lanes,
     load,
     load_up_to,
-    low_in_turn,
     number,
     pointer,
     store,
@@ -207,12 +205,12 @@ def _store_row(a, i, b, j, c, k, place, x, y, z):
 #
 # Both arrays have the elements that a sum goes over side by side, so whole vectors are multiplied as they lie in
 # memory: a BLAS would pack them first, and several samples of small planes had to be gathered before. Tiles are of four
-# by four planes, or by two where vectors have 8 lanes, over enough samples that lanes are seldom added up: as many sums
-# as lanes. A part has planes of the larger array; the smaller one's are read from the second cache.
+# by three planes, over enough samples that lanes are seldom added up. A part has planes of the larger array; the
+# smaller one's are read from the second cache, once for eight of them.
 
 _PLANES_TILE = 4
 _TERMS = 512
-"""Of each inner product, before its lanes are added up: four planes of them fill a quarter of a first cache."""
+"""Of each inner product, before its lanes are added up: eight planes of them fill half of a first cache."""
 _PLANES_PARTS = 8
 _LEAST_SIZE = 64
 """Of a plane: smaller ones, far apart from sample to sample, share sets of the first cache, and are better packed: with
@@ -255,72 +253,44 @@ def _planes_correlate(part, parts, left, right, down, across, out):
     batch, rows, size = left.shape
     begin, end = span(part, parts, (rows + 3) // 4)
     low, high, step = begin * 4, min(end * 4, rows), lanes(pointer(left))
-    room = np.empty(2 * step, left.dtype)
+    room = np.empty(4 * step, left.dtype)
     columns, block, place = right.shape[1], max(1, _TERMS // size), aligned_pointer(room)
     for first in range(0, batch, block):
         samples = min(block, batch - first)
-        for row in range(low, high, 4):
-            a = advance(pointer(left), (first * rows + row) * size)
-            for column in range(0, columns, step // 4):
-                b = advance(pointer(right), (first * columns + column) * size)
-                high_row, wide = min(high - row, 4), min(columns - column, step // 4)
-                _multiply_tile(a, high_row, rows * size, b, wide, columns * size, samples, size, place)
-                target = advance(pointer(out), row * down + column * across)
-                _planes_add_tile(place, high_row, wide, down, across, first == 0, target)
+        for begin in range(low, high, 8):
+            for column in range(0, columns, 3):
+                b, wide = advance(pointer(right), (first * columns + column) * size), min(columns - column, 3)
+                for row in range(begin, min(begin + 8, high), 4):
+                    a = advance(pointer(left), (first * rows + row) * size)
+                    tall = min(high - row, 4)
+                    _multiply_tile(a, tall, rows * size, b, wide, columns * size, samples, size, place)
+                    target = advance(pointer(out), row * down + column * across)
+                    add_sums(place, tall, wide, down, across, first == 0, target)
     keep_alive(room)
-
-
-@device
-def _halved(a, b):
-    """Return a vector with sums of two lanes each of `a` and of `b` in turn."""
-    return low_in_turn(a, b) + high_in_turn(a, b)
 
 
 @numba.njit(**INNER_APART)
 def _multiply_tile(a, rows, a_apart, b, columns, b_apart, samples, size, out):
-    """Write the inner products of four planes and four, or two, over samples; missing planes repeat the last one.
-
-    In the end each vector is added to another one, half by half, until every lane is one of the sums.
-    """
+    """Write the inner products of four planes and three over samples as partial sums; missing ones repeat the last."""
     step = lanes(a)
     a1, a2, a3 = min(1, rows - 1) * size, min(2, rows - 1) * size, min(3, rows - 1) * size
-    b1, b2, b3 = min(1, columns - 1) * size, min(2, columns - 1) * size, min(3, columns - 1) * size
-    c0 = c1 = c2 = c3 = c4 = c5 = c6 = c7 = zeros(a)
-    d0 = d1 = d2 = d3 = d4 = d5 = d6 = d7 = zeros(a)
+    b1, b2 = min(1, columns - 1) * size, (columns - 1) * size
+    c0 = d0 = e0 = c1 = d1 = e1 = c2 = d2 = e2 = c3 = d3 = e3 = zeros(a)
     for sample in range(samples):
         left, right = advance(a, sample * a_apart), advance(b, sample * b_apart)
         for i in range(0, size, step):
-            w, x = load(right, i), load(right, b1 + i)
-            if step == 16:
-                y, z = load(right, b2 + i), load(right, b3 + i)
-                v = load(left, i)
-                c0, c1, c2, c3 = fma(v, w, c0), fma(v, x, c1), fma(v, y, c2), fma(v, z, c3)
-                v = load(left, a1 + i)
-                c4, c5, c6, c7 = fma(v, w, c4), fma(v, x, c5), fma(v, y, c6), fma(v, z, c7)
-                v = load(left, a2 + i)
-                d0, d1, d2, d3 = fma(v, w, d0), fma(v, x, d1), fma(v, y, d2), fma(v, z, d3)
-                v = load(left, a3 + i)
-                d4, d5, d6, d7 = fma(v, w, d4), fma(v, x, d5), fma(v, y, d6), fma(v, z, d7)
-            else:  # there are 16 registers
-                v, y = load(left, i), load(left, a1 + i)
-                c0, c1, c2, c3 = fma(v, w, c0), fma(v, x, c1), fma(y, w, c2), fma(y, x, c3)
-                v, y = load(left, a2 + i), load(left, a3 + i)
-                c4, c5, c6, c7 = fma(v, w, c4), fma(v, x, c5), fma(y, w, c6), fma(y, x, c7)
-    if step == 16:
-        c0, c1, c2, c3 = _halved(c0, d0), _halved(c1, d1), _halved(c2, d2), _halved(c3, d3)
-        c4, c5, c6, c7 = _halved(c4, d4), _halved(c5, d5), _halved(c6, d6), _halved(c7, d7)
-    c0, c1, c2, c3 = _halved(c0, c4), _halved(c1, c5), _halved(c2, c6), _halved(c3, c7)
-    store(out, 0, _halved(_halved(c0, c2), _halved(c1, c3)))
-
-
-@numba.njit(**INNER_APART)
-def _planes_add_tile(tile, rows, columns, down, across, fresh, out):
-    """Write the numbers of a tile, or add them."""
-    width = lanes(tile) // 4
-    for row in range(rows):
-        for column in range(columns):
-            at = row * down + column * across
-            out[at] = tile[width * row + column] if fresh else out[at] + tile[width * row + column]
+            x, y, z = load(right, i), load(right, b1 + i), load(right, b2 + i)
+            v = load(left, i)
+            c0, d0, e0 = fma(v, x, c0), fma(v, y, d0), fma(v, z, e0)
+            v = load(left, a1 + i)
+            c1, d1, e1 = fma(v, x, c1), fma(v, y, d1), fma(v, z, e1)
+            v = load(left, a2 + i)
+            c2, d2, e2 = fma(v, x, c2), fma(v, y, d2), fma(v, z, e2)
+            v = load(left, a3 + i)
+            c3, d3, e3 = fma(v, x, c3), fma(v, y, d3), fma(v, z, e3)
+    store_sums(out, 0, c0, c1, c2, c3)
+    store_sums(out, step, d0, d1, d2, d3)
+    store_sums(out, 2 * step, e0, e1, e2, e3)
 
 
 # Windows laid side by side as columns, and added up again, for the matrix products of convolutions.
@@ -551,7 +521,7 @@ class ConvolutionKernels(ChannelKernels):
             convolve(weight, y, stride, dilation, True, out)
             return
         windows = weight.shape[2:], stride, before, dilation, out.shape[2:], y.shape[2:]
-        if direct.transpose_fits(weight, windows, groups) and _finite(weight):
+        if direct.transpose_fits(weight.shape, windows, groups, weight.itemsize) and _finite(weight):
             direct.convolve_t(weight, y, windows, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)

@@ -399,6 +399,7 @@ def correlate(y: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
 def layout_of(
     kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Axes, outputs: Axes, lanes: int
 ) -> Layout:
+    """Return where the elements, windows and taps of a plane lie."""
     axes = zip(inputs, kernel, stride, before, dilation, outputs, strict=True)
     rooms = tuple(max(-(-(b + n) // s), o + (k - 1) * d // s) for n, k, s, b, d, o in axes)
     size, steps = prod(rooms) + SLACK, np.array(stride)[:, None]

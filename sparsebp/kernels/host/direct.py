@@ -93,32 +93,33 @@ def _block(samples: int, channels: int, rows: int, windows: tuple[Axes, ...], st
     return _Block(layout, each.reshape(-1, 3), steps, plane)
 
 
-def _padded_bytes(channels: int, windows: tuple[Axes, ...], step: int, itemsize: int) -> int:
-    layout = layout_of(*windows, step)
-    return channels * len(layout.ends) * layout.size * itemsize
-
-
 def fits(weight: Array, windows: tuple[Axes, ...], groups: int) -> bool:
     """Whether a convolution with weights (rows, channels, *kernel), and `correlate` of them, are worth it."""
-    return weight[0].size <= _MOST_WEIGHTS and _fits(weight, weight.shape[1], windows, groups)
+    return _fits(weight.shape[0], weight.shape[1], windows, groups, weight.itemsize)
 
 
-def transpose_fits(weight: Array, windows: tuple[Axes, ...], groups: int) -> bool:
-    """Whether the transpose is worth it."""
-    if windows[1] == _ONES:
-        turned = _turned(windows)
-        return min(turned[2]) >= 0 and weight[:, 0].size <= _MOST_WEIGHTS and _fits(weight, len(weight), turned, groups)
-    few = weight[:, 0].size <= _MOST_WEIGHTS * prod(windows[1])
-    return few and _fits(weight, weight.shape[1], windows, groups)
-
-
-def _fits(weight: Array, channels: int, windows: tuple[Axes, ...], groups: int) -> bool:
-    kernel, stride, before, *_ = windows
-    if groups != 1 or min(before) < 0 or min(weight.shape[:2]) < 2 or prod(kernel) == prod(stride) == 1:
+@lru_cache(maxsize=256)
+def transpose_fits(shape: Axes, windows: tuple[Axes, ...], groups: int, itemsize: int) -> bool:
+    """Whether the transpose with weights of a shape is worth it."""
+    (rows, channels), (kernel, stride, before, *_) = shape[:2], windows
+    if stride == _ONES:
+        return _fits(channels, rows, _turned(windows), groups, itemsize)
+    if groups != 1 or min(before) < 0 or min(rows, channels) < 2 or rows * prod(kernel) > _MOST_WEIGHTS * prod(stride):
         return False
-    return _samples(1, channels, windows, weight.itemsize, 0) > 0
+    *_, (room, _) = _transpose(rows, channels, windows, VECTOR_BYTES // itemsize)
+    return bool(rows * room * itemsize <= _MOST_BYTES)
 
 
+@lru_cache(maxsize=256)
+def _fits(rows: int, channels: int, windows: tuple[Axes, ...], groups: int, itemsize: int) -> bool:
+    """Whether there are few weights of a number, and a cache holds the planes of `channels`."""
+    kernel, stride, before, *_ = windows
+    if groups != 1 or min(before) < 0 or min(rows, channels) < 2 or prod(kernel) == prod(stride) == 1:
+        return False
+    return channels * prod(kernel) <= _MOST_WEIGHTS and _samples(1, channels, windows, itemsize, 0) > 0
+
+
+@lru_cache(maxsize=256)
 def _turned(windows: tuple[Axes, ...]) -> tuple[Axes, ...]:
     """Return the windows of the convolution with turned weights that is the transpose, for a stride of 1."""
     kernel, stride, before, dilation, inputs, outputs = windows
@@ -126,11 +127,12 @@ def _turned(windows: tuple[Axes, ...]) -> tuple[Axes, ...]:
     return kernel, stride, turned, dilation, outputs, inputs
 
 
+@lru_cache(maxsize=256)
 def _samples(batch: int, channels: int, windows: tuple[Axes, ...], itemsize: int, least: int) -> int:
     """Return how many samples share a block, so that it has enough vectors; 0 if a cache does not hold one."""
-    step = VECTOR_BYTES // itemsize
-    most = _MOST_BYTES // _padded_bytes(channels, windows, step, itemsize)
-    outputs = windows[-1]
+    step, outputs = VECTOR_BYTES // itemsize, windows[-1]
+    layout = layout_of(*windows, step)
+    most = _MOST_BYTES // (channels * len(layout.ends) * layout.size * itemsize)
     vectors = prod(outputs[:2]) * -(-outputs[2] // step)
     return min(most, batch, max(1, -(-least // vectors)))
 
@@ -140,14 +142,19 @@ def convolve(weight: Array, x: Array, windows: tuple[Axes, ...], turned: bool, o
     (batch, channels), rows, step = x.shape[:2], out.shape[1], VECTOR_BYTES // x.itemsize
     samples = _samples(batch, channels, windows, x.itemsize, _LEAST_VECTORS)
     block, blocks = _block(samples, channels, rows, windows, step), -(-batch // samples)
-    splits = max(1, min(_PARTS // blocks, rows // 4))
+    splits, tall = max(1, min(_PARTS // blocks, rows // 4)), _tall(rows)
     parts = min(blocks, _PARTS) * splits
     order = _order(rows, channels, prod(windows[0]), turned)
     layout, args = block.layout, (x.reshape(batch, channels, -1), block.vectors, block.steps, block.plane, samples)
     _convolve(
         team_for(parts, out.size * weight[0].size // 8), parts, weight.reshape(-1), *order, layout.rows, layout.phases,
-        *args, splits, out.reshape(batch, rows, -1),
+        *args, splits, tall, out.reshape(batch, rows, -1),
     )  # fmt: skip
+
+
+def _tall(rows: int) -> int:
+    """Return how many rows a tile has, three or four: those that leave fewer of the last one idle."""
+    return 3 if -(-rows // 3) * 3 < -(-rows // 4) * 4 else 4
 
 
 @lru_cache(maxsize=256)
@@ -234,11 +241,11 @@ def _pad(x, channels, size, rows, phases, plane, padded):
 
 
 @parallel(**JIT)
-def _convolve(part, parts, weight, down, places, rows, phases, x, vectors, steps, plane, samples, splits, out):
+def _convolve(part, parts, weight, down, places, rows, phases, x, vectors, steps, plane, samples, splits, tall, out):
     """Run a part: of blocks of samples, one of `splits` parts of the output channels."""
     (batch, channels, size), (_, filters, windows) = x.shape, out.shape
     first, last = span(part // splits, parts // splits, (batch + samples - 1) // samples)
-    low, high = span(part % splits, splits, (filters + 3) // 4)
+    low, high = span(part % splits, splits, (filters + tall - 1) // tall)
     length, each = channels * plane, len(vectors) // samples
     padded = np.empty(samples * length + SLACK, x.dtype)
     clear(pointer(padded), len(padded))
@@ -251,11 +258,11 @@ def _convolve(part, parts, weight, down, places, rows, phases, x, vectors, steps
         for at in range(0, some * each, 3):
             p, q, r = at, min(at + 1, some * each - 1), min(at + 2, some * each - 1)
             i, j, k = vectors[p, 2], vectors[q, 2] if q > p else 0, vectors[r, 2] if r > q else 0
-            for row in range(low * 4, min(high * 4, filters), 4):
+            for row in range(low * tall, min(high * tall, filters), tall):
                 a = advance(target, row * windows)
                 _multiply(
-                    advance(pointer(weight), row * down), down, min(filters - row, 4), pointer(places), pointer(steps),
-                    len(steps), advance(pointer(padded), vectors[p, 0]), advance(pointer(padded), vectors[q, 0]),
+                    advance(pointer(weight), row * down), down, min(filters - row, tall), pointer(places),
+                    pointer(steps), len(steps), advance(pointer(padded), vectors[p, 0]), advance(pointer(padded), vectors[q, 0]),
                     advance(pointer(padded), vectors[r, 0]), advance(a, vectors[p, 1]), i, advance(a, vectors[q, 1]), j,
                     advance(a, vectors[r, 1]), k, windows,
                 )  # fmt: skip
@@ -266,7 +273,7 @@ def _convolve(part, parts, weight, down, places, rows, phases, x, vectors, steps
 def _multiply(weight, down, rows, places, steps, depth, p, q, r, a, i, b, j, c, k, apart):
     """Write the products of up to four rows with three columns of vectors, with i, j and k numbers."""
     w0, w1 = weight, advance(weight, min(1, rows - 1) * down)
-    w2, w3 = advance(weight, min(2, rows - 1) * down), advance(weight, min(3, rows - 1) * down)
+    w2, w3 = advance(weight, min(2, rows - 1) * down), advance(weight, 3 * down)
     a0 = b0 = c0 = a1 = b1 = c1 = a2 = b2 = c2 = a3 = b3 = c3 = zeros(p)
     for at in range(depth):
         step, place = steps[at], places[at]
@@ -277,8 +284,9 @@ def _multiply(weight, down, rows, places, steps, depth, p, q, r, a, i, b, j, c, 
         a1, b1, c1 = fma(w, x, a1), fma(w, y, b1), fma(w, z, c1)
         w = broadcast(w2, place)
         a2, b2, c2 = fma(w, x, a2), fma(w, y, b2), fma(w, z, c2)
-        w = broadcast(w3, place)
-        a3, b3, c3 = fma(w, x, a3), fma(w, y, b3), fma(w, z, c3)
+        if rows > 3:  # LLVM makes two loops of it
+            w = broadcast(w3, place)
+            a3, b3, c3 = fma(w, x, a3), fma(w, y, b3), fma(w, z, c3)
     _store_row(a, i, b, j, c, k, 0, a0, b0, c0)
     if rows > 1:
         _store_row(a, i, b, j, c, k, apart, a1, b1, c1)
@@ -370,7 +378,7 @@ def _correlate(part, parts, y, rows, phases, x, vectors, steps, plane, samples, 
                     p, q, r = steps[column], steps[column + min(1, wide - 1)], steps[column + wide - 1]
                     _add_tile(slope, chain, pointer(padded), places, p, q, r, place)
                     target = advance(pointer(sums), ((part // cuts) * filters + row) * depth + column)
-                    _add_sums(place, high_row, wide, depth, fresh, target)
+                    add_sums(place, high_row, wide, depth, 1, fresh, target)
     keep_alive(padded)
     keep_alive(slopes)
     keep_alive(room)
@@ -393,19 +401,25 @@ def _add_tile(left, n, x, vectors, p, q, r, out):
         a2, b2, c2 = fma(g, x, a2), fma(g, y, b2), fma(g, z, c2)
         g = load(left, place + 3 * step)
         a3, b3, c3 = fma(g, x, a3), fma(g, y, b3), fma(g, z, c3)
-    store(out, 0, _halved(_halved(a0, a2), _halved(a1, a3)))
-    store(out, step, _halved(_halved(b0, b2), _halved(b1, b3)))
-    store(out, 2 * step, _halved(_halved(c0, c2), _halved(c1, c3)))
+    store_sums(out, 0, a0, a1, a2, a3)
+    store_sums(out, step, b0, b1, b2, b3)
+    store_sums(out, 2 * step, c0, c1, c2, c3)
+
+
+@device
+def store_sums(out, at, a, b, c, d):
+    """Store a vector that has in turn sums of lanes of each of four."""
+    store(out, at, _halved(_halved(a, c), _halved(b, d)))
 
 
 @numba.njit(**INNER_JIT)
-def _add_sums(place, rows, columns, apart, fresh, out):
-    """Write the sums of a tile's lanes, or add them."""
+def add_sums(place, rows, columns, down, across, fresh, out):
+    """Write the sums of the lanes of a tile of up to four rows by three columns, or add them."""
     step = lanes(place)
     for column in range(columns):
         for row in range(rows):
             total = place[column * step + row]
             for lane in range(row + 4, step, 4):
                 total += place[column * step + lane]
-            at = row * apart + column
+            at = row * down + column * across
             out[at] = total if fresh else out[at] + total
