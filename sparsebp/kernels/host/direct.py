@@ -254,7 +254,7 @@ def _convolve(part, parts, weight, down, places, rows, phases, x, vectors, steps
         for sample in range(some):
             source = advance(pointer(x), (block * samples + sample) * channels * size)
             _pad(source, channels, size, rows, phases, plane, advance(pointer(padded), sample * length))
-        target = advance(pointer(out), block * samples * filters * windows)
+        source, target = pointer(padded), advance(pointer(out), block * samples * filters * windows)
         for at in range(0, some * each, 3):
             p, q, r = at, min(at + 1, some * each - 1), min(at + 2, some * each - 1)
             i, j, k = vectors[p, 2], vectors[q, 2] if q > p else 0, vectors[r, 2] if r > q else 0
@@ -262,8 +262,8 @@ def _convolve(part, parts, weight, down, places, rows, phases, x, vectors, steps
                 a = advance(target, row * windows)
                 _multiply(
                     advance(pointer(weight), row * down), down, min(filters - row, tall), pointer(places),
-                    pointer(steps), len(steps), advance(pointer(padded), vectors[p, 0]), advance(pointer(padded), vectors[q, 0]),
-                    advance(pointer(padded), vectors[r, 0]), advance(a, vectors[p, 1]), i, advance(a, vectors[q, 1]), j,
+                    pointer(steps), len(steps), advance(source, vectors[p, 0]), advance(source, vectors[q, 0]),
+                    advance(source, vectors[r, 0]), advance(a, vectors[p, 1]), i, advance(a, vectors[q, 1]), j,
                     advance(a, vectors[r, 1]), k, windows,
                 )  # fmt: skip
     keep_alive(padded)
