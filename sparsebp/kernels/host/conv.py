@@ -213,35 +213,24 @@ _TERMS = 512
 """Of each inner product, before its lanes are added up: eight planes of them fill half of a first cache."""
 _PLANES_PARTS = 8
 _LEAST_SIZE = 64
-"""Of a plane: smaller ones, far apart from sample to sample, share sets of the first cache, and are better packed: with
-vectors of 16 numbers by a BLAS, which is the faster one there."""
+"""Of a plane: smaller ones, far apart from sample to sample, share sets of the first cache. A BLAS packs them."""
 
 
 def planes_fits(y: Array, x: Array) -> bool:
     """Whether planes are whole vectors of 8 or 16 numbers, and several."""
     size, step = prod(x.shape[2:]), VECTOR_BYTES // x.itemsize
-    return (step == 8 or (step == 16 and size >= _LEAST_SIZE)) and size % step == 0
+    return step in (8, 16) and size >= _LEAST_SIZE and size % step == 0
 
 
 def planes_correlate(y: Array, x: Array, out: Array) -> None:
     """Write ``out[r, c] = Σ y[b, r] · x[b, c]`` over samples and the elements of planes; out (rows, channels, …)."""
     batch, rows, channels = len(x), y.shape[1], x.shape[1]
-    left, right = (_long_planes(a.reshape(batch, a.shape[1], -1)) for a in (y, x))
+    left, right = (a.reshape(batch, a.shape[1], -1) for a in (y, x))
     apart = channels, 1
     if rows < channels:
         left, right, apart = right, left, (1, channels)
     parts = min(_PLANES_PARTS, -(-left.shape[1] // _PLANES_TILE))
     _planes_correlate(team_for(parts, y.size * channels // 8), parts, left, right, *apart, out.reshape(-1))
-
-
-def _long_planes(x: Array) -> Array:
-    """Return x (B, C, size), or if its planes are small, as (1, C, B * size)."""
-    batch, channels, size = x.shape
-    if size >= _LEAST_SIZE:
-        return x
-    packed = backend.empty(np, (1, channels, batch, size), x.dtype)
-    packed[0] = x.swapaxes(0, 1)
-    return packed.reshape(1, channels, -1)
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
