@@ -69,8 +69,11 @@ def test_quick_runs_do_not_count_and_the_newest_comes_first(tmp_path: Path) -> N
     assert "Not measured yet" in documents.fill(TEXT, documents.find_results(tmp_path), tmp_path)
     write_result(tmp_path, date="2026-01-01", stem="a")
     write_result(tmp_path, date="2026-02-01", stem="b")
-    text = documents.fill(TEXT, documents.find_results(tmp_path), tmp_path)
+    results = documents.find_results(tmp_path)
+    text = documents.fill(TEXT.replace(" short", ""), results, tmp_path)
     assert text.index("ReLU of 2026-02-01") < text.index("ReLU of 2026-01-01")
+    text = documents.fill(TEXT, results, tmp_path)
+    assert "ReLU of 2026-02-01" in text and "ReLU of 2026-01-01" not in text
 
 
 @pytest.mark.parametrize("name", NAMES)
