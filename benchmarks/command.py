@@ -114,7 +114,7 @@ def _impossible() -> Iterator[tuple[list[str], str]]:
     if not backend.has_gpu():
         yield [name for name in NAMES if name.startswith("gpu")], "there is no GPU here"
     if not others.installed():
-        yield ["others"], f"none of its libraries is installed: {', '.join(others.LIBRARIES)}"
+        yield ["others", "others-speech"], f"no library of theirs is installed: {', '.join(others.LIBRARIES)}"
 
 
 def _summary(outcomes: Sequence[Outcome], seconds: float, json: bool) -> None:

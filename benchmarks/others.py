@@ -1,8 +1,9 @@
 """Other people's libraries with and without `sparsebp.torch.accelerate`, on the same threads.
 
-``python -m benchmarks others``. A step is what the library's users call: a rollout and its update of sb3-contrib's
-RecurrentPPO, a ``fit`` of skorch or tsai, an epoch of flair. Each library runs an example of its own documentation, on
-data drawn at random where the original is downloaded. Libraries that are not installed are left out, with a note.
+``python -m benchmarks others others-speech``. A step is what the library's users call: a rollout and its update of
+sb3-contrib's RecurrentPPO, a ``fit`` of skorch or tsai, an epoch of flair. Each library runs an example of its own
+documentation, on data drawn at random where the original is downloaded. Libraries that are not installed are left out,
+with a note.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def flair(case: Case, accelerate: Accelerate, settings: Settings) -> Side:
     from flair.trainers import ModelTrainer
 
     rng, sentences = np.random.default_rng(0), []
-    for words in (rng.integers(200, size=rng.integers(1, case.length + 1)) for _ in range(settings["samples"])):
+    for words in (rng.integers(200, size=rng.integers(1, case.length + 1)) for _ in range(settings["samples"] // 4)):
         sentences.append(Sentence([f"w{word}" for word in words]))
         for token, word in zip(sentences[-1], words, strict=True):
             token.add_label("pos", f"tag{word % 12}")
@@ -394,15 +395,17 @@ LIBRARIES: dict[str, Callable[[Case, Accelerate, Settings], Side]] = {
     "neuralforecast": neuralforecast, "keras": keras, "flair": flair, "stanza": stanza, "speechbrain": speechbrain,
     "torchaudio": torchaudio, "sb3_contrib": recurrent_ppo, "tianshou": tianshou, "torchrl": torchrl,
 }  # fmt: skip
-CASES = tuple(Case(*case) for case in (
-    ("recbole", "GRU", 128, 50), ("lightning", "LSTM", 20, 10), ("lightning", "GRU", 20, 100),
-    ("skorch", "LSTM", 128, 50), ("skorch", "GRU", 64, 50), ("tsai", "LSTM", 100, 51), ("tsai", "GRU", 100, 51),
-    ("pyhealth", "GRU", 128, 50), ("pyhealth", "LSTM", 128, 50), ("darts", "LSTM", 20, 20), ("darts", "GRU", 20, 20),
-    ("neuralforecast", "GRU", 128, 24), ("neuralforecast", "LSTM", 128, 24), ("keras", "GRU", 20, 100),
-    ("flair", "LSTM", 256, 30), ("stanza", "LSTM", 64, 100), ("speechbrain", "LSTM", 128, 100),
-    ("speechbrain", "GRU", 128, 100), ("torchaudio", "GRU", 512, 1000), ("sb3_contrib", "LSTM", 256, 1),
-    ("tianshou", "LSTM", 128, 4), ("torchrl", "LSTM", 128, 50), ("torchrl", "GRU", 128, 50),
-))  # fmt: skip
+WHOLE_SEQUENCES = (
+    Case("recbole", "GRU", 128, 50), Case("lightning", "LSTM", 20, 10), Case("lightning", "GRU", 20, 100),
+    Case("skorch", "LSTM", 128, 50), Case("skorch", "GRU", 64, 50), Case("tsai", "LSTM", 100, 51),
+    Case("tsai", "GRU", 100, 51), Case("pyhealth", "GRU", 128, 50), Case("darts", "LSTM", 20, 20),
+    Case("neuralforecast", "GRU", 128, 24), Case("neuralforecast", "LSTM", 128, 24), Case("keras", "GRU", 20, 100),
+)  # fmt: skip
+SPEECH_AND_AGENTS = (
+    Case("flair", "LSTM", 256, 30), Case("stanza", "LSTM", 64, 100), Case("speechbrain", "LSTM", 128, 100),
+    Case("speechbrain", "GRU", 128, 100), Case("torchaudio", "GRU", 512, 1000), Case("sb3_contrib", "LSTM", 256, 1),
+    Case("tianshou", "LSTM", 128, 4), Case("torchrl", "LSTM", 128, 50), Case("torchrl", "GRU", 128, 50),
+)  # fmt: skip
 
 
 def installed() -> set[str]:
@@ -416,8 +419,9 @@ def measure_others(run: Run) -> Iterator[Row]:
     if not there:
         raise MissingDependencyError("None of the libraries of this benchmark is installed",
                                      remedy="Install one or more: " + ", ".join(LIBRARIES))  # fmt: skip
-    for name in LIBRARIES.keys() - there:
-        run.note(f"{name} is not installed: left out")
+    for name in dict.fromkeys(case.library for case in run.settings["cases"]):
+        if name not in there:
+            run.note(f"{name} is not installed: left out")
     for count in run.threads():
         for case in run.settings["cases"]:
             if case.library in there:
@@ -489,8 +493,8 @@ def measure_others_row(run: Run, case: Case) -> Row:
     steps["torch"]()
     timings = timing.measure(steps, **run.rounds)
     return {
-        **case._asdict(), "version": version(case.library), "task": sides["ours"].task, "difference": difference,
-        "share": sum(calls) / len(calls) if calls else 0.0,
+        **case._asdict(), "package": f"{case.library} {version(case.library)}", "task": sides["ours"].task,
+        "difference": difference, "share": sum(calls) / len(calls) if calls else 0.0,
     } | timing.side_by_side(timings)  # fmt: skip
 
 
@@ -499,27 +503,33 @@ def version(library: str) -> str:
     return importlib.metadata.version(importlib.metadata.packages_distributions()[library][0])
 
 
-OTHERS = Benchmark(
-    name="others",
-    title="Other people's libraries on the CPU with and without accelerate",
-    leaves_out="nothing; the library's own loop, environment and data loading count on both sides",
-    sizes={"cases": CASES, "rollout": 256, "updates": 2, "epochs": 20, "steps": 50, "samples": 256},
-    quick={
-        "cases": tuple(case._replace(hidden=8, length=max(1, case.length // 5)) for case in CASES), "rollout": 16,
-        "updates": 1, "epochs": 1, "steps": 1, "samples": 64,
-    },
-    rounds={"rounds": 7, "least_rounds": 3, "budget": 10.0, "warmup": 1},
-    quick_rounds={"rounds": 1, "least_rounds": 1, "warmup": 1},
-    measure=measure_others,
-    columns=columns(
-        words={"library": "library", "version": "version", "task": "a step is"},
-        numbers={"hidden": "H"},
-        seconds={"ours": "accelerated", "torch": "as it is"},
-        times={"torch_ratio": "over the library as it is"},
-        formats={"{:.0%}": {"share": "calls by the kernels"}, "{:.1e}": {"difference": "difference"}},
-    ),
-    short=("library", "version", "task", "cell", "hidden", "length", "share", "ours", "torch_ratio", "difference"),
-    in_short=lambda row: row["threads"] == 1,
-    picture=harness.bars("{library}: {cell}({hidden}), T = {length}", {"torch_ratio": "over the library as it is"},
-                         harness.SPEED_UP, (harness.TORCH,), line=1.0),
-)  # fmt: skip
+def benchmark(name: str, kind: str, cases: tuple[Case, ...]) -> Benchmark:
+    """Return the benchmark of a part of the libraries."""
+    return Benchmark(
+        name=name,
+        title=f"{kind} of other libraries on the CPU with and without accelerate",
+        leaves_out="nothing; the library's own loop, environment and data loading count on both sides",
+        sizes={"cases": cases, "rollout": 256, "updates": 2, "epochs": 20, "steps": 50, "samples": 256},
+        quick={
+            "cases": tuple(case._replace(hidden=8, length=max(1, case.length // 5)) for case in cases), "rollout": 16,
+            "updates": 1, "epochs": 1, "steps": 1, "samples": 64,
+        },
+        rounds={"rounds": 7, "least_rounds": 3, "budget": 10.0, "warmup": 1},
+        quick_rounds={"rounds": 1, "least_rounds": 1, "warmup": 1},
+        threads=(1,),
+        measure=measure_others,
+        columns=columns(
+            words={"package": "library", "task": "a step is"},
+            numbers={"hidden": "H"},
+            seconds={"ours": "accelerated", "torch": "as it is"},
+            times={"torch_ratio": "over the library as it is"},
+            formats={"{:.0%}": {"share": "calls by the kernels"}, "{:.1e}": {"difference": "difference"}},
+        ),
+        short=("package", "task", "cell", "hidden", "length", "share", "ours", "torch_ratio"),
+        picture=harness.bars("{library}: {cell}({hidden}), T = {length}", {"torch_ratio": "over the library as it is"},
+                             harness.SPEED_UP, (harness.TORCH,), line=1.0),
+    )  # fmt: skip
+
+
+OTHERS = benchmark("others", "Recommenders, classifiers and forecasters", WHOLE_SEQUENCES)
+OTHERS_SPEECH = benchmark("others-speech", "Text, speech and agents", SPEECH_AND_AGENTS)

@@ -45,9 +45,9 @@ def test_bench_of_several(tmp_path, monkeypatch):
     monkeypatch.setattr(backend, "has_gpu", lambda: False)
     monkeypatch.setattr(others, "installed", set)
     result = invoke("all", "--out", tmp_path, "--quick")
-    possible = [name for name in NAMES if not name.startswith("gpu") and name != "others"]
+    possible = [name for name in NAMES if not name.startswith(("gpu", "others"))]
     assert result.exit_code == 1 and asked == [(possible, tmp_path, True, False)]
-    assert "left out: others (none of its libraries is installed: sb3_contrib, darts" in result.stdout
+    assert "left out: others, others-speech (no library of theirs is installed: recbole, lightning" in result.stdout
     assert "left out: gpu-numbers, gpu-grid, gpu-graphs" in result.stdout and "a row" in result.stdout
     assert f"1 of {len(asked[0][0])}: recurrent (0 s so far, 90 s the last time)" in result.stdout
     result = invoke("scan", "scan", "torch", "--json")
