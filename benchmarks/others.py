@@ -269,7 +269,7 @@ def speechbrain(case: Case, accelerate: Accelerate, settings: Settings) -> Side:
     model = CRDNN(input_shape=[None, None, 40], cnn_blocks=1, cnn_channels=(16,), cnn_kernelsize=(3, 3), rnn_layers=1,
                   rnn_class=getattr(RNN, case.cell), rnn_neurons=case.hidden, rnn_bidirectional=True, dnn_blocks=1,
                   dnn_neurons=128, time_pooling=True)  # fmt: skip
-    brain = CTC({"model": accelerate(model)}, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    brain = CTC({"model": accelerate(model)}, lambda parameters: torch.optim.SGD(parameters, lr=0.01))
     sounds, phonemes = floats(32, 2 * case.length, 40), 1 + integers(39, 32, case.length // 4)
     data = torch.utils.data.TensorDataset(torch.as_tensor(sounds), torch.as_tensor(phonemes))
     return Side("an epoch of CRDNN", lambda: brain.fit(range(1), data, train_loader_kwargs={"batch_size": 8}),
