@@ -330,7 +330,7 @@ def tianshou(case: Case, accelerate: Accelerate, settings: Settings) -> Side:
     collector.reset()
     collector.collect(n_step=16 * 16)
     options = OffPolicyTrainerParams(
-        training_collector=collector, max_epochs=1, epoch_num_steps=16 * settings["steps"], batch_size=128,
+        training_collector=collector, max_epochs=1, epoch_num_steps=4 * settings["steps"], batch_size=128,
         collection_step_num_env_steps=16, update_step_num_gradient_steps_per_sample=1 / 16, verbose=False,
         show_progress=False,
     )  # fmt: skip
