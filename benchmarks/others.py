@@ -414,7 +414,7 @@ def installed() -> set[str]:
 
 
 def measure_others(run: Run) -> Iterator[Row]:
-    import_torch()
+    torch = import_torch()
     there = installed()
     if not there:
         raise MissingDependencyError("None of the libraries of this benchmark is installed",
@@ -425,7 +425,8 @@ def measure_others(run: Run) -> Iterator[Row]:
     for count in run.threads():
         for case in run.settings["cases"]:
             if case.library in there:
-                with quietly(), tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+                detects = torch.autograd.set_detect_anomaly(False)  # which the import of RecBole sets for good
+                with quietly(), detects, tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
                     try:
                         row = measure_others_row(run, case)
                     except Exception as error:  # of a library that does not work here; the others do
