@@ -20,8 +20,8 @@ MODULES = {
     "fusion": "training", "convolution": "training", "layers": "layers", "schedule": "schedules", "busy": "schedules",
     "time-parallel": "ranks", "data-parallel": "ranks", "spectrain": "schedules",
     "scaling": "scaling", "scaling-papers": "scaling", "scaling-measured": "scaling",
-    "vanishing": "vanishing", "others": "others", "others-speech": "others", "thresholds": "thresholds",
-    "choices": "thresholds", "sharing": "thresholds",
+    "vanishing": "vanishing", "others": "others", "others-speech": "others", "one-step": "one_step",
+    "thresholds": "thresholds", "choices": "thresholds", "sharing": "thresholds",
     "gpu-numbers": "gpu", "gpu-grid": "gpu", "gpu-graphs": "gpu",
 }  # fmt: skip
 """The benchmarks and their modules; those whose names begin with ``gpu`` are for a GPU."""

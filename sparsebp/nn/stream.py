@@ -51,7 +51,7 @@ class Stream:
             raise _refused(layer, "no projection (proj_size=0)")
         if layer.device != "cpu":
             raise _refused(layer, "a layer on the host")
-        host = kernels.on_host().inference
+        host = kernels.on_host().one_step
         rows = 1 if batch is None else check_integer("batch", batch, 1)
         self._layer, self._batch, self._suffixes = layer, batch, suffixes
         hidden, runs = layer.hidden_size, list(suffixes or ("",))
@@ -132,7 +132,7 @@ class Stream:
 
     def _bind(self) -> None:
         """Look up where the parameters are."""
-        host, params = kernels.on_host().inference, self._layer.params
+        host, params = kernels.on_host().one_step, self._layer.params
         bound, addresses = [], []
         for suffix in self._suffixes or ("",):
             weights = self._weights(suffix)

@@ -15,7 +15,8 @@ from torch.nn import Module, RNNBase
 from sparsebp.core.errors import OptionError
 from sparsebp.torch.graph_breaks import breaks_graphs
 from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, with_lengths
-from sparsebp.torch.rule import OF_CELLS, Way, way_of
+from sparsebp.torch.one_step import OF_CELLS, OneStep
+from sparsebp.torch.rule import Way, way_of
 from sparsebp.torch.subclasses import (
     FORWARD,
     accelerated_class,
@@ -53,6 +54,8 @@ class Dispatch:
         self.module, self.always = module, always
         self._theirs: Any = kind
         self._ours: Any = OURS[kind]
+        self._cell = issubclass(kind, torch.nn.RNNCellBase)
+        self._one_step = OneStep(self._cell)
         self.__name__, self.__code__ = "forward", kind.forward.__code__  # torch.export names inputs by them
 
     # graphs end at every torch.nn.GRU; its callees must not become graphs
@@ -61,8 +64,19 @@ class Dispatch:
         """Run a call by whichever forward was measured to be faster; `lengths` as for `sparsebp.torch.GRU`."""
         if lengths is not None:
             return with_lengths(cast(RNNBase, self.module), self, input, hx, lengths)
-        kind = self._ours if way_of(self.module, input, self.always).ours else self._theirs
+        found = self._one_step(self.module, input, hx)
+        if found is not None:
+            return found
+        kind = self._ours if self._way_of_steps(input).ours else self._theirs
         return kind.forward(self.module, input, hx)
+
+    def way(self, input: Any, hx: Any = None) -> Way:
+        """Return the way that a call goes."""
+        case = self._one_step.case(self.module, input, hx)
+        return Way(True, case) if case else self._way_of_steps(input)
+
+    def _way_of_steps(self, input: Any) -> Way:
+        return _OF_CELLS if self._cell and not self.always else way_of(self.module, input, self.always)
 
     def __reduce__(self) -> Any:
         return Dispatch, (self.module, self.always)
@@ -163,7 +177,7 @@ class Outcome(NamedTuple):
 
 
 def accelerate(model: M, *, faster_only: bool = True) -> M:
-    """Let this library's kernels run every torch.nn.RNN, GRU and LSTM inside a model, or the model itself.
+    """Let this library's kernels run every torch.nn.RNN, GRU, LSTM and cell inside a model, or the model itself.
 
     Each module stays the same object of the same class with another ``forward``, so parameters, hooks, the mode and
     references to it stay valid, and `torch.nn.Module.apply` and `quantize_dynamic` recognise it. A module of a subclass
@@ -177,7 +191,7 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
     model
         Changed in place.
     faster_only
-        False: run every call that the kernels can run, even where they are slower, and calls of cells.
+        False: run every call that the kernels can run, even where they are slower.
 
     Returns
     -------
@@ -191,7 +205,7 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
     """
     left, modules = [], list(_recurrent_modules(model, "accelerate"))
     for name, module in modules:
-        reason = _replacement_obstacle(module, faster_only)
+        reason = _replacement_obstacle(module)
         if reason:
             left.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
         elif not isinstance(module, _ALL_OURS) and (dispatch_of(module) is None or not faster_only):
@@ -243,7 +257,7 @@ def explain(model: Module, *inputs: Any, faster_only: bool = True, **named: Any)
     modules = {
         module: Outcome(name, module._get_name(), not reason, reason or _WITHOUT_INPUT)
         for name, module in _recurrent_modules(model, "explain")
-        for reason in (_replacement_obstacle(module, faster_only),)
+        for reason in (_replacement_obstacle(module),)
     }
     if not inputs and not named:
         return list(modules.values())
@@ -269,6 +283,7 @@ def explain(model: Module, *inputs: Any, faster_only: bool = True, **named: Any)
 
 
 _ALL_OURS = tuple(OURS.values())
+_OF_CELLS = Way(False, OF_CELLS)
 _WITHOUT_INPUT = "each call uses whichever was measured to be faster; explain(model, input) says which"
 
 
@@ -286,7 +301,8 @@ def _way(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], faster_o
 
         with_lengths(cast(RNNBase, module), keep, input, None, lengths)
         input = packed[0]
-    return way_of(module, input, not faster_only if dispatch is None else dispatch.always)
+    hx = args[1] if len(args) > 1 else kwargs.get("hx")
+    return (dispatch or Dispatch(module, not faster_only)).way(input, hx)
 
 
 @contextlib.contextmanager
@@ -378,7 +394,7 @@ def _runs_recurrences(module: Module) -> bool:
     return graph is not None and any(graph.findNode(kind) for kind in _OF_SCRIPTS)
 
 
-def _replacement_obstacle(module: Module, faster_only: bool) -> str:
+def _replacement_obstacle(module: Module) -> str:
     """Return why a recurrent module cannot be replaced; empty if it can be, or is one of ours."""
     if isinstance(module, torch.jit.ScriptModule):
         return "TorchScript has compiled it, with PyTorch's operators; accelerate the model instead of its script"
@@ -396,6 +412,4 @@ def _replacement_obstacle(module: Module, faster_only: bool) -> str:
         reason = obstacle(kind)
         if reason:
             return reason
-    if faster_only and issubclass(kind, torch.nn.RNNCellBase):
-        return f"{OF_CELLS} (faster_only=False replaces it)"
     return ""

@@ -224,8 +224,6 @@ COSTS: dict[tuple[str, bool, bool, bool, bool], tuple[tuple[float, ...], tuple[f
 MOST = 512
 """The largest hidden size that was measured."""
 
-OF_CELLS = "a cell runs one step per call, for which the kernels were measured to be slower"
-
 
 class Case(NamedTuple):
     """A case of the size rule."""

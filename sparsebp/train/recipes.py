@@ -419,6 +419,14 @@ def _recurrent(kind: type[nn.RNN] | type[nn.GRU] | type[nn.LSTM], dtype: np.dtyp
     layer.cell.reduced(saved.tapes[0], layer.params["weight_hh_l0"], y)
 
 
+def _one_step(dtype: np.dtype) -> None:
+    nn.GRU(2, 5, dtype=dtype, rng=0).stream().step(np.ones(2, dtype))
+    host, room = kernels.on_host().one_step, np.zeros(200, dtype)
+    at, table = room.ctypes.data, host.table_of("gru", 1, 1, 2, 5, [room.ctypes.data] * 4)
+    host.forward(room, table, *(at,) * 7)
+    host.backward(room, table, *(at,) * 12)
+
+
 def _convolutions(dtype: np.dtype) -> None:
     options: dict[str, Any] = {"dtype": dtype, "rng": 0}
     layers = (
@@ -537,8 +545,8 @@ def _optimizers(dtype: np.dtype) -> None:
 
 _JOBS: dict[str, Callable[[np.dtype], None]] = {
     "RNN": functools.partial(_recurrent, nn.RNN), "GRU": functools.partial(_recurrent, nn.GRU),
-    "LSTM": functools.partial(_recurrent, nn.LSTM), "convolutions": _convolutions, "sequences": _sequences,
-    "scans": _scans, "linear recurrences": _linear_recurrences, "sparse products": _sparse_products,
-    "factors": _factors,
-    "dense products": _dense_products, "optimizers": _optimizers,
+    "LSTM": functools.partial(_recurrent, nn.LSTM), "one step": _one_step, "convolutions": _convolutions,
+    "sequences": _sequences, "scans": _scans, "linear recurrences": _linear_recurrences,
+    "sparse products": _sparse_products, "factors": _factors, "dense products": _dense_products,
+    "optimizers": _optimizers,
 }  # fmt: skip

@@ -92,7 +92,7 @@ def test_the_table_decides_and_explain_says_so(key: Any, called: list[str], monk
     dtype = torch.float64 if case.in_float64 else torch.float32
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2 if case.threaded else 1)
     module = st.accelerate(getattr(nn, case.cell)(FEATURES, HIDDEN, dtype=dtype))
-    for steps in (2, 40):
+    for steps in (9, 40):
         x, sizes = sequences(steps, case.packed, dtype), rule.Sizes(FEATURES, HIDDEN, 2, steps, 2 * steps - case.packed)
         ours, theirs = rule.predicted(case, sizes)
         with torch.set_grad_enabled(case.trains):
@@ -205,7 +205,7 @@ def test_autocast_is_pytorchs(kind: str, steps: int) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
         assert not runs_kernels(ours, x)
-    assert runs_kernels(ours, x) is (steps == LONG)
+    assert runs_kernels(ours, x)
 
 
 def test_inputs_that_pytorch_refuses_are_refused_by_it() -> None:
@@ -475,7 +475,7 @@ def test_a_call_and_its_callees_are_not_compiled(call: Any, monkeypatch: pytest.
     monkeypatch.setattr("sparsebp.torch.dispatch.way_of", spy)
     gru = st.accelerate(nn.GRU(FEATURES, HIDDEN))
     compiled = torch.compile(call(gru), backend="eager")
-    for steps in (4, LONG):
+    for steps in (12, LONG):
         compiled(torch.randn(steps, 2, FEATURES))
     torch._dynamo.reset()
     assert seen == [None, None]

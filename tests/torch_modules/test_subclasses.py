@@ -198,10 +198,10 @@ def test_a_module_keeps_its_class_by_all_that_it_says(cls: Any, ran: list[Any]) 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_copies_are_accelerated_and_their_own(cls: Any, make: Any, ran: list[Any]) -> None:
     module = quietly(cls())
-    module(torch.randn(2, 2, FEATURES))[0].sum().backward()
+    module(torch.randn(12, 2, FEATURES))[0].sum().backward()
     other = make(module)
     ran.clear()
-    other(torch.randn(2, 2, FEATURES))
+    other(torch.randn(12, 2, FEATURES))
     assert ran == [other]
     assert dispatch_of(other).module is other
     st.restore(other)
@@ -235,7 +235,7 @@ class Forgetful(Named):
 
 def test_copies_of_a_class_that_decides_itself(ran: list[Any]) -> None:
     other = copy.deepcopy(quietly(Forgetful()))
-    other(torch.randn(2, 2, FEATURES))
+    other(torch.randn(12, 2, FEATURES))
     assert ran == []
     assert dispatch_of(other) is None
     assert type(st.restore(other)) is Forgetful

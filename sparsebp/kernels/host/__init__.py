@@ -10,7 +10,7 @@ from sparsebp.kernels.host.engine.compile import drop_stale
 _PACKAGE = Path(__file__).parents[2]
 drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
-from sparsebp.kernels.host import cells, coloring, csr, factor, inference, symbolic  # noqa: E402
+from sparsebp.kernels.host import cells, coloring, csr, factor, inference, one_step, symbolic  # noqa: E402
 from sparsebp.kernels.host.activations import ActivationKernels  # noqa: E402
 from sparsebp.kernels.host.cells import RecurrentKernels  # noqa: E402
 from sparsebp.kernels.host.conv import ConvolutionKernels  # noqa: E402
@@ -68,6 +68,7 @@ __all__ = [
     "matmul",
     "matmul_batches",
     "matmul_many",
+    "one_step",
     "symbolic",
     "update_by_product",
     "worth_update_by_product",

@@ -23,16 +23,18 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from sparsebp.kernels.host.engine import shipped
-from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
+from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     WORD,
     SimdType,
     address,
     advance,
+    broadcast,
     call_llvm,
     clear,
     device,
+    fma,
     intrinsic,
     keep_alive,
     lanes,
@@ -42,6 +44,7 @@ from sparsebp.kernels.host.engine.simd import (
     prefetch_second,
     splat,
     store,
+    store_n,
     store_up_to,
     turn,
     vector_name,
@@ -283,6 +286,80 @@ def turn_rows(source, apart, depth, rows, out, stride):
         for r in range(j, j + some):
             for k in range(squares, depth):
                 out[k * stride + r] = source[r * apart + k]
+
+
+# Weights as they lie in torch.nn, rows of outputs, for a step or a few: compiled once, and called.
+
+
+@numba.njit(**INNER_APART)
+def multiply_unpacked(w, depth, rows, x, width, out):
+    """``out[r] += Σ_k w[r, k] · x[k]`` for rows x[k] and out[r] of `width` numbers, whole vectors."""
+    count, j = lanes(x), 0
+    while j < width:
+        panel, r = panel_of((width - j) // count), 0
+        while r < rows:
+            left = rows - r
+            a, b, c = advance(w, r * depth), advance(x, j), advance(out, r * width + j)
+            if panel == 1:
+                some = min(left // 4 * 4, LONGEST) if left >= 4 else left
+                _add_long(some, 1, a, depth, 1, b, width, 0, depth, c, width)
+            else:
+                some = min(left, 4)
+                _add_any(some, panel, a, depth, 1, b, width, 0, depth, c, width)
+            r += some
+        j += panel * count
+
+
+@numba.njit(**INNER_APART)
+def multiply_back(d, samples, depth, w, width, out, apart):
+    """``out[s] += Σ_r d[s, r] · w[r]`` for rows w[r] of `width` numbers; rows of `out` are `apart`."""
+    count, j = lanes(d), 0
+    whole = width // count * count
+    while j < whole:
+        left = (whole - j) // count
+        if samples == 1:
+            panel = _wide_panel_of(left)
+            _add_one(1, panel, d, 0, 1, advance(w, j), width, 3 * count, depth, advance(out, j), 0)
+        else:
+            panel = panel_of(left)
+            for s in range(0, samples, 4):
+                _add_any(min(4, samples - s), panel, advance(d, s * depth), depth, 1, advance(w, j), width, 0, depth,
+                        advance(out, s * apart + j), apart)  # fmt: skip
+        j += panel * count
+    n = width - whole
+    if n:
+        for s in range(samples):
+            total = load_n(out, s * apart + whole, n)
+            for r in range(depth):
+                total = fma(broadcast(d, s * depth + r), load_n(w, r * width + whole, n), total)
+            store_n(out, s * apart + whole, total, n)
+
+
+@numba.njit(**INNER_APART)
+def multiply_outer(d, samples, rows, x, width, out):
+    """``out[r] = Σ_s d[s, r] · x[s]`` for rows of `width` numbers."""
+    count, j = lanes(d), 0
+    whole = width // count * count
+    if samples == 1:
+        for r in range(rows):
+            factor = broadcast(d, r)
+            for k in range(0, whole, count):
+                store(out, r * width + k, factor * load(x, k))
+    else:
+        clear(out, rows * width)
+        while j < whole:
+            panel = panel_of((whole - j) // count)
+            for r in range(0, rows, 4):
+                _add_any(min(4, rows - r), panel, advance(d, r), 1, rows, advance(x, j), width, 0, samples,
+                        advance(out, r * width + j), width)  # fmt: skip
+            j += panel * count
+    if whole < width:
+        for r in range(rows):
+            for k in range(whole, width):
+                total = d[r] * x[k]
+                for s in range(1, samples):
+                    total += d[s * rows + r] * x[s * width + k]
+                out[r * width + k] = total
 
 
 # w in panels, one behind the other, so that a product reads them in one stream. With rows as long as all gates, the
