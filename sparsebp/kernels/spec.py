@@ -568,6 +568,14 @@ class Kernels:
         "check_winner(winner, kernel)",
     )
 
+    band_product = kernel(
+        """x (N, L, M) real; first (Rows) int64; indptr (Rows + 1) int64; data (Nnz) real;
+        out (N, Rows, M) real written""",
+        """A banded matrix along an axis: ``out[n, r, m] = Σ_k data[indptr[r] + k] * x[n, first[r] + k, m]``.
+
+        A row's entries lie side by side, from column ``first[r]`` on; the row of none is 0.""",
+    )
+
     # Element by element, or channel by channel. With `limits` (low, high), the result is clamped, and with y, gy first
     # goes through `clamp_grad`.
 

@@ -6,7 +6,6 @@ import abc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
 from math import prod
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,8 +18,9 @@ from sparsebp.core.check import Array, check_flag, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.layer import Fixed, Layer, Work, check_gy, check_input, total_work
 from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
+from sparsebp.patterns.bands import adaptive_averages, sliding_averages
 from sparsebp.patterns.builders import adaptive_windows, window_pattern
-from sparsebp.patterns.pattern import KEPT, DeviceCopies, frozen
+from sparsebp.patterns.pattern import DeviceCopies
 from sparsebp.patterns.windows import LONGEST, PoolWindows
 
 # Layers that take a batch of samples or an unbatched one, as in torch.nn.
@@ -300,16 +300,79 @@ class MaxPool3d(MaxPool):
     dims = 3
 
 
-@lru_cache(maxsize=KEPT)
-def _window_weights(windows: PoolWindows, size: tuple[int, ...], dtype: np.dtype, **divisors: Any) -> DeviceCopies:
-    """Return the factor of each window's sum, of the windows' shape; it is sent to a device once."""
-    from sparsebp.jacobians.operators import avg_pool_weights
-
-    weights = avg_pool_weights(window_pattern(1, size, windows), **divisors).astype(dtype)
-    return DeviceCopies(frozen(weights.reshape(windows.output_size(size))))
+# Layers that multiply every axis by one banded matrix: averages, and `Upsample`.
 
 
-class AvgPool(SlidingPool):
+@dataclass(frozen=True)
+class ChannelSaved:
+    """The input's shape and dtype, and for every axis the arrays of its matrix and of the transpose."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    bands: list[tuple[Array, ...]]
+
+    @property
+    def first(self) -> Array:
+        """An array on the input's device."""
+        return self.bands[0][0]
+
+
+class ChannelProduct(SampleLayer):
+    """Base of layers that multiply every channel by one sparse matrix, which the values of x do not change.
+
+    It is a Kronecker product of a banded matrix for every axis, so that one axis follows the other.
+    """
+
+    replayable = True
+
+    @abc.abstractmethod
+    def _check_x(self, x: Array) -> ModuleType:
+        """Check x and return its namespace."""
+
+    @abc.abstractmethod
+    def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the output's shape for an input of `shape` (B, C, …)."""
+
+    @abc.abstractmethod
+    def _bands(self, shape: tuple[int, ...], dtype: np.dtype) -> list[DeviceCopies]:
+        """Return for each axis behind the channels its matrix, outputs × inputs, and the transpose: see `Band`."""
+
+    def _forward(self, x: Array) -> tuple[Array, ChannelSaved]:
+        xp = self._check_x(x)
+        self._out_shape(x.shape)  # refuses what does not fit
+        bands = [band.on(xp) for band in self._bands(x.shape, x.dtype)]
+        return _along_axes(xp, x, [band[:3] for band in bands]), ChannelSaved(x.shape, x.dtype, bands)
+
+    def _input_grad(self, gy: Array, saved: ChannelSaved) -> Array:
+        xp = check_gy(gy, self._out_shape(saved.shape), saved.dtype, saved.first)
+        return _along_axes(xp, gy, [band[3:] for band in saved.bands])
+
+    def _input_grad_work(self, shape: tuple[int, ...], saved: ChannelSaved) -> Work:
+        """Return the cost of a product along every axis."""
+        planes, axes = shape[0] * shape[1], len(saved.bands)
+        entries = prod(len(data) for *_, data in saved.bands)
+        ends = prod(shape) + prod(self._out_shape(shape))
+        return Work(2 * planes * entries, axes * ends, axes, shape[1] * entries)
+
+
+def _along_axes(xp: ModuleType, x: Array, bands: list[tuple[Array, ...]]) -> Array:
+    """Multiply each axis of x behind the channels by its matrix."""
+    y, k = xp.ascontiguousarray(x), kernels.get(xp).unchecked
+    axes = list(range(2, x.ndim))  # the last one, which is the slowest, while there are few elements
+    grows = prod(len(first) for first, _, _ in bands) > prod(x.shape[2:])
+    for axis in reversed(axes) if grows else axes:
+        first, indptr, data = bands[axis - 2]
+        (*before, length), behind = y.shape[: axis + 1], y.shape[axis + 1 :]
+        found = backend.empty(xp, (*before, len(first), *behind), x.dtype)
+        planes, inner = prod(before), prod(behind)
+        k.band_product(
+            y.reshape(planes, length, inner), first, indptr, data, found.reshape(planes, len(first), inner)
+        )
+        y = found
+    return y
+
+
+class AvgPool(SlidingPool, ChannelProduct):
     """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`.
 
     Parameters
@@ -320,12 +383,6 @@ class AvgPool(SlidingPool):
         Whether the number of windows is rounded up.
     count_include_pad
         Whether padding counts in the average.
-
-    Notes
-    -----
-    It runs over the places of a kernel, not over windows: one place of all windows is a strided view of the padded
-    input, and no two windows have the same element there. So the input gradient is a sum over views, without scatter
-    and atomics.
     """
 
     divisor_override: int | None = None
@@ -337,63 +394,14 @@ class AvgPool(SlidingPool):
         super().__init__(kernel_size, stride, padding, 1, ceil_mode)
         self.count_include_pad = check_flag("count_include_pad", count_include_pad)
 
-    def _forward(self, x: Array) -> tuple[Array, PoolSaved]:
-        xp = self._check_x(x)
-        out_shape = self._out_shape(x.shape)
-        whole, inside = self._padded(xp, x.shape, x.dtype)
-        inside[...] = x
-        y = xp.zeros(out_shape, dtype=x.dtype)
-        for values in self._places(whole, out_shape):
-            y += values
-        (weight,) = _window_weights(self.window, x.shape[2:], x.dtype, **self._divisors()).on(xp)
-        y *= weight
-        return y, PoolSaved(x.shape, x.dtype, weight)
+    def _bands(self, shape: tuple[int, ...], dtype: np.dtype) -> list[DeviceCopies]:
+        return sliding_averages(self.window, shape[2:], dtype, self.count_include_pad, self.divisor_override)
 
-    def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
-        out_shape = self._out_shape(saved.shape)
-        xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
-        whole, inside = self._padded(xp, saved.shape, saved.dtype)
-        share = gy * saved.choice
-        for values in self._places(whole, out_shape):
-            values[...] += share
-        return xp.ascontiguousarray(inside)
-
-    def _input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
-        """Return the cost of some passes over the windows for every place of the kernel."""
-        places, windows = prod(self.window.kernel), prod(self._out_shape(shape))
-        return Work(2 * places * windows, 6 * places * windows + 4 * prod(shape), 3 * places + 2)
-
-    def _jacobian_t(self, saved: PoolSaved) -> Any:
+    def _jacobian_t(self, saved: ChannelSaved) -> Any:
         from sparsebp.jacobians import avg_pool_jacobian_t
 
-        xp = backend.namespace(saved.choice)
-        return avg_pool_jacobian_t(self.pool(saved.shape), xp, saved.dtype, **self._divisors())
-
-    def _divisors(self) -> dict[str, Any]:
-        return {"count_include_pad": self.count_include_pad, "divisor": self.divisor_override}
-
-    def _padded(self, xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
-        """Return an array that all windows fit into, of zeros, and the view of it where the input lies."""
-        w = self.window
-        lengths = [
-            max(pad + length, (count - 1) * stride + reach)
-            for pad, length, count, stride, reach in zip(
-                w.before, shape[2:], w.output_size(shape[2:]), w.stride, w.reach, strict=True
-            )
-        ]
-        whole = xp.zeros((*shape[:2], *lengths), dtype=dtype)
-        inside = tuple(slice(pad, pad + length) for pad, length in zip(w.before, shape[2:], strict=True))
-        return whole, whole[:, :, *inside]
-
-    def _places(self, whole: Array, out_shape: tuple[int, ...]) -> Iterator[Array]:
-        """Yield for every place of the kernel, in C order, the view of `whole` with that place of all windows."""
-        w = self.window
-        for place in product(*map(range, w.kernel)):
-            view = tuple(
-                slice(first, first + (count - 1) * stride + 1, stride)
-                for first, count, stride in zip(place, out_shape[2:], w.stride, strict=True)
-            )
-            yield whole[:, :, *view]
+        xp, options = backend.namespace(saved.first), {"count_include_pad": self.count_include_pad}
+        return avg_pool_jacobian_t(self.pool(saved.shape), xp, saved.dtype, divisor=self.divisor_override, **options)
 
 
 class AvgPool1d(AvgPool):
@@ -430,60 +438,6 @@ class AvgPool3d(AvgPool2d):
     """Average pooling over (B, C, D, H, W) or (C, D, H, W), as `torch.nn.AvgPool3d`; arguments as for `AvgPool2d`."""
 
     dims = 3
-
-
-# Layers that multiply every channel by one sparse matrix: adaptive averages, and `Upsample`.
-
-
-@dataclass(frozen=True)
-class ChannelSaved:
-    """The input's shape and the transposed Jacobian of one channel."""
-
-    shape: tuple[int, ...]
-    channel: Any
-
-
-class ChannelProduct(SampleLayer):
-    """Base of layers that multiply every channel by one sparse matrix, which the values of x do not change."""
-
-    replayable = True
-
-    @abc.abstractmethod
-    def _check_x(self, x: Array) -> ModuleType:
-        """Check x and return its namespace."""
-
-    @abc.abstractmethod
-    def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the output's shape for an input of `shape` (B, C, …)."""
-
-    @abc.abstractmethod
-    def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return the transposed Jacobian of `channels` channels, for an input of `shape`."""
-
-    def _forward(self, x: Array) -> tuple[Array, ChannelSaved]:
-        xp = self._check_x(x)
-        channel = self._jacobian(xp, 1, x.shape, x.dtype)
-        return _apply(channel.T, x, self._out_shape(x.shape)), ChannelSaved(x.shape, channel)
-
-    def _input_grad(self, gy: Array, saved: ChannelSaved) -> Array:
-        check_gy(gy, self._out_shape(saved.shape), saved.channel.dtype, saved.channel.data)
-        return _apply(saved.channel, gy, saved.shape)
-
-    def _jacobian_t(self, saved: ChannelSaved) -> Any:
-        xp = backend.namespace(saved.channel.data)
-        return self._jacobian(xp, saved.shape[1], saved.shape, saved.channel.dtype)
-
-    def _input_grad_work(self, shape: tuple[int, ...], saved: ChannelSaved) -> Work:
-        """Return the cost of a product and two transposes."""
-        planes, entries, ends = shape[0] * shape[1], saved.channel.pattern.nnz, sum(saved.channel.shape)
-        return Work(2 * planes * entries, planes * (entries + 3 * ends), 3, shape[1] * entries)
-
-
-def _apply(jacobian: Any, x: Array, shape: tuple[int, ...]) -> Array:
-    """Multiply every channel of every sample by `jacobian`; return the result in `shape`."""
-    xp = backend.namespace(x)
-    columns = xp.ascontiguousarray(x.reshape(shape[0] * shape[1], jacobian.shape[1]).T)
-    return xp.ascontiguousarray((jacobian @ columns).T).reshape(shape)
 
 
 # Adaptive pooling: window i of n over a length L reaches from ``floor(i L / n)`` to ``ceil((i + 1) L / n)``.
@@ -528,10 +482,13 @@ class AdaptiveAvgPool(AdaptivePool, ChannelProduct):
         Number of windows: an integer for all axes, or one per axis; None keeps an axis.
     """
 
-    def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _bands(self, shape: tuple[int, ...], dtype: np.dtype) -> list[DeviceCopies]:
+        return adaptive_averages(shape[2:], self._out_shape(shape)[2:], dtype)
+
+    def _jacobian_t(self, saved: ChannelSaved) -> Any:
         from sparsebp.jacobians import avg_pool_jacobian_t
 
-        return avg_pool_jacobian_t(self.pool((1, channels, *shape[2:])), xp, dtype)
+        return avg_pool_jacobian_t(self.pool(saved.shape), backend.namespace(saved.first), saved.dtype)
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool):

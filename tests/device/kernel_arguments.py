@@ -225,6 +225,10 @@ class Maker:
 
     max_pool_grad = max_pool
 
+    def band_product(self) -> Arguments:
+        indptr, first = np.array([0, 2, 2, 3, 6]), np.array([0, 0, 4, 2])
+        return {"indptr": indptr, "first": first, "N": self.batch, "L": 5, "M": self.hidden, "Rows": 4, "Nnz": 6}
+
     # ---- channels ----
 
     def channel_normalise(self) -> Arguments:

@@ -362,6 +362,11 @@ class WindowKernels(Launcher):
         """Every window's gradient goes to its maximum; every input gathers them in the order of the windows."""
         self._pool("max_pool_grad", (gy, winner, out), winner, out.size, out, gy, (kernel, stride, before, dilation))
 
+    def band_product(self, x: Array, first: Array, indptr: Array, data: Array, out: Array) -> None:
+        """A banded matrix along an axis."""
+        args = (x, first, indptr, data, out, *map(np.int64, (out.size, x.shape[1], *out.shape[1:])))
+        self._launch("bands.cu", "band_product", c_types(REAL=x), ceil_div(out.size, BLOCK), (BLOCK,), args)
+
     def _pool(
         self, name: str, arrays: tuple[Array, ...], winner: Array, size: int, x: Array, y: Array,
         options: tuple[Axes, ...],
