@@ -220,7 +220,9 @@ class Maker:
     convolve_t = convolve
 
     def max_pool(self) -> Arguments:
-        options = {"kernel": (3, 2), "stride": (2, 1), "before": (1, 1), "dilation": (1, 2)}
+        rows = np.array([[-1, 1, 3], [1, 0, 3], [3, 0, 2]])
+        columns = np.array([[-1, 1, 2], *([start, 0, 2] for start in range(4)), [4, 0, 1]])
+        options = {"rows": rows, "columns": columns, "kernel": (3, 2), "dilation": (1, 2)}
         return options | {"winner": self.winner(6, self.batch, 3, 6), "N": self.batch, "H": 5, "W": 6, "Oh": 3, "Ow": 6}
 
     max_pool_grad = max_pool

@@ -1,12 +1,13 @@
 """A banded matrix along an axis on the host: windows and interpolations, which are products along one axis after another.
 
-A row's entries lie side by side. Behind the axis, vectors hold neighbouring positions. Along the last axis there are
-none: four lines go side by side, so that the sums of a row do not wait for each other.
+A row's entries lie side by side. Vectors hold neighbouring positions behind the axis. Behind the last axis there are none:
+some vectors of lines are transposed into scratch, a range of columns at a time, and the results are transposed back.
 """
 
 from __future__ import annotations
 
 import numba
+import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, parts_for, span
@@ -15,16 +16,22 @@ from sparsebp.kernels.host.engine.simd import (
     device,
     filled,
     fma,
+    keep_alive,
     lanes,
     load,
     load_up_to,
     pointer,
     store,
     store_up_to,
+    turn,
     zeros,
 )
 from sparsebp.kernels.host.engine.threads import parallel, team
 
+_ROWS = 32
+"""At least so many rows are computed from lines that are turned into scratch, which then fits the cache."""
+_VECTORS = 4
+"""Vectors of lines that are computed together."""
 _MOVED = 4
 """About as many multiply-adds take as long as reading and writing an element."""
 
@@ -49,16 +56,42 @@ def _band_product(part, parts, x, first, indptr, data, out):
     rows = len(first)
     low, high = span(part, parts, planes)
     source, target = advance(pointer(x), low * length * behind), advance(pointer(out), low * rows * behind)
-    band = pointer(first), pointer(indptr), pointer(data), rows
+    band = pointer(first), pointer(indptr), pointer(data)
     if behind > 1:
         for plane in range(high - low):
-            _plane(advance(source, plane * length * behind), band, behind, advance(target, plane * rows * behind))
+            here = advance(target, plane * rows * behind)
+            _plane(advance(source, plane * length * behind), band, 0, rows, 0, behind, here)
         return
-    fours = (high - low) // 4 * 4
-    for line in range(0, fours, 4):
-        _four_lines(advance(source, line * length), length, band, advance(target, line * rows))
-    for line in range(fours, high - low):
-        _line(advance(source, line * length), band, advance(target, line * rows))
+    most, chunks = _VECTORS * lanes(source), max(rows // _ROWS, 1)
+    reads, widest = np.empty((chunks, 2), np.int64), 0
+    for chunk in range(chunks):
+        begin, end = span(chunk, chunks, rows)
+        reads[chunk] = _columns(band, begin, end)
+        widest = max(widest, reads[chunk, 1] - reads[chunk, 0])
+    room = np.empty((widest + lanes(source) + 2 * _ROWS) * most, x.dtype)
+    inside, results = pointer(room), advance(pointer(room), (widest + lanes(source)) * most)
+    for line in range(0, high - low, most):
+        n, here, there = min(most, high - low - line), advance(source, line * length), advance(target, line * rows)
+        for chunk in range(chunks):
+            begin, end = span(chunk, chunks, rows)
+            start, stop = reads[chunk]
+            _turn_in(advance(here, start), n, length, stop - start, inside)
+            _plane(inside, band, begin, end, start, n, results)
+            _turn_out(results, n, end - begin, rows, advance(there, begin))
+    keep_alive(room)
+
+
+@numba.njit(**INNER_JIT)
+def _columns(band, begin, end):
+    """Return the first column that rows read, and the one behind the last."""
+    first, indptr, _ = band
+    low, high = np.int64(-1), np.int64(0)
+    for row in range(begin, end):
+        entries = indptr[row + 1] - indptr[row]
+        if entries:
+            low = first[row] if low < 0 else min(low, first[row])
+            high = max(high, first[row] + entries)
+    return max(low, 0), high
 
 
 @device
@@ -73,13 +106,14 @@ def _combined(x, behind, weights, entries, n):
 
 
 @numba.njit(**INNER_JIT)
-def _plane(x, band, behind, out):
-    first, indptr, data, rows = band
+def _plane(x, band, low, high, start, behind, out):
+    """Write rows of the product with x, whose first row is number `start`."""
+    first, indptr, data = band
     step = lanes(x)
     whole = behind // step * step
-    for row in range(rows):
-        begin, source, target = indptr[row], advance(x, first[row] * behind), advance(out, row * behind)
-        entries, weights = indptr[row + 1] - begin, advance(data, begin)
+    for row in range(low, high):
+        begin, target = indptr[row], advance(out, (row - low) * behind)
+        source, entries, weights = advance(x, (first[row] - start) * behind), indptr[row + 1] - begin, advance(data, begin)
         for at in range(0, whole, step):
             store(target, at, _combined(advance(source, at), behind, weights, entries, step))
         if whole < behind:
@@ -88,33 +122,29 @@ def _plane(x, band, behind, out):
 
 
 @numba.njit(**INNER_JIT)
-def _four_lines(x, length, band, out):
-    first, indptr, data, rows = band
-    for row in range(rows):
-        begin, end, start = indptr[row], indptr[row + 1], first[row] - indptr[row]
-        p, q = advance(x, start), advance(x, start + length)
-        r, s = advance(x, start + 2 * length), advance(x, start + 3 * length)
-        if begin == end:
-            out[row] = out[row + rows] = out[row + 2 * rows] = out[row + 3 * rows] = 0
-            continue
-        weight = data[begin]
-        a, b, c, d = p[begin] * weight, q[begin] * weight, r[begin] * weight, s[begin] * weight
-        for k in range(begin + 1, end):
-            weight = data[k]
-            a, b, c, d = fma(p[k], weight, a), fma(q[k], weight, b), fma(r[k], weight, c), fma(s[k], weight, d)
-        out[row], out[row + rows], out[row + 2 * rows], out[row + 3 * rows] = a, b, c, d
+def _turn_in(x, n, apart, columns, out):
+    """Write the first columns of `n` lines, side by side."""
+    step = lanes(x)
+    whole = n // step * step
+    for line in range(0, whole, step):
+        for at in range(0, columns, step):
+            here, rows = advance(x, line * apart + at), advance(out, at * n + line)
+            store(rows, (step - 1) * n, turn(here, apart, columns - at, rows, n, 4 * n))
+    for line in range(whole, n):
+        for column in range(columns):
+            out[column * n + line] = x[line * apart + column]
 
 
 @numba.njit(**INNER_JIT)
-def _line(x, band, out):
-    first, indptr, data, rows = band
-    for row in range(rows):
-        begin, end = indptr[row], indptr[row + 1]
-        source = advance(x, first[row] - begin)
-        if begin == end:
-            out[row] = 0
-            continue
-        total = source[begin] * data[begin]
-        for k in range(begin + 1, end):
-            total = fma(source[k], data[k], total)
-        out[row] = total
+def _turn_out(x, n, rows, apart, out):
+    """Write rows of `n` lines that lie side by side, line by line."""
+    step = lanes(x)
+    whole = n // step * step if rows >= step else 0
+    for line in range(0, whole, step):
+        for at in range(0, rows, step):
+            row = min(at, rows - step)  # the last square may meet the one before: the same numbers once more
+            target = advance(out, line * apart + row)
+            store(target, (step - 1) * apart, turn(advance(x, row * n + line), n, step, target, apart, 4 * apart))
+    for line in range(whole, n):
+        for row in range(rows):
+            out[line * apart + row] = x[row * n + line]

@@ -250,6 +250,18 @@ def select_positive(typingctx: Any, x: Any, yes: Any, no: Any) -> Any:
 
 
 @intrinsic
+def select_winner(typingctx: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
+    """Return `yes` in the lanes where `a` > `b` or `a` is NaN, else `no`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        first, second, won, lost = args
+        above, nan = builder.fcmp_ordered(">", first, second), builder.fcmp_unordered("uno", first, first)
+        return builder.select(builder.or_(above, nan), won, lost)
+
+    return a(a, b, yes, no), codegen
+
+
+@intrinsic
 def where_within(typingctx: Any, x: Any, low: Any, high: Any, value: Any) -> Any:
     """Return `value` in the lanes where ``low < x <= high`` or `x` is NaN, else 0. The limits are numbers."""
 
