@@ -205,14 +205,14 @@ class Pass(NamedTuple):
 @lru_cache(maxsize=1024)  # layers ask at every call
 def _passes(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> list[Pass]:
     """Return the passes over x of `shape` (B, C, …)."""
-    (batch, channels, *sizes), out, planes = shape, [axis.outputs for axis in axes], shape[0] * shape[1]
+    out, planes, depth = [axis.outputs for axis in axes], shape[0] * shape[1], shape[2]
     if len(axes) < 3:
         down = axes[0] if len(axes) == 2 else _single(1)
         across = axes[-1]
         return [Pass((planes, down.inputs, across.inputs), (planes, down.outputs, across.outputs), (down, across))]
-    depth, joined = sizes[0], out[1] * out[2]
+    joined = out[1] * out[2]
     return [
-        Pass((planes * depth, *sizes[1:]), (planes * depth, *out[1:]), axes[1:]),  # type: ignore[arg-type]
+        Pass((planes * depth, *shape[3:]), (planes * depth, *out[1:]), axes[1:]),  # type: ignore[arg-type]
         Pass((planes, depth, joined), (planes, out[0], joined), (axes[0], _single(joined))),
     ]
 

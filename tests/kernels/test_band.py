@@ -44,8 +44,19 @@ def test_what_is_not_finite_stays_in_the_rows_that_read_it(backend, planes, behi
         backend.kernels.band_product(*map(backend.array, (x, *matrix)), out)
         with np.errstate(invalid="ignore"):
             want = x[:, :-1] * 1.0 + x[:, 1:] * 0.0
-        np.testing.assert_array_equal(backend.numpy(out), want)
-        np.testing.assert_array_equal(np.signbit(backend.numpy(out)[~np.isnan(want)]), np.signbit(want[~np.isnan(want)]))
+        got, numbers = backend.numpy(out), ~np.isnan(want)
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(want[numbers]))
+
+
+def test_rows_of_more_columns_than_scratch(backend):
+    x, rows = normal(np.random.default_rng(0), (3, 5003, 1), np.float64), np.repeat([0, 2], [5000, 3])
+    matrix = Band.of(3, rows, np.r_[:5000, 5000:5003], np.ones(5003))
+    out = backend.empty((3, 3, 1), np.float64)
+    backend.kernels.band_product(*map(backend.array, (x, *matrix)), out)
+    np.testing.assert_allclose(backend.numpy(out)[:, 0], x[:, :5000].sum(1), rtol=1e-10)
+    np.testing.assert_allclose(backend.numpy(out)[:, 1], 0)
+    np.testing.assert_allclose(backend.numpy(out)[:, 2], x[:, 5000:].sum(1), rtol=1e-10)
 
 
 def test_other_shapes_are_refused(backend):

@@ -93,7 +93,8 @@ def test_max_pool_and_its_gradient(backend, geometry, planes, nans, winners, dty
     for key, at in where.items():
         gx[at] += gy[key]
     tables = [backend.array(table(axis)) for axis in zip(*geometry, strict=True)]
-    got, winner, windows = backend.empty(gy.shape, dtype), backend.zeros(gy.shape, winners), (*tables, kernel, options[2])
+    windows = *tables, kernel, options[2]
+    got, winner = backend.empty(gy.shape, dtype), backend.zeros(gy.shape, winners)
     backend.kernels.max_pool(backend.array(x), *windows, got, winner)
     np.testing.assert_array_equal(backend.numpy(got), y)
     np.testing.assert_array_equal(backend.numpy(winner), place)

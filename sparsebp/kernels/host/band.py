@@ -1,7 +1,8 @@
-"""A banded matrix along an axis on the host: windows and interpolations, which are products along one axis after another.
+"""A banded matrix along an axis on the host: averages and interpolation are products along one axis after another.
 
-A row's entries lie side by side. Vectors hold neighbouring positions behind the axis. Behind the last axis there are none:
-some vectors of lines are transposed into scratch, a range of columns at a time, and the results are transposed back.
+A row's entries lie side by side. Vectors hold neighbouring positions behind the axis. Behind the last axis there are
+none: some vectors of lines are transposed into scratch, a range of columns at a time, and the results are transposed
+back. Where a row reads more columns than the cache has room for, lines are multiplied one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from sparsebp.kernels.host.engine.simd import (
     fma,
     keep_alive,
     lanes,
-    load,
     load_up_to,
     pointer,
     store,
@@ -28,8 +28,10 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.threads import parallel, team
 
-_ROWS = 32
+ROWS = 32
 """At least so many rows are computed from lines that are turned into scratch, which then fits the cache."""
+WIDEST = 4096
+"""Columns that scratch has room for."""
 _VECTORS = 4
 """Vectors of lines that are computed together."""
 _MOVED = 4
@@ -62,22 +64,26 @@ def _band_product(part, parts, x, first, indptr, data, out):
             here = advance(target, plane * rows * behind)
             _plane(advance(source, plane * length * behind), band, 0, rows, 0, behind, here)
         return
-    most, chunks = _VECTORS * lanes(source), max(rows // _ROWS, 1)
+    most, chunks = _VECTORS * lanes(source), max(rows // ROWS, 1)
     reads, widest = np.empty((chunks, 2), np.int64), 0
     for chunk in range(chunks):
         begin, end = span(chunk, chunks, rows)
         reads[chunk] = _columns(band, begin, end)
         widest = max(widest, reads[chunk, 1] - reads[chunk, 0])
-    room = np.empty((widest + lanes(source) + 2 * _ROWS) * most, x.dtype)
+    if widest > WIDEST:
+        for line in range(high - low):
+            _line(advance(source, line * length), band, rows, advance(target, line * rows))
+        return
+    room = np.empty((widest + lanes(source) + 2 * ROWS) * most, x.dtype)
     inside, results = pointer(room), advance(pointer(room), (widest + lanes(source)) * most)
     for line in range(0, high - low, most):
         n, here, there = min(most, high - low - line), advance(source, line * length), advance(target, line * rows)
         for chunk in range(chunks):
             begin, end = span(chunk, chunks, rows)
             start, stop = reads[chunk]
-            _turn_in(advance(here, start), n, length, stop - start, inside)
+            turn_in(advance(here, start), n, length, stop - start, inside)
             _plane(inside, band, begin, end, start, n, results)
-            _turn_out(results, n, end - begin, rows, advance(there, begin))
+            turn_out(results, n, end - begin, rows, advance(there, begin))
     keep_alive(room)
 
 
@@ -113,7 +119,8 @@ def _plane(x, band, low, high, start, behind, out):
     whole = behind // step * step
     for row in range(low, high):
         begin, target = indptr[row], advance(out, (row - low) * behind)
-        source, entries, weights = advance(x, (first[row] - start) * behind), indptr[row + 1] - begin, advance(data, begin)
+        source, weights = advance(x, (first[row] - start) * behind), advance(data, begin)
+        entries = indptr[row + 1] - begin
         for at in range(0, whole, step):
             store(target, at, _combined(advance(source, at), behind, weights, entries, step))
         if whole < behind:
@@ -122,7 +129,23 @@ def _plane(x, band, low, high, start, behind, out):
 
 
 @numba.njit(**INNER_JIT)
-def _turn_in(x, n, apart, columns, out):
+def _line(x, band, rows, out):
+    """Write the product of a line."""
+    first, indptr, data = band
+    for row in range(rows):
+        begin, end = indptr[row], indptr[row + 1]
+        if begin == end:
+            out[row] = 0
+            continue
+        source = advance(x, first[row] - begin)
+        total = source[begin] * data[begin]
+        for k in range(begin + 1, end):
+            total = fma(source[k], data[k], total)
+        out[row] = total
+
+
+@numba.njit(**INNER_JIT)
+def turn_in(x, n, apart, columns, out):
     """Write the first columns of `n` lines, side by side."""
     step = lanes(x)
     whole = n // step * step
@@ -136,7 +159,7 @@ def _turn_in(x, n, apart, columns, out):
 
 
 @numba.njit(**INNER_JIT)
-def _turn_out(x, n, rows, apart, out):
+def turn_out(x, n, rows, apart, out):
     """Write rows of `n` lines that lie side by side, line by line."""
     step = lanes(x)
     whole = n // step * step if rows >= step else 0

@@ -1,7 +1,8 @@
 """Max pooling on the host and its gradient.
 
-The maxima of a row of windows are first taken down every column of the input, in vectors, and then over the columns of
-each window.
+The maxima of a line of windows are first taken down every column of the input, and then, for a vector of lines side by
+side, over the columns of each window. Places are then numbers of the input's type. Windows with more columns than the
+cache has room for, or with more places than float32 holds, are searched tap by tap.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import numba
 import numpy as np
 
 from sparsebp.core.check import Array
+from sparsebp.kernels.host.band import ROWS, WIDEST, turn_in, turn_out
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import (
     advance,
     clear,
+    copy,
     filled,
     keep_alive,
     lanes,
     load,
-    load_n,
+    load_up_to,
     pointer,
     select_winner,
     store,
@@ -27,6 +30,8 @@ from sparsebp.kernels.host.engine.threads import parallel, team
 
 _TAP, _PLACE = 4, 6
 """About as many multiply-adds take as long as comparing a tap, and as writing an element or reading a window."""
+_EXACT = 2**24
+"""Whole numbers that float32 holds."""
 
 
 class MaxPoolKernels:
@@ -57,50 +62,103 @@ class MaxPoolKernels:
 def _max_pool(part, parts, x, rows, columns, kernel, dilation, y, winner):
     planes, height, width = x.shape
     _, out_h, out_w = y.shape
-    low, high = span(part, parts, planes)
-    step = lanes(pointer(x))
-    room = np.empty(2 * (width + step), x.dtype)
-    best, places = pointer(room), advance(pointer(room), width + step)
-    for plane in range(low, high):
-        for oh in range(out_h):
-            start, first, last = rows[oh]
-            line = advance(pointer(x), (plane * height + start + first * dilation[0]) * width)
-            _down(line, width, dilation[0] * width, first, last, kernel[1], best, places)
-            at = (plane * out_h + oh) * out_w
-            _across(best, places, columns, dilation[1], advance(pointer(y), at), advance(pointer(winner), at))
+    low, high = span(part, parts, planes * out_h)
+    step, chunks = lanes(pointer(x)), max(out_w // ROWS, 1)
+    reads, wide = np.empty((chunks, 2), np.int64), 0
+    for chunk in range(chunks):
+        begin, end = span(chunk, chunks, out_w)
+        first, last = columns[begin, 0] + columns[begin, 1] * dilation[1], np.int64(0)
+        for o in range(begin, end):
+            first = min(first, columns[o, 0] + columns[o, 1] * dilation[1])
+            last = max(last, columns[o, 0] + (columns[o, 2] - 1) * dilation[1] + 1)
+        reads[chunk] = first, last
+        wide = max(wide, last - first + step)
+    if wide > WIDEST or kernel[0] * kernel[1] > _EXACT:
+        for line in range(low, high):
+            plane, oh = divmod(line, out_h)
+            here, at = advance(pointer(x), plane * height * width), line * out_w
+            _line(here, width, rows[oh], columns, kernel, dilation, advance(pointer(y), at), winner[plane, oh])
+        return
+    room = np.zeros((4, wide * step), x.dtype)
+    found = np.empty((4, 2 * ROWS * step), x.dtype)
+    best, places, values, ways = pointer(room[0]), pointer(room[1]), pointer(room[2]), pointer(room[3])
+    top, won, tops, wons = pointer(found[0]), pointer(found[1]), pointer(found[2]), pointer(found[3])
+    for line in range(low, high, step):
+        n = min(step, high - line)
+        for chunk in range(chunks):
+            begin, end = span(chunk, chunks, out_w)
+            count, at, read = end - begin, reads[chunk, 0], reads[chunk, 1] - reads[chunk, 0]
+            for i in range(n):
+                plane, oh = divmod(line + i, out_h)
+                start, first, last = rows[oh]
+                here = advance(pointer(x), (plane * height + start + first * dilation[0]) * width + at)
+                apart, to = dilation[0] * width, i * wide
+                _down(here, read, apart, first, last, kernel[1], advance(best, to), advance(places, to))
+            turn_in(best, step, wide, read, values)
+            turn_in(places, step, wide, read, ways)
+            _across(values, ways, columns, begin, end, at, dilation[1], top, won)
+            turn_out(top, step, count, count, tops)
+            turn_out(won, step, count, count, wons)
+            for i in range(n):
+                to, source = (line + i) * out_w + begin, advance(wons, i * count)
+                copy(advance(pointer(y), to), advance(tops, i * count), count)
+                target = advance(pointer(winner), to)
+                for o in range(count):
+                    target[o] = np.int32(source[o])
     keep_alive(room)
+    keep_alive(found)
+
+
+@numba.njit(**INNER_JIT)
+def _line(x, width, row, columns, kernel, dilation, top, winner):
+    """Write the maximum of each window of a line, and its place."""
+    for o in range(len(columns)):
+        start, first, last = columns[o, 0], columns[o, 1], columns[o, 2]
+        here = advance(x, (row[0] + row[1] * dilation[0]) * width + start)
+        value, place = here[first * dilation[1]], row[1] * kernel[1] + first
+        for down in range(row[1], row[2]):
+            for across in range(first, last):
+                other = here[across * dilation[1]]
+                if other > value or other != other:
+                    value, place = other, down * kernel[1] + across
+            here = advance(here, dilation[0] * width)
+        top[o], winner[o] = value, place
 
 
 @numba.njit(**INNER_JIT)
 def _down(x, width, apart, first, last, columns, best, places):
-    """Write the maximum of each column over some taps, and its place in a window; the first wins, of NaN the last."""
+    """Write the maximum of each column over some taps, and its place in a window."""
     step = lanes(x)
     for at in range(0, width, step):
         n = width - at
-        top = load(x, at) if n >= step else load_n(x, at, n)
-        place = filled(x, first * columns)
+        top, place = load_up_to(x, at, n), filled(x, first * columns)
         for tap in range(first + 1, last):
-            here = (tap - first) * apart + at
-            value = load(x, here) if n >= step else load_n(x, here, n)
-            place = select_winner(value, top, filled(x, tap * columns), place)
-            top = select_winner(value, top, value, top)
+            value, here = load_up_to(x, (tap - first) * apart + at, n), filled(x, tap * columns)
+            top, place = (
+                select_winner(value, here, top, place, value, top),
+                select_winner(value, here, top, place, here, place),
+            )
         store(best, at, top)
         store(places, at, place)
 
 
 @numba.njit(**INNER_JIT)
-def _across(best, places, columns, dilation, top, winner):
-    """Write the maximum of each window, and its place: the first of all maxima, the last of all NaN."""
-    for o in range(len(columns)):
-        start, first, last = columns[o, 0], columns[o, 1], columns[o, 2]
-        value, place = best[start + first * dilation], np.int32(places[start + first * dilation]) + np.int32(first)
+def _across(best, places, columns, begin, end, start, dilation, top, winner):
+    """Write the maximum of each window of a vector of lines, and its place; `start` is the first column in memory."""
+    step = lanes(best)
+    for o in range(begin, end):
+        first, last = columns[o, 1], columns[o, 2]
+        at = (columns[o, 0] + first * dilation - start) * step
+        value, place = load(best, at), load(places, at) + filled(places, first)
         for tap in range(first + 1, last):
-            other, there = best[start + tap * dilation], np.int32(places[start + tap * dilation]) + np.int32(tap)
-            nan = other != other
-            above = (other > value) | ((other == value) & (there < place))
-            better = above | (nan & ((value == value) | (there > place)))
-            value, place = other if better else value, there if better else place
-        top[o], winner[o] = value, place
+            at += dilation * step
+            other, there = load(best, at), load(places, at) + filled(places, tap)
+            value, place = (
+                select_winner(other, there, value, place, other, value),
+                select_winner(other, there, value, place, there, place),
+            )
+        store(top, (o - begin) * step, value)
+        store(winner, (o - begin) * step, place)
 
 
 @parallel(**SERIAL)
