@@ -402,9 +402,7 @@ def _along_axes(xp: ModuleType, x: Array, bands: list[tuple[Array, ...]]) -> Arr
         (*before, length), behind = y.shape[: axis + 1], y.shape[axis + 1 :]
         found = backend.empty(xp, (*before, len(first), *behind), x.dtype)
         planes, inner = prod(before), prod(behind)
-        k.band_product(
-            y.reshape(planes, length, inner), first, indptr, data, found.reshape(planes, len(first), inner)
-        )
+        k.band_product(y.reshape(planes, length, inner), first, indptr, data, found.reshape(planes, len(first), inner))
         y = found
     return y
 

@@ -1,4 +1,4 @@
-"""Banded matrices along an axis: averages over windows, and interpolation. On several axes, one follows the other."""
+"""Banded matrices along an axis: averages and interpolation. On several axes, one follows the other."""
 
 from __future__ import annotations
 

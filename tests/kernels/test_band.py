@@ -22,8 +22,8 @@ def band(rng, rows, columns, dtype):
 
 
 @given(
-    planes=sizes(0, 40), rows=sizes(1, 75), columns=sizes(1, 40), behind=st.sampled_from([1, 2, 7, 8, 19]), dtype=reals,
-    seed=seeds,
+    planes=sizes(0, 40), rows=sizes(0, 75), columns=sizes(1, 40), behind=st.sampled_from([0, 1, 2, 7, 8, 19]),
+    dtype=reals, seed=seeds,
 )  # fmt: skip
 def test_it_is_the_dense_product(backend, planes, rows, columns, behind, dtype, seed):
     rng = np.random.default_rng(seed)

@@ -59,7 +59,7 @@ def _band_product(part, parts, x, first, indptr, data, out):
     low, high = span(part, parts, planes)
     source, target = advance(pointer(x), low * length * behind), advance(pointer(out), low * rows * behind)
     band = pointer(first), pointer(indptr), pointer(data)
-    if behind > 1:
+    if behind != 1:
         for plane in range(high - low):
             here = advance(target, plane * rows * behind)
             _plane(advance(source, plane * length * behind), band, 0, rows, 0, behind, here)

@@ -42,6 +42,8 @@ class MaxPoolKernels:
         winner: Array,
     ) -> None:  # fmt: skip
         """The maximum of every window and its place."""
+        if y.size == 0:
+            return
         parts = min(parts_for(_TAP * y.size * kernel[0] * kernel[1]), max(len(x), 1))
         _max_pool(team(parts), parts, x, rows, columns, kernel, dilation, y, winner)
 
@@ -167,18 +169,18 @@ def _max_pool_grad(part, parts, gy, winner, rows, columns, kernel, dilation, out
     _, out_h, out_w = gy.shape
     low, high = span(part, parts, planes)
     taps = kernel[0] * kernel[1]
-    ways = np.empty(taps, np.int64)  # from a window's start to each of its places
+    ways = np.empty((taps, 2), np.int64)  # from a window's start to each of its places
     for place in range(taps):
-        ways[place] = place // kernel[1] * dilation[0] * width + place % kernel[1] * dilation[1]
+        ways[place] = place // kernel[1] * dilation[0], place % kernel[1] * dilation[1]
     for plane in range(low, high):
         target = advance(pointer(out), plane * height * width)
         clear(target, height * width)
         for oh in range(out_h):
-            at, corner = (plane * out_h + oh) * out_w, rows[oh, 0] * width
+            at, start = (plane * out_h + oh) * out_w, rows[oh, 0]
             gradient, place = advance(pointer(gy), at), advance(pointer(winner), at)
             for o in range(out_w):
                 won = np.uint64(place[o])
                 if won < taps:
-                    to = corner + columns[o, 0] + ways[won]
-                    if to >= 0 and to < height * width:
-                        target[to] += gradient[o]
+                    h, w = start + ways[won, 0], columns[o, 0] + ways[won, 1]
+                    if h >= 0 and h < height and w >= 0 and w < width:
+                        target[h * width + w] += gradient[o]
