@@ -1,4 +1,4 @@
-"""Launchers of the optimizers' updates, of kernels of one pass over memory, and of max pooling.
+"""Launchers of the optimizers' updates, of kernels of one pass over memory, of max pooling and banded products.
 
 A launch's arguments hold the addresses, sizes, steps and options of its arrays, so that nothing is sent to the device.
 """
@@ -340,13 +340,13 @@ class PointwiseKernels(Launcher):
             losses.mean(dtype=np.float64, out=mean)
 
 
-# Launchers of max pooling (``cuda/windows.cu``): a thread an element that is written.
+# Launchers of max pooling and banded products (``cuda/windows.cu``, ``bands.cu``): a thread an element that is written.
 
 Axes = tuple[int, ...]
 
 
 class WindowKernels(Launcher):
-    """Device side of max pooling in `sparsebp.kernels.spec.Kernels`, which states the shapes."""
+    """Device side of windows in `sparsebp.kernels.spec.Kernels`, which states the shapes."""
 
     def max_pool(
         self, x: Array, rows: Array, columns: Array, kernel: Axes, dilation: Axes, y: Array, winner: Array
