@@ -68,7 +68,7 @@ def _band_product(part, parts, x, first, indptr, data, out):
     reads, widest = np.empty((chunks, 2), np.int64), 0
     for chunk in range(chunks):
         begin, end = span(chunk, chunks, rows)
-        reads[chunk] = _columns(band, begin, end)
+        reads[chunk, 0], reads[chunk, 1] = _columns(band, begin, end)
         widest = max(widest, reads[chunk, 1] - reads[chunk, 0])
     if widest > WIDEST:
         for line in range(high - low):
@@ -80,7 +80,7 @@ def _band_product(part, parts, x, first, indptr, data, out):
         n, here, there = min(most, high - low - line), advance(source, line * length), advance(target, line * rows)
         for chunk in range(chunks):
             begin, end = span(chunk, chunks, rows)
-            start, stop = reads[chunk]
+            start, stop = reads[chunk, 0], reads[chunk, 1]
             turn_in(advance(here, start), n, length, stop - start, inside)
             _plane(inside, band, begin, end, start, n, results)
             turn_out(results, n, end - begin, rows, advance(there, begin))

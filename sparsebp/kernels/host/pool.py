@@ -73,18 +73,19 @@ def _max_pool(part, parts, x, rows, columns, kernel, dilation, y, winner):
         for o in range(begin, end):
             first = min(first, columns[o, 0] + columns[o, 1] * dilation[1])
             last = max(last, columns[o, 0] + (columns[o, 2] - 1) * dilation[1] + 1)
-        reads[chunk] = first, last
+        reads[chunk, 0], reads[chunk, 1] = first, last
         wide = max(wide, last - first + step)
     if wide > WIDEST or kernel[0] * kernel[1] > _EXACT:
         for line in range(low, high):
             plane, oh = divmod(line, out_h)
-            here, at = advance(pointer(x), plane * height * width), line * out_w
-            _line(here, width, rows[oh], columns, kernel, dilation, advance(pointer(y), at), winner[plane, oh])
+            here, top = advance(pointer(x), plane * height * width), advance(pointer(y), line * out_w)
+            _line(here, width, rows, oh, columns, kernel, dilation, top, advance(pointer(winner), line * out_w))
         return
-    room = np.zeros((4, wide * step), x.dtype)
-    found = np.empty((4, 2 * ROWS * step), x.dtype)
-    best, places, values, ways = pointer(room[0]), pointer(room[1]), pointer(room[2]), pointer(room[3])
-    top, won, tops, wons = pointer(found[0]), pointer(found[1]), pointer(found[2]), pointer(found[3])
+    size, held = wide * step, 2 * ROWS * step
+    room = np.zeros(4 * (size + held), x.dtype)
+    best, top = pointer(room), advance(pointer(room), 4 * size)
+    places, values, ways = advance(best, size), advance(best, 2 * size), advance(best, 3 * size)
+    won, tops, wons = advance(top, held), advance(top, 2 * held), advance(top, 3 * held)
     for line in range(low, high, step):
         n = min(step, high - line)
         for chunk in range(chunks):
@@ -92,7 +93,7 @@ def _max_pool(part, parts, x, rows, columns, kernel, dilation, y, winner):
             count, at, read = end - begin, reads[chunk, 0], reads[chunk, 1] - reads[chunk, 0]
             for i in range(n):
                 plane, oh = divmod(line + i, out_h)
-                start, first, last = rows[oh]
+                start, first, last = rows[oh, 0], rows[oh, 1], rows[oh, 2]
                 here = advance(pointer(x), (plane * height + start + first * dilation[0]) * width + at)
                 apart, to = dilation[0] * width, i * wide
                 _down(here, read, apart, first, last, kernel[1], advance(best, to), advance(places, to))
@@ -108,20 +109,20 @@ def _max_pool(part, parts, x, rows, columns, kernel, dilation, y, winner):
                 for o in range(count):
                     target[o] = np.int32(source[o])
     keep_alive(room)
-    keep_alive(found)
 
 
 @numba.njit(**INNER_JIT)
-def _line(x, width, row, columns, kernel, dilation, top, winner):
+def _line(x, width, rows, oh, columns, kernel, dilation, top, winner):
     """Write the maximum of each window of a line, and its place."""
+    top_row, bottom = rows[oh, 1], rows[oh, 2]
     for o in range(len(columns)):
         start, first, last = columns[o, 0], columns[o, 1], columns[o, 2]
-        here = advance(x, (row[0] + row[1] * dilation[0]) * width + start)
-        value, place = here[first * dilation[1]], row[1] * kernel[1] + first
-        for down in range(row[1], row[2]):
+        here = advance(x, (rows[oh, 0] + top_row * dilation[0]) * width + start)
+        value, place = here[first * dilation[1]], top_row * kernel[1] + first
+        for down in range(top_row, bottom):
             for across in range(first, last):
                 other = here[across * dilation[1]]
-                if other > value or other != other:
+                if other > value or np.isnan(other):
                     value, place = other, down * kernel[1] + across
             here = advance(here, dilation[0] * width)
         top[o], winner[o] = value, place
@@ -171,7 +172,7 @@ def _max_pool_grad(part, parts, gy, winner, rows, columns, kernel, dilation, out
     taps = kernel[0] * kernel[1]
     ways = np.empty((taps, 2), np.int64)  # from a window's start to each of its places
     for place in range(taps):
-        ways[place] = place // kernel[1] * dilation[0], place % kernel[1] * dilation[1]
+        ways[place, 0], ways[place, 1] = place // kernel[1] * dilation[0], place % kernel[1] * dilation[1]
     for plane in range(low, high):
         target = advance(pointer(out), plane * height * width)
         clear(target, height * width)
