@@ -7,7 +7,7 @@ __device__ __forceinline__ int64 number_of_thread() { return int64(blockIdx.x) *
 
 // Windows on an axis are rows of three numbers: start, first tap, end of the taps; starts ascend. The elements of a plane,
 // and the planes, are fewer than 2^31.
-__device__ __forceinline__ int first_window(const int64* windows, int count, int64 least) {
+__device__ __forceinline__ int first_window(const int64* windows, int count, int least) {
     int low = 0, high = count;
     while (low < high) {
         const int middle = (low + high) / 2;
@@ -45,15 +45,17 @@ extern "C" __global__ void __launch_bounds__(256) max_pool_grad(
     int out_w, int taps_h, int taps_w, int dilation_h, int dilation_w) {
     const int64 element = number_of_thread();
     if (element >= size) return;
-    const int64 line = element / width, plane = line / height, w = element % width, h = line % height;
+    const int64 line = element / width, plane = line / height;
+    const int w = int(element % width), h = int(line % height);
     const int left = first_window(columns, out_w, w - (taps_w - 1) * dilation_w);
     real sum = 0;
     for (int oh = first_window(rows, out_h, h - (taps_h - 1) * dilation_h); oh < out_h; ++oh) {
-        const int64 down = h - rows[3 * oh];
+        const int down = h - int(rows[3 * oh]);
         if (down < 0) break;
         if (down % dilation_h) continue;
         for (int ow = left; ow < out_w; ++ow) {  // windows come in their order, as on the host
-            const int64 across = w - columns[3 * ow], window = (plane * out_h + oh) * out_w + ow;
+            const int across = w - int(columns[3 * ow]);
+            const int64 window = (plane * out_h + oh) * out_w + ow;
             if (across < 0) break;
             if (across % dilation_w) continue;
             if (winner[window] == down / dilation_h * taps_w + across / dilation_w) sum += gy[window];
